@@ -1,0 +1,127 @@
+"""One exception class for each kind of bad input.
+
+Every message has the same three parts: what was expected, what came, how to mend it.
+All classes derive from :class:`RingspecError`, which is a :class:`ValueError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RingspecError(ValueError):
+    """Base of all errors of ringspec.
+
+    Attributes ``expected``, ``got`` and ``mend`` hold the three parts of the message.
+
+    >>> raise RingspecError("W >= 1 workers", "0", "pass workers=1 or more")
+    Traceback (most recent call last):
+    ringspec.errors.RingspecError: expected W >= 1 workers; got 0. To mend it: pass workers=1 or more.
+    """
+
+    def __init__(self, expected: str, got: str, mend: str) -> None:
+        super().__init__(f"expected {expected}; got {got}. To mend it: {mend}.")
+        self.expected = expected
+        self.got = got
+        self.mend = mend
+
+    def __reduce__(self) -> tuple[object, tuple[str, str, str]]:
+        return type(self), (self.expected, self.got, self.mend)
+
+
+class ShapeError(RingspecError):
+    """An array has the wrong rank or a length that does not fit the other arrays."""
+
+
+class HeadCountError(ShapeError):
+    """The number of query heads is not a multiple of the number of key/value heads."""
+
+
+class DtypeError(RingspecError):
+    """An array has a dtype that is refused (objects, integers for q, floats for a mask...)."""
+
+
+class NonFiniteError(RingspecError):
+    """NaN or infinity where DESIGN section 2 wants a finite number."""
+
+
+class OptionError(RingspecError):
+    """An option has a value outside its domain, or two options exclude each other."""
+
+
+class WindowError(OptionError):
+    """A sliding window is not None, an int >= 0, or a pair of such (either may be None)."""
+
+
+class BoundsError(OptionError):
+    """Key bounds came without their pair, or with a refused shape."""
+
+
+class PackingError(OptionError):
+    """``cu_seqlens`` is not a sorted list of document starts that begins with 0."""
+
+
+class DropoutError(OptionError):
+    """Dropout probability outside [0, 1), or a seed outside 64 bits."""
+
+
+class UnknownNameError(OptionError):
+    """A name (of a layout, recipe, circulation, format...) is not one of the known ones."""
+
+
+class UnknownKeywordError(RingspecError, TypeError):
+    """A keyword that no function of ringspec takes."""
+
+
+class WorkerCountError(RingspecError):
+    """The number of workers is not an integer >= 1."""
+
+
+class LayoutError(RingspecError):
+    """Tokens cannot be dealt to the workers as asked, or a layout table is not a permutation."""
+
+
+class ScheduleError(RingspecError):
+    """A permute schedule is invalid; ``problems`` lists every reason that the validator found."""
+
+    def __init__(
+        self, expected: str, got: str, mend: str, problems: tuple[object, ...] = ()
+    ) -> None:
+        super().__init__(expected, got, mend)
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:  # type: ignore[override]
+        return type(self), (self.expected, self.got, self.mend, self.problems)
+
+
+class NotRecordedError(RingspecError):
+    """A state was asked for that the run did not record or that does not exist."""
+
+
+class RefusedError(RingspecError):
+    """A modelled public interface refuses this call (``ringspec.interfaces``)."""
+
+
+class FileFormatError(RingspecError):
+    """A file from outside is not what it claims to be."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest known name, or lists all of them.
+
+    >>> nearest("casual", ["causal", "window"])
+    "write 'causal'"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"write {close[0]!r}"
+    return "use one of " + ", ".join(names)
+
+
+def refuse_unknown(unknown: Iterable[str], known: Iterable[str]) -> None:
+    """Raise :class:`UnknownKeywordError` for the first name in ``unknown``."""
+    names = tuple(known)
+    for name in unknown:
+        raise UnknownKeywordError("keywords that ringspec knows", f"{name!r}", nearest(name, names))

@@ -1,0 +1,153 @@
+"""Number formats: rounding once, bit patterns, unit roundoff.
+
+Arithmetic in ringspec happens in float64 (or float32); a narrower format only says *where a value
+is rounded*. So a bfloat16 tensor is carried as a float64 array whose values are bfloat16 numbers,
+and :func:`store` turns it into a storage array at the edge. This is the only module that imports
+``ml_dtypes``: its bfloat16 arithmetic and its conversion from float64 (which rounds twice, through
+float32) are both unusable here.
+
+Sources: IEEE 754-2019 (binary16, binary32, binary64, roundTiesToEven); bfloat16 is binary32 cut
+to 8 significant bits; OCP 8-bit floating point specification 1.0 for E4M3 (no infinity, NaN beyond
+448) and E5M2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringspec.errors import DtypeError, UnknownNameError, nearest
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format.
+
+    ``precision`` counts significant bits with the hidden one; the least normal number is
+    ``2**min_exponent``; ``largest`` is the greatest finite number.
+    """
+
+    name: str
+    precision: int
+    min_exponent: int
+    largest: float
+    has_infinity: bool
+    dtype: np.dtype
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return float(2.0 ** (self.min_exponent - self.precision + 1))
+
+
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        Format("float64", 53, -1022, float(np.finfo(np.float64).max), True, np.dtype(np.float64)),
+        Format("float32", 24, -126, float(np.finfo(np.float32).max), True, np.dtype(np.float32)),
+        Format("bfloat16", 8, -126, (2 - 2.0**-7) * 2.0**127, True, np.dtype(ml_dtypes.bfloat16)),
+        Format("float16", 11, -14, 65504.0, True, np.dtype(np.float16)),
+        Format("float8_e4m3fn", 4, -6, 448.0, False, np.dtype(ml_dtypes.float8_e4m3fn)),
+        Format("float8_e5m2", 3, -14, 57344.0, True, np.dtype(ml_dtypes.float8_e5m2)),
+    )
+}
+
+
+def format_of(name: str) -> Format:
+    """The format called ``name``; :class:`~ringspec.errors.UnknownNameError` otherwise."""
+    if name not in FORMATS:
+        raise UnknownNameError(
+            "the name of a number format", repr(name), nearest(str(name), FORMATS)
+        )
+    return FORMATS[name]
+
+
+def unit_roundoff(name: str) -> float:
+    """Half the distance from 1 to the next number: the largest relative error of one rounding.
+
+    >>> unit_roundoff("bfloat16")
+    0.00390625
+    """
+    return float(2.0 ** -format_of(name).precision)
+
+
+def round_to(x: ArrayLike, name: str) -> Array:
+    """Round float64 values once, to nearest even, to the numbers of a format (NUM-1).
+
+    Takes a float64 array of any shape and returns a float64 array of that shape whose values are
+    representable in the format. Beyond the largest number: infinity, or NaN in a format without
+    infinity. The sign of zero and NaN are kept.
+
+    >>> float(round_to(1 + 2.0**-8 + 2.0**-40, "bfloat16"))  # through float32 it would be 1.0
+    1.0078125
+    """
+    values = np.asarray(x, dtype=np.float64)
+    target = format_of(name)
+    if name == "float64":
+        return values
+    if name == "float32":
+        with np.errstate(over="ignore", under="ignore"):
+            return values.astype(np.float32).astype(np.float64)
+    # frexp gives |x| = f * 2**e with f in [1/2, 1), so the binade of x is e - 1.
+    _, exponent = np.frexp(values)
+    binade = np.maximum(exponent - 1, target.min_exponent)
+    spacing = binade - (target.precision - 1)
+    # Scaling by powers of two is exact here: every format but float64 has far fewer exponents.
+    rounded = np.ldexp(np.rint(np.ldexp(values, -spacing)), spacing)
+    overflow = np.inf if target.has_infinity else np.nan
+    too_large = np.abs(rounded) > target.largest
+    rounded = np.where(too_large, np.copysign(overflow, values), rounded)
+    return np.where(np.isfinite(values), rounded, values if target.has_infinity else np.nan)
+
+
+def store(x: ArrayLike, name: str) -> NDArray:
+    """Values rounded to a format, as an array of the format's own storage dtype.
+
+    >>> store([1.0, 2.0**-140], "bfloat16").dtype
+    dtype(bfloat16)
+    """
+    # The values are already exact in the format, so the conversion of ml_dtypes cannot round.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return round_to(x, name).astype(format_of(name).dtype)
+
+
+def load(x: ArrayLike, what: str = "array") -> Array:
+    """A floating-point array of any known format as float64, exactly.
+
+    Raises :class:`~ringspec.errors.DtypeError` for every other dtype (integers, objects, text).
+    """
+    values = x if isinstance(x, np.ndarray) else np.asarray(x)
+    known = {f.dtype for f in FORMATS.values()}
+    native = values.dtype.newbyteorder("=")
+    if native not in known:
+        raise DtypeError(
+            f"{what} with a floating-point dtype ({', '.join(FORMATS)})",
+            f"dtype {values.dtype}",
+            "convert it, for instance with .astype(numpy.float64)",
+        )
+    return values.astype(np.float64)
+
+
+def name_of(dtype: np.dtype) -> str | None:
+    """The name of the format that a storage dtype holds, or None.
+
+    >>> name_of(np.dtype("float32"))
+    'float32'
+    """
+    for candidate in FORMATS.values():
+        if candidate.dtype == dtype:
+            return candidate.name
+    return None
+
+
+def bits(x: NDArray) -> NDArray:
+    """The bit patterns of a storage array as unsigned integers of the same width.
+
+    >>> hex(int(bits(store(1.0, "bfloat16"))))
+    '0x3f80'
+    """
+    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").reshape(x.shape)

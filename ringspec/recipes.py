@@ -1,0 +1,224 @@
+"""Precision recipes: how an implementation computes, as data.
+
+A recipe names every point at which a value is rounded, and the tile sizes and the merge order where
+they matter (DESIGN section 4; NUM-2). :mod:`ringspec.spec` applies it; the comparison and the conformance
+suite read it. A format name says "rounded once, to nearest even, to this format here".
+
+>>> recipe("bf16").p
+'bfloat16'
+>>> recipe("bf16").replace(name="mine", p="float32").p
+'float32'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ringspec.errors import OptionError, UnknownNameError, nearest
+from ringspec.formats import FORMATS, format_of
+
+MERGE_ORDERS = ("state", "normalised")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The rounding points of one implementation, in the order in which a value meets them.
+
+    ``inputs``              q, k, v, dy as they are stored
+    ``products``            accumulator of every matrix product (float64, or float32 with the
+                            summation order of this machine's BLAS: the order is not declared)
+    ``scores``              s, after scale, bias and soft cap, and t = tanh
+    ``statistics``          exp(s - m), m, l, lse, and dy_o_sum
+    ``p``                   P as operand of P V and of P^T dy
+    ``block_o``             o of one block as it leaves the block
+    ``merge``               each product and each sum of a merge of two partial results
+    ``carried_o``           o as it is kept between ring steps
+    ``outputs``             the final o, which is also the o that the backward reads
+    ``lse``                 the final lse, which is also the lse that leaves the forward
+    ``backward_lse``        lse as exp(s - lse) reads it
+    ``dy_o_products``       each product dy * o before their row sum dy_o_sum
+    ``ds``                  dZ (dS without soft cap) as operand of its two products
+    ``tile_gradients``      the accumulators of dq, dk, dv over the tiles of one block
+    ``block_gradients``     dq, dk, dv of one block as they leave the block
+    ``carried_gradients``   the accumulators of dq, dk, dv between ring steps
+    ``gradients``           the final dq, dk, dv
+    ``merge_order``         'state': blocks give (m, l, o) unnormalised and are merged so;
+                            'normalised': blocks give (o, lse) normalised and are merged so
+    ``tile_q``, ``tile_k``  rows and columns of a tile inside a block, None for the whole block.
+                            With ``tile_k`` the softmax is online inside the block as well.
+    """
+
+    name: str
+    inputs: str = "float64"
+    products: str = "float64"
+    scores: str = "float64"
+    statistics: str = "float64"
+    p: str = "float64"
+    block_o: str = "float64"
+    merge: str = "float64"
+    carried_o: str = "float64"
+    outputs: str = "float64"
+    lse: str = "float64"
+    backward_lse: str = "float64"
+    dy_o_products: str = "float64"
+    ds: str = "float64"
+    tile_gradients: str = "float64"
+    block_gradients: str = "float64"
+    carried_gradients: str = "float64"
+    gradients: str = "float64"
+    merge_order: str = "state"
+    tile_q: int | None = None
+    tile_k: int | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for point in ROUNDING_POINTS:
+            format_of(getattr(self, point))
+        if self.products not in ("float64", "float32"):
+            raise OptionError(
+                "products in 'float64' or 'float32' (what matrix units accumulate in)",
+                repr(self.products),
+                "declare 'float32', and narrower sums as carried_gradients or merge",
+            )
+        if self.merge_order not in MERGE_ORDERS:
+            raise UnknownNameError(
+                "a merge order",
+                repr(self.merge_order),
+                nearest(str(self.merge_order), MERGE_ORDERS),
+            )
+        for size_name in ("tile_q", "tile_k"):
+            size = getattr(self, size_name)
+            if size is not None and not (isinstance(size, int) and size >= 1):
+                raise OptionError(
+                    f"{size_name} as a positive int, or None for the whole block",
+                    repr(size),
+                    f"pass {size_name}=128",
+                )
+
+    def replace(self, **changes: Any) -> Recipe:
+        """A copy with some rounding points changed; give it a ``name`` of its own."""
+        known = {f.name for f in dataclasses.fields(self)}
+        for field_name in changes:
+            if field_name not in known:
+                raise UnknownNameError(
+                    "a rounding point of a recipe", repr(field_name), nearest(field_name, known)
+                )
+        return dataclasses.replace(self, **changes)
+
+    def as_dict(self) -> dict[str, str | int | None]:
+        """The recipe as plain data, for reports and files."""
+        return dataclasses.asdict(self)
+
+
+ROUNDING_POINTS = tuple(f.name for f in dataclasses.fields(Recipe) if f.default == "float64")
+
+
+def mixed(name: str, narrow: str, note: str) -> Recipe:
+    """16-bit operands, float32 everywhere else: FlashAttention's arithmetic.
+
+    Source: Dao, FlashAttention-2 (https://arxiv.org/abs/2307.08691), section 3; inputs, P and dS
+    in 16 bits on the matrix units, accumulators and statistics in float32.
+    """
+    return Recipe(
+        name,
+        inputs=narrow,
+        products="float32",
+        scores="float32",
+        statistics="float32",
+        p=narrow,
+        block_o="float32",
+        merge="float32",
+        carried_o="float32",
+        outputs=narrow,
+        lse="float32",
+        backward_lse="float32",
+        dy_o_products="float32",
+        ds=narrow,
+        tile_gradients="float32",
+        block_gradients="float32",
+        carried_gradients="float32",
+        gradients=narrow,
+        note=note,
+    )
+
+
+def partials(name: str, narrow: str) -> Recipe:
+    """Each block's results are 16-bit and are rounded again on every ring step.
+
+    This is what public rings around a finished kernel do, and its error grows with W
+    (https://github.com/zhuzilin/ring-flash-attention/issues/42).
+    """
+    return mixed(name, narrow, "partials rounded to the input type between ring steps").replace(
+        block_o=narrow,
+        carried_o=narrow,
+        block_gradients=narrow,
+        carried_gradients=narrow,
+        merge_order="normalised",
+    )
+
+
+def float8(name: str, narrow: str) -> Recipe:
+    """8-bit inputs; P, dS and results in bfloat16."""
+    return mixed(name, "bfloat16", "8-bit inputs, bfloat16 operands and results").replace(
+        inputs=narrow
+    )
+
+
+def public_nki(name: str, mixed_precision: bool) -> Recipe:
+    """The public ring attention kernels of AWS's NKI library, as their sources describe them.
+
+    P and dS are bfloat16; a block's o leaves it unnormalised in the type of q; the merge holds its
+    o operands, products and sums in bfloat16; statistics and final gradients are float32. Without
+    ``mixed_precision`` the accumulators of dk and dv, and the lse that the backward reads, are of
+    the input type. Queries go in tiles of 128; the row maximum is taken over the whole block.
+    Source: https://github.com/aws-neuron/nki-library (ring attention, context encoding).
+    """
+    accumulator = "float32" if mixed_precision else "bfloat16"
+    note = "public NKI kernels: P and the merge in bfloat16"
+    return mixed(name, "bfloat16", note).replace(
+        block_o="bfloat16",
+        merge="bfloat16",
+        carried_o="bfloat16",
+        dy_o_products="bfloat16",
+        backward_lse=accumulator,
+        tile_gradients=accumulator,
+        carried_gradients=accumulator,
+        gradients="float32",
+        tile_q=128,
+    )
+
+
+RECIPES: dict[str, Recipe] = {
+    r.name: r
+    for r in (
+        Recipe("float64", note="the definition"),
+        mixed("float32", "float32", "float32 throughout"),
+        mixed("bf16", "bfloat16", "bfloat16 operands and results, float32 accumulation"),
+        mixed("fp16", "float16", "float16 operands and results, float32 accumulation"),
+        partials("bf16_partials", "bfloat16"),
+        partials("fp16_partials", "float16"),
+        float8("fp8_e4m3", "float8_e4m3fn"),
+        float8("fp8_e5m2", "float8_e5m2"),
+        public_nki("nki", mixed_precision=True),
+        public_nki("nki_low", mixed_precision=False),
+    )
+}
+
+
+def recipe(which: str | Recipe) -> Recipe:
+    """The recipe of that name, or the given recipe itself.
+
+    Raises :class:`~ringspec.errors.UnknownNameError` with the nearest name.
+    """
+    if isinstance(which, Recipe):
+        return which
+    if not isinstance(which, str) or which not in RECIPES:
+        raise UnknownNameError(
+            "the name of a recipe, or a Recipe", repr(which), nearest(str(which), RECIPES)
+        )
+    return RECIPES[which]
+
+
+__all__ = ["FORMATS", "MERGE_ORDERS", "RECIPES", "ROUNDING_POINTS", "Recipe", "recipe"]

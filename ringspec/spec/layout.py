@@ -1,0 +1,248 @@
+"""Layouts: which global token lies in which slot of which worker.
+
+A layout is a table ``index[worker, slot]`` of global token indices, -1 for a padding slot
+(LAYOUT-5). The named layouts are constructors of such tables; sharding and unsharding are exact
+permutations that follow the table and know nothing else.
+
+Sources: striped, Brandon et al., https://arxiv.org/abs/2311.09431; zigzag,
+https://github.com/zhuzilin/ring-flash-attention (issue 2); per document as in TransformerEngine's
+THD context parallelism.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import (
+    LayoutError,
+    PackingError,
+    ShapeError,
+    UnknownNameError,
+    WorkerCountError,
+    nearest,
+)
+from ringspec.spec.options import as_array, segments_from_cu_seqlens
+from ringspec.spec.problem import Array, Integers, take
+
+LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document")
+TILE_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``table`` int64 [W, n]: global index of the token in each slot, -1 = padding."""
+
+    name: str
+    table: Integers
+
+    @property
+    def workers(self) -> int:
+        return int(self.table.shape[0])
+
+    @property
+    def slots(self) -> int:
+        """n, the number of slots of one worker."""
+        return int(self.table.shape[1])
+
+    @property
+    def length(self) -> int:
+        """S, the number of tokens."""
+        return int((self.table >= 0).sum())
+
+
+def check_workers(workers: Any) -> int:
+    whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
+    if not whole or workers < 1:
+        raise WorkerCountError("W >= 1 workers", repr(workers), "pass workers=1 or more")
+    return int(workers)
+
+
+def divided(length: int, parts: int, layout: str, what: str) -> int:
+    """length / parts, or a LayoutError."""
+    if length % parts != 0:
+        raise LayoutError(
+            f"S divisible by {what} = {parts} for the layout {layout!r}",
+            f"S = {length}",
+            "pad the sequence, or pass a table with -1 in the slots that hold no token",
+        )
+    return length // parts
+
+
+def contiguous(length: int, workers: int) -> Layout:
+    """LAYOUT-1: worker r holds tokens r*n .. r*n + n - 1.
+
+    >>> contiguous(4, 2).table.tolist()
+    [[0, 1], [2, 3]]
+    """
+    n = divided(length, check_workers(workers), "contiguous", "W")
+    return Layout("contiguous", np.arange(length, dtype=np.int64).reshape(workers, n))
+
+
+def striped(length: int, workers: int) -> Layout:
+    """LAYOUT-2: slot t of worker r holds token t*W + r.
+
+    >>> striped(4, 2).table.tolist()
+    [[0, 2], [1, 3]]
+    """
+    n = divided(length, check_workers(workers), "striped", "W")
+    return Layout("striped", np.arange(length, dtype=np.int64).reshape(n, workers).T.copy())
+
+
+def zigzag(length: int, workers: int) -> Layout:
+    """LAYOUT-3: of 2W chunks, worker r holds chunks r and 2W - 1 - r.
+
+    >>> zigzag(8, 2).table.tolist()
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    """
+    n = divided(length, 2 * check_workers(workers), "zigzag", "2W")
+    chunks = np.arange(length, dtype=np.int64).reshape(2 * workers, n)
+    table = [np.concatenate((chunks[r], chunks[2 * workers - 1 - r])) for r in range(workers)]
+    return Layout("zigzag", np.stack(table))
+
+
+def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
+    """LAYOUT-4: zigzag inside each packed document, so that every document is balanced.
+
+    A document whose length is not a multiple of 2W is filled up with padding slots; tokens behind
+    the last document are dealt like one more document.
+
+    >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
+    [[0, 3, 4, -1], [1, 2, 5, -1]]
+    """
+    check_workers(workers)
+    segments = segments_from_cu_seqlens(cu_seqlens, length, "cu_seqlens")
+    starts = np.flatnonzero(np.diff(segments, prepend=-2) != 0).tolist() + [length]
+    pieces: list[list[Integers]] = [[] for _ in range(workers)]
+    for first, stop in zip(starts[:-1], starts[1:], strict=True):
+        chunk = -(-(stop - first) // (2 * workers))
+        tokens = np.full(2 * workers * chunk, -1, dtype=np.int64)
+        tokens[: stop - first] = np.arange(first, stop)
+        chunks = tokens.reshape(2 * workers, chunk)
+        for r in range(workers):
+            pieces[r].append(np.concatenate((chunks[r], chunks[2 * workers - 1 - r])))
+    empty = np.zeros(0, dtype=np.int64)
+    return Layout(
+        "zigzag_per_document", np.stack([np.concatenate([empty, *piece]) for piece in pieces])
+    )
+
+
+def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
+    """LAYOUT-5: any table [W, n] in which each token 0..S-1 stands exactly once, the rest -1."""
+    values = as_array(table, "layout table")
+    if values.dtype.kind not in "iu" or values.ndim != 2:
+        raise LayoutError(
+            "a layout table of integers [W, n]",
+            f"dtype {values.dtype}, shape {values.shape}",
+            f"pass one row of token indices per worker, or a name: {', '.join(LAYOUTS)}",
+        )
+    values = values.astype(np.int64)
+    if workers is not None and values.shape[0] != workers:
+        raise LayoutError(
+            f"a layout table with {workers} rows, one per worker",
+            f"shape {values.shape}",
+            f"pass workers={values.shape[0]} or another table",
+        )
+    held = np.sort(values[values >= 0])
+    if not np.array_equal(held, np.arange(length)):
+        raise LayoutError(
+            f"each token 0..{length - 1} in exactly one slot",
+            describe_tokens(held, length),
+            "a layout is a permutation; write -1 in padding slots",
+        )
+    return Layout("table", np.where(values < 0, -1, values))
+
+
+def describe_tokens(held: Integers, length: int) -> str:
+    """Which tokens a table misses, doubles or invents."""
+    unique, counts = np.unique(held, return_counts=True)
+    missing = np.setdiff1d(np.arange(length), unique)
+    if missing.size:
+        return f"token {missing[0]} in no slot"
+    if (counts > 1).any():
+        return f"token {unique[counts > 1][0]} in {counts.max()} slots"
+    return f"token {unique[unique >= length][0]} with S = {length}"
+
+
+def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
+    """A layout by name, from a table, or as it is."""
+    check_workers(workers)
+    if isinstance(layout, Layout):
+        return from_table_keeping_name(layout, length, workers)
+    if not isinstance(layout, str):
+        return from_table(layout, length, workers)
+    if layout == "contiguous":
+        return contiguous(length, workers)
+    if layout == "striped":
+        return striped(length, workers)
+    if layout == "zigzag":
+        return zigzag(length, workers)
+    if layout == "zigzag_per_document":
+        if cu_seqlens is None:
+            raise PackingError(
+                "cu_seqlens with the layout 'zigzag_per_document'",
+                "none",
+                "pass cu_seqlens=[0, ...], or use layout='zigzag'",
+            )
+        return zigzag_per_document(length, workers, cu_seqlens)
+    raise UnknownNameError(
+        "a layout name or a table [W, n]", repr(layout), nearest(layout, LAYOUTS)
+    )
+
+
+def from_table_keeping_name(layout: Layout, length: int, workers: int) -> Layout:
+    return Layout(layout.name, from_table(layout.table, length, workers).table)
+
+
+def shard(x: NDArray, layout: Layout, axis: int = 2) -> list[NDArray]:
+    """One local array per worker; padding slots hold zeros.
+
+    >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), striped(4, 2))]
+    [[0.0, 2.0], [1.0, 3.0]]
+    """
+    return [take(x, layout.table[r], axis) for r in range(layout.workers)]
+
+
+def unshard(shards: list[NDArray], layout: Layout, axis: int = 2) -> NDArray:
+    """The global array of local ones; what padding slots hold is dropped. Inverse of shard."""
+    first = shards[0]
+    x = np.zeros(first.shape[:axis] + (layout.length,) + first.shape[axis + 1 :], dtype=first.dtype)
+    before = (slice(None),) * axis
+    for r, local in enumerate(shards):
+        real = np.flatnonzero(layout.table[r] >= 0)
+        x[(*before, layout.table[r, real])] = np.take(local, real, axis)
+    return x
+
+
+def unpermute(shards: list[NDArray], axis: int = 2) -> list[NDArray]:
+    """LAYOUT-6: local arrays of a striped sequence become those of the contiguous one.
+
+    >>> [s.tolist() for s in unpermute([np.array([0, 2]), np.array([1, 3])], axis=0)]
+    [[0, 1], [2, 3]]
+    """
+    workers, n = len(shards), shards[0].shape[axis]
+    x = unshard(shards, striped(workers * n, workers), axis)
+    return shard(x, contiguous(workers * n, workers), axis)
+
+
+def lse_to_tiles(lse: Array) -> Array:
+    """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128], row t at [t % 128, t // 128].
+
+    >>> lse_to_tiles(np.arange(256.0).reshape(1, 1, 256))[0, 0, 1].tolist()
+    [1.0, 129.0]
+    """
+    batch, heads, length = lse.shape
+    if length % TILE_ROWS != 0:
+        raise ShapeError("S divisible by 128", f"S = {length}", "pad the sequence")
+    return lse.reshape(batch, heads, length // TILE_ROWS, TILE_ROWS).swapaxes(2, 3).copy()
+
+
+def lse_from_tiles(tiles: Array) -> Array:
+    """[B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`."""
+    batch, heads, rows, columns = tiles.shape
+    if rows != TILE_ROWS:
+        raise ShapeError("tiles [B, H, 128, S // 128]", f"shape {tiles.shape}", "axis 2 is 128")
+    return tiles.swapaxes(2, 3).reshape(batch, heads, rows * columns).copy()

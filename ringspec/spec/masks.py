@@ -1,0 +1,73 @@
+"""Who may attend to whom: the conjunction of mask terms over global positions (MASK-1 to MASK-9).
+
+Every function takes positions (or what belongs to them) of queries and keys and returns booleans,
+True where the term allows the pair. Positions decide, never array indices: a block that came from
+another worker is masked like any other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringspec.spec.problem import Booleans, Columns, Integers, Rows, Terms, columns_of
+
+
+def causal(position_q: Integers, position_k: Integers) -> Booleans:
+    """MASK-1: a key is visible when its position is not behind the query's. [B, n_q, n_k]."""
+    return position_k[:, None, :] <= position_q[:, :, None]
+
+
+def window(
+    position_q: Integers, position_k: Integers, sides: tuple[int | None, int | None]
+) -> Booleans:
+    """MASK-2: -left <= key - query <= right, both inclusive; None = unbounded side."""
+    left, right = sides
+    distance = position_k[:, None, :] - position_q[:, :, None]
+    allowed = np.ones(distance.shape, dtype=np.bool_)
+    if left is not None:
+        allowed &= distance >= -left
+    if right is not None:
+        allowed &= distance <= right
+    return allowed
+
+
+def segments(segment_q: Integers, segment_k: Integers) -> Booleans:
+    """MASK-3, MASK-5: query and key in the same document; negative ids are padding."""
+    same = segment_q[:, :, None] == segment_k[:, None, :]
+    return same & (segment_q >= 0)[:, :, None] & (segment_k >= 0)[:, None, :]
+
+
+def bounds(bound_min: Integers, bound_max: Integers, position_k: Integers) -> Booleans:
+    """MASK-4: bound_min <= key position < bound_max, row by row."""
+    key = position_k[:, None, :]
+    return (bound_min[:, :, None] <= key) & (key < bound_max[:, :, None])
+
+
+def padding(index_q: Integers, index_k: Integers) -> Booleans:
+    """LAYOUT-5: a slot without a token sees nothing and is seen by nothing. [n_q, n_k]."""
+    return (index_q >= 0)[:, None] & (index_k >= 0)[None, :]
+
+
+def visible(rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    """MASK-9: pairs that every term allows, [B|1, H|1, n_q, n_k].
+
+    >>> from ringspec.spec.options import check
+    >>> problem = check(np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)),
+    ...                 {"causal": True})
+    >>> visible(problem.rows, problem.columns, problem.terms)[0, 0].astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    allowed = padding(rows.index, columns.index)[None, None]
+    if terms.causal:
+        allowed = allowed & causal(rows.position, columns.position)[:, None]
+    if terms.window is not None:
+        allowed = allowed & window(rows.position, columns.position, terms.window)[:, None]
+    if rows.segment is not None and columns.segment is not None:
+        allowed = allowed & segments(rows.segment, columns.segment)[:, None]
+    if rows.bound_min is not None and rows.bound_max is not None:
+        allowed = allowed & bounds(rows.bound_min, rows.bound_max, columns.position)[:, None]
+    if rows.mask is not None:  # MASK-6
+        allowed = allowed & columns_of(rows.mask, columns)
+    if rows.bias is not None:  # MASK-7
+        allowed = allowed & ~np.isneginf(columns_of(rows.bias, columns))
+    return allowed

@@ -1,0 +1,138 @@
+"""The running softmax of a block of query rows: start, absorb, merge, finish.
+
+A state holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised
+o = sum of exp(s - m) v, over all keys seen so far. Two states over different keys merge into the
+state over both, in any order, up to rounding. The empty state has m = -inf, l = 0, o = 0; no
+operation here makes NaN of it (SOFT-2).
+
+Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Rabe and Staats,
+https://arxiv.org/abs/2112.05682; Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.formats import round_to
+from ringspec.recipes import Recipe
+from ringspec.spec.problem import Array
+
+
+@dataclass(frozen=True)
+class SoftmaxState:
+    """``m`` and ``l`` [B, H, n], ``o`` [B, H, n, Dv] (unnormalised), float64."""
+
+    m: Array
+    l: Array
+    o: Array
+
+    @property
+    def lse(self) -> Array:
+        """m + log(l), natural; -inf for an empty row (SOFT-2)."""
+        empty = self.l == 0
+        return np.where(empty, -np.inf, self.m + np.log(np.where(empty, 1.0, self.l)))
+
+
+def start(batch: int, heads: int, length: int, width: int) -> SoftmaxState:
+    """The empty state: no key seen yet."""
+    return SoftmaxState(
+        np.full((batch, heads, length), -np.inf),
+        np.zeros((batch, heads, length)),
+        np.zeros((batch, heads, length, width)),
+    )
+
+
+def finite_shift(m: Array) -> Array:
+    """m where it is finite, else 0: exp(-inf - 0) = 0 where exp(-inf + inf) would be NaN."""
+    return np.where(np.isneginf(m), 0.0, m)
+
+
+def product(a: Array, b: Array, accumulator: str) -> Array:
+    """Matrix product of [..., n, k] and [..., k, m], accumulated in float64 or float32."""
+    if accumulator == "float64":
+        return a @ b
+    with np.errstate(over="ignore"):
+        return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float64)
+
+
+def absorb(
+    state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
+) -> SoftmaxState:
+    """One tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] into the state (SOFT-1).
+
+    ``keep`` is the dropout factor: it enters o, never l (FWD-7).
+    """
+    m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
+    shift = finite_shift(m)
+    c = round_to(np.exp(state.m - shift), recipe.statistics)
+    e = round_to(np.exp(s - shift[..., None]), recipe.statistics)
+    l = round_to(c * state.l + row_sum(e, recipe.statistics), recipe.statistics)
+    p = round_to(e * keep, recipe.p)
+    o = round_to(c[..., None] * state.o + product(p, v, recipe.products), recipe.products)
+    return SoftmaxState(m, l, o)
+
+
+def row_sum(x: Array, accumulator: str) -> Array:
+    """Sum over the last axis in float64, or in float32 for a recipe that keeps l there."""
+    if accumulator == "float64":
+        return x.sum(axis=-1)
+    return round_to(x.astype(np.float32).sum(axis=-1).astype(np.float64), accumulator)
+
+
+def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """The state over the keys of both (SOFT-1, SOFT-2, SOFT-4, NUM-3).
+
+    Both weights are exp of a number <= 0, so nothing overflows however far apart a and b are.
+    """
+    m = np.maximum(a.m, b.m)
+    shift = finite_shift(m)
+    c_a = round_to(np.exp(a.m - shift), recipe.statistics)
+    c_b = round_to(np.exp(b.m - shift), recipe.statistics)
+    l = round_to(c_a * a.l + c_b * b.l, recipe.statistics)
+    part_a = round_to(c_a[..., None] * a.o, recipe.merge)
+    part_b = round_to(c_b[..., None] * b.o, recipe.merge)
+    o = round_to(round_to(part_a + part_b, recipe.merge), recipe.carried_o)
+    return SoftmaxState(m, l, o)
+
+
+def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """The same state written as (o, lse): m = lse, l = 1, o normalised; the empty state as it is."""
+    lse = round_to(state.lse, recipe.statistics)
+    empty = state.l == 0
+    o = state.o / np.where(empty, 1.0, state.l)[..., None]
+    return SoftmaxState(lse, np.where(empty, 0.0, 1.0), o)
+
+
+def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """SOFT-3: lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n, of two normalised states."""
+    m = np.maximum(a.m, b.m)
+    shift = finite_shift(m)
+    total = np.exp(a.m - shift) + np.exp(b.m - shift)
+    empty = total == 0
+    lse = np.where(empty, -np.inf, shift + np.log(np.where(empty, 1.0, total)))
+    lse = round_to(lse, recipe.statistics)
+    shift = finite_shift(lse)
+    c_a = round_to(np.exp(a.m - shift), recipe.statistics)
+    c_b = round_to(np.exp(b.m - shift), recipe.statistics)
+    part_a = round_to(c_a[..., None] * a.o, recipe.merge)
+    part_b = round_to(c_b[..., None] * b.o, recipe.merge)
+    o = round_to(round_to(part_a + part_b, recipe.merge), recipe.carried_o)
+    return SoftmaxState(lse, np.where(empty, 0.0, 1.0), o)
+
+
+def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Array, Array]:
+    """o [B, H, n, Dv] and lse [B, H, n] of a row whose keys have all been seen.
+
+    Sinks [H, N] join the denominator here, once per row (FWD-5). A row without keys and sinks ends
+    as o = 0, lse = -inf (FWD-8); with sinks alone as o = 0, lse = theirs (FWD-9).
+    """
+    if sinks is not None:
+        m = np.maximum(state.m, sinks.max(axis=1)[None, :, None])
+        c = round_to(np.exp(state.m - m), recipe.statistics)
+        sink_sum = np.exp(sinks[None, :, None, :] - m[..., None]).sum(axis=3)
+        l = round_to(c * state.l + sink_sum, recipe.statistics)
+        state = SoftmaxState(m, l, c[..., None] * state.o)
+    o = state.o / np.where(state.l == 0, 1.0, state.l)[..., None]
+    return round_to(o, recipe.outputs), round_to(state.lse, recipe.lse)

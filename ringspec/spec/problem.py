@@ -1,0 +1,150 @@
+"""What a problem consists of: tensors, what belongs to a query row, what belongs to a key column.
+
+Rows and columns are cut into blocks and travel with the block that they index (RING-6); the terms
+are the same on every worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every worker knows: scale, mask kinds, soft cap, sinks [H, N], dropout."""
+
+    heads: int
+    kv_heads: int
+    scale: float
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
+    dropout_p: float = 0.0
+    dropout_seed: int = 0
+
+    @property
+    def group(self) -> int:
+        """G = H / Hkv: query head h uses key head h // G (FWD-10)."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What belongs to n queries: index and position, and rows of everything indexed by pairs.
+
+    ``index`` [n] is the place in the global arrays, -1 for a padding slot. ``position``,
+    ``segment``, ``bound_min``, ``bound_max`` are [B, n] or [1, n]. ``bias``, ``mask``, ``keep`` are
+    [B|1, H|1, n|1, Sk|1]: local rows, all global keys.
+    """
+
+    index: Integers
+    position: Integers
+    segment: Integers | None = None
+    bound_min: Integers | None = None
+    bound_max: Integers | None = None
+    bias: Array | None = None
+    mask: Booleans | None = None
+    keep: Booleans | None = None
+
+    def take(self, index: Integers) -> Rows:
+        """The rows with these global indices; -1 makes a padding slot."""
+        return Rows(
+            index,
+            take(self.position, index, axis=1),
+            None if self.segment is None else take(self.segment, index, axis=1, fill=-1),
+            None if self.bound_min is None else take(self.bound_min, index, axis=1),
+            None if self.bound_max is None else take(self.bound_max, index, axis=1),
+            None if self.bias is None else take_rows(self.bias, index),
+            None if self.mask is None else take_rows(self.mask, index),
+            None if self.keep is None else take_rows(self.keep, index),
+        )
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """Local rows start..stop-1 of this block (a tile)."""
+        return Rows(
+            self.index[start:stop],
+            self.position[:, start:stop],
+            None if self.segment is None else self.segment[:, start:stop],
+            None if self.bound_min is None else self.bound_min[:, start:stop],
+            None if self.bound_max is None else self.bound_max[:, start:stop],
+            None if self.bias is None else cut(self.bias, start, stop),
+            None if self.mask is None else cut(self.mask, start, stop),
+            None if self.keep is None else cut(self.keep, start, stop),
+        )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What belongs to n keys: ``index`` [n], ``position`` and ``segment`` [B, n] or [1, n]."""
+
+    index: Integers
+    position: Integers
+    segment: Integers | None = None
+
+    def take(self, index: Integers) -> Columns:
+        """The columns with these global indices; -1 makes a padding slot."""
+        return Columns(
+            index,
+            take(self.position, index, axis=1),
+            None if self.segment is None else take(self.segment, index, axis=1, fill=-1),
+        )
+
+    def slice(self, start: int, stop: int) -> Columns:
+        """Local columns start..stop-1 of this block (a tile)."""
+        return Columns(
+            self.index[start:stop],
+            self.position[:, start:stop],
+            None if self.segment is None else self.segment[:, start:stop],
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64, and all that goes with them."""
+
+    q: Array
+    k: Array
+    v: Array
+    rows: Rows
+    columns: Columns
+    terms: Terms
+
+
+def take(x: NDArray, index: Integers, axis: int, fill: int = 0) -> NDArray:
+    """Entries of ``x`` along an axis; ``fill`` where the index is -1.
+
+    >>> take(np.array([[5, 6, 7]]), np.array([2, -1]), axis=1, fill=9).tolist()
+    [[7, 9]]
+    """
+    if x.shape[axis] == 0:
+        return np.full(x.shape[:axis] + index.shape + x.shape[axis + 1 :], fill, dtype=x.dtype)
+    taken = np.take(x, np.maximum(index, 0), axis=axis)
+    padding = np.flatnonzero(index < 0)
+    if padding.size:
+        taken[(slice(None),) * axis + (padding,)] = fill
+    return taken
+
+
+def take_rows(x: NDArray, index: Integers) -> NDArray:
+    """Rows of [b, h, Sq, Sk] pairs; a broadcast row axis stays as it is."""
+    return x if x.shape[2] == 1 else take(x, index, axis=2)
+
+
+def cut(x: NDArray, start: int, stop: int) -> NDArray:
+    """Rows start..stop-1 of [b, h, n, Sk]; a broadcast row axis stays as it is."""
+    return x if x.shape[2] == 1 else x[:, :, start:stop]
+
+
+def columns_of(x: NDArray, columns: Columns) -> NDArray:
+    """The columns of a block out of [b, h, n, Sk] rows; a broadcast key axis stays as it is."""
+    if x.shape[3] == 1:
+        return x
+    return np.take(x, np.maximum(columns.index, 0), axis=3)

@@ -1,0 +1,419 @@
+"""The whole ring in one process: shard, run every worker in lockstep, gather what they hold.
+
+:func:`ring` is the public entry; a :class:`Run` is its result, with every worker's numbers and, on
+request, every worker's state before and after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringspec.errors import LayoutError, NotRecordedError, OptionError
+from ringspec.formats import round_to
+from ringspec.recipes import Recipe
+from ringspec.recipes import recipe as recipe_of
+from ringspec.spec import options as checks
+from ringspec.spec.attention import Gradients, as_given
+from ringspec.spec.block_attention import (
+    BlockBackward,
+    BlockForward,
+    block_backward,
+    block_forward,
+)
+from ringspec.spec.layout import Layout, make_layout, shard, unshard
+from ringspec.spec.masks import visible
+from ringspec.spec.options import Options, takes_options
+from ringspec.spec.problem import Array, Integers, Problem
+from ringspec.spec.ring_backward import backward_loop, backward_start, backward_step, sink_share
+from ringspec.spec.ring_forward import (
+    Observer,
+    forward_finish,
+    forward_loop,
+    forward_start,
+    forward_step,
+)
+from ringspec.spec.schedule import (
+    Schedule,
+    backward_schedule,
+    forward_schedule,
+    skip,
+    validate,
+)
+from ringspec.spec.show import run_as_html, run_as_text, run_tensors
+from ringspec.spec.worker import Moment, WorkerState
+from ringspec.tensorfile import write_tensors
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What one worker ends with, in its local order.
+
+    ``index_q`` and ``index_k`` [n] name the global tokens of its slots, -1 for padding. ``dsinks``
+    and ``dbias`` are partial sums over its own query rows (RING-12); dbias keeps local rows and
+    global keys. Gradients are None without dy.
+    """
+
+    worker: int
+    index_q: Integers
+    index_k: Integers
+    o: Array
+    lse: Array
+    dq: Array | None = None
+    dk: Array | None = None
+    dv: Array | None = None
+    dsinks: Array | None = None
+    dbias: Array | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of :func:`ring`.
+
+    ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in
+    global order; gradients are None without dy. Values are float64 arrays whose numbers are those of
+    the recipe's output formats. ``print(run)`` shows who computes what in which step.
+    """
+
+    problem: Problem = field(repr=False)
+    recipe: Recipe = field(repr=False)
+    layout_q: Layout = field(repr=False)
+    layout_k: Layout = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    backward_schedule: Schedule | None = field(repr=False)
+    workers: tuple[WorkerResult, ...] = field(repr=False)
+    o: Array = field(repr=False)
+    lse: Array = field(repr=False)
+    gradients: Gradients | None = field(repr=False, default=None)
+    moments: tuple[Moment, ...] = field(repr=False, default=())
+    blocks: tuple[BlockForward, BlockBackward] = field(
+        repr=False, default=(block_forward, block_backward)
+    )
+
+    @property
+    def dq(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dq
+
+    @property
+    def dk(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dk
+
+    @property
+    def dv(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dv
+
+    @property
+    def dsinks(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dsinks
+
+    @property
+    def dbias(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dbias
+
+    def worker(self, worker: int) -> WorkerResult:
+        """The local results of one worker."""
+        if not isinstance(worker, (int, np.integer)) or not 0 <= worker < len(self.workers):
+            raise NotRecordedError(
+                f"a worker 0..{len(self.workers) - 1}", repr(worker), "workers count from 0"
+            )
+        return self.workers[worker]
+
+    def moment(self, worker: int, step: int, phase: str = "forward") -> Moment:
+        """The recorded step of one worker; needs ``ring(..., record=True)``."""
+        for moment in self.moments:
+            if (moment.phase, moment.step, moment.worker) == (phase, step, worker):
+                return moment
+        phases = sorted({moment.phase for moment in self.moments})
+        raise NotRecordedError(
+            "a recorded worker, step and phase",
+            f"worker={worker}, step={step}, phase={phase!r}",
+            f"recorded phases: {', '.join(phases)}" if phases else "call ring(..., record=True)",
+        )
+
+    def state(
+        self, worker: int, step: int, phase: str = "forward", when: str = "after"
+    ) -> WorkerState:
+        """One worker's state after (or, with ``when='before'``, before) a step."""
+        if when not in ("before", "after"):
+            raise OptionError("when as 'before' or 'after'", repr(when), "pass when='after'")
+        moment = self.moment(worker, step, phase)
+        return moment.after if when == "after" else moment.before
+
+    def replay(self) -> Iterator[Moment]:
+        """Do every recorded step again, from the recorded state and messages alone.
+
+        Yields the recomputed moments in order; they equal the recorded ones bit for bit.
+        """
+        if not self.moments:
+            raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
+        for moment in self.moments:
+            if moment.phase == "forward":
+                after, sent = forward_step(
+                    moment.before, self.schedule, moment.received, self.blocks[0]
+                )
+            else:
+                assert self.backward_schedule is not None
+                after, sent = backward_step(
+                    moment.before, self.backward_schedule, moment.received, self.blocks[1]
+                )
+            yield replace(moment, after=after, sent=sent)
+
+    def __str__(self) -> str:
+        return run_as_text(self)
+
+    def _repr_html_(self) -> str:
+        return run_as_html(self)
+
+    def save(self, path: Any) -> None:
+        """Write results and recorded states to one .safetensors file (see ``ringspec.tensorfile``)."""
+        tensors, meaning = run_tensors(self)
+        write_tensors(path, tensors, meaning)
+
+
+@takes_options
+def ring(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dy: ArrayLike | None = None,
+    *,
+    dlse: ArrayLike | None = None,
+    workers: int,
+    layout: Any = "contiguous",
+    circulation: str = "kv",
+    recipe: str | Recipe = "float64",
+    direction: int = 1,
+    record: bool = False,
+    observer: Observer | None = None,
+    skip_masked: bool = False,
+    schedule: Schedule | None = None,
+    schedule_backward: Schedule | None = None,
+    block_forward: BlockForward = block_forward,
+    block_backward: BlockBackward = block_backward,
+    **options: Unpack[Options],
+) -> Run:
+    """Ring attention over ``workers`` workers; with dy (or dlse) its backward pass as well.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], dlse [B, H, Sq] of any
+    float dtype, in global order; keywords of :class:`~ringspec.spec.options.Options` as in
+    :func:`~ringspec.spec.attention.attention`, and:
+
+    ``workers``      W >= 1
+    ``layout``       'contiguous', 'striped', 'zigzag', 'zigzag_per_document' (with cu_seqlens), a
+                     table [W, n] of token indices (-1 = padding), or a pair of these for q and k
+    ``circulation``  'kv' (backward: K, V, dK, dV travel), 'q' (backward: Q, dY, LSE, dy_o_sum, dQ
+                     travel), 'gather' (all keys are gathered first)
+    ``recipe``       name or :class:`~ringspec.recipes.Recipe`: where values are rounded
+    ``direction``    1: r sends to r + 1; -1: r sends to r - 1
+    ``record``       keep every worker's state before and after every step
+    ``observer``     a function that is called with each :class:`~ringspec.spec.worker.Moment`
+    ``skip_masked``  leave out pairs of blocks that the mask makes wholly invisible
+    ``schedule``, ``schedule_backward``    schedules of your own; they are validated first
+    ``block_forward``, ``block_backward``  the block computation (see ``spec.block_attention``)
+
+    Returns a :class:`Run`. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`.
+
+    >>> import numpy as np
+    >>> q = k = np.zeros((1, 1, 4, 2)); v = np.arange(8.0).reshape(1, 1, 4, 2)
+    >>> run = ring(q, k, v, workers=2, causal=True)
+    >>> run.o[0, 0, :, 0].tolist(), run.worker(1).o[0, 0, :, 0].tolist()
+    ([0.0, 1.0, 2.0, 3.0], [2.0, 3.0])
+    """
+    problem = checks.check(q, k, v, dict(options))
+    used = recipe_of(recipe)
+    layout_q, layout_k = layouts_for(problem, layout, workers, options)
+    forward = schedule or forward_schedule(circulation, workers, direction)
+    backward = schedule_backward or backward_schedule(circulation, workers, direction)
+    if skip_masked:
+        invisible = invisible_pairs(problem, layout_q, layout_k)
+        forward, backward = skip(forward, invisible), skip(backward, invisible)
+    check_schedule(forward, "forward", problem, layout_q, layout_k)
+    check_schedule(backward, "backward", problem, layout_q, layout_k)
+    moments: list[Moment] = []
+
+    def observe(moment: Moment) -> None:
+        if record:
+            moments.append(moment)
+        if observer is not None:
+            observer(moment)
+
+    results = run_forward(problem, used, layout_q, layout_k, forward, block_forward, observe)
+    gradients = None
+    if dy is not None or dlse is not None:
+        dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
+        seeds = checks.check_gradients(problem, dy, dlse)
+        results = run_backward(
+            problem, seeds, used, layout_q, layout_k, backward, block_backward, results, observe
+        )
+        gradients = as_given(collect(problem, results, layout_q, layout_k), options)
+    return Run(
+        problem,
+        used,
+        layout_q,
+        layout_k,
+        forward,
+        backward if gradients is not None else None,
+        tuple(results),
+        unshard([w.o for w in results], layout_q),
+        unshard([w.lse for w in results], layout_q),
+        gradients,
+        tuple(moments),
+        (block_forward, block_backward),
+    )
+
+
+def layouts_for(problem: Problem, layout: Any, workers: Any, options: Any) -> tuple[Layout, Layout]:
+    """The layout of the queries and the layout of the keys."""
+    n_q, n_k = problem.q.shape[2], problem.k.shape[2]
+    for_q, for_k = layout if isinstance(layout, tuple) and len(layout) == 2 else (layout, layout)
+    one_table = not isinstance(for_k, str) and for_k is for_q
+    if one_table and n_q != n_k:
+        raise LayoutError(
+            "a table for the queries and one for the keys, because Sq != Sk",
+            f"one table, Sq = {n_q}, Sk = {n_k}",
+            "pass layout=(table_q, table_k)",
+        )
+    cu_q = options.get("cu_seqlens")
+    cu_k = cu_q if options.get("cu_seqlens_k") is None else options["cu_seqlens_k"]
+    return make_layout(for_q, n_q, workers, cu_q), make_layout(for_k, n_k, workers, cu_k)
+
+
+def block_visible(problem: Problem, layout_q: Layout, layout_k: Layout, a: int, b: int) -> bool:
+    """Whether the mask lets any pair of queries of worker a and keys of worker b through."""
+    rows, columns = problem.rows.take(layout_q.table[a]), problem.columns.take(layout_k.table[b])
+    return bool(visible(rows, columns, problem.terms).any())
+
+
+def invisible_pairs(problem: Problem, layout_q: Layout, layout_k: Layout) -> list[tuple[int, int]]:
+    """(query owner, key owner) of all pairs of blocks that the mask makes wholly invisible."""
+    workers = range(layout_q.workers)
+    return [
+        (a, b)
+        for a in workers
+        for b in workers
+        if not block_visible(problem, layout_q, layout_k, a, b)
+    ]
+
+
+def check_schedule(
+    schedule: Schedule, phase: str, problem: Problem, layout_q: Layout, layout_k: Layout
+) -> None:
+    """Validate a schedule against the problem's own mask and the pass that it is for."""
+    if (phase == "backward") != bool(schedule.accumulators):
+        raise OptionError(
+            f"a {phase} schedule (only a backward has accumulators)",
+            f"{schedule.name!r} with accumulators {schedule.accumulators}",
+            f"make it with {phase}_schedule",
+        )
+    if schedule.workers != layout_q.workers:
+        raise OptionError(
+            f"a schedule for W = {layout_q.workers}",
+            f"one for W = {schedule.workers}",
+            "make the schedule with the same number of workers",
+        )
+    validate(schedule, lambda a, b: block_visible(problem, layout_q, layout_k, a, b))
+
+
+def run_forward(
+    problem: Problem,
+    recipe: Recipe,
+    layout_q: Layout,
+    layout_k: Layout,
+    schedule: Schedule,
+    block: BlockForward,
+    observe: Observer,
+) -> list[WorkerResult]:
+    """Shard, run the forward loop, finish every row."""
+    q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
+    states = []
+    for r in range(layout_q.workers):
+        rows = problem.rows.take(layout_q.table[r])
+        columns = problem.columns.take(layout_k.table[r])
+        states.append(forward_start(r, q[r], k[r], v[r], rows, columns, problem.terms, recipe))
+    states = forward_loop(states, schedule, block, observe)
+    results = []
+    for r, state in enumerate(states):
+        o, lse = forward_finish(state)
+        results.append(WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse))
+    return results
+
+
+def run_backward(
+    problem: Problem,
+    seeds: tuple[Array, Array],
+    recipe: Recipe,
+    layout_q: Layout,
+    layout_k: Layout,
+    schedule: Schedule,
+    block: BlockBackward,
+    results: list[WorkerResult],
+    observe: Observer,
+) -> list[WorkerResult]:
+    """Run the backward loop on the forward's own o and lse, as they were rounded (RING-13)."""
+    q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
+    dy, dlse = (shard(x, layout_q) for x in seeds)
+    states = []
+    for r, result in enumerate(results):
+        rows = problem.rows.take(layout_q.table[r])
+        columns = problem.columns.take(layout_k.table[r])
+        states.append(
+            backward_start(
+                r, q[r], k[r], v[r], dy[r], dlse[r], result.o, result.lse,
+                rows, columns, problem.terms, recipe,
+            )
+        )  # fmt: skip
+    dsinks = [sink_share(state) for state in states]
+    states = backward_loop(states, schedule, block, observe)
+    return [
+        replace(
+            result,
+            dq=state.query.dq,
+            dk=state.key.dk,
+            dv=state.key.dv,
+            dsinks=dsinks[r],
+            dbias=state.query.dbias,
+        )
+        for r, (result, state) in enumerate(zip(results, states, strict=True))
+    ]
+
+
+def collect(
+    problem: Problem, results: list[WorkerResult], layout_q: Layout, layout_k: Layout
+) -> Gradients:
+    """Global gradients: unshard what is per token, add what is a partial sum (RING-12)."""
+    dq, dk, dv = [], [], []
+    dsinks: Array | None = None
+    for w in results:
+        assert w.dq is not None and w.dk is not None and w.dv is not None
+        dq.append(w.dq)
+        dk.append(w.dk)
+        dv.append(w.dv)
+        if w.dsinks is not None:
+            dsinks = w.dsinks if dsinks is None else dsinks + w.dsinks
+    dbias = collect_bias(problem, results, layout_q)
+    return Gradients(
+        unshard(dq, layout_q), unshard(dk, layout_k), unshard(dv, layout_k), dsinks, dbias
+    )
+
+
+def collect_bias(problem: Problem, results: list[WorkerResult], layout_q: Layout) -> Array | None:
+    """Rows of dbias in global order, or their sum where bias was the same for all rows."""
+    if problem.rows.bias is None:
+        return None
+    parts = [w.dbias for w in results if w.dbias is not None]
+    if problem.rows.bias.shape[2] != 1:
+        return unshard(parts, layout_q)
+    total = np.zeros(problem.rows.bias.shape)
+    for part in parts:
+        total = total + part
+    return total
+
+
+def rounded_inputs(problem: Problem, recipe: Recipe) -> Problem:
+    """The problem with q, k, v rounded to the recipe's input format: what the ring really sees."""
+    q, k, v = (round_to(x, recipe.inputs) for x in (problem.q, problem.k, problem.v))
+    return replace(problem, q=q, k=k, v=v)

@@ -1,0 +1,162 @@
+"""The backward pass of one worker, step by step, in either circulation.
+
+KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE and dy_o_sum travel
+and dQ follows them; K, V, dK, dV stay. Both are this one function: the schedule says which side
+visits. Accumulators make one hop more than inputs, the one that brings them home (RING-4, RING-5).
+
+Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ringspec.formats import round_to
+from ringspec.recipes import Recipe
+from ringspec.spec.attention import sink_gradient
+from ringspec.spec.block_attention import BlockBackward, BlockGradients, dy_o_sum
+from ringspec.spec.problem import Array, Columns, Rows, Terms
+from ringspec.spec.ring_forward import Observer, met
+from ringspec.spec.schedule import Schedule
+from ringspec.spec.worker import (
+    KeySide,
+    Message,
+    Moment,
+    QuerySide,
+    WorkerState,
+    deliver,
+    receive,
+    select,
+    send,
+)
+
+
+def backward_start(
+    worker: int,
+    q: Array,
+    k: Array,
+    v: Array,
+    dy: Array,
+    dlse: Array,
+    o: Array,
+    lse: Array,
+    rows: Rows,
+    columns: Columns,
+    terms: Terms,
+    recipe: Recipe,
+) -> WorkerState:
+    """A worker with its shards, o and lse of the whole row as given, and empty accumulators."""
+    q, k, v, dy = (round_to(x, recipe.inputs) for x in (q, k, v, dy))
+    # One number per row holds all that ds needs of dy_o_sum and dlse (RING-7).
+    delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.statistics)
+    dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
+    query = QuerySide(
+        worker, q, rows, dy, round_to(lse, recipe.backward_lse), delta, np.zeros(q.shape), dbias
+    )
+    key = KeySide(worker, k, v, columns, np.zeros(k.shape), np.zeros(v.shape))
+    return WorkerState(worker, 0, terms, recipe, query, key)
+
+
+def backward_step(
+    state: WorkerState, schedule: Schedule, received: tuple[Message, ...], block: BlockBackward
+) -> tuple[WorkerState, tuple[Message, ...]]:
+    """One worker's step: RECEIVE, differentiate one block, ADD, SEND."""
+    step = schedule.steps[state.step]
+    # RECEIVE
+    state = open_accumulators(receive(state, schedule, received))
+    owner = step.uses[state.worker]
+    if owner is not None:
+        state = select(state, owner)
+        query, key = state.query, state.key
+        assert query.q is not None and query.rows is not None and query.dy is not None
+        assert query.lse is not None and query.delta is not None
+        assert key.k is not None and key.v is not None and key.columns is not None
+        share = block(
+            query.q,
+            key.k,
+            key.v,
+            query.dy,
+            query.lse,
+            query.delta,
+            query.rows,
+            key.columns,
+            state.terms,
+            state.recipe,
+        )
+        # ADD
+        state = add(state, share)
+    # SEND
+    return send(state, schedule)
+
+
+def open_accumulators(state: WorkerState) -> WorkerState:
+    """Gathered keys arrive without accumulators: every worker opens one for each owner."""
+    opened = []
+    for side in state.gathered:
+        if side.dk is None:
+            assert side.k is not None and side.v is not None
+            side = dataclasses.replace(side, dk=np.zeros(side.k.shape), dv=np.zeros(side.v.shape))
+        opened.append(side)
+    return dataclasses.replace(state, gathered=tuple(opened))
+
+
+def add(state: WorkerState, share: BlockGradients) -> WorkerState:
+    """Add one block's share to the accumulators that are here, each addition rounded (NUM-2)."""
+    query, key, kept = state.query, state.key, state.recipe.carried_gradients
+    dbias = query.dbias if share.dbias is None else plus(query.dbias, share.dbias, kept)
+    query = dataclasses.replace(query, dq=plus(query.dq, share.dq, kept), dbias=dbias)
+    key = dataclasses.replace(key, dk=plus(key.dk, share.dk, kept), dv=plus(key.dv, share.dv, kept))
+    gathered = tuple(key if side.owner == key.owner else side for side in state.gathered)
+    return dataclasses.replace(state, query=query, key=key, gathered=gathered)
+
+
+def plus(total: Array | None, share: Array, accumulator: str) -> Array:
+    assert total is not None
+    return round_to(total + share, accumulator)
+
+
+def backward_finish(
+    state: WorkerState, schedule: Schedule, received: tuple[Message, ...]
+) -> WorkerState:
+    """Take in the accumulators that came home with the last transfer, and round the results."""
+    state = receive(state, schedule, received)
+    returned = [message.side for message in received if message.kind == "reduce_scatter"]
+    query, key, recipe = state.query, state.key, state.recipe
+    if returned:
+        key = KeySide(state.worker)
+        for side in returned:
+            assert isinstance(side, KeySide) and side.dk is not None and side.dv is not None
+            dk = side.dk if key.dk is None else plus(key.dk, side.dk, recipe.carried_gradients)
+            dv = side.dv if key.dv is None else plus(key.dv, side.dv, recipe.carried_gradients)
+            key = dataclasses.replace(key, dk=dk, dv=dv)
+    assert query.dq is not None and key.dk is not None and key.dv is not None
+    query = dataclasses.replace(query, dq=round_to(query.dq, recipe.gradients))
+    dk, dv = round_to(key.dk, recipe.gradients), round_to(key.dv, recipe.gradients)
+    return dataclasses.replace(state, query=query, key=dataclasses.replace(key, dk=dk, dv=dv))
+
+
+def sink_share(state: WorkerState) -> Array | None:
+    """RING-12: this worker's part of dsinks [H, N], summed over its own query rows at the start."""
+    sinks, lse, delta = state.terms.sinks, state.query.lse, state.query.delta
+    if sinks is None:
+        return None
+    assert lse is not None and delta is not None
+    return sink_gradient(sinks, lse, -delta)
+
+
+def backward_loop(
+    states: list[WorkerState], schedule: Schedule, block: BlockBackward, observer: Observer
+) -> list[WorkerState]:
+    """Every worker in lockstep, then the homecoming."""
+    inboxes: list[tuple[Message, ...]] = [() for _ in states]
+    for t in range(len(schedule.steps)):
+        outboxes = []
+        for r, before in enumerate(states):
+            after, sent = backward_step(before, schedule, inboxes[r], block)
+            observer(Moment("backward", t, r, met(schedule, t, r), before, inboxes[r], after, sent))
+            states[r] = after
+            outboxes.append(sent)
+        inboxes = deliver(outboxes, schedule.workers)
+    return [backward_finish(state, schedule, inboxes[r]) for r, state in enumerate(states)]

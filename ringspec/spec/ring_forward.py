@@ -1,0 +1,115 @@
+"""The forward pass of one worker, step by step: RECEIVE, SCORE, ABSORB, SEND.
+
+:func:`forward_step` is a pure function of the worker's own state, the schedule and the messages
+that it received. The lockstep loop calls it for every worker in turn; a message-passing program
+calls the same function once per process.
+
+Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from ringspec.formats import round_to
+from ringspec.recipes import Recipe
+from ringspec.spec.block_attention import BlockForward
+from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised, start
+from ringspec.spec.problem import Array, Columns, Rows, Terms
+from ringspec.spec.schedule import Schedule
+from ringspec.spec.worker import (
+    KeySide,
+    Message,
+    Moment,
+    QuerySide,
+    WorkerState,
+    deliver,
+    receive,
+    select,
+    send,
+)
+
+Observer = Callable[[Moment], None]
+
+
+def forward_start(
+    worker: int,
+    q: Array,
+    k: Array,
+    v: Array,
+    rows: Rows,
+    columns: Columns,
+    terms: Terms,
+    recipe: Recipe,
+) -> WorkerState:
+    """A worker with its own shards, rounded to the recipe's input format, and an empty softmax."""
+    q, k, v = (round_to(x, recipe.inputs) for x in (q, k, v))
+    batch, heads, n_q, _ = q.shape
+    running = start(batch, heads, n_q, v.shape[3])
+    return WorkerState(
+        worker,
+        0,
+        terms,
+        recipe,
+        QuerySide(worker, q, rows),
+        KeySide(worker, k, v, columns),
+        running,
+    )
+
+
+def forward_step(
+    state: WorkerState, schedule: Schedule, received: tuple[Message, ...], block: BlockForward
+) -> tuple[WorkerState, tuple[Message, ...]]:
+    """One worker's step: the state after it, and the messages that it sends."""
+    step = schedule.steps[state.step]
+    # RECEIVE
+    state = receive(state, schedule, received)
+    owner = step.uses[state.worker]
+    if owner is not None:
+        state = select(state, owner)
+        query, key = state.query, state.key
+        assert state.running is not None and query.q is not None and query.rows is not None
+        assert key.k is not None and key.v is not None and key.columns is not None
+        # SCORE
+        part = block(query.q, key.k, key.v, query.rows, key.columns, state.terms, state.recipe)
+        # ABSORB
+        running = absorb_block(state.running, part, state.recipe)
+        state = dataclasses.replace(state, running=running)
+    # SEND
+    return send(state, schedule)
+
+
+def absorb_block(running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """Merge one block's result into the running state, in the recipe's way."""
+    if recipe.merge_order == "normalised":
+        return merge_normalised(running, part, recipe)
+    return merge(running, part, recipe)
+
+
+def forward_finish(state: WorkerState) -> tuple[Array, Array]:
+    """The worker's local o [B, H, n, Dv] and lse [B, H, n]."""
+    assert state.running is not None
+    return finish(state.running, state.terms.sinks, state.recipe)
+
+
+def forward_loop(
+    states: list[WorkerState], schedule: Schedule, block: BlockForward, observer: Observer
+) -> list[WorkerState]:
+    """Every worker in lockstep: all do step t, then everything that they sent is delivered."""
+    inboxes: list[tuple[Message, ...]] = [() for _ in states]
+    for t in range(len(schedule.steps)):
+        outboxes = []
+        for r, before in enumerate(states):
+            after, sent = forward_step(before, schedule, inboxes[r], block)
+            observer(Moment("forward", t, r, met(schedule, t, r), before, inboxes[r], after, sent))
+            states[r] = after
+            outboxes.append(sent)
+        inboxes = deliver(outboxes, schedule.workers)
+    return states
+
+
+def met(schedule: Schedule, step: int, worker: int) -> tuple[int, int] | None:
+    """(query owner, key owner) that a worker computes in a step, or None."""
+    owner = schedule.steps[step].uses[worker]
+    return None if owner is None else schedule.pair(worker, owner)

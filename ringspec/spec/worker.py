@@ -1,0 +1,265 @@
+"""What one worker holds before and after a step, and what it sends: plain, frozen data.
+
+A worker has a query side and a key side. The schedule says which of them visits; the worker's step
+sees only this object, the schedule and the messages that it received.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ringspec.recipes import Recipe
+from ringspec.spec.online_softmax import SoftmaxState
+from ringspec.spec.problem import Array, Columns, Rows, Terms
+from ringspec.spec.schedule import Schedule, Transfer
+
+
+@dataclass(frozen=True)
+class QuerySide:
+    """A block of queries of worker ``owner``, all that its rows need, and their gradients.
+
+    q [B, H, n, D]; dy [B, H, n, Dv]; lse, delta [B, H, n] (delta is dy_o_sum - dlse, RING-7); the
+    accumulators dq [B, H, n, D] and dbias (rows of this block, global keys). None = not held.
+    """
+
+    owner: int
+    q: Array | None = None
+    rows: Rows | None = None
+    dy: Array | None = None
+    lse: Array | None = None
+    delta: Array | None = None
+    dq: Array | None = None
+    dbias: Array | None = None
+
+
+@dataclass(frozen=True)
+class KeySide:
+    """A block of keys of worker ``owner``: k [B, Hkv, n, D], v [B, Hkv, n, Dv], and dk, dv."""
+
+    owner: int
+    k: Array | None = None
+    v: Array | None = None
+    columns: Columns | None = None
+    dk: Array | None = None
+    dv: Array | None = None
+
+
+Side = QuerySide | KeySide
+
+
+@dataclass(frozen=True)
+class Message:
+    """A block on its way: ``side`` holds exactly the names that the transfer carries."""
+
+    source: int
+    target: int
+    kind: str
+    side: Side
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker at one moment. ``step`` counts the steps that it has done.
+
+    ``running`` is the softmax state (forward only). ``gathered`` holds every block when keys were
+    gathered, else nothing. Short names reach into the parts: ``state.m``, ``state.k``, ``state.dq``.
+    """
+
+    worker: int
+    step: int
+    terms: Terms
+    recipe: Recipe
+    query: QuerySide
+    key: KeySide
+    running: SoftmaxState | None = None
+    gathered: tuple[KeySide, ...] = ()
+
+    @property
+    def query_owner(self) -> int:
+        """Whose queries are here."""
+        return self.query.owner
+
+    @property
+    def key_owner(self) -> int:
+        """Whose keys are here."""
+        return self.key.owner
+
+    @property
+    def m(self) -> Array | None:
+        """Running row maximum [B, H, n]; None in a backward pass."""
+        return None if self.running is None else self.running.m
+
+    @property
+    def l(self) -> Array | None:
+        """Running sum of exp(s - m) [B, H, n]."""
+        return None if self.running is None else self.running.l
+
+    @property
+    def o(self) -> Array | None:
+        """Running unnormalised o [B, H, n, Dv]."""
+        return None if self.running is None else self.running.o
+
+    @property
+    def lse(self) -> Array | None:
+        """Forward: lse of the keys seen so far. Backward: lse of the whole row, as received."""
+        return self.query.lse if self.running is None else self.running.lse
+
+    @property
+    def q(self) -> Array | None:
+        return self.query.q
+
+    @property
+    def k(self) -> Array | None:
+        return self.key.k
+
+    @property
+    def v(self) -> Array | None:
+        return self.key.v
+
+    @property
+    def dy(self) -> Array | None:
+        return self.query.dy
+
+    @property
+    def delta(self) -> Array | None:
+        return self.query.delta
+
+    @property
+    def dq(self) -> Array | None:
+        return self.query.dq
+
+    @property
+    def dk(self) -> Array | None:
+        return self.key.dk
+
+    @property
+    def dv(self) -> Array | None:
+        return self.key.dv
+
+    def __str__(self) -> str:
+        held = [f"queries of {self.query.owner}", f"keys of {self.key.owner}"]
+        if self.gathered:
+            held.append(f"gathered keys of {len(self.gathered)} workers")
+        return f"worker {self.worker} after {self.step} steps holds " + ", ".join(held)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One worker's step on record: everything that went in and everything that came out."""
+
+    phase: str
+    step: int
+    worker: int
+    pair: tuple[int, int] | None
+    before: WorkerState
+    received: tuple[Message, ...]
+    after: WorkerState
+    sent: tuple[Message, ...]
+
+    def __str__(self) -> str:
+        what = "idle" if self.pair is None else f"q of {self.pair[0]} x k of {self.pair[1]}"
+        target = ", ".join(f"{name} to {t}" for name, t in described(self.sent)) or "nothing"
+        source = ", ".join(sorted({str(m.source) for m in self.received})) or "nobody"
+        return (
+            f"{self.phase} step {self.step}, worker {self.worker}: {what}; "
+            f"received from {source}; sent {target}"
+        )
+
+
+def described(messages: tuple[Message, ...]) -> list[tuple[str, int]]:
+    """(names carried, target) of messages, for printing."""
+    return [("+".join(names_of(message.side)), message.target) for message in messages]
+
+
+def names_of(side: Side) -> tuple[str, ...]:
+    """The names of what a side holds."""
+    fields = [f.name for f in dataclasses.fields(side) if f.name != "owner"]
+    return tuple(name for name in fields if getattr(side, name) is not None)
+
+
+def packed(side: Side, carries: tuple[str, ...]) -> Side:
+    """A copy of a side that holds only the names that a transfer carries (RING-6)."""
+    dropped = {name: None for name in names_of(side) if name not in carries}
+    return dataclasses.replace(side, **dropped)  # type: ignore[arg-type]
+
+
+def left_behind(side: Side, carries: tuple[str, ...]) -> Side:
+    """What stays of a side when the carried names have gone."""
+    gone = {name: None for name in names_of(side) if name in carries}
+    return dataclasses.replace(side, **gone)  # type: ignore[arg-type]
+
+
+def joined(side: Side, arrived: Side) -> Side:
+    """A side with the names that arrived; the block's owner is that of what arrived."""
+    came = {name: getattr(arrived, name) for name in names_of(arrived)}
+    return dataclasses.replace(side, owner=arrived.owner, **came)
+
+
+def visiting(state: WorkerState, schedule: Schedule) -> Side:
+    """The side that travels under this schedule."""
+    return state.key if schedule.moves == "keys" else state.query
+
+
+def with_visiting(state: WorkerState, schedule: Schedule, side: Side) -> WorkerState:
+    field = "key" if schedule.moves == "keys" else "query"
+    return dataclasses.replace(state, **{field: side})  # type: ignore[arg-type]
+
+
+def send(state: WorkerState, schedule: Schedule) -> tuple[WorkerState, tuple[Message, ...]]:
+    """Do all transfers of the worker's current step: the state that stays, and the messages."""
+    transfers = schedule.steps[state.step].transfers
+    sent: tuple[Message, ...] = ()
+    for transfer in transfers:
+        sent += messages(state, schedule, transfer)
+    for transfer in transfers:
+        if transfer.kind == "permute":
+            side = left_behind(visiting(state, schedule), transfer.carries)
+            state = with_visiting(state, schedule, side)
+    return dataclasses.replace(state, step=state.step + 1), sent
+
+
+def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tuple[Message, ...]:
+    """The messages of one worker for one transfer."""
+    side = packed(visiting(state, schedule), transfer.carries)
+    if transfer.kind == "permute":
+        target = dict(transfer.pairs)[state.worker]
+        return (Message(state.worker, target, "permute", side),)
+    if transfer.kind == "gather":
+        return tuple(
+            Message(state.worker, target, "gather", side) for target in range(schedule.workers)
+        )
+    parts = state.gathered if state.gathered else (visiting(state, schedule),)
+    return tuple(
+        Message(state.worker, part.owner, "reduce_scatter", packed(part, transfer.carries))
+        for part in parts
+    )
+
+
+def receive(state: WorkerState, schedule: Schedule, received: tuple[Message, ...]) -> WorkerState:
+    """Put what arrived in the place of the visiting block; gathered blocks stand side by side."""
+    for message in received:
+        if message.kind == "gather":
+            assert isinstance(message.side, KeySide)
+            state = dataclasses.replace(state, gathered=(*state.gathered, message.side))
+        elif message.kind == "permute":
+            side = joined(visiting(state, schedule), message.side)
+            state = with_visiting(state, schedule, side)
+    return state
+
+
+def select(state: WorkerState, owner: int) -> WorkerState:
+    """With gathered keys: turn to the block of one owner."""
+    for side in state.gathered:
+        if side.owner == owner:
+            return dataclasses.replace(state, key=side)
+    return state
+
+
+def deliver(outboxes: list[tuple[Message, ...]], workers: int) -> list[tuple[Message, ...]]:
+    """Each worker's messages, in the order of the senders: the lockstep stand-in for a network."""
+    inboxes: list[list[Message]] = [[] for _ in range(workers)]
+    for outbox in outboxes:
+        for message in outbox:
+            inboxes[message.target].append(message)
+    return [tuple(inbox) for inbox in inboxes]

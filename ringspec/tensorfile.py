@@ -1,0 +1,208 @@
+"""Named tensors in one file, in the safetensors format: read strictly, written deterministically.
+
+Layout of the format: 8 bytes little-endian length of a JSON header, the header, then the data.
+The header maps each name to its dtype, shape and [begin, end) offsets into the data;
+``__metadata__`` maps strings to strings. Source: https://github.com/huggingface/safetensors
+(README, "Format"). Same tensors, same bytes: names in sorted order, no gaps, no time stamps.
+
+A file from outside is hostile until checked: the header is bounded, keys are unique and known,
+offsets are contiguous and fit the file, and nothing is executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import DtypeError, FileFormatError
+from ringspec.formats import FORMATS
+
+MAX_HEADER = 1 << 20
+MAX_RANK = 16
+DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": FORMATS["bfloat16"].dtype,
+    "F8_E4M3": FORMATS["float8_e4m3fn"].dtype,
+    "F8_E5M2": FORMATS["float8_e5m2"].dtype,
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+
+
+def dtype_code(dtype: np.dtype) -> str:
+    for code, known in DTYPES.items():
+        if dtype == known:
+            return code
+    raise DtypeError(
+        "a tensor dtype of the safetensors format", f"{dtype}", f"use one of {', '.join(DTYPES)}"
+    )
+
+
+def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) -> bytes:
+    """The bytes of a file. Arrays are written in C order, little endian.
+
+    >>> sorted(decode(encode({"b": np.zeros(2), "a": np.ones((1, 2), np.float32)})))
+    ['a', 'b']
+    """
+    header: dict[str, Any] = {}
+    if metadata:
+        header["__metadata__"] = dict(sorted(metadata.items()))
+    parts, offset = [], 0
+    for name in sorted(tensors):
+        array = np.asarray(tensors[name])
+        code = dtype_code(array.dtype.newbyteorder("<") if array.dtype.isnative else array.dtype)
+        data = np.ascontiguousarray(array).astype(DTYPES[code], copy=False).tobytes()
+        span = [offset, offset + len(data)]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": span}
+        parts.append(data)
+        offset += len(data)
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode()
+    text += b" " * (-len(text) % 8)  # data begins at a multiple of 8 bytes
+    return struct.pack("<Q", len(text)) + text + b"".join(parts)
+
+
+def write_tensors(
+    path: str | os.PathLike[str],
+    tensors: dict[str, NDArray],
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Write a file whole or not at all: an interrupted call leaves the old file or none."""
+    data = encode(tensors, metadata)
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(prefix=target.name + ".", dir=target.parent or None)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray]:
+    """The tensors of a file by name; FileFormatError for anything that is not such a file."""
+    return decode(Path(path).read_bytes(), str(path))
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The ``__metadata__`` of a file; an empty dict without it."""
+    header, _ = split(Path(path).read_bytes(), str(path))
+    return check_metadata(header.get("__metadata__", {}), str(path))
+
+
+def decode(data: bytes, what: str = "bytes") -> dict[str, NDArray]:
+    """The tensors in the bytes of a file. Arrays are read-only views of ``data``."""
+    header, body = split(data, what)
+    check_metadata(header.pop("__metadata__", {}), what)
+    tensors, expected = {}, 0
+    spans = {name: check_entry(name, entry, what) for name, entry in header.items()}
+    for name in sorted(spans, key=lambda name: spans[name][2:]):
+        dtype, shape, begin, end = spans[name]
+        if begin != expected:
+            refuse(what, "tensors that follow each other without gap", f"{name!r} at byte {begin}")
+        if end > len(body):
+            refuse(what, f"tensors inside {len(body)} bytes", f"{name!r} up to byte {end}")
+        flat = np.frombuffer(body[begin:end], dtype=dtype)
+        if (
+            dtype == np.dtype("?")
+            and np.frombuffer(body[begin:end], dtype=np.uint8).max(initial=0) > 1
+        ):
+            refuse(what, "booleans of 0 or 1", f"another byte in {name!r}")
+        tensors[name] = flat.reshape(shape)
+        expected = end
+    if expected != len(body):
+        refuse(what, "a file that ends with its last tensor", f"{len(body) - expected} more bytes")
+    return tensors
+
+
+def refuse(what: str, expected: str, got: str) -> None:
+    raise FileFormatError(
+        f"{expected} in {what}", got, "write the file again with a program that keeps the format"
+    )
+
+
+def split(data: bytes, what: str) -> tuple[dict[str, Any], memoryview]:
+    """Header and body, the header parsed with unique keys and without NaN."""
+    if len(data) < 8:
+        refuse(what, "a safetensors file", f"{len(data)} bytes")
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > MAX_HEADER or 8 + length > len(data):
+        refuse(what, f"a header of at most {MAX_HEADER} bytes inside the file", f"{length} bytes")
+    try:
+        header = json.loads(
+            data[8 : 8 + length].decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_constant=no_constant,
+        )
+    except (ValueError, RecursionError) as cause:
+        raise FileFormatError(
+            f"a JSON header in {what}", str(cause)[:200], "write the file again"
+        ) from None
+    if not isinstance(header, dict):
+        refuse(what, "a JSON object as header", type(header).__name__)
+    return header, memoryview(data)[8 + length :]
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice")
+    return result
+
+
+def no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def check_metadata(metadata: Any, what: str) -> dict[str, str]:
+    plain = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    if not plain:
+        refuse(what, "__metadata__ that maps strings to strings", repr(metadata)[:80])
+    return dict(metadata)
+
+
+def whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int, ...], int, int]:
+    """(dtype, shape, begin, end) of one header entry, checked against each other."""
+    keys = {"dtype", "shape", "data_offsets"}
+    if not isinstance(entry, dict) or set(entry) != keys:
+        refuse(what, f"keys {sorted(keys)} for {name!r}", repr(entry)[:80])
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
+        refuse(what, f"a known dtype for {name!r}", repr(entry["dtype"])[:80])
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(whole, shape)):
+        refuse(what, f"a shape of at most {MAX_RANK} lengths for {name!r}", repr(shape)[:80])
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(whole, offsets)):
+        refuse(what, f"two offsets for {name!r}", repr(offsets)[:80])
+    dtype = DTYPES[entry["dtype"]]
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    begin, end = offsets
+    if end - begin != size:
+        refuse(what, f"{size} bytes for {name!r} of shape {tuple(shape)}", f"{end - begin} bytes")
+    return dtype, tuple(shape), begin, end
