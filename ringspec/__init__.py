@@ -4,25 +4,28 @@ Read ``ringspec/spec/`` in this order, each a short file:
 
 1. ``rules``           the table of rules; every other file names the ones that it states
 2. ``problem``         tensors, rows, columns and terms: what an attention problem consists of
-3. ``options``         the keywords of every function and their checks
-4. ``masks``           who may attend to whom
-5. ``dropout``         the counter-based keep mask
-6. ``attention``       dense attention and its gradient: the definition
-7. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
-8. ``block_attention`` one query block against one key block, forward and backward
-9. ``layout``          which token lies on which worker
-10. ``schedule``       who sends what to whom, as data, and the validator
-11. ``worker``         what one worker holds, receives and sends
-12. ``ring_forward``   the forward pass of one worker
-13. ``ring_backward``  the backward pass of one worker, both circulations
-14. ``ring``           the whole ring in one process
-15. ``cost``, ``show`` what it costs, and how it prints
+3. ``checks``          each argument in the one form that the rest works with, or an error
+4. ``options``         the keywords of every function
+5. ``masks``           who may attend to whom
+6. ``dropout``         the counter-based keep mask
+7. ``attention``       dense attention and its gradient: the definition
+8. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
+9. ``block_attention`` one query block against one key block, forward and backward
+10. ``layout``         which token lies on which worker
+11. ``schedule``       who sends what to whom, as data
+12. ``validator``      the proof that a schedule is one
+13. ``worker``         what one worker holds, receives and sends
+14. ``ring_forward``   the forward pass of one worker
+15. ``ring_backward``  the backward pass of one worker, both circulations
+16. ``ring``, ``run``  the whole ring in one process, and its result
+17. ``cost``, ``show`` what it costs, and how it prints
 
 >>> import numpy as np
 >>> import ringspec as rs
 >>> q = k = v = np.ones((1, 2, 8, 4))
->>> float(abs(rs.ring(q, k, v, workers=4, causal=True).o - rs.attention(q, k, v, causal=True).o).max())
-0.0
+>>> run = rs.ring(q, k, v, workers=4, causal=True)
+>>> bool(abs(run.o - rs.attention(q, k, v, causal=True).o).max() < 1e-15)
+True
 """
 
 from ringspec.errors import RingspecError
@@ -30,14 +33,10 @@ from ringspec.recipes import RECIPES, Recipe
 from ringspec.spec.attention import Forward, Gradients, attention, attention_backward
 from ringspec.spec.cost import Cost, cost, timeline
 from ringspec.spec.layout import Layout, shard, unpermute, unshard
-from ringspec.spec.ring import Run, WorkerResult, ring
-from ringspec.spec.schedule import (
-    Schedule,
-    backward_schedule,
-    cp_offset,
-    forward_schedule,
-    validate,
-)
+from ringspec.spec.ring import ring
+from ringspec.spec.run import Run, WorkerResult
+from ringspec.spec.schedule import Schedule, backward_schedule, cp_offset, forward_schedule
+from ringspec.spec.validator import validate
 from ringspec.tensorfile import read_tensors, write_tensors
 
 __version__ = "0.1.0"

@@ -16,10 +16,9 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringspec.spec import options as checks
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
-from ringspec.spec.options import Options, takes_options
+from ringspec.spec.options import Options, check, check_gradients, takes_options
 from ringspec.spec.problem import Array, Problem
 
 
@@ -59,7 +58,7 @@ def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[Option
     >>> attention(q, k, v, causal=True).o[0, 0].tolist()
     [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
     """
-    return forward(checks.check(q, k, v, dict(options)))
+    return forward(check(q, k, v, dict(options)))
 
 
 @takes_options
@@ -81,8 +80,8 @@ def attention_backward(
     >>> attention_backward(dy, q, k, v, causal=True).dv[0, 0, :, 0].tolist()
     [1.5, 0.5]
     """
-    problem = checks.check(q, k, v, dict(options))
-    dy, dlse = checks.check_gradients(problem, dy, dlse)
+    problem = check(q, k, v, dict(options))
+    dy, dlse = check_gradients(problem, dy, dlse)
     result = backward(problem, dy, dlse)
     return as_given(result, options)
 

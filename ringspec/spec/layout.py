@@ -25,7 +25,7 @@ from ringspec.errors import (
     WorkerCountError,
     nearest,
 )
-from ringspec.spec.options import as_array, segments_from_cu_seqlens
+from ringspec.spec.checks import as_array, segments_from_cu_seqlens
 from ringspec.spec.problem import Array, Integers, take
 
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document")

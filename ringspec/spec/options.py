@@ -10,26 +10,29 @@ from __future__ import annotations
 
 import decimal
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import (
-    BoundsError,
-    DropoutError,
-    DtypeError,
-    HeadCountError,
-    NonFiniteError,
-    OptionError,
-    PackingError,
-    ShapeError,
-    WindowError,
-    refuse_unknown,
+from ringspec.errors import ShapeError, refuse_unknown
+from ringspec.spec.checks import (
+    bool_pairs,
+    check_bias,
+    check_bounds,
+    check_dropout,
+    check_qkv,
+    check_segments,
+    check_sinks,
+    check_softcap,
+    check_window,
+    flag,
+    float_array,
+    int_rows,
+    integer,
+    number,
 )
-from ringspec.formats import load
 from ringspec.spec.problem import Columns, Problem, Rows, Terms
 
 Window = int | tuple[int | None, int | None] | None
@@ -105,272 +108,12 @@ def takes_options(function: Function) -> Function:
 def default_scale(head_dim: int) -> float:
     """The float64 nearest to the real number 1/sqrt(D) (rule FWD-2).
 
+    >>> import math
     >>> default_scale(128) == 1 / math.sqrt(128)  # two roundings miss it
     False
     """
     with decimal.localcontext(decimal.Context(prec=60)):
         return float(1 / decimal.Decimal(head_dim).sqrt())
-
-
-def as_array(x: Any, what: str) -> NDArray:
-    """``x`` as a NumPy array of a plain dtype, or a DtypeError."""
-    try:
-        values = x if isinstance(x, np.ndarray) else np.asarray(x)
-    except Exception as cause:  # ragged lists, tensors on a device, anything with a hostile hook
-        raise DtypeError(
-            f"{what} that NumPy can read as an array",
-            f"{type(x).__name__} ({cause})",
-            "pass a rectangular NumPy array",
-        ) from None
-    if values.dtype == object:
-        raise DtypeError(
-            f"{what} of numbers", "dtype object", "pass a rectangular array of one number type"
-        )
-    return values
-
-
-def float_array(
-    x: Any, what: str, rank: int | None = None, finite: bool = True
-) -> NDArray[np.float64]:
-    """Float input as a float64 array of that rank, without NaN and (if asked) infinities."""
-    values = load(as_array(x, what), what)
-    if rank is not None and values.ndim != rank:
-        names = {3: "[B, H, S]", 4: "[B, H, S, D]"}
-        raise ShapeError(
-            f"{what} of rank {rank}" + (f" {names[rank]}" if rank in names else ""),
-            f"shape {values.shape}",
-            "add or drop axes with reshape",
-        )
-    if finite and not np.isfinite(values).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-        raise NonFiniteError(
-            f"finite values in {what}",
-            f"{values[where]} at {where}",
-            "mask padding instead of storing NaN or infinity in it",
-        )
-    return values
-
-
-def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
-    """Integers [S] or [B, S] as an int64 array [1, S] or [B, S]."""
-    values = as_array(x, what)
-    if values.dtype.kind not in "iu":
-        raise DtypeError(f"{what} of an integer dtype", f"dtype {values.dtype}", "use int64")
-    if values.dtype == np.uint64 and (values > np.uint64(2**63 - 1)).any():
-        raise OptionError(f"{what} below 2**63", "a larger value", "use int64")
-    if values.shape not in ((length,), (1, length), (batch, length)):
-        raise ShapeError(
-            f"{what} of shape ({length},) or ({batch}, {length})",
-            f"shape {values.shape}",
-            "give one integer per token, for all batches or for each",
-        )
-    return values.astype(np.int64).reshape(-1, length)
-
-
-def pair_array(x: NDArray, what: str, full: tuple[int, int, int, int]) -> NDArray:
-    """An array that broadcasts to [B, H, Sq, Sk], with leading axes of 1 added."""
-    shape = (1,) * (4 - x.ndim) + x.shape
-    fits = len(shape) == 4 and all(n in (1, m) for n, m in zip(shape, full, strict=True))
-    if not fits:
-        raise ShapeError(
-            f"{what} broadcastable to [B, H, Sq, Sk] = {full}",
-            f"shape {x.shape}",
-            "give each axis its full length or 1",
-        )
-    return x.reshape(shape)
-
-
-def bool_pairs(x: Any, what: str, full: tuple[int, int, int, int]) -> NDArray[np.bool_]:
-    values = as_array(x, what)
-    if values.dtype != np.bool_:
-        raise DtypeError(
-            f"{what} of dtype bool, True = keep the pair",
-            f"dtype {values.dtype}",
-            f"write {what} != 0, or pass additive values as bias",
-        )
-    return pair_array(values, what, full)
-
-
-def number(x: Any, what: str) -> float:
-    """A finite real number as float."""
-    ok = isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
-    if not ok or not math.isfinite(float(x)):
-        raise OptionError(f"{what} as a finite number", repr(x), "pass a float")
-    return float(x)
-
-
-def integer(x: Any, what: str) -> int:
-    if not isinstance(x, (int, np.integer)) or isinstance(x, bool):
-        raise OptionError(f"{what} as an integer", repr(x), "pass an int")
-    return int(x)
-
-
-def flag(x: Any, what: str) -> bool:
-    if not isinstance(x, (bool, np.bool_)):
-        raise OptionError(f"{what} as True or False", repr(x), f"write {what}=True")
-    return bool(x)
-
-
-def check_window(window: Any) -> tuple[int | None, int | None] | None:
-    """(left, right) of a sliding window; None when no side is bounded (MASK-2)."""
-    if window is None:
-        return None
-    sides = window if isinstance(window, (tuple, list)) else (window, window)
-    right_kind = all(
-        side is None or (isinstance(side, (int, np.integer)) and not isinstance(side, bool))
-        for side in sides
-    )
-    if len(sides) != 2 or not right_kind or any(side is not None and side < 0 for side in sides):
-        raise WindowError(
-            "window as None, an int >= 0 or a pair (left, right) of such, None = unbounded side",
-            repr(window),
-            "write window=(left, right); -1 for 'unbounded' is written None here",
-        )
-    left, right = (None if side is None else int(side) for side in sides)
-    return None if left is None and right is None else (left, right)
-
-
-def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray[np.int64]:
-    """Document number of each token; -1 behind the last document (MASK-5).
-
-    >>> segments_from_cu_seqlens([0, 2, 3], 4, "cu_seqlens").tolist()
-    [0, 0, 1, -1]
-    """
-    starts = as_array(cu_seqlens, what)
-    if starts.dtype.kind not in "iu" or starts.ndim != 1:
-        raise PackingError(
-            f"{what} as a 1-D array of integers",
-            f"dtype {starts.dtype}, shape {starts.shape}",
-            "give the cumulative lengths, beginning with 0",
-        )
-    starts = starts.astype(np.int64)
-    ordered = starts.size >= 1 and starts[0] == 0 and bool((np.diff(starts) >= 0).all())
-    if not ordered or starts[-1] > length:
-        raise PackingError(
-            f"{what} that begins with 0, never falls and ends at most at {length}",
-            str(starts.tolist()),
-            "give the cumulative lengths of the documents in order",
-        )
-    segments = np.full(length, -1, dtype=np.int64)
-    for document in range(starts.size - 1):
-        segments[starts[document] : starts[document + 1]] = document
-    return segments
-
-
-def check_segments(
-    values: dict[str, Any], batch: int, n_q: int, n_k: int
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Segment ids of queries and keys from segments_* or cu_seqlens*."""
-    by_segments = values["segments_q"] is not None or values["segments_k"] is not None
-    by_packing = values["cu_seqlens"] is not None or values["cu_seqlens_k"] is not None
-    if by_segments and by_packing:
-        raise OptionError(
-            "segments_q/segments_k or cu_seqlens, not both",
-            "both",
-            "drop one: cu_seqlens is a way to write segments",
-        )
-    if by_packing:
-        if values["cu_seqlens"] is None:
-            raise PackingError(
-                "cu_seqlens with cu_seqlens_k", "cu_seqlens_k alone", "pass cu_seqlens as well"
-            )
-        for_k = values["cu_seqlens"] if values["cu_seqlens_k"] is None else values["cu_seqlens_k"]
-        segments_q = segments_from_cu_seqlens(values["cu_seqlens"], n_q, "cu_seqlens")
-        segments_k = segments_from_cu_seqlens(for_k, n_k, "cu_seqlens_k")
-        return segments_q[None], segments_k[None]
-    if not by_segments:
-        return None, None
-    given_k = values["segments_q"] if values["segments_k"] is None else values["segments_k"]
-    if values["segments_q"] is None:
-        raise OptionError("segments_q with segments_k", "segments_k alone", "pass segments_q")
-    return (
-        int_rows(values["segments_q"], "segments_q", batch, n_q),
-        int_rows(given_k, "segments_k", batch, n_k),
-    )
-
-
-def check_bounds(
-    values: dict[str, Any], batch: int, n_q: int
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    low, high = values["bound_min"], values["bound_max"]
-    if low is None and high is None:
-        return None, None
-    if low is None or high is None:
-        raise BoundsError(
-            "bound_min and bound_max together",
-            "only " + ("bound_max" if low is None else "bound_min"),
-            "pass both: bound_min <= key position < bound_max",
-        )
-    return int_rows(low, "bound_min", batch, n_q), int_rows(high, "bound_max", batch, n_q)
-
-
-def check_bias(x: Any, full: tuple[int, int, int, int]) -> NDArray[np.float64] | None:
-    if x is None:
-        return None
-    values = float_array(x, "bias", finite=False)
-    if np.isnan(values).any() or np.isposinf(values).any():
-        raise NonFiniteError(
-            "bias of finite values or -inf", "NaN or +inf", "write -inf for a masked pair"
-        )
-    return pair_array(values, "bias", full)
-
-
-def check_sinks(x: Any, heads: int) -> NDArray[np.float64] | None:
-    if x is None:
-        return None
-    values = float_array(x, "sinks")
-    if values.ndim not in (1, 2) or values.shape[0] != heads or values.size == 0:
-        raise ShapeError(
-            f"sinks of shape ({heads},) or ({heads}, N)",
-            f"shape {values.shape}",
-            "give one or several logits per query head",
-        )
-    return values.reshape(heads, -1)
-
-
-def check_dropout(values: dict[str, Any]) -> tuple[float, int]:
-    p = number(values["dropout_p"], "dropout_p")
-    seed = integer(values["dropout_seed"], "dropout_seed")
-    if not 0 <= p < 1:
-        raise DropoutError("0 <= dropout_p < 1", str(p), "dropout_p is the share that is dropped")
-    if not 0 <= seed < 2**64:
-        raise DropoutError("0 <= dropout_seed < 2**64", str(seed), "take the seed modulo 2**64")
-    return p, seed
-
-
-def check_softcap(x: Any) -> float | None:
-    if x is None:
-        return None
-    softcap = number(x, "softcap")
-    if not softcap > 0:
-        raise OptionError("softcap > 0", str(softcap), "pass softcap=None for no soft cap")
-    return softcap
-
-
-def check_qkv(q: Any, k: Any, v: Any) -> tuple[NDArray[np.float64], ...]:
-    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] as float64."""
-    q, k, v = (float_array(x, what, rank=4) for x, what in ((q, "q"), (k, "k"), (v, "v")))
-    if k.shape[:3] != v.shape[:3]:
-        raise ShapeError(
-            "k and v with the same [B, Hkv, Sk]",
-            f"k {k.shape} and v {v.shape}",
-            "the order of axes is [B, H, S, D] for both",
-        )
-    if q.shape[0] != k.shape[0]:
-        raise ShapeError("q and k with the same B", f"q {q.shape}, k {k.shape}", "axis 0 is B")
-    if q.shape[3] != k.shape[3]:
-        raise ShapeError("q and k with the same D", f"q {q.shape}, k {k.shape}", "axis 3 is D")
-    if min(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]) < 1:
-        raise ShapeError(
-            "B, H, D >= 1", f"q {q.shape}, k {k.shape}, v {v.shape}", "S alone may be 0"
-        )
-    if q.shape[1] % k.shape[1] != 0:
-        raise HeadCountError(
-            "query heads H as a multiple of key/value heads Hkv",
-            f"H = {q.shape[1]}, Hkv = {k.shape[1]}",
-            "axis 1 is H; query head h uses key head h // (H // Hkv)",
-        )
-    return q, k, v
 
 
 def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:

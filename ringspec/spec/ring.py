@@ -6,18 +6,16 @@ request, every worker's state before and after every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringspec.errors import LayoutError, NotRecordedError, OptionError
+from ringspec.errors import LayoutError, OptionError
 from ringspec.formats import round_to
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
-from ringspec.spec import options as checks
 from ringspec.spec.attention import Gradients, as_given
 from ringspec.spec.block_attention import (
     BlockBackward,
@@ -27,151 +25,24 @@ from ringspec.spec.block_attention import (
 )
 from ringspec.spec.layout import Layout, make_layout, shard, unshard
 from ringspec.spec.masks import visible
-from ringspec.spec.options import Options, takes_options
-from ringspec.spec.problem import Array, Integers, Problem
-from ringspec.spec.ring_backward import backward_loop, backward_start, backward_step, sink_share
+from ringspec.spec.options import Options, check, check_gradients, takes_options
+from ringspec.spec.problem import Array, Problem
+from ringspec.spec.ring_backward import backward_loop, backward_start, sink_share
 from ringspec.spec.ring_forward import (
     Observer,
     forward_finish,
     forward_loop,
     forward_start,
-    forward_step,
 )
+from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import (
     Schedule,
     backward_schedule,
     forward_schedule,
     skip,
-    validate,
 )
-from ringspec.spec.show import run_as_html, run_as_text, run_tensors
-from ringspec.spec.worker import Moment, WorkerState
-from ringspec.tensorfile import write_tensors
-
-
-@dataclass(frozen=True)
-class WorkerResult:
-    """What one worker ends with, in its local order.
-
-    ``index_q`` and ``index_k`` [n] name the global tokens of its slots, -1 for padding. ``dsinks``
-    and ``dbias`` are partial sums over its own query rows (RING-12); dbias keeps local rows and
-    global keys. Gradients are None without dy.
-    """
-
-    worker: int
-    index_q: Integers
-    index_k: Integers
-    o: Array
-    lse: Array
-    dq: Array | None = None
-    dk: Array | None = None
-    dv: Array | None = None
-    dsinks: Array | None = None
-    dbias: Array | None = None
-
-
-@dataclass(frozen=True)
-class Run:
-    """The result of :func:`ring`.
-
-    ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in
-    global order; gradients are None without dy. Values are float64 arrays whose numbers are those of
-    the recipe's output formats. ``print(run)`` shows who computes what in which step.
-    """
-
-    problem: Problem = field(repr=False)
-    recipe: Recipe = field(repr=False)
-    layout_q: Layout = field(repr=False)
-    layout_k: Layout = field(repr=False)
-    schedule: Schedule = field(repr=False)
-    backward_schedule: Schedule | None = field(repr=False)
-    workers: tuple[WorkerResult, ...] = field(repr=False)
-    o: Array = field(repr=False)
-    lse: Array = field(repr=False)
-    gradients: Gradients | None = field(repr=False, default=None)
-    moments: tuple[Moment, ...] = field(repr=False, default=())
-    blocks: tuple[BlockForward, BlockBackward] = field(
-        repr=False, default=(block_forward, block_backward)
-    )
-
-    @property
-    def dq(self) -> Array | None:
-        return None if self.gradients is None else self.gradients.dq
-
-    @property
-    def dk(self) -> Array | None:
-        return None if self.gradients is None else self.gradients.dk
-
-    @property
-    def dv(self) -> Array | None:
-        return None if self.gradients is None else self.gradients.dv
-
-    @property
-    def dsinks(self) -> Array | None:
-        return None if self.gradients is None else self.gradients.dsinks
-
-    @property
-    def dbias(self) -> Array | None:
-        return None if self.gradients is None else self.gradients.dbias
-
-    def worker(self, worker: int) -> WorkerResult:
-        """The local results of one worker."""
-        if not isinstance(worker, (int, np.integer)) or not 0 <= worker < len(self.workers):
-            raise NotRecordedError(
-                f"a worker 0..{len(self.workers) - 1}", repr(worker), "workers count from 0"
-            )
-        return self.workers[worker]
-
-    def moment(self, worker: int, step: int, phase: str = "forward") -> Moment:
-        """The recorded step of one worker; needs ``ring(..., record=True)``."""
-        for moment in self.moments:
-            if (moment.phase, moment.step, moment.worker) == (phase, step, worker):
-                return moment
-        phases = sorted({moment.phase for moment in self.moments})
-        raise NotRecordedError(
-            "a recorded worker, step and phase",
-            f"worker={worker}, step={step}, phase={phase!r}",
-            f"recorded phases: {', '.join(phases)}" if phases else "call ring(..., record=True)",
-        )
-
-    def state(
-        self, worker: int, step: int, phase: str = "forward", when: str = "after"
-    ) -> WorkerState:
-        """One worker's state after (or, with ``when='before'``, before) a step."""
-        if when not in ("before", "after"):
-            raise OptionError("when as 'before' or 'after'", repr(when), "pass when='after'")
-        moment = self.moment(worker, step, phase)
-        return moment.after if when == "after" else moment.before
-
-    def replay(self) -> Iterator[Moment]:
-        """Do every recorded step again, from the recorded state and messages alone.
-
-        Yields the recomputed moments in order; they equal the recorded ones bit for bit.
-        """
-        if not self.moments:
-            raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
-        for moment in self.moments:
-            if moment.phase == "forward":
-                after, sent = forward_step(
-                    moment.before, self.schedule, moment.received, self.blocks[0]
-                )
-            else:
-                assert self.backward_schedule is not None
-                after, sent = backward_step(
-                    moment.before, self.backward_schedule, moment.received, self.blocks[1]
-                )
-            yield replace(moment, after=after, sent=sent)
-
-    def __str__(self) -> str:
-        return run_as_text(self)
-
-    def _repr_html_(self) -> str:
-        return run_as_html(self)
-
-    def save(self, path: Any) -> None:
-        """Write results and recorded states to one .safetensors file (see ``ringspec.tensorfile``)."""
-        tensors, meaning = run_tensors(self)
-        write_tensors(path, tensors, meaning)
+from ringspec.spec.validator import validate
+from ringspec.spec.worker import Moment
 
 
 @takes_options
@@ -223,7 +94,7 @@ def ring(
     >>> run.o[0, 0, :, 0].tolist(), run.worker(1).o[0, 0, :, 0].tolist()
     ([0.0, 1.0, 2.0, 3.0], [2.0, 3.0])
     """
-    problem = checks.check(q, k, v, dict(options))
+    problem = check(q, k, v, dict(options))
     used = recipe_of(recipe)
     layout_q, layout_k = layouts_for(problem, layout, workers, options)
     forward = schedule or forward_schedule(circulation, workers, direction)
@@ -245,7 +116,7 @@ def ring(
     gradients = None
     if dy is not None or dlse is not None:
         dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
-        seeds = checks.check_gradients(problem, dy, dlse)
+        seeds = check_gradients(problem, dy, dlse)
         results = run_backward(
             problem, seeds, used, layout_q, layout_k, backward, block_backward, results, observe
         )

@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "MASK-5",
         "Packed documents are segments; tokens behind the last document are padding.",
-        "options",
+        "checks",
     ),
     Rule("MASK-6", "A dense mask lets a pair through where it is True.", "masks"),
     Rule("MASK-7", "A bias of -inf is a mask term, before the soft cap; its dbias is 0.", "masks"),
@@ -110,8 +110,8 @@ RULES: tuple[Rule, ...] = (
     Rule("LAYOUT-6", "unpermute: local rows of a striped sequence become contiguous.", "layout"),
     Rule("LAYOUT-7", "LSE tiles [B, H, 128, S/128]: row t at [t % 128, t // 128].", "layout"),
     Rule("RING-1", "At step t worker r holds the block of owner (r - t) mod W.", "schedule"),
-    Rule("RING-2", "Every (query owner, key owner) pair meets exactly once.", "schedule"),
-    Rule("RING-3", "Each permute is a permutation of all workers.", "schedule"),
+    Rule("RING-2", "Every (query owner, key owner) pair meets exactly once.", "validator"),
+    Rule("RING-3", "Each permute is a permutation of all workers.", "validator"),
     Rule(
         "RING-4",
         "Accumulators travel with their block, one hop more than inputs, and end at its owner.",
@@ -127,7 +127,7 @@ RULES: tuple[Rule, ...] = (
     Rule("RING-8", "contiguous: visible iff j <= i + a*n_q - b*n_k + q_offset.", "schedule"),
     Rule("RING-9", "striped: visible iff j <= i + floor((a + q_offset - b) / W).", "schedule"),
     Rule("RING-10", "zigzag: one such offset for each pair of chunks.", "schedule"),
-    Rule("RING-11", "A pair may be skipped only if the mask hides it wholly.", "schedule"),
+    Rule("RING-11", "A pair may be skipped only if the mask hides it wholly.", "validator"),
     Rule(
         "RING-12",
         "Each worker's dsinks and dbias are partial sums over its own query rows.",

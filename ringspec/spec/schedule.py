@@ -1,9 +1,8 @@
-"""Permute schedules as data, who holds what, the causal offset of a pair of blocks, the validator.
+"""Permute schedules as data, who holds what, the causal offset of a pair of blocks.
 
 A schedule lists, for each ring step, which visiting block every worker computes with and what is
-transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out. The
-validator follows every name that travels and proves coverage, ownership and that each permute is a
-permutation, for any schedule that it is given (RING-1 to RING-5, RING-11).
+transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out.
+:mod:`ringspec.spec.validator` proves any schedule (RING-1 to RING-5).
 
 Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of AWS's NKI library
 (Q ring); Llama 3 (gathered keys), https://arxiv.org/abs/2407.21783, section 3.3.2.
@@ -11,10 +10,10 @@ Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ringspec.errors import OptionError, ScheduleError, UnknownNameError, nearest
+from ringspec.errors import OptionError, UnknownNameError, nearest
 
 KEY_INPUTS = ("k", "v", "columns")
 QUERY_INPUTS = ("q", "dy", "lse", "delta", "rows")
@@ -222,169 +221,3 @@ def zigzag_offsets(
         for c in (a, 2 * workers - 1 - a)
     )
     return (low[0], low[1]), (high[0], high[1])
-
-
-@dataclass(frozen=True)
-class Defect:
-    """One reason why a schedule is invalid; ``kind`` is one of DEFECTS."""
-
-    kind: str
-    where: str
-    pair: Pair | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.where}"
-
-
-DEFECTS = (
-    "malformed",  # lengths, names or kinds that no schedule can have
-    "not a permutation",  # a permute with a source or target missing, doubled or out of range
-    "absent block",  # a worker computes with a block that it does not hold
-    "torn block",  # inputs of different owners, or accumulators apart from their block
-    "missed pair",
-    "doubled pair",
-    "skipped pair is computed",
-    "skipped pair is visible",
-    "accumulator not at home",
-)
-
-
-def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = None) -> None:
-    """Prove a schedule, or raise ScheduleError with every defect found.
-
-    ``visible(query_owner, key_owner)`` says whether the mask lets any pair of the two blocks
-    through; without it every declared skip is refused, because nothing proves it (RING-11).
-
-    >>> validate(forward_schedule("kv", 4))
-    """
-    defects = find_defects(schedule, visible)
-    if defects:
-        raise ScheduleError(
-            "a schedule in which every pair of blocks meets once and every accumulator comes home",
-            "; ".join(str(p) for p in defects[:8]) + (" ..." if len(defects) > 8 else ""),
-            "mend the named steps; forward_schedule and backward_schedule make valid ones",
-            tuple(defects),
-        )
-
-
-def find_defects(
-    schedule: Schedule, visible: Callable[[int, int], bool] | None = None
-) -> list[Defect]:
-    """All defects of a schedule in the order of the steps; empty for a valid one."""
-    defects = malformed(schedule)
-    if defects:
-        return defects
-    workers, names = schedule.workers, schedule.inputs + schedule.accumulators
-    # held[name][worker]: owners of the blocks whose `name` that worker holds.
-    held = {name: [{r} for r in range(workers)] for name in names}
-    met: dict[Pair, int] = {}
-    for t, step in enumerate(schedule.steps):
-        for worker, pair in schedule.pairs(t):
-            block = step.uses[worker]
-            assert block is not None
-            defects += whereabouts(schedule, held, t, worker, block)
-            met[pair] = met.get(pair, 0) + 1
-        for transfer in step.transfers:
-            defects += move(schedule, held, t, transfer)
-    defects += coverage(schedule, met, visible)
-    for name in schedule.accumulators:
-        for r in range(workers):
-            if held[name][r] != {r}:
-                owners = ", ".join(map(str, sorted(held[name][r]))) or "nobody"
-                defects.append(
-                    Defect(
-                        "accumulator not at home",
-                        f"worker {r} ends with {name} of worker {owners}",
-                    )
-                )
-    return defects
-
-
-def malformed(schedule: Schedule) -> list[Defect]:
-    """Data that no schedule can have; checked first so that the rest may rely on it."""
-    defects = []
-    workers, known = schedule.workers, schedule.inputs + schedule.accumulators
-    if workers < 1 or schedule.moves not in ("keys", "queries") or not schedule.steps:
-        defects.append(Defect("malformed", "W >= 1, moves 'keys' or 'queries', and steps needed"))
-    inputs, accumulators = SIDES.get(schedule.moves, ((), ()))
-    if set(schedule.inputs) != set(inputs) or set(schedule.accumulators) - set(accumulators):
-        what = f"inputs {schedule.inputs}, accumulators {schedule.accumulators}"
-        defects.append(Defect("malformed", f"{what}, but {schedule.moves} move"))
-    for pair in sorted(schedule.skipped):
-        if not all(0 <= owner < workers for owner in pair):
-            defects.append(Defect("malformed", f"skipped pair {pair} with W = {workers}", pair))
-    for t, step in enumerate(schedule.steps):
-        outside = any(b is not None and not 0 <= b < workers for b in step.uses)
-        if len(step.uses) != workers or outside:
-            defects.append(Defect("malformed", f"step {t}: uses {step.uses} with W = {workers}"))
-        for transfer in step.transfers:
-            unknown = [name for name in transfer.carries if name not in known]
-            if transfer.kind not in KINDS or unknown or not transfer.carries:
-                what = f"step {t}: a {transfer.kind!r} that carries {transfer.carries}"
-                defects.append(Defect("malformed", what))
-    return defects
-
-
-def whereabouts(
-    schedule: Schedule, held: dict[str, list[set[int]]], t: int, worker: int, block: int
-) -> list[Defect]:
-    """Does the worker hold all inputs of the block, and its accumulators with them?"""
-    inputs = [name for name in schedule.inputs if block not in held[name][worker]]
-    lost = [name for name in schedule.accumulators if block not in held[name][worker]]
-    where = f"step {t}: worker {worker} computes with block {block} but does not hold its "
-    if len(inputs) == len(schedule.inputs):
-        return [Defect("absent block", where + "inputs")]
-    if inputs or lost:
-        return [Defect("torn block", where + ", ".join(inputs + lost))]
-    return []
-
-
-def move(
-    schedule: Schedule, held: dict[str, list[set[int]]], t: int, transfer: Transfer
-) -> list[Defect]:
-    """Follow one transfer: update who holds what, or say why it cannot be carried out."""
-    workers = schedule.workers
-    if transfer.kind == "permute":
-        sources = sorted(source for source, _ in transfer.pairs)
-        targets = sorted(target for _, target in transfer.pairs)
-        if sources != list(range(workers)) or targets != list(range(workers)):
-            where = f"step {t}: {transfer.pairs} with W = {workers}"
-            return [Defect("not a permutation", where)]
-        for name in transfer.carries:
-            before = held[name]
-            held[name] = [set() for _ in range(workers)]
-            for source, target in transfer.pairs:
-                held[name][target] = before[source]
-    elif transfer.kind == "gather":
-        for name in schedule.inputs:
-            if name in transfer.carries:
-                everything = set().union(*held[name])
-                held[name] = [set(everything) for _ in range(workers)]
-        # With gathered inputs every worker opens accumulators for all owners.
-        for name in schedule.accumulators:
-            held[name] = [set(range(workers)) for _ in range(workers)]
-    else:
-        for name in transfer.carries:
-            held[name] = [{r} for r in range(workers)]
-    return []
-
-
-def coverage(
-    schedule: Schedule, met: dict[Pair, int], visible: Callable[[int, int], bool] | None
-) -> list[Defect]:
-    """RING-2, RING-11: every pair exactly once, or skipped and wholly invisible."""
-    defects = []
-    for a in range(schedule.workers):
-        for b in range(schedule.workers):
-            times, pair = met.get((a, b), 0), (a, b)
-            where = f"queries of worker {a} with keys of worker {b}"
-            if pair in schedule.skipped:
-                if times:
-                    defects.append(Defect("skipped pair is computed", where, pair))
-                elif visible is None or visible(a, b):
-                    defects.append(Defect("skipped pair is visible", where, pair))
-            elif times == 0:
-                defects.append(Defect("missed pair", where, pair))
-            elif times > 1:
-                defects.append(Defect("doubled pair", f"{where}, {times} times", pair))
-    return defects

@@ -13,7 +13,7 @@ from ringspec.spec.cost import Cost, cost
 from ringspec.spec.schedule import Schedule
 
 if TYPE_CHECKING:
-    from ringspec.spec.ring import Run
+    from ringspec.spec.run import Run
 
 STATE_NAMES = ("q", "k", "v", "dy", "delta", "m", "l", "o", "lse", "dq", "dk", "dv")
 RESULT_NAMES = ("index_q", "index_k", "o", "lse", "dq", "dk", "dv", "dsinks", "dbias")

@@ -91,7 +91,7 @@ class WorkerState:
         return None if self.running is None else self.running.m
 
     @property
-    def l(self) -> Array | None:
+    def l(self) -> Array | None:  # noqa: E743 - the symbol of the field
         """Running sum of exp(s - m) [B, H, n]."""
         return None if self.running is None else self.running.l
 
