@@ -30,7 +30,14 @@ True
 
 from ringspec.errors import RingspecError
 from ringspec.recipes import RECIPES, Recipe
-from ringspec.spec.attention import Forward, Gradients, attention, attention_backward
+from ringspec.spec.attention import (
+    Forward,
+    Gradients,
+    attention,
+    attention_backward,
+    attention_block_backward,
+    merge_partials,
+)
 from ringspec.spec.cost import Cost, cost, timeline
 from ringspec.spec.layout import Layout, shard, unpermute, unshard
 from ringspec.spec.ring import ring
@@ -57,10 +64,12 @@ __all__ = [
     "__version__",
     "attention",
     "attention_backward",
+    "attention_block_backward",
     "backward_schedule",
     "cost",
     "cp_offset",
     "forward_schedule",
+    "merge_partials",
     "read_tensors",
     "ring",
     "shard",

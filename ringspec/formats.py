@@ -97,7 +97,8 @@ def round_to(x: ArrayLike, name: str) -> Array:
     binade = np.maximum(exponent - 1, target.min_exponent)
     spacing = binade - (target.precision - 1)
     # Scaling by powers of two is exact here: every format but float64 has far fewer exponents.
-    rounded = np.ldexp(np.rint(np.ldexp(values, -spacing)), spacing)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = np.ldexp(np.rint(np.ldexp(values, -spacing)), spacing)
     overflow = np.inf if target.has_infinity else np.nan
     too_large = np.abs(rounded) > target.largest
     rounded = np.where(too_large, np.copysign(overflow, values), rounded)

@@ -10,15 +10,18 @@ al., FlashAttention, https://arxiv.org/abs/2205.14135 (appendix B.2); sinks as i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ringspec.errors import ShapeError
+from ringspec.spec.checks import check_partial
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
-from ringspec.spec.options import Options, check, check_gradients, takes_options
+from ringspec.spec.options import Options, check, check_gradients, check_lse, takes_options
 from ringspec.spec.problem import Array, Problem
 
 
@@ -86,6 +89,69 @@ def attention_backward(
     return as_given(result, options)
 
 
+@takes_options
+def attention_block_backward(
+    dy: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    lse: ArrayLike,
+    delta: ArrayLike,
+    **options: Unpack[Options],
+) -> Gradients:
+    """The share of queries q and keys k, v in the gradients, from lse and delta as given (BWD-11).
+
+    ``lse`` and ``delta`` [B, H, Sq] belong to the whole rows, of which these keys may be a part;
+    delta is dy_o_sum, less dlse where the loss reads lse. p = exp(s - lse) is not renormalised. The
+    other arguments are those of :func:`attention_backward`. The shares of all key blocks add up to
+    its result (dsinks is that of the rows, not of the block).
+
+    >>> import numpy as np
+    >>> q = k = np.zeros((1, 1, 1, 4)); v = dy = np.ones((1, 1, 1, 4))
+    >>> half = attention_block_backward(dy, q, k, v, lse=[[[np.log(2.0)]]], delta=[[[4.0]]])
+    >>> half.dv.tolist()  # this key has half of the row's weight
+    [[[[0.5, 0.5, 0.5, 0.5]]]]
+    """
+    problem = check(q, k, v, dict(options))
+    dy, delta = check_gradients(problem, dy, delta, "delta")
+    lse = check_lse(problem, lse)
+    s, t = scores(problem)
+    empty = np.isneginf(lse)
+    p = np.where(empty[..., None], 0.0, np.exp(s - np.where(empty, 0.0, lse)[..., None]))
+    keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
+    return as_given(gradients(problem, p, t, keep, dy, lse, delta), options)
+
+
+def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
+    """The result over all keys of normalised partial results (o_n, lse_n) over disjoint keys.
+
+    ``parts`` is a list of pairs o_n [B, H, S, Dv], lse_n [B, H, S] (natural log; -inf where a part
+    saw no key). lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n (SOFT-2, SOFT-3, SOFT-4).
+
+    >>> import numpy as np
+    >>> o, lse = np.ones((1, 1, 1, 2)), np.zeros((1, 1, 1))
+    >>> merge_partials([(o, lse), (3 * o, lse + np.log(3.0))]).o.tolist()
+    [[[[2.5, 2.5]]]]
+    """
+    pairs = [check_partial(o, lse) for o, lse in parts]
+    if len({o.shape for o, _ in pairs}) != 1:
+        raise ShapeError(
+            "at least one pair (o, lse), all of the same shape",
+            str([o.shape for o, _ in pairs]),
+            "merge parts of the same query rows",
+        )
+    m = np.max([lse for _, lse in pairs], axis=0)
+    shift = np.where(np.isneginf(m), 0.0, m)
+    total = np.sum([np.exp(lse - shift) for _, lse in pairs], axis=0)
+    empty = total == 0
+    safe = np.where(empty, 1.0, total)
+    o = np.zeros(pairs[0][0].shape)
+    for part, lse in pairs:
+        o = o + (np.exp(lse - shift) / safe)[..., None] * part
+    return Forward(o, np.where(empty, -np.inf, shift + np.log(safe)))
+
+
 def as_given(result: Gradients, options: Any) -> Gradients:
     """dsinks and dbias in the shapes in which sinks and bias were given."""
     dsinks, dbias = result.dsinks, result.dbias
@@ -138,20 +204,33 @@ def forward(problem: Problem) -> Forward:
 
 def backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
     """Gradients of a checked problem (BWD-1 to BWD-10)."""
-    q, rows, terms = problem.q, problem.rows, problem.terms
-    k, v = (np.repeat(x, terms.group, axis=1) for x in (problem.k, problem.v))
     s, t = scores(problem)
     lse, p = normalise(problem, s)
-    keep = keep_factor(rows, problem.columns, terms, q.shape[0])
-    o = (p * keep) @ v
-    delta = (dy * o).sum(axis=3)
+    keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
+    v = np.repeat(problem.v, problem.terms.group, axis=1)
+    delta = (dy * ((p * keep) @ v)).sum(axis=3)
+    return gradients(problem, p, t, keep, dy, lse, delta - dlse)
+
+
+def gradients(
+    problem: Problem,
+    p: Array,
+    t: Array | None,
+    keep: Array | float,
+    dy: Array,
+    lse: Array,
+    delta: Array,
+) -> Gradients:
+    """All gradients from p, t and delta = dy_o_sum - dlse (BWD-2 to BWD-9)."""
+    q, rows, terms = problem.q, problem.rows, problem.terms
+    k, v = (np.repeat(x, terms.group, axis=1) for x in (problem.k, problem.v))
     dp = (dy @ v.swapaxes(2, 3)) * keep
-    ds = p * (dp - delta[..., None] + dlse[..., None])
+    ds = p * (dp - delta[..., None])
     dz = ds if t is None else ds * (1.0 - t * t)
     dq = terms.scale * (dz @ k)
     dk = over_group(terms.scale * (dz.swapaxes(2, 3) @ q), terms.group)
     dv = over_group((p * keep).swapaxes(2, 3) @ dy, terms.group)
-    dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, dlse - delta)
+    dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, -delta)
     dbias = None if rows.bias is None else reduce_to(dz, rows.bias.shape)
     return Gradients(dq, dk, dv, dsinks, dbias)
 

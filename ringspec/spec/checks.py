@@ -218,15 +218,31 @@ def check_bounds(
     return int_rows(low, "bound_min", batch, n_q), int_rows(high, "bound_max", batch, n_q)
 
 
-def check_bias(x: Any, full: tuple[int, int, int, int]) -> NDArray[np.float64] | None:
-    if x is None:
-        return None
-    values = float_array(x, "bias", finite=False)
+def finite_or_minus_infinity(x: Any, what: str, rank: int | None = None) -> NDArray[np.float64]:
+    """Float input in which -inf has a meaning; NaN and +inf are refused."""
+    values = float_array(x, what, rank, finite=False)
     if np.isnan(values).any() or np.isposinf(values).any():
         raise NonFiniteError(
-            "bias of finite values or -inf", "NaN or +inf", "write -inf for a masked pair"
+            f"{what} of finite values or -inf",
+            "NaN or +inf",
+            "write -inf for a masked pair or an empty row",
         )
-    return pair_array(values, "bias", full)
+    return values
+
+
+def check_bias(x: Any, full: tuple[int, int, int, int]) -> NDArray[np.float64] | None:
+    return None if x is None else pair_array(finite_or_minus_infinity(x, "bias"), "bias", full)
+
+
+def check_partial(o: Any, lse: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """o [B, H, S, Dv] and lse [B, H, S] of one partial result."""
+    o = float_array(o, "o", rank=4)
+    lse = finite_or_minus_infinity(lse, "lse", rank=3)
+    if o.shape[:3] != lse.shape:
+        raise ShapeError(
+            "lse of o's shape without the last axis", f"o {o.shape}, lse {lse.shape}", "see o, lse"
+        )
+    return o, lse
 
 
 def check_sinks(x: Any, heads: int) -> NDArray[np.float64] | None:

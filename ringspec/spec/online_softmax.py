@@ -109,13 +109,13 @@ def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> Softma
     """SOFT-3: lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n, of two normalised states."""
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
-    total = np.exp(a.m - shift) + np.exp(b.m - shift)
-    empty = total == 0
-    lse = np.where(empty, -np.inf, shift + np.log(np.where(empty, 1.0, total)))
-    lse = round_to(lse, recipe.statistics)
-    shift = finite_shift(lse)
-    c_a = round_to(np.exp(a.m - shift), recipe.statistics)
-    c_b = round_to(np.exp(b.m - shift), recipe.statistics)
+    e_a, e_b = np.exp(a.m - shift), np.exp(b.m - shift)
+    empty = e_a + e_b == 0
+    total = np.where(empty, 1.0, e_a + e_b)
+    lse = round_to(np.where(empty, -np.inf, shift + np.log(total)), recipe.statistics)
+    # e / total is exp(lse_n - lse) without the rounding error of a large lse.
+    c_a = round_to(e_a / total, recipe.statistics)
+    c_b = round_to(e_b / total, recipe.statistics)
     part_a = round_to(c_a[..., None] * a.o, recipe.merge)
     part_b = round_to(c_b[..., None] * b.o, recipe.merge)
     o = round_to(round_to(part_a + part_b, recipe.merge), recipe.carried_o)

@@ -27,6 +27,7 @@ from ringspec.spec.checks import (
     check_sinks,
     check_softcap,
     check_window,
+    finite_or_minus_infinity,
     flag,
     float_array,
     int_rows,
@@ -167,9 +168,9 @@ def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
 
 
 def check_gradients(
-    problem: Problem, dy: Any, dlse: Any
+    problem: Problem, dy: Any, per_row: Any, what: str = "dlse"
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """dy [B, H, Sq, Dv] and dlse [B, H, Sq] (None = zeros) as float64."""
+    """dy [B, H, Sq, Dv] and dlse or delta [B, H, Sq] (None = zeros) as float64."""
     batch, heads, n_q, _ = problem.q.shape
     dy = float_array(dy, "dy", rank=4)
     if dy.shape != (batch, heads, n_q, problem.v.shape[3]):
@@ -178,13 +179,22 @@ def check_gradients(
             f"shape {dy.shape}",
             "dy is the gradient of the loss with respect to o, [B, H, Sq, Dv]",
         )
-    if dlse is None:
+    if per_row is None:
         return dy, np.zeros((batch, heads, n_q))
-    dlse = float_array(dlse, "dlse", rank=3)
-    if dlse.shape != (batch, heads, n_q):
+    return dy, row_array(problem, float_array(per_row, what, rank=3), what)
+
+
+def row_array(problem: Problem, x: NDArray[np.float64], what: str) -> NDArray[np.float64]:
+    """One number per query row, [B, H, Sq]."""
+    if x.shape != problem.q.shape[:3]:
         raise ShapeError(
-            f"dlse of lse's shape {(batch, heads, n_q)}",
-            f"shape {dlse.shape}",
-            "dlse is the gradient of the loss with respect to lse, [B, H, Sq]",
+            f"{what} of shape [B, H, Sq] = {problem.q.shape[:3]}",
+            f"shape {x.shape}",
+            f"give one {what} per batch, query head and query",
         )
-    return dy, dlse
+    return x
+
+
+def check_lse(problem: Problem, lse: Any) -> NDArray[np.float64]:
+    """lse [B, H, Sq] as float64; -inf marks an empty row, NaN and +inf are refused."""
+    return row_array(problem, finite_or_minus_infinity(lse, "lse", rank=3), "lse")
