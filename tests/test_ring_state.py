@@ -1,0 +1,273 @@
+"""Every worker's state in the open: one step is a pure function, and a run can be looked at."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import ringspec as rs
+from ringspec.errors import NotRecordedError, OptionError
+from ringspec.recipes import recipe
+from ringspec.spec.block_attention import block_backward, block_forward
+from ringspec.spec.options import check
+from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step
+from ringspec.spec.ring_forward import forward_finish, forward_start, forward_step
+from ringspec.spec.worker import Moment
+from ringspec.tensorfile import read_metadata
+
+W, S, H = 3, 12, 2
+EXACT = recipe("float64")
+
+
+def tensors(seed: int = 0):
+    random = np.random.default_rng(seed)
+    return tuple(random.normal(size=(1, H, S, 4)) for _ in range(4))
+
+
+def same(a, b) -> bool:
+    """Bit for bit, through dataclasses, tuples and arrays."""
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and all(
+            same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)
+        )
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def freeze(x) -> None:
+    """Make every array inside read-only, so that a step that writes to its inputs fails."""
+    if dataclasses.is_dataclass(x):
+        for f in dataclasses.fields(x):
+            freeze(getattr(x, f.name))
+    elif isinstance(x, np.ndarray):
+        x.flags.writeable = False
+    elif isinstance(x, tuple):
+        for part in x:
+            freeze(part)
+
+
+@pytest.mark.rule("RING-1", "RING-4", "RING-5", "RING-6")
+@pytest.mark.parametrize("circulation", ["kv", "q", "gather"])
+def test_a_step_needs_only_its_own_state_the_schedule_and_what_it_received(circulation):
+    """Each worker runs alone here, on read-only copies: no step is handed anything of another."""
+    q, k, v, dy = tensors()
+    options = {"causal": True, "bias": np.random.default_rng(1).normal(size=(1, 1, S, S))}
+    forward, backward = rs.forward_schedule(circulation, W), rs.backward_schedule(circulation, W)
+    whole, n = check(q, k, v, options), S // W
+    indices = [np.arange(r * n, (r + 1) * n) for r in range(W)]
+    parts = [
+        (whole.rows.take(i), whole.columns.take(i), *(x[:, :, i].copy() for x in (q, k, v, dy)))
+        for i in indices
+    ]
+    states = [
+        forward_start(r, p[2], p[3], p[4], p[0], p[1], whole.terms, EXACT)
+        for r, p in enumerate(parts)
+    ]
+    results = [forward_finish(s) for s in post(states, forward, forward_step, block_forward)[0]]
+    dlse = np.zeros((1, H, n))
+    states = [
+        backward_start(r, *p[2:], dlse, *results[r], p[0], p[1], whole.terms, EXACT)
+        for r, p in enumerate(parts)
+    ]
+    states, inboxes = post(states, backward, backward_step, block_backward)
+    states = [backward_finish(s, backward, inboxes[r]) for r, s in enumerate(states)]
+    want = rs.ring(q, k, v, dy, workers=W, circulation=circulation, **options)
+    for r in range(W):
+        assert same(results[r], (want.worker(r).o, want.worker(r).lse))
+        assert same(states[r].dq, want.worker(r).dq)
+        assert same(states[r].dk, want.worker(r).dk) and same(states[r].dv, want.worker(r).dv)
+        assert same(states[r].query.dbias, want.worker(r).dbias)
+
+
+def post(states, schedule, step, block):
+    """Run every worker's steps; the only thing that passes between workers is a message."""
+    inboxes = [() for _ in states]
+    for _ in schedule.steps:
+        outgoing = []
+        for r, state in enumerate(states):
+            freeze(state)
+            freeze(inboxes[r])
+            states[r], sent = step(state, schedule, inboxes[r], block)
+            outgoing += sent
+        inboxes = [tuple(m for m in outgoing if m.target == r) for r in range(len(states))]
+    return states, inboxes
+
+
+def test_a_step_gives_the_same_result_when_it_is_repeated():
+    q, k, v, dy = tensors()
+    run = rs.ring(q, k, v, dy, workers=W, layout="striped", causal=True, record=True)
+    again = list(run.replay())
+    assert len(again) == len(run.moments) == 2 * W * W
+    for moment, repeated in zip(run.moments, again, strict=True):
+        assert same(moment, repeated)
+
+
+def test_the_observer_sees_every_step_of_every_worker_in_order():
+    q, k, v, dy = tensors()
+    seen: list[Moment] = []
+    rs.ring(q, k, v, dy, workers=W, observer=seen.append)
+    assert [(m.phase, m.step, m.worker) for m in seen] == [
+        (phase, t, r) for phase in ("forward", "backward") for t in range(W) for r in range(W)
+    ]
+
+
+@pytest.mark.rule("RING-1", "RING-5")
+def test_the_recorded_states_say_who_holds_what():
+    q, k, v, dy = tensors()
+    run = rs.ring(q, k, v, dy, workers=W, circulation="q", record=True)
+    n = S // W
+    for t in range(W):
+        for r in range(W):
+            owner = (r - t) % W
+            held = run.moment(r, t).after
+            received = run.moment(r, t).received
+            assert (
+                held.step == t + 1 and held.query_owner == r and run.moment(r, t).pair == (r, owner)
+            )
+            assert [m.source for m in received] == ([(r - 1) % W] if t else [])
+            if t == W - 1:  # nothing was sent on, so the block is still here
+                assert (held.k == k[:, :, owner * n : (owner + 1) * n]).all()
+            backward = run.moment(r, t, "backward")
+            assert backward.pair == (owner, r)
+            assert (backward.after.k == k[:, :, r * n : (r + 1) * n]).all()
+    assert run.moment(0, W - 1, "backward").sent[0].side.owner == 1
+
+
+def test_the_running_state_reaches_the_dense_result():
+    q, k, v, _ = tensors()
+    run = rs.ring(q, k, v, workers=W, record=True)
+    dense = rs.attention(q, k, v)
+    for r in range(W):
+        state = run.state(worker=r, step=W - 1)
+        rows = slice(r * S // W, (r + 1) * S // W)
+        assert np.abs(state.o / state.l[..., None] - dense.o[:, :, rows]).max() <= 1e-15
+        assert np.abs(state.m + np.log(state.l) - dense.lse[:, :, rows]).max() <= 2e-15
+    before = run.state(worker=0, step=0, when="before")
+    assert (before.m == -np.inf).all() and (before.l == 0).all() and (before.lse == -np.inf).all()
+
+
+def test_what_was_not_recorded_is_refused_with_the_way_to_record_it():
+    q, k, v, _ = tensors()
+    run = rs.ring(q, k, v, workers=W)
+    with pytest.raises(NotRecordedError, match="record=True"):
+        run.state(worker=0, step=0)
+    with pytest.raises(NotRecordedError, match="record=True"):
+        list(run.replay())
+    recorded = rs.ring(q, k, v, workers=W, record=True)
+    with pytest.raises(NotRecordedError, match="forward"):
+        recorded.state(worker=0, step=0, phase="backward")
+    with pytest.raises(NotRecordedError):
+        recorded.worker(W)
+    with pytest.raises(OptionError):
+        recorded.state(worker=0, step=0, when="during")
+
+
+def test_print_shows_who_computes_what_and_what_travels():
+    q, k, v, dy = tensors()
+    text = str(rs.ring(q, k, v, dy, workers=W, causal=True, circulation="q"))
+    assert "ring of 3 workers, layout contiguous, recipe float64" in text
+    for r in range(W):
+        for t in range(W):
+            assert f"q{r} x k{(r - t) % W}" in text and f"q{(r - t) % W} x k{r}" in text
+    assert "after step 0: k v columns: r -> r+1 mod 3" in text
+    assert "after step 2: dq dbias: r -> r+1 mod 3" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_notebook_rendering_holds_the_same_cells():
+    q, k, v, dy = tensors()
+    run = rs.ring(q, k, v, dy, workers=W, causal=True)
+    page = run._repr_html_()
+    assert page.count("<table>") == 2 and "q2 x k1" in page and "<script" not in page
+
+
+def test_a_saved_run_holds_results_and_every_recorded_state(tmp_path):
+    q, k, v, dy = tensors()
+    run = rs.ring(q, k, v, dy, workers=W, record=True, recipe="bf16")
+    path = tmp_path / "run.safetensors"
+    run.save(path)
+    saved = rs.read_tensors(path)
+    assert (saved["results/dk"] == run.dk).all()
+    for r in range(W):
+        assert (saved[f"workers/{r}/o"] == run.worker(r).o).all()
+        for t in range(W):
+            assert (saved[f"forward/step{t}/worker{r}/after/m"] == run.state(r, t).m).all()
+            got = saved[f"backward/step{t}/worker{r}/before/dq"]
+            assert (got == run.state(r, t, "backward", "before").dq).all()
+    meaning = json.loads(read_metadata(path)["ringspec.run"])
+    assert meaning["workers"] == W and meaning["recipe"]["p"] == "bfloat16"
+    first = path.read_bytes()
+    run.save(path)
+    assert path.read_bytes() == first
+
+
+def test_the_block_computation_is_a_parameter():
+    q, k, v, dy = tensors()
+    calls = []
+
+    def counted_forward(*arguments):
+        calls.append("forward")
+        return block_forward(*arguments)
+
+    def counted_backward(*arguments):
+        calls.append("backward")
+        return block_backward(*arguments)
+
+    run = rs.ring(
+        q, k, v, dy, workers=W, block_forward=counted_forward, block_backward=counted_backward
+    )
+    assert same(run.dq, rs.ring(q, k, v, dy, workers=W).dq)
+    assert calls == ["forward"] * W * W + ["backward"] * W * W
+
+
+def test_masked_steps_can_be_left_out_without_a_change():
+    q, k, v, dy = tensors()
+    full = rs.ring(q, k, v, dy, workers=W, causal=True)
+    short = rs.ring(q, k, v, dy, workers=W, causal=True, skip_masked=True, record=True)
+    assert same((full.o, full.lse, full.dq, full.dk, full.dv),
+                (short.o, short.lse, short.dq, short.dk, short.dv))  # fmt: skip
+    assert short.moment(0, 1).pair is None
+    assert short.schedule.skipped == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_a_schedule_of_ones_own_runs_after_it_is_proved():
+    q, k, v, dy = tensors()
+    backwards = rs.forward_schedule("kv", W, direction=-1)
+    run = rs.ring(q, k, v, workers=W, schedule=backwards)
+    assert np.abs(run.o - rs.attention(q, k, v).o).max() <= 1e-15
+    with pytest.raises(OptionError, match="forward_schedule"):
+        rs.ring(q, k, v, workers=W, schedule=rs.backward_schedule("kv", W))
+    with pytest.raises(OptionError, match="same number of workers"):
+        rs.ring(q, k, v, workers=W, schedule=rs.forward_schedule("kv", W + 1))
+
+
+def test_a_run_does_not_change_its_inputs():
+    arrays = tensors()
+    kept = [x.copy() for x in arrays]
+    rs.ring(*arrays, workers=W, causal=True, circulation="q", record=True)
+    for x, before in zip(arrays, kept, strict=True):
+        assert (x == before).all()
+
+
+@pytest.mark.slow
+def test_memory_is_shards_and_one_block_not_the_square_of_the_length():
+    """S = 16384, D = 64, one head, W = 8, forward and backward, under 1 GiB for the process."""
+    import subprocess
+    import sys
+
+    program = (
+        "import resource, numpy as np, ringspec as rs\n"
+        "random = np.random.default_rng(0)\n"
+        "q, k, v, dy = (random.normal(size=(1, 1, 16384, 64)) for _ in range(4))\n"
+        "run = rs.ring(q, k, v, dy, workers=8, causal=True, layout='zigzag', circulation='q')\n"
+        "assert np.isfinite(run.dk).all()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) * 1024 < 2**30
