@@ -116,16 +116,20 @@ def test_partials_rounded_between_steps_lose_more_with_every_worker_and_others_d
 @pytest.mark.rule("NUM-3")
 @pytest.mark.parametrize("merged", [merge, merge_normalised])
 def test_a_merge_rounds_each_product_and_the_sum(merged):
-    """One element by hand: weights 1/2 and 1/2, or 1 and 1, of two bfloat16 numbers."""
+    """One element by hand: neither product and not the sum is a bfloat16 number."""
     used = Recipe("narrow merge", merge=NARROW)
-    one, zero = np.ones((1, 1, 1)), np.zeros((1, 1, 1))
-    a = SoftmaxState(zero, one, np.full((1, 1, 1, 1), 1.0 + 2.0**-7))
-    b = SoftmaxState(zero, one, np.full((1, 1, 1, 1), 2.0**-7 + 2.0**-10))
-    weight = 1.0 if merged is merge else 0.5
-    parts = [float(round_to(weight * x.o[0, 0, 0, 0], NARROW)) for x in (a, b)]
-    want = float(round_to(parts[0] + parts[1], NARROW))
-    got = float(merged(a, b, used).o[0, 0, 0, 0])
-    assert got == want != weight * float(a.o[0, 0, 0, 0] + b.o[0, 0, 0, 0])
+    one = np.ones((1, 1, 1))
+    a = SoftmaxState(0.7 * one, one, np.full((1, 1, 1, 1), 1.3))
+    b = SoftmaxState(0.2 * one, one, np.full((1, 1, 1, 1), 5.1))
+    e = [1.0, float(np.exp(-0.5))]
+    weights = e if merged is merge else [x / sum(e) for x in e]
+    parts = [float(round_to(c * o, NARROW)) for c, o in zip(weights, (1.3, 5.1), strict=True)]
+    want = float(round_to(sum(parts), NARROW))
+    assert float(merged(a, b, used).o[0, 0, 0, 0]) == want
+    assert float(merged(b, a, used).o[0, 0, 0, 0]) == want
+    unrounded = weights[0] * 1.3 + weights[1] * 5.1
+    for less in (unrounded, parts[0] + weights[1] * 5.1, weights[0] * 1.3 + parts[1], sum(parts)):
+        assert float(merged(a, b, used).o[0, 0, 0, 0]) != less
 
 
 @pytest.mark.rule("NUM-2")

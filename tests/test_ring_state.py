@@ -129,8 +129,12 @@ def test_the_recorded_states_say_who_holds_what():
                 held.step == t + 1 and held.query_owner == r and run.moment(r, t).pair == (r, owner)
             )
             assert [m.source for m in received] == ([(r - 1) % W] if t else [])
-            if t == W - 1:  # nothing was sent on, so the block is still here
-                assert (held.k == k[:, :, owner * n : (owner + 1) * n]).all()
+            during = run.state(r, t, when="during")
+            assert during.key_owner == owner
+            assert (during.k == k[:, :, owner * n : (owner + 1) * n]).all()
+            # Afterwards the block is gone, except in the last step, which sends nothing.
+            assert (held.k is None) == (t < W - 1)
+            assert ("sent on" in str(held)) == (t < W - 1)
             backward = run.moment(r, t, "backward")
             assert backward.pair == (owner, r)
             assert (backward.after.k == k[:, :, r * n : (r + 1) * n]).all()
@@ -163,7 +167,7 @@ def test_what_was_not_recorded_is_refused_with_the_way_to_record_it():
     with pytest.raises(NotRecordedError):
         recorded.worker(W)
     with pytest.raises(OptionError):
-        recorded.state(worker=0, step=0, when="during")
+        recorded.state(worker=0, step=0, when="later")
 
 
 def test_print_shows_who_computes_what_and_what_travels():
@@ -251,6 +255,19 @@ def test_a_run_does_not_change_its_inputs():
     rs.ring(*arrays, workers=W, causal=True, circulation="q", record=True)
     for x, before in zip(arrays, kept, strict=True):
         assert (x == before).all()
+
+
+def test_a_run_a_schedule_and_a_state_have_a_short_representation():
+    q, k, v, dy = tensors()
+    run = rs.ring(q, k, v, dy, workers=W, record=True)
+    assert repr(run).startswith("<Run: ring of 3 workers") and len(repr(run)) < 120
+    assert str(run.schedule).splitlines()[2].startswith("step 1: visitors 2 0 1; then k v columns")
+    assert str(run.state(1, 0, when="during")) == (
+        "worker 1 after 0 steps holds queries of 1, keys of 1"
+    )
+    assert run.cost().hops == W - 1 and run.cost("backward").hops == W
+    with pytest.raises(NotRecordedError):
+        rs.ring(q, k, v, workers=W).cost("backward")
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from ringspec.recipes import Recipe
 from ringspec.spec.attention import sink_gradient
 from ringspec.spec.block_attention import BlockBackward, BlockGradients, dy_o_sum
 from ringspec.spec.problem import Array, Columns, Rows, Terms
-from ringspec.spec.ring_forward import Observer, met
+from ringspec.spec.ring_forward import Observer
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import (
     KeySide,
@@ -26,9 +26,10 @@ from ringspec.spec.worker import (
     Moment,
     QuerySide,
     WorkerState,
+    arrive,
     deliver,
+    met,
     receive,
-    select,
     send,
 )
 
@@ -63,12 +64,9 @@ def backward_step(
     state: WorkerState, schedule: Schedule, received: tuple[Message, ...], block: BlockBackward
 ) -> tuple[WorkerState, tuple[Message, ...]]:
     """One worker's step: RECEIVE, differentiate one block, ADD, SEND."""
-    step = schedule.steps[state.step]
     # RECEIVE
-    state = open_accumulators(receive(state, schedule, received))
-    owner = step.uses[state.worker]
-    if owner is not None:
-        state = select(state, owner)
+    state = arrive(state, schedule, received)
+    if met(schedule, state.step, state.worker) is not None:
         query, key = state.query, state.key
         assert query.q is not None and query.rows is not None and query.dy is not None
         assert query.lse is not None and query.delta is not None
@@ -89,17 +87,6 @@ def backward_step(
         state = add(state, share)
     # SEND
     return send(state, schedule)
-
-
-def open_accumulators(state: WorkerState) -> WorkerState:
-    """Gathered keys arrive without accumulators: every worker opens one for each owner."""
-    opened = []
-    for side in state.gathered:
-        if side.dk is None:
-            assert side.k is not None and side.v is not None
-            side = dataclasses.replace(side, dk=np.zeros(side.k.shape), dv=np.zeros(side.v.shape))
-        opened.append(side)
-    return dataclasses.replace(state, gathered=tuple(opened))
 
 
 def add(state: WorkerState, share: BlockGradients) -> WorkerState:
@@ -155,7 +142,9 @@ def backward_loop(
         outboxes = []
         for r, before in enumerate(states):
             after, sent = backward_step(before, schedule, inboxes[r], block)
-            observer(Moment("backward", t, r, met(schedule, t, r), before, inboxes[r], after, sent))
+            during = arrive(before, schedule, inboxes[r])
+            pair = met(schedule, t, r)
+            observer(Moment("backward", t, r, pair, before, inboxes[r], during, after, sent))
             states[r] = after
             outboxes.append(sent)
         inboxes = deliver(outboxes, schedule.workers)

@@ -24,9 +24,9 @@ from ringspec.spec.worker import (
     Moment,
     QuerySide,
     WorkerState,
+    arrive,
     deliver,
-    receive,
-    select,
+    met,
     send,
 )
 
@@ -62,12 +62,9 @@ def forward_step(
     state: WorkerState, schedule: Schedule, received: tuple[Message, ...], block: BlockForward
 ) -> tuple[WorkerState, tuple[Message, ...]]:
     """One worker's step: the state after it, and the messages that it sends."""
-    step = schedule.steps[state.step]
     # RECEIVE
-    state = receive(state, schedule, received)
-    owner = step.uses[state.worker]
-    if owner is not None:
-        state = select(state, owner)
+    state = arrive(state, schedule, received)
+    if met(schedule, state.step, state.worker) is not None:
         query, key = state.query, state.key
         assert state.running is not None and query.q is not None and query.rows is not None
         assert key.k is not None and key.v is not None and key.columns is not None
@@ -102,14 +99,10 @@ def forward_loop(
         outboxes = []
         for r, before in enumerate(states):
             after, sent = forward_step(before, schedule, inboxes[r], block)
-            observer(Moment("forward", t, r, met(schedule, t, r), before, inboxes[r], after, sent))
+            during = arrive(before, schedule, inboxes[r])
+            pair = met(schedule, t, r)
+            observer(Moment("forward", t, r, pair, before, inboxes[r], during, after, sent))
             states[r] = after
             outboxes.append(sent)
         inboxes = deliver(outboxes, schedule.workers)
     return states
-
-
-def met(schedule: Schedule, step: int, worker: int) -> tuple[int, int] | None:
-    """(query owner, key owner) that a worker computes in a step, or None."""
-    owner = schedule.steps[step].uses[worker]
-    return None if owner is None else schedule.pair(worker, owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from ringspec.spec.block_attention import (
     block_backward,
     block_forward,
 )
+from ringspec.spec.cost import Cost, cost
 from ringspec.spec.layout import Layout
 from ringspec.spec.problem import Array, Integers, Problem
 from ringspec.spec.ring_backward import backward_step
 from ringspec.spec.ring_forward import forward_step
 from ringspec.spec.schedule import Schedule
-from ringspec.spec.show import run_as_html, run_as_text, run_tensors
+from ringspec.spec.show import heading, run_as_html, run_as_text, run_tensors
 from ringspec.spec.worker import Moment, WorkerState
 from ringspec.tensorfile import write_tensors
 
@@ -48,7 +49,7 @@ class WorkerResult:
     dbias: Array | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """The result of :func:`ring`.
 
@@ -57,20 +58,18 @@ class Run:
     the recipe's output formats. ``print(run)`` shows who computes what in which step.
     """
 
-    problem: Problem = field(repr=False)
-    recipe: Recipe = field(repr=False)
-    layout_q: Layout = field(repr=False)
-    layout_k: Layout = field(repr=False)
-    schedule: Schedule = field(repr=False)
-    backward_schedule: Schedule | None = field(repr=False)
-    workers: tuple[WorkerResult, ...] = field(repr=False)
-    o: Array = field(repr=False)
-    lse: Array = field(repr=False)
-    gradients: Gradients | None = field(repr=False, default=None)
-    moments: tuple[Moment, ...] = field(repr=False, default=())
-    blocks: tuple[BlockForward, BlockBackward] = field(
-        repr=False, default=(block_forward, block_backward)
-    )
+    problem: Problem
+    recipe: Recipe
+    layout_q: Layout
+    layout_k: Layout
+    schedule: Schedule
+    backward_schedule: Schedule | None
+    workers: tuple[WorkerResult, ...]
+    o: Array
+    lse: Array
+    gradients: Gradients | None = None
+    moments: tuple[Moment, ...] = ()
+    blocks: tuple[BlockForward, BlockBackward] = (block_forward, block_backward)
 
     @property
     def dq(self) -> Array | None:
@@ -115,11 +114,28 @@ class Run:
     def state(
         self, worker: int, step: int, phase: str = "forward", when: str = "after"
     ) -> WorkerState:
-        """One worker's state after (or, with ``when='before'``, before) a step."""
-        if when not in ("before", "after"):
-            raise OptionError("when as 'before' or 'after'", repr(when), "pass when='after'")
+        """One worker's state 'after' a step, 'before' it, or 'during' it.
+
+        'during' is when everything has arrived and nothing is computed yet: only then are the keys
+        (or queries) of the step here, because afterwards they are sent on.
+        """
+        if when not in ("before", "during", "after"):
+            raise OptionError(
+                "when as 'before', 'during' or 'after'", repr(when), "pass when='after'"
+            )
         moment = self.moment(worker, step, phase)
-        return moment.after if when == "after" else moment.before
+        return {"before": moment.before, "during": moment.during, "after": moment.after}[when]
+
+    def cost(self, phase: str = "forward") -> Cost:
+        """Hops, bytes and visible pairs of one pass (see ``ringspec.spec.cost``)."""
+        schedule = {"forward": self.schedule, "backward": self.backward_schedule}.get(phase)
+        if schedule is None:
+            raise NotRecordedError(
+                "phase 'forward', or 'backward' of a run with dy",
+                repr(phase),
+                "pass dy to ring(...) for a backward pass",
+            )
+        return cost(self.problem, schedule, self.layout_q, self.layout_k, self.recipe)
 
     def replay(self) -> Iterator[Moment]:
         """Do every recorded step again, from the recorded state and messages alone.
@@ -139,6 +155,9 @@ class Run:
                     moment.before, self.backward_schedule, moment.received, self.blocks[1]
                 )
             yield replace(moment, after=after, sent=sent)
+
+    def __repr__(self) -> str:
+        return f"<Run: {heading(self)}>"
 
     def __str__(self) -> str:
         return run_as_text(self)

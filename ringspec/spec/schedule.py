@@ -80,6 +80,26 @@ class Schedule:
         """Number of steps after which something travels."""
         return sum(1 for step in self.steps if step.transfers)
 
+    def travelling(self, step: int) -> str:
+        """What travels after a step, and where to: 'k v columns: r -> r+1 mod 4'."""
+        parts = []
+        for transfer in self.steps[step].transfers:
+            where = {"gather": "to all", "reduce_scatter": "to owners"}.get(transfer.kind)
+            if where is None:
+                shift = (transfer.pairs[0][1] - transfer.pairs[0][0]) % self.workers
+                ring = all((a + shift) % self.workers == b for a, b in transfer.pairs)
+                where = f"r -> r+{shift} mod {self.workers}" if ring else str(transfer.pairs)
+            parts.append(f"{' '.join(transfer.carries)}: {where}")
+        return "; ".join(parts) or "nothing"
+
+    def __str__(self) -> str:
+        """One line per step: the visitor at each worker, and what travels afterwards."""
+        lines = [f"{self.name}, {self.workers} workers, {self.moves} move"]
+        for t, step in enumerate(self.steps):
+            owners = " ".join("-" if b is None else str(b) for b in step.uses)
+            lines.append(f"step {t}: visitors {owners}; then {self.travelling(t)}")
+        return "\n".join(lines)
+
 
 def ring_permute(workers: int, direction: int) -> tuple[Pair, ...]:
     """(source, target) of every worker to its neighbour r + direction (RING-3)."""

@@ -39,26 +39,19 @@ def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
     return table
 
 
-def travelling(schedule: Schedule, step: int) -> str:
-    """What travels after a step, and where to: 'k v columns -> r+1'."""
-    parts = []
-    for transfer in schedule.steps[step].transfers:
-        names = " ".join(transfer.carries)
-        where = {"gather": "to all", "reduce_scatter": "to owners"}.get(transfer.kind)
-        if where is None:
-            shift = (transfer.pairs[0][1] - transfer.pairs[0][0]) % schedule.workers
-            ring = all((a + shift) % schedule.workers == b for a, b in transfer.pairs)
-            where = f"r -> r+{shift} mod {schedule.workers}" if ring else str(transfer.pairs)
-        parts.append(f"{names}: {where}")
-    return "; ".join(parts) or "nothing"
-
-
 def heading(run: Run) -> str:
     batch, heads, n_q, width = run.problem.q.shape
     what = f"B={batch} H={heads} Sq={n_q} Sk={run.problem.k.shape[2]} D={width}"
     return (
         f"ring of {run.layout_q.workers} workers, layout {run.layout_q.name}, "
         f"recipe {run.recipe.name}, {what}"
+    )
+
+
+def summary(counted: Cost) -> str:
+    return (
+        f"{counted.hops} hops, {int(counted.sent.sum())} bytes sent in all, "
+        f"imbalance {counted.imbalance:.2f} (lockstep {counted.lockstep_imbalance:.2f})"
     )
 
 
@@ -74,11 +67,8 @@ def run_as_text(run: Run) -> str:
         for r, row in enumerate(cells):
             lines.append(f"{r:>6}  " + "  ".join(c.ljust(width) for c in row).rstrip())
         for t in range(len(schedule.steps)):
-            lines.append(f"after step {t}: {travelling(schedule, t)}")
-        lines.append(
-            f"{schedule.hops} hops, {int(counted.sent.sum())} bytes sent in all, "
-            f"imbalance {counted.imbalance:.2f} (lockstep {counted.lockstep_imbalance:.2f})"
-        )
+            lines.append(f"after step {t}: {schedule.travelling(t)}")
+        lines.append(summary(counted))
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -98,13 +88,15 @@ def run_as_html(run: Run) -> str:
                 cells.append(f'<td style="{color}">{html.escape(cell)}</td>')
             rows.append(f"<tr><th>worker {r}</th>{''.join(cells)}</tr>")
         moves = "".join(
-            f"<td><small>{html.escape(travelling(schedule, t))}</small></td>"
+            f"<td><small>{html.escape(schedule.travelling(t))}</small></td>"
             for t in range(len(schedule.steps))
         )
         rows.append(f"<tr><th>then travel</th>{moves}</tr>")
         parts.append(
             f"<table><caption>{html.escape(schedule.name)}: queries x keys (visible pairs)"
             f"</caption><tr><th></th>{header}</tr>{''.join(rows)}</table>"
+            f"<p>{html.escape(summary(counted))}; columns = positions and segments of the keys, "
+            "rows = those of the queries</p>"
         )
     return "\n".join(parts)
 
@@ -126,7 +118,11 @@ def run_tensors(run: Run) -> tuple[dict[str, NDArray], dict[str, str]]:
             add(f"workers/{result.worker}/{name}", getattr(result, name))
     for moment in run.moments:
         where = f"{moment.phase}/step{moment.step}/worker{moment.worker}"
-        for when, state in (("before", moment.before), ("after", moment.after)):
+        for when, state in (
+            ("before", moment.before),
+            ("during", moment.during),
+            ("after", moment.after),
+        ):
             owners = np.array([state.query_owner, state.key_owner], dtype=np.int64)
             add(f"{where}/{when}/owners", owners)
             for name in STATE_NAMES:

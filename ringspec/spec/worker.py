@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+
 from ringspec.recipes import Recipe
 from ringspec.spec.online_softmax import SoftmaxState
 from ringspec.spec.problem import Array, Columns, Rows, Terms
@@ -138,7 +140,13 @@ class WorkerState:
         return self.key.dv
 
     def __str__(self) -> str:
-        held = [f"queries of {self.query.owner}", f"keys of {self.key.owner}"]
+        held = [
+            f"{name} of {side.owner}" if here else f"no {name} (those of {side.owner} were sent on)"
+            for name, side, here in (
+                ("queries", self.query, self.query.q is not None),
+                ("keys", self.key, self.key.k is not None),
+            )
+        ]
         if self.gathered:
             held.append(f"gathered keys of {len(self.gathered)} workers")
         return f"worker {self.worker} after {self.step} steps holds " + ", ".join(held)
@@ -146,7 +154,11 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class Moment:
-    """One worker's step on record: everything that went in and everything that came out."""
+    """One worker's step on record: everything that went in and everything that came out.
+
+    ``during`` is the state when everything has arrived and before it computes: it holds the block
+    that the step works on, which ``after`` no longer does once it was sent on.
+    """
 
     phase: str
     step: int
@@ -154,6 +166,7 @@ class Moment:
     pair: tuple[int, int] | None
     before: WorkerState
     received: tuple[Message, ...]
+    during: WorkerState
     after: WorkerState
     sent: tuple[Message, ...]
 
@@ -246,6 +259,32 @@ def receive(state: WorkerState, schedule: Schedule, received: tuple[Message, ...
             side = joined(visiting(state, schedule), message.side)
             state = with_visiting(state, schedule, side)
     return state
+
+
+def arrive(state: WorkerState, schedule: Schedule, received: tuple[Message, ...]) -> WorkerState:
+    """The state with everything that was received, turned to the block of the current step."""
+    state = receive(state, schedule, received)
+    if schedule.accumulators:
+        state = open_accumulators(state)
+    owner = schedule.steps[state.step].uses[state.worker]
+    return state if owner is None else select(state, owner)
+
+
+def open_accumulators(state: WorkerState) -> WorkerState:
+    """Gathered keys arrive without accumulators: every worker opens one for each owner."""
+    opened = []
+    for side in state.gathered:
+        if side.dk is None:
+            assert side.k is not None and side.v is not None
+            side = dataclasses.replace(side, dk=np.zeros(side.k.shape), dv=np.zeros(side.v.shape))
+        opened.append(side)
+    return dataclasses.replace(state, gathered=tuple(opened))
+
+
+def met(schedule: Schedule, step: int, worker: int) -> tuple[int, int] | None:
+    """(query owner, key owner) that a worker computes in a step, or None."""
+    owner = schedule.steps[step].uses[worker]
+    return None if owner is None else schedule.pair(worker, owner)
 
 
 def select(state: WorkerState, owner: int) -> WorkerState:

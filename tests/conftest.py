@@ -1,0 +1,134 @@
+"""What the marks mean, the option --rule, and the environment variable RINGSPEC_REQUIRE.
+
+A test that needs more than the extra [test] carries a mark. Where the need is not met, the test is
+skipped with a sentence that says what is missing and how to get it. RINGSPEC_REQUIRE=torch,mpi turns
+such a skip into a failure: every test with one of these marks then has to run.
+"""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+
+# Two test processes share the cores, so each of them uses one thread. NumPy reads this when it is
+# imported, which no plugin does before this file.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+    "ringspec",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=50,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "explore", parent=hypothesis.settings.get_profile("ringspec"), derandomize=False, max_examples=500
+)
+# `pytest --hypothesis-profile explore` replaces this.
+hypothesis.settings.load_profile("ringspec")
+
+MODULES = {
+    "torch": ("torch",),
+    "jax": ("jax",),
+    "mpi": ("mpi4py",),
+    "gpu": ("torch",),
+    "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
+}
+EXTRAS = {
+    "torch": "torch",
+    "jax": "jax",
+    "mpi": "mpi",
+    "gpu": "torch",
+    "notebook": "docs,notebooks",
+}
+MARKS = (*MODULES, "external")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ringspec")
+    group.addoption(
+        "--rule",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="keep only the tests marked with @pytest.mark.rule(ID); may be repeated",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = required() - set(MARKS)
+    if unknown:
+        raise pytest.UsageError(
+            f"RINGSPEC_REQUIRE names {', '.join(sorted(unknown))}; known are {', '.join(MARKS)}"
+        )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = set(config.getoption("--rule"))
+    if not wanted:
+        return
+    kept = [item for item in items if wanted & rules_of(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not wanted & rules_of(item)])
+    items[:] = kept
+
+
+def rules_of(item: pytest.Item) -> set[str]:
+    return {rule for mark in item.iter_markers("rule") for rule in mark.args}
+
+
+def required() -> set[str]:
+    """The marks whose tests must not be skipped."""
+    names = os.environ.get("RINGSPEC_REQUIRE", "").split(",")
+    return {name.strip() for name in names if name.strip()}
+
+
+def what_is_missing(mark: pytest.Mark) -> str | None:
+    """A sentence, or None when the test with this mark can run."""
+    if mark.name == "external":
+        program = mark.args[0]
+        return None if shutil.which(program) else f"the program {program} is not on the path"
+    for module in MODULES[mark.name]:
+        if importlib.util.find_spec(module) is None:
+            extra = EXTRAS[mark.name]
+            return f"{module} is not installed: pip install -e '.[{extra}]' installs it"
+    if mark.name == "mpi" and shutil.which("mpiexec") is None:
+        return "the program mpiexec is not on the path: pip install -e '.[mpi]' installs one"
+    if mark.name == "gpu":
+        import torch
+
+        return None if torch.cuda.is_available() else "torch sees no GPU on this machine"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers():
+        if mark.name in MARKS:
+            sentence = what_is_missing(mark)
+            if sentence is not None:
+                pytest.skip(sentence)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A skip of a required mark is a failure, whoever skipped."""
+    report = yield
+    names = required() & {mark.name for mark in item.iter_markers()}
+    expected_failure = hasattr(report, "wasxfail")
+    if names and report.skipped and not expected_failure:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but RINGSPEC_REQUIRE={','.join(sorted(names))}: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """A file that skips itself has no marks to look at, so under RINGSPEC_REQUIRE it fails."""
+    report = yield
+    if required() and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"a whole file skipped under RINGSPEC_REQUIRE: {report.longrepr}"
+    return report

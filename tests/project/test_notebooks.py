@@ -1,0 +1,75 @@
+"""How the notebooks are stored. The leg `docs` of .ci/run executes them."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MAY_IMPORT = {"matplotlib", "numpy", "ringspec"}
+MOST_CELLS = 25
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def code_cells(path: Path) -> list[dict[str, Any]]:
+    return [cell for cell in read(path)["cells"] if cell["cell_type"] == "code"]
+
+
+def syntax(cell: dict[str, Any]) -> ast.Module:
+    return ast.parse("".join(cell["source"]))
+
+
+def test_the_first_look_for_students_is_there() -> None:
+    assert "03_the_ring_forward.ipynb" in [path.name for path in NOTEBOOKS]
+
+
+@every_notebook
+def test_a_notebook_is_stored_without_outputs_and_execution_counts(path: Path) -> None:
+    for cell in code_cells(path):
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
+
+
+@every_notebook
+def test_a_notebook_names_the_kernel_that_every_jupyter_has(path: Path) -> None:
+    assert read(path)["metadata"]["kernelspec"]["name"] == "python3"
+
+
+@every_notebook
+def test_every_cell_has_a_name_of_its_own(path: Path) -> None:
+    ids = [cell["id"] for cell in read(path)["cells"]]
+    assert len(set(ids)) == len(ids)
+
+
+@every_notebook
+def test_a_notebook_is_short(path: Path) -> None:
+    assert len(read(path)["cells"]) <= MOST_CELLS
+
+
+@every_notebook
+def test_a_notebook_imports_ringspec_numpy_and_matplotlib_only(path: Path) -> None:
+    for cell in code_cells(path):
+        for node in ast.walk(syntax(cell)):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            assert {module.partition(".")[0] for module in modules} <= MAY_IMPORT
+
+
+@every_notebook
+def test_a_notebook_ends_in_an_assertion(path: Path) -> None:
+    last = read(path)["cells"][-1]
+    assert last["cell_type"] == "code"
+    # The last statement may be a loop over what is asserted.
+    statement = syntax(last).body[-1]
+    assert any(isinstance(node, ast.Assert) for node in ast.walk(statement))
