@@ -30,7 +30,7 @@ class Recipe:
     ``products``            accumulator of every matrix product (float64, or float32 with the
                             summation order of this machine's BLAS: the order is not declared)
     ``scores``              s, after scale, bias and soft cap, and t = tanh
-    ``statistics``          exp(s - m), m, l, lse, and dy_o_sum
+    ``statistics``          exp(s - m), m, l and lse of the running softmax
     ``p``                   P as operand of P V and of P^T dy
     ``block_o``             o of one block as it leaves the block
     ``merge``               each product and each sum of a merge of two partial results
@@ -38,11 +38,14 @@ class Recipe:
     ``outputs``             the final o, which is also the o that the backward reads
     ``lse``                 the final lse, which is also the lse that leaves the forward
     ``backward_lse``        lse as exp(s - lse) reads it
-    ``dy_o_products``       each product dy * o before their row sum dy_o_sum
+    ``dy_o_products``       each product dy * o before their row sum
+    ``delta``               dy_o_sum, or dy_o_sum - dlse
     ``ds``                  dZ (dS without soft cap) as operand of its two products
-    ``tile_gradients``      the accumulators of dq, dk, dv over the tiles of one block
+    ``tile_dq``             the accumulator of dq over the key tiles of one block
+    ``tile_dkv``            the accumulators of dk, dv over the query tiles of one block
     ``block_gradients``     dq, dk, dv of one block as they leave the block
-    ``carried_gradients``   the accumulators of dq, dk, dv between ring steps
+    ``carried_dq``          the accumulator of dq between ring steps
+    ``carried_dkv``         the accumulators of dk, dv between ring steps
     ``gradients``           the final dq, dk, dv
     ``merge_order``         'state': blocks give (m, l, o) unnormalised and are merged so;
                             'normalised': blocks give (o, lse) normalised and are merged so
@@ -63,10 +66,13 @@ class Recipe:
     lse: str = "float64"
     backward_lse: str = "float64"
     dy_o_products: str = "float64"
+    delta: str = "float64"
     ds: str = "float64"
-    tile_gradients: str = "float64"
+    tile_dq: str = "float64"
+    tile_dkv: str = "float64"
     block_gradients: str = "float64"
-    carried_gradients: str = "float64"
+    carried_dq: str = "float64"
+    carried_dkv: str = "float64"
     gradients: str = "float64"
     merge_order: str = "state"
     tile_q: int | None = None
@@ -80,7 +86,7 @@ class Recipe:
             raise OptionError(
                 "products in 'float64' or 'float32' (what matrix units accumulate in)",
                 repr(self.products),
-                "declare 'float32', and narrower sums as carried_gradients or merge",
+                "declare 'float32', and narrower sums as carried_dkv or merge",
             )
         if self.merge_order not in MERGE_ORDERS:
             raise UnknownNameError(
@@ -135,10 +141,13 @@ def mixed(name: str, narrow: str, note: str) -> Recipe:
         lse="float32",
         backward_lse="float32",
         dy_o_products="float32",
+        delta="float32",
         ds=narrow,
-        tile_gradients="float32",
+        tile_dq="float32",
+        tile_dkv="float32",
         block_gradients="float32",
-        carried_gradients="float32",
+        carried_dq="float32",
+        carried_dkv="float32",
         gradients=narrow,
         note=note,
     )
@@ -154,7 +163,8 @@ def partials(name: str, narrow: str) -> Recipe:
         block_o=narrow,
         carried_o=narrow,
         block_gradients=narrow,
-        carried_gradients=narrow,
+        carried_dq=narrow,
+        carried_dkv=narrow,
         merge_order="normalised",
     )
 
@@ -171,8 +181,8 @@ def public_nki(name: str, mixed_precision: bool) -> Recipe:
 
     P and dS are bfloat16; a block's o leaves it unnormalised in the type of q; the merge holds its
     o operands, products and sums in bfloat16; statistics and final gradients are float32. Without
-    ``mixed_precision`` the accumulators of dk and dv, and the lse that the backward reads, are of
-    the input type. Queries go in tiles of 128; the row maximum is taken over the whole block.
+    ``mixed_precision`` the accumulators of dk and dv, and the lse and dy_o_sum that the backward
+    reads, are of the input type; the travelling dq is float32 in either case. Queries go in tiles of 128; the row maximum is taken over the whole block.
     Source: https://github.com/aws-neuron/nki-library (ring attention, context encoding).
     """
     accumulator = "float32" if mixed_precision else "bfloat16"
@@ -183,8 +193,9 @@ def public_nki(name: str, mixed_precision: bool) -> Recipe:
         carried_o="bfloat16",
         dy_o_products="bfloat16",
         backward_lse=accumulator,
-        tile_gradients=accumulator,
-        carried_gradients=accumulator,
+        delta=accumulator,
+        tile_dkv=accumulator,
+        carried_dkv=accumulator,
         gradients="float32",
         tile_q=128,
     )

@@ -26,7 +26,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.register_profile(
-    "explore", parent=hypothesis.settings.get_profile("ringspec"), derandomize=False, max_examples=500
+    "explore",
+    parent=hypothesis.settings.get_profile("ringspec"),
+    derandomize=False,
+    max_examples=500,
 )
 # `pytest --hypothesis-profile explore` replaces this.
 hypothesis.settings.load_profile("ringspec")
@@ -120,7 +123,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     expected_failure = hasattr(report, "wasxfail")
     if names and report.skipped and not expected_failure:
         report.outcome = "failed"
-        report.longrepr = f"skipped, but RINGSPEC_REQUIRE={','.join(sorted(names))}: {report.longrepr}"
+        report.longrepr = (
+            f"skipped, but RINGSPEC_REQUIRE={','.join(sorted(names))}: {report.longrepr}"
+        )
     return report
 
 

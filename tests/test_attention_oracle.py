@@ -26,6 +26,7 @@ from oracle.problem import Problem, all_keeps, allowed, keeps, may_attend, neare
 from oracle.row_scale import RowScale, row_scale, worst_row_error
 
 import ringspec as rs
+from ringspec.formats import round_to, store
 
 BOUND = 2e-15
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -204,12 +205,12 @@ def test_scores_far_from_zero_give_the_weights_of_their_differences(logit):
         assert error <= BOUND, (name, errors)
 
 
-@pytest.mark.parametrize("sink", (-1e4, -100.0, 100.0))
+@pytest.mark.parametrize("sink", (-1e4, -100.0, 100.0, 700.0))
 def test_a_sink_of_any_size_gives_a_finite_lse(sink):
     data = data_of("plain")
     with_sink = replace(data, options={"sinks": np.full(data.q.shape[1], sink)})
     want = forward(problem_of(with_sink))
-    errors = errors_of(dense_forward(with_sink), want, scale_of(with_sink), ("lse",))
+    errors = errors_of(dense_forward(with_sink), want, scale_of(with_sink), ("o", "lse"))
     assert errors["lse"] <= BOUND
     assert np.all(np.isfinite(dense_forward(with_sink).o))
 
@@ -236,6 +237,22 @@ def test_a_given_scale_is_taken_exactly():
     for scale in (float(np.nextafter(default, 0.0)), default, 1.0, 0.1):
         got = rs.attention(one_hot, one_hot, np.ones((1, 1, 1, 1)), scale=scale).lse[0, 0, 0]
         assert float(got) == scale
+
+
+@pytest.mark.parametrize("name", ("float32", "float16", "bfloat16", "float8_e4m3fn"))
+def test_inputs_of_a_narrower_dtype_are_taken_exactly(name):
+    data = data_of("causal")
+    arrays = (data.q, data.k, data.v)
+    narrow = rs.attention(*(store(array, name) for array in arrays), causal=True)
+    exact = rs.attention(*(round_to(array, name) for array in arrays), causal=True)
+    assert np.array_equal(narrow.o, exact.o) and np.array_equal(narrow.lse, exact.lse)
+    dy = round_to(data.dy, name)
+    narrow = rs.attention_backward(
+        store(dy, name), *(store(array, name) for array in arrays), causal=True
+    )
+    exact = rs.attention_backward(dy, *(round_to(array, name) for array in arrays), causal=True)
+    for tensor in ("dq", "dk", "dv"):
+        assert np.array_equal(getattr(narrow, tensor), getattr(exact, tensor)), tensor
 
 
 # Every option matters, so that a case which ignores one is seen -------------------------------------

@@ -24,9 +24,8 @@ def tensors(n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def count(workers, layout, circulation, phase, n_q, n_k, options, name="float64", leave_out=False):
     """The cost of one pass, its schedule, and the two layouts."""
     problem = check(*tensors(n_q, n_k), options)
-    packed = options.get("cu_seqlens")
-    layout_q = make_layout(layout, n_q, workers, packed)
-    layout_k = make_layout(layout, n_k, workers, options.get("cu_seqlens_k", packed))
+    documents = options.get("cu_seqlens", [0, 5, min(n_q, n_k)])  # read by one layout only
+    layout_q, layout_k = (make_layout(layout, n, workers, documents) for n in (n_q, n_k))
     maker = {"forward": rs.forward_schedule, "backward": rs.backward_schedule}[phase]
     schedule = maker(circulation, workers)
     if leave_out:
@@ -96,10 +95,6 @@ def test_pairs_are_those_that_counting_finds(number):
     """Per (worker, step) and in all, over batches and query heads; skipped pairs lose nothing."""
     row = ROWS[number]
     options, workers = MASKS[row["mask"]], row["workers"]
-    if row["layout"] == "zigzag_per_document" and "cu_seqlens" not in options:
-        options = options | {"cu_seqlens": [0, 5, 12]}
-        if "segments_q" in options:
-            return
     counted, schedule, layout_q, layout_k = count(
         workers, row["layout"], row["circulation"], row["phase"], 16, 16, options,
         leave_out=row["leave_out"],
@@ -178,8 +173,13 @@ def test_what_rows_index_travels_with_the_queries():
     low = np.zeros(6, int)
     bounds, _ = sent_bytes("q", "backward", {"bound_min": low, "bound_max": low + 12})
     assert [b - p for b, p in zip(bounds, plain, strict=True)] == [2 * 16, 2 * 16, 0]
+    low = np.zeros((B, 6), int)
+    bounds, _ = sent_bytes("q", "backward", {"bound_min": low, "bound_max": low + 12})
+    assert [b - p for b, p in zip(bounds, plain, strict=True)] == [2 * B * 16, 2 * B * 16, 0]
     bias, _ = sent_bytes("q", "backward", {"bias": np.zeros((6, 12))})
     assert [b - p for b, p in zip(bias, plain, strict=True)] == [4 * 96, 4 * 96, 2 * 96]
+    bias, _ = sent_bytes("q", "backward", {"bias": np.zeros((H, 6, 12))})
+    assert [b - p for b, p in zip(bias, plain, strict=True)] == [4 * H * 96, 4 * H * 96, 2 * H * 96]
     mask, _ = sent_bytes("q", "backward", {"mask": np.ones((B, 1, 6, 12), dtype=bool)})
     assert [b - p for b, p in zip(mask, plain, strict=True)] == [2 * B * 12, 2 * B * 12, 0]
     broadcast, _ = sent_bytes("q", "backward", {"bias": np.zeros((1, 12))})
@@ -199,6 +199,15 @@ def test_formats_of_the_recipe_count():
         query + gradient,
         gradient,
     ]
+
+
+def test_travelling_dq_and_dk_have_formats_of_their_own():
+    """nki_low: dq float32; dk, dv, lse and delta bfloat16."""
+    query, gradient = 2 * (128 + 96 + 16 + 16 + 8), 2 * 256
+    sent = sent_bytes("q", "backward", name="nki_low")[0]
+    assert sent == [query + gradient, query + gradient, gradient]
+    sent = sent_bytes("kv", "backward", name="nki_low")[0]
+    assert sent[2] == KV_GRADIENTS // 4
 
 
 @pytest.mark.parametrize("circulation", ["kv", "q", "gather"])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle.round_exact import LAYOUTS, decode, floor_log2, largest, round_exact
 
-from ringspec.formats import bits, round_to, store, unit_roundoff
+from ringspec.errors import DtypeError, UnknownNameError
+from ringspec.formats import bits, format_of, load, name_of, round_to, store, unit_roundoff
 
 NAMES = tuple(LAYOUTS)
 NARROW = tuple(name for name in NAMES if name not in ("float64", "float32"))
@@ -241,3 +242,40 @@ def test_infinities_and_nan_have_their_own_values(name):
         assert got[0] == np.inf and got[1] == -np.inf and np.isnan(got[2])
     else:
         assert np.isnan(got).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_of_formats_agrees_with_the_bit_layouts(name):
+    layout, entry = LAYOUTS[name], format_of(name)
+    assert entry.name == name
+    assert entry.precision == layout.precision
+    assert entry.min_exponent == 1 - layout.bias
+    assert Fraction(entry.largest) == largest(name)
+    assert entry.has_infinity == layout.ieee
+    assert entry.smallest_subnormal == decode(1, name)
+    assert entry.dtype.itemsize * 8 == layout.width
+    assert name_of(entry.dtype) == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loading_a_stored_array_is_exact(name):
+    values = round_to(np.array(hard_values(name if name in NARROW else "float16")), name)
+    loaded = load(store(values, name))
+    assert loaded.dtype == np.float64
+    assert np.array_equal(loaded, values, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", (np.int32, np.uint8, np.bool_, object, "U3", np.complex128))
+def test_loading_another_dtype_is_refused_by_name(dtype):
+    assert name_of(np.dtype(dtype)) is None
+    with pytest.raises(DtypeError) as refusal:
+        load(np.zeros(2, dtype=dtype), "q")
+    assert "q" in str(refusal.value) and str(np.dtype(dtype)) in str(refusal.value)
+
+
+def test_an_unknown_format_is_refused_with_the_nearest_name():
+    for function in (unit_roundoff, format_of):
+        with pytest.raises(UnknownNameError, match="bfloat16"):
+            function("bfloat61")
+    with pytest.raises(UnknownNameError, match="float16"):
+        round_to(np.zeros(1), "floot16")

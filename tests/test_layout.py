@@ -75,7 +75,7 @@ def zigzag_by_loops(documents: list[range], workers: int) -> list[list[int]]:
     return rows
 
 
-DOCUMENT_LENGTHS = ([12], [3, 9], [0, 5, 0, 7], [1, 1, 1], [80, 40], [16, 7, 33], [])
+DOCUMENT_LENGTHS = ([12], [3, 9], [0, 5, 0, 7], [0, 0, 5], [1, 1, 1], [80, 40], [16, 7, 33], [])
 
 
 @pytest.mark.rule("LAYOUT-4")
@@ -184,9 +184,7 @@ def tables(draw):
 
 
 @pytest.mark.rule("LAYOUT-5")
-@given(
-    tables(), st.sampled_from(["<f8", "<f4", "<i8", "?"]), st.integers(0, 2), st.integers()
-)
+@given(tables(), st.sampled_from(["<f8", "<f4", "<i8", "?"]), st.integers(0, 2), st.integers())
 def test_unshard_undoes_shard_for_any_table(made, dtype, axis, seed):
     table, length = made
     shape = [2, 3]
@@ -257,6 +255,7 @@ def test_a_table_that_is_no_permutation_is_refused_by_name_of_the_token(made, da
     with pytest.raises(LayoutError) as caught:
         from_table(broken, length)
     assert f"token {lost} in no slot" in caught.value.got
+    assert f"each token 0..{length - 1} " in caught.value.expected
 
 
 @pytest.mark.rule("LAYOUT-5")
@@ -267,6 +266,9 @@ def test_a_doubled_and_a_foreign_token_are_named():
     with pytest.raises(LayoutError) as foreign:
         from_table([[0, 1], [5, 2]], 3)
     assert "token 5 with S = 3" in foreign.value.got
+    with pytest.raises(LayoutError) as one_more:
+        from_table([[0, 1], [3, 2]], 3)
+    assert "token 3 with S = 3" in one_more.value.got
 
 
 def test_a_table_given_to_the_ring_is_not_changed_and_not_kept():

@@ -29,6 +29,7 @@ REACH = {
     "inputs": {"o", "lse", "dq", "dk", "dv"},
     "scores": {"o", "lse", "dq", "dk", "dv"},
     "statistics": {"o", "lse", "dq", "dk", "dv"},
+    "delta": {"dq", "dk"},
     "p": {"o", "dq", "dk", "dv"},
     "block_o": {"o", "dq", "dk"},
     "merge": {"o", "dq", "dk"},
@@ -38,9 +39,11 @@ REACH = {
     "backward_lse": {"dq", "dk", "dv"},
     "dy_o_products": {"dq", "dk"},
     "ds": {"dq", "dk"},
-    "tile_gradients": {"dq", "dk", "dv"},
+    "tile_dq": {"dq"},
+    "tile_dkv": {"dk", "dv"},
     "block_gradients": {"dq", "dk", "dv"},
-    "carried_gradients": {"dq", "dk", "dv"},
+    "carried_dq": {"dq"},
+    "carried_dkv": {"dk", "dv"},
     "gradients": {"dq", "dk", "dv"},
 }
 

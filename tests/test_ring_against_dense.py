@@ -141,7 +141,7 @@ def test_the_table_holds_every_pair_of_values():
 
 
 @pytest.mark.rule(
-    "RING-1", "RING-4", "RING-5", "RING-6", "RING-7", "RING-12", "RING-13", "FWD-5", "FWD-6",
+    "RING-1", "RING-4", "RING-5", "RING-6", "RING-7", "RING-12", "RING-13", "FWD-1", "FWD-3", "FWD-5", "FWD-6",
     "FWD-7", "FWD-8", "FWD-9", "FWD-10", "BWD-1", "BWD-2", "BWD-3", "BWD-4", "BWD-5", "BWD-6",
     "BWD-7", "BWD-8", "BWD-9", "BWD-10", "SOFT-1", "SOFT-2", "LAYOUT-5", "DROP-3",
 )  # fmt: skip

@@ -202,8 +202,11 @@ def test_a_saved_run_holds_results_and_every_recorded_state(tmp_path):
             assert (saved[f"forward/step{t}/worker{r}/after/m"] == run.state(r, t).m).all()
             got = saved[f"backward/step{t}/worker{r}/before/dq"]
             assert (got == run.state(r, t, "backward", "before").dq).all()
+    assert (saved["inputs/dy"] == dy).all() and (saved["inputs/k"] == k).all()
+    assert saved["inputs/rows/position"].tolist() == [list(range(S))]
     meaning = json.loads(read_metadata(path)["ringspec.run"])
     assert meaning["workers"] == W and meaning["recipe"]["p"] == "bfloat16"
+    assert meaning["terms"]["scale"] == 0.5 and meaning["terms"]["causal"] is False
     first = path.read_bytes()
     run.save(path)
     assert path.read_bytes() == first

@@ -323,6 +323,19 @@ def test_a_hostile_file_is_refused(what, tmp_path):
         read_tensors(tmp_path / "x")
 
 
+def test_the_message_says_what_came():
+    for data, want in (
+        (one_tensor() + bytes(3), "3 more bytes"),
+        (one_tensor(shape=[3]), "16 bytes"),
+        (one_tensor(shape=[1], data_offsets=[8, 16]), "'a' at byte 8"),
+        (one_tensor(shape=[3], data_offsets=[0, 24]), "'a' up to byte 24"),
+        (one_tensor(dtype="F128"), "'F128'"),
+    ):
+        with pytest.raises(FileFormatError) as caught:
+            decode(data, "this file")
+        assert caught.value.got == want and "this file" in caught.value.expected
+
+
 def outcome(data: bytes) -> str:
     """'tensors' or 'refused'; anything else fails the test."""
     try:
@@ -452,6 +465,14 @@ def test_what_could_not_be_read_again_is_not_written(what, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_limits_are_these():
+    """A header of 1 MiB and rank 16 are read, one more is not."""
+    assert (MAX_HEADER, MAX_RANK) == (2**20, 16)
+    assert decode(file_of(b"{}" + b" " * (2**20 - 2))) == {}
+    assert outcome(file_of(b"{}" + b" " * (2**20 - 1))) == "refused"
+    assert decode(encode({"x": np.ones((1,) * 16)}))["x"].ndim == 16
+
+
 # --- whole or not at all ----------------------------------------------------------------------
 
 
@@ -474,6 +495,15 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
     with pytest.raises(stop):
         write_tensors(tmp_path / "other", {"new": np.zeros(9)})
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_new_file_is_made_beside_the_old_one(tmp_path, monkeypatch):
+    """Only within one file system is a replacement whole or not at all."""
+    moved = []
+    monkeypatch.setattr(os, "replace", lambda source, target: moved.append((source, target)))
+    write_tensors(tmp_path / "x", {"t": np.ones(1)})
+    ((source, target),) = moved
+    assert os.path.dirname(source) == str(tmp_path) and target == tmp_path / "x"
 
 
 def test_a_bad_tensor_leaves_the_old_file(tmp_path):

@@ -99,7 +99,7 @@ def block_forward(
 
 def dy_o_sum(dy: Array, o: Array, recipe: Recipe) -> Array:
     """BWD-1: delta_i = <dy_i, o_i> [B, H, n], from the o of the whole row (RING-13)."""
-    return row_sum(round_to(dy * o, recipe.dy_o_products), recipe.statistics)
+    return row_sum(round_to(dy * o, recipe.dy_o_products), recipe.delta)
 
 
 def block_backward(
@@ -138,9 +138,9 @@ def block_backward(
                 terms,
                 recipe,
             )
-            dq[:, :, q0:q1] = round_to(dq[:, :, q0:q1] + dq_tile, recipe.tile_gradients)
-            dk[:, :, k0:k1] = round_to(dk[:, :, k0:k1] + dk_tile, recipe.tile_gradients)
-            dv[:, :, k0:k1] = round_to(dv[:, :, k0:k1] + dv_tile, recipe.tile_gradients)
+            dq[:, :, q0:q1] = round_to(dq[:, :, q0:q1] + dq_tile, recipe.tile_dq)
+            dk[:, :, k0:k1] = round_to(dk[:, :, k0:k1] + dk_tile, recipe.tile_dkv)
+            dv[:, :, k0:k1] = round_to(dv[:, :, k0:k1] + dv_tile, recipe.tile_dkv)
             if dbias is not None:
                 add_bias_gradient(dbias, dz, q0, q1, tile_columns)
     dq, dk, dv = (round_to(x, recipe.block_gradients) for x in (dq, dk, dv))

@@ -69,21 +69,23 @@ def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
     kv_heads, value_width = problem.v.shape[1], problem.v.shape[3]
     size = {
         f: format_of(getattr(recipe, f)).dtype.itemsize
-        for f in ("inputs", "carried_gradients", "statistics", "backward_lse")
+        for f in ("inputs", "carried_dq", "carried_dkv", "delta", "backward_lse")
     }
     rows, columns = problem.rows, problem.columns
     if name in ("q", "k"):
         return batch * (heads if name == "q" else kv_heads) * width * size["inputs"]
     if name in ("v", "dy"):
         return batch * (kv_heads if name == "v" else heads) * value_width * size["inputs"]
-    if name in ("dq", "dk"):
-        return batch * (heads if name == "dq" else kv_heads) * width * size["carried_gradients"]
+    if name == "dq":
+        return batch * heads * width * size["carried_dq"]
+    if name == "dk":
+        return batch * kv_heads * width * size["carried_dkv"]
     if name == "dv":
-        return batch * kv_heads * value_width * size["carried_gradients"]
+        return batch * kv_heads * value_width * size["carried_dkv"]
     if name == "lse":
         return batch * heads * size["backward_lse"]
     if name == "delta":
-        return batch * heads * size["statistics"]
+        return batch * heads * size["delta"]
     if name == "columns":
         parts = (columns.position, columns.segment)
         return sum(8 * x.shape[0] for x in parts if x is not None)

@@ -9,9 +9,10 @@ assume that its arguments are right.
 from __future__ import annotations
 
 import decimal
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,15 +96,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_options(function: Function) -> Function:
-    """Show the options in the signature that ``help`` and notebooks display."""
+    """Refuse unknown keywords with the nearest known name, and show the options in ``help``."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
         for name, default in DEFAULTS.items()
     ]
-    function.__signature__ = signature.replace(parameters=own + options)  # type: ignore[attr-defined]
-    return function
+    known = {p.name for p in own + options}
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        refuse_unknown((name for name in keywords if name not in known), known)
+        return function(*arguments, **keywords)
+
+    checked.__signature__ = signature.replace(parameters=own + options)  # type: ignore[attr-defined]
+    return cast(Function, checked)
 
 
 def default_scale(head_dim: int) -> float:

@@ -113,7 +113,7 @@ def ring(
             observer(moment)
 
     results = run_forward(problem, used, layout_q, layout_k, forward, block_forward, observe)
-    gradients = None
+    gradients, seeds = None, None
     if dy is not None or dlse is not None:
         dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
         seeds = check_gradients(problem, dy, dlse)
@@ -132,6 +132,7 @@ def ring(
         unshard([w.o for w in results], layout_q),
         unshard([w.lse for w in results], layout_q),
         gradients,
+        seeds,
         tuple(moments),
         (block_forward, block_backward),
     )

@@ -51,7 +51,7 @@ def backward_start(
     """A worker with its shards, o and lse of the whole row as given, and empty accumulators."""
     q, k, v, dy = (round_to(x, recipe.inputs) for x in (q, k, v, dy))
     # One number per row holds all that ds needs of dy_o_sum and dlse (RING-7).
-    delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.statistics)
+    delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.delta)
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
     query = QuerySide(
         worker, q, rows, dy, round_to(lse, recipe.backward_lse), delta, np.zeros(q.shape), dbias
@@ -91,10 +91,12 @@ def backward_step(
 
 def add(state: WorkerState, share: BlockGradients) -> WorkerState:
     """Add one block's share to the accumulators that are here, each addition rounded (NUM-2)."""
-    query, key, kept = state.query, state.key, state.recipe.carried_gradients
-    dbias = query.dbias if share.dbias is None else plus(query.dbias, share.dbias, kept)
-    query = dataclasses.replace(query, dq=plus(query.dq, share.dq, kept), dbias=dbias)
-    key = dataclasses.replace(key, dk=plus(key.dk, share.dk, kept), dv=plus(key.dv, share.dv, kept))
+    query, key, recipe = state.query, state.key, state.recipe
+    dbias = query.dbias if share.dbias is None else plus(query.dbias, share.dbias, "float64")
+    query = dataclasses.replace(query, dq=plus(query.dq, share.dq, recipe.carried_dq), dbias=dbias)
+    dk = plus(key.dk, share.dk, recipe.carried_dkv)
+    dv = plus(key.dv, share.dv, recipe.carried_dkv)
+    key = dataclasses.replace(key, dk=dk, dv=dv)
     gathered = tuple(key if side.owner == key.owner else side for side in state.gathered)
     return dataclasses.replace(state, query=query, key=key, gathered=gathered)
 
@@ -115,8 +117,8 @@ def backward_finish(
         key = KeySide(state.worker)
         for side in returned:
             assert isinstance(side, KeySide) and side.dk is not None and side.dv is not None
-            dk = side.dk if key.dk is None else plus(key.dk, side.dk, recipe.carried_gradients)
-            dv = side.dv if key.dv is None else plus(key.dv, side.dv, recipe.carried_gradients)
+            dk = side.dk if key.dk is None else plus(key.dk, side.dk, recipe.carried_dkv)
+            dv = side.dv if key.dv is None else plus(key.dv, side.dv, recipe.carried_dkv)
             key = dataclasses.replace(key, dk=dk, dv=dv)
     assert query.dq is not None and key.dk is not None and key.dv is not None
     query = dataclasses.replace(query, dq=round_to(query.dq, recipe.gradients))

@@ -76,7 +76,9 @@ RULES: tuple[Rule, ...] = (
     Rule("BWD-5", "dq = scale * sum over keys of dz k.", "block_attention"),
     Rule("BWD-6", "dk = scale * sum over rows and the group's query heads of dz q.", "attention"),
     Rule(
-        "BWD-7", "dv = sum over rows and the group's query heads of p keep/(1-p) dy.", "attention"
+        "BWD-7",
+        "dv = sum over rows and the group's query heads of p keep/(1-p) dy.",
+        "block_attention",
     ),
     Rule("BWD-8", "dbias = dz summed over the axes along which bias was broadcast.", "attention"),
     Rule("BWD-9", "dsink = sum over b, i of exp(sink - lse) * (dlse - delta).", "attention"),

@@ -55,7 +55,7 @@ class Run:
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in
     global order; gradients are None without dy. Values are float64 arrays whose numbers are those of
-    the recipe's output formats. ``print(run)`` shows who computes what in which step.
+    the recipe's output formats. ``seeds`` are dy and dlse as they were used. ``print(run)`` shows who computes what in which step.
     """
 
     problem: Problem
@@ -68,6 +68,7 @@ class Run:
     o: Array
     lse: Array
     gradients: Gradients | None = None
+    seeds: tuple[Array, Array] | None = None
     moments: tuple[Moment, ...] = ()
     blocks: tuple[BlockForward, BlockBackward] = (block_forward, block_backward)
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ringspec.spec.run import Run
 
 STATE_NAMES = ("q", "k", "v", "dy", "delta", "m", "l", "o", "lse", "dq", "dk", "dv")
+ROW_NAMES = ("position", "segment", "bound_min", "bound_max", "bias", "mask", "keep")
+COLUMN_NAMES = ("position", "segment")
+TERM_NAMES = ("scale", "causal", "window", "softcap", "dropout_p", "dropout_seed")
 RESULT_NAMES = ("index_q", "index_k", "o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 
 
@@ -111,6 +114,12 @@ def run_tensors(run: Run) -> tuple[dict[str, NDArray], dict[str, str]]:
 
     for name in ("q", "k", "v"):
         add(f"inputs/{name}", getattr(run.problem, name))
+    for name, seed in zip(("dy", "dlse"), run.seeds or (), strict=False):
+        add(f"inputs/{name}", seed)
+    for part, names in (("rows", ROW_NAMES), ("columns", COLUMN_NAMES)):
+        for name in names:
+            add(f"inputs/{part}/{name}", getattr(getattr(run.problem, part), name))
+    add("inputs/sinks", run.problem.terms.sinks)
     for name in RESULT_NAMES[2:]:
         add(f"results/{name}", getattr(run, name))
     for result in run.workers:
@@ -132,6 +141,7 @@ def run_tensors(run: Run) -> tuple[dict[str, NDArray], dict[str, str]]:
         "layout": run.layout_q.name,
         "recipe": run.recipe.as_dict(),
         "schedules": [schedule.name for schedule in schedules(run)],
+        "terms": {name: getattr(run.problem.terms, name) for name in TERM_NAMES},
         "recorded": bool(run.moments),
     }
     return tensors, {"ringspec.run": json.dumps(meaning, sort_keys=True)}

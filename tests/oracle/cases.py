@@ -313,6 +313,7 @@ CASES = (
         options={"dropout_p": 0.6},
         random_options=keep_of(plane),
     ),
+    Case("given keep mask, dropout_p left at 0", random_options=keep_of(full)),
     Case("all dropped", options={"dropout_p": 0.5, "keep": np.zeros((5, 5), dtype=bool)}),
     # upstream gradients
     Case("without dlse", dlse=False),

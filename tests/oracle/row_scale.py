@@ -13,7 +13,8 @@ Two tensors are not named by section 4; they follow the same rule (absolute valu
 sum, kappa_i for each query row):
     dsinks_hn: sum over b, i of kappa_i * exp(sink_hn - lse_i) * (|dlse_i| + sum_d |dy| sum_j p~ |v|)
     dbias:     sum over the broadcast axes of kappa_i * a_ij
-kappa_i takes its maximum over the keys that row i may attend to (1 for a row without any).
+kappa_i takes its maximum over the keys that row i may attend to and the sinks of its head (1 for a
+row without any).
 """
 
 from dataclasses import dataclass
@@ -133,11 +134,16 @@ def probabilities(problem: Problem, visible: np.ndarray) -> tuple[np.ndarray, np
 def condition(
     problem: Problem, visible: np.ndarray, size_q: np.ndarray, size_k: np.ndarray
 ) -> np.ndarray:
-    """Return kappa [B, H, Sq] = 1 + max over visible j of scale * sum_d |q||k| + |bias|."""
+    """Return kappa [B, H, Sq] = 1 + max over visible j of scale * sum_d |q||k| + |bias|, and |sink|.
+
+    DESIGN names the keys alone; a sink far above the scores takes digits of p in the same way.
+    """
     size = abs(scale_of(problem)) * np.einsum("bhid,bhjd->bhij", size_q, size_k)
     if problem.bias is not None:
         size = size + np.abs(np.asarray(problem.bias, dtype=np.float64))
-    return 1.0 + np.max(np.where(visible, size, 0.0), axis=-1, initial=0.0)
+    largest = np.max(np.where(visible, size, 0.0), axis=-1, initial=0.0)
+    sinks = np.max(np.abs(sinks_of(problem)), axis=1, initial=0.0)
+    return 1.0 + np.maximum(largest, sinks[None, :, None])
 
 
 def sink_scale(problem: Problem, lse: np.ndarray, row: np.ndarray) -> np.ndarray | None:

@@ -140,8 +140,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-1",
         "spec/block_attention.py",
-        "    return row_sum(round_to(dy * o, recipe.dy_o_products), recipe.statistics)",
-        "    return row_sum(round_to(o * o, recipe.dy_o_products), recipe.statistics)",
+        "    return row_sum(round_to(dy * o, recipe.dy_o_products), recipe.delta)",
+        "    return row_sum(round_to(o * o, recipe.dy_o_products), recipe.delta)",
     ),
     (
         "BWD-2",
@@ -291,7 +291,7 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
         "RING-4",
         "spec/schedule.py",
         "        carries = inputs + accumulators if t < workers - 1 else accumulators",
-        "        carries = inputs + accumulators if t < workers - 1 else ()",
+        "        carries = inputs + accumulators if t < workers - 1 else inputs",
     ),
     (
         "RING-5",
@@ -308,8 +308,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "RING-7",
         "spec/ring_backward.py",
-        "    delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.statistics)",
-        "    delta = round_to(dy_o_sum(dy, o, recipe), recipe.statistics)",
+        "    delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.delta)",
+        "    delta = round_to(dy_o_sum(dy, o, recipe), recipe.delta)",
     ),
     (
         "RING-8",
@@ -350,8 +350,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "NUM-1",
         "formats.py",
-        "        rounded = np.ldexp(np.rint(np.ldexp(values, -spacing)), spacing)",
-        "        rounded = np.ldexp(np.trunc(np.ldexp(values, -spacing)), spacing)",
+        "    rounded = values + anchor",
+        "    rounded = values.astype(np.float32).astype(np.float64) + anchor",
     ),
     (
         "NUM-2",

@@ -1,0 +1,15 @@
+# The notebooks, executed once; then the documentation, which shows the executed copies.
+set -euo pipefail
+.venv/bin/python -m pip install --quiet -e ".[docs,notebooks]"
+executed=$CI_SCRATCH/executed
+mkdir "$executed"
+if compgen -G "notebooks/*.ipynb" >/dev/null; then
+    cp notebooks/*.ipynb "$executed"
+    # nbmake writes the outputs into the copies. -c /dev/null: not the settings of the test suite.
+    .venv/bin/python -m pytest -c /dev/null --rootdir "$executed" -p no:cacheprovider \
+        --nbmake --overwrite --nbmake-timeout=300 "$executed"
+else
+    echo "there are no notebooks"
+fi
+RINGSPEC_EXECUTED_NOTEBOOKS=$executed .venv/bin/python -m sphinx \
+    -W --keep-going -b html docs "$CI_SCRATCH/html"

@@ -1,0 +1,56 @@
+"""Sphinx settings. Build with `python -m sphinx -W --keep-going -b html docs docs/_build/html`.
+
+RINGSPEC_EXECUTED_NOTEBOOKS names a folder of notebooks with outputs, which are then shown as they
+are. Without it the notebooks are executed during the build.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import generate
+
+import ringspec
+
+project = "ringspec"
+author = "the ringspec authors"
+copyright = "the ringspec authors, Apache-2.0"
+release = ringspec.__version__
+version = release
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build", "reference/generated"]
+# notebooks/ may be empty.
+suppress_warnings = ["toc.empty_glob"]
+
+# 'zigzag' in a docstring is a value; curly quotes would make it prose.
+smartquotes = False
+
+html_theme = "furo"
+html_title = f"ringspec {release}"
+html_copy_source = False
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+executed_notebooks = os.environ.get("RINGSPEC_EXECUTED_NOTEBOOKS")
+nb_execution_mode = "off" if executed_notebooks else "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True}
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+
+generate.notebooks(executed_notebooks)
+generate.specification()
+generate.reference()
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", generate.prepare_docstring)
+    app.connect("autodoc-process-signature", generate.signature_as_written)

@@ -1,0 +1,221 @@
+"""The pages that follow from the code: specification, rules, command line, recipes.
+
+conf.py calls these functions before Sphinx reads the folder. What they write is not stored in git.
+"""
+
+import dataclasses
+import inspect
+import re
+import shutil
+from pathlib import Path
+
+import click
+
+import ringspec.cli
+from ringspec.recipes import RECIPES, ROUNDING_POINTS
+from ringspec.spec.rules import RULES
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+SPEC = ROOT / "ringspec" / "spec"
+
+CODE = re.compile(r"`+([^`]+)`+")
+SPECIAL = re.compile(r"([\\*_|])")
+# A line of a list in a docstring: ``name`` or ``name``, ``name``, two spaces or more, its meaning.
+LISTED = re.compile(
+    r"^(?P<mark>\d+\. )?(?P<names>``[^`]+``(?:, ``[^`]+``)*) {2,}(?P<meaning>\S.*)$"
+)
+RULE_IDS = {rule.id for rule in RULES}
+# Code and roles come first, so that a rule's name inside them is not found.
+RULE_ID = re.compile(r"``.+?``|`.+?`|(?<![\w-])(?P<rule>[A-Z]+-\d+)(?![\w-])")
+
+
+def notebooks(executed: str | None) -> None:
+    """Copies of the notebooks, executed ones if there are any, at learn/notebooks."""
+    source = Path(executed) if executed else ROOT / "notebooks"
+    target = DOCS / "learn" / "notebooks"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for path in sorted(source.glob("*.ipynb")):
+        shutil.copy2(path, target)
+
+
+def specification() -> None:
+    """One page for each file of ringspec/spec: its docstrings, then the file itself.
+
+    spec/index.md lists them in reading order; Sphinx warns about a page that is missing there.
+    """
+    folder = DOCS / "spec" / "generated"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for path in sorted(SPEC.glob("[a-z]*.py")):
+        page = rules_page() if path.stem == "rules" else module_page(path.stem)
+        (folder / f"{path.stem}.rst").write_text(page, encoding="utf-8")
+
+
+def module_page(module: str) -> str:
+    return f"""{heading(f"{module}.py")}
+.. automodule:: ringspec.spec.{module}
+
+The file
+--------
+
+.. literalinclude:: ../../../ringspec/spec/{module}.py
+   :language: python
+"""
+
+
+def heading(text: str) -> str:
+    return f"{text}\n{'=' * len(text)}\n"
+
+
+def plain(text: str) -> str:
+    """Text as reStructuredText shows it, letter by letter; parts in backticks stay code.
+
+    >>> plain("o_i of `x * y`")
+    'o\\\\_i of ``x * y``'
+    """
+    parts = CODE.split(text)
+    for number, part in enumerate(parts):
+        is_code = number % 2 == 1
+        parts[number] = f"``{part}``" if is_code else SPECIAL.sub(r"\\\1", part)
+    return "".join(parts)
+
+
+def table(rows: list[list[str]], widths: str) -> str:
+    """A list-table; the first row is its head."""
+    lines = [".. list-table::", "   :header-rows: 1", f"   :widths: {widths}", ""]
+    for row in rows:
+        for number, cell in enumerate(row):
+            lines.append(f"   {'* -' if number == 0 else '  -'} {cell}")
+    return "\n".join(lines) + "\n"
+
+
+def rules_page() -> str:
+    rows = [["rule", "what it says", "where"]]
+    for rule in RULES:
+        in_spec = (SPEC / f"{rule.module}.py").exists()
+        full_name = f"ringspec.spec.{rule.module}" if in_spec else f"ringspec.{rule.module}"
+        place = f":py:mod:`{rule.module} <{full_name}>`"
+        rows.append([f"_`{rule.id}`", plain(rule.sentence), place])
+    return f"""{heading("rules.py")}
+.. automodule:: ringspec.spec.rules
+
+The {len(RULES)} rules
+----------------------
+
+{table(rows, "12 66 22")}
+"""
+
+
+def reference() -> None:
+    """reference/generated: parts that the pages of reference/ include."""
+    folder = DOCS / "reference" / "generated"
+    folder.mkdir(exist_ok=True)
+    (folder / "cli.rst").write_text(command_line(), encoding="utf-8")
+    (folder / "recipes.rst").write_text(recipe_table(), encoding="utf-8")
+
+
+def command_line() -> str:
+    """The help of every command, as click prints it."""
+    program = ringspec.cli.main
+    context = click_context(program, "ringspec", None)
+    parts = [help_of(program, context)]
+    for name, command in sorted(program.commands.items()):
+        title = f"ringspec {name}"
+        parts.append(f"{title}\n{'-' * len(title)}\n")
+        parts.append(help_of(command, click_context(command, name, context)))
+    return "\n".join(parts)
+
+
+def click_context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    return command.make_context(
+        name, [], parent, resilient_parsing=True, terminal_width=92, max_content_width=92
+    )
+
+
+def help_of(command: click.Command, context: click.Context) -> str:
+    text = "\n".join(f"   {line}".rstrip() for line in command.get_help(context).splitlines())
+    return f".. code-block:: text\n\n{text}\n"
+
+
+def recipe_table() -> str:
+    """Rounding points down, recipes across; a blank is float64."""
+    names = list(RECIPES)
+    rows = [["rounding point", *(f"``{name}``" for name in names)]]
+    for point in (*ROUNDING_POINTS, "merge_order", "tile_q", "tile_k"):
+        values = [getattr(RECIPES[name], point) for name in names]
+        rows.append([f"``{point}``", *("" if v in ("float64", None) else str(v) for v in values)])
+    return table(rows, " ".join(["2"] * (len(names) + 1)))
+
+
+def prepare_docstring(app, what, name, obj, options, lines) -> None:
+    """For autodoc: aligned lists become bullet lists, and names of rules become links."""
+    result: list[str] = []
+    margin = ""  # of the list that this line continues
+    in_doctest = False
+    for line in lines:
+        item = LISTED.match(line)
+        in_doctest = bool(line.strip()) and (in_doctest or line.lstrip().startswith(">>>"))
+        if item:
+            if not margin and result and result[-1].strip():
+                result.append("")
+            mark = item["mark"] or "* "
+            margin = " " * len(mark)
+            line = f"{mark}{item['names']}: {item['meaning']}"
+        elif margin and line.startswith("  "):
+            line = margin + line.strip()
+        elif line.strip():
+            if margin and result[-1].strip():
+                result.append("")
+            margin = ""
+        result.append(line if in_doctest else RULE_ID.sub(link_to_rule, line))
+    lines[:] = result
+
+
+def link_to_rule(found: re.Match[str]) -> str:
+    """A link for the name of a rule, and everything else as it is."""
+    rule = found["rule"]
+    return f":ref:`{rule} <{rule.lower()}>`" if rule in RULE_IDS else found[0]
+
+
+@dataclasses.dataclass
+class Shown:
+    """A default value that appears as this text."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def signature_as_written(app, what, name, obj, options, arguments, result):
+    """For autodoc: types as the source writes them, where Sphinx would spell out every alias."""
+    if what not in ("class", "function", "method") or arguments is None:
+        return None
+    signature = inspect.signature(obj)
+    parameters = []
+    for parameter in signature.parameters.values():
+        if what == "method" and parameter.name == "self":
+            continue
+        parameter = parameter.replace(default=default_as_written(parameter.default))
+        parameters.append(parameter.replace(annotation=as_text(parameter.annotation)))
+    own = signature.replace(
+        parameters=parameters, return_annotation=as_text(signature.return_annotation)
+    )
+    arguments, _, result = str(own).partition(" -> ")
+    return arguments, "" if what == "class" else result
+
+
+def default_as_written(value):
+    """A default value whose text holds no address: functions are shown by their names."""
+    if isinstance(value, tuple):
+        return tuple(default_as_written(part) for part in value)
+    if callable(value) and value is not inspect.Parameter.empty:
+        return Shown(value.__name__)
+    return value
+
+
+def as_text(annotation):
+    """An annotation that is printed without quotes."""
+    return Shown(annotation) if isinstance(annotation, str) else annotation

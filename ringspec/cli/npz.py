@@ -1,0 +1,105 @@
+"""Arrays out of an .npz file that is hostile until checked.
+
+``numpy.load`` allocates what a header claims before it has seen the data, so a small file can ask
+for any amount of memory; and an array of objects holds pickles, which run code. Here sizes are
+bounded first, every claim is held against the bytes that are there, and objects are refused.
+
+Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html (an
+.npz file is a zip archive with one .npy file for each name).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ringspec.errors import FileFormatError
+
+MAX_MEMBERS = 1000
+MAX_HEADER = 10_000
+HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def read_npz(
+    path: Path, wanted: Iterable[str], max_bytes: int
+) -> tuple[dict[str, NDArray], list[str]]:
+    """The wanted arrays that are in the file, and the other names in it.
+
+    Raises :class:`~ringspec.errors.FileFormatError` for everything that is not a plain array file
+    of at most ``max_bytes`` in all.
+    """
+    names = set(wanted)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = members_by_name(archive, path)
+            total = sum(info.file_size for name, info in members.items() if name in names)
+            if total > max_bytes:
+                refuse(path, f"at most {max_bytes} bytes of arrays", f"{total} bytes")
+            arrays = {
+                name: read_member(archive, info, name, path)
+                for name, info in members.items()
+                if name in names
+            }
+    except FileFormatError:
+        raise
+    # zipfile, zlib and the header parser raise a dozen kinds of error for hostile bytes.
+    except Exception as cause:
+        raise FileFormatError(
+            f"an .npz file in {path}",
+            f"{type(cause).__name__}: {str(cause)[:200]}",
+            "write the file again with numpy.savez",
+        ) from None
+    return arrays, sorted(set(members) - names)
+
+
+def refuse(path: Path, expected: str, got: str) -> None:
+    raise FileFormatError(
+        f"{expected} in {path}", got, "write plain float arrays with numpy.savez, or .safetensors"
+    )
+
+
+def members_by_name(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    """The archive's members under the names that ``numpy.savez`` was called with."""
+    infos = archive.infolist()
+    if len(infos) > MAX_MEMBERS:
+        refuse(path, f"at most {MAX_MEMBERS} arrays", f"{len(infos)}")
+    members = {info.filename.removesuffix(".npy"): info for info in infos}
+    if len(members) != len(infos):
+        refuse(path, "every name once", "a name that stands twice")
+    return members
+
+
+def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, path: Path) -> NDArray:
+    """One array: header and data held against each other, the data never more than was claimed."""
+    with archive.open(info) as member:
+        data = member.read(info.file_size + 1)
+    stream = io.BytesIO(data)
+    version = npy.read_magic(stream)
+    if version not in HEADER_READERS:
+        refuse(path, f"an .npy header of version 1.0 or 2.0 for {name!r}", f"version {version}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about headers that Python 2 wrote
+        shape, in_columns, dtype = HEADER_READERS[version](stream, max_header_size=MAX_HEADER)
+    if dtype.hasobject:
+        refuse(path, f"numbers in {name!r}", "Python objects (pickles), which are never loaded")
+    if dtype.kind == "V":
+        refuse(
+            path,
+            f"a NumPy dtype for {name!r}",
+            f"dtype {dtype} (.npz does not keep bfloat16 and float8; .safetensors does)",
+        )
+    if any(length < 0 for length in shape):
+        refuse(path, f"lengths >= 0 for {name!r}", f"shape {shape}")
+    here = len(data) - stream.tell()
+    if math.prod(shape) * dtype.itemsize != here:
+        refuse(path, f"the data of {name!r} with shape {shape} and dtype {dtype}", f"{here} bytes")
+    flat = np.frombuffer(data, dtype=dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if in_columns else "C")

@@ -1,0 +1,359 @@
+"""ejkernel: ring flash attention with its custom-gradient pair, and the flash attention backward.
+
+Names, order and refusals are those of ``ejkernel.kernels._triton.ring_attention`` and
+``flash_attention``. Tensors are [batch, seq, heads, head_dim]; those of the ring functions have one
+leading axis of ranks before that, here written W. The arithmetic is the definition's, in float64 and
+rounded once to each result's dtype, unless ``recipe=`` says otherwise.
+
+Masks here look at global positions: rank r of a ring holds tokens r*n + t (contiguous layout), and
+when query and key lengths differ their ends are aligned, that is query i stands at i + Sk - Sq. The
+public ring kernel masks each visiting block as if it were its own, which is wrong for a causal or a
+windowed ring on more than one rank; its documentation says so, and names a block-sparse successor.
+Dropout uses the keep mask of DROP-1, which depends on global positions, head, batch and seed only
+(the public backward kernel takes a dropout probability and drops nothing). A row without keys has
+o = 0, lse = -inf and no gradient.
+
+Source: https://github.com/erfanzar/ejkernel (ejkernel/kernels/_triton/ring_attention and
+ejkernel/kernels/_triton/flash_attention/_triton_impl_bwd.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringspec.formats import store
+from ringspec.interfaces.ejkernel_arguments import (
+    FLASH_AXES,
+    RING_AXES,
+    Window,
+    along_ring,
+    check_flash_shapes,
+    check_sinks_only,
+    heads_first,
+    natural_lse,
+    options_of,
+    packed_lengths,
+    read,
+    refuse_bias_with_mask,
+    refuse_with_packing,
+    ring_problems,
+    segment_ids,
+    whole_lengths,
+)
+from ringspec.interfaces.ranks import (
+    backward_as_given,
+    gradients_of,
+    rounded,
+    same_shape,
+    tensor,
+)
+from ringspec.recipes import Recipe
+from ringspec.recipes import recipe as recipe_of
+from ringspec.spec.checks import finite_or_minus_infinity
+from ringspec.spec.layout import contiguous
+from ringspec.spec.options import check
+from ringspec.spec.ring import ring
+
+Gradients = tuple[NDArray, NDArray, NDArray]
+
+
+class RingFlashResiduals(NamedTuple):
+    """What the forward keeps for the backward.
+
+    q, k, v, bias, attention_mask and dropout_seed as they were given; ``o`` [W, b, s, h, d] in q's
+    dtype; ``lse`` [W, b, h, s], natural, float32.
+    """
+
+    q: ArrayLike
+    k: ArrayLike
+    v: ArrayLike
+    bias: ArrayLike | None
+    attention_mask: ArrayLike | None
+    o: ArrayLike
+    lse: ArrayLike
+    dropout_seed: int | None
+
+
+def ring_flash_attention_call(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attention_mask: ArrayLike | None,
+    bias: ArrayLike | None,
+    softmax_scale: float | None,
+    dropout_prob: float,
+    causal: bool,
+    dropout_seed: int | None,
+    fwd_params: Any,
+    bwd_params: Any,
+    sliding_window: Window,
+    logits_soft_cap: float | None,
+    axis_name: str | None,
+    *,
+    recipe: str | Recipe | None = None,
+) -> NDArray:
+    """o [W, b, s, h, d] in query's dtype: ring attention over W ranks.
+
+    ``query``           [W, b, s, h, d]; bfloat16, float16, float32 or float64
+    ``key``, ``value``  [W, b, sk, hkv, d] alike; h a multiple of hkv; ends aligned when sk != s
+    ``attention_mask``  None or bool [W, b|1, h|1, s, W*sk], True = may attend: local rows, *global*
+                        keys. Together with bias it is refused
+    ``bias``            None or float [W, b|1, h|1, s, W*sk], added before the soft cap; -inf masks
+    ``softmax_scale``   None: 1/sqrt(d)
+    ``dropout_prob``, ``dropout_seed``   share of P to drop, in [0, 1), and the seed; None is 0
+    ``causal``          keys with a global position behind the query's are hidden
+    ``fwd_params``, ``bwd_params``   block sizes of the kernels: anything, without effect on values
+    ``sliding_window``  int w: (w, 0) under causal, else (w, w); or (left, right), both inclusive;
+                        None, 0 and (0, 0) mean none
+    ``logits_soft_cap``  None, or c > 0: s = c * tanh(z / c)
+    ``axis_name``       a name: the W ranks form one ring. None: each rank is on its own, a ring of
+                        one whose positions start at 0 and whose bias and mask have sk keys
+    ``recipe``          ours: the arithmetic, a name or a :class:`~ringspec.recipes.Recipe`
+
+    Raises RefusedError, ShapeError, HeadCountError, DtypeError, WindowError and their like.
+    Source: https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention). No argument has
+    a default there.
+
+    >>> q = k = np.zeros((2, 1, 1, 1, 2)); v = np.arange(4.0).reshape(2, 1, 1, 1, 2)
+    >>> rest = (None, None, None, 0.0, True, None, None, None, None, None)
+    >>> ring_flash_attention_call(q, k, v, *rest, "ring").reshape(2, 2).tolist()
+    [[0.0, 1.0], [1.0, 2.0]]
+    >>> ring_flash_attention_call(q, k, v, *rest, None).reshape(2, 2).tolist()
+    [[0.0, 1.0], [2.0, 3.0]]
+    """
+    o, _ = _ring_flash_attention_fwd(
+        query,
+        key,
+        value,
+        attention_mask,
+        bias,
+        softmax_scale,
+        dropout_prob,
+        causal,
+        dropout_seed,
+        fwd_params,
+        bwd_params,
+        sliding_window,
+        logits_soft_cap,
+        axis_name,
+        recipe=recipe,
+    )
+    return o
+
+
+def _ring_flash_attention_fwd(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attention_mask: ArrayLike | None,
+    bias: ArrayLike | None,
+    softmax_scale: float | None,
+    dropout_prob: float,
+    causal: bool,
+    dropout_seed: int | None,
+    fwd_params: Any,
+    bwd_params: Any,
+    sliding_window: Window,
+    logits_soft_cap: float | None,
+    axis_name: str | None,
+    *,
+    recipe: str | Recipe | None = None,
+) -> tuple[NDArray, RingFlashResiduals]:
+    """o and the residuals for :func:`_ring_flash_attention_bwd`; arguments as in the call.
+
+    >>> q = k = v = np.zeros((2, 1, 1, 1, 2), np.float32)
+    >>> rest = (None, None, None, 0.0, False, None, None, None, None, None, "ring")
+    >>> o, residuals = _ring_flash_attention_fwd(q, k, v, *rest)
+    >>> residuals.lse.dtype, np.exp(residuals.lse).ravel().tolist()
+    (dtype('float32'), [2.0, 2.0])
+    """
+    options = options_of(
+        softmax_scale, dropout_prob, causal, dropout_seed, sliding_window, logits_soft_cap
+    )
+    stored_q = tensor(query, "query", RING_AXES)
+    problems = ring_problems(query, key, value, attention_mask, bias, options, axis_name)
+    used = recipe_of("float64" if recipe is None else recipe)
+    ranks, batch, length, heads, _ = stored_q.shape
+    o, lse = np.zeros(stored_q.shape), np.zeros((ranks, batch, heads, length))
+    for problem in problems:
+        run = ring(
+            problem.q,
+            problem.k,
+            problem.v,
+            workers=len(problem.ranks),
+            recipe=used,
+            **problem.options,
+        )
+        for position, rank in enumerate(problem.ranks):
+            o[rank] = run.worker(position).o.swapaxes(1, 2)
+            lse[rank] = run.worker(position).lse
+    stored_o = rounded(o, stored_q)
+    residuals = RingFlashResiduals(
+        query, key, value, bias, attention_mask, stored_o, store(lse, "float32"), dropout_seed
+    )
+    return stored_o, residuals
+
+
+def _ring_flash_attention_bwd(
+    softmax_scale: float | None,
+    dropout_prob: float,
+    causal: bool,
+    dropout_seed: int | None,
+    fwd_params: Any,
+    bwd_params: Any,
+    sliding_window: Window,
+    logits_soft_cap: float | None,
+    axis_name: str | None,
+    res: RingFlashResiduals,
+    do: ArrayLike,
+    *,
+    recipe: str | Recipe | None = None,
+) -> tuple[NDArray, NDArray, NDArray, None, None]:
+    """dq, dk, dv in the shapes and dtypes of the residuals' q, k, v, and None for mask and bias.
+
+    The arguments that jax.custom_vjp calls non-differentiable come first, in the order of the call,
+    then the residuals and ``do`` [W, b, s, h, d], the gradient of the loss with respect to o. The
+    residuals' o and lse are used as given; their dropout seed is not, ``dropout_seed`` is. The
+    schedule is the KV ring: K, V, dK, dV travel.
+    Source: https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention).
+
+    >>> q = k = v = np.zeros((2, 1, 1, 1, 2), np.float32)
+    >>> static = (None, 0.0, True, None, None, None, None, None)
+    >>> _, residuals = _ring_flash_attention_fwd(q, k, v, None, None, *static, "ring")
+    >>> dq, dk, dv, *rest = _ring_flash_attention_bwd(*static, "ring", residuals, np.ones_like(q))
+    >>> dv.reshape(2, 2).tolist(), rest
+    ([[1.5, 1.5], [0.5, 0.5]], [None, None])
+    """
+    options = options_of(
+        softmax_scale, dropout_prob, causal, dropout_seed, sliding_window, logits_soft_cap
+    )
+    query, key, value, bias, attention_mask, o, lse, _ = res
+    stored = [tensor(x, name, RING_AXES) for x, name in ((query, "q"), (key, "k"), (value, "v"))]
+    problems = ring_problems(query, key, value, attention_mask, bias, options, axis_name)
+    used = recipe_of("float64" if recipe is None else recipe)
+    ranks, batch, length, heads, _ = stored[0].shape
+    given_o, dy = tensor(o, "o", RING_AXES), tensor(do, "do", RING_AXES)
+    for x, name in ((given_o, "o"), (dy, "do")):
+        same_shape(name, x, stored[0].shape, RING_AXES)
+    stats = finite_or_minus_infinity(tensor(lse, "lse", "W b h s"), "lse")
+    same_shape("lse", stats, (ranks, batch, heads, length), "W b h s")
+
+    gradients = [np.zeros(x.shape) for x in stored]
+    for problem in problems:
+        size, n_q, n_k = len(problem.ranks), problem.q.shape[2], problem.k.shape[2]
+        workers = backward_as_given(
+            check(problem.q, problem.k, problem.v, dict(problem.options)),
+            along_ring(heads_first(dy, "do"), problem.ranks),
+            along_ring(heads_first(given_o, "o"), problem.ranks),
+            along_ring(stats, problem.ranks),
+            contiguous(n_q, size),
+            contiguous(n_k, size),
+            "kv",
+            used,
+        )
+        for position, rank in enumerate(problem.ranks):
+            for total, gradient in zip(gradients, gradients_of(workers[position]), strict=True):
+                total[rank] = gradient.swapaxes(1, 2)
+    dq, dk, dv = (rounded(x, like) for x, like in zip(gradients, stored, strict=True))
+    return dq, dk, dv, None, None
+
+
+def flash_attention_bwd(
+    dO: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    bias: ArrayLike | None,
+    attention_mask: ArrayLike | None,
+    o: ArrayLike,
+    M: ArrayLike,
+    dropout_prob: float,
+    causal: bool,
+    softmax_scale: float | None,
+    dropout_seed: int | None,
+    fwd_params: Any = None,
+    bwd_params: Any = None,
+    cum_seqlens_q: ArrayLike | None = None,
+    cum_seqlens_k: ArrayLike | None = None,
+    sliding_window: Window = None,
+    logits_soft_cap: float | None = None,
+    softmax_aux: ArrayLike | None = None,
+    q_segment_ids: ArrayLike | None = None,
+    kv_segment_ids: ArrayLike | None = None,
+    *,
+    recipe: str | Recipe | None = None,
+) -> Gradients:
+    """dq, dk, dv in the shapes and dtypes of q, k, v. One device, no axis of ranks.
+
+    ``q``, ``dO``, ``o``    [b, sq, h, d]: queries, gradient of the loss with respect to o, and o
+    ``k``, ``v``            [b, sk, hkv, d]; h a multiple of hkv; dk and dv are sums over the group
+    ``M``                   [b, h, sq rounded up to a multiple of 128]: lse in **log2** units, that
+                            is lse / ln 2; what stands behind row sq - 1 is not read. M and o are
+                            used as given; a row with M = -inf sends no gradient
+    ``bias``                None or float, broadcastable to [b, h, sq, sk], before the soft cap
+    ``attention_mask``      None or bool, broadcastable to [b, h, sq, sk], True = may attend;
+                            together with bias it is refused
+    ``causal``, ``sliding_window``   as in :func:`ring_flash_attention_call`; with sq != sk the ends
+                            are aligned: query i stands at i + sk - sq
+    ``cum_seqlens_q``, ``cum_seqlens_k``   None or ints [b + 1], both or neither: row b holds
+                            cum[b + 1] - cum[b] leading tokens, whose ends are aligned; what stands
+                            in padding is not read and its gradients are 0. Refused with segment
+                            ids, bias or mask
+    ``softmax_aux``         sink logits [n] or [h, n]; checked, without effect: M contains them
+    ``q_segment_ids``, ``kv_segment_ids``   ints [b, sq] and [b, sk], negative = padding; one alone
+                            stands for both
+    ``dropout_prob``, ``dropout_seed``, ``softmax_scale``, ``logits_soft_cap``, ``fwd_params``,
+    ``bwd_params``, ``recipe``   as in :func:`ring_flash_attention_call`
+
+    Errors as there. Source: https://github.com/erfanzar/ejkernel
+    (kernels/_triton/flash_attention/_triton_impl_bwd.py, ``_bwd_attention_kernel_call``).
+
+    >>> q = k = v = np.zeros((1, 2, 1, 2)); M = np.zeros((1, 1, 128)); M[..., 1] = 1.0
+    >>> dq, dk, dv = flash_attention_bwd(
+    ...     np.ones_like(q), q, k, v, None, None, v, M, 0.0, True, None, None)
+    >>> dv[0, :, 0, 0].tolist()
+    [1.5, 0.5]
+    """
+    given = {"q": q, "dO": dO, "o": o, "k": k, "v": v}
+    stored = {name: tensor(x, name, FLASH_AXES) for name, x in given.items()}
+    check_flash_shapes(stored)
+    (batch, n_q, heads, _), n_k = stored["q"].shape, stored["k"].shape[1]
+    refuse_bias_with_mask(bias, attention_mask)
+    check_sinks_only(softmax_aux, heads)
+    segments = segment_ids(q_segment_ids, kv_segment_ids, batch, n_q, n_k)
+    lengths = packed_lengths(cum_seqlens_q, cum_seqlens_k, batch, n_q, n_k)
+    if lengths is not None:
+        refuse_with_packing(bias, attention_mask, segments)
+        segments = tuple(np.where(inside, 0, -1) for inside in lengths.inside)
+    else:
+        lengths = whole_lengths(batch, n_q, n_k)
+    inside_q, inside_k = lengths.inside
+
+    options = options_of(
+        softmax_scale, dropout_prob, causal, dropout_seed, sliding_window, logits_soft_cap
+    )
+    options["bias"], options["mask"] = bias, attention_mask
+    options["positions_q"] = np.arange(n_q) + (lengths.k - lengths.q)[:, None]
+    if segments is not None:
+        options["segments_q"], options["segments_k"] = segments
+    queries, d_o, output = (read(stored[name], name, inside_q) for name in ("q", "dO", "o"))
+    keys, values = (read(stored[name], name, inside_k) for name in ("k", "v"))
+    (worker,) = backward_as_given(
+        check(queries, keys, values, dict(options)),
+        d_o,
+        output,
+        natural_lse(M, inside_q, (batch, heads, n_q)),
+        contiguous(n_q, 1),
+        contiguous(n_k, 1),
+        "kv",
+        recipe_of("float64" if recipe is None else recipe),
+    )
+    dq, dk, dv = (x.swapaxes(1, 2) for x in gradients_of(worker))
+    return rounded(dq, stored["q"]), rounded(dk, stored["k"]), rounded(dv, stored["v"])
+
+
+# The name of the public kernel's own function.
+_bwd_attention_kernel_call = flash_attention_bwd

@@ -1,0 +1,43 @@
+"""The documentation, as far as it can be held to the code without Sphinx."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import ringspec
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+
+
+def reading_order() -> list[str]:
+    """Modules in the order of the docstring of ringspec."""
+    lines = re.findall(r"^\d+\. (.*)$", ringspec.__doc__, re.M)
+    return [name for line in lines for name in re.findall(r"``(\w+)``", line)]
+
+
+def test_the_reading_order_names_every_file_of_the_specification_once():
+    modules = {path.stem for path in (DOCS.parent / "ringspec" / "spec").glob("[a-z]*.py")}
+    assert sorted(reading_order()) == sorted(modules)
+
+
+def test_the_specification_pages_stand_in_the_reading_order():
+    text = (DOCS / "spec" / "index.md").read_text(encoding="utf-8")
+    assert re.findall(r"^generated/(\w+)$", text, re.M) == reading_order()
+
+
+def test_the_reference_documents_every_public_name():
+    text = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    elsewhere = {"__version__", "SPEC_VERSION", "RECIPES", "Recipe", "RingspecError"}
+    documented = set(re.findall(r"^\.\. auto\w+:: ringspec\.(\w+)$", text, re.M))
+    assert documented == set(ringspec.__all__) - elsewhere
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_the_examples_of_a_page_hold(path):
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+    for block in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S):
+        runner.run(parser.get_doctest(block, {}, path.name, str(path), 0))
+    assert runner.failures == 0
