@@ -32,7 +32,9 @@ def add_up(log: str) -> dict[str, int]:
 
 def main() -> None:
     totals = add_up(Path(sys.argv[1]).read_text(encoding="utf-8", errors="replace"))
-    print(", ".join(f"{number} {word}" for word, number in totals.items()))
+    counts = ", ".join(f"{number} {word}" for word, number in totals.items())
+    failed_legs = int(sys.argv[2])
+    print(counts + (f"; {failed_legs} legs failed" if failed_legs else ""))
 
 
 if __name__ == "__main__":

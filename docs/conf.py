@@ -22,8 +22,6 @@ version = release
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "reference/generated"]
-# notebooks/ may be empty.
-suppress_warnings = ["toc.empty_glob"]
 
 # 'zigzag' in a docstring is a value; curly quotes would make it prose.
 smartquotes = False

@@ -31,13 +31,18 @@ RULE_ID = re.compile(r"``.+?``|`.+?`|(?<![\w-])(?P<rule>[A-Z]+-\d+)(?![\w-])")
 
 
 def notebooks(executed: str | None) -> None:
-    """Copies of the notebooks, executed ones if there are any, at learn/notebooks."""
+    """Copies of the notebooks, executed ones if there are any, and a list of them for a page."""
     source = Path(executed) if executed else ROOT / "notebooks"
     target = DOCS / "learn" / "notebooks"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
+    entries = []
     for path in sorted(source.glob("*.ipynb")):
         shutil.copy2(path, target)
+        entries.append(f"   notebooks/{path.stem}")
+    # Sphinx warns about a toctree with no entry.
+    listing = "\n".join([".. toctree::", "   :maxdepth: 1", "", *entries, ""]) if entries else ""
+    (target / "list.txt").write_text(listing, encoding="utf-8")
 
 
 def specification() -> None:

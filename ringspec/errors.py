@@ -107,14 +107,31 @@ class FileFormatError(RingspecError):
     """A file from outside is not what it claims to be."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def shown(x: object, width: int = 80) -> str:
+    """``repr(x)`` for a message: short, and safe for any object and for integers of any length.
+
+    >>> shown(10**400), shown([1, 2])
+    ('an int of 1329 bits', '[1, 2]')
+    """
+    if isinstance(x, int) and x.bit_length() > 512:
+        return f"an int of {x.bit_length()} bits"
+    try:
+        text = repr(x)
+    except Exception:  # a hostile or broken __repr__, or an integer inside that is too long
+        return f"a {type(x).__name__}"
+    return text if len(text) <= width else text[: width - 4] + " ..."
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
     """A sentence that names the closest known name, or lists all of them.
 
     >>> nearest("casual", ["causal", "window"])
     "write 'causal'"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(
+        name if isinstance(name, str) else shown(name), names, n=1, cutoff=0.5
+    )
     if close:
         return f"write {close[0]!r}"
     return "use one of " + ", ".join(names)

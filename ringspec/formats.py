@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import DtypeError, UnknownNameError, nearest
+from ringspec.errors import DtypeError, UnknownNameError, nearest, shown
 
 Array = NDArray[np.float64]
 
@@ -59,10 +59,8 @@ FORMATS: dict[str, Format] = {
 
 def format_of(name: str) -> Format:
     """The format called ``name``; :class:`~ringspec.errors.UnknownNameError` otherwise."""
-    if name not in FORMATS:
-        raise UnknownNameError(
-            "the name of a number format", repr(name), nearest(str(name), FORMATS)
-        )
+    if not isinstance(name, str) or name not in FORMATS:
+        raise UnknownNameError("the name of a number format", shown(name), nearest(name, FORMATS))
     return FORMATS[name]
 
 
@@ -136,8 +134,7 @@ def load(x: ArrayLike, what: str = "array") -> Array:
     """
     values = x if isinstance(x, np.ndarray) else np.asarray(x)
     known = {f.dtype for f in FORMATS.values()}
-    native = values.dtype.newbyteorder("=")
-    if native not in known:
+    if values.dtype.kind not in "fV" or values.dtype.newbyteorder("=") not in known:
         raise DtypeError(
             f"{what} with a floating-point dtype ({', '.join(FORMATS)})",
             f"dtype {values.dtype}",

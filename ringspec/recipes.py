@@ -16,7 +16,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from ringspec.errors import OptionError, UnknownNameError, nearest
+from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 from ringspec.formats import FORMATS, format_of
 
 MERGE_ORDERS = ("state", "normalised")
@@ -85,21 +85,21 @@ class Recipe:
         if self.products not in ("float64", "float32"):
             raise OptionError(
                 "products in 'float64' or 'float32' (what matrix units accumulate in)",
-                repr(self.products),
+                shown(self.products),
                 "declare 'float32', and narrower sums as carried_dkv or merge",
             )
-        if self.merge_order not in MERGE_ORDERS:
+        if not isinstance(self.merge_order, str) or self.merge_order not in MERGE_ORDERS:
             raise UnknownNameError(
                 "a merge order",
-                repr(self.merge_order),
-                nearest(str(self.merge_order), MERGE_ORDERS),
+                shown(self.merge_order),
+                nearest(self.merge_order, MERGE_ORDERS),
             )
         for size_name in ("tile_q", "tile_k"):
             size = getattr(self, size_name)
-            if size is not None and not (isinstance(size, int) and size >= 1):
+            if size is not None and not (type(size) is int and size >= 1):
                 raise OptionError(
                     f"{size_name} as a positive int, or None for the whole block",
-                    repr(size),
+                    shown(size),
                     f"pass {size_name}=128",
                 )
 
@@ -227,7 +227,7 @@ def recipe(which: str | Recipe) -> Recipe:
         return which
     if not isinstance(which, str) or which not in RECIPES:
         raise UnknownNameError(
-            "the name of a recipe, or a Recipe", repr(which), nearest(str(which), RECIPES)
+            "the name of a recipe, or a Recipe", shown(which), nearest(which, RECIPES)
         )
     return RECIPES[which]
 

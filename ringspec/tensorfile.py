@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import struct
 import tempfile
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.errors import DtypeError, FileFormatError
+from ringspec.errors import DtypeError, FileFormatError, ShapeError, shown
 from ringspec.formats import FORMATS
 
 MAX_HEADER = 1 << 20
@@ -47,9 +48,10 @@ DTYPES: dict[str, np.dtype] = {
 
 
 def dtype_code(dtype: np.dtype) -> str:
-    for code, known in DTYPES.items():
-        if dtype == known:
-            return code
+    if dtype.kind in "biufV":
+        for code, known in DTYPES.items():
+            if dtype.newbyteorder("<") == known.newbyteorder("<"):
+                return code
     raise DtypeError(
         "a tensor dtype of the safetensors format", f"{dtype}", f"use one of {', '.join(DTYPES)}"
     )
@@ -61,13 +63,14 @@ def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) 
     >>> sorted(decode(encode({"b": np.zeros(2), "a": np.ones((1, 2), np.float32)})))
     ['a', 'b']
     """
+    check_writable(tensors, metadata)
     header: dict[str, Any] = {}
     if metadata:
         header["__metadata__"] = dict(sorted(metadata.items()))
     parts, offset = [], 0
     for name in sorted(tensors):
-        array = np.asarray(tensors[name])
-        code = dtype_code(array.dtype.newbyteorder("<") if array.dtype.isnative else array.dtype)
+        array = plain_array(tensors[name], name)
+        code = dtype_code(array.dtype)
         data = np.ascontiguousarray(array).astype(DTYPES[code], copy=False).tobytes()
         span = [offset, offset + len(data)]
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": span}
@@ -75,7 +78,44 @@ def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) 
         offset += len(data)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode()
     text += b" " * (-len(text) % 8)  # data begins at a multiple of 8 bytes
+    if len(text) > MAX_HEADER:
+        raise FileFormatError(
+            f"a header of at most {MAX_HEADER} bytes", f"{len(text)} bytes", "write several files"
+        )
     return struct.pack("<Q", len(text)) + text + b"".join(parts)
+
+
+def check_writable(tensors: Any, metadata: Any) -> None:
+    """Names and metadata that the reader takes back."""
+    named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
+    if not named or "__metadata__" in tensors:
+        raise FileFormatError(
+            "a dict of arrays by name ('__metadata__' is no name)",
+            shown(list(tensors)) if isinstance(tensors, dict) else shown(tensors),
+            "pass {'name': array}",
+        )
+    plain = isinstance(metadata, dict) and all(
+        isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()
+    )
+    if metadata is not None and not plain:
+        raise FileFormatError(
+            "metadata that maps strings to strings", shown(metadata), "write numbers as text"
+        )
+
+
+def plain_array(x: Any, name: str) -> NDArray:
+    """An array that the format can hold."""
+    try:
+        array = np.asarray(x)
+    except Exception as cause:  # ragged lists, hostile hooks
+        raise DtypeError(
+            f"tensor {name!r} as an array", f"{type(x).__name__} ({cause})"[:200], "pass an array"
+        ) from None
+    if array.ndim > MAX_RANK:
+        raise ShapeError(
+            f"tensor {name!r} of at most {MAX_RANK} axes", f"{array.ndim}", "reshape it"
+        )
+    return array
 
 
 def write_tensors(
@@ -203,6 +243,8 @@ def check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int, 
     for length in shape:
         size *= length
     begin, end = offsets
-    if end - begin != size:
-        refuse(what, f"{size} bytes for {name!r} of shape {tuple(shape)}", f"{end - begin} bytes")
+    span = math.prod(length for length in shape if length)  # NumPy multiplies these even beside a 0
+    if max(begin, end, span * dtype.itemsize) >= 2**62 or end - begin != size:
+        got = f"{shown(end - begin)} bytes"
+        refuse(what, f"{shown(size)} bytes for {name!r} of shape {shown(shape)}", got)
     return dtype, tuple(shape), begin, end

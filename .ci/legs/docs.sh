@@ -12,4 +12,5 @@ else
     echo "there are no notebooks"
 fi
 RINGSPEC_EXECUTED_NOTEBOOKS=$executed .venv/bin/python -m sphinx \
-    -W --keep-going -b html docs "$CI_SCRATCH/html"
+    -q -W --keep-going -b html docs "$CI_SCRATCH/html"
+echo "built $(find "$CI_SCRATCH/html" -name '*.html' | wc -l) pages without a warning"

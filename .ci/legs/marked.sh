@@ -21,7 +21,8 @@ case $collected in
         ;;
 esac
 case $mark in
-    # One command for both, so that pip does not choose another torch. This version has a CPU build.
+    # One command for both, so that pip does not choose another torch. Its CPU build is enough; which
+    # build comes is up to the index that pip is set up with.
     torch) .venv/bin/python -m pip install --quiet torch==2.13.0 -e ".[torch]" ;;
     *) .venv/bin/python -m pip install --quiet -e ".[$mark]" ;;
 esac

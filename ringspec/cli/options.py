@@ -11,7 +11,8 @@ import click
 from ringspec.cli.inputs import Shape
 from ringspec.errors import OptionError
 from ringspec.recipes import RECIPES
-from ringspec.spec.layout import LAYOUTS, check_workers
+from ringspec.spec.checks import check_workers
+from ringspec.spec.layout import LAYOUTS
 from ringspec.spec.schedule import CIRCULATIONS
 
 TOKENS_PER_WORKER = 16

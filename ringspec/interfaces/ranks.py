@@ -11,8 +11,8 @@ from ringspec.errors import DtypeError, RefusedError, ShapeError
 from ringspec.formats import name_of, store
 from ringspec.recipes import Recipe
 from ringspec.spec.block_attention import block_backward
-from ringspec.spec.checks import as_array
-from ringspec.spec.layout import Layout, check_workers, unshard
+from ringspec.spec.checks import as_array, check_workers
+from ringspec.spec.layout import Layout, unshard
 from ringspec.spec.options import check_gradients
 from ringspec.spec.problem import Array, Problem
 from ringspec.spec.ring import run_backward

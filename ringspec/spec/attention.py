@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ringspec.errors import ShapeError
-from ringspec.spec.checks import check_partial
+from ringspec.spec.checks import check_partials, check_range
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
 from ringspec.spec.options import Options, check, check_gradients, check_lse, takes_options
@@ -134,7 +134,7 @@ def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
     >>> merge_partials([(o, lse), (3 * o, lse + np.log(3.0))]).o.tolist()
     [[[[2.5, 2.5]]]]
     """
-    pairs = [check_partial(o, lse) for o, lse in parts]
+    pairs = check_partials(parts)
     if len({o.shape for o, _ in pairs}) != 1:
         raise ShapeError(
             "at least one pair (o, lse), all of the same shape",
@@ -167,9 +167,11 @@ def scores(problem: Problem) -> tuple[Array, Array | None]:
     q, rows, columns, terms = problem.q, problem.rows, problem.columns, problem.terms
     k = np.repeat(problem.k, terms.group, axis=1)  # FWD-10
     allowed = visible(rows, columns, terms)
-    z = terms.scale * (q @ k.swapaxes(2, 3))
-    if rows.bias is not None:
-        z = z + np.where(np.isneginf(rows.bias), 0.0, rows.bias)
+    with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
+        z = terms.scale * (q @ k.swapaxes(2, 3))
+        if rows.bias is not None:
+            z = z + np.where(np.isneginf(rows.bias), 0.0, rows.bias)
+    check_range(z, allowed, "scores")
     if terms.softcap is None:
         return np.where(allowed, z, -np.inf), None
     t = np.tanh(z / terms.softcap)
@@ -225,6 +227,7 @@ def gradients(
     q, rows, terms = problem.q, problem.rows, problem.terms
     k, v = (np.repeat(x, terms.group, axis=1) for x in (problem.k, problem.v))
     dp = (dy @ v.swapaxes(2, 3)) * keep
+    check_range(dp - delta[..., None], p > 0, "dp - dy_o_sum")
     ds = p * (dp - delta[..., None])
     dz = ds if t is None else ds * (1.0 - t * t)
     dq = terms.scale * (dz @ k)

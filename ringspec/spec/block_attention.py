@@ -16,6 +16,7 @@ import numpy as np
 from ringspec.formats import round_to
 from ringspec.recipes import Recipe
 from ringspec.spec.attention import over_group, reduce_to
+from ringspec.spec.checks import check_range
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
 from ringspec.spec.online_softmax import (
@@ -65,15 +66,18 @@ def score(
 
     k has one head per query head here.
     """
-    z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products)
-    if rows.bias is not None:
-        bias = columns_of(rows.bias, columns)
-        z = z + np.where(np.isneginf(bias), 0.0, bias)
+    with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
+        z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products)
+        if rows.bias is not None:
+            bias = columns_of(rows.bias, columns)
+            z = z + np.where(np.isneginf(bias), 0.0, bias)
+    allowed = visible(rows, columns, terms)
+    if recipe.products == "float64":  # in a narrower recipe an overflow is what a kernel shows too
+        check_range(z, allowed, "scores")
     t = None
     if terms.softcap is not None:
         t = round_to(np.tanh(z / terms.softcap), recipe.scores)
         z = terms.softcap * t
-    allowed = visible(rows, columns, terms)
     return np.where(allowed, round_to(z, recipe.scores), -np.inf), t
 
 

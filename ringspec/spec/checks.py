@@ -17,23 +17,32 @@ from ringspec.errors import (
     DropoutError,
     DtypeError,
     HeadCountError,
+    LayoutError,
     NonFiniteError,
     OptionError,
     PackingError,
     ShapeError,
     WindowError,
+    WorkerCountError,
+    shown,
 )
 from ringspec.formats import load
 
+LARGEST_POSITION = 2**61
+
 
 def as_array(x: Any, what: str) -> NDArray:
-    """``x`` as a NumPy array of a plain dtype, or a DtypeError."""
+    """``x`` as a plain NumPy array of numbers, or a DtypeError."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise DtypeError(
+            f"{what} as a plain array", "a masked array", "pass .data, and the mask as mask="
+        )
     try:
-        values = x if isinstance(x, np.ndarray) else np.asarray(x)
+        values = np.asarray(x)
     except Exception as cause:  # ragged lists, tensors on a device, anything with a hostile hook
         raise DtypeError(
             f"{what} that NumPy can read as an array",
-            f"{type(x).__name__} ({cause})",
+            f"{type(x).__name__} ({cause})"[:200],
             "pass a rectangular NumPy array",
         ) from None
     if values.dtype == object:
@@ -65,20 +74,34 @@ def float_array(
     return values
 
 
-def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
-    """Integers [S] or [B, S] as an int64 array [1, S] or [B, S]."""
+def int_array(x: Any, what: str) -> NDArray[np.int64]:
+    """An array of integers as a new int64 array."""
     values = as_array(x, what)
     if values.dtype.kind not in "iu":
         raise DtypeError(f"{what} of an integer dtype", f"dtype {values.dtype}", "use int64")
-    if values.dtype == np.uint64 and (values > np.uint64(2**63 - 1)).any():
-        raise OptionError(f"{what} below 2**63", "a larger value", "use int64")
+    if values.size and int(values.max()) >= 2**63:
+        raise OptionError(f"{what} below 2**63", shown(int(values.max())), "use int64")
+    return values.astype(np.int64)
+
+
+def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
+    """Integers [S] or [B, S] as an int64 array [1, S] or [B, S]."""
+    values = int_array(x, what)
     if values.shape not in ((length,), (1, length), (batch, length)):
         raise ShapeError(
             f"{what} of shape ({length},) or ({batch}, {length})",
             f"shape {values.shape}",
             "give one integer per token, for all batches or for each",
         )
-    return values.astype(np.int64).reshape(-1, length)
+    return values if values.ndim == 2 else values[None]
+
+
+def position_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
+    """Positions as :func:`int_rows`, small enough that no difference of two of them wraps round."""
+    values = int_rows(x, what, batch, length)
+    if values.size and not (-LARGEST_POSITION <= values.min() and values.max() <= LARGEST_POSITION):
+        raise OptionError(f"{what} of at most 2**61 in size", "a larger one", "shift all positions")
+    return values
 
 
 def pair_array(x: NDArray, what: str, full: tuple[int, int, int, int]) -> NDArray:
@@ -102,26 +125,51 @@ def bool_pairs(x: Any, what: str, full: tuple[int, int, int, int]) -> NDArray[np
             f"dtype {values.dtype}",
             f"write {what} != 0, or pass additive values as bias",
         )
-    return pair_array(values, what, full)
+    return pair_array(values, what, full).copy()
 
 
 def number(x: Any, what: str) -> float:
     """A finite real number as float."""
     ok = isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
-    if not ok or not math.isfinite(float(x)):
-        raise OptionError(f"{what} as a finite number", repr(x), "pass a float")
-    return float(x)
+    try:
+        if ok and math.isfinite(float(x)):
+            return float(x)
+    except OverflowError:  # an int beyond float64
+        pass
+    raise OptionError(f"{what} as a finite number", shown(x), "pass a float")
 
 
 def integer(x: Any, what: str) -> int:
     if not isinstance(x, (int, np.integer)) or isinstance(x, bool):
-        raise OptionError(f"{what} as an integer", repr(x), "pass an int")
+        raise OptionError(f"{what} as an integer", shown(x), "pass an int")
     return int(x)
+
+
+def length_of(x: Any, what: str = "S") -> int:
+    """A number of tokens: an integer >= 0."""
+    whole = isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+    if not whole or not 0 <= x < 2**62:
+        raise LayoutError(f"{what} as an integer >= 0", shown(x), "pass the number of tokens")
+    return int(x)
+
+
+def check_workers(workers: Any) -> int:
+    """W as int."""
+    whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
+    if not whole or not 1 <= workers < 2**31:
+        raise WorkerCountError("W >= 1 workers", shown(workers), "pass workers=1 or more")
+    return int(workers)
+
+
+def function(x: Any, what: str) -> Any:
+    if not callable(x):
+        raise OptionError(f"{what} as a function", shown(x), f"pass a function as {what}")
+    return x
 
 
 def flag(x: Any, what: str) -> bool:
     if not isinstance(x, (bool, np.bool_)):
-        raise OptionError(f"{what} as True or False", repr(x), f"write {what}=True")
+        raise OptionError(f"{what} as True or False", shown(x), f"write {what}=True")
     return bool(x)
 
 
@@ -137,7 +185,7 @@ def check_window(window: Any) -> tuple[int | None, int | None] | None:
     if len(sides) != 2 or not right_kind or any(side is not None and side < 0 for side in sides):
         raise WindowError(
             "window as None, an int >= 0 or a pair (left, right) of such, None = unbounded side",
-            repr(window),
+            shown(window),
             "write window=(left, right); -1 for 'unbounded' is written None here",
         )
     left, right = (None if side is None else int(side) for side in sides)
@@ -150,19 +198,19 @@ def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray
     >>> segments_from_cu_seqlens([0, 2, 3], 4, "cu_seqlens").tolist()
     [0, 0, 1, -1]
     """
-    starts = as_array(cu_seqlens, what)
-    if starts.dtype.kind not in "iu" or starts.ndim != 1:
+    values = as_array(cu_seqlens, what)
+    if values.dtype.kind not in "iu" or values.ndim != 1:
         raise PackingError(
             f"{what} as a 1-D array of integers",
-            f"dtype {starts.dtype}, shape {starts.shape}",
+            f"dtype {values.dtype}, shape {values.shape}",
             "give the cumulative lengths, beginning with 0",
         )
-    starts = starts.astype(np.int64)
-    ordered = starts.size >= 1 and starts[0] == 0 and bool((np.diff(starts) >= 0).all())
+    starts = int_array(values, what)
+    ordered = starts.size >= 1 and starts[0] == 0 and bool((starts[1:] >= starts[:-1]).all())
     if not ordered or starts[-1] > length:
         raise PackingError(
             f"{what} that begins with 0, never falls and ends at most at {length}",
-            str(starts.tolist()),
+            shown(starts.tolist()),
             "give the cumulative lengths of the documents in order",
         )
     segments = np.full(length, -1, dtype=np.int64)
@@ -245,6 +293,16 @@ def check_partial(o: Any, lse: Any) -> tuple[NDArray[np.float64], NDArray[np.flo
     return o, lse
 
 
+def check_partials(parts: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """A list of pairs (o, lse)."""
+    pairs = isinstance(parts, (list, tuple)) and all(
+        isinstance(part, (list, tuple)) and len(part) == 2 for part in parts
+    )
+    if not pairs:
+        raise ShapeError("a list of pairs (o, lse)", shown(parts), "pass [(o_0, lse_0), ...]")
+    return [check_partial(o, lse) for o, lse in parts]
+
+
 def check_sinks(x: Any, heads: int) -> NDArray[np.float64] | None:
     if x is None:
         return None
@@ -264,7 +322,7 @@ def check_dropout(values: dict[str, Any]) -> tuple[float, int]:
     if not 0 <= p < 1:
         raise DropoutError("0 <= dropout_p < 1", str(p), "dropout_p is the share that is dropped")
     if not 0 <= seed < 2**64:
-        raise DropoutError("0 <= dropout_seed < 2**64", str(seed), "take the seed modulo 2**64")
+        raise DropoutError("0 <= dropout_seed < 2**64", shown(seed), "take the seed modulo 2**64")
     return p, seed
 
 
@@ -301,3 +359,13 @@ def check_qkv(q: Any, k: Any, v: Any) -> tuple[NDArray[np.float64], ...]:
             "axis 1 is H; query head h uses key head h // (H // Hkv)",
         )
     return q, k, v
+
+
+def check_range(z: NDArray[np.float64], allowed: NDArray[np.bool_], what: str) -> None:
+    """Refuse a problem whose intermediate values leave float64 at a visible pair."""
+    if not np.isfinite(np.where(allowed, z, 0.0)).all():
+        raise NonFiniteError(
+            f"{what} within float64's range",
+            "an overflow at a visible pair",
+            "scale the inputs down; float64 ends at 1.8e308",
+        )

@@ -13,6 +13,7 @@ import numpy as np
 from ringspec.errors import OptionError
 from ringspec.formats import format_of
 from ringspec.recipes import Recipe
+from ringspec.spec.checks import number
 from ringspec.spec.layout import Layout
 from ringspec.spec.masks import visible
 from ringspec.spec.problem import Integers, Problem
@@ -152,6 +153,8 @@ def timeline(
     >>> max(s.stop for s in timeline(c, pairs_per_second=10, bytes_per_second=1))
     7.0
     """
+    pairs_per_second = number(pairs_per_second, "pairs_per_second")
+    bytes_per_second = number(bytes_per_second, "bytes_per_second")
     if not (pairs_per_second > 0 and bytes_per_second > 0):
         raise OptionError(
             "rates > 0", f"{pairs_per_second} pairs/s, {bytes_per_second} bytes/s", "pass rates"

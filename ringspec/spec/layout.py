@@ -11,21 +11,29 @@ THD context parallelism.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ringspec.errors import (
     LayoutError,
     PackingError,
     ShapeError,
     UnknownNameError,
-    WorkerCountError,
     nearest,
+    shown,
 )
-from ringspec.spec.checks import as_array, segments_from_cu_seqlens
+from ringspec.spec.checks import (
+    as_array,
+    check_workers,
+    float_array,
+    int_array,
+    length_of,
+    segments_from_cu_seqlens,
+)
 from ringspec.spec.problem import Array, Integers, take
 
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document")
@@ -54,13 +62,6 @@ class Layout:
         return int((self.table >= 0).sum())
 
 
-def check_workers(workers: Any) -> int:
-    whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
-    if not whole or workers < 1:
-        raise WorkerCountError("W >= 1 workers", repr(workers), "pass workers=1 or more")
-    return int(workers)
-
-
 def divided(length: int, parts: int, layout: str, what: str) -> int:
     """length / parts, or a LayoutError."""
     if length % parts != 0:
@@ -78,7 +79,8 @@ def contiguous(length: int, workers: int) -> Layout:
     >>> contiguous(4, 2).table.tolist()
     [[0, 1], [2, 3]]
     """
-    n = divided(length, check_workers(workers), "contiguous", "W")
+    length, workers = length_of(length), check_workers(workers)
+    n = divided(length, workers, "contiguous", "W")
     return Layout("contiguous", np.arange(length, dtype=np.int64).reshape(workers, n))
 
 
@@ -88,7 +90,8 @@ def striped(length: int, workers: int) -> Layout:
     >>> striped(4, 2).table.tolist()
     [[0, 2], [1, 3]]
     """
-    n = divided(length, check_workers(workers), "striped", "W")
+    length, workers = length_of(length), check_workers(workers)
+    n = divided(length, workers, "striped", "W")
     return Layout("striped", np.arange(length, dtype=np.int64).reshape(n, workers).T.copy())
 
 
@@ -98,7 +101,8 @@ def zigzag(length: int, workers: int) -> Layout:
     >>> zigzag(8, 2).table.tolist()
     [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
-    n = divided(length, 2 * check_workers(workers), "zigzag", "2W")
+    length, workers = length_of(length), check_workers(workers)
+    n = divided(length, 2 * workers, "zigzag", "2W")
     chunks = np.arange(length, dtype=np.int64).reshape(2 * workers, n)
     table = [np.concatenate((chunks[r], chunks[2 * workers - 1 - r])) for r in range(workers)]
     return Layout("zigzag", np.stack(table))
@@ -113,7 +117,7 @@ def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
     >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
     [[0, 3, 4, -1], [1, 2, 5, -1]]
     """
-    check_workers(workers)
+    length, workers = length_of(length), check_workers(workers)
     segments = segments_from_cu_seqlens(cu_seqlens, length, "cu_seqlens")
     starts = np.flatnonzero(np.diff(segments, prepend=-2) != 0).tolist() + [length]
     pieces: list[list[Integers]] = [[] for _ in range(workers)]
@@ -133,13 +137,15 @@ def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
 def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
     """LAYOUT-5: any table [W, n] in which each token 0..S-1 stands exactly once, the rest -1."""
     values = as_array(table, "layout table")
-    if values.dtype.kind not in "iu" or values.ndim != 2:
+    if values.dtype.kind not in "iu" or values.ndim != 2 or values.shape[0] < 1:
         raise LayoutError(
             "a layout table of integers [W, n]",
             f"dtype {values.dtype}, shape {values.shape}",
             f"pass one row of token indices per worker, or a name: {', '.join(LAYOUTS)}",
         )
-    values = values.astype(np.int64)
+    if values.size and int(values.max()) >= 2**63:
+        raise LayoutError("token indices below S", "2**63 or more", "write padding as -1 in int64")
+    values, length = int_array(values, "layout table"), length_of(length)
     if workers is not None and values.shape[0] != workers:
         raise LayoutError(
             f"a layout table with {workers} rows, one per worker",
@@ -169,7 +175,7 @@ def describe_tokens(held: Integers, length: int) -> str:
 
 def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
     """A layout by name, from a table, or as it is."""
-    check_workers(workers)
+    workers = check_workers(workers)
     if isinstance(layout, Layout):
         return from_table_keeping_name(layout, length, workers)
     if not isinstance(layout, str):
@@ -189,7 +195,7 @@ def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) 
             )
         return zigzag_per_document(length, workers, cu_seqlens)
     raise UnknownNameError(
-        "a layout name or a table [W, n]", repr(layout), nearest(layout, LAYOUTS)
+        "a layout name or a table [W, n]", shown(layout), nearest(layout, LAYOUTS)
     )
 
 
@@ -197,34 +203,70 @@ def from_table_keeping_name(layout: Layout, length: int, workers: int) -> Layout
     return Layout(layout.name, from_table(layout.table, length, workers).table)
 
 
-def shard(x: NDArray, layout: Layout, axis: int = 2) -> list[NDArray]:
+def shard(x: ArrayLike, layout: Layout, axis: int = 2) -> list[NDArray]:
     """One local array per worker; padding slots hold zeros.
 
     >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), striped(4, 2))]
     [[0.0, 2.0], [1.0, 3.0]]
     """
-    return [take(x, layout.table[r], axis) for r in range(layout.workers)]
+    values = as_array(x, "the tensor to shard")
+    check_axis(values, axis, layout.length, "S")
+    return [take(values, layout.table[r], axis) for r in range(layout.workers)]
 
 
-def unshard(shards: list[NDArray], layout: Layout, axis: int = 2) -> NDArray:
+def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArray:
     """The global array of local ones; what padding slots hold is dropped. Inverse of shard."""
-    first = shards[0]
-    x = np.zeros(first.shape[:axis] + (layout.length,) + first.shape[axis + 1 :], dtype=first.dtype)
+    parts = check_shards(shards, axis)
+    if len(parts) != layout.workers:
+        raise ShapeError(
+            f"{layout.workers} local arrays, one per worker", str(len(parts)), "pass all of them"
+        )
+    check_axis(parts[0], axis, layout.slots, "n")
+    shape = parts[0].shape
+    x = np.zeros(shape[:axis] + (layout.length,) + shape[axis + 1 :], dtype=parts[0].dtype)
     before = (slice(None),) * axis
-    for r, local in enumerate(shards):
+    for r, local in enumerate(parts):
         real = np.flatnonzero(layout.table[r] >= 0)
         x[(*before, layout.table[r, real])] = np.take(local, real, axis)
     return x
 
 
-def unpermute(shards: list[NDArray], axis: int = 2) -> list[NDArray]:
+def check_shards(shards: Sequence[ArrayLike], axis: int) -> list[NDArray]:
+    """Local arrays of one shape and dtype."""
+    if not isinstance(shards, (list, tuple)) or not shards:
+        raise ShapeError("a list of local arrays", shown(shards), "pass one array per worker")
+    parts = [as_array(part, "a local array") for part in shards]
+    forms = {(part.shape, part.dtype) for part in parts}
+    if len(forms) != 1:
+        raise ShapeError(
+            "local arrays of one shape and dtype",
+            shown(sorted(map(str, forms))),
+            "pad the short ones",
+        )
+    return parts
+
+
+def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
+    """An axis from 0, of that length."""
+    known = isinstance(axis, int) and 0 <= axis < x.ndim
+    if not known or (length is not None and x.shape[axis] != length):
+        raise ShapeError(
+            f"an array with {what} = {length} on axis {axis}",
+            f"shape {x.shape}",
+            "axes count from 0; the sequence is axis 2 of [B, H, S, D]",
+        )
+
+
+def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
     """LAYOUT-6: local arrays of a striped sequence become those of the contiguous one.
 
     >>> [s.tolist() for s in unpermute([np.array([0, 2]), np.array([1, 3])], axis=0)]
     [[0, 1], [2, 3]]
     """
-    workers, n = len(shards), shards[0].shape[axis]
-    x = unshard(shards, striped(workers * n, workers), axis)
+    parts = check_shards(shards, axis)
+    check_axis(parts[0], axis, None, "n")
+    workers, n = len(parts), parts[0].shape[axis]
+    x = unshard(parts, striped(workers * n, workers), axis)
     return shard(x, contiguous(workers * n, workers), axis)
 
 
@@ -234,6 +276,7 @@ def lse_to_tiles(lse: Array) -> Array:
     >>> lse_to_tiles(np.arange(256.0).reshape(1, 1, 256))[0, 0, 1].tolist()
     [1.0, 129.0]
     """
+    lse = float_array(lse, "lse", rank=3, finite=False)
     batch, heads, length = lse.shape
     if length % TILE_ROWS != 0:
         raise ShapeError("S divisible by 128", f"S = {length}", "pad the sequence")
@@ -242,6 +285,7 @@ def lse_to_tiles(lse: Array) -> Array:
 
 def lse_from_tiles(tiles: Array) -> Array:
     """[B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`."""
+    tiles = float_array(tiles, "LSE tiles", rank=4, finite=False)
     batch, heads, rows, columns = tiles.shape
     if rows != TILE_ROWS:
         raise ShapeError("tiles [B, H, 128, S // 128]", f"shape {tiles.shape}", "axis 2 is 128")

@@ -17,8 +17,9 @@ from typing import Any, TypedDict, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import ShapeError, refuse_unknown
+from ringspec.errors import OptionError, ShapeError, refuse_unknown, shown
 from ringspec.spec.checks import (
+    LARGEST_POSITION,
     bool_pairs,
     check_bias,
     check_bounds,
@@ -31,9 +32,9 @@ from ringspec.spec.checks import (
     finite_or_minus_infinity,
     flag,
     float_array,
-    int_rows,
     integer,
     number,
+    position_rows,
 )
 from ringspec.spec.problem import Columns, Problem, Rows, Terms
 
@@ -134,13 +135,17 @@ def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
     n_k = k.shape[2]
     full = (batch, heads, n_q, n_k)
     q_offset = integer(values["q_offset"], "q_offset")
+    if abs(q_offset) > LARGEST_POSITION:
+        raise OptionError(
+            "q_offset of at most 2**61 in size", shown(q_offset), "shift all positions"
+        )
     # MASK-8: positions, not indices, decide masks
     position_q = np.arange(n_q, dtype=np.int64)[None] + q_offset
     position_k = np.arange(n_k, dtype=np.int64)[None]
     if values["positions_q"] is not None:
-        position_q = int_rows(values["positions_q"], "positions_q", batch, n_q)
+        position_q = position_rows(values["positions_q"], "positions_q", batch, n_q)
     if values["positions_k"] is not None:
-        position_k = int_rows(values["positions_k"], "positions_k", batch, n_k)
+        position_k = position_rows(values["positions_k"], "positions_k", batch, n_k)
     segment_q, segment_k = check_segments(values, batch, n_q, n_k)
     bound_min, bound_max = check_bounds(values, batch, n_q)
     bias = check_bias(values["bias"], full)

@@ -147,4 +147,6 @@ def columns_of(x: NDArray, columns: Columns) -> NDArray:
     """The columns of a block out of [b, h, n, Sk] rows; a broadcast key axis stays as it is."""
     if x.shape[3] == 1:
         return x
+    if x.shape[3] == 0:  # no key at all: only padding slots can ask
+        return np.zeros((*x.shape[:3], columns.index.size), dtype=x.dtype)
     return np.take(x, np.maximum(columns.index, 0), axis=3)

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringspec.errors import LayoutError, OptionError
+from ringspec.errors import LayoutError, OptionError, ScheduleError, shown
 from ringspec.formats import round_to
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
@@ -23,6 +23,7 @@ from ringspec.spec.block_attention import (
     block_backward,
     block_forward,
 )
+from ringspec.spec.checks import check_workers, flag, function
 from ringspec.spec.layout import Layout, make_layout, shard, unshard
 from ringspec.spec.masks import visible
 from ringspec.spec.options import Options, check, check_gradients, takes_options
@@ -95,11 +96,20 @@ def ring(
     ([0.0, 1.0, 2.0, 3.0], [2.0, 3.0])
     """
     problem = check(q, k, v, dict(options))
-    used = recipe_of(recipe)
+    used, workers = recipe_of(recipe), check_workers(workers)
+    record, skip_masked = flag(record, "record"), flag(skip_masked, "skip_masked")
+    function(block_forward, "block_forward")
+    function(block_backward, "block_backward")
+    if observer is not None:
+        function(observer, "observer")
     layout_q, layout_k = layouts_for(problem, layout, workers, options)
-    forward = schedule or forward_schedule(circulation, workers, direction)
-    backward = schedule_backward or backward_schedule(circulation, workers, direction)
+    forward = forward_schedule(circulation, workers, direction) if schedule is None else schedule
+    backward = schedule_backward
+    if backward is None:
+        backward = backward_schedule(circulation, workers, direction)
     if skip_masked:
+        check_schedule(forward, "forward", problem, layout_q, layout_k)
+        check_schedule(backward, "backward", problem, layout_q, layout_k)
         invisible = invisible_pairs(problem, layout_q, layout_k)
         forward, backward = skip(forward, invisible), skip(backward, invisible)
     check_schedule(forward, "forward", problem, layout_q, layout_k)
@@ -175,6 +185,8 @@ def check_schedule(
     schedule: Schedule, phase: str, problem: Problem, layout_q: Layout, layout_k: Layout
 ) -> None:
     """Validate a schedule against the problem's own mask and the pass that it is for."""
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError("a Schedule", shown(schedule), f"make it with {phase}_schedule")
     if (phase == "backward") != bool(schedule.accumulators):
         raise OptionError(
             f"a {phase} schedule (only a backward has accumulators)",

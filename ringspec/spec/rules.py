@@ -150,4 +150,4 @@ def rule(which: str) -> Rule:
         if candidate.id == which:
             return candidate
     known = [r.id for r in RULES]
-    raise UnknownNameError("the id of a rule", repr(which), nearest(str(which), known))
+    raise UnknownNameError("the id of a rule", repr(which), nearest(which, known))

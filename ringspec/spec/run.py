@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ringspec.errors import NotRecordedError, OptionError
+from ringspec.errors import NotRecordedError, OptionError, shown
 from ringspec.recipes import Recipe
 from ringspec.spec.attention import Gradients
 from ringspec.spec.block_attention import (
@@ -94,21 +94,25 @@ class Run:
 
     def worker(self, worker: int) -> WorkerResult:
         """The local results of one worker."""
-        if not isinstance(worker, (int, np.integer)) or not 0 <= worker < len(self.workers):
+        whole = isinstance(worker, (int, np.integer)) and not isinstance(worker, bool)
+        if not whole or not 0 <= worker < len(self.workers):
             raise NotRecordedError(
-                f"a worker 0..{len(self.workers) - 1}", repr(worker), "workers count from 0"
+                f"a worker 0..{len(self.workers) - 1}", shown(worker), "workers count from 0"
             )
         return self.workers[worker]
 
     def moment(self, worker: int, step: int, phase: str = "forward") -> Moment:
         """The recorded step of one worker; needs ``ring(..., record=True)``."""
+        known = isinstance(phase, str) and all(
+            isinstance(n, (int, np.integer)) for n in (worker, step)
+        )
         for moment in self.moments:
-            if (moment.phase, moment.step, moment.worker) == (phase, step, worker):
+            if known and (moment.phase, moment.step, moment.worker) == (phase, step, worker):
                 return moment
         phases = sorted({moment.phase for moment in self.moments})
         raise NotRecordedError(
             "a recorded worker, step and phase",
-            f"worker={worker}, step={step}, phase={phase!r}",
+            f"worker={shown(worker)}, step={shown(step)}, phase={shown(phase)}",
             f"recorded phases: {', '.join(phases)}" if phases else "call ring(..., record=True)",
         )
 
@@ -120,20 +124,22 @@ class Run:
         'during' is when everything has arrived and nothing is computed yet: only then are the keys
         (or queries) of the step here, because afterwards they are sent on.
         """
-        if when not in ("before", "during", "after"):
+        if not isinstance(when, str) or when not in ("before", "during", "after"):
             raise OptionError(
-                "when as 'before', 'during' or 'after'", repr(when), "pass when='after'"
+                "when as 'before', 'during' or 'after'", shown(when), "pass when='after'"
             )
         moment = self.moment(worker, step, phase)
         return {"before": moment.before, "during": moment.during, "after": moment.after}[when]
 
     def cost(self, phase: str = "forward") -> Cost:
         """Hops, bytes and visible pairs of one pass (see ``ringspec.spec.cost``)."""
-        schedule = {"forward": self.schedule, "backward": self.backward_schedule}.get(phase)
+        schedule = {"forward": self.schedule, "backward": self.backward_schedule}.get(
+            phase if isinstance(phase, str) else ""
+        )
         if schedule is None:
             raise NotRecordedError(
                 "phase 'forward', or 'backward' of a run with dy",
-                repr(phase),
+                shown(phase),
                 "pass dy to ring(...) for a backward pass",
             )
         return cost(self.problem, schedule, self.layout_q, self.layout_k, self.recipe)

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ringspec.errors import OptionError, UnknownNameError, nearest
+import numpy as np
+
+from ringspec.errors import LayoutError, OptionError, UnknownNameError, nearest, shown
+from ringspec.spec.checks import check_workers, integer, length_of
 
 KEY_INPUTS = ("k", "v", "columns")
 QUERY_INPUTS = ("q", "dy", "lse", "delta", "rows")
@@ -115,10 +119,11 @@ def visitor(worker: int, step: int, workers: int, direction: int = 1) -> int:
     return (worker - direction * step) % workers
 
 
-def check_direction(direction: object) -> int:
-    if direction not in (1, -1) or isinstance(direction, bool):
+def check_direction(direction: Any) -> int:
+    whole = isinstance(direction, (int, np.integer)) and not isinstance(direction, bool)
+    if not whole or direction not in (1, -1):
         raise OptionError(
-            "direction 1 (r to r + 1) or -1 (r to r - 1)", repr(direction), "pass direction=1"
+            "direction 1 (r to r + 1) or -1 (r to r - 1)", shown(direction), "pass direction=1"
         )
     return int(direction)
 
@@ -132,7 +137,6 @@ def ring_schedule(
     direction: int = 1,
 ) -> Schedule:
     """A ring: inputs take W - 1 hops, accumulators W, the last of which brings them home (RING-4)."""
-    check_direction(direction)
     pairs = ring_permute(workers, direction)
     steps = []
     for t in range(workers):
@@ -163,6 +167,7 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
     ((2, 0, 1), 2)
     """
     check_circulation(circulation)
+    workers, direction = check_workers(workers), check_direction(direction)
     if circulation == "gather":
         return gather_schedule("gathered keys, forward", workers, ())
     return ring_schedule("KV ring, forward", workers, "keys", KEY_INPUTS, (), direction)
@@ -171,6 +176,7 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
 def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
     """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'."""
     check_circulation(circulation)
+    workers, direction = check_workers(workers), check_direction(direction)
     if circulation == "gather":
         return gather_schedule("gathered keys, backward", workers, KEY_ACCUMULATORS)
     if circulation == "kv":
@@ -183,11 +189,11 @@ def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Sch
 
 
 def check_circulation(circulation: str) -> None:
-    if circulation not in CIRCULATIONS:
+    if not isinstance(circulation, str) or circulation not in CIRCULATIONS:
         raise UnknownNameError(
             "a circulation ('kv', 'q' or 'gather')",
-            repr(circulation),
-            nearest(str(circulation), CIRCULATIONS),
+            shown(circulation),
+            nearest(circulation, CIRCULATIONS),
         )
 
 
@@ -217,15 +223,25 @@ def cp_offset(
     >>> [cp_offset("striped", a, 1, workers=4, n_q=8, n_k=8) for a in range(4)]
     [-1, 0, 0, 0]
     """
+    workers, a, b = check_workers(workers), integer(a, "a"), integer(b, "b")
+    n_q, n_k, q_offset = length_of(n_q, "n_q"), length_of(n_k, "n_k"), integer(q_offset, "q_offset")
+    check_owners(workers, a, b)
     if layout == "contiguous":
         return a * n_q - b * n_k + q_offset
     if layout == "striped":
         return (a + q_offset - b) // workers
     raise UnknownNameError(
         "a layout with one offset per pair of workers: 'contiguous' or 'striped'",
-        repr(layout),
+        shown(layout),
         "use zigzag_offsets for 'zigzag', and positions for any other layout",
     )
+
+
+def check_owners(workers: int, a: int, b: int) -> None:
+    if not (0 <= a < workers and 0 <= b < workers):
+        raise OptionError(
+            f"workers a and b in 0..{workers - 1}", f"{shown(a)} and {shown(b)}", "count from 0"
+        )
 
 
 def zigzag_offsets(
@@ -235,6 +251,11 @@ def zigzag_offsets(
 
     Local indices count from the start of each chunk, which is n/2 long.
     """
+    workers, a, b = check_workers(workers), integer(a, "a"), integer(b, "b")
+    n_q, n_k, q_offset = length_of(n_q, "n_q"), length_of(n_k, "n_k"), integer(q_offset, "q_offset")
+    check_owners(workers, a, b)
+    if n_q % 2 or n_k % 2:
+        raise LayoutError("n_q and n_k even, two chunks each", f"{n_q} and {n_k}", "pad the blocks")
     chunk_q, chunk_k = n_q // 2, n_k // 2
     low, high = (
         tuple(c * chunk_q - d * chunk_k + q_offset for d in (b, 2 * workers - 1 - b))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringspec.errors import ScheduleError
-from ringspec.spec.schedule import KINDS, SIDES, Pair, Schedule, Transfer
+from ringspec.spec.schedule import KINDS, SIDES, Pair, Schedule, Step, Transfer
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ def find_defects(
 
 def malformed(schedule: Schedule) -> list[Defect]:
     """Data that no schedule can have; checked first so that the rest may rely on it."""
+    if not well_typed(schedule):
+        return [Defect("malformed", "a Schedule of Steps of Transfers of (int, int) pairs needed")]
     defects = []
     workers, known = schedule.workers, schedule.inputs + schedule.accumulators
     if workers < 1 or schedule.moves not in ("keys", "queries") or not schedule.steps:
@@ -114,6 +116,51 @@ def malformed(schedule: Schedule) -> list[Defect]:
                 what = f"step {t}: a {transfer.kind!r} that carries {transfer.carries}"
                 defects.append(Defect("malformed", what))
     return defects
+
+
+def well_typed(schedule: object) -> bool:
+    """Every field is of the type that its annotation says."""
+    if not isinstance(schedule, Schedule):
+        return False
+    names = (schedule.inputs, schedule.accumulators)
+    containers = [(schedule.moves, str), (schedule.steps, tuple), (schedule.skipped, frozenset)]
+    if not all(isinstance(value, kind) for value, kind in containers):
+        return False
+    parts = [*map(is_pair, schedule.skipped), *map(is_step, schedule.steps)]
+    return is_int(schedule.workers) and all(map(are_names, names)) and all(parts)
+
+
+def is_int(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def are_tuples(*values: object) -> bool:
+    return all(isinstance(value, tuple) for value in values)
+
+
+def are_names(names: object) -> bool:
+    return isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+
+
+def is_pair(pair: object) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and all(map(is_int, pair))
+
+
+def is_step(step: object) -> bool:
+    if not isinstance(step, Step) or not are_tuples(step.uses, step.transfers):
+        return False
+    owners = all(b is None or is_int(b) for b in step.uses)
+    return owners and all(map(is_transfer, step.transfers))
+
+
+def is_transfer(transfer: object) -> bool:
+    if not isinstance(transfer, Transfer) or not are_tuples(transfer.pairs):
+        return False
+    return (
+        are_names((transfer.kind,))
+        and all(map(is_pair, transfer.pairs))
+        and (are_names(transfer.carries))
+    )
 
 
 def whereabouts(

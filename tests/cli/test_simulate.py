@@ -108,11 +108,18 @@ def test_the_schema_refuses_a_document_with_an_unknown_or_missing_key():
             jsonschema.validate(broken, SCHEMA)
 
 
-def test_numbers_beyond_float64_are_strings_in_json_and_fail(tmp_path):
+def test_scores_beyond_float64_are_refused(tmp_path):
     huge = {n: 1e200 * drawn(0, n, (1, 1, 6, 4)) for n in ("q", "k", "v", "dy")}
     np.savez(tmp_path / "x.npz", **huge)
     result = call("--input", tmp_path / "x.npz", "--workers", 3, "--json")
-    assert result.exit_code == 1 and result.stderr == ""
+    assert result.exit_code == 2 and "float64's range" in result.stderr
+
+
+def test_numbers_beyond_a_narrow_recipe_are_strings_in_json(tmp_path):
+    large = {n: 1e30 * drawn(0, n, (1, 1, 6, 4)) for n in ("q", "k", "v", "dy")}
+    np.savez(tmp_path / "x.npz", **large)
+    result = call("--input", tmp_path / "x.npz", "--workers", 3, "--json", "--recipe", "float32")
+    assert result.stderr == ""
     data = json.loads(result.stdout, parse_constant=pytest.fail)
     jsonschema.validate(data, SCHEMA)
     assert data["comparison"]["all"]["o"]["rel"] == "nan"

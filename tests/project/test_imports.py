@@ -74,7 +74,7 @@ def test_click_and_rich_are_imported_by_the_command_line_alone():
 
 
 def test_ringspec_imports_its_declared_dependencies_and_nothing_else(pyproject):
-    declared = {name.split(">")[0] for name in pyproject["project"]["dependencies"]}
+    declared = {name.partition(">=")[0] for name in pyproject["project"]["dependencies"]}
     for path in PACKAGE.rglob("*.py"):
         assert outside(imported(path)) <= declared, path.name
 

@@ -28,14 +28,10 @@ def test_python_3_11_is_enough(pyproject):
 
 
 def test_the_dependencies_are_these(pyproject):
-    assert sorted(pyproject["project"]["dependencies"]) == [
-        "click",
-        "ml_dtypes",
-        "numpy>=2.1",
-        "rich",
-        "scipy",
-        "threadpoolctl",
-    ]
+    dependencies = pyproject["project"]["dependencies"]
+    names = sorted(requirement.partition(">=")[0] for requirement in dependencies)
+    assert names == ["click", "ml_dtypes", "numpy", "rich", "scipy", "threadpoolctl"]
+    assert "numpy>=2.1" in dependencies
 
 
 def test_the_extras_are_these(pyproject):

@@ -62,8 +62,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "FWD-1",
         "spec/block_attention.py",
-        "    z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products)",
-        "    z = product(q, k.swapaxes(2, 3), recipe.products)",
+        "        z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products)",
+        "        z = product(q, k.swapaxes(2, 3), recipe.products)",
     ),
     (
         "FWD-2",
@@ -260,8 +260,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "LAYOUT-6",
         "spec/layout.py",
-        "    x = unshard(shards, striped(workers * n, workers), axis)",
-        "    x = unshard(shards, contiguous(workers * n, workers), axis)",
+        "    x = unshard(parts, striped(workers * n, workers), axis)",
+        "    x = unshard(parts, contiguous(workers * n, workers), axis)",
     ),
     (
         "LAYOUT-7",
