@@ -122,6 +122,14 @@ def shown(x: object, width: int = 80) -> str:
     return text if len(text) <= width else text[: width - 4] + " ..."
 
 
+def described(x: object, cause: BaseException) -> str:
+    """What an object is and why it could not be read, for a message; safe for hostile objects."""
+    try:
+        return f"{type(x).__name__} ({cause})"[:200]
+    except Exception:  # an exception that cannot be printed
+        return f"{type(x).__name__} ({type(cause).__name__})"
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """A sentence that names the closest known name, or lists all of them.
 

@@ -51,6 +51,9 @@ class Recipe:
                             'normalised': blocks give (o, lse) normalised and are merged so
     ``tile_q``, ``tile_k``  rows and columns of a tile inside a block, None for the whole block.
                             With ``tile_k`` the softmax is online inside the block as well.
+
+    Inputs that the input format cannot hold are refused. Where products accumulate in float32, an
+    overflow gives infinity or NaN, as it does in a kernel; in float64 it is refused.
     """
 
     name: str

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.errors import DtypeError, FileFormatError, ShapeError, shown
+from ringspec.errors import DtypeError, FileFormatError, ShapeError, described, shown
 from ringspec.formats import FORMATS
 
 MAX_HEADER = 1 << 20
@@ -105,11 +105,13 @@ def check_writable(tensors: Any, metadata: Any) -> None:
 
 def plain_array(x: Any, name: str) -> NDArray:
     """An array that the format can hold."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise DtypeError(f"tensor {name!r} as a plain array", "a masked array", "pass .data")
     try:
         array = np.asarray(x)
     except Exception as cause:  # ragged lists, hostile hooks
         raise DtypeError(
-            f"tensor {name!r} as an array", f"{type(x).__name__} ({cause})"[:200], "pass an array"
+            f"tensor {name!r} as an array", described(x, cause), "pass an array"
         ) from None
     if array.ndim > MAX_RANK:
         raise ShapeError(

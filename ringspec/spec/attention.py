@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ringspec.errors import ShapeError
-from ringspec.spec.checks import check_partials, check_range
+from ringspec.spec.checks import check_partials, check_range, check_results
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
 from ringspec.spec.options import Options, check, check_gradients, check_lse, takes_options
@@ -118,7 +118,9 @@ def attention_block_backward(
     lse = check_lse(problem, lse)
     s, t = scores(problem)
     empty = np.isneginf(lse)
-    p = np.where(empty[..., None], 0.0, np.exp(s - np.where(empty, 0.0, lse)[..., None]))
+    with np.errstate(over="ignore"):
+        p = np.where(empty[..., None], 0.0, np.exp(s - np.where(empty, 0.0, lse)[..., None]))
+    check_range(p, p > 0, "exp(s - lse)")
     keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
     return as_given(gradients(problem, p, t, keep, dy, lse, delta), options)
 
@@ -235,6 +237,7 @@ def gradients(
     dv = over_group((p * keep).swapaxes(2, 3) @ dy, terms.group)
     dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, -delta)
     dbias = None if rows.bias is None else reduce_to(dz, rows.bias.shape)
+    check_results(dq=dq, dk=dk, dv=dv, dsinks=dsinks, dbias=dbias)
     return Gradients(dq, dk, dv, dsinks, dbias)
 
 
@@ -246,7 +249,9 @@ def over_group(x: Array, group: int) -> Array:
 
 def sink_gradient(sinks: Array, lse: Array, dlse_minus_delta: Array) -> Array:
     """BWD-9: [H, N], the sum over batches and rows of exp(sink - lse) * (dlse - delta)."""
-    p = np.exp(sinks[None, :, None, :] - lse[..., None])
+    empty = np.isneginf(lse)[..., None]  # only a caller's own lse can be -inf beside sinks (BWD-10)
+    shift = np.where(np.isneginf(lse), 0.0, lse)
+    p = np.where(empty, 0.0, np.exp(sinks[None, :, None, :] - shift[..., None]))
     return (p * dlse_minus_delta[..., None]).sum(axis=(0, 2))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ringspec.formats import round_to
 from ringspec.recipes import Recipe
 from ringspec.spec.attention import over_group, reduce_to
-from ringspec.spec.checks import check_range
+from ringspec.spec.checks import check_range, check_results
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
 from ringspec.spec.online_softmax import (
@@ -147,6 +147,8 @@ def block_backward(
             dv[:, :, k0:k1] = round_to(dv[:, :, k0:k1] + dv_tile, recipe.tile_dkv)
             if dbias is not None:
                 add_bias_gradient(dbias, dz, q0, q1, tile_columns)
+    if recipe.products == "float64":
+        check_results(dq=dq, dk=dk, dv=dv, dbias=dbias)
     dq, dk, dv = (round_to(x, recipe.block_gradients) for x in (dq, dk, dv))
     return BlockGradients(dq, dk, dv, dbias)
 
@@ -172,6 +174,9 @@ def tile_backward(
     p = np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))
     # BWD-2, BWD-3, BWD-4: delta already holds - dlse.
     dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep
+    if recipe.products == "float64":
+        check_range(p, p > 0, "exp(s - lse)")
+        check_range(dp - delta[..., None], p > 0, "dp - dy_o_sum")
     dz = p * (dp - delta[..., None])
     if t is not None:
         dz = dz * (1.0 - t * t)

@@ -24,11 +24,13 @@ from ringspec.errors import (
     ShapeError,
     WindowError,
     WorkerCountError,
+    described,
     shown,
 )
-from ringspec.formats import load
+from ringspec.formats import load, round_to
 
 LARGEST_POSITION = 2**61
+LARGEST_RING = 2**16
 
 
 def as_array(x: Any, what: str) -> NDArray:
@@ -42,7 +44,7 @@ def as_array(x: Any, what: str) -> NDArray:
     except Exception as cause:  # ragged lists, tensors on a device, anything with a hostile hook
         raise DtypeError(
             f"{what} that NumPy can read as an array",
-            f"{type(x).__name__} ({cause})"[:200],
+            described(x, cause),
             "pass a rectangular NumPy array",
         ) from None
     if values.dtype == object:
@@ -156,8 +158,10 @@ def length_of(x: Any, what: str = "S") -> int:
 def check_workers(workers: Any) -> int:
     """W as int."""
     whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
-    if not whole or not 1 <= workers < 2**31:
-        raise WorkerCountError("W >= 1 workers", shown(workers), "pass workers=1 or more")
+    if not whole or not 1 <= workers <= LARGEST_RING:
+        raise WorkerCountError(
+            f"W >= 1 workers, and at most {LARGEST_RING}", shown(workers), "pass workers=1 or more"
+        )
     return int(workers)
 
 
@@ -369,3 +373,25 @@ def check_range(z: NDArray[np.float64], allowed: NDArray[np.bool_], what: str) -
             "an overflow at a visible pair",
             "scale the inputs down; float64 ends at 1.8e308",
         )
+
+
+def check_results(**results: NDArray[np.float64] | None) -> None:
+    """Refuse gradients that left float64: section 2 has no infinity in them."""
+    for name, values in results.items():
+        if values is not None and not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{name} within float64's range", "an overflow", "scale the inputs down"
+            )
+
+
+def rounded_input(x: NDArray[np.float64], name: str, what: str) -> NDArray[np.float64]:
+    """An input tensor in a recipe's input format; values that the format cannot hold are refused."""
+    with np.errstate(over="ignore"):
+        rounded = round_to(x, name)
+    if not np.isfinite(rounded).all():
+        raise NonFiniteError(
+            f"{what} within the range of {name}, the recipe's input format",
+            f"values up to {np.abs(x).max():.3g}",
+            "scale the inputs down, or choose a recipe with wider inputs",
+        )
+    return rounded

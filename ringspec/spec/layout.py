@@ -146,6 +146,7 @@ def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
     if values.size and int(values.max()) >= 2**63:
         raise LayoutError("token indices below S", "2**63 or more", "write padding as -1 in int64")
     values, length = int_array(values, "layout table"), length_of(length)
+    workers = None if workers is None else check_workers(workers)
     if workers is not None and values.shape[0] != workers:
         raise LayoutError(
             f"a layout table with {workers} rows, one per worker",

@@ -17,6 +17,7 @@ from ringspec.formats import round_to
 from ringspec.recipes import Recipe
 from ringspec.spec.attention import sink_gradient
 from ringspec.spec.block_attention import BlockBackward, BlockGradients, dy_o_sum
+from ringspec.spec.checks import rounded_input
 from ringspec.spec.problem import Array, Columns, Rows, Terms
 from ringspec.spec.ring_forward import Observer
 from ringspec.spec.schedule import Schedule
@@ -49,7 +50,8 @@ def backward_start(
     recipe: Recipe,
 ) -> WorkerState:
     """A worker with its shards, o and lse of the whole row as given, and empty accumulators."""
-    q, k, v, dy = (round_to(x, recipe.inputs) for x in (q, k, v, dy))
+    q, k, v = (rounded_input(x, recipe.inputs, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+    dy = rounded_input(dy, recipe.inputs, "dy")
     # One number per row holds all that ds needs of dy_o_sum and dlse (RING-7).
     delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.delta)
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)

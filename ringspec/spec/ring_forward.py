@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from ringspec.formats import round_to
 from ringspec.recipes import Recipe
 from ringspec.spec.block_attention import BlockForward
+from ringspec.spec.checks import rounded_input
 from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised, start
 from ringspec.spec.problem import Array, Columns, Rows, Terms
 from ringspec.spec.schedule import Schedule
@@ -44,7 +44,7 @@ def forward_start(
     recipe: Recipe,
 ) -> WorkerState:
     """A worker with its own shards, rounded to the recipe's input format, and an empty softmax."""
-    q, k, v = (round_to(x, recipe.inputs) for x in (q, k, v))
+    q, k, v = (rounded_input(x, recipe.inputs, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
     batch, heads, n_q, _ = q.shape
     running = start(batch, heads, n_q, v.shape[3])
     return WorkerState(

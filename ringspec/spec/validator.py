@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringspec.errors import ScheduleError
+from ringspec.spec.checks import function
 from ringspec.spec.schedule import KINDS, SIDES, Pair, Schedule, Step, Transfer
 
 
@@ -62,6 +63,8 @@ def find_defects(
     schedule: Schedule, visible: Callable[[int, int], bool] | None = None
 ) -> list[Defect]:
     """All defects of a schedule in the order of the steps; empty for a valid one."""
+    if visible is not None:
+        function(visible, "visible")
     defects = malformed(schedule)
     if defects:
         return defects
