@@ -28,12 +28,13 @@ from ringspec.spec.layout import Layout, make_layout, shard, unshard
 from ringspec.spec.masks import visible
 from ringspec.spec.options import Options, check, check_gradients, takes_options
 from ringspec.spec.problem import Array, Problem
-from ringspec.spec.ring_backward import backward_loop, backward_start, sink_share
+from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, sink_share
 from ringspec.spec.ring_forward import (
     Observer,
     forward_finish,
-    forward_loop,
     forward_start,
+    forward_step,
+    lockstep,
 )
 from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import (
@@ -218,7 +219,7 @@ def run_forward(
         rows = problem.rows.take(layout_q.table[r])
         columns = problem.columns.take(layout_k.table[r])
         states.append(forward_start(r, q[r], k[r], v[r], rows, columns, problem.terms, recipe))
-    states = forward_loop(states, schedule, block, observe)
+    states, _ = lockstep("forward", forward_step, states, schedule, block, observe)
     results = []
     for r, state in enumerate(states):
         o, lse = forward_finish(state)
@@ -251,7 +252,8 @@ def run_backward(
             )
         )  # fmt: skip
     dsinks = [sink_share(state) for state in states]
-    states = backward_loop(states, schedule, block, observe)
+    states, inboxes = lockstep("backward", backward_step, states, schedule, block, observe)
+    states = [backward_finish(state, schedule, inboxes[r]) for r, state in enumerate(states)]
     return [
         replace(
             result,

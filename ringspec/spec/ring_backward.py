@@ -19,16 +19,13 @@ from ringspec.spec.attention import sink_gradient
 from ringspec.spec.block_attention import BlockBackward, BlockGradients, dy_o_sum
 from ringspec.spec.checks import rounded_input
 from ringspec.spec.problem import Array, Columns, Rows, Terms
-from ringspec.spec.ring_forward import Observer
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import (
     KeySide,
     Message,
-    Moment,
     QuerySide,
     WorkerState,
     arrive,
-    deliver,
     met,
     receive,
     send,
@@ -135,21 +132,3 @@ def sink_share(state: WorkerState) -> Array | None:
         return None
     assert lse is not None and delta is not None
     return sink_gradient(sinks, lse, -delta)
-
-
-def backward_loop(
-    states: list[WorkerState], schedule: Schedule, block: BlockBackward, observer: Observer
-) -> list[WorkerState]:
-    """Every worker in lockstep, then the homecoming."""
-    inboxes: list[tuple[Message, ...]] = [() for _ in states]
-    for t in range(len(schedule.steps)):
-        outboxes = []
-        for r, before in enumerate(states):
-            after, sent = backward_step(before, schedule, inboxes[r], block)
-            during = arrive(before, schedule, inboxes[r])
-            pair = met(schedule, t, r)
-            observer(Moment("backward", t, r, pair, before, inboxes[r], during, after, sent))
-            states[r] = after
-            outboxes.append(sent)
-        inboxes = deliver(outboxes, schedule.workers)
-    return [backward_finish(state, schedule, inboxes[r]) for r, state in enumerate(states)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from ringspec.recipes import Recipe
 from ringspec.spec.block_attention import BlockForward
@@ -90,19 +91,29 @@ def forward_finish(state: WorkerState) -> tuple[Array, Array]:
     return finish(state.running, state.terms.sinks, state.recipe)
 
 
-def forward_loop(
-    states: list[WorkerState], schedule: Schedule, block: BlockForward, observer: Observer
-) -> list[WorkerState]:
-    """Every worker in lockstep: all do step t, then everything that they sent is delivered."""
+def lockstep(
+    phase: str,
+    one_step: Callable[..., tuple[WorkerState, tuple[Message, ...]]],
+    states: list[WorkerState],
+    schedule: Schedule,
+    block: Callable[..., Any],
+    observer: Observer,
+) -> tuple[list[WorkerState], list[tuple[Message, ...]]]:
+    """All workers do step t, then everything that they sent is delivered; then step t + 1.
+
+    Returns the last states and what is still to be received. It serves both passes: ``one_step`` is
+    :func:`forward_step` or ``backward_step``.
+    """
+    states = list(states)
     inboxes: list[tuple[Message, ...]] = [() for _ in states]
     for t in range(len(schedule.steps)):
         outboxes = []
         for r, before in enumerate(states):
-            after, sent = forward_step(before, schedule, inboxes[r], block)
+            after, sent = one_step(before, schedule, inboxes[r], block)
             during = arrive(before, schedule, inboxes[r])
             pair = met(schedule, t, r)
-            observer(Moment("forward", t, r, pair, before, inboxes[r], during, after, sent))
+            observer(Moment(phase, t, r, pair, before, inboxes[r], during, after, sent))
             states[r] = after
             outboxes.append(sent)
         inboxes = deliver(outboxes, schedule.workers)
-    return states
+    return states, inboxes
