@@ -140,7 +140,8 @@ def load(x: ArrayLike, what: str = "array") -> Array:
             f"dtype {values.dtype}",
             "convert it, for instance with .astype(numpy.float64)",
         )
-    return values.astype(np.float64)
+    # C order always: BLAS may sum in another order for another memory layout.
+    return values.astype(np.float64, order="C")
 
 
 def name_of(dtype: np.dtype) -> str | None:

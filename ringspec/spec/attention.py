@@ -1,6 +1,6 @@
 """Dense attention and its gradient in float64: the definition (DESIGN section 2).
 
-One worker, no blocks, every S x S matrix written out. All else in ringspec is held to these two
+One worker, no blocks, every S x S matrix written out. All else in ringspec is held to these
 functions, and they are held to an oracle that shares no code with them.
 
 Sources: Vaswani et al., https://arxiv.org/abs/1706.03762 (section 3.2.1); for the gradient Dao et

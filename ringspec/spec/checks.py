@@ -83,7 +83,7 @@ def int_array(x: Any, what: str) -> NDArray[np.int64]:
         raise DtypeError(f"{what} of an integer dtype", f"dtype {values.dtype}", "use int64")
     if values.size and int(values.max()) >= 2**63:
         raise OptionError(f"{what} below 2**63", shown(int(values.max())), "use int64")
-    return values.astype(np.int64)
+    return values.astype(np.int64, order="C")
 
 
 def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
