@@ -73,7 +73,7 @@ def absolute_sums(
     in float64.
 
     The largest logit of ``kappa`` is that of the visible keys and of the sinks: a sink far above the
-    scores takes digits of p as a large score does. (DESIGN names the keys alone.)
+    scores takes digits of p as a large score does.
     """
     group = q.shape[1] // k.shape[1]
     size = abs(scale)

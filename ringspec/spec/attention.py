@@ -203,7 +203,7 @@ def forward(problem: Problem) -> Forward:
     lse, p = normalise(problem, s)
     kept = p * keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
     v = np.repeat(problem.v, problem.terms.group, axis=1)
-    return Forward(kept @ v, lse)
+    return Forward(kept @ v + 0.0, lse)  # + 0.0: zeros are +0
 
 
 def backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
@@ -238,6 +238,9 @@ def gradients(
     dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, -delta)
     dbias = None if rows.bias is None else reduce_to(dz, rows.bias.shape)
     check_results(dq=dq, dk=dk, dv=dv, dsinks=dsinks, dbias=dbias)
+    dq, dk, dv = dq + 0.0, dk + 0.0, dv + 0.0  # zeros are +0
+    dsinks = None if dsinks is None else dsinks + 0.0
+    dbias = None if dbias is None else dbias + 0.0
     return Gradients(dq, dk, dv, dsinks, dbias)
 
 

@@ -135,4 +135,5 @@ def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Ar
         l = round_to(c * state.l + sink_sum, recipe.statistics)
         state = SoftmaxState(m, l, c[..., None] * state.o)
     o = state.o / np.where(state.l == 0, 1.0, state.l)[..., None]
-    return round_to(o, recipe.outputs), round_to(state.lse, recipe.lse)
+    # + 0.0: zeros are +0
+    return round_to(o, recipe.outputs) + 0.0, round_to(state.lse, recipe.lse) + 0.0

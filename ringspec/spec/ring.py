@@ -6,7 +6,7 @@ request, every worker's state before and after every step.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any, Unpack
 
 import numpy as np
@@ -23,7 +23,7 @@ from ringspec.spec.block_attention import (
     block_backward,
     block_forward,
 )
-from ringspec.spec.checks import check_workers, flag, function
+from ringspec.spec.checks import check_results, check_workers, flag, function
 from ringspec.spec.layout import Layout, make_layout, shard, unshard
 from ringspec.spec.masks import visible
 from ringspec.spec.options import Options, check, check_gradients, takes_options
@@ -124,6 +124,9 @@ def ring(
             observer(moment)
 
     results = run_forward(problem, used, layout_q, layout_k, forward, block_forward, observe)
+    if used.products == "float64":
+        for result in results:
+            check_results(o=result.o)
     gradients, seeds = None, None
     if dy is not None or dlse is not None:
         dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
@@ -132,6 +135,8 @@ def ring(
             problem, seeds, used, layout_q, layout_k, backward, block_backward, results, observe
         )
         gradients = as_given(collect(problem, results, layout_q, layout_k), options)
+        if used.products == "float64":
+            check_results(**dataclasses.asdict(gradients))
     return Run(
         problem,
         used,
@@ -255,7 +260,7 @@ def run_backward(
     states, inboxes = lockstep("backward", backward_step, states, schedule, block, observe)
     states = [backward_finish(state, schedule, inboxes[r]) for r, state in enumerate(states)]
     return [
-        replace(
+        dataclasses.replace(
             result,
             dq=state.query.dq,
             dk=state.key.dk,
@@ -302,4 +307,4 @@ def collect_bias(problem: Problem, results: list[WorkerResult], layout_q: Layout
 def rounded_inputs(problem: Problem, recipe: Recipe) -> Problem:
     """The problem with q, k, v rounded to the recipe's input format: what the ring really sees."""
     q, k, v = (round_to(x, recipe.inputs) for x in (problem.q, problem.k, problem.v))
-    return replace(problem, q=q, k=k, v=v)
+    return dataclasses.replace(problem, q=q, k=k, v=v)

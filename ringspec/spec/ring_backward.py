@@ -120,8 +120,9 @@ def backward_finish(
             dv = side.dv if key.dv is None else plus(key.dv, side.dv, recipe.carried_dkv)
             key = dataclasses.replace(key, dk=dk, dv=dv)
     assert query.dq is not None and key.dk is not None and key.dv is not None
-    query = dataclasses.replace(query, dq=round_to(query.dq, recipe.gradients))
-    dk, dv = round_to(key.dk, recipe.gradients), round_to(key.dv, recipe.gradients)
+    # + 0.0: zeros are +0
+    dq, dk, dv = (round_to(x, recipe.gradients) + 0.0 for x in (query.dq, key.dk, key.dv))
+    query = dataclasses.replace(query, dq=dq)
     return dataclasses.replace(state, query=query, key=dataclasses.replace(key, dk=dk, dv=dv))
 
 

@@ -59,6 +59,32 @@ def test_inputs_beyond_the_recipes_format_are_refused(recipe, size, name):
     refused(NonFiniteError, lambda: ring(**{name: size * value}, recipe=recipe))
 
 
+@pytest.mark.parametrize("circulation", ["kv", "q", "gather"])
+def test_sums_over_workers_beyond_float64_are_refused(circulation):
+    """Each block's share is finite here, and the sum over blocks or workers is not."""
+    one_key = np.zeros((S, S), bool)
+    one_key[:, 0] = True
+    large = {"dy": np.full(DY.shape, 1.2e308), "mask": one_key, "v": 0 * V}
+    refused(NonFiniteError, lambda: ring(**large, circulation=circulation))
+    sinks = {"sinks": np.full(H, 5.0), "dlse": np.full((B, H, S), 1e308)}
+    refused(NonFiniteError, lambda: ring(**sinks, circulation=circulation))
+
+
+def test_an_unnormalised_o_beyond_float64_is_refused():
+    v = np.full(V.shape, 1.7e308)
+    v[:, :, S // 2 :] *= -1
+    refused(NonFiniteError, lambda: ring(q=0 * Q, k=0 * K, v=v, dy=None))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_zeros_are_positive(function):
+    result = function(q=0 * Q, k=-np.abs(K), v=-0.0 * V, scale=-0.5)
+    for name in ("o", "lse", "dq", "dk", "dv"):
+        values = getattr(result, name, None)
+        if values is not None:
+            assert not (np.signbit(values) & (values == 0)).any(), name
+
+
 LSE = np.zeros((B, H, S))
 
 

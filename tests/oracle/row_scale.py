@@ -136,7 +136,7 @@ def condition(
 ) -> np.ndarray:
     """Return kappa [B, H, Sq] = 1 + max over visible j of scale * sum_d |q||k| + |bias|, and |sink|.
 
-    DESIGN names the keys alone; a sink far above the scores takes digits of p in the same way.
+    A sink far above the scores takes digits of p as a large score does.
     """
     size = abs(scale_of(problem)) * np.einsum("bhid,bhjd->bhij", size_q, size_k)
     if problem.bias is not None:
