@@ -1,6 +1,6 @@
 """The closing lines of several pytest runs in a log, added up to one.
 
-python3 .ci/add_up.py LOG
+python3 .ci/add_up.py LOG FAILED_LEGS
 """
 
 import re

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.errors import DtypeError, FileFormatError, ShapeError, described, shown
+from ringspec.errors import DtypeError, FileFormatError, OptionError, ShapeError, described, shown
 from ringspec.formats import FORMATS
 
 MAX_HEADER = 1 << 20
@@ -127,7 +127,11 @@ def write_tensors(
 ) -> None:
     """Write a file whole or not at all: an interrupted call leaves the old file or none."""
     data = encode(tensors, metadata)
+    if not isinstance(path, (str, os.PathLike)):
+        raise OptionError("a path as text or Path", shown(path), "pass 'run.safetensors'")
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {target} does not exist; make it first")
     handle, temporary = tempfile.mkstemp(prefix=target.name + ".", dir=target.parent or None)
     try:
         with os.fdopen(handle, "wb") as out:

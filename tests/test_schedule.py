@@ -66,7 +66,52 @@ def stalled_block() -> Schedule:
     return with_step(FORWARD, 1, transfers=())
 
 
+GATHER = rs.backward_schedule("gather", W)
+
+
+def twice(schedule: Schedule, number: int) -> Schedule:
+    """The transfers of one step done twice in it."""
+    return with_step(schedule, number, transfers=2 * schedule.steps[number].transfers)
+
+
+def gather_after_a_computed_step() -> Schedule:
+    own = Step(tuple(range(W)), GATHER.steps[0].transfers)
+    return dataclasses.replace(GATHER, steps=(own, *GATHER.steps[2:]))
+
+
 BROKEN = {
+    "one step sends the same names twice": (twice(FORWARD, 0), "malformed"),
+    "a name stands twice in one transfer": (
+        with_step(FORWARD, 0, transfers=permute(ring_permute(W, 1), 2 * KEY_INPUTS)),
+        "malformed",
+    ),
+    "gradients are scattered twice": (twice(GATHER, W), "malformed"),
+    "gradients are scattered before the end": (
+        dataclasses.replace(GATHER, steps=(*GATHER.steps, Step((None,) * W))),
+        "malformed",
+    ),
+    "keys are gathered twice": (
+        dataclasses.replace(GATHER, steps=(GATHER.steps[0], *GATHER.steps)),
+        "malformed",
+    ),
+    "keys are gathered after a computed step": (gather_after_a_computed_step(), "malformed"),
+    "keys are gathered without their positions": (
+        with_step(
+            GATHER,
+            0,
+            transfers=(Transfer("gather", (), ("k", "v")), Transfer("gather", (), ("columns",))),
+        ),
+        "malformed",
+    ),
+    "dv is no accumulator": (
+        Schedule("dk alone", W, "keys", KEY_INPUTS, ("dk",), FORWARD.steps),
+        "malformed",
+    ),
+    "gradients are not scattered": (with_step(GATHER, W, transfers=()), "accumulator not at home"),
+    "one owner's gradients are scattered without dv": (
+        with_step(GATHER, W, transfers=(Transfer("reduce_scatter", (), ("dk",)),)),
+        "malformed",
+    ),
     "no steps": (dataclasses.replace(FORWARD, steps=()), "malformed"),
     "zero workers": (dataclasses.replace(FORWARD, workers=0), "malformed"),
     "nobody moves": (dataclasses.replace(FORWARD, moves="nothing"), "malformed"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,19 @@ from ringspec.tensorfile import read_tensors
 
 NEEDED = ("q", "k", "v")
 OPTIONAL = ("dy", "dlse")
+# Options of rs.ring that are arrays: a file may hold them under their own names.
+FILE_OPTIONS = (
+    "bias",
+    "mask",
+    "segments_q",
+    "segments_k",
+    "bound_min",
+    "bound_max",
+    "sinks",
+    "keep",
+    "positions_q",
+    "positions_k",
+)
 MAX_FILE_BYTES = 1 << 30
 MAX_ELEMENTS = 1 << 26
 BLOCK = 1 << 16
@@ -57,12 +70,14 @@ class Shape:
 class Inputs:
     """``tensors`` by name (q, k, v and perhaps dy, dlse), and ``source``, where they come from.
 
+    ``options`` are masks, bias and the like from the file, by the names of ``rs.ring``'s options;
     ``ignored`` are the names in the file that nothing here reads.
     """
 
     tensors: dict[str, NDArray]
     source: str
     ignored: tuple[str, ...] = ()
+    options: dict[str, NDArray] = field(default_factory=dict)
 
 
 def drawn(seed: int, name: str, shape: tuple[int, ...]) -> Array:
@@ -101,7 +116,7 @@ def drawn_inputs(seed: int, shape: Shape, names: tuple[str, ...]) -> Inputs:
 
 
 def read_inputs(path: Path) -> Inputs:
-    """q, k, v and, where the file has them, dy and dlse of a .safetensors or .npz file.
+    """q, k, v and, where the file has them, dy, dlse and FILE_OPTIONS of a .safetensors or .npz file.
 
     The file is hostile until checked: its size is bounded and nothing in it is executed.
     :class:`~ringspec.errors.FileFormatError` says what is wrong with it; dtypes, shapes and values
@@ -124,11 +139,12 @@ def read_inputs(path: Path) -> Inputs:
             f"{size} bytes in {path}",
             "cut the tensors, for instance to fewer heads",
         )
+    read = NEEDED + OPTIONAL + FILE_OPTIONS
     if path.suffix == ".npz":
-        tensors, ignored = read_npz(path, NEEDED + OPTIONAL, MAX_FILE_BYTES)
+        tensors, ignored = read_npz(path, read, MAX_FILE_BYTES)
     else:
         everything = read_tensors(path)
-        ignored = sorted(set(everything) - {*NEEDED, *OPTIONAL})
+        ignored = sorted(set(everything) - set(read))
         tensors = {name: x for name, x in everything.items() if name not in ignored}
     missing = [name for name in NEEDED if name not in tensors]
     if missing:
@@ -137,7 +153,8 @@ def read_inputs(path: Path) -> Inputs:
             f"no {' and no '.join(missing)} (names there: {shortened([*tensors, *ignored])})",
             "name the tensors q, k, v and, for a backward pass, dy",
         )
-    return Inputs(tensors, str(path), tuple(ignored))
+    options = {name: tensors.pop(name) for name in FILE_OPTIONS if name in tensors}
+    return Inputs(tensors, str(path), tuple(ignored), options)
 
 
 def shortened(names: list[str], most: int = 8) -> str:

@@ -88,6 +88,9 @@ def simulate_command(**given: Any) -> None:
 
     Prints who computes which block in which step, the visible pairs, hops and bytes, and the
     errors of o, lse, dq, dk, dv for each worker.
+
+    Besides q, k, v, dy and dlse a file may hold bias, mask, segments_q, segments_k, bound_min,
+    bound_max, sinks, keep, positions_q and positions_k, as ringspec.ring takes them.
     """
     ctx = click.get_current_context()
     if given["input_path"] is not None:
@@ -104,6 +107,9 @@ def simulate_command(**given: Any) -> None:
         "dropout_p": given["dropout"],
         "dropout_seed": given["dropout_seed"],
     }
+    if given["sinks"] and "sinks" in inputs.options:
+        raise OptionError("--sinks or sinks in the file", "both", "leave one of them out")
+    options |= inputs.options
     if given["sinks"]:
         heads = inputs.tensors["q"].shape[1:2]
         options["sinks"] = drawn(given["seed"], "sinks", (*heads, given["sinks"]))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import BoundsError, RefusedError
+from ringspec.errors import BoundsError, RefusedError, shown
 from ringspec.formats import load
 from ringspec.interfaces.ranks import Ring, ring_array, same_shape, tensor
 from ringspec.spec.checks import as_array, finite_or_minus_infinity, number
@@ -118,8 +118,9 @@ def forward_scale(softmax_scale: float | None, causal: bool, head_dim: int) -> f
 
 
 def check_lnc_size(lnc_size: Any) -> int:
-    if isinstance(lnc_size, bool) or lnc_size not in (1, 2):
-        raise RefusedError("lnc_size 1 or 2", repr(lnc_size), "pass lnc_size=1")
+    whole = isinstance(lnc_size, (int, np.integer)) and not isinstance(lnc_size, bool)
+    if not whole or lnc_size not in (1, 2):
+        raise RefusedError("lnc_size 1 or 2", shown(lnc_size), "pass lnc_size=1")
     return int(lnc_size)
 
 

@@ -34,6 +34,8 @@ def format_name(dtype: Any, what: str) -> str:
     if isinstance(dtype, str) and dtype in STORAGE:
         return dtype
     try:
+        if dtype is None:  # NumPy takes it for float64
+            raise TypeError
         name = name_of(np.dtype(dtype).newbyteorder("="))
     except TypeError:
         name = None

@@ -176,7 +176,8 @@ def scores(problem: Problem) -> tuple[Array, Array | None]:
     check_range(z, allowed, "scores")
     if terms.softcap is None:
         return np.where(allowed, z, -np.inf), None
-    t = np.tanh(z / terms.softcap)
+    with np.errstate(over="ignore"):  # tanh of infinity is 1
+        t = np.tanh(z / terms.softcap)
     return np.where(allowed, terms.softcap * t, -np.inf), t
 
 
@@ -228,9 +229,11 @@ def gradients(
     """All gradients from p, t and delta = dy_o_sum - dlse (BWD-2 to BWD-9)."""
     q, rows, terms = problem.q, problem.rows, problem.terms
     k, v = (np.repeat(x, terms.group, axis=1) for x in (problem.k, problem.v))
-    dp = (dy @ v.swapaxes(2, 3)) * keep
-    check_range(dp - delta[..., None], p > 0, "dp - dy_o_sum")
-    ds = p * (dp - delta[..., None])
+    with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
+        dp = (dy @ v.swapaxes(2, 3)) * keep
+        check_range(dp - delta[..., None], p > 0, "dp - dy_o_sum")
+        # 0 by definition where p is, whatever a hidden dp is
+        ds = np.where(p > 0, p * (dp - delta[..., None]), 0.0)
     dz = ds if t is None else ds * (1.0 - t * t)
     dq = terms.scale * (dz @ k)
     dk = over_group(terms.scale * (dz.swapaxes(2, 3) @ q), terms.group)

@@ -76,7 +76,8 @@ def score(
         check_range(z, allowed, "scores")
     t = None
     if terms.softcap is not None:
-        t = round_to(np.tanh(z / terms.softcap), recipe.scores)
+        with np.errstate(over="ignore"):  # tanh of infinity is 1
+            t = round_to(np.tanh(z / terms.softcap), recipe.scores)
         z = terms.softcap * t
     return np.where(allowed, round_to(z, recipe.scores), -np.inf), t
 
@@ -170,11 +171,12 @@ def tile_backward(
     s, t = score(q, k, rows, columns, terms, recipe)
     keep = keep_factor(rows, columns, terms, q.shape[0])
     empty = np.isneginf(lse)  # such a row sends no gradient (BWD-10)
-    p = np.exp(s - np.where(empty, 0.0, lse)[..., None])
-    p = np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))
-    # BWD-2, BWD-3, BWD-4: delta already holds - dlse.
-    dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep
-    dz = p * (dp - delta[..., None])
+    with np.errstate(over="ignore", invalid="ignore"):
+        p = np.exp(s - np.where(empty, 0.0, lse)[..., None])
+        p = np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))
+        # BWD-2, BWD-3, BWD-4: delta already holds - dlse; 0 by definition where the mask hides.
+        dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep
+        dz = np.where(p == 0, 0.0, p * (dp - delta[..., None]))
     if t is not None:
         dz = dz * (1.0 - t * t)
     kept = round_to(p * keep, recipe.p)

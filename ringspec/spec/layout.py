@@ -136,6 +136,8 @@ def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
 
 def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
     """LAYOUT-5: any table [W, n] in which each token 0..S-1 stands exactly once, the rest -1."""
+    if table is None:
+        raise UnknownNameError("a layout name or a table [W, n]", "None", nearest("", LAYOUTS))
     values = as_array(table, "layout table")
     if values.dtype.kind not in "iu" or values.ndim != 2 or values.shape[0] < 1:
         raise LayoutError(

@@ -40,6 +40,8 @@ from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import (
     Schedule,
     backward_schedule,
+    check_circulation,
+    check_direction,
     forward_schedule,
     skip,
 )
@@ -81,7 +83,7 @@ def ring(
     ``circulation``  'kv' (backward: K, V, dK, dV travel), 'q' (backward: Q, dY, LSE, dy_o_sum, dQ
                      travel), 'gather' (all keys are gathered first)
     ``recipe``       name or :class:`~ringspec.recipes.Recipe`: where values are rounded
-    ``direction``    1: r sends to r + 1; -1: r sends to r - 1
+    ``direction``    of a ring, 1: r sends to r + 1; -1: r sends to r - 1
     ``record``       keep every worker's state before and after every step
     ``observer``     a function that is called with each :class:`~ringspec.spec.worker.Moment`
     ``skip_masked``  leave out pairs of blocks that the mask makes wholly invisible
@@ -103,6 +105,8 @@ def ring(
     function(block_backward, "block_backward")
     if observer is not None:
         function(observer, "observer")
+    check_circulation(circulation)
+    direction = check_direction(direction)
     layout_q, layout_k = layouts_for(problem, layout, workers, options)
     forward = forward_schedule(circulation, workers, direction) if schedule is None else schedule
     backward = schedule_backward

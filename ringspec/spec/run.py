@@ -24,7 +24,7 @@ from ringspec.spec.ring_backward import backward_step
 from ringspec.spec.ring_forward import forward_step
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.show import heading, run_as_html, run_as_text, run_tensors
-from ringspec.spec.worker import Moment, WorkerState
+from ringspec.spec.worker import Moment, WorkerState, arrive
 from ringspec.tensorfile import write_tensors
 
 
@@ -161,7 +161,10 @@ class Run:
                 after, sent = backward_step(
                     moment.before, self.backward_schedule, moment.received, self.blocks[1]
                 )
-            yield replace(moment, after=after, sent=sent)
+            schedule = self.schedule if moment.phase == "forward" else self.backward_schedule
+            assert schedule is not None
+            during = arrive(moment.before, schedule, moment.received)
+            yield replace(moment, during=during, after=after, sent=sent)
 
     def __repr__(self) -> str:
         return f"<Run: {heading(self)}>"

@@ -103,7 +103,8 @@ def malformed(schedule: Schedule) -> list[Defect]:
     if workers < 1 or schedule.moves not in ("keys", "queries") or not schedule.steps:
         defects.append(Defect("malformed", "W >= 1, moves 'keys' or 'queries', and steps needed"))
     inputs, accumulators = SIDES.get(schedule.moves, ((), ()))
-    if set(schedule.inputs) != set(inputs) or set(schedule.accumulators) - set(accumulators):
+    whole = schedule.accumulators == () or set(accumulators) == set(schedule.accumulators)
+    if set(schedule.inputs) != set(inputs) or len(set(known)) != len(known) or not whole:
         what = f"inputs {schedule.inputs}, accumulators {schedule.accumulators}"
         defects.append(Defect("malformed", f"{what}, but {schedule.moves} move"))
     for pair in sorted(schedule.skipped):
@@ -117,6 +118,31 @@ def malformed(schedule: Schedule) -> list[Defect]:
             unknown = [name for name in transfer.carries if name not in known]
             if transfer.kind not in KINDS or unknown or not transfer.carries:
                 what = f"step {t}: a {transfer.kind!r} that carries {transfer.carries}"
+                defects.append(Defect("malformed", what))
+    return defects + misplaced(schedule)
+
+
+def misplaced(schedule: Schedule) -> list[Defect]:
+    """Transfers at a place where the worker's step cannot carry them out."""
+    defects, last = [], len(schedule.steps) - 1
+    for t, step in enumerate(schedule.steps):
+        carried = [name for transfer in step.transfers for name in transfer.carries]
+        if len(set(carried)) != len(carried):
+            defects.append(Defect("malformed", f"step {t}: a name travels twice, {tuple(carried)}"))
+        for transfer in step.transfers:
+            names, alone = set(transfer.carries), len(step.transfers) == 1
+            idle = all(b is None for b in step.uses)
+            if transfer.kind == "gather" and not (
+                t == 0 and idle and alone and names == set(schedule.inputs)
+            ):
+                what = f"step {t}: a gather of {transfer.carries}; it must come first, alone, whole"
+                defects.append(Defect("malformed", what))
+            if transfer.kind == "reduce_scatter" and not (
+                t == last and alone and names == set(schedule.accumulators)
+            ):
+                what = (
+                    f"step {t}: a reduce_scatter of {transfer.carries}; it must be last and whole"
+                )
                 defects.append(Defect("malformed", what))
     return defects
 

@@ -126,3 +126,16 @@ def test_a_table_for_an_enormous_number_of_workers_is_refused():
 
 def test_a_table_for_another_number_of_workers_is_refused():
     refused(LayoutError, lambda: from_table([[0]], 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size"), [("float64", 1e200), ("float32", 1e20), ("bf16", 1e20)]
+)
+def test_a_hidden_pair_gives_nothing_however_large_it_is(recipe, size):
+    """p = ds = dz = 0 by definition where the mask hides, also where dp would overflow."""
+    v, dy = V.copy(), DY.copy()
+    v[:, :, -1], dy[:, :, 0] = size, size  # key S - 1 is hidden from query 0
+    run = ring(v=v, dy=dy, causal=True, recipe=recipe)
+    assert all(np.isfinite(x).all() for x in (run.dq, run.dk, run.dv))
+    dense = backward(v=v, dy=dy, causal=True)
+    assert all(np.isfinite(x).all() for x in (dense.dq, dense.dk, dense.dv))

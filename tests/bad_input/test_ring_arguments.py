@@ -49,7 +49,7 @@ BAD_RING = {
     "layout misspelt": ({"layout": "contigous"}, UnknownNameError),
     "layout in capitals": ({"layout": "Striped"}, UnknownNameError),
     "layout empty": ({"layout": ""}, UnknownNameError),
-    "layout None": ({"layout": None}, DtypeError),
+    "layout None": ({"layout": None}, UnknownNameError),
     "layout a number": ({"layout": 3}, LayoutError),
     "layout bytes": ({"layout": b"zigzag"}, LayoutError),
     "layout a tuple of one name": ({"layout": ("striped",)}, LayoutError),
@@ -69,7 +69,7 @@ BAD_RING = {
     "table of unsigned -1": (
         {"layout": np.array([[0, 1, 2**64 - 1], [2, 3, 2**64 - 1], [4, 5, 2**64 - 1]], "u8")}, LayoutError),
     "one table for two lengths": (table([0, 1], [2, 3], [4, 5]) | {"k": K[:, :, :3], "v": V[:, :, :3]}, LayoutError),
-    "layout with a broken table": ({"layout": rs.Layout("mine", None)}, DtypeError),
+    "layout with a broken table": ({"layout": rs.Layout("mine", None)}, UnknownNameError),
     "circulation misspelt": ({"circulation": "kw"}, UnknownNameError),
     "circulation in capitals": ({"circulation": "KV"}, UnknownNameError),
     "circulation None": ({"circulation": None}, UnknownNameError),

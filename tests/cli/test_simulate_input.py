@@ -1,5 +1,6 @@
 """``ringspec simulate``: files in and out, and bad input of every kind."""
 
+import json
 import os
 from pathlib import Path
 
@@ -180,3 +181,38 @@ def test_the_examples_of_the_help_run(tmp_path, monkeypatch):
         for example in examples:
             result = CliRunner().invoke(main, example[1:])
             assert result.exit_code == 0, (example, result.output)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_file_may_hold_masks_bias_and_sinks(tmp_path, suffix):
+    """Every mask of the specification; the visible pairs are counted here by brute force."""
+    S, random = 12, np.random.default_rng(5)
+    arrays = {n: random.normal(size=(1, 2, S, 4)) for n in ("q", "k", "v", "dy")}
+    low = random.integers(0, S // 2, (1, S))
+    masks = {
+        "mask": random.random((1, 1, S, S)) < 0.8,
+        "bias": random.normal(size=(2, S, S)),
+        "segments_q": np.repeat([0, 1, -1], 4),
+        "segments_k": np.repeat([0, 1, 0], 4),
+        "bound_min": low,
+        "bound_max": low + 6,
+        "sinks": random.normal(size=2),
+    }
+    masks["bias"][0, :, 1] = -np.inf
+    path = tmp_path / f"masked{suffix}"
+    if suffix == ".npz":
+        np.savez(path, **arrays, **masks)
+    else:
+        rs.write_tensors(path, arrays | masks)
+    result = call("--input", path, "--workers", 3, "--layout", "striped", "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["comparison"]["within_bound"] is True
+    i, j = np.arange(S)[:, None], np.arange(S)[None, :]
+    same = (masks["segments_q"][:, None] == masks["segments_k"]) & (i < 8)
+    inside = (low[0][:, None] <= j) & (j < low[0][:, None] + 6)
+    visible = masks["mask"][0] & ~np.isneginf(masks["bias"]) & same & inside & (j <= i)
+    text = call("--input", path, "--workers", 3, "--layout", "striped").stdout
+    assert f"{int(visible.sum())} visible pairs" in text
+    both = call("--input", path, "--workers", 3, "--sinks", 1, "--seed", 1)
+    assert both.exit_code == 2 and "sinks in the file" in both.stderr

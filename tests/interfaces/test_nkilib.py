@@ -733,3 +733,12 @@ def test_backward_refuses(arrays, arguments, error):
 def test_unpermute_refuses(x, arguments, error):
     with pytest.raises(error):
         nkilib.ring_attention_unpermute(x, **arguments)
+
+
+@pytest.mark.parametrize("lnc_size", [0, 3, 2.0, True, np.array([1, 2]), "2"])
+def test_other_numbers_of_cores_are_refused(lnc_size):
+    case = Case(1, heads=1)
+    arrays = [case.columns(x) for x in (case.q, case.k, case.v, case.q, case.dy)]
+    lse = case.tiles(rs.attention(case.q, case.k, case.v).lse)
+    with pytest.raises(RefusedError, match="lnc_size"):
+        nkilib.ring_attention_spmd_bwd(*arrays, lse, lnc_size=lnc_size)

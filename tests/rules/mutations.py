@@ -146,14 +146,14 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-2",
         "spec/block_attention.py",
-        "    dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep",
-        "    dp = product(dy, v.swapaxes(2, 3), recipe.products)",
+        "        dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep",
+        "        dp = product(dy, v.swapaxes(2, 3), recipe.products)",
     ),
     (
         "BWD-3",
         "spec/block_attention.py",
-        "    dz = p * (dp - delta[..., None])",
-        "    dz = p * (dp + delta[..., None])",
+        "        dz = np.where(p == 0, 0.0, p * (dp - delta[..., None]))",
+        "        dz = np.where(p == 0, 0.0, p * (dp + delta[..., None]))",
     ),
     (
         "BWD-4",
@@ -194,14 +194,14 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-10",
         "spec/block_attention.py",
-        "    p = np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))",
-        "    p = np.where(empty[..., None], 1.0, round_to(p, recipe.statistics))",
+        "        p = np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))",
+        "        p = np.where(empty[..., None], 1.0, round_to(p, recipe.statistics))",
     ),
     (
         "BWD-11",
         "spec/block_attention.py",
-        "    dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep",
-        "    p = p / p.sum(axis=3, keepdims=True); dp = (dy @ v.swapaxes(2, 3)) * keep  # fmt: skip",
+        "        dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep",
+        "        p = p / p.sum(axis=3, keepdims=True); dp = (dy @ v.swapaxes(2, 3)) * keep  # fmt: skip",
     ),
     (
         "SOFT-1",
