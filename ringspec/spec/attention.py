@@ -231,9 +231,10 @@ def gradients(
     k, v = (np.repeat(x, terms.group, axis=1) for x in (problem.k, problem.v))
     with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
         dp = (dy @ v.swapaxes(2, 3)) * keep
-        check_range(dp - delta[..., None], p > 0, "dp - dy_o_sum")
+        difference = dp - delta[..., None]
+        check_range(difference, p > 0, "dp - dy_o_sum")
         # 0 by definition where p is, whatever a hidden dp is
-        ds = np.where(p > 0, p * (dp - delta[..., None]), 0.0)
+        ds = np.where(p > 0, p * difference, 0.0)
     dz = ds if t is None else ds * (1.0 - t * t)
     dq = terms.scale * (dz @ k)
     dk = over_group(terms.scale * (dz.swapaxes(2, 3) @ q), terms.group)
@@ -255,9 +256,9 @@ def over_group(x: Array, group: int) -> Array:
 
 def sink_gradient(sinks: Array, lse: Array, dlse_minus_delta: Array) -> Array:
     """BWD-9: [H, N], the sum over batches and rows of exp(sink - lse) * (dlse - delta)."""
-    empty = np.isneginf(lse)[..., None]  # only a caller's own lse can be -inf beside sinks (BWD-10)
-    shift = np.where(np.isneginf(lse), 0.0, lse)
-    p = np.where(empty, 0.0, np.exp(sinks[None, :, None, :] - shift[..., None]))
+    empty = np.isneginf(lse)  # only a caller's own lse can be -inf beside sinks (BWD-10)
+    shift = np.where(empty, 0.0, lse)[..., None]
+    p = np.where(empty[..., None], 0.0, np.exp(sinks[None, :, None, :] - shift))
     return (p * dlse_minus_delta[..., None]).sum(axis=(0, 2))
 
 

@@ -152,18 +152,15 @@ class Run:
         if not self.moments:
             raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
         for moment in self.moments:
+            before, received = moment.before, moment.received
             if moment.phase == "forward":
-                after, sent = forward_step(
-                    moment.before, self.schedule, moment.received, self.blocks[0]
-                )
+                schedule = self.schedule
+                after, sent = forward_step(before, schedule, received, self.blocks[0])
             else:
                 assert self.backward_schedule is not None
-                after, sent = backward_step(
-                    moment.before, self.backward_schedule, moment.received, self.blocks[1]
-                )
-            schedule = self.schedule if moment.phase == "forward" else self.backward_schedule
-            assert schedule is not None
-            during = arrive(moment.before, schedule, moment.received)
+                schedule = self.backward_schedule
+                after, sent = backward_step(before, schedule, received, self.blocks[1])
+            during = arrive(before, schedule, received)
             yield replace(moment, during=during, after=after, sent=sent)
 
     def __repr__(self) -> str:

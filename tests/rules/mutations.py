@@ -188,8 +188,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-9",
         "spec/attention.py",
-        "    p = np.where(empty, 0.0, np.exp(sinks[None, :, None, :] - shift[..., None]))",
-        "    p = np.where(empty, 0.0, np.exp(sinks[None, :, None, :] + 0 * shift[..., None]))",
+        "    p = np.where(empty[..., None], 0.0, np.exp(sinks[None, :, None, :] - shift))",
+        "    p = np.where(empty[..., None], 0.0, np.exp(sinks[None, :, None, :] + 0 * shift))",
     ),
     (
         "BWD-10",
