@@ -103,8 +103,80 @@ class RefusedError(RingspecError):
     """A modelled public interface refuses this call (``ringspec.interfaces``)."""
 
 
+class UndecidedError(RingspecError):
+    """A correctly rounded result that the precision of ``ringspec.exact`` cannot decide."""
+
+
 class FileFormatError(RingspecError):
     """A file from outside is not what it claims to be."""
+
+
+class VectorError(RingspecError):
+    """Base of what ``ringspec.vectors`` refuses."""
+
+
+class CaseFormatError(VectorError):
+    """A case.json is not what the format of golden cases allows."""
+
+
+class FlagFormatError(VectorError):
+    """A flags.json is not what the format allows, or a case has a flag that it does not explain."""
+
+
+class ManifestError(VectorError):
+    """A manifest.json is not what the format allows, or contradicts itself or its cases."""
+
+
+class FormatVersionError(ManifestError):
+    """A set of vectors of a major format version that this program does not read."""
+
+
+class CaseTensorsError(VectorError):
+    """The tensors of a case are not those that its case.json calls for."""
+
+
+class UnknownCaseError(VectorError):
+    """A set has no case with this id."""
+
+
+class DigestError(VectorError):
+    """Bytes are not those that a set's manifest pins."""
+
+
+class FileSizeError(DigestError):
+    """A file of a set is longer or shorter than its manifest says, or than any may be."""
+
+
+class FileHashError(DigestError):
+    """The SHA-256 of a file of a set is not the one in its manifest."""
+
+
+class ContentDigestError(DigestError):
+    """A content digest in a manifest is not that of the case, or of the cases."""
+
+
+class SetPathError(VectorError):
+    """A path of a set leads outside of it, or to something that is no plain file or folder."""
+
+
+class SymlinkError(SetPathError):
+    """A symbolic link in a set."""
+
+
+class SpecialFileError(SetPathError):
+    """A device, pipe or socket, or a folder where a file belongs (or the reverse)."""
+
+
+class MissingFileError(SetPathError):
+    """A file that a set lists cannot be read."""
+
+
+class UnlistedFileError(SetPathError):
+    """A set holds a file or folder that its manifest does not list."""
+
+
+class DestinationError(VectorError):
+    """What is written already exists, or has no folder to lie in."""
 
 
 def shown(x: object, width: int = 80) -> str:

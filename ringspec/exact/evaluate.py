@@ -1,0 +1,275 @@
+"""Balls of every result of a whole problem at F bits: heads, batches and blocks of rows added up.
+
+Sums of integers are associative, so neither the block length nor the order of heads can change a
+unit of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.exact.head import (
+    Operands,
+    Shares,
+    Subtracted,
+    divide,
+    kept_digits,
+    output,
+    products,
+    shares,
+    subtracted,
+)
+from ringspec.exact.integers import Digits, Fixed, at_bits, fixed, zeros
+from ringspec.exact.logits import Prepared
+from ringspec.exact.problem import Array, Problem
+from ringspec.exact.rounding import Ball
+from ringspec.exact.softmax import Weights, given_weights, softmax
+
+BLOCK = 256  # rows at a time: bounds the memory, by BLOCK * Sk Python integers
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """dy [B, H, Sq, Dv] and dlse [B, H, Sq] in integers."""
+
+    dy: Fixed
+    dlse: Fixed
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which worker's partial sums each query row enters, [Sq] in -1..count - 1 (-1: none)."""
+
+    of_row: NDArray[np.int64]
+    count: int
+
+
+class Sums:
+    """Middles and radii that many blocks add to; all parts have one exponent after the first."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.middle, self.radius, self.bits = zeros(shape), zeros(shape), 0
+
+    def add(self, index: Any, part: Ball) -> None:
+        """Add a ball at an index; exponents are aligned to the finer one."""
+        bits = max(self.bits, part.bits)
+        if bits > self.bits:
+            self.middle = self.middle << (bits - self.bits)
+            self.radius = self.radius << (bits - self.bits)
+            self.bits = bits
+        up = bits - part.bits
+        self.middle[index] += part.middle << up
+        self.radius[index] += part.radius << up
+
+    def ball(self) -> Ball:
+        return Ball(self.middle, self.radius, self.bits)
+
+
+def blocks(prepared: Prepared) -> list[tuple[int, int, slice]]:
+    """(b, h, rows) of every block of query rows."""
+    batch, heads, length, _ = prepared.problem.pairs
+    return [
+        (b, h, slice(first, min(first + BLOCK, length)))
+        for b in range(batch)
+        for h in range(heads)
+        for first in range(0, length, BLOCK)
+    ]
+
+
+class Results:
+    """o [B, H, Sq, Dv] and lse [B, H, Sq] of the blocks so far; lse is 0 in empty rows."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        shape = prepared.problem.q.shape[:3]
+        self.prepared = prepared
+        self.o, self.lse = Sums((*shape, prepared.problem.v.shape[3])), Sums(shape)
+
+    def block(self, b: int, h: int, rows: slice, bits: int) -> tuple[Weights, Digits]:
+        """Evaluate some rows of one head; P and P' in digits for the backward."""
+        problem = self.prepared.problem
+        v, kept = self.prepared.v.units[b, h // problem.group], problem.kept(b, h, rows)
+        weights = softmax(self.prepared, b, h, rows, bits)
+        p = kept_digits(weights, kept, (weights.error.size, len(v)))
+        o = output(self.prepared, weights, v, kept, p)
+        self.o.add((b, h, rows), divide(o, self.prepared.kept))
+        self.lse.add((b, h, rows), weights.lse)
+        return weights, p
+
+    def balls(self) -> dict[str, Ball]:
+        return {"o": self.o.ball(), "lse": self.lse.ball()}
+
+
+def forward_balls(prepared: Prepared, bits: int) -> dict[str, Ball]:
+    """o and lse."""
+    results = Results(prepared)
+    for b, h, rows in blocks(prepared):
+        results.block(b, h, rows, bits)
+    return results.balls()
+
+
+def times_kept(x: Fixed, kept: tuple[int, int]) -> Fixed:
+    """A x."""
+    return Fixed(x.units * kept[0], x.bits + kept[1])
+
+
+def backward_balls(
+    prepared: Prepared, seeds: Seeds, bits: int, groups: Groups | None
+) -> dict[str, Ball]:
+    """Gradients beside o and lse, from one softmax for both."""
+    problem, results = prepared.problem, Results(prepared)
+    a_dlse = times_kept(seeds.dlse, prepared.kept)
+
+    def rows_of(b: int, h: int, rows: slice) -> tuple[Weights, Subtracted, Digits]:
+        weights, p = results.block(b, h, rows, bits)
+        v, kept = prepared.v.units[b, h // problem.group], problem.kept(b, h, rows)
+        dy = seeds.dy[b, h, rows]
+        by = subtracted(prepared, weights, v, dy, a_dlse[b, h, rows], kept)
+        return weights, by, p
+
+    gradients = gradient_balls(prepared, seeds.dy, groups, rows_of)
+    return results.balls() | gradients
+
+
+@dataclass(frozen=True)
+class Given:
+    """lse [B, H, Sq] in integers, where it is -inf (``empty``), and delta [B, H, Sq]."""
+
+    lse: Fixed
+    empty: NDArray[np.bool_]
+    delta: Fixed
+
+
+def given(lse: Array, delta: Array) -> Given:
+    """What the caller of a block backward gives, exactly."""
+    empty = np.isneginf(lse)
+    return Given(fixed(np.where(empty, 0.0, lse)), empty, fixed(delta))
+
+
+def block_backward_balls(
+    prepared: Prepared, dy: Fixed, by: Given, bits: int, groups: Groups | None
+) -> dict[str, Ball]:
+    """Gradients with lse and delta [B, H, Sq] as given."""
+    problem = prepared.problem
+    a_delta = times_kept(by.delta, prepared.kept)
+
+    def rows_of(b: int, h: int, rows: slice) -> tuple[Weights, Subtracted, Digits]:
+        at = (b, h, rows)
+        weights = given_weights(prepared, b, h, rows, bits, by.lse[at], by.empty[at])
+        v, kept = prepared.v.units[b, h // problem.group], problem.kept(b, h, rows)
+        g = products(prepared, weights.logits, v, dy[at], kept)
+        finer = max(g.bits + bits, a_delta.bits)
+        c = at_bits(a_delta[at], finer)
+        p = kept_digits(weights, kept, (weights.error.size, len(v)))
+        return weights, Subtracted(Ball(c, zeros(c.shape), finer), g), p
+
+    return gradient_balls(prepared, dy, groups, rows_of)
+
+
+def gradient_balls(
+    prepared: Prepared,
+    dy: Fixed,
+    groups: Groups | None,
+    rows_of: Callable[[int, int, slice], tuple[Weights, Subtracted, Digits]],
+) -> dict[str, Ball]:
+    """The sums over blocks, heads of a group, batches and broadcast axes, divided by A."""
+    problem = prepared.problem
+    sums = {
+        name: Sums(x.shape) for name, x in (("dq", problem.q), ("dk", problem.k), ("dv", problem.v))
+    }
+    sums |= {name: Sums(shape) for name, shape in partial_shapes(problem, groups).items()}
+    for b, h, rows in blocks(prepared):
+        weights, by, p = rows_of(b, h, rows)
+        kv = h // problem.group
+        operands = Operands(
+            prepared.q.units[b, h, rows],
+            prepared.k.units[b, kv],
+            dy[b, h, rows],
+            problem.kept(b, h, rows),
+            p,
+        )
+        part = shares(prepared, weights, by, operands)
+        sums["dq"].add((b, h, rows), part.dq)
+        sums["dk"].add((b, kv), part.dk)
+        sums["dv"].add((b, kv), part.dv)
+        add_partial(sums, prepared, weights, part, (b, h, rows), groups)
+    return {name: divide(total.ball(), prepared.kept) for name, total in sums.items()}
+
+
+def partial_shapes(problem: Problem, groups: Groups | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of the sums over rows: dsinks, dbias, and with groups their parts."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    bias, sinks = problem.bias, problem.sinks
+    if sinks is not None:
+        shapes["dsinks"] = sinks.shape
+        if groups is not None:
+            shapes["dsinks_parts"] = (groups.count, *sinks.shape)
+    if bias is not None:
+        shapes["dbias"] = bias.shape
+        if groups is not None and bias.shape[2] == 1:
+            shapes["dbias_parts"] = (groups.count, *bias.shape)
+    return shapes
+
+
+def add_partial(
+    sums: dict[str, Sums],
+    prepared: Prepared,
+    weights: Weights,
+    part: Shares,
+    place: tuple[int, int, slice],
+    groups: Groups | None,
+) -> None:
+    """One block's dsinks and dbias, in total and for each group of rows."""
+    b, h, rows = place
+    n = weights.error.size
+    everything = np.ones(n, dtype=np.bool_)
+    if "dsinks" in sums:
+        sums["dsinks"].add((h,), summed_rows(part.dsinks, everything))
+    if "dbias" in sums:
+        add_bias(sums["dbias"], (), prepared, weights, part.dz, place, everything)
+    if groups is None:
+        return
+    for group in range(groups.count):
+        chosen = groups.of_row[rows] == group
+        if "dsinks_parts" in sums:
+            sums["dsinks_parts"].add((group, h), summed_rows(part.dsinks, chosen))
+        if "dbias_parts" in sums:
+            add_bias(sums["dbias_parts"], (group,), prepared, weights, part.dz, place, chosen)
+
+
+def summed_rows(ball: Ball, chosen: NDArray[np.bool_]) -> Ball:
+    """The sum over the chosen rows of [n, N]."""
+    return Ball(
+        ball.middle[chosen].sum(axis=0, initial=0),
+        ball.radius[chosen].sum(axis=0, initial=0),
+        ball.bits,
+    )
+
+
+def add_bias(
+    total: Sums,
+    before: tuple[int, ...],
+    prepared: Prepared,
+    weights: Weights,
+    dz: Ball,
+    place: tuple[int, int, slice],
+    chosen: NDArray[np.bool_],
+) -> None:
+    """dz of the chosen rows, summed over the axes along which bias was broadcast."""
+    bias = prepared.problem.bias
+    assert bias is not None
+    b, h, rows = place
+    pairs = weights.logits
+    there = chosen[pairs.i]
+    nought = np.zeros(int(there.sum()), dtype=np.intp)
+    row = nought if bias.shape[2] == 1 else pairs.i[there] + rows.start
+    column = nought if bias.shape[3] == 1 else pairs.j[there]
+    where = (*before, b if bias.shape[0] != 1 else 0, h if bias.shape[1] != 1 else 0)
+    middle, radius = zeros(bias.shape[2:]), zeros(bias.shape[2:])
+    np.add.at(middle, (row, column), dz.middle[there])
+    np.add.at(radius, (row, column), dz.radius[there])
+    total.add(where, Ball(middle, radius, dz.bits))

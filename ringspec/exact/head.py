@@ -1,0 +1,222 @@
+"""o and the gradients of some rows of one head: exact integer products around P.
+
+Write A = 1 - dropout_p, a dyadic number, and g' = keep * <dy, v>, so that dp = g'/A. Everything is
+multiplied by A, which keeps it dyadic, and divided by A once, at the end (:func:`divide`):
+
+    A o = P' v with P' = P keep          A dv = P'^T dy
+    N_i = sum_j P_ij g'_ij = A delta_i   (delta = <dy, o>)
+    D_ij = g'_ij - c_i, c_i = N_i - A dlse_i
+    T_ij = P_ij D_ij = A ds_ij           A dz = T (1 - t**2) with a soft cap
+    A dq = scale dz k                    A dk = scale dz^T q      A dsink = - sum_i P_sink c_i
+
+Errors, with e_i that of P in row i (units of 2**-F) and sums over visible pairs:
+
+1. Products of P with exact numbers are exact: A o is off by e_i sum_j keep |v|, A dv by
+   sum_i keep e_i |dy|, N_i by e_i sum_j |g'|. A row whose g' are all equal to g (and that has no
+   sinks) has N_i = g exactly.
+2. T: |P^ D^ - P D| <= |P^ - P| |D^| + P |D^ - D| <= e_i max_j |D^_ij| + err(c_i), as P <= 1; in
+   a block backward c_i is exact and P may be larger. The cut to F bits adds less than 1, and the
+   cut of the bound less than 1: hence + 2, or + 0 in a row where e_i and err(c_i) are 0 and nothing
+   was cut.
+3. dz: |T^ w^ - T w| <= err(T) w^ + |T| |w^ - w| <= err(T) + 2 (max_j |T^| + err(T)) units, as
+   w <= 1 is off by at most 2; + 2 for the cuts. Without soft cap dz = T.
+4. dq, dk, dbias and dsinks as in 1: sums of the row's bound times |k|, |q|, 1, or of
+   e_i |c_i| + err(c_i) (P_sink <= 1; in a block backward c_i is exact).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.exact.integers import (
+    Digits,
+    Fixed,
+    Units,
+    at_bits,
+    digits_of,
+    masked_sums,
+    matmul,
+    multiply,
+    transposed,
+    where,
+    zeros,
+)
+from ringspec.exact.logits import Logits, Prepared, per_row
+from ringspec.exact.rounding import Ball
+from ringspec.exact.softmax import Weights
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What some rows of one head give: balls of A dq [n, D], A dk [Sk, D], A dv [Sk, Dv],
+    A dz (flat over the visible pairs), A dsinks per row [n, N]."""
+
+    dq: Ball
+    dk: Ball
+    dv: Ball
+    dz: Ball
+    dsinks: Ball
+
+
+@dataclass(frozen=True)
+class Subtracted:
+    """c_i = A (delta_i - dlse_i) [n] with its error, and g' flat over the pairs."""
+
+    c: Ball
+    g: Fixed
+
+
+def dense(values: Units, pairs: Logits, shape: tuple[int, ...]) -> Units:
+    """Flat values of the visible pairs as a matrix [n, Sk], 0 elsewhere."""
+    matrix = zeros(shape)
+    matrix[pairs.i, pairs.j] = values
+    return matrix
+
+
+def visible(pairs: Logits, shape: tuple[int, ...], kept: NDArray | None) -> NDArray[np.bool_]:
+    """The visible pairs that dropout keeps, [n, Sk]."""
+    mask = np.zeros(shape, dtype=np.bool_)
+    mask[pairs.i, pairs.j] = True
+    return mask if kept is None else mask & kept
+
+
+def dropped(values: Units, pairs: Logits, kept: NDArray | None) -> Units:
+    """Flat values, 0 where dropout drops the pair."""
+    return values if kept is None else where(kept[pairs.i, pairs.j], values, 0)
+
+
+def kept_digits(weights: Weights, kept: NDArray | None, shape: tuple[int, int]) -> Digits:
+    """P' = P keep as a matrix [n, Sk], in digits: it is a factor of o and of dv."""
+    pairs = weights.logits
+    return digits_of(dense(dropped(weights.p, pairs, kept), pairs, shape))
+
+
+def output(prepared: Prepared, weights: Weights, v: Units, kept: NDArray | None, p: Digits) -> Ball:
+    """A o of some rows, [n, Dv]; v [Sk, Dv], p from :func:`kept_digits`."""
+    mask = visible(weights.logits, p.shape[1:], kept)
+    radius = weights.error[:, None] * masked_sums(mask, abs(v))
+    return Ball(multiply(p, digits_of(v)), radius, weights.bits + prepared.v.bits)
+
+
+def subtracted(
+    prepared: Prepared, weights: Weights, v: Units, dy: Fixed, a_dlse: Fixed, kept: NDArray | None
+) -> Subtracted:
+    """c = N - A dlse for rows whose forward is ``weights``; dy [n, Dv], a_dlse [n]."""
+    pairs = weights.logits
+    g = products(prepared, pairs, v, dy, kept)
+    n = per_row(np.add, weights.p * g.units, pairs, 0)
+    error = weights.error * per_row(np.add, abs(g.units), pairs, 0)
+    low, high = (per_row(f, g.units, pairs, 0) for f in (np.minimum, np.maximum))
+    equal = low == high
+    if prepared.sinks is not None:
+        equal = equal & (low == 0)
+    n = where(equal, low << weights.bits, n)
+    error = where(equal, 0, error)
+    n_bits = weights.bits + g.bits
+    bits = max(n_bits, a_dlse.bits)
+    c = at_bits(Fixed(n, n_bits), bits) - at_bits(a_dlse, bits)
+    c[weights.empty] = 0
+    return Subtracted(Ball(c, error << (bits - n_bits), bits), g)
+
+
+def products(prepared: Prepared, pairs: Logits, v: Units, dy: Fixed, kept: NDArray | None) -> Fixed:
+    """g' = keep <dy, v> flat over the visible pairs, exact."""
+    g = matmul(dy.units, v.T)[pairs.i, pairs.j]
+    return Fixed(dropped(g, pairs, kept), dy.bits + prepared.v.bits)
+
+
+def shares(prepared: Prepared, weights: Weights, by: Subtracted, operands: Operands) -> Shares:
+    """The rows' part in every gradient, times A."""
+    pairs, q, k, dy = weights.logits, operands.q, operands.k, operands.dy
+    shape = (weights.error.size, len(k))
+    dz = score_gradient(weights, by)
+    row_error = dz.radius
+    mask = visible(pairs, shape, None)
+    matrix = digits_of(dense(dz.middle, pairs, shape))
+    scale, bits = prepared.factor, dz.bits + prepared.scale.bits
+    dq = Ball(
+        multiply(matrix, digits_of(k)) * scale,
+        row_error[:, None] * masked_sums(mask, abs(k)) * abs(scale),
+        bits + prepared.k.bits,
+    )
+    dk = Ball(
+        multiply(transposed(matrix), digits_of(q)) * scale,
+        masked_sums(mask.T, row_error[:, None] * abs(q)) * abs(scale),
+        bits + prepared.q.bits,
+    )
+    kept_mask = visible(pairs, shape, operands.kept)
+    dv = Ball(
+        multiply(transposed(operands.p), digits_of(dy.units)),
+        masked_sums(kept_mask.T, weights.error[:, None] * abs(dy.units)),
+        weights.bits + dy.bits,
+    )
+    flat = Ball(dz.middle, row_error[pairs.i], dz.bits)
+    return Shares(dq, dk, dv, flat, sink_shares(weights, by.c))
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The rows' q [n, D] and dy [n, Dv], their head's k [Sk, D], keep [n, Sk] or None, and P'."""
+
+    q: Units
+    k: Units
+    dy: Fixed
+    kept: NDArray | None
+    p: Digits
+
+
+@dataclass(frozen=True)
+class RowBall:
+    """Flat middles and one radius for each row, in units of 2**-bits."""
+
+    middle: Units
+    radius: Units
+    bits: int
+
+
+def score_gradient(weights: Weights, by: Subtracted) -> RowBall:
+    """A dz of the visible pairs in units of 2**-F: steps 2 and 3."""
+    pairs, bits = weights.logits, weights.bits
+    d = at_bits(by.g, by.c.bits) - by.c.middle[pairs.i]
+    uncut = weights.p * d
+    t = uncut >> by.c.bits
+    largest_d = per_row(np.maximum, abs(d), pairs, 0)
+    bound = weights.error * largest_d + (by.c.radius << bits)
+    radius = where(bound == 0, 0, (bound >> by.c.bits) + 2)
+    exact = (bound == 0) & (pairs.count > 0)
+    if exact.any():
+        cut = per_row(np.maximum, uncut - (t << by.c.bits), pairs, 0) > 0
+        radius[exact & cut.astype(np.bool_)] = 2
+    if pairs.slope is None:
+        return RowBall(t, radius, bits)
+    largest_t = per_row(np.maximum, abs(t), pairs, 0) + radius
+    lost = ((2 * largest_t) >> bits) + 3  # the bound's own cut included
+    radius = where(largest_t == 0, 0, radius + lost)
+    return RowBall((t * pairs.slope) >> bits, radius, bits)
+
+
+def sink_shares(weights: Weights, c: Ball) -> Ball:
+    """- P_sink c of each row, [n, N]."""
+    radius = weights.error * abs(c.middle) + (c.radius << weights.bits)
+    middle = -weights.sinks * c.middle[:, None]
+    return Ball(middle, radius[:, None] + 0 * weights.sinks, weights.bits + c.bits)
+
+
+def divide(ball: Ball, kept: tuple[int, int]) -> Ball:
+    """A ball divided by A = units * 2**-bits, exactly where the quotient is dyadic."""
+    units, bits = kept
+    if units == 1 << bits:  # A = 1
+        return ball
+    if units & (units - 1) == 0:
+        up = bits - (units.bit_length() - 1)  # 1/A = 2**up
+        return Ball(ball.middle << up, ball.radius << up, ball.bits)
+    more = units.bit_length()  # at least as fine a unit as before
+    up = bits + more
+    raised = ball.middle << up
+    middle = raised // units
+    exact = (ball.radius == 0) & (middle * units == raised)
+    radius = where(exact, 0, (ball.radius << up) // units + 2)
+    return Ball(middle, radius, ball.bits + more)

@@ -1,0 +1,184 @@
+"""Numbers as integers times a power of two, and matrix products of them that cannot round.
+
+Every finite float64 is an integer times 2**-bits. Sums and products of such numbers are again such
+numbers, so everything here is exact; only :mod:`~ringspec.exact.elementary` and divisions round,
+and they say by how much.
+
+Exactness of :func:`matmul`. The operands are cut into digits of 16 bits, the low ones in
+[0, 2**16), the top one in [-2**15, 2**15). One float64 matrix product of two digit matrices sums
+k <= 2**21 products of size <= 2**32: every partial sum is an integer of size <= 2**53, which
+float64 holds exactly. So no order of summation, blocking, fused multiply-add or number of threads
+can change it. At most 2**9 such products are added in int64: size <= 2**62. Carries and Python
+integers do the rest. A BLAS that computes float64 products by other means (low-precision tensor
+units) would break this; :func:`blas_is_exact` tries the largest digits once, and without it the
+products are taken in int64, where the same bound holds.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import ShapeError
+
+Units = NDArray[np.object_]
+Array = NDArray[np.float64]
+Digits = NDArray[np.uint16]
+
+DIGIT_BITS = 16
+MOST_TERMS = 1 << 21
+MOST_DIGITS = 1 << 9
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The numbers ``units * 2**-bits``; ``units`` is an object array of Python integers, bits >= 0."""
+
+    units: Units
+    bits: int
+
+    def __getitem__(self, index: Any) -> Fixed:
+        return Fixed(self.units[index], self.bits)
+
+
+def fixed(x: Array) -> Fixed:
+    """Finite float64 numbers, exactly; one exponent for the whole array, as small as possible.
+
+    >>> fixed(np.array([0.75, -3.0])).units.tolist(), fixed(np.array([0.75, -3.0])).bits
+    ([3, -12], 2)
+    """
+    fraction, exponent = np.frexp(np.asarray(x, dtype=np.float64))
+    whole = np.ldexp(fraction, 53).astype(np.int64)
+    lowest_bit = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    nonzero = whole != 0
+    place = exponent.astype(np.int64) - 53 + lowest_bit  # of the lowest set bit of each number
+    lowest = int(place[nonzero].min()) if nonzero.any() else 0
+    bits = max(0, -lowest)
+    odd = np.where(nonzero, whole >> np.where(nonzero, lowest_bit, 0), 0)
+    up = np.where(nonzero, place + bits, 0)
+    if int(up.max(initial=0)) + 53 <= 62:
+        return Fixed((odd << up).astype(object), bits)
+    shifted = [a << b for a, b in zip(odd.ravel().tolist(), up.ravel().tolist(), strict=True)]
+    return Fixed(objects(shifted, odd.shape), bits)
+
+
+def objects(values: list[int], shape: tuple[int, ...]) -> Units:
+    """An object array of Python integers."""
+    flat = np.empty(len(values), dtype=object)
+    flat[:] = values
+    return flat.reshape(shape)
+
+
+def zeros(shape: tuple[int, ...]) -> Units:
+    return np.full(shape, 0, dtype=object)
+
+
+def where(condition: NDArray, chosen: Units | int, otherwise: Units | int) -> Units:
+    """numpy.where for Python integers."""
+    return np.asarray(np.where(condition, chosen, otherwise), dtype=object)
+
+
+def at_bits(x: Fixed, bits: int) -> Units:
+    """The units of x at a finer exponent."""
+    return x.units if bits == x.bits else x.units << (bits - x.bits)
+
+
+def digits_of(x: Units) -> Digits:
+    """16-bit digits, lowest first, [L, *x.shape]; the top one is to be read as int16."""
+    largest = max(int(x.max(initial=0)).bit_length(), int(x.min(initial=0)).bit_length())
+    count = largest // DIGIT_BITS + 1  # one bit more, for the sign
+    width = 2 * count
+    raw = b"".join([value.to_bytes(width, "little", signed=True) for value in x.ravel().tolist()])
+    pairs = np.frombuffer(raw, dtype="<u2").reshape(*x.shape, count)
+    return np.ascontiguousarray(np.moveaxis(pairs, -1, 0))
+
+
+def transposed(digits: Digits) -> Digits:
+    """The digits of the transposed matrix. Making digits is a third of a product's time: do it once."""
+    return np.swapaxes(digits, 1, 2)
+
+
+def digit(digits: Digits, place: int, dtype: type) -> NDArray:
+    """One digit matrix as numbers of a dtype that can be multiplied."""
+    top = place == len(digits) - 1
+    return (digits[place].view(np.int16) if top else digits[place]).astype(dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def blas_is_exact() -> bool:
+    """Whether float64 matrix products of the largest digits come out exactly."""
+    a = np.full((3, 4096), 65535.0)
+    a[:, ::2] = 65533.0
+    want = 2048 * (65535 * 65535 + 65533 * 65533)
+    return bool((a @ a.T == want).all())
+
+
+def matmul(a: Units, b: Units) -> Units:
+    """The exact product of integer matrices [n, k] and [k, m].
+
+    >>> matmul(np.array([[2**70, -1]], object), np.array([[3], [2**70]], object)).item() == 2**71
+    True
+    """
+    return multiply(digits_of(a), digits_of(b))
+
+
+def multiply(left: Digits, right: Digits) -> Units:
+    """The exact product of matrices that are given by their digits, [L, n, k] and [M, k, m]."""
+    _, n, k = left.shape
+    m = right.shape[2]
+    if 0 in (n, k, m):
+        return zeros((n, m))
+    if k > MOST_TERMS or min(len(left), len(right)) > MOST_DIGITS:
+        raise ShapeError(
+            f"at most {MOST_TERMS} terms of at most {MOST_DIGITS * DIGIT_BITS} bits",
+            f"{k} terms of {len(left) * DIGIT_BITS} and {len(right) * DIGIT_BITS} bits",
+            "use fewer keys, or numbers of a smaller range",
+        )
+    dtype = np.float64 if blas_is_exact() else np.int64
+    sums = np.zeros((len(left) + len(right) - 1, n, m), dtype=np.int64)
+    side_by_side = np.concatenate([digit(right, place, dtype) for place in range(len(right))], 1)
+    for place in range(len(left)):
+        row = digit(left, place, dtype)
+        if not row.any():
+            continue
+        product = (row @ side_by_side).astype(np.int64).reshape(n, len(right), m)
+        sums[place : place + len(right)] += np.moveaxis(product, 1, 0)
+    return joined(sums)
+
+
+def masked_sums(mask: NDArray[np.bool_], x: Units) -> Units:
+    """For each row of the mask [n, k], the exact sum of the rows of x [k, m] that it selects.
+
+    >>> masked_sums(np.array([[True, False, True]]), np.array([[1], [2], [2**80]], object)).item()
+    1208925819614629174706177
+    """
+    n, k = mask.shape
+    if 0 in (n, k, x.shape[1]):
+        return zeros((n, x.shape[1]))
+    dtype = np.float64 if blas_is_exact() else np.int64
+    digits = digits_of(x)
+    selects = mask.astype(dtype)
+    parts = [selects @ digit(digits, place, dtype) for place in range(len(digits))]
+    return joined(np.stack(parts).astype(np.int64))
+
+
+def joined(sums: NDArray[np.int64]) -> Units:
+    """sum over l of sums[l] * 2**(16 l) as Python integers; |sums| < 2**62."""
+    count = len(sums) + 4  # the last carry has 62 bits
+    digits = np.empty((*sums.shape[1:], count), dtype="<u2")
+    carry = np.zeros(sums.shape[1:], dtype=np.int64)
+    for place in range(count):
+        total = carry + sums[place] if place < len(sums) else carry
+        digits[..., place] = total & 0xFFFF
+        carry = total >> DIGIT_BITS  # rounds down, so that digits are never negative
+    raw = digits.tobytes()
+    width = 2 * count
+    values = [
+        int.from_bytes(raw[at : at + width], "little", signed=True)
+        for at in range(0, len(raw), width)
+    ]
+    return objects(values, sums.shape[1:])

@@ -1,0 +1,131 @@
+"""Logits of the visible pairs of one head, some rows at a time; exact unless there is a soft cap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.exact.elementary import GUARD, tanh
+from ringspec.exact.integers import Fixed, Units, at_bits, fixed, matmul, objects
+from ringspec.exact.problem import Problem
+
+Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A problem in integers. ``softcap`` and ``kept`` = 1 - dropout_p are (units, bits)."""
+
+    problem: Problem
+    q: Fixed
+    k: Fixed
+    v: Fixed
+    scale: Fixed
+    bias: Fixed | None
+    sinks: Fixed | None
+    softcap: tuple[int, int] | None
+    kept: tuple[int, int]
+
+    @property
+    def factor(self) -> int:
+        """The scale's integer."""
+        return int(self.scale.units.item())
+
+
+def prepare(problem: Problem) -> Prepared:
+    """Every number of the problem as an integer times a power of two, exactly."""
+    bias = problem.bias
+    return Prepared(
+        problem,
+        fixed(problem.q),
+        fixed(problem.k),
+        fixed(problem.v),
+        fixed(np.array([problem.scale])),
+        None if bias is None else fixed(np.where(np.isneginf(bias), 0.0, bias)),
+        None if problem.sinks is None else fixed(problem.sinks),
+        None if problem.softcap is None else dyadic(Fraction(problem.softcap)),
+        dyadic(1 - Fraction(problem.dropout_p)),
+    )
+
+
+def dyadic(x: Fraction) -> tuple[int, int]:
+    """A fraction whose denominator is a power of two as (units, bits).
+
+    >>> dyadic(1 - Fraction(0.25))
+    (3, 2)
+    """
+    return x.numerator, x.denominator.bit_length() - 1
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Visible pairs (i, j) in row order, and flat arrays over them.
+
+    ``z`` before the soft cap in units of 2**-z_bits, exact. ``s`` in units of 2**-s_bits, off by at
+    most ``error`` units of 2**-F (0 without soft cap). ``slope`` is 1 - t**2 in units of 2**-F, off
+    by at most 2, or None. ``starts``, ``filled``: where each row with a visible key begins.
+    """
+
+    i: Indices
+    j: Indices
+    z: Units
+    z_bits: int
+    s: Units
+    s_bits: int
+    error: int
+    slope: Units | None
+    starts: Indices
+    filled: Indices
+    count: NDArray[np.int64]
+
+
+def logits(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Logits:
+    """s of the visible pairs of rows [n] of query head h, for F = bits."""
+    problem = prepared.problem
+    mask = problem.mask(b, h, rows)
+    i, j = np.nonzero(mask)
+    keys = prepared.k.units[b, h // problem.group]
+    products = matmul(prepared.q.units[b, h, rows], keys.T)[i, j] * prepared.factor
+    z = Fixed(products, prepared.q.bits + prepared.k.bits + prepared.scale.bits)
+    if prepared.bias is not None:
+        whole = np.broadcast_to(prepared.bias.units, problem.pairs)
+        z = plus(z, Fixed(whole[b, h, rows][i, j], prepared.bias.bits))
+    count = mask.sum(axis=1, dtype=np.int64)
+    filled = np.flatnonzero(count)
+    starts = (np.cumsum(count) - count)[filled]
+    if prepared.softcap is None:
+        return Logits(i, j, z.units, z.bits, z.units, z.bits, 0, None, starts, filled, count)
+    s, s_bits, slope = capped(z, prepared.softcap, bits)
+    return Logits(i, j, z.units, z.bits, s, s_bits, 1, slope, starts, filled, count)
+
+
+def plus(a: Fixed, b: Fixed) -> Fixed:
+    """The exact sum."""
+    bits = max(a.bits, b.bits)
+    return Fixed(at_bits(a, bits) + at_bits(b, bits), bits)
+
+
+def capped(z: Fixed, softcap: tuple[int, int], bits: int) -> tuple[Units, int, Units]:
+    """c * tanh(z / c) at bits + 8, off by less than one unit of 2**-bits, and 1 - t**2 at bits.
+
+    At w = bits + 32 + log2 c: c * 7 units <= 7 * 2**-32 units of 2**-bits; the cut to bits + 8 adds
+    2**-8. The slope is off by 13 units at w and the cut: less than 2 units of 2**-bits.
+    """
+    cap, cap_bits = softcap
+    work = bits + GUARD + max(0, cap.bit_length() - cap_bits)
+    t = tanh(z.units.tolist(), z.bits, cap, cap_bits, work)
+    down = work + cap_bits - (bits + 8)
+    s = [(cap * size) >> down for size in t.t]
+    slope = [size >> (work - bits) for size in t.slope]
+    return objects(s, z.units.shape), bits + 8, objects(slope, z.units.shape)
+
+
+def per_row(function: np.ufunc, x: Units, logits: Logits, otherwise: int) -> Units:
+    """``function.reduce`` over the pairs of each row; ``otherwise`` for rows without pairs."""
+    result = np.full(logits.count.shape, otherwise, dtype=object)
+    if logits.filled.size:
+        result[logits.filled] = function.reduceat(x, logits.starts)
+    return result

@@ -1,0 +1,116 @@
+"""What is to be evaluated: the tensors and terms of DESIGN section 2, every number taken exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import NonFiniteError, OptionError, ShapeError, shown
+
+Array = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], float64, and what belongs to them.
+
+    ``visible``: bool, broadcastable to [B, H, Sq, Sk] with four axes, the whole mask (None: all);
+    ``bias``: float64, likewise, -inf hides the pair; ``keep``: bool, likewise, the dropout mask;
+    ``sinks``: float64 [H, N]; ``scale``, ``softcap``, ``dropout_p``: float64 numbers.
+    Raises ShapeError, NonFiniteError or OptionError.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    scale: float
+    visible: Booleans | None = None
+    bias: Array | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
+    keep: Booleans | None = None
+    dropout_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_tensors(self.q, self.k, self.v)
+        for name in ("visible", "bias", "keep"):
+            check_pairs(getattr(self, name), name, self.pairs)
+        if (
+            self.bias is not None
+            and np.isnan(np.where(self.bias == np.inf, np.nan, self.bias)).any()
+        ):
+            raise NonFiniteError("a bias that is finite or -inf", "NaN or +inf", "mask with -inf")
+        if self.sinks is not None:
+            check_array(self.sinks, "sinks", (self.q.shape[1], np.shape(self.sinks)[-1]))
+        if not np.isfinite(self.scale):
+            raise NonFiniteError("a finite scale", shown(self.scale), "give a number")
+        if self.softcap is not None and not 0 < self.softcap < np.inf:
+            raise OptionError("softcap > 0 or None", shown(self.softcap), "give a positive number")
+        if not 0 <= self.dropout_p < 1:
+            raise OptionError("0 <= dropout_p < 1", shown(self.dropout_p), "give a probability")
+
+    @property
+    def pairs(self) -> tuple[int, int, int, int]:
+        """[B, H, Sq, Sk]."""
+        batch, heads, n_q, _ = self.q.shape
+        return batch, heads, n_q, self.k.shape[2]
+
+    @property
+    def group(self) -> int:
+        """G = H / Hkv: query head h uses key head h // G."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    def mask(self, b: int, h: int, rows: slice) -> Booleans:
+        """The visible pairs of some rows of one head, [n, Sk]."""
+        shape = self.pairs
+        allowed = np.ones((len(range(*rows.indices(shape[2]))), shape[3]), dtype=np.bool_)
+        if self.visible is not None:
+            allowed &= np.broadcast_to(self.visible, shape)[b, h, rows]
+        if self.bias is not None:
+            allowed &= ~np.isneginf(np.broadcast_to(self.bias, shape)[b, h, rows])
+        return allowed
+
+    def kept(self, b: int, h: int, rows: slice) -> Booleans | None:
+        """The entries of P that dropout keeps, [n, Sk]; None: all."""
+        if self.keep is None:
+            return None
+        return np.broadcast_to(self.keep, self.pairs)[b, h, rows]
+
+
+def check_array(x: Array, name: str, shape: tuple[int, ...]) -> None:
+    """A finite float64 array of that shape."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.float64 or x.shape != shape:
+        got = f"{getattr(x, 'dtype', type(x).__name__)} of shape {np.shape(x)}"
+        raise ShapeError(f"{name} as float64 of shape {shape}", got, "convert or reshape it")
+    if not np.isfinite(x).all():
+        raise NonFiniteError(f"finite numbers in {name}", "NaN or infinity", "give finite numbers")
+
+
+def check_tensors(q: Array, k: Array, v: Array) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, np.ndarray) or x.ndim != 4:
+            raise ShapeError(f"{name} of four axes", f"shape {np.shape(x)}", "give [B, H, S, D]")
+    check_array(q, "q", q.shape)
+    check_array(k, "k", (q.shape[0], k.shape[1], k.shape[2], q.shape[3]))
+    check_array(v, "v", (*k.shape[:3], v.shape[3]))
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
+        raise ShapeError(
+            "H a multiple of Hkv >= 1", f"{q.shape[1]} and {k.shape[1]}", "change the heads"
+        )
+
+
+def check_pairs(x: NDArray | None, name: str, pairs: tuple[int, ...]) -> None:
+    """Four axes, each 1 or the whole length, of the right kind."""
+    if x is None:
+        return
+    kind = "f" if name == "bias" else "b"
+    fits = isinstance(x, np.ndarray) and x.ndim == 4 and x.dtype.kind == kind
+    if not fits or any(have not in (1, want) for have, want in zip(x.shape, pairs, strict=True)):
+        raise ShapeError(
+            f"{name} with four axes, broadcastable to {pairs}",
+            f"{getattr(x, 'dtype', type(x).__name__)} of shape {np.shape(x)}",
+            "give [B|1, H|1, Sq|1, Sk|1]",
+        )

@@ -1,0 +1,255 @@
+"""Elements that are provably rational numbers, and their values.
+
+An interval never decides a value that lies exactly on a midpoint, however narrow it is. Such values
+are rational, and results are rational only where the exponentials drop out. These cases are proven
+here, from exact integers; each needs only that P of a row sums to 1 (with the sinks' shares):
+
+- o: where the mean of keep v/A is the same in every group of equal logits, o is that mean. A sink
+  is a key with v = 0 in this.
+- P: where all logits of a row (and its sinks) are equal, P = 1/n.
+- dz: where P of the row is 1/n; or where every dp - delta + dlse of the row is 0 because all dp are
+  equal (and there is no sink, or they are 0). With a soft cap dz is rational where ds = 0 or z = 0.
+- dbias with a broadcast key axis: sum_j ds = dlse over a row with keys, without sinks and soft cap.
+- dq, dk, dv, dbias, dsinks: sums in which every term is rational or has a factor 0.
+
+What is not proven here is not claimed to be irrational: it is refused if no precision decides it.
+(That nothing else can be rational without a soft cap follows from Lindemann and Weierstrass for o;
+for sums over rows of dk and dv cancellations are conceivable. They would be refused.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.exact.problem import Array, Problem
+
+Numbers = list[Fraction]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One query row in fractions: visible keys ``j``, their logits z, factors keep/A, and sinks."""
+
+    j: list[int]
+    z: Numbers
+    factor: Numbers
+    sinks: Numbers
+    capped: bool
+
+    @property
+    def uniform(self) -> bool:
+        """All terms are provably equal."""
+        if self.sinks and self.capped:
+            return not self.j and len(set(self.sinks)) == 1
+        return len({*self.z, *self.sinks}) <= 1
+
+    @property
+    def terms(self) -> int:
+        return len(self.j) + len(self.sinks)
+
+
+def fractions(x: NDArray) -> Numbers:
+    return [Fraction(value) for value in np.asarray(x, dtype=np.float64).tolist()]
+
+
+def dot(xs: Numbers, ys: Numbers) -> Fraction:
+    return sum((x * y for x, y in zip(xs, ys, strict=True)), Fraction(0))
+
+
+class Prover:
+    """Fractions of a problem's elements, or None. ``dy``, ``dlse`` are None without a backward.
+
+    ``of_row`` [Sq]: the group of each row, for the partial sums ``dsinks_parts``, ``dbias_parts``.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        dy: Array | None = None,
+        dlse: Array | None = None,
+        of_row: NDArray | None = None,
+    ) -> None:
+        self.problem, self.dy, self.dlse, self.of_row = problem, dy, dlse, of_row
+        self.rows: dict[tuple[int, int, int], Row] = {}
+        self.gradients: dict[tuple[int, int, int], tuple[Numbers, Numbers] | None] = {}
+
+    def __call__(self, tensor: str, index: tuple[int, ...]) -> Fraction | None:
+        provers = {
+            "o": self.output,
+            "dq": self.dq,
+            "dk": self.dk,
+            "dv": self.dv,
+            "dsinks": self.dsinks,
+            "dbias": self.dbias,
+        }
+        if tensor.endswith("_parts"):
+            assert self.of_row is not None
+            rows = np.flatnonzero(self.of_row == index[0]).tolist()
+            return self.sums(tensor.removesuffix("_parts"), index[1:], rows)
+        return provers[tensor](index) if tensor in provers else None
+
+    def row(self, b: int, h: int, i: int) -> Row:
+        if (b, h, i) not in self.rows:
+            self.rows[b, h, i] = self.read(b, h, i)
+        return self.rows[b, h, i]
+
+    def read(self, b: int, h: int, i: int) -> Row:
+        """Row i of head h, from the exact inputs."""
+        problem, one = self.problem, slice(i, i + 1)
+        j = np.flatnonzero(problem.mask(b, h, one)[0]).tolist()
+        q, scale = fractions(problem.q[b, h, i]), Fraction(problem.scale)
+        keys = problem.k[b, h // problem.group]
+        z = [scale * dot(q, fractions(keys[key])) for key in j]
+        if problem.bias is not None:
+            bias = np.broadcast_to(problem.bias, problem.pairs)[b, h, i]
+            z = [a + Fraction(float(bias[key])) for a, key in zip(z, j, strict=True)]
+        kept = problem.kept(b, h, one)
+        whole = 1 / (1 - Fraction(problem.dropout_p))
+        factor = [whole if kept is None or kept[0, key] else Fraction(0) for key in j]
+        sinks = [] if problem.sinks is None else fractions(problem.sinks[h])
+        return Row(j, z, factor, sinks, problem.softcap is not None)
+
+    def common_mean(self, row: Row, values: Numbers) -> Fraction | None:
+        """The mean of ``values`` over the keys, where it is the same in each group of equal terms."""
+        if not row.j and not row.sinks:
+            return Fraction(0)
+        groups: dict[object, Numbers] = {}
+        for z, value in zip(row.z, values, strict=True):
+            groups.setdefault(z, []).append(value)
+        for number, sink in enumerate(row.sinks):
+            # A capped logit is never provably equal to a sink: a group of its own.
+            groups.setdefault(("sink", number) if row.capped else sink, []).append(Fraction(0))
+        means = {sum(group, Fraction(0)) / len(group) for group in groups.values()}
+        return means.pop() if len(means) == 1 else None
+
+    def output(self, index: tuple[int, ...]) -> Fraction | None:
+        b, h, i, d = index
+        row = self.row(b, h, i)
+        v = self.problem.v[b, h // self.problem.group, :, d]
+        return self.common_mean(
+            row, [f * Fraction(float(v[key])) for f, key in zip(row.factor, row.j, strict=True)]
+        )
+
+    def score_gradients(self, b: int, h: int, i: int) -> tuple[Numbers, Numbers] | None:
+        """dz over the visible keys and (dlse - delta) / n where P is 1/n; None if not rational."""
+        if (b, h, i) not in self.gradients:
+            self.gradients[b, h, i] = self.find_score_gradients(b, h, i)
+        return self.gradients[b, h, i]
+
+    def find_score_gradients(self, b: int, h: int, i: int) -> tuple[Numbers, Numbers] | None:
+        assert self.dy is not None and self.dlse is not None
+        row = self.row(b, h, i)
+        dy = fractions(self.dy[b, h, i])
+        v = self.problem.v[b, h // self.problem.group]
+        dp = [f * dot(dy, fractions(v[key])) for f, key in zip(row.factor, row.j, strict=True)]
+        delta = self.common_mean(row, dp)
+        if delta is None and row.uniform:
+            delta = sum(dp, Fraction(0)) / row.terms
+        if delta is None:
+            return None
+        dlse = Fraction(float(self.dlse[b, h, i]))
+        d = [value - delta + dlse for value in dp]
+        sinks = [dlse - delta] if row.sinks else []
+        if not row.uniform:
+            return None if any(d) or any(sinks) else (d, sinks)
+        share = Fraction(1, row.terms) if row.terms else Fraction(0)
+        ds = [share * value for value in d]
+        if row.capped and any(value != 0 and z != 0 for value, z in zip(ds, row.z, strict=True)):
+            return None
+        return ds, [share * value for value in sinks]
+
+    def dq(self, index: tuple[int, ...]) -> Fraction | None:
+        b, h, i, d = index
+        found = self.score_gradients(b, h, i)
+        if found is None:
+            return None
+        k = self.problem.k[b, h // self.problem.group, :, d]
+        row = self.row(b, h, i)
+        return Fraction(self.problem.scale) * dot(found[0], fractions(k[row.j]))
+
+    def dk(self, index: tuple[int, ...]) -> Fraction | None:
+        b, kv, j, d = index
+        total = Fraction(0)
+        for h, i in self.rows_of(b, kv, j):
+            q = Fraction(float(self.problem.q[b, h, i, d]))
+            if q == 0:
+                continue
+            found = self.score_gradients(b, h, i)
+            if found is None:
+                return None
+            total += found[0][self.row(b, h, i).j.index(j)] * q
+        return Fraction(self.problem.scale) * total
+
+    def dv(self, index: tuple[int, ...]) -> Fraction | None:
+        assert self.dy is not None
+        b, kv, j, d = index
+        total = Fraction(0)
+        for h, i in self.rows_of(b, kv, j):
+            row = self.row(b, h, i)
+            factor = row.factor[row.j.index(j)] * Fraction(float(self.dy[b, h, i, d]))
+            if factor == 0:
+                continue
+            if not row.uniform:
+                return None
+            total += factor / row.terms
+        return total
+
+    def dsinks(self, index: tuple[int, ...]) -> Fraction | None:
+        return self.sums("dsinks", index, list(range(self.problem.pairs[2])))
+
+    def dbias(self, index: tuple[int, ...]) -> Fraction | None:
+        return self.sums("dbias", index, list(range(self.problem.pairs[2])))
+
+    def sums(self, tensor: str, index: tuple[int, ...], rows: list[int]) -> Fraction | None:
+        """dsinks[h, n] or dbias[b, h, i, j] (0 on broadcast axes) over the given rows."""
+        batch, heads, _, _ = self.problem.pairs
+        bias = self.problem.bias
+        if tensor == "dsinks":
+            places = [(b, index[0], i) for b in range(batch) for i in rows]
+        else:
+            assert bias is not None
+            over_b = range(batch) if bias.shape[0] == 1 else [index[0]]
+            over_h = range(heads) if bias.shape[1] == 1 else [index[1]]
+            over_i = rows if bias.shape[2] == 1 else [index[2]]
+            places = [(b, h, i) for b in over_b for h in over_h for i in over_i]
+        total = Fraction(0)
+        for place in places:
+            part = self.sink_part(place) if tensor == "dsinks" else self.bias_part(place, index[3])
+            if part is None:
+                return None
+            total += part
+        return total
+
+    def sink_part(self, place: tuple[int, int, int]) -> Fraction | None:
+        found = self.score_gradients(*place)
+        return None if found is None else found[1][0]
+
+    def bias_part(self, place: tuple[int, int, int], j: int) -> Fraction | None:
+        """One row's dz at key j, or summed over the keys where the key axis is broadcast."""
+        row = self.row(*place)
+        assert self.problem.bias is not None and self.dlse is not None
+        if self.problem.bias.shape[3] == 1 and not row.sinks and not row.capped:
+            return Fraction(float(self.dlse[place])) if row.j else Fraction(0)
+        if self.problem.bias.shape[3] != 1 and j not in row.j:
+            return Fraction(0)
+        found = self.score_gradients(*place)
+        if found is None:
+            return None
+        return (
+            sum(found[0], Fraction(0))
+            if self.problem.bias.shape[3] == 1
+            else found[0][row.j.index(j)]
+        )
+
+    def rows_of(self, b: int, kv: int, j: int) -> list[tuple[int, int]]:
+        """(h, i) of the rows that see key j."""
+        group, everything = self.problem.group, slice(None)
+        return [
+            (h, int(i))
+            for h in range(kv * group, (kv + 1) * group)
+            for i in np.flatnonzero(self.problem.mask(b, h, everything)[:, j])
+        ]

@@ -1,0 +1,269 @@
+"""The row scales of DESIGN section 4, evaluated like the results: absolute values in every sum.
+
+kappa_i = 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|) is dyadic, hence exact. With
+A = 1 - dropout_p, g = keep sum_d |dy||v| and O_i = sum_j P keep |v| (= A times the scale of o
+without kappa):
+
+    a_ij A = P_ij (g_ij + sum_d |dy| O_i + A |dlse_i|)
+    o: kappa_i O_i / A        lse: kappa_i + |lse_i|       dv: sum_i kappa_i P keep |dy| / A
+    dq: scale kappa_i sum_j a|k|        dk: scale sum_i kappa_i a|q|
+    dbias: kappa_i a summed as dbias    dsinks: sum_i P_sink kappa_i (sum|dy| O_i / A + |dlse_i|)
+
+and the largest over d. Errors as in ``head``: e_i of P in row i times exact sums; for a, with
+b_ij = g_ij + sum|dy| O_i + A|dlse_i| off by err(b_i) = e_i sum|dy| sum_j keep|v|:
+err(a_ij A) <= e_i max_j b^_ij + err(b_i) max(P, 1). The largest of many balls lies between the
+largest of their lower and the largest of their upper ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.exact.evaluate import (
+    Given,
+    Groups,
+    Seeds,
+    Sums,
+    add_bias,
+    blocks,
+    partial_shapes,
+    summed_rows,
+    times_kept,
+)
+from ringspec.exact.head import RowBall, dense, divide, dropped, visible
+from ringspec.exact.integers import (
+    Fixed,
+    at_bits,
+    digits_of,
+    masked_sums,
+    matmul,
+    multiply,
+    transposed,
+    where,
+    zeros,
+)
+from ringspec.exact.logits import Prepared, per_row
+from ringspec.exact.rounding import Ball
+from ringspec.exact.softmax import Weights, given_weights, softmax
+
+Booleans = NDArray[np.bool_]
+Place = tuple[int, int, slice]
+
+
+def scale_balls(
+    prepared: Prepared,
+    seeds: Seeds | None,
+    bits: int,
+    groups: Groups | None = None,
+    by: Given | None = None,
+) -> dict[str, Ball]:
+    """Scales of o, lse [B, H, Sq], and with seeds of dq, dk, dv, dsinks, dbias.
+
+    ``by``: of a block backward, without o and lse. P is then exp(s - lse), and A |delta| stands in
+    the place of sum|dy| O + A |dlse|.
+    """
+    problem = prepared.problem
+    kept = prepared.kept
+    sums = {"o": Sums((*problem.q.shape[:3], problem.v.shape[3])), "lse": Sums(problem.q.shape[:3])}
+    if seeds is not None:
+        for name, x in (("dq", problem.q), ("dk", problem.k), ("dv", problem.v)):
+            sums[name] = Sums(x.shape)
+        sums |= {name: Sums(shape) for name, shape in partial_shapes(problem, groups).items()}
+    for place in blocks(prepared):
+        if by is None:
+            weights = softmax(prepared, *place, bits)
+        else:
+            weights = given_weights(prepared, *place, bits, by.lse[place], by.empty[place])
+        kappa = condition(prepared, weights, place)
+        values = absolute_output(prepared, weights, place)
+        sums["o"].add(place, scaled_rows(values, kappa))
+        sums["lse"].add(place, absolute_lse(weights, kappa))
+        if seeds is not None:
+            block = Block(prepared, weights, kappa, place)
+            row = row_term(block, values, seeds) if by is None else given_term(block, by)
+            add_gradients(sums, block, row, seeds.dy, groups)
+    if by is not None:
+        del sums["o"], sums["lse"]
+    balls = {
+        name: total.ball() if name == "lse" else divide(total.ball(), kept)
+        for name, total in sums.items()
+    }
+    return {
+        name: largest_of_row(ball) if name in ("o", "dq", "dk", "dv") else ball
+        for name, ball in balls.items()
+    }
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of one head: P and kappa [n]."""
+
+    prepared: Prepared
+    weights: Weights
+    kappa: Fixed
+    place: Place
+
+
+def condition(prepared: Prepared, weights: Weights, place: Place) -> Fixed:
+    """kappa [n] of the rows."""
+    b, h, rows = place
+    problem, pairs = prepared.problem, weights.logits
+    q, k = prepared.q.units[b, h, rows], prepared.k.units[b, h // problem.group]
+    sizes = matmul(abs(q), abs(k).T)[pairs.i, pairs.j] * abs(prepared.factor)
+    logit = Fixed(sizes, prepared.q.bits + prepared.k.bits + prepared.scale.bits)
+    if prepared.bias is not None:
+        whole = np.broadcast_to(prepared.bias.units, problem.pairs)[b, h, rows]
+        bits = max(logit.bits, prepared.bias.bits)
+        bias = at_bits(Fixed(abs(whole[pairs.i, pairs.j]), prepared.bias.bits), bits)
+        logit = Fixed(at_bits(logit, bits) + bias, bits)
+    largest = Fixed(per_row(np.maximum, logit.units, pairs, 0), logit.bits)
+    if prepared.sinks is not None:
+        bits = max(largest.bits, prepared.sinks.bits)
+        sink = at_bits(Fixed(abs(prepared.sinks.units[h]), prepared.sinks.bits), bits)
+        largest = Fixed(np.maximum(at_bits(largest, bits), sink.max()), bits)
+    return Fixed(largest.units + (1 << largest.bits), largest.bits)
+
+
+def absolute_output(prepared: Prepared, weights: Weights, place: Place) -> Ball:
+    """O = sum_j P keep |v| of the rows, [n, Dv]."""
+    b, h, rows = place
+    problem, pairs = prepared.problem, weights.logits
+    v, kept = abs(prepared.v.units[b, h // problem.group]), problem.kept(b, h, rows)
+    shape = (weights.error.size, len(v))
+    middle = matmul(dense(dropped(weights.p, pairs, kept), pairs, shape), v)
+    radius = weights.error[:, None] * masked_sums(visible(pairs, shape, kept), v)
+    return Ball(middle, radius, weights.bits + prepared.v.bits)
+
+
+def scaled_rows(ball: Ball, kappa: Fixed) -> Ball:
+    """Each row times its kappa."""
+    factor = kappa.units.reshape(-1, *[1] * (ball.middle.ndim - 1))
+    return Ball(ball.middle * factor, ball.radius * factor, ball.bits + kappa.bits)
+
+
+def absolute_lse(weights: Weights, kappa: Fixed) -> Ball:
+    """kappa + |lse|; an empty row's lse counts as 0."""
+    lse = weights.lse
+    bits = max(lse.bits, kappa.bits)
+    up = bits - lse.bits
+    return Ball((abs(lse.middle) << up) + at_bits(kappa, bits), lse.radius << up, bits)
+
+
+def add_gradients(
+    sums: dict[str, Sums], block: Block, row: Ball, seed: Fixed, groups: Groups | None
+) -> None:
+    """This block's part in the scales of the gradients; row [n] from row_term, seed = dy."""
+    prepared, weights, place = block.prepared, block.weights, block.place
+    b, h, rows = place
+    problem, pairs = prepared.problem, weights.logits
+    kv, kept = h // problem.group, problem.kept(b, h, rows)
+    q, k = abs(prepared.q.units[b, h, rows]), abs(prepared.k.units[b, kv])
+    dy = abs(seed.units[b, h, rows])
+    shape = (weights.error.size, len(k))
+    flat = weighted(block, row, seed)
+    a = scaled_rows(flat_rows(flat, pairs.i), Fixed(block.kappa.units[pairs.i], block.kappa.bits))
+    row_error = flat.radius * block.kappa.units
+    mask = visible(pairs, shape, None)
+    matrix = digits_of(dense(a.middle, pairs, shape))
+    scale, bits = abs(prepared.factor), a.bits + prepared.scale.bits
+    sums["dq"].add(
+        place,
+        Ball(
+            multiply(matrix, digits_of(k)) * scale,
+            row_error[:, None] * masked_sums(mask, k) * scale,
+            bits + prepared.k.bits,
+        ),
+    )
+    sums["dk"].add(
+        (b, kv),
+        Ball(
+            multiply(transposed(matrix), digits_of(q)) * scale,
+            masked_sums(mask.T, row_error[:, None] * q) * scale,
+            bits + prepared.q.bits,
+        ),
+    )
+    p = dense(dropped(weights.p, pairs, kept), pairs, shape)
+    by_kappa = block.kappa.units[:, None] * dy
+    sums["dv"].add(
+        (b, kv),
+        Ball(
+            matmul(p.T, by_kappa),
+            masked_sums(visible(pairs, shape, kept).T, weights.error[:, None] * by_kappa),
+            weights.bits + block.kappa.bits + seed.bits,
+        ),
+    )
+    everything = np.ones(weights.error.size, dtype=np.bool_)
+    choices: list[tuple[str, tuple[int, ...], Booleans]] = [("", (), everything)]
+    if groups is not None:
+        of_row = groups.of_row[rows]
+        choices += [("_parts", (group,), of_row == group) for group in range(groups.count)]
+    for suffix, before, chosen in choices:
+        if "dsinks" + suffix in sums:
+            part = summed_rows(sink_part(weights, scaled_rows(row, block.kappa)), chosen)
+            sums["dsinks" + suffix].add((*before, h), part)
+        if "dbias" + suffix in sums:
+            add_bias(sums["dbias" + suffix], before, prepared, weights, a, place, chosen)
+
+
+def flat_rows(x: RowBall, i: NDArray) -> Ball:
+    return Ball(x.middle, x.radius[i], x.bits)
+
+
+def row_term(block: Block, values: Ball, seeds: Seeds) -> Ball:
+    """sum|dy| O + A|dlse| of each row [n]; 0 in an empty row, which sends no gradient."""
+    b, h, rows = block.place
+    dy = abs(seeds.dy.units[b, h, rows])
+    a_dlse = times_kept(seeds.dlse[b, h, rows], block.prepared.kept)
+    bits = max(seeds.dy.bits + values.bits, a_dlse.bits)
+    up = bits - seeds.dy.bits - values.bits
+    middle = (dy * values.middle).sum(axis=1, initial=0) << up
+    radius = (dy * values.radius).sum(axis=1, initial=0) << up
+    middle = middle + abs(at_bits(a_dlse, bits))
+    return Ball(where(block.weights.empty, 0, middle), radius, bits)
+
+
+def given_term(block: Block, by: Given) -> Ball:
+    """A|delta| of each row [n]."""
+    delta = times_kept(by.delta[block.place], block.prepared.kept)
+    middle = where(block.weights.empty, 0, abs(delta.units))
+    return Ball(middle, zeros(middle.shape), delta.bits)
+
+
+def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
+    """a A of the visible pairs."""
+    prepared, weights = block.prepared, block.weights
+    b, h, rows = block.place
+    problem, pairs = prepared.problem, weights.logits
+    v, kept = abs(prepared.v.units[b, h // problem.group]), problem.kept(b, h, rows)
+    g = dropped(matmul(abs(seed.units[b, h, rows]), v.T)[pairs.i, pairs.j], pairs, kept)
+    g_bits = seed.bits + prepared.v.bits
+    bits = max(row.bits, g_bits)
+    sizes = (g << (bits - g_bits)) + (row.middle << (bits - row.bits))[pairs.i]
+    a = (weights.p * sizes) >> bits
+    largest = per_row(np.maximum, sizes, pairs, 0)
+    bound = weights.error * largest + (row.radius << (bits - row.bits + weights.bits))
+    radius = where(largest == 0, 0, (bound >> bits) + 2)
+    return RowBall(a, radius, weights.bits)
+
+
+def sink_part(weights: Weights, row: Ball) -> Ball:
+    """P_sink times a number of each row, [n, N]."""
+    radius = weights.error * row.middle + (row.radius << weights.bits)
+    return Ball(
+        weights.sinks * row.middle[:, None],
+        radius[:, None] + 0 * weights.sinks,
+        weights.bits + row.bits,
+    )
+
+
+def largest_of_row(ball: Ball) -> Ball:
+    """The largest over the last axis: between the largest lower and the largest upper end."""
+    if ball.middle.shape[-1] == 0:
+        nothing = zeros(ball.middle.shape[:-1])
+        return Ball(nothing, nothing, ball.bits)
+    low = (ball.middle - ball.radius).max(axis=-1)
+    high = (ball.middle + ball.radius).max(axis=-1)
+    return Ball(low + high, high - low, ball.bits + 1)

@@ -1,0 +1,139 @@
+"""P and lse of some rows of one head, with the error of each row.
+
+Let m be the largest computed logit of the row (a definite number, whatever its own error), e_j =
+exp(s_j - m) the true terms (keys and sinks, n of them) and z their sum. In units of 2**-F:
+
+1. Terms. Without soft cap s_j - m is exact and exp is off by at most 2. With it, s_j is off by at
+   most 1 unit, and exp(s_j - m) <= e**(2**-F), so that e_j is off by less than 2 + 2 = 4. Call the
+   bound eps. The sum of the terms is off by at most n eps. The term of the maximum is computed as
+   exactly 1, and its true value is at least exp(-2**-F): so z >= 1/2.
+2. P. E/Z - e/z = (E - e)/z + (E/Z)(z - Z)/z, of size <= (eps + n eps)/z <= 2 (n + 1) eps; rounding
+   the quotient down adds 1. The same holds for the shares of the sinks.
+3. lse = m + log z: log is off by at most 2, and log Z - log z by at most n eps / min(Z, z) <= 2 n eps.
+
+A row whose logits (and sinks) are all equal has E = 2**F exactly, so P = 1/n is off by less than 1,
+or exact where n divides 2**F; in particular a row with one key has P = 1 exactly. Such a row's lse
+is m + log n, where only log n (and m, with a soft cap) is not exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import ShapeError
+from ringspec.exact.elementary import EXP_ERROR, LOG_ERROR, exp, log
+from ringspec.exact.integers import Fixed, Units, at_bits, objects, where, zeros
+from ringspec.exact.logits import Logits, Prepared, logits, per_row
+from ringspec.exact.rounding import Ball
+
+LARGEST_ROW = 1 << 30  # log wants sums below 2**31
+
+
+@dataclass(frozen=True)
+class Weights:
+    """P of the visible pairs, flat, and of the sinks [n, N], in units of 2**-bits.
+
+    ``error`` [n] bounds the error of every P of a row in these units. ``lse`` [n] is 0 where
+    ``empty``.
+    """
+
+    logits: Logits
+    p: Units
+    sinks: Units
+    error: Units
+    bits: int
+    lse: Ball
+    empty: NDArray[np.bool_]
+
+
+def softmax(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Weights:
+    """P and lse of rows of query head h in batch b, for F = bits."""
+    pairs = logits(prepared, b, h, rows, bits)
+    n = pairs.count.size
+    sink_logits = Fixed(zeros((0,)), 0)
+    if prepared.sinks is not None:
+        sink_logits = prepared.sinks[h]
+    terms = pairs.count + sink_logits.units.size
+    if terms.max(initial=0) > LARGEST_ROW:
+        raise ShapeError(f"at most {LARGEST_ROW} keys", str(terms.max()), "use fewer keys")
+    scale = max(pairs.s_bits, sink_logits.bits)
+    s = at_bits(Fixed(pairs.s, pairs.s_bits), scale)
+    sink = at_bits(sink_logits, scale)
+    m = largest(s, sink, pairs)
+    e = objects(exp((s - m[pairs.i]).tolist(), scale, bits), s.shape)
+    to_sinks = (sink[None, :] - m[:, None]) if sink.size else zeros((n, 0))
+    e_sinks = objects(exp(to_sinks.ravel().tolist(), scale, bits), to_sinks.shape)
+    total = per_row(np.add, e, pairs, 0) + e_sinks.sum(axis=1, initial=0)
+    empty = terms == 0
+    uniform = all_equal(pairs, m, sink, prepared.softcap is not None)
+    eps = where(uniform, 0, EXP_ERROR + 2 * pairs.error)
+    safe = where(empty, 1, total)
+    p = (e << bits) // safe[pairs.i]
+    inexact = [int((1 << bits) % max(count, 1) != 0) for count in terms.tolist()]
+    error = where(uniform, objects(inexact, (n,)), 2 * (terms + 1) * eps + 1)
+    error[empty] = 0
+    log_z = objects(log(where(empty, 1 << bits, total).tolist(), bits), (n,))
+    if prepared.softcap is not None:
+        eps[:] = EXP_ERROR + 2 * pairs.error
+    exact_log = empty | ((eps == 0) & (total == 1 << bits))
+    log_error = where(exact_log, 0, LOG_ERROR + 2 * terms * eps)
+    lse = added(Fixed(m, scale), Fixed(log_z, bits), log_error, empty)
+    return Weights(pairs, p, (e_sinks << bits) // safe[:, None], error, bits, lse, empty)
+
+
+def largest(s: Units, sink: Units, pairs: Logits) -> Units:
+    """The largest logit of each row, sinks included; 0 for a row without any."""
+    floor = min(int(s.min(initial=0)), int(sink.min(initial=0)))
+    m = per_row(np.maximum, s, pairs, floor)
+    if sink.size:
+        return np.maximum(m, sink.max())
+    m[pairs.count == 0] = 0
+    return m
+
+
+def all_equal(pairs: Logits, m: Units, sink: Units, has_softcap: bool) -> NDArray[np.bool_]:
+    """Rows whose logits are provably all the same number; z decides, which is exact."""
+    low, high = (per_row(f, pairs.z, pairs, 0) for f in (np.minimum, np.maximum))
+    same = low == high
+    if sink.size == 0:
+        return same.astype(np.bool_)
+    if has_softcap or not (sink == sink[0]).all():  # unless the sinks are alone
+        return np.zeros(same.shape, dtype=np.bool_)
+    lowest = per_row(np.minimum, pairs.s, pairs, 0)
+    return np.where(pairs.count == 0, True, same & (lowest == m) & (sink[0] == m)).astype(np.bool_)
+
+
+def added(m: Fixed, log_z: Fixed, error: Units, empty: NDArray[np.bool_]) -> Ball:
+    """m + log z; the error is in units of log z."""
+    bits = max(m.bits, log_z.bits)
+    middle = at_bits(m, bits) + at_bits(log_z, bits)
+    return Ball(where(empty, 0, middle), error << (bits - log_z.bits), bits)
+
+
+def given_weights(
+    prepared: Prepared, b: int, h: int, rows: slice, bits: int, lse: Fixed, empty: NDArray[np.bool_]
+) -> Weights:
+    """P = exp(s - lse) with an lse [n] that the caller gives, exactly (BWD-11).
+
+    s - lse is exact without soft cap, so P is off by at most 2 units. With it s is off by at most 1
+    unit of 2**-F, which moves P by less than 2 max(P, 1) units.
+    """
+    pairs = logits(prepared, b, h, rows, bits)
+    sink_logits = Fixed(zeros((0,)), 0) if prepared.sinks is None else prepared.sinks[h]
+    scale = max(pairs.s_bits, sink_logits.bits, lse.bits)
+    shift = at_bits(lse, scale)
+    there = ~empty[pairs.i]
+    x = at_bits(Fixed(pairs.s, pairs.s_bits), scale) - shift[pairs.i]
+    p = zeros(x.shape)
+    p[there] = exp(x[there].tolist(), scale, bits)
+    to_sinks = at_bits(sink_logits, scale)[None, :] - shift[:, None]
+    p_sinks = objects(exp(to_sinks.ravel().tolist(), scale, bits), to_sinks.shape)
+    p_sinks[empty] = 0
+    one = 1 << bits
+    error = EXP_ERROR + pairs.error * 2 * (1 + per_row(np.maximum, p, pairs, 0) // one)
+    error[empty] = 0
+    given = Ball(shift, zeros(shift.shape), scale)
+    return Weights(pairs, p, p_sinks, error.astype(object), bits, given, empty)

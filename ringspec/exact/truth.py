@@ -1,0 +1,244 @@
+"""The public functions: correctly rounded results of a problem, in every format that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import NonFiniteError, OptionError, ShapeError, shown
+from ringspec.exact.evaluate import (
+    Groups,
+    Seeds,
+    backward_balls,
+    block_backward_balls,
+    forward_balls,
+    given,
+)
+from ringspec.exact.integers import fixed
+from ringspec.exact.logits import prepare
+from ringspec.exact.problem import Array, Problem, check_array
+from ringspec.exact.rational import Prover
+from ringspec.exact.rounding import Ball
+from ringspec.exact.row_scale import scale_balls
+from ringspec.exact.ziv import LADDER, SCALE_LADDER, Tensors, ladder_for, settle
+from ringspec.formats import format_of
+
+
+@dataclass(frozen=True)
+class Truth:
+    """``tensors[name][format]`` in the format's storage dtype; ``scales[name]`` in float64."""
+
+    tensors: Tensors
+    scales: dict[str, NDArray] = field(default_factory=dict)
+
+
+def forward(
+    problem: Problem, formats: Sequence[str] = ("float64",), *, scales: bool = False
+) -> Truth:
+    """o [B, H, Sq, Dv] and lse [B, H, Sq], each correctly rounded to each format.
+
+    ``scales``: also the row scales of o and lse, [B, H, Sq]. An empty row has o = 0, lse = -inf.
+    Raises UndecidedError where an element cannot be decided.
+
+    >>> q = np.zeros((1, 1, 1, 2)); v = np.array([[[[1.0], [2.0], [4.0]]]])
+    >>> truth = forward(Problem(q, np.ones((1, 1, 3, 2)), v, 1.0), ("float64", "bfloat16"))
+    >>> truth.tensors["o"]["float64"].item(), float(truth.tensors["o"]["bfloat16"].item())
+    (2.3333333333333335, 2.328125)
+    """
+    names = check_formats(formats)
+    prepared = prepare(problem)
+    ladder = ladder_for(LADDER, problem.v)
+    tensors = settle(lambda bits: forward_balls(prepared, bits), names, ladder, Prover(problem))
+    result = Truth(with_empty_rows(tensors, problem))
+    if not scales:
+        return result
+    return replace(
+        result, scales=settled_scales(lambda bits: scale_balls(prepared, None, bits), problem.v)
+    )
+
+
+def backward(
+    problem: Problem,
+    dy: Array,
+    dlse: Array | None = None,
+    formats: Sequence[str] = ("float64",),
+    *,
+    scales: bool = False,
+    row_groups: NDArray | None = None,
+    groups: int = 0,
+) -> Truth:
+    """o, lse and dq, dk, dv, dsinks [H, N], dbias (in bias's shape), each correctly rounded.
+
+    dy [B, H, Sq, Dv] and dlse [B, H, Sq] float64. ``row_groups`` [Sq] with ``groups`` = W: the worker
+    of each query row (-1: none); then also ``dsinks_parts`` [W, H, N] and, where bias is broadcast
+    over rows, ``dbias_parts`` [W, ...], the sums over each worker's own rows.
+
+    >>> q = k = np.zeros((1, 1, 2, 1)); v = np.array([[[[1.0], [3.0]]]])
+    >>> truth = backward(Problem(q, k, v, 1.0), np.ones((1, 1, 2, 1)))
+    >>> truth.tensors["dv"]["float64"].ravel().tolist(), truth.tensors["dq"]["float64"].max().item()
+    ([1.0, 1.0], 0.0)
+    """
+    names = check_formats(formats)
+    dlse = check_seeds(problem, dy, dlse, "dlse")
+    split = check_groups(problem, row_groups, groups)
+    prepared, seeds = prepare(problem), Seeds(fixed(dy), fixed(dlse))
+    tensors = settle(
+        lambda bits: backward_balls(prepared, seeds, bits, split),
+        names,
+        ladder_for(LADDER, *factors(problem), dy),
+        Prover(problem, dy, dlse, row_groups),
+    )
+    result = Truth(with_empty_rows(tensors, problem))
+    if not scales:
+        return result
+    return replace(
+        result,
+        scales=settled_scales(
+            lambda bits: scale_balls(prepared, seeds, bits, split), *factors(problem), dy
+        ),
+    )
+
+
+def block_backward(
+    problem: Problem,
+    dy: Array,
+    lse: Array,
+    delta: Array,
+    formats: Sequence[str] = ("float64",),
+    *,
+    scales: bool = False,
+    row_groups: NDArray | None = None,
+    groups: int = 0,
+) -> Truth:
+    """Gradients with lse and delta [B, H, Sq] of the whole rows as given: p = exp(s - lse).
+
+    lse may be -inf (an empty row). Otherwise as :func:`backward`, without o and lse.
+
+    >>> q = k = np.zeros((1, 1, 1, 1)); v = dy = np.ones((1, 1, 1, 1))
+    >>> truth = block_backward(Problem(q, k, v, 1.0), dy, np.ones((1, 1, 1)), np.zeros((1, 1, 1)))
+    >>> truth.tensors["dv"]["float64"].item()  # 1/e
+    0.36787944117144233
+    """
+    names = check_formats(formats)
+    finite = np.where(np.isneginf(lse), 0.0, lse)
+    check_seeds(problem, dy, finite, "lse")
+    delta = check_seeds(problem, dy, delta, "delta")
+    split = check_groups(problem, row_groups, groups)
+    prepared, seed, by = prepare(problem), fixed(dy), given(lse, delta)
+    tensors = settle(
+        lambda bits: block_backward_balls(prepared, seed, by, bits, split),
+        names,
+        ladder_for(LADDER, *factors(problem), dy),
+        unproven,
+    )
+    if not scales:
+        return Truth(tensors)
+    seeds = Seeds(seed, fixed(np.zeros_like(delta)))
+    return Truth(
+        tensors,
+        settled_scales(
+            lambda bits: scale_balls(prepared, seeds, bits, split, by), *factors(problem), dy
+        ),
+    )
+
+
+def merge(
+    o: Array, lse: Array, formats: Sequence[str] = ("float64",), *, scales: bool = False
+) -> Truth:
+    """Merge of normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (natural log, or -inf).
+
+    lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n: that is attention of one query per row over N
+    keys with logits lse_n and values o_n, and it is evaluated as such; so are its row scales.
+
+    >>> truth = merge(np.array([1.0, 3.0]).reshape(2, 1, 1, 1, 1), np.zeros((2, 1, 1, 1)))
+    >>> truth.tensors["o"]["float64"].item()
+    2.0
+    """
+    if o.ndim != 5 or lse.shape != o.shape[:4]:
+        raise ShapeError(
+            "o [N, B, H, S, Dv] and lse [N, B, H, S]",
+            f"shapes {o.shape} and {lse.shape}",
+            "stack the parts along a first axis",
+        )
+    if np.isnan(lse).any() or np.isposinf(lse).any():
+        raise NonFiniteError("an lse that is finite or -inf", "NaN or +inf", "mark empty with -inf")
+    parts, batch, heads, length, width = o.shape
+    rows = batch * heads * length  # each row becomes a batch of its own
+    v = np.moveaxis(o, 0, 3).reshape(rows, 1, parts, width)
+    bias = np.moveaxis(lse, 0, 3).reshape(rows, 1, 1, parts)
+    nothing = np.zeros((rows, 1, 1, 1))
+    problem = Problem(nothing, np.zeros((rows, 1, parts, 1)), v, 1.0, bias=bias)
+    truth = forward(problem, formats, scales=scales)
+    shape = (batch, heads, length)
+    return Truth(
+        {
+            "o": {name: x.reshape(*shape, width) for name, x in truth.tensors["o"].items()},
+            "lse": {name: x.reshape(shape) for name, x in truth.tensors["lse"].items()},
+        },
+        {name: x.reshape(shape) for name, x in truth.scales.items()},
+    )
+
+
+def unproven(tensor: str, index: tuple[int, ...]) -> Fraction | None:
+    """A block backward's P is an exponential of given numbers: nothing is proven rational."""
+    return None
+
+
+def factors(problem: Problem) -> tuple[NDArray | float, ...]:
+    """What multiplies P in the gradients."""
+    return problem.q, problem.k, problem.v, problem.scale
+
+
+def settled_scales(
+    evaluate: Callable[[int], dict[str, Ball]], *by: NDArray | float
+) -> dict[str, NDArray]:
+    tensors = settle(evaluate, ("float64",), ladder_for(SCALE_LADDER, *by), unproven)
+    return {name: values["float64"] for name, values in tensors.items()}
+
+
+def with_empty_rows(tensors: Tensors, problem: Problem) -> Tensors:
+    """lse = -inf where a row sees no key and has no sink."""
+    if problem.sinks is not None and problem.sinks.shape[1] > 0:
+        return tensors
+    batch, heads = problem.q.shape[:2]
+    for b in range(batch):
+        for h in range(heads):
+            empty = ~problem.mask(b, h, slice(None)).any(axis=1)
+            for values in tensors["lse"].values():
+                values[b, h, empty] = -np.inf
+    return tensors
+
+
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(formats))
+    if isinstance(formats, str) or not names:
+        raise OptionError("a list of formats", shown(formats), "pass ('float64', 'bfloat16')")
+    for name in names:
+        if not format_of(name).has_infinity:
+            raise OptionError("formats with an infinity", name, "choose bfloat16 or float16")
+    return names
+
+
+def check_seeds(problem: Problem, dy: Array, per_row: Array | None, what: str) -> Array:
+    """dy of o's shape and one number per query row, both finite."""
+    check_array(dy, "dy", (*problem.q.shape[:3], problem.v.shape[3]))
+    if per_row is None:
+        return np.zeros(problem.q.shape[:3])
+    check_array(per_row, what, problem.q.shape[:3])
+    return per_row
+
+
+def check_groups(problem: Problem, of_row: NDArray | None, count: int) -> Groups | None:
+    if of_row is None:
+        return None
+    if of_row.shape != problem.q.shape[2:3] or of_row.dtype.kind != "i" or of_row.max() >= count:
+        raise ShapeError(
+            f"one group below {count} for each query row",
+            f"{of_row.dtype} of shape {of_row.shape}",
+            "pass integers [Sq] and groups=W",
+        )
+    return Groups(of_row, count)

@@ -1,0 +1,133 @@
+"""Ziv's strategy: evaluate with F bits, round what is decided, go on with more bits for the rest.
+
+Source: A. Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last
+bit" (ACM TOMS 17, 1991), https://doi.org/10.1145/114697.116813.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import UndecidedError
+from ringspec.exact.elementary import MOST_BITS
+from ringspec.exact.integers import objects
+from ringspec.exact.rounding import Ball, round_ball
+from ringspec.formats import format_of
+
+LADDER = (256, 640, 1408)
+SCALE_LADDER = (128, 256, 640, 1408)
+FINE = 4096  # bits at which an exact fraction is cut: finer than any format
+
+
+def ladder_for(base: tuple[int, ...], *factors: NDArray | float) -> tuple[int, ...]:
+    """The numbers of bits to try for results that are products of these factors.
+
+    2**-F is an absolute error, before the exact products with the inputs. With 1408 bits it is below
+    the least float64 subnormal 2**-1074 by far; inputs above 1 take as many bits away as they have.
+
+    >>> ladder_for((256, 640, 1408), np.array([0.5]), 2.0**100)
+    (256, 640, 1509)
+    """
+    largest = [float(np.abs(x).max(initial=0.0)) for x in factors]
+    above_one = sum(max(0, math.frexp(x)[1]) for x in largest)
+    return (*base[:-1], min(base[-1] + above_one, MOST_BITS))
+
+
+Tensors = dict[str, dict[str, NDArray]]
+Prover = Callable[[str, tuple[int, ...]], Fraction | None]
+
+
+@dataclass
+class Progress:
+    """Values so far and where they are decided, by format; one tensor."""
+
+    values: dict[str, NDArray]
+    decided: dict[str, NDArray[np.bool_]]
+
+    def take(self, ball: Ball, names: tuple[str, ...]) -> None:
+        """Fill in what this ball decides. What was decided before stays: it is the same number."""
+        open_places = ~np.logical_and.reduce([self.decided[name] for name in names])
+        part = Ball(ball.middle[open_places], ball.radius[open_places], ball.bits)
+        for name, rounded in round_ball(part, names).items():
+            fresh = rounded.decided & ~self.decided[name][open_places]
+            values, decided = self.values[name][open_places], self.decided[name][open_places]
+            self.values[name][open_places] = np.where(fresh, rounded.values, values)
+            self.decided[name][open_places] = decided | fresh
+
+    def left(self) -> list[tuple[int, ...]]:
+        """Indices at which some format is undecided."""
+        undecided = ~np.logical_and.reduce(list(self.decided.values()))
+        return [tuple(int(n) for n in index) for index in np.argwhere(undecided)]
+
+
+def settle(
+    evaluate: Callable[[int], dict[str, Ball]],
+    names: tuple[str, ...],
+    ladder: tuple[int, ...],
+    prove: Prover,
+) -> Tensors:
+    """Every tensor of ``evaluate(F)`` correctly rounded to each named format, in storage dtypes.
+
+    ``prove(tensor, index)`` gives the value of an element as a fraction, where it can be proven to
+    be rational: only such elements can lie on a midpoint of a format for ever. Raises UndecidedError
+    for an element that neither is proven nor decided with the last F.
+    """
+    progress: dict[str, Progress] = {}
+    for bits in ladder:
+        for tensor, ball in evaluate(bits).items():
+            if tensor not in progress:
+                progress[tensor] = start(ball.middle.shape, names)
+            progress[tensor].take(ball, names)
+        for tensor, state in progress.items():
+            for index in state.left():
+                value = prove(tensor, index)
+                if value is not None:
+                    take_fraction(state, index, value, names)
+        if not any(state.left() for state in progress.values()):
+            return {tensor: stored(state, names) for tensor, state in progress.items()}
+    raise refusal(progress, ladder[-1])
+
+
+def start(shape: tuple[int, ...], names: tuple[str, ...]) -> Progress:
+    return Progress(
+        {name: np.full(shape, np.nan) for name in names},
+        {name: np.zeros(shape, dtype=np.bool_) for name in names},
+    )
+
+
+def take_fraction(
+    state: Progress, index: tuple[int, ...], value: Fraction, names: tuple[str, ...]
+) -> None:
+    """Round a rational number: as a dyadic one where it is, else between its two neighbours."""
+    raised = value * (1 << FINE)
+    below = raised.numerator // raised.denominator
+    radius = 0 if raised.denominator == 1 else 1
+    for name, rounded in round_ball(
+        Ball(objects([below], (1,)), objects([radius], (1,)), FINE), names
+    ).items():
+        if rounded.decided[0]:
+            state.values[name][index] = rounded.values[0]
+            state.decided[name][index] = True
+
+
+def stored(state: Progress, names: tuple[str, ...]) -> dict[str, NDArray]:
+    """The values in the storage dtype of each format; they are exact in it already."""
+    with np.errstate(over="ignore"):
+        return {name: state.values[name].astype(format_of(name).dtype) for name in names}
+
+
+def refusal(progress: dict[str, Progress], bits: int) -> UndecidedError:
+    counts = {tensor: len(state.left()) for tensor, state in progress.items() if state.left()}
+    tensor = next(iter(counts))
+    return UndecidedError(
+        f"results that {bits} bits decide, or that are provably rational",
+        f"{sum(counts.values())} undecided elements ({counts}), the first {tensor}"
+        f"{list(progress[tensor].left()[0])}",
+        "change the inputs: this value may lie exactly between two numbers of the format",
+    )
