@@ -10,6 +10,7 @@ here, from exact integers; each needs only that P of a row sums to 1 (with the s
 - dz: where P of the row is 1/n; or where every dp - delta + dlse of the row is 0 because all dp are
   equal (and there is no sink, or they are 0). With a soft cap dz is rational where ds = 0 or z = 0.
 - dbias with a broadcast key axis: sum_j ds = dlse over a row with keys, without sinks and soft cap.
+- dq where all visible k are one number: scale k sum_j ds = scale k dlse, under the same conditions.
 - dq, dk, dv, dbias, dsinks: sums in which every term is rational or has a factor 0.
 
 What is not proven here is not claimed to be irrational: it is refused if no precision decides it.
@@ -164,12 +165,13 @@ class Prover:
 
     def dq(self, index: tuple[int, ...]) -> Fraction | None:
         b, h, i, d = index
+        row, scale = self.row(b, h, i), Fraction(self.problem.scale)
+        k = fractions(self.problem.k[b, h // self.problem.group, row.j, d])
+        if len(set(k)) == 1 and not row.sinks and not row.capped:
+            assert self.dlse is not None
+            return scale * k[0] * Fraction(float(self.dlse[b, h, i]))
         found = self.score_gradients(b, h, i)
-        if found is None:
-            return None
-        k = self.problem.k[b, h // self.problem.group, :, d]
-        row = self.row(b, h, i)
-        return Fraction(self.problem.scale) * dot(found[0], fractions(k[row.j]))
+        return None if found is None else scale * dot(found[0], k)
 
     def dk(self, index: tuple[int, ...]) -> Fraction | None:
         b, kv, j, d = index

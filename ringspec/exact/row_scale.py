@@ -120,7 +120,7 @@ def condition(prepared: Prepared, weights: Weights, place: Place) -> Fixed:
         bias = at_bits(Fixed(abs(whole[pairs.i, pairs.j]), prepared.bias.bits), bits)
         logit = Fixed(at_bits(logit, bits) + bias, bits)
     largest = Fixed(per_row(np.maximum, logit.units, pairs, 0), logit.bits)
-    if prepared.sinks is not None:
+    if prepared.sinks is not None and prepared.sinks.units.size:
         bits = max(largest.bits, prepared.sinks.bits)
         sink = at_bits(Fixed(abs(prepared.sinks.units[h]), prepared.sinks.bits), bits)
         largest = Fixed(np.maximum(at_bits(largest, bits), sink.max()), bits)

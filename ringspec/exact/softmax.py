@@ -68,7 +68,7 @@ def softmax(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Weigh
     e_sinks = objects(exp(to_sinks.ravel().tolist(), scale, bits), to_sinks.shape)
     total = per_row(np.add, e, pairs, 0) + e_sinks.sum(axis=1, initial=0)
     empty = terms == 0
-    uniform = all_equal(pairs, m, sink, prepared.softcap is not None)
+    uniform = all_equal(pairs, s, m, sink, prepared.softcap is not None)
     eps = where(uniform, 0, EXP_ERROR + 2 * pairs.error)
     safe = where(empty, 1, total)
     p = (e << bits) // safe[pairs.i]
@@ -94,16 +94,23 @@ def largest(s: Units, sink: Units, pairs: Logits) -> Units:
     return m
 
 
-def all_equal(pairs: Logits, m: Units, sink: Units, has_softcap: bool) -> NDArray[np.bool_]:
-    """Rows whose logits are provably all the same number; z decides, which is exact."""
+def all_equal(
+    pairs: Logits, s: Units, m: Units, sink: Units, has_softcap: bool
+) -> NDArray[np.bool_]:
+    """Rows whose terms are provably all the same number; s, m and sink have one exponent.
+
+    Keys are compared by z, which is exact. A capped logit is never provably equal to a sink.
+    """
     low, high = (per_row(f, pairs.z, pairs, 0) for f in (np.minimum, np.maximum))
-    same = low == high
+    same = (low == high).astype(np.bool_)
     if sink.size == 0:
-        return same.astype(np.bool_)
-    if has_softcap or not (sink == sink[0]).all():  # unless the sinks are alone
-        return np.zeros(same.shape, dtype=np.bool_)
-    lowest = per_row(np.minimum, pairs.s, pairs, 0)
-    return np.where(pairs.count == 0, True, same & (lowest == m) & (sink[0] == m)).astype(np.bool_)
+        return same
+    sinks_at_m = (sink[None, :] == m[:, None]).all(axis=1).astype(np.bool_)
+    alone = pairs.count == 0
+    if has_softcap:
+        return sinks_at_m & alone
+    keys_at_m = (per_row(np.minimum, s, pairs, 0) == m).astype(np.bool_)
+    return sinks_at_m & (alone | (same & keys_at_m))
 
 
 def added(m: Fixed, log_z: Fixed, error: Units, empty: NDArray[np.bool_]) -> Ball:

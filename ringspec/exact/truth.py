@@ -24,7 +24,7 @@ from ringspec.exact.problem import Array, Problem, check_array
 from ringspec.exact.rational import Prover
 from ringspec.exact.rounding import Ball
 from ringspec.exact.row_scale import scale_balls
-from ringspec.exact.ziv import LADDER, SCALE_LADDER, Tensors, ladder_for, settle
+from ringspec.exact.ziv import LADDER, SCALE_LADDER, Names, Tensors, ladder_for, settle
 from ringspec.formats import format_of
 
 
@@ -37,10 +37,15 @@ class Truth:
 
 
 def forward(
-    problem: Problem, formats: Sequence[str] = ("float64",), *, scales: bool = False
+    problem: Problem,
+    formats: Sequence[str] = ("float64",),
+    *,
+    statistics: Sequence[str] | None = None,
+    scales: bool = False,
 ) -> Truth:
     """o [B, H, Sq, Dv] and lse [B, H, Sq], each correctly rounded to each format.
 
+    ``statistics``: formats of lse and dsinks, here and below, where they are others than ``formats``.
     ``scales``: also the row scales of o and lse, [B, H, Sq]. An empty row has o = 0, lse = -inf.
     Raises UndecidedError where an element cannot be decided.
 
@@ -49,7 +54,7 @@ def forward(
     >>> truth.tensors["o"]["float64"].item(), float(truth.tensors["o"]["bfloat16"].item())
     (2.3333333333333335, 2.328125)
     """
-    names = check_formats(formats)
+    names = check_formats(formats, statistics)
     prepared = prepare(problem)
     ladder = ladder_for(LADDER, problem.v)
     tensors = settle(lambda bits: forward_balls(prepared, bits), names, ladder, Prover(problem))
@@ -67,6 +72,7 @@ def backward(
     dlse: Array | None = None,
     formats: Sequence[str] = ("float64",),
     *,
+    statistics: Sequence[str] | None = None,
     scales: bool = False,
     row_groups: NDArray | None = None,
     groups: int = 0,
@@ -82,7 +88,7 @@ def backward(
     >>> truth.tensors["dv"]["float64"].ravel().tolist(), truth.tensors["dq"]["float64"].max().item()
     ([1.0, 1.0], 0.0)
     """
-    names = check_formats(formats)
+    names = check_formats(formats, statistics)
     dlse = check_seeds(problem, dy, dlse, "dlse")
     split = check_groups(problem, row_groups, groups)
     prepared, seeds = prepare(problem), Seeds(fixed(dy), fixed(dlse))
@@ -110,6 +116,7 @@ def block_backward(
     delta: Array,
     formats: Sequence[str] = ("float64",),
     *,
+    statistics: Sequence[str] | None = None,
     scales: bool = False,
     row_groups: NDArray | None = None,
     groups: int = 0,
@@ -123,7 +130,7 @@ def block_backward(
     >>> truth.tensors["dv"]["float64"].item()  # 1/e
     0.36787944117144233
     """
-    names = check_formats(formats)
+    names = check_formats(formats, statistics)
     finite = np.where(np.isneginf(lse), 0.0, lse)
     check_seeds(problem, dy, finite, "lse")
     delta = check_seeds(problem, dy, delta, "delta")
@@ -147,7 +154,12 @@ def block_backward(
 
 
 def merge(
-    o: Array, lse: Array, formats: Sequence[str] = ("float64",), *, scales: bool = False
+    o: Array,
+    lse: Array,
+    formats: Sequence[str] = ("float64",),
+    *,
+    statistics: Sequence[str] | None = None,
+    scales: bool = False,
 ) -> Truth:
     """Merge of normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (natural log, or -inf).
 
@@ -172,7 +184,7 @@ def merge(
     bias = np.moveaxis(lse, 0, 3).reshape(rows, 1, 1, parts)
     nothing = np.zeros((rows, 1, 1, 1))
     problem = Problem(nothing, np.zeros((rows, 1, parts, 1)), v, 1.0, bias=bias)
-    truth = forward(problem, formats, scales=scales)
+    truth = forward(problem, formats, statistics=statistics, scales=scales)
     shape = (batch, heads, length)
     return Truth(
         {
@@ -196,7 +208,7 @@ def factors(problem: Problem) -> tuple[NDArray | float, ...]:
 def settled_scales(
     evaluate: Callable[[int], dict[str, Ball]], *by: NDArray | float
 ) -> dict[str, NDArray]:
-    tensors = settle(evaluate, ("float64",), ladder_for(SCALE_LADDER, *by), unproven)
+    tensors = settle(evaluate, lambda tensor: ("float64",), ladder_for(SCALE_LADDER, *by), unproven)
     return {name: values["float64"] for name, values in tensors.items()}
 
 
@@ -213,7 +225,14 @@ def with_empty_rows(tensors: Tensors, problem: Problem) -> Tensors:
     return tensors
 
 
-def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+def check_formats(formats: Sequence[str], statistics: Sequence[str] | None) -> Names:
+    """The formats of each tensor."""
+    outputs = check_names(formats)
+    others = outputs if statistics is None else check_names(statistics)
+    return lambda tensor: others if tensor in ("lse", "dsinks", "dsinks_parts") else outputs
+
+
+def check_names(formats: Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(formats))
     if isinstance(formats, str) or not names:
         raise OptionError("a list of formats", shown(formats), "pass ('float64', 'bfloat16')")

@@ -40,6 +40,7 @@ def ladder_for(base: tuple[int, ...], *factors: NDArray | float) -> tuple[int, .
 
 
 Tensors = dict[str, dict[str, NDArray]]
+Names = Callable[[str], tuple[str, ...]]  # the formats of a tensor
 Prover = Callable[[str, tuple[int, ...]], Fraction | None]
 
 
@@ -50,11 +51,15 @@ class Progress:
     values: dict[str, NDArray]
     decided: dict[str, NDArray[np.bool_]]
 
-    def take(self, ball: Ball, names: tuple[str, ...]) -> None:
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.values)
+
+    def take(self, ball: Ball) -> None:
         """Fill in what this ball decides. What was decided before stays: it is the same number."""
-        open_places = ~np.logical_and.reduce([self.decided[name] for name in names])
+        open_places = ~np.logical_and.reduce([self.decided[name] for name in self.names])
         part = Ball(ball.middle[open_places], ball.radius[open_places], ball.bits)
-        for name, rounded in round_ball(part, names).items():
+        for name, rounded in round_ball(part, self.names).items():
             fresh = rounded.decided & ~self.decided[name][open_places]
             values, decided = self.values[name][open_places], self.decided[name][open_places]
             self.values[name][open_places] = np.where(fresh, rounded.values, values)
@@ -68,11 +73,11 @@ class Progress:
 
 def settle(
     evaluate: Callable[[int], dict[str, Ball]],
-    names: tuple[str, ...],
+    names: Names,
     ladder: tuple[int, ...],
     prove: Prover,
 ) -> Tensors:
-    """Every tensor of ``evaluate(F)`` correctly rounded to each named format, in storage dtypes.
+    """Every tensor of ``evaluate(F)`` correctly rounded to each of its formats, in storage dtypes.
 
     ``prove(tensor, index)`` gives the value of an element as a fraction, where it can be proven to
     be rational: only such elements can lie on a midpoint of a format for ever. Raises UndecidedError
@@ -82,15 +87,15 @@ def settle(
     for bits in ladder:
         for tensor, ball in evaluate(bits).items():
             if tensor not in progress:
-                progress[tensor] = start(ball.middle.shape, names)
-            progress[tensor].take(ball, names)
+                progress[tensor] = start(ball.middle.shape, names(tensor))
+            progress[tensor].take(ball)
         for tensor, state in progress.items():
             for index in state.left():
                 value = prove(tensor, index)
                 if value is not None:
-                    take_fraction(state, index, value, names)
+                    take_fraction(state, index, value)
         if not any(state.left() for state in progress.values()):
-            return {tensor: stored(state, names) for tensor, state in progress.items()}
+            return {tensor: stored(state) for tensor, state in progress.items()}
     raise refusal(progress, ladder[-1])
 
 
@@ -101,25 +106,23 @@ def start(shape: tuple[int, ...], names: tuple[str, ...]) -> Progress:
     )
 
 
-def take_fraction(
-    state: Progress, index: tuple[int, ...], value: Fraction, names: tuple[str, ...]
-) -> None:
+def take_fraction(state: Progress, index: tuple[int, ...], value: Fraction) -> None:
     """Round a rational number: as a dyadic one where it is, else between its two neighbours."""
     raised = value * (1 << FINE)
     below = raised.numerator // raised.denominator
     radius = 0 if raised.denominator == 1 else 1
     for name, rounded in round_ball(
-        Ball(objects([below], (1,)), objects([radius], (1,)), FINE), names
+        Ball(objects([below], (1,)), objects([radius], (1,)), FINE), state.names
     ).items():
         if rounded.decided[0]:
             state.values[name][index] = rounded.values[0]
             state.decided[name][index] = True
 
 
-def stored(state: Progress, names: tuple[str, ...]) -> dict[str, NDArray]:
+def stored(state: Progress) -> dict[str, NDArray]:
     """The values in the storage dtype of each format; they are exact in it already."""
     with np.errstate(over="ignore"):
-        return {name: state.values[name].astype(format_of(name).dtype) for name in names}
+        return {name: state.values[name].astype(format_of(name).dtype) for name in state.names}
 
 
 def refusal(progress: dict[str, Progress], bits: int) -> UndecidedError:
