@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import generate
+import generate_vectors
 
 import ringspec
 
@@ -47,6 +48,7 @@ python_maximum_signature_line_length = 88
 generate.notebooks(executed_notebooks)
 generate.specification()
 generate.reference()
+generate_vectors.pages()
 
 
 def setup(app):

@@ -125,12 +125,19 @@ def command_line() -> str:
     """The help of every command, as click prints it."""
     program = ringspec.cli.main
     context = click_context(program, "ringspec", None)
-    parts = [help_of(program, context)]
-    for name, command in sorted(program.commands.items()):
-        title = f"ringspec {name}"
-        parts.append(f"{title}\n{'-' * len(title)}\n")
-        parts.append(help_of(command, click_context(command, name, context)))
-    return "\n".join(parts)
+    return "\n".join([help_of(program, context), *commands_of(program, context, "ringspec")])
+
+
+def commands_of(group: click.Group, context: click.Context, path: str) -> list[str]:
+    """Sections of a group's commands, and behind each group those of its own."""
+    parts = []
+    for name, command in sorted(group.commands.items()):
+        title = f"{path} {name}"
+        inner = click_context(command, name, context)
+        parts += [f"{title}\n{'-' * len(title)}\n", help_of(command, inner)]
+        if isinstance(command, click.Group):
+            parts += commands_of(command, inner, title)
+    return parts
 
 
 def click_context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:

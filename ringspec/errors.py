@@ -107,6 +107,10 @@ class UndecidedError(RingspecError):
     """A correctly rounded result that the precision of ``ringspec.exact`` cannot decide."""
 
 
+class ArithmeticModeError(RingspecError):
+    """The processor is in a mode that is not IEEE 754 arithmetic."""
+
+
 class FileFormatError(RingspecError):
     """A file from outside is not what it claims to be."""
 

@@ -9,14 +9,14 @@ r = x - k ln 2 in [0, ln 2), in units at w:
 
 1. x is cut to w bits: off by < 1. ln 2 is off by <= 1.01, so r is off by < 1.01 |k| + 1. Where
    x < -(F + 8), 0 is returned: exp(x) < 2**-F, one unit. Otherwise |k| <= (F + 8) / ln 2 + 1
-   < 2**13 for F <= 4096, and for k > 0 w is raised by k with |k| < 2**13 required.
+   < 2**13 for F <= 5600, and for k > 0 w is raised by k with |k| < 2**13 required.
 2. r = a/2**8 + b/2**16 + f exactly, f < 2**-16. Tables of exp(a/2**8) < 2.01 and
    exp(b/2**16) < 1.004 are off by <= 1.01 each (they are made with 64 more bits).
 3. exp(f) by Horner's rule over C_i = floor(2**w / i!): e_i <= e_{i+1} * 2**-16 + 2, so < 2.001; the
    series is cut where its tail is < 1. Off by < 3.001.
 4. Product of both tables: 1.01 * 1.004 + 1.01 * 2.01 + 1 < 4.1. Times exp(f):
    4.1 * 1.0001 + 3.001 * 2.02 + 1 < 11.2. The argument's error times exp(r) <= 2: 2.02 |k| + 2.
-   Together < 2**14 + 2**5 < 2**15 units at w, before the factor 2**k.
+   Together < 2.02 * 2**13 + 14 < 2**15 units at w, before the factor 2**k.
 5. The factor 2**k only changes the exponent: 2**15 * 2**(k - w) <= 2**-17 units at F (for k > 0
    because w = F + 32 + k). The last cut to F bits adds < 1. Together < 1.01.
 
@@ -47,7 +47,7 @@ EXP_ERROR = 2  # units at F
 LOG_ERROR = 2
 TANH_ERROR = 7  # units at w
 SLOPE_ERROR = 13
-MOST_BITS = 4096
+MOST_BITS = 5600
 MOST_DOUBLINGS = 1 << 13
 
 

@@ -6,31 +6,32 @@ and they say by how much.
 
 Exactness of :func:`matmul`. The operands are cut into digits of 16 bits, the low ones in
 [0, 2**16), the top one in [-2**15, 2**15). One float64 matrix product of two digit matrices sums
-k <= 2**21 products of size <= 2**32: every partial sum is an integer of size <= 2**53, which
-float64 holds exactly. So no order of summation, blocking, fused multiply-add or number of threads
-can change it. At most 2**9 such products are added in int64: size <= 2**62. Carries and Python
-integers do the rest. A BLAS that computes float64 products by other means (low-precision tensor
-units) would break this; :func:`blas_is_exact` tries the largest digits once, and without it the
-products are taken in int64, where the same bound holds.
+k <= 2**20 products of size < 2**32: every partial sum, in any order, is an integer of size
+< 2**52, which float64 holds exactly; so are sums and differences of two of them. So no order of
+summation, blocking, fused multiply-add or number of threads can change it. At most 2**9 such
+products are added in int64: size <= 2**61. Carries and Python integers do the rest.
+
+A BLAS that computes float64 products by other means (low-precision tensor units) would break this.
+So each product is checked: the sums of its columns are computed once more in int64, modulo 2**64,
+from the digits. A product that fails is computed again in int64, where it is exact by itself.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.errors import ShapeError
+from ringspec.errors import ArithmeticModeError, ShapeError
 
 Units = NDArray[np.object_]
 Array = NDArray[np.float64]
 Digits = NDArray[np.uint16]
 
 DIGIT_BITS = 16
-MOST_TERMS = 1 << 21
+MOST_TERMS = 1 << 20
 MOST_DIGITS = 1 << 9
 
 
@@ -48,9 +49,12 @@ class Fixed:
 def fixed(x: Array) -> Fixed:
     """Finite float64 numbers, exactly; one exponent for the whole array, as small as possible.
 
+    Raises ArithmeticModeError where this process takes subnormal numbers for zeros.
+
     >>> fixed(np.array([0.75, -3.0])).units.tolist(), fixed(np.array([0.75, -3.0])).bits
     ([3, -12], 2)
     """
+    check_subnormals()
     fraction, exponent = np.frexp(np.asarray(x, dtype=np.float64))
     whole = np.ldexp(fraction, 53).astype(np.int64)
     lowest_bit = np.frexp((whole & -whole).astype(np.float64))[1] - 1
@@ -64,6 +68,16 @@ def fixed(x: Array) -> Fixed:
         return Fixed((odd << up).astype(object), bits)
     shifted = [a << b for a, b in zip(odd.ravel().tolist(), up.ravel().tolist(), strict=True)]
     return Fixed(objects(shifted, odd.shape), bits)
+
+
+def check_subnormals() -> None:
+    """Some libraries, built with -ffast-math, switch a whole process to subnormals as zeros."""
+    if not (np.array([5e-324]) * np.array([1.0]) > 0).all():
+        raise ArithmeticModeError(
+            "float64 arithmetic with subnormal numbers",
+            "a process that flushes them to zero",
+            "find the library that sets this mode (often built with -ffast-math); do not load it",
+        )
 
 
 def objects(values: list[int], shape: tuple[int, ...]) -> Units:
@@ -102,19 +116,23 @@ def transposed(digits: Digits) -> Digits:
     return np.swapaxes(digits, 1, 2)
 
 
-def digit(digits: Digits, place: int, dtype: type) -> NDArray:
-    """One digit matrix as numbers of a dtype that can be multiplied."""
+def digit(digits: Digits, place: int) -> NDArray[np.int64]:
+    """One digit matrix as numbers."""
     top = place == len(digits) - 1
-    return (digits[place].view(np.int16) if top else digits[place]).astype(dtype)
+    return (digits[place].view("<i2") if top else digits[place]).astype(np.int64)
 
 
-@functools.lru_cache(maxsize=1)
-def blas_is_exact() -> bool:
-    """Whether float64 matrix products of the largest digits come out exactly."""
-    a = np.full((3, 4096), 65535.0)
-    a[:, ::2] = 65533.0
-    want = 2048 * (65535 * 65535 + 65533 * 65533)
-    return bool((a @ a.T == want).all())
+def blas_product(a: Array, b: Array) -> Array:
+    """The one product of this package whose exactness rests on float64 arithmetic."""
+    return a @ b
+
+
+def times(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The exact product of digit matrices [n, k] and [k, m], by BLAS where that is exact."""
+    fast = blas_product(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
+    if (fast.sum(axis=0) == a.sum(axis=0) @ b).all():
+        return fast
+    return np.asarray(a @ b)
 
 
 def matmul(a: Units, b: Units) -> Units:
@@ -138,14 +156,13 @@ def multiply(left: Digits, right: Digits) -> Units:
             f"{k} terms of {len(left) * DIGIT_BITS} and {len(right) * DIGIT_BITS} bits",
             "use fewer keys, or numbers of a smaller range",
         )
-    dtype = np.float64 if blas_is_exact() else np.int64
     sums = np.zeros((len(left) + len(right) - 1, n, m), dtype=np.int64)
-    side_by_side = np.concatenate([digit(right, place, dtype) for place in range(len(right))], 1)
+    side_by_side = np.concatenate([digit(right, place) for place in range(len(right))], axis=1)
     for place in range(len(left)):
-        row = digit(left, place, dtype)
+        row = digit(left, place)
         if not row.any():
             continue
-        product = (row @ side_by_side).astype(np.int64).reshape(n, len(right), m)
+        product = times(row, side_by_side).reshape(n, len(right), m)
         sums[place : place + len(right)] += np.moveaxis(product, 1, 0)
     return joined(sums)
 
@@ -159,11 +176,9 @@ def masked_sums(mask: NDArray[np.bool_], x: Units) -> Units:
     n, k = mask.shape
     if 0 in (n, k, x.shape[1]):
         return zeros((n, x.shape[1]))
-    dtype = np.float64 if blas_is_exact() else np.int64
     digits = digits_of(x)
-    selects = mask.astype(dtype)
-    parts = [selects @ digit(digits, place, dtype) for place in range(len(digits))]
-    return joined(np.stack(parts).astype(np.int64))
+    selects = mask.astype(np.int64)
+    return joined(np.stack([times(selects, digit(digits, n)) for n in range(len(digits))]))
 
 
 def joined(sums: NDArray[np.int64]) -> Units:

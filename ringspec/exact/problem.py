@@ -44,9 +44,9 @@ class Problem:
         ):
             raise NonFiniteError("a bias that is finite or -inf", "NaN or +inf", "mask with -inf")
         if self.sinks is not None:
-            check_array(self.sinks, "sinks", (self.q.shape[1], np.shape(self.sinks)[-1]))
-        if not np.isfinite(self.scale):
-            raise NonFiniteError("a finite scale", shown(self.scale), "give a number")
+            check_array(self.sinks, "sinks", (self.q.shape[1], (*np.shape(self.sinks), 0, 0)[1]))
+        for name in ("scale", "softcap", "dropout_p"):
+            check_number(getattr(self, name), name)
         if self.softcap is not None and not 0 < self.softcap < np.inf:
             raise OptionError("softcap > 0 or None", shown(self.softcap), "give a positive number")
         if not 0 <= self.dropout_p < 1:
@@ -80,6 +80,16 @@ class Problem:
         return np.broadcast_to(self.keep, self.pairs)[b, h, rows]
 
 
+def check_number(x: object, name: str) -> None:
+    """A finite Python or NumPy float64: another type may stand for another number here or there."""
+    if x is None and name == "softcap":
+        return
+    if not isinstance(x, float):
+        raise OptionError(f"{name} as float", f"{shown(x)} ({type(x).__name__})", "pass float(x)")
+    if not np.isfinite(x):
+        raise NonFiniteError(f"a finite {name}", shown(x), "give a number")
+
+
 def check_array(x: Array, name: str, shape: tuple[int, ...]) -> None:
     """A finite float64 array of that shape."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float64 or x.shape != shape:
@@ -106,8 +116,8 @@ def check_pairs(x: NDArray | None, name: str, pairs: tuple[int, ...]) -> None:
     """Four axes, each 1 or the whole length, of the right kind."""
     if x is None:
         return
-    kind = "f" if name == "bias" else "b"
-    fits = isinstance(x, np.ndarray) and x.ndim == 4 and x.dtype.kind == kind
+    dtype = np.float64 if name == "bias" else np.bool_
+    fits = isinstance(x, np.ndarray) and x.ndim == 4 and x.dtype == dtype
     if not fits or any(have not in (1, want) for have, want in zip(x.shape, pairs, strict=True)):
         raise ShapeError(
             f"{name} with four axes, broadcastable to {pairs}",

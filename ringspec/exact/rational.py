@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +42,19 @@ class Row:
     sinks: Numbers
     capped: bool
 
-    @property
+    @cached_property
+    def terms_as_keys(self) -> list[object]:
+        """One key a term; terms with equal keys are provably equal. Sinks come last.
+
+        With a soft cap a logit is c tanh(z/c): provably equal to a sink only where both are 0.
+        """
+        sinks = [sink if not self.capped or sink == 0 else ("sink", sink) for sink in self.sinks]
+        return [*self.z, *sinks]
+
+    @cached_property
     def uniform(self) -> bool:
         """All terms are provably equal."""
-        if self.sinks and self.capped:
-            return not self.j and len(set(self.sinks)) == 1
-        return len({*self.z, *self.sinks}) <= 1
+        return len(set(self.terms_as_keys)) <= 1
 
     @property
     def terms(self) -> int:
@@ -119,11 +127,9 @@ class Prover:
         if not row.j and not row.sinks:
             return Fraction(0)
         groups: dict[object, Numbers] = {}
-        for z, value in zip(row.z, values, strict=True):
-            groups.setdefault(z, []).append(value)
-        for number, sink in enumerate(row.sinks):
-            # A capped logit is never provably equal to a sink: a group of its own.
-            groups.setdefault(("sink", number) if row.capped else sink, []).append(Fraction(0))
+        padded = values + [Fraction(0)] * len(row.sinks)
+        for key, value in zip(row.terms_as_keys, padded, strict=True):
+            groups.setdefault(key, []).append(value)
         means = {sum(group, Fraction(0)) / len(group) for group in groups.values()}
         return means.pop() if len(means) == 1 else None
 

@@ -5,8 +5,9 @@ the same number, the true value does (Ziv's test). Zero is always +0, so an inte
 least subnormal number is decided as well.
 
 One end is rounded directly from its integer: its 64 leading bits with a sticky last bit (which is
-1 where anything was cut; "rounding to odd") decide nearest even for every format of at most 62
-significant bits, subnormal or not, because a midpoint of such a format has at most 63 bits.
+1 where anything was cut; "rounding to odd") decide nearest even for every format of at most 61
+significant bits, subnormal or not: the code merges the two lowest bits, and a midpoint of such a
+format has at most 62.
 Source: S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
 using rounding to odd" (IEEE Transactions on Computers 57, 2008), https://doi.org/10.1109/TC.2007.70819.
 """
@@ -129,7 +130,8 @@ def round_ball(ball: Ball, names: tuple[str, ...]) -> dict[str, Rounded]:
         values = nearest_even(low, target)
         decided = np.ones(values.shape, dtype=np.bool_)
         if high is not low:
-            decided = values == nearest_even(high, target)
+            # As bits: no mode of the processor can take a subnormal number for zero here.
+            decided = values.view(np.uint64) == nearest_even(high, target).view(np.uint64)
         values = np.where(decided, values, np.nan)
         result[name] = Rounded(values.reshape(shape), decided.reshape(shape))
     return result

@@ -242,10 +242,12 @@ def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
     g_bits = seed.bits + prepared.v.bits
     bits = max(row.bits, g_bits)
     sizes = (g << (bits - g_bits)) + (row.middle << (bits - row.bits))[pairs.i]
-    a = (weights.p * sizes) >> bits
+    uncut = weights.p * sizes
+    a = uncut >> bits
     largest = per_row(np.maximum, sizes, pairs, 0)
     bound = weights.error * largest + (row.radius << (bits - row.bits + weights.bits))
-    radius = where(largest == 0, 0, (bound >> bits) + 2)
+    cut = per_row(np.maximum, uncut - (a << bits), pairs, 0)
+    radius = where((bound == 0) & (cut == 0), 0, (bound >> bits) + 2)
     return RowBall(a, radius, weights.bits)
 
 

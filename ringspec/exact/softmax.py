@@ -77,7 +77,7 @@ def softmax(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Weigh
     error[empty] = 0
     log_z = objects(log(where(empty, 1 << bits, total).tolist(), bits), (n,))
     if prepared.softcap is not None:
-        eps[:] = EXP_ERROR + 2 * pairs.error
+        eps[pairs.count > 0] = EXP_ERROR + 2 * pairs.error
     exact_log = empty | ((eps == 0) & (total == 1 << bits))
     log_error = where(exact_log, 0, LOG_ERROR + 2 * terms * eps)
     lse = added(Fixed(m, scale), Fixed(log_z, bits), log_error, empty)
@@ -99,7 +99,7 @@ def all_equal(
 ) -> NDArray[np.bool_]:
     """Rows whose terms are provably all the same number; s, m and sink have one exponent.
 
-    Keys are compared by z, which is exact. A capped logit is never provably equal to a sink.
+    Keys are compared by z, which is exact. Of capped logits only z = 0 is provably equal to a sink, 0.
     """
     low, high = (per_row(f, pairs.z, pairs, 0) for f in (np.minimum, np.maximum))
     same = (low == high).astype(np.bool_)
@@ -108,7 +108,8 @@ def all_equal(
     sinks_at_m = (sink[None, :] == m[:, None]).all(axis=1).astype(np.bool_)
     alone = pairs.count == 0
     if has_softcap:
-        return sinks_at_m & alone
+        zero = (low == 0) & (high == 0) & bool((sink == 0).all())
+        return (sinks_at_m & alone) | zero.astype(np.bool_)
     keys_at_m = (per_row(np.minimum, s, pairs, 0) == m).astype(np.bool_)
     return sinks_at_m & (alone | (same & keys_at_m))
 
@@ -126,7 +127,9 @@ def given_weights(
     """P = exp(s - lse) with an lse [n] that the caller gives, exactly (BWD-11).
 
     s - lse is exact without soft cap, so P is off by at most 2 units. With it s is off by at most 1
-    unit of 2**-F, which moves P by less than 2 max(P, 1) units.
+    unit of 2**-F, which moves P by less than 2 max(P, 1) units. exp(0) = 1 is exact.
+
+    Raises OptionError where a logit is above lse by more than about 5400.
     """
     pairs = logits(prepared, b, h, rows, bits)
     sink_logits = Fixed(zeros((0,)), 0) if prepared.sinks is None else prepared.sinks[h]
@@ -141,6 +144,9 @@ def given_weights(
     p_sinks[empty] = 0
     one = 1 << bits
     error = EXP_ERROR + pairs.error * 2 * (1 + per_row(np.maximum, p, pairs, 0) // one)
+    at_lse = (per_row(np.maximum, abs(x), pairs, 0) == 0) & (to_sinks == 0).all(axis=1)
+    if prepared.softcap is None:
+        error[at_lse.astype(np.bool_)] = 0
     error[empty] = 0
     given = Ball(shift, zeros(shift.shape), scale)
     return Weights(pairs, p, p_sinks, error.astype(object), bits, given, empty)

@@ -95,7 +95,7 @@ def backward(
     tensors = settle(
         lambda bits: backward_balls(prepared, seeds, bits, split),
         names,
-        ladder_for(LADDER, *factors(problem), dy),
+        ladder_for(LADDER, *factors(problem), dy, dlse),
         Prover(problem, dy, dlse, row_groups),
     )
     result = Truth(with_empty_rows(tensors, problem))
@@ -104,7 +104,7 @@ def backward(
     return replace(
         result,
         scales=settled_scales(
-            lambda bits: scale_balls(prepared, seeds, bits, split), *factors(problem), dy
+            lambda bits: scale_balls(prepared, seeds, bits, split), *factors(problem), dy, dlse
         ),
     )
 
@@ -123,7 +123,7 @@ def block_backward(
 ) -> Truth:
     """Gradients with lse and delta [B, H, Sq] of the whole rows as given: p = exp(s - lse).
 
-    lse may be -inf (an empty row). Otherwise as :func:`backward`, without o and lse.
+    lse may be -inf (an empty row); above it by more than about 5400 a logit is refused. Otherwise as :func:`backward`, without o and lse.
 
     >>> q = k = np.zeros((1, 1, 1, 1)); v = dy = np.ones((1, 1, 1, 1))
     >>> truth = block_backward(Problem(q, k, v, 1.0), dy, np.ones((1, 1, 1)), np.zeros((1, 1, 1)))
@@ -131,15 +131,15 @@ def block_backward(
     0.36787944117144233
     """
     names = check_formats(formats, statistics)
-    finite = np.where(np.isneginf(lse), 0.0, lse)
-    check_seeds(problem, dy, finite, "lse")
+    finite = np.where(np.isneginf(lse), 0.0, lse) if isinstance(lse, np.ndarray) else lse
+    check_array(finite, "lse", problem.q.shape[:3])
     delta = check_seeds(problem, dy, delta, "delta")
     split = check_groups(problem, row_groups, groups)
     prepared, seed, by = prepare(problem), fixed(dy), given(lse, delta)
     tensors = settle(
         lambda bits: block_backward_balls(prepared, seed, by, bits, split),
         names,
-        ladder_for(LADDER, *factors(problem), dy),
+        ladder_for(LADDER, *factors(problem), dy, delta),
         unproven,
     )
     if not scales:
@@ -148,7 +148,7 @@ def block_backward(
     return Truth(
         tensors,
         settled_scales(
-            lambda bits: scale_balls(prepared, seeds, bits, split, by), *factors(problem), dy
+            lambda bits: scale_balls(prepared, seeds, bits, split, by), *factors(problem), dy, delta
         ),
     )
 
@@ -254,7 +254,11 @@ def check_seeds(problem: Problem, dy: Array, per_row: Array | None, what: str) -
 def check_groups(problem: Problem, of_row: NDArray | None, count: int) -> Groups | None:
     if of_row is None:
         return None
-    if of_row.shape != problem.q.shape[2:3] or of_row.dtype.kind != "i" or of_row.max() >= count:
+    if (
+        of_row.shape != problem.q.shape[2:3]
+        or of_row.dtype.kind != "i"
+        or of_row.max(initial=-1) >= count
+    ):
         raise ShapeError(
             f"one group below {count} for each query row",
             f"{of_row.dtype} of shape {of_row.shape}",

@@ -9,7 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 from oracle.decide import DIGITS, rounded
-from oracle.exact_cases import FEATURES, HARD, INPUT_FORMATS, Given, Sizes, everything, make
+from oracle.exact_cases import FEATURES, INPUT_FORMATS, Given, Sizes, everything, make
+from oracle.hard_cases import HARD
 from oracle.precise import Problem, Reference, merge_row
 from oracle.round_exact import decode
 

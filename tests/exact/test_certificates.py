@@ -7,7 +7,8 @@ shows itself here and not only in the rare element whose rounding it would chang
 import mpmath
 import numpy as np
 import pytest
-from oracle.exact_cases import FEATURES, HARD, Given, Sizes, everything, make, plain, softcap
+from oracle.exact_cases import FEATURES, Given, Sizes, everything, make, plain, softcap
+from oracle.hard_cases import HARD
 from oracle.precise import Problem, Reference
 
 from ringspec.exact import Problem as ExactProblem

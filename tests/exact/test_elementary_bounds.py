@@ -138,7 +138,7 @@ def test_what_is_beyond_the_proof_is_refused():
     with pytest.raises(OptionError):
         exp([1 << 20], 0, 96)
     with pytest.raises(OptionError):
-        exp([0], 0, 5000)
+        exp([0], 0, 5601)
 
 
 # A bound that is broken is seen -------------------------------------------------------------------

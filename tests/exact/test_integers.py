@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringspec.errors import ShapeError
+from ringspec.errors import ArithmeticModeError, ShapeError
 from ringspec.exact import integers
 from ringspec.exact.integers import Fixed, at_bits, fixed, masked_sums, matmul
 
@@ -51,26 +51,40 @@ def test_a_product_equals_that_of_python_integers(shape, left, right):
     assert (matmul(a, b) == a.dot(b)).all()
 
 
-def test_without_blas_the_products_are_the_same_integers(monkeypatch):
+WRONG_PRODUCTS = {
+    "rounded to float32": lambda x: x.astype(np.float32).astype(np.float64),
+    "of 48 bits": lambda x: np.where(abs(x) < 2.0**48, x, np.round(x / 32) * 32),
+    "off by one in one element": lambda x: x + (np.arange(x.size).reshape(x.shape) == x.size // 2),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PRODUCTS)
+def test_a_blas_that_rounds_is_noticed_and_changes_no_bit(monkeypatch, wrong):
     generator = np.random.default_rng(3)
     a, b = random_integers(generator, (20, 200), 270), random_integers(generator, (200, 9), 60)
     mask = generator.random((20, 200)) < 0.5
-    with_blas = matmul(a, b), masked_sums(mask, b)
-    monkeypatch.setattr(integers, "blas_is_exact", lambda: False)
-    assert (matmul(a, b) == with_blas[0]).all()
-    assert (masked_sums(mask, b) == with_blas[1]).all()
+    want = a.dot(b), mask.astype(object).dot(b)
+    used = []
+
+    def blas(x, y):
+        used.append(x.shape)
+        return WRONG_PRODUCTS[wrong](x @ y)
+
+    monkeypatch.setattr(integers, "blas_product", blas)
+    assert (matmul(a, b) == want[0]).all()
+    assert (masked_sums(mask, b) == want[1]).all()
+    assert used
 
 
-def test_a_blas_that_rounds_is_noticed(monkeypatch):
-    original = np.ndarray.__matmul__
+def test_a_process_that_flushes_subnormal_numbers_is_refused(monkeypatch):
+    class Flushing(np.ndarray):
+        def __gt__(self, other):
+            return np.zeros(self.shape, dtype=bool)
 
-    class Rounding(np.ndarray):
-        def __matmul__(self, other):
-            return original(self, other).astype(np.float32).astype(np.float64)
-
-    full = np.full
-    monkeypatch.setattr(np, "full", lambda *arguments: full(*arguments).view(Rounding))
-    assert integers.blas_is_exact.__wrapped__() is False
+    array = np.array
+    monkeypatch.setattr(np, "array", lambda x: array(x).view(Flushing))
+    with pytest.raises(ArithmeticModeError, match="subnormal"):
+        integers.check_subnormals()
 
 
 def test_masked_sums_equal_the_product_with_zeros_and_ones():

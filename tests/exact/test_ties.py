@@ -3,9 +3,10 @@
 import math
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
-from oracle.decide import nearest
+from oracle.decide import nearest, to_odd
 
 from ringspec import exact
 from ringspec.errors import UndecidedError
@@ -85,6 +86,41 @@ def test_a_sink_alone_takes_dlse_exactly():
     for h in range(2):
         total = sum(Fraction(x) for x in dlse[0, h].tolist())
         assert values(truth, "dsinks")[h, 0] == nearest(total, "float64")
+
+
+@pytest.mark.parametrize(("keys", "n"), [(3, 3), (7, 1), (15, 5)])
+def test_scores_and_sinks_that_are_equal_in_units_but_not_in_value_are_told_apart(keys, n):
+    # s = -n/4 and sink = -n/32 have the same numerator; dsinks cancels to a remainder of 6 * 53 bits.
+    rows = 7
+    q, k, v = np.full((1, 1, rows, 1), -n / 4), np.ones((1, 1, keys, 1)), np.ones((1, 1, keys, 1))
+    dy, dlse = np.zeros((1, 1, rows, 1)), np.zeros((1, 1, rows))
+    dy[0, 0, 0, 0] = 1.0
+    with mpmath.workprec(3000):
+        terms = keys * mpmath.exp(mpmath.mpf(-n) / 4), mpmath.exp(mpmath.mpf(-n) / 32)
+        rest = terms[0] / sum(terms)
+        for i in range(rows - 1):
+            dlse[0, 0, i] = float(rest)
+            rest -= mpmath.mpf(dlse[0, 0, i])
+        want = -terms[1] / sum(terms) * rest
+        truth = exact.backward(Problem(q, k, v, 1.0, sinks=np.full((1, 1), -n / 32)), dy, dlse)
+        assert values(truth, "dsinks")[0, 0] == nearest(to_odd(want), "float64")
+
+
+def test_a_capped_logit_of_zero_equals_a_sink_of_zero():
+    v = np.array([1.0, 1.0, 4 * MIDPOINT - 2])[None, None, :, None]
+    problem = Problem(
+        np.zeros((1, 1, 1, 1)), np.ones((1, 1, 3, 1)), v, 1.0, softcap=1.0, sinks=np.zeros((1, 1))
+    )
+    assert values(exact.forward(problem, FORMATS), "o", "bfloat16").item() == 1.0
+
+
+def test_a_block_whose_logits_are_the_given_lse_has_weights_of_exactly_one():
+    one = np.ones((1, 1, 1, 1))
+    problem = Problem(one, one, one, 0.5)
+    truth = exact.block_backward(
+        problem, MIDPOINT * one, np.full((1, 1, 1), 0.5), np.zeros((1, 1, 1)), FORMATS
+    )
+    assert values(truth, "dv", "bfloat16").item() == 1.0
 
 
 def test_one_key_gives_v_and_the_logit_themselves():

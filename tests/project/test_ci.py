@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 
-@pytest.mark.parametrize("name", ["add_up", "readme_commands", "wheel_files"])
+@pytest.mark.parametrize("name", ["add_up", "blas_matrix", "readme_commands", "wheel_files"])
 def test_the_examples_of_a_helper_hold(root, name):
     spec = importlib.util.spec_from_file_location(name, root / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

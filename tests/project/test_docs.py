@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ringspec
+import ringspec.exact
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
@@ -26,6 +27,15 @@ def test_the_reading_order_names_every_file_of_the_specification_once():
 def test_the_specification_pages_stand_in_the_reading_order():
     text = (DOCS / "spec" / "index.md").read_text(encoding="utf-8")
     assert re.findall(r"^generated/(\w+)$", text, re.M) == reading_order()
+
+
+def test_the_files_of_exact_stand_in_the_order_of_its_docstring():
+    folder = DOCS.parent / "ringspec" / "exact"
+    named = re.findall(r"``(\w+)``", ringspec.exact.__doc__)
+    order = [name for name in named if (folder / f"{name}.py").exists()]
+    text = (DOCS / "vectors" / "truth.md").read_text(encoding="utf-8")
+    assert re.findall(r"^generated/(\w+)$", text, re.M) == order
+    assert sorted(order) == sorted(path.stem for path in folder.glob("[a-z]*.py"))
 
 
 def test_the_reference_documents_every_public_name():

@@ -30,7 +30,16 @@ def test_python_3_11_is_enough(pyproject):
 def test_the_dependencies_are_these(pyproject):
     dependencies = pyproject["project"]["dependencies"]
     names = sorted(requirement.partition(">=")[0] for requirement in dependencies)
-    assert names == ["click", "ml_dtypes", "numpy", "rich", "scipy", "threadpoolctl"]
+    assert names == [
+        "click",
+        "jsonschema",
+        "ml_dtypes",
+        "numpy",
+        "platformdirs",
+        "rich",
+        "scipy",
+        "threadpoolctl",
+    ]
     assert "numpy>=2.1" in dependencies
 
 
@@ -38,6 +47,7 @@ def test_the_extras_are_these(pyproject):
     extras = pyproject["project"]["optional-dependencies"]
     assert sorted(extras) == [
         "docs",
+        "fuzz",
         "jax",
         "lint",
         "mpi",

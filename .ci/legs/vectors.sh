@@ -1,0 +1,6 @@
+# The golden vectors: nothing of a machine reaches their bytes. The set's files are sound, and part of
+# it comes out the same under other BLAS kernels, thread counts and SIMD extensions.
+set -euo pipefail
+.venv/bin/python -c "from ringspec.vectors import check_set; print(len(check_set('core')), 'cases')"
+.venv/bin/python -c "from ringspec.vectors import check_set; print(len(check_set('kernel')), 'cases')"
+.venv/bin/python .ci/blas_matrix.py --sample 70

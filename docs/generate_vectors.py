@@ -1,0 +1,118 @@
+"""The pages on golden vectors and exact truth that follow from the code: cases, flags, files.
+
+conf.py calls :func:`pages` before Sphinx reads the folder. What it writes is not stored in git.
+"""
+
+import re
+import shutil
+
+from generate import DOCS, ROOT, RULE_IDS, heading, plain, table
+
+from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
+from ringspec.vectors.flags import FLAGS
+
+EXACT = ROOT / "ringspec" / "exact"
+THEMES = {
+    "attention": "Dense attention: masks, features, shapes, formats.",
+    "ring": "Rings: layouts, circulations, directions, and the features in them.",
+    "block": "One block, its backward with lse and delta of the whole rows.",
+    "merge": "Merging normalised partial results.",
+    "schedule": "Who computes with whose block, and who sends to whom.",
+    "adversarial": "Inputs at which usual shortcuts break.",
+    "number": "Where correct rounding is hard: ties, subnormal numbers, overflow.",
+    "kernel-shape": "128 or 256 tokens a worker; sampled rows are stored.",
+    "kernel": "128 or 256 tokens a worker; digests are stored.",
+}
+
+
+def pages() -> None:
+    """vectors/generated: all cases, all flags, and one page for each file of ringspec/exact."""
+    folder = DOCS / "vectors" / "generated"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "cases.rst").write_text(cases_page(), encoding="utf-8")
+    (folder / "flags.rst").write_text(flags_page(), encoding="utf-8")
+    for path in sorted(EXACT.glob("[a-z]*.py")):
+        (folder / f"{path.stem}.rst").write_text(exact_page(path.stem), encoding="utf-8")
+
+
+def exact_page(module: str) -> str:
+    """The file as it is: its argument is set in formulas that reStructuredText would break."""
+    return f"""{heading(f"{module}.py")}
+.. py:module:: ringspec.exact.{module}
+
+.. literalinclude:: ../../../ringspec/exact/{module}.py
+   :language: python
+"""
+
+
+def link(label: str, text: str) -> str:
+    return f":ref:`{text} <{label}>`"
+
+
+def rule_links(rules: tuple[str, ...]) -> str:
+    return " ".join(link(rule.lower(), rule) if rule in RULE_IDS else rule for rule in rules)
+
+
+def section(title: str) -> str:
+    return f"{title}\n{'-' * len(title)}\n"
+
+
+def cases_page() -> str:
+    parts = [
+        heading("All cases"),
+        "Each case is made for one reason, shows rules of the "
+        ":doc:`specification <../../spec/generated/rules>`, and would find the "
+        ":doc:`bugs <flags>` whose flags it has.\n",
+    ]
+    for name, version in SET_VERSIONS.items():
+        cases = catalogue(name)
+        parts.append(section(f"The {name} set, version {version}: {len(cases)} cases"))
+        themes = dict.fromkeys(case.id.split("/")[0] for case in cases)
+        for theme in themes:
+            rows = [["case", "reason", "rules", "flags"]]
+            rows += [case_row(case) for case in cases if case.id.split("/")[0] == theme]
+            parts.append(f"{theme}\n{'^' * len(theme)}\n")
+            parts.append(f"{THEMES.get(theme, '')} {len(rows) - 1} cases.\n".lstrip())
+            parts.append(table(rows, "26 42 14 18"))
+    return "\n".join(parts)
+
+
+def case_row(case) -> list[str]:
+    gone = "" if case.withdrawn is None else f" (withdrawn since {case.withdrawn.since})"
+    flags = " ".join(link(f"flag {flag}", flag) for flag in case.flags)
+    return [f"_`{case.id}`{gone}", plain(case.reason), rule_links(case.rules), flags]
+
+
+def flags_page() -> str:
+    cases = [case for name in SET_VERSIONS for case in catalogue(name)]
+    parts = [
+        heading("All flags"),
+        "A flag is a class of bugs that real implementations had, or that the definition makes "
+        "easy. A case with the flag would find it. Behind a report stands how sure it is: a fix was "
+        "merged (fixed), the maintainers agreed (agreed), it was read in the public source (code), "
+        "it was reported with an analysis or a reproduction (reported), or said in a review of code "
+        "(review). A flag without a report is of no known public bug.\n",
+    ]
+    for flag in FLAGS.values():
+        found = [link(case.id, case.id) for case in cases if flag.name in case.flags]
+        reports = [
+            f"`{report_name(report)} <{report}>`__ ({status})"
+            for report, status in zip(flag.reports, flag.statuses, strict=True)
+        ]
+        parts.append(f".. _flag {flag.name}:\n")
+        parts.append(section(flag.name))
+        parts.append(f"*{plain(flag.bug_class)}.* {plain(flag.effect)}\n")
+        parts.append(f"Reports: {', '.join(reports)}.\n" if reports else "")
+        parts.append(f"Cases: {', '.join(found)}.\n" if found else "")
+    return "\n".join(parts)
+
+
+def report_name(address: str) -> str:
+    """Owner, repository and number of an issue, or what else an address leads to.
+
+    >>> report_name("https://github.com/some-one/a-kernel/issues/14")
+    'some-one/a-kernel 14'
+    """
+    path = address.split("://", 1)[1].split("/", 1)[1]
+    return re.sub(r"/(issues|pull|commit)/", " ", path)

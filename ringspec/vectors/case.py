@@ -1,0 +1,259 @@
+"""A golden case as data: frozen dataclasses and their one text form.
+
+``case.json`` holds all meaning of a case and is for reading; the tensors beside it hold bits alone.
+:func:`case_from_json` takes nothing on trust: strict JSON, then the schema
+``schemas/case.schema.json``, then the checks of ``check_case``.
+
+In memory a list is a tuple and ``"-inf"`` is the float -inf; both are converted when a dataclass is
+made, so that a case read from its text equals the case that was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ringspec.errors import CaseFormatError
+from ringspec.vectors import strictjson
+
+OPERATIONS = ("attention", "ring", "block", "merge", "schedule")
+PASSES = (("forward",), ("forward", "backward"), ("backward",))
+STORAGES = ("full", "sampled", "digests")
+KINDS = ("uniform", "constant", "values", "bernoulli")
+LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
+CIRCULATIONS = ("kv", "q", "gather")
+MAX_CASE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths of the axes. Merge: ``Sk`` is the number of parts, ``D = Dv``."""
+
+    B: int
+    H: int
+    Hkv: int
+    Sq: int
+    Sk: int
+    D: int
+    Dv: int
+
+
+@dataclass(frozen=True)
+class CaseFormats:
+    """Names of :data:`ringspec.formats.FORMATS`.
+
+    ``inputs``: q k v dy parts_o. ``outputs``: o dq dk dv dbias. ``statistics``: lse dlse delta
+    sinks dsinks bias parts_lse.
+    """
+
+    inputs: str
+    outputs: str
+    statistics: str
+
+
+@dataclass(frozen=True)
+class Ring:
+    """W workers, who holds which token, and what travels. Tables [W, n] with layout "table" only."""
+
+    workers: int
+    layout: str
+    circulation: str = "kv"
+    direction: int = 1
+    table_q: tuple[tuple[int, ...], ...] | None = None
+    table_k: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self, "table_q", "table_k")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A change of part of a drawn tensor: exactly one of ``set`` and ``multiply`` is not None.
+
+    ``at`` has one entry an axis: an index, a pair (start, stop), or None for the whole axis.
+    ``multiply`` is a power of two, so that the result is exact.
+    """
+
+    at: tuple[int | tuple[int, int] | None, ...]
+    set: float | int | bool | None = None
+    multiply: float | int | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self, "at", "set")
+
+
+@dataclass(frozen=True)
+class TensorRecipe:
+    """How the elements of one input are made; every value is exact.
+
+    ``uniform``: (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, with u the top ``bits`` bits of
+    the element's word, h its index on the head axis, g = token*shards // length. ``constant``:
+    ``value``. ``values``: nested tuples as they are. ``bernoulli``: True iff the top 8 bits of the
+    word are >= ``threshold``. Then the patches, in order.
+    """
+
+    kind: str
+    shape: tuple[int, ...] | None = None
+    bits: int | None = None
+    exponent: int | None = None
+    head: int = 0
+    shard: int = 0
+    shards: int = 1
+    value: float | int | bool | None = None
+    values: tuple[Any, ...] | None = None
+    threshold: int | None = None
+    patches: tuple[Patch, ...] = ()
+
+    def __post_init__(self) -> None:
+        freeze(self, "shape", "value", "values", "patches")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """``tensors`` maps the name of an input to its recipe; ``seed`` enters each of their words."""
+
+    seed: str
+    tensors: dict[str, TensorRecipe]
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """Since which set version a case no longer counts, and why. It stays in the set."""
+
+    since: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case; the fields are the keys of case.json, in their order."""
+
+    id: str
+    reason: str
+    operation: str
+    passes: tuple[str, ...]
+    rules: tuple[str, ...]
+    flags: tuple[str, ...]
+    shape: Shape | None
+    formats: CaseFormats | None
+    terms: dict[str, Any]
+    ring: Ring | None
+    inputs: Inputs
+    storage: str
+    requires: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    withdrawn: Withdrawn | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self, "passes", "rules", "flags", "terms", "requires")
+
+
+def freeze(record: Any, *names: str) -> None:
+    """Lists in these fields become tuples, and "-inf" the float, in a frozen dataclass."""
+    for name in names:
+        object.__setattr__(record, name, frozen(getattr(record, name)))
+
+
+def frozen(x: Any) -> Any:
+    if isinstance(x, (list, tuple)):
+        return tuple(frozen(item) for item in x)
+    if isinstance(x, dict):
+        return {name: frozen(item) for name, item in x.items()}
+    return float("-inf") if isinstance(x, str) and x == "-inf" else x
+
+
+def case_from_json(text: str | bytes, what: str = "case.json") -> Case:
+    """The case in a text; :class:`~ringspec.errors.CaseFormatError` for everything else.
+
+    ``what`` names the text in messages. Time and memory are bounded by the text's length, at most
+    1 MiB; no tensor is made.
+    """
+    # check_case reads recipes with inputs, which needs the dataclasses above.
+    from ringspec.vectors.check_case import check_case
+
+    data = strictjson.parse(text, what, MAX_CASE_BYTES, CaseFormatError)
+    strictjson.check_schema(data, "case", what, CaseFormatError)
+    case = case_from_data(data)
+    check_case(case, what)
+    return case
+
+
+def case_to_json(case: Case) -> str:
+    """The text of case.json: the same case, the same bytes.
+
+    >>> recipe = TensorRecipe("constant", value=1.0)
+    >>> case = Case(
+    ...     id="attention/ones", reason="an example", operation="attention", passes=("forward",),
+    ...     rules=("FWD-1",), flags=(), shape=Shape(1, 1, 1, 2, 2, 4, 4),
+    ...     formats=CaseFormats("float32", "float32", "float32"), terms={"scale": 0.5}, ring=None,
+    ...     inputs=Inputs("attention/ones", {"q": recipe, "k": recipe, "v": recipe}), storage="full",
+    ... )
+    >>> case_from_json(case_to_json(case)) == case
+    True
+    """
+    return strictjson.pretty(case_to_data(case))
+
+
+def case_to_data(case: Case) -> dict[str, Any]:
+    """The JSON data of a case, keys in their order."""
+    data = {one.name: plain(getattr(case, one.name)) for one in fields(Case)}
+    if case.ring is not None:
+        data["ring"] = without_defaults(case.ring, "workers", "layout", "circulation", "direction")
+    data["inputs"] = {
+        "seed": case.inputs.seed,
+        "tensors": {name: recipe_to_data(one) for name, one in case.inputs.tensors.items()},
+    }
+    return data
+
+
+def recipe_to_data(recipe: TensorRecipe) -> dict[str, Any]:
+    data = without_defaults(recipe, "kind")
+    if recipe.patches:
+        data["patches"] = [without_defaults(patch, "at") for patch in recipe.patches]
+    return data
+
+
+def without_defaults(record: Any, *always: str) -> dict[str, Any]:
+    """The fields of a dataclass that are in ``always`` or differ from their default."""
+    given = {one.name: getattr(record, one.name) for one in fields(record)}
+    # False == 0, but it is a value of its own; None is never one.
+    return {
+        one.name: plain(given[one.name])
+        for one in fields(record)
+        if one.name in always or not same(given[one.name], one.default)
+    }
+
+
+def same(x: Any, y: Any) -> bool:
+    return type(x) is type(y) and bool(x == y)
+
+
+def plain(x: Any) -> Any:
+    """JSON data: tuples as lists, -inf as text, dataclasses as objects."""
+    if isinstance(x, tuple):
+        return [plain(value) for value in x]
+    if isinstance(x, dict):
+        return {name: plain(value) for name, value in x.items()}
+    if isinstance(x, (Shape, CaseFormats, Ring, Inputs, Withdrawn, TensorRecipe, Patch)):
+        return {one.name: plain(getattr(x, one.name)) for one in fields(x)}
+    return "-inf" if isinstance(x, float) and x == float("-inf") else x
+
+
+def case_from_data(data: dict[str, Any]) -> Case:
+    """A case from data that satisfies the schema."""
+    records: dict[str, Any] = {
+        name: None if data[name] is None else kind(**data[name])
+        for name, kind in (
+            ("shape", Shape),
+            ("formats", CaseFormats),
+            ("ring", Ring),
+            ("withdrawn", Withdrawn),
+        )
+    }
+    recipes = {name: recipe_from_data(recipe) for name, recipe in data["inputs"]["tensors"].items()}
+    return Case(**data | records | {"inputs": Inputs(data["inputs"]["seed"], recipes)})
+
+
+def recipe_from_data(data: dict[str, Any]) -> TensorRecipe:
+    patches = tuple(Patch(**patch) for patch in data.get("patches", ()))
+    return TensorRecipe(**data | {"patches": patches})

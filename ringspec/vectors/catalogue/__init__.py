@@ -1,0 +1,39 @@
+"""The cases that exist, as tables of data: the core set and the kernel set.
+
+>>> [case.id for case in catalogue("core")][:2]
+['attention/plain', 'attention/causal']
+"""
+
+from __future__ import annotations
+
+import functools
+from types import MappingProxyType
+
+from ringspec.errors import UnknownNameError, nearest, shown
+from ringspec.vectors.case import Case
+from ringspec.vectors.catalogue import (
+    adversarial,
+    features,
+    kernel_shapes,
+    kernels,
+    masks,
+    numerals,
+    parts,
+    ring_features,
+    rings,
+)
+
+SET_VERSIONS = MappingProxyType({"core": "1.0", "kernel": "1.0"})
+CORE = (masks, features, rings, ring_features, parts, adversarial, numerals, kernel_shapes)
+SETS = {"core": CORE, "kernel": (kernels,)}
+
+
+@functools.cache
+def catalogue(name: str) -> tuple[Case, ...]:
+    """All cases of the set of that name, ``requires`` filled in, ``digests`` empty.
+
+    Raises :class:`~ringspec.errors.UnknownNameError` for a name other than 'core' and 'kernel'.
+    """
+    if name not in SETS:
+        raise UnknownNameError("the name of a set", shown(name), nearest(name, SETS))
+    return tuple(case for module in SETS[name] for case in module.CASES)

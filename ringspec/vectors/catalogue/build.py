@@ -1,0 +1,245 @@
+"""Constructors of cases, so that a catalogue reads as a table of what differs from the default.
+
+A case has two query heads, sixteen tokens and D = 4 unless it says otherwise; ``rules`` and
+``flags`` are names with blanks between them; ``dtype`` is one of :data:`DTYPES`. A tensor is given
+as a recipe or as nested lists of values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ringspec.vectors.case import Case, CaseFormats, Inputs, Patch, Ring, Shape, TensorRecipe
+from ringspec.vectors.inputs import NAMES, default_scale
+from ringspec.vectors.requires import requires
+
+TERMS = (
+    "scale", "causal", "window", "softcap", "dropout_p", "dropout_seed", "q_offset", "cu_seqlens",
+    "cu_seqlens_k",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """Formats of a case, and bits and exponent of its q, k, v and dy: values within 2 of 0."""
+
+    inputs: str
+    statistics: str
+    bits: int
+    exponent: int
+
+
+DTYPES = {
+    "bf16": Dtype("bfloat16", "float32", 6, -4),
+    "fp16": Dtype("float16", "float32", 8, -6),
+    "f32": Dtype("float32", "float32", 14, -12),
+    "f64": Dtype("float64", "float64", 32, -30),
+}
+# Offsets per head and per key shard in sixteenths; at kernel shapes those of q and k are small,
+# because their product grows with sqrt(D) and would put all weight on one shard.
+SMALL = {"q": (3, 0), "k": (5, 4), "v": (6, 7), "dy": (4, 3)}
+LARGE = {"q": (1, 0), "k": (2, 1), "v": (6, 7), "dy": (4, 3)}
+LARGE_HEAD_DIM = 32
+
+
+def put(value: Any, *at: Any) -> Patch:
+    """Set part of a tensor; one entry of ``at`` for each axis: index, (start, stop) or None."""
+    return Patch(at, set=value)
+
+
+def times(factor: float, *at: Any) -> Patch:
+    """Multiply part of a tensor by a power of two."""
+    return Patch(at, multiply=factor)
+
+
+def numbers(
+    bits: int, exponent: int, shape: tuple[int, ...] | None = None, **more: Any
+) -> TensorRecipe:
+    """Random numbers of so many bits, times 2**exponent."""
+    return TensorRecipe("uniform", shape=shape, bits=bits, exponent=exponent, **more)
+
+
+def constant(value: Any, shape: tuple[int, ...] | None = None, *patches: Patch) -> TensorRecipe:
+    return TensorRecipe("constant", shape=shape, value=value, patches=patches)
+
+
+def coins(threshold: int, *shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
+    """Random booleans, False in ``threshold`` of 256."""
+    return TensorRecipe("bernoulli", shape=shape, threshold=threshold, patches=patches)
+
+
+def bias_of(*shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
+    """Random numbers around 0, with another mean for each head and each quarter of the keys."""
+    return numbers(8, -7, shape, head=24, shard=20, shards=4, patches=patches)
+
+
+def spread(first: float, step: float, modulus: int, *shape: int) -> TensorRecipe:
+    """Values first + step * (7 i mod modulus), i counting the elements in C order."""
+    flat: list[Any] = []
+    count = 1
+    for length in shape:
+        count *= length
+    flat = [first + step * (7 * i % modulus) for i in range(count)]
+    for length in reversed(shape[1:]):
+        flat = [flat[i : i + length] for i in range(0, len(flat), length)]
+    return TensorRecipe("values", values=tuple(flat))
+
+
+def recipe_of(x: Any) -> TensorRecipe:
+    return x if isinstance(x, TensorRecipe) else TensorRecipe("values", values=x)
+
+
+def standard(name: str, dtype: Dtype, shape: Shape, shards: int) -> TensorRecipe:
+    """q, k, v or dy: numbers within 2 of 0 with an offset per head and per shard of the tokens."""
+    head, shard = (LARGE if shape.D >= LARGE_HEAD_DIM else SMALL)[name]
+    unit = 2 ** (dtype.bits - 6)
+    more = {"shard": shard * unit, "shards": shards} if shard else {}
+    return numbers(dtype.bits, dtype.exponent, head=head * unit, **more)
+
+
+def case(
+    id: str,
+    reason: str,
+    rules: str,
+    flags: str = "",
+    *,
+    operation: str = "attention",
+    passes: tuple[str, ...] = ("forward", "backward"),
+    S: int = 16,
+    Sq: int | None = None,
+    Sk: int | None = None,
+    B: int = 1,
+    H: int = 2,
+    Hkv: int | None = None,
+    D: int = 4,
+    Dv: int | None = None,
+    dtype: str = "bf16",
+    outputs: str | None = None,
+    ring: Ring | None = None,
+    storage: str = "full",
+    patches: Mapping[str, tuple[Patch, ...]] | None = None,
+    **rest: Any,
+) -> Case:
+    """An attention case; ``rest`` are terms and tensors, ``dlse=True`` a random dlse."""
+    used = DTYPES[dtype]
+    shape = Shape(
+        B, H, H if Hkv is None else Hkv, S if Sq is None else Sq, S if Sk is None else Sk, D,
+        D if Dv is None else Dv,
+    )  # fmt: skip
+    terms = {name: rest.pop(name) for name in TERMS if name in rest}
+    if operation != "merge":
+        terms = {"scale": terms.get("scale", default_scale(D))} | terms
+    tensors = tensors_of(operation, passes, used, shape, ring, rest)
+    for name, changes in (patches or {}).items():
+        tensors[name] = dataclasses.replace(tensors[name], patches=changes)
+    formats = CaseFormats(used.inputs, outputs or used.inputs, used.statistics)
+    made = Case(
+        id, reason, operation, passes, tuple(rules.split()), tuple(flags.split()), shape, formats,
+        terms, ring, Inputs(id, tensors), storage,
+    )  # fmt: skip
+    return dataclasses.replace(made, requires=requires(made))
+
+
+def tensors_of(
+    operation: str,
+    passes: tuple[str, ...],
+    dtype: Dtype,
+    shape: Shape,
+    ring: Ring | None,
+    given: dict[str, Any],
+) -> dict[str, TensorRecipe]:
+    """Recipes by name in the order of NAMES: the given ones, and the standard ones of the rest."""
+    unknown = set(given) - set(NAMES)
+    assert not unknown, f"unknown names {unknown}"
+    shards = min(4, shape.Sk) if ring is None else ring.workers
+    tensors: dict[str, TensorRecipe] = {}
+    if operation != "merge":
+        names = ("q", "k", "v", "dy") if "backward" in passes else ("q", "k", "v")
+        tensors = {name: standard(name, dtype, shape, shards) for name in names}
+    if given.get("dlse") is True:
+        given["dlse"] = numbers(8, -6, head=30)
+    tensors |= {name: recipe_of(x) for name, x in given.items()}
+    return {name: tensors[name] for name in NAMES if name in tensors}
+
+
+def ring(
+    id: str,
+    reason: str,
+    rules: str,
+    flags: str = "",
+    *,
+    W: int,
+    layout: str = "contiguous",
+    circulation: str = "kv",
+    direction: int = 1,
+    table_q: Any = None,
+    table_k: Any = None,
+    **data: Any,
+) -> Case:
+    """A ring case; one table stands for queries and keys."""
+    if table_q is not None:
+        layout, table_k = "table", table_q if table_k is None else table_k
+    circle = Ring(W, layout, circulation, direction, table_q, table_k)
+    return case(id, reason, rules, flags, operation="ring", ring=circle, **data)
+
+
+def block_forward(id: str, reason: str, rules: str, flags: str = "", **data: Any) -> Case:
+    return case(
+        id, reason, rules, flags, operation="block", passes=("forward",), **({"S": 8} | data)
+    )
+
+
+def block_backward(id: str, reason: str, rules: str, flags: str = "", **data: Any) -> Case:
+    """Rows whose lse is larger than that of the block alone, and deltas of either sign."""
+    n = (data.get("B", 1), data.get("H", 2), data.get("Sq", data.get("S", 8)))
+    rows = {"lse": spread(3.0, 0.125, 13, *n), "delta": spread(-1.5, 0.25, 11, *n)}
+    return case(
+        id,
+        reason,
+        rules,
+        flags,
+        operation="block",
+        passes=("backward",),
+        **({"S": 8} | rows | data),
+    )
+
+
+def merge(
+    id: str,
+    reason: str,
+    rules: str,
+    flags: str = "",
+    *,
+    N: int,
+    Dv: int = 4,
+    S: int = 6,
+    **data: Any,
+) -> Case:
+    """N parts [N, B, H, S, Dv], each with a mean of its own."""
+    bits, exponent = (
+        DTYPES[data.get("dtype", "bf16")].bits,
+        DTYPES[data.get("dtype", "bf16")].exponent,
+    )
+    unit = 2 ** (bits - 6)
+    given = {
+        "parts_o": numbers(bits, exponent, head=5 * unit, shard=9 * unit, shards=N),
+        "parts_lse": numbers(8, -5, head=20, shard=13, shards=N),
+    } | data
+    return case(
+        id, reason, rules, flags, operation="merge", passes=("forward",), Sq=S, Sk=N, D=Dv, **given
+    )
+
+
+def schedule(
+    id: str, reason: str, rules: str, flags: str = "", *, W: int, circulation: str = "kv",
+    direction: int = 1,
+) -> Case:  # fmt: skip
+    """The two passes of a ring as data: no tensor goes in."""
+    made = Case(
+        id, reason, "schedule", ("forward", "backward"), tuple(rules.split()), tuple(flags.split()),
+        None, None, {}, Ring(W, "contiguous", circulation, direction), Inputs(id, {}), "full",
+    )  # fmt: skip
+    return dataclasses.replace(made, requires=requires(made))

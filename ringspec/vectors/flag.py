@@ -1,0 +1,35 @@
+"""What a flag is: a class of bugs, and the public reports of it.
+
+``statuses`` says of each report how sure its link is: "fixed" (a fix was merged), "agreed" (the
+maintainers agreed; a merged fix is not known), "code" (read in the public source), "reported"
+(described with an analysis or a reproduction; no confirmation is known), "review" (a comment in a
+code review).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STATUSES = ("fixed", "agreed", "code", "reported", "review")
+SITE = "https://github.com/"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A class of bugs: ``bug_class`` in a few words, its ``effect`` in one sentence.
+
+    ``reports`` are public addresses, ``statuses`` one of :data:`STATUSES` for each of them.
+    """
+
+    name: str
+    bug_class: str
+    effect: str
+    reports: tuple[str, ...] = ()
+    statuses: tuple[str, ...] = ()
+
+
+def flag(name: str, bug_class: str, effect: str, *reports: str) -> Flag:
+    """A flag whose reports are written 'status path', the path below :data:`SITE`."""
+    pairs = [report.split(" ") for report in reports]
+    addresses = tuple(SITE + path for _, path in pairs)
+    return Flag(name, bug_class, effect, addresses, tuple(status for status, _ in pairs))

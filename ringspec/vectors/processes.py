@@ -1,0 +1,90 @@
+"""A function over many items in several processes; results in the order of the items.
+
+Each process computes with one BLAS thread: the work is cut by cases, and threads of several
+processes would only stand in each other's way.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from threadpoolctl import threadpool_limits
+
+from ringspec.errors import OptionError, VectorError, shown
+
+MOST_JOBS = 256
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def each(
+    function: Callable[[Item], Result], items: Iterable[Item], jobs: int = 1
+) -> Iterator[Result]:
+    """``function(item)`` for each item, in order; function and items must be picklable for jobs > 1.
+
+    An error of one item comes out at its place, and what is not begun is not done.
+
+    >>> list(each(abs, [-1, 2, -3]))
+    [1, 2, 3]
+    """
+    if type(jobs) is not int or not 1 <= jobs <= MOST_JOBS:
+        raise OptionError(f"1 to {MOST_JOBS} jobs", shown(jobs), "give the number of processes")
+    if jobs == 1:
+        for item in items:
+            with threadpool_limits(1):
+                result = function(item)
+            yield result
+        return
+    yield from in_processes(function, items, jobs)
+
+
+def in_processes(
+    function: Callable[[Item], Result], items: Iterable[Item], jobs: int
+) -> Iterator[Result]:
+    """A bounded window of items is in work, so that results do not pile up."""
+    # spawn: a fork would copy the BLAS library's threads in the middle of what they do.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin)
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= 4 * jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise VectorError(
+            "processes that finish their work",
+            "one that was killed, perhaps for want of memory",
+            "use fewer jobs",
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def begin() -> None:
+    """In a new process: one BLAS thread, and an end when the parent ends, however it does."""
+    threadpool_limits(1)
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+
+
+def leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def default_jobs() -> int:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), MOST_JOBS)
+    return min(os.cpu_count() or 1, MOST_JOBS)

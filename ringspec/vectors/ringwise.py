@@ -1,0 +1,74 @@
+"""Global tensors as what each worker of a ring holds: a leading axis W, tokens in slot order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+OF_QUERIES, OF_KEYS = ("o", "lse", "dq"), ("dk", "dv")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Layouts of queries and keys: int64 [W, n_q] and [W, n_k], token of each slot, -1 padding."""
+
+    q: NDArray[np.int64]
+    k: NDArray[np.int64]
+
+    @property
+    def workers(self) -> int:
+        return len(self.q)
+
+    def worker_of_query(self) -> NDArray[np.int64]:
+        """[Sq]: the worker that holds each query.
+
+        >>> Tables(np.array([[0, 2], [1, -1]]), np.zeros((2, 0), np.int64)).worker_of_query().tolist()
+        [0, 1, 0]
+        """
+        worker = np.full((self.q >= 0).sum(), -1, dtype=np.int64)
+        for r, slots in enumerate(self.q):
+            worker[slots[slots >= 0]] = r
+        return worker
+
+
+def slots_of(x: NDArray, table: NDArray[np.int64], axis: int, fill: float) -> NDArray:
+    """[W, ...]: the entries of each worker's slots along ``axis``; ``fill`` in padding slots.
+
+    >>> slots_of(np.array([[5, 6, 7]]), np.array([[0, 2], [1, -1]]), 1, 9).tolist()
+    [[[5, 7]], [[6, 9]]]
+    """
+    workers, slots = table.shape
+    result = np.full((workers, *x.shape[:axis], slots, *x.shape[axis + 1 :]), fill, dtype=x.dtype)
+    for local, tokens in zip(result, table, strict=True):
+        real = np.flatnonzero(tokens >= 0)
+        local[(*(slice(None),) * axis, real)] = np.take(x, tokens[real], axis=axis)
+    return result
+
+
+def per_worker(
+    values: Mapping[str, NDArray], tables: Tables | None, lse_of_padding: float
+) -> dict[str, NDArray]:
+    """Results, or their row scales, by name. Without tables they stay global.
+
+    In a ring ``dsinks_parts`` becomes dsinks [W, H, N] and the total dsinks_sum; likewise for a bias
+    that is the same for all queries. Other rows of dbias go to the worker of their query.
+    """
+    if tables is None:
+        return dict(values)
+    arranged = {}
+    for name, x in values.items():
+        if name in OF_QUERIES:
+            fill = lse_of_padding if name == "lse" else 0.0
+            arranged[name] = slots_of(x, tables.q, 2, fill)
+        elif name in OF_KEYS:
+            arranged[name] = slots_of(x, tables.k, 2, 0.0)
+        elif name.endswith("_parts"):
+            arranged[name.removesuffix("_parts")] = x
+        elif f"{name}_parts" in values:
+            arranged[f"{name}_sum"] = x
+        else:
+            arranged[name] = slots_of(x, tables.q, 2, 0.0)
+    return arranged

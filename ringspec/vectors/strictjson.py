@@ -1,0 +1,183 @@
+"""JSON of which nothing is taken on trust, and its one text form.
+
+Read: UTF-8, bounded in bytes, depth and the size of numbers; no key twice, no NaN, no infinity (not
+even as 1e999), text of printable ASCII alone. Written: the same data, the same bytes. Schemas lie in ``schemas/`` (JSON Schema
+2020-12) and are checked with the jsonschema package, which is loaded when first needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ringspec.errors import VectorError, shown
+
+MAX_DEPTH = 12
+MAX_ITEMS = 1 << 19
+MAX_SCHEMA_ERROR = 200
+WIDTH = 100
+SCHEMAS = Path(__file__).parent / "schemas"
+MEND = "take the file from its source again, or write it with ringspec"
+
+
+def parse(text: str | bytes, what: str, limit: int, error: type[VectorError]) -> Any:
+    """The data of a JSON text of at most ``limit`` bytes; ``error`` for anything else.
+
+    >>> parse('{"a": [1, 2.5]}', "example", 100, VectorError)
+    {'a': [1, 2.5]}
+    >>> parse('{"a": NaN}', "example", 100, VectorError)
+    Traceback (most recent call last):
+    ringspec.errors.VectorError: expected JSON in example; got NaN is not JSON. To mend it: take the file from its source again, or write it with ringspec.
+    """
+    if not isinstance(text, (str, bytes)):
+        raise error(f"{what} as text or bytes", shown(type(text)), "pass the content of a file")
+    if len(text) > limit:
+        raise error(f"{what} of at most {limit} bytes", f"{len(text)}", MEND)
+    try:
+        plain = text if isinstance(text, str) else text.decode("utf-8")
+        # Before Python makes an object of each: "[[],[],..." takes 30 times its length.
+        if sum(plain.count(mark) for mark in "[{,") > MAX_ITEMS:
+            raise ValueError(f"more than {MAX_ITEMS} items")
+        data = json.loads(
+            plain,
+            object_pairs_hook=unique,
+            parse_constant=no_constant,
+            parse_float=finite,
+            parse_int=whole,
+        )
+    except (ValueError, RecursionError) as cause:
+        raise error(f"JSON in {what}", str(cause)[:200] or type(cause).__name__, MEND) from None
+    check_items(data, what, error)
+    return data
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice")
+    return result
+
+
+def no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is beyond float64")
+    return value
+
+
+def whole(text: str) -> int:
+    value = int(text)  # Python itself refuses more than 4300 digits
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"the integer {text[:40]} is beyond 64 bits")
+    return value
+
+
+def check_items(data: Any, what: str, error: type[VectorError]) -> None:
+    """No container below MAX_DEPTH levels and no odd character; level by level, not recursive."""
+    level = [data]
+    for _ in range(MAX_DEPTH + 1):
+        for item in level:
+            if isinstance(item, str) and not (item.isascii() and item.isprintable()):
+                raise error(f"text of printable ASCII in {what}", shown(item), MEND)
+        level = [inner for item in level for inner in inside(item)]
+    if level:
+        raise error(f"JSON of at most {MAX_DEPTH} levels in {what}", "more", MEND)
+
+
+def inside(item: Any) -> list[Any]:
+    if isinstance(item, dict):
+        return [*item.keys(), *item.values()]
+    return item if isinstance(item, list) else []
+
+
+def check_schema(data: Any, schema: str, what: str, error: type[VectorError]) -> None:
+    """Raise ``error`` unless data satisfies ``schemas/<schema>.schema.json``."""
+    fault = next(validator(schema).iter_errors(data), None)
+    if fault is None:
+        return
+    place = "/".join(str(part)[:60] for part in fault.absolute_path) or "the whole file"
+    raise error(
+        f"{what} as schemas/{schema}.schema.json has it",
+        f"at {place[:200]}: {fault.message[:MAX_SCHEMA_ERROR]}",
+        "compare it with a case.json, flags.json or manifest.json of the core set",
+    )
+
+
+@functools.cache
+def validator(schema: str) -> Any:
+    """A validator for which an integer is an int: JSON Schema itself takes 1.0 for one."""
+    # Loading jsonschema takes as long as all of ringspec; who reads no set does not pay for it.
+    import jsonschema
+
+    checker = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, x: isinstance(x, int) and not isinstance(x, bool)
+    )
+    strict = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=checker)
+    return strict(json.loads((SCHEMAS / f"{schema}.schema.json").read_text(encoding="utf-8")))
+
+
+def canonical(data: Any) -> bytes:
+    """The bytes that digests are made of: sorted keys, no spaces, ASCII.
+
+    >>> canonical({"b": 1.0, "a": [True, None]})
+    b'{"a":[true,null],"b":1.0}'
+    """
+    return json.dumps(
+        data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode()
+
+
+def pretty(data: dict[str, Any]) -> str:
+    """The text of a file: keys in the given order, one space a level, short containers in one line.
+
+    >>> print(pretty({"shape": {"B": 1, "H": 2}, "rows": [0, 1]}), end="")
+    {
+     "shape": {"B": 1, "H": 2},
+     "rows": [0, 1]
+    }
+    """
+    return block(data, 0) + "\n"
+
+
+def flat(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=True, allow_nan=False)
+
+
+def block(data: Any, level: int) -> str:
+    """A container over several lines."""
+    margin = "\n" + " " * (level + 1)
+    if isinstance(data, dict):
+        parts = [
+            f"{flat(name)}: {item(value, level + 1, len(name))}" for name, value in data.items()
+        ]
+        return "{" + margin + f",{margin}".join(parts) + "\n" + " " * level + "}"
+    if any(isinstance(value, (dict, list)) for value in data):
+        parts = [item(value, level + 1, 0) for value in data]
+        return "[" + margin + f",{margin}".join(parts) + "\n" + " " * level + "]"
+    return "[" + margin + margin.join(filled([flat(value) for value in data], level)) + "]"
+
+
+def item(value: Any, level: int, before: int) -> str:
+    line = flat(value)
+    one_line = level + before + len(line) + 6 <= WIDTH  # quotes, colon, space and comma
+    container = isinstance(value, (dict, list)) and value
+    return line if one_line or not container else block(value, level)
+
+
+def filled(words: list[str], level: int) -> list[str]:
+    """Numbers, with commas between them, in lines of at most WIDTH."""
+    lines = [""]
+    for index, word in enumerate(words):
+        text = word + ("," if index + 1 < len(words) else "")
+        if lines[-1] and level + len(lines[-1]) + len(text) + 4 > WIDTH:  # and "],"
+            lines.append(text)
+        else:
+            lines[-1] += (" " if lines[-1] else "") + text
+    return lines

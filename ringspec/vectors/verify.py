@@ -1,0 +1,77 @@
+"""Derive every case of a set again, and compare the bytes with those that the set holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringspec.errors import RingspecError, UndecidedError
+from ringspec.vectors.diff import FieldChange, TensorChange, diff_case
+from ringspec.vectors.generate import derive, matching
+from ringspec.vectors.processes import each
+from ringspec.vectors.sets import VectorSet
+
+OUTCOMES = ("ok", "differs", "undecided", "refused", "withdrawn")
+FAILURES = ("differs", "undecided", "refused")
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """What came of one case.
+
+    ``outcome``: "ok"; "differs": ``fields`` of case.json (digests among them) and stored ``tensors``
+    that are not what was derived, old being the set's; "undecided": a result cannot be rounded with
+    certainty; "refused": the case cannot be derived at all, ``message`` says why; "withdrawn": its
+    values no longer count and were not derived.
+    """
+
+    id: str
+    outcome: str
+    fields: tuple[FieldChange, ...] = ()
+    tensors: tuple[TensorChange, ...] = ()
+    message: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the set does not hold what this program derives."""
+        return self.outcome in FAILURES
+
+
+def verify(
+    vectors: VectorSet,
+    *,
+    only: str | None = None,
+    jobs: int = 1,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> tuple[CaseReport, ...]:
+    """One report for each case whose id matches ``only`` (a pattern; None: all), in order of ids.
+
+    Reads nothing from a cache. ``jobs`` processes work at the same time. Files are held to the
+    manifest as they are read; ``check_set`` checks the rest of the set's form.
+    """
+    cases = matching(tuple(vectors), only)
+    # A set that was opened may carry its flags, which no other process needs.
+    plain = VectorSet(vectors.path, vectors.manifest)
+    reports = []
+    for report in each(verify_case, [(plain, case.id) for case in cases], jobs):
+        reports.append(report)
+        if progress is not None:
+            progress(len(reports), len(cases), report.id)
+    return tuple(reports)
+
+
+def verify_case(which: tuple[VectorSet, str]) -> CaseReport:
+    """Derive one case of a set again and compare."""
+    vectors, id = which
+    case, stored = vectors.case(id), vectors.tensors(id)
+    if case.withdrawn is not None:
+        return CaseReport(id, "withdrawn", message=case.withdrawn.reason)
+    try:
+        derived = derive(case)
+    except UndecidedError as error:
+        return CaseReport(id, "undecided", message=str(error))
+    except RingspecError as error:
+        return CaseReport(id, "refused", message=str(error))
+    change = diff_case(id, case, stored, derived.case, derived.tensors or {})
+    same = not (change.fields or change.tensors)
+    return CaseReport(id, "ok" if same else "differs", change.fields, change.tensors)
