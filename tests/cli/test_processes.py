@@ -32,8 +32,10 @@ def test_bad_input_of_a_process_is_exit_code_2_without_traceback(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a child process")
 def test_control_c_exits_130_and_leaves_nothing_behind(tmp_path):
-    # Says when it has begun, so that the signal meets the work and not the imports.
+    # Says when it has begun, so that the signal meets the work and not the imports. A shell starts its
+    # background jobs with the signal ignored, and children inherit that.
     program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import ringspec.cli as cli, ringspec.cli.simulate as s\n"
         "ring = s.ring\n"
         "s.ring = lambda *a, **o: print('begun', flush=True) or ring(*a, **o)\n"

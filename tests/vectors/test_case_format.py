@@ -9,7 +9,7 @@ from vectors import samples
 from ringspec.errors import CaseFormatError, RingspecError
 from ringspec.spec.rules import RULES
 from ringspec.vectors import case as case_module
-from ringspec.vectors import flags, inputs
+from ringspec.vectors import flag, inputs
 from ringspec.vectors.case import (
     Inputs,
     Patch,
@@ -259,7 +259,7 @@ def test_the_schema_and_the_code_know_the_same_names():
     assert set(schema["$defs"]["ring"]["properties"]) == set(Ring.__dataclass_fields__)
     assert list(known) == list(case_module.Case.__dataclass_fields__) == schema["required"]
     statuses = validator("flags").schema["additionalProperties"]["properties"]["statuses"]
-    assert tuple(statuses["items"]["enum"]) == flags.STATUSES
+    assert tuple(statuses["items"]["enum"]) == flag.STATUSES
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
