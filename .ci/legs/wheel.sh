@@ -16,3 +16,5 @@ set -x
 "$CI_SCRATCH/clean/bin/python" -P -m ringspec simulate --workers 4
 "$CI_SCRATCH/clean/bin/ringspec" simulate --workers 4 --json >simulate.json
 "$CI_SCRATCH/clean/bin/python" -P -m json.tool simulate.json >/dev/null
+"$CI_SCRATCH/clean/bin/ringspec" vectors list
+"$CI_SCRATCH/clean/bin/ringspec" vectors verify core --only 'merge/*'
