@@ -103,6 +103,10 @@ class RefusedError(RingspecError):
     """A modelled public interface refuses this call (``ringspec.interfaces``)."""
 
 
+class MissingPackageError(RingspecError):
+    """A package that only this use of ringspec needs is not installed, or in another version."""
+
+
 class UndecidedError(RingspecError):
     """A correctly rounded result that the precision of ``ringspec.exact`` cannot decide."""
 

@@ -1,7 +1,8 @@
 """The command line: one file for each command, and here the group that holds them.
 
-Exit codes: 0; 1 when a ring differs from the definition beyond its bound, or golden vectors from what
-they should be; 2 for bad input, with one paragraph on stderr; 130 after Ctrl-C.
+Exit codes: 0; 1 when a ring differs from the definition beyond its bound, golden vectors from what
+they should be, or an implementation under test fails a case that it claims; 2 for bad input, with one
+paragraph on stderr; 3 when no case of an implementation could be executed; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import click
 
 import ringspec
+from ringspec.cli.cases import cases_group
+from ringspec.cli.check import check_command
 from ringspec.cli.group import Commands
+from ringspec.cli.replay import replay_command
 from ringspec.cli.schedule import schedule_command
 from ringspec.cli.simulate import simulate_command
+from ringspec.cli.smoke import smoke_command
 from ringspec.cli.vectors import vectors_group
 
 
@@ -28,3 +33,7 @@ def main() -> None:
 main.add_command(simulate_command)
 main.add_command(schedule_command)
 main.add_command(vectors_group)
+main.add_command(smoke_command)
+main.add_command(check_command)
+main.add_command(replay_command)
+main.add_command(cases_group)

@@ -19,6 +19,9 @@ BELOW_SPEC = {
 # A reader of the specification meets no input, output, threads or clock.
 KEPT_OUT = {"asyncio", "ctypes", "multiprocessing", "pickle", "random", "socket", "subprocess"}
 KEPT_OUT |= {"threading", "time"}
+# What targets and their adapters need, and what pytest alone reads.
+OPTIONAL = {"diffusers", "jax", "pytest", "torch"}
+OF_PYTEST = {"conftest.py", "pytest_plugin.py", "test_conformance.py"}
 
 
 def imported(path: Path) -> set[str]:
@@ -76,7 +79,22 @@ def test_click_and_rich_are_imported_by_the_command_line_alone():
 def test_ringspec_imports_its_declared_dependencies_and_nothing_else(pyproject):
     declared = {name.partition(">=")[0] for name in pyproject["project"]["dependencies"]}
     for path in PACKAGE.rglob("*.py"):
-        assert outside(imported(path)) <= declared, path.name
+        foreign = outside(imported(path)) - declared
+        if path.relative_to(PACKAGE).parts[0] == "conformance":
+            foreign -= OPTIONAL
+        assert not foreign, path.name
+
+
+def test_what_is_optional_is_imported_inside_functions_alone():
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        at_import = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = set()
+        for node in at_import:
+            names |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            names |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
+        allowed = {"pytest"} if path.name in OF_PYTEST else set()
+        assert not outside(names) & OPTIONAL - allowed, path.name
 
 
 def test_kernels_and_simulator_import_nothing_of_ringspec():

@@ -1,0 +1,104 @@
+"""The text of a run: its head, each failure with the command that repeats it, the headline."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringspec.cli import output
+from ringspec.conformance.outcome import FAILURES, Record
+from ringspec.conformance.report import Report, headline
+from ringspec.conformance.words import record_text
+
+MOST_FAILURES = 20
+MOST_LINES = 30
+FEW_FINDINGS, ALL_FINDINGS = 2, 24
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain(text: str) -> str:
+    """ASCII, and nothing that a terminal would obey.
+
+    >>> plain("a\\x1b[2Jb\\u00e9")
+    'a\\\\x1b[2Jb\\\\xe9'
+    """
+    visible = CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return visible.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def show_head(header: dict[str, Any], count: int) -> None:
+    """The target, and what it is held against."""
+    target, versions, vectors = header["target"], header["versions"], header["vectors"]
+    name = target["name"]
+    click.echo(plain(name if name == target["spec"] else f"{name} ({target['spec']})"))
+    for note in target["notes"]:
+        click.echo(plain(f"note: {note}"))
+    cases = "1 case" if count == 1 else f"{count} cases"
+    click.echo(
+        f"profile {header['profile']}, {cases}; ringspec {versions['ringspec']}, specification "
+        f"{versions['specification']}, vectors {vectors['name']} {vectors['set_version']} "
+        f"({vectors['digest'][:12]})\n"
+    )
+
+
+def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
+    """Failures, what is not claimed, the headline, and where the reports lie.
+
+    With ``details`` every executed case is told.
+    """
+    told = [record for record in report.records if record.outcome in FAILURES]
+    if details:
+        told = [record for record in report.records if record.outcome != "not claimed"]
+    for record in told[:MOST_FAILURES]:
+        show_record(record, report, details)
+    if len(told) > MOST_FAILURES:
+        click.echo(
+            f"and {len(told) - MOST_FAILURES} more, which a report lists (--html, --report)\n"
+        )
+    show_unclaimed(report)
+    assert report.footer is not None
+    click.echo(headline(report.footer["summary"]))
+    for name, path in sorted(files.items()):
+        click.echo(plain(f"{name}: {path}"))
+
+
+def show_record(record: Record, report: Report, details: bool) -> None:
+    lines = plain(record_text(record, ALL_FINDINGS if details else FEW_FINDINGS)).splitlines()
+    if len(lines) > MOST_LINES:
+        half = MOST_LINES // 2
+        lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines ...", *lines[-half:]]
+    if details:
+        lines += worst_lines(record)
+    click.echo("\n".join(output.folded(lines, output.width())))
+    if record.outcome in FAILURES:
+        if report.header["profile"] != "replay":
+            words = ("ringspec", "replay", report.header["target"]["spec"], record.id)
+            click.echo(plain(f"  repeat it: {shlex.join(words)}"))
+        click.echo()
+
+
+def worst_lines(record: Record) -> list[str]:
+    """The largest error of each tensor that passes, over all workers."""
+    worst: dict[str, float] = {}
+    for one in record.findings:
+        if one.kind == "ok":
+            worst[one.tensor] = max(one.error, worst.get(one.tensor, 0.0))
+    if not worst:
+        return []
+    figures = ", ".join(f"{name} {error:.2g}" for name, error in worst.items())
+    return [f"  largest error in units of the bound: {figures}; {record.seconds:.2f} s"]
+
+
+def show_unclaimed(report: Report) -> None:
+    """Why cases are not claimed, the commonest reasons first."""
+    reasons = Counter(record.reason for record in report.records if record.outcome == "not claimed")
+    if reasons:
+        listed = [f"{count} {reason}" for reason, count in reasons.most_common(8)]
+        more = f"; {len(reasons) - 8} other reasons" if len(reasons) > 8 else ""
+        text = plain(f"not claimed: {'; '.join(listed)}{more}")
+        click.echo("\n".join(output.folded([text], output.width())))

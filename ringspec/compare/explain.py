@@ -1,0 +1,114 @@
+"""A verdict as one sentence: which tensor of which worker, how many rows, and the worst element.
+
+>>> from ringspec.compare.verdict import TensorVerdict
+>>> verdict = TensorVerdict("dk", 2, "beyond bound", 412.3, (0, 1, 5, 3), 0.53, 0.12, 37, 64)
+>>> print(explain(verdict))
+dk of worker 2: 37 of 64 rows beyond their bound; worst at batch 0, head 1, slot 5, d 3: got 0.53, \
+want 0.12 (412 times the bound)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Verdict(Protocol):
+    """A :class:`~ringspec.compare.verdict.TensorVerdict`, or a record with the same fields."""
+
+    @property
+    def tensor(self) -> str: ...
+    @property
+    def worker(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def error(self) -> float: ...
+    @property
+    def where(self) -> tuple[int, ...]: ...
+    @property
+    def got(self) -> float | None: ...
+    @property
+    def want(self) -> float | None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def of(self) -> int: ...
+
+
+AXES = {
+    "o": ("batch", "head", "slot", "d"),
+    "lse": ("batch", "head", "slot"),
+    "dq": ("batch", "head", "slot", "d"),
+    "dk": ("batch", "head", "slot", "d"),
+    "dv": ("batch", "head", "slot", "d"),
+    "dsinks": ("head", "sink"),
+    "dbias": ("batch", "head", "slot", "key"),
+}
+WHAT_FAILED = {
+    "NaN": "with NaN or beyond their bound; first NaN",
+    "-inf where finite is due": "wrong; -inf where a finite number is due",
+    "finite where -inf is due": "wrong; a finite number where -inf is due",
+    "infinite": "wrong; infinite where it must not be",
+    "not zero": "wrong; not zero where nothing contributes, worst",
+    "beyond bound": "beyond their bound; worst",
+}
+WITHOUT_PLACE = {
+    "missing": "missing",
+    "wrong shape": "wrong shape",
+    "wrong dtype": "wrong dtype",
+}
+
+
+def explain(verdict: Verdict) -> str:
+    """One sentence about a verdict, without a full stop."""
+    whose = f"{verdict.tensor} of worker {verdict.worker}"
+    if verdict.kind in WITHOUT_PLACE:
+        return f"{whose}: {WITHOUT_PLACE[verdict.kind]}"
+    if verdict.kind == "ok":
+        most = f", at most {times(verdict.error)} its bound" if verdict.of else ""
+        return f"{whose}: all {rows_of(verdict.of)} within their bound{most}"
+    what = WHAT_FAILED.get(verdict.kind, verdict.kind)
+    got, want = number(verdict.got), number(verdict.want)
+    sentence = f"{whose}: {verdict.rows} of {rows_of(verdict.of)} {what} at {place(verdict)}"
+    sentence += f": got {got}, want {want}"
+    if verdict.kind == "beyond bound":
+        sentence += f" ({times(verdict.error)} the bound)"
+    return sentence
+
+
+def explain_all(verdicts: Iterable[Verdict], most: int = 8) -> str:
+    """The failing ones, a line each, at most ``most`` and then how many more; '' if all pass."""
+    failing = [v for v in verdicts if v.kind != "ok"]
+    lines = [explain(v) for v in failing[:most]]
+    if len(failing) > most:
+        lines.append(f"and {len(failing) - most} more tensors of workers")
+    return "\n".join(lines)
+
+
+def place(verdict: Verdict) -> str:
+    """Where, in words: 'batch 0, head 1, slot 5, d 3'."""
+    axes = AXES.get(verdict.tensor.removesuffix("_sum"), ())
+    if len(axes) != len(verdict.where):
+        return f"index {list(verdict.where)}"
+    return ", ".join(f"{axis} {i}" for axis, i in zip(axes, verdict.where, strict=True))
+
+
+def rows_of(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def number(x: float | None) -> str:
+    return "nothing" if x is None else f"{x:.7g}"
+
+
+def times(error: float) -> str:
+    """'412 times', '1.04 times'; an infinite error has no figure.
+
+    >>> times(412.3), times(1.04), times(math.inf), times(3.2e20)
+    ('412 times', '1.04 times', 'infinitely many times', '3.2e+20 times')
+    """
+    if not math.isfinite(error):
+        return "infinitely many times"
+    return f"{error:.0f} times" if 100 <= error < 1e6 else f"{error:.3g} times"

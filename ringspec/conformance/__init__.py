@@ -1,0 +1,1 @@
+"""The conformance suite: point it at any implementation and get an honest verdict."""

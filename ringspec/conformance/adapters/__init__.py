@@ -1,0 +1,1 @@
+"""What stands between a target's author and the protocol: one module for each way to be called."""

@@ -1,0 +1,194 @@
+"""``cmd:PROGRAM ARGUMENT...``: a program in any language, asked through its standard streams.
+
+One JSON line asks, one JSON line answers, tensors go through safetensors files
+(docs/conform/protocol.md). The program runs without a shell, in a process group of its own; its
+error stream is a log. A process that crashed, hung or wrote what is no answer is ended with its
+group, and the next call starts another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ringspec.conformance.adapters.process import Program
+from ringspec.conformance.adapters.wire import (
+    PROTOCOL,
+    Claims,
+    call_message,
+    check_answer,
+    claims_from,
+    inputs_file,
+    line_of,
+    message_of,
+    read_result,
+)
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import Call, Crashed, Failed, Garbage, Result, TimedOut
+from ringspec.errors import OptionError, shown
+
+START_SECONDS = 120.0
+CALL_SECONDS = 60.0
+RESULT = "result.safetensors"
+MOST_LOG = 4000
+
+
+class CommandTarget:
+    """A program as a target.
+
+    ``command``: text (split as a shell would, but run without one) or a list of arguments.
+    ``timeout``: seconds for the answer to one call; ``start_timeout``: for the answer to hello.
+    ``name``, ``capabilities`` and ``notes`` come from the program, which is started when they are
+    first asked for; OptionError where it does not say them. ``run`` raises Refused, Crashed,
+    TimedOut, Garbage, and Failed where the program says that it could not; ``log`` is what the
+    program wrote to stderr during the last call, at most its last 64 KiB.
+
+    >>> CommandTarget("python3 -c 'print()'").command
+    ('python3', '-c', 'print()')
+    """
+
+    def __init__(
+        self,
+        command: str | list[str] | tuple[str, ...],
+        *,
+        timeout: float | None = CALL_SECONDS,
+        start_timeout: float = START_SECONDS,
+    ) -> None:
+        self.command = arguments_of(command)
+        self.timeout = CALL_SECONDS if timeout is None else timeout
+        self.start_timeout = start_timeout
+        self.log = ""
+        self._claims: Claims | None = None
+        self._program: Program | None = None
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, (self.command, self.timeout, self.start_timeout)
+
+    @property
+    def name(self) -> str:
+        return self.claims().name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.claims().capabilities
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.claims().notes
+
+    def claims(self) -> Claims:
+        """What the program answered to hello."""
+        with self._lock:
+            try:
+                with self.guarded():
+                    if self._claims is None:
+                        self.started()
+            except Failed as fault:
+                said = f"{fault}\nit wrote:\n{fault.log[-MOST_LOG:]}" if fault.log else str(fault)
+                raise OptionError(
+                    f"a program that answers hello as {shown(shlex.join(self.command))}",
+                    said,
+                    "see the protocol in docs/conform/protocol.md",
+                ) from None
+            assert self._claims is not None
+            return self._claims
+
+    def run(self, call: Call) -> Result:
+        """One call; its files are removed whatever happens."""
+        with self._lock:
+            folder = Path(tempfile.mkdtemp(prefix="ringspec-"))
+            try:
+                with self.guarded():
+                    program = self.started()
+                    inputs = folder / "inputs.safetensors"
+                    inputs.write_bytes(inputs_file(call))
+                    message = call_message(call, str(inputs), str(folder / RESULT))
+                    check_answer(asked(program, message, self.timeout), call.id)
+                    return read_result(folder, RESULT, call)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close the program's standard input, so that it ends by itself; then end it."""
+        with self._lock:
+            program, self._program = self._program, None
+            if program is not None:
+                program.close()
+                self.log = program.log()
+
+    def started(self) -> Program:
+        """The running program, started if there is none."""
+        if self._program is None:
+            self._program = Program(self.command)
+            message = {"kind": "hello", "protocol": PROTOCOL}
+            answer = asked(self._program, message, self.start_timeout)
+            self._claims = self._claims or hello_answer(answer, self.command)
+        return self._program
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """A process that crashed, hung or wrote garbage gives no second answer; keep its log."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, (Crashed, TimedOut, Garbage)):
+                program, self._program = self._program, None
+                if program is not None:
+                    program.end()
+                    self.log = program.log()
+            elif self._program is not None:
+                self.log = self._program.log()
+            if isinstance(error, Failed):
+                error.log = self.log
+            raise
+        if self._program is not None:
+            self.log = self._program.log()
+
+
+def asked(program: Program, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+    return message_of(program.exchange(line_of(message), seconds), "a line on stdout")
+
+
+def restored(command: tuple[str, ...], timeout: float, start_timeout: float) -> CommandTarget:
+    return CommandTarget(command, timeout=timeout, start_timeout=start_timeout)
+
+
+def hello_answer(answer: dict[str, Any], command: tuple[str, ...]) -> Claims:
+    if answer.get("kind") != "hello":
+        raise Garbage(f"an answer to hello of kind {shown(answer.get('kind'))}")
+    if answer.get("protocol", PROTOCOL) != PROTOCOL:
+        raise Garbage(f"protocol {shown(answer['protocol'])}; this is protocol {PROTOCOL}")
+    return claims_from(answer, os.path.basename(command[0]))
+
+
+def arguments_of(command: object) -> tuple[str, ...]:
+    """Program and arguments, checked without starting anything."""
+    if isinstance(command, str):
+        try:
+            parts: Any = shlex.split(command)
+        except ValueError as cause:
+            raise OptionError(
+                "a command with closed quotes", f"{shown(command)} ({cause})", "close the quote"
+            ) from None
+    else:
+        parts = command
+    plain = isinstance(parts, (list, tuple)) and all(
+        isinstance(part, str) and "\0" not in part for part in parts
+    )
+    if not plain or not parts or not parts[0]:
+        raise OptionError(
+            "a program and its arguments", shown(command), "write cmd:PROGRAM ARGUMENT..."
+        )
+    if shutil.which(parts[0]) is None:
+        raise OptionError(
+            "a program that can be run", shown(parts[0]), "write its path, and make it executable"
+        )
+    return tuple(parts)

@@ -1,0 +1,123 @@
+"""A JAX function as a target: ``shard_map`` over a named axis, forward and vjp.
+
+The author writes ``function(q, k, v, *, axis_name, call)``: what one worker computes on its own q
+[B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv], with collectives over ``axis_name``. ``call`` is a
+:class:`~ringspec.conformance.adapters.torch_worker.LocalCall` whose arrays, and whose ``rank``, are
+JAX's; further inputs lie in ``call.tensors``. It returns o, or (o, lse); lse is differentiated too where
+a call brings dlse.
+
+One process of its own computes everything, on ``devices`` CPU devices or on the GPUs of this
+machine. It is started when the first call comes, and again after a crash. It is not forked: JAX
+cannot be forked, and the number of CPU devices is fixed when JAX starts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ringspec
+from ringspec.conformance.adapters.command import CommandTarget
+from ringspec.conformance.adapters.torch_processes import function_spec
+from ringspec.conformance.adapters.wire import plain
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import Call, Refused, Result
+from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+
+PLATFORMS = ("cpu", "gpu")
+START_SECONDS = 120.0
+CALL_SECONDS = 120.0
+
+
+class JaxTarget:
+    """A JAX function for ``shard_map`` as a target.
+
+    ``function``      'package.module:name', 'path/file.py:name', or a function at the top level
+                      of a module or file
+    ``capabilities``  what it claims; operations ring-forward, ring-backward and block-forward
+    ``platform``      'cpu' or 'gpu'
+    ``devices``       how many CPU devices there are: the largest W. GPUs are as many as there are
+    ``options``       keyword arguments for the function, plain data
+    ``timeout``       seconds for one call, which JAX compiles; ``start_timeout`` for importing JAX
+    ``python``        the interpreter of the process: one that has jax, NumPy and ml_dtypes
+
+    64-bit types are enabled for float64 calls and for no others. Results come back in the dtype that
+    the function gave them. ``run`` raises Refused, Failed (an exception, with its traceback), Crashed
+    and TimedOut. With a backward, the function computes its own forward; o and lse that a call of a
+    backward alone brings are not used.
+
+    >>> target = JaxTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
+    >>> target.name, target.platform
+    ('attention', 'cpu')
+    """
+
+    def __init__(
+        self,
+        function: str | Callable[..., Any],
+        capabilities: Capabilities | None = None,
+        *,
+        name: str | None = None,
+        platform: str = "cpu",
+        devices: int = 8,
+        options: Mapping[str, Any] | None = None,
+        timeout: float | None = CALL_SECONDS,
+        start_timeout: float = START_SECONDS,
+        python: str | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        if platform not in PLATFORMS:
+            raise UnknownNameError("a platform", shown(platform), nearest(platform, PLATFORMS))
+        if type(devices) is not int or devices < 1:
+            raise OptionError("devices >= 1", shown(devices), "leave it at 8")
+        self.function = function_spec(function)
+        self.capabilities = Capabilities() if capabilities is None else capabilities
+        self.name = self.function.rpartition(":")[2] if name is None else name
+        self.platform = platform
+        self.devices = devices
+        self.options = plain(options or {})
+        self.python = sys.executable if python is None else python
+        self.notes = notes
+        self.timeout = CALL_SECONDS if timeout is None else timeout
+        self.start_timeout = start_timeout
+        self._program: CommandTarget | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_program": None}
+
+    def run(self, call: Call) -> Result:
+        """One call on the first ``call.workers`` devices."""
+        if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
+            raise Refused(f"{call.operation} {' and '.join(call.passes)}")
+        if self._program is None:
+            self._program = CommandTarget(self.command(), start_timeout=self.start_timeout)
+        self._program.timeout = self.timeout
+        return self._program.run(call)
+
+    @property
+    def log(self) -> str:
+        """What the process printed during the last call."""
+        return "" if self._program is None else self._program.log
+
+    def close(self) -> None:
+        """End the process."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.close()
+
+    def command(self) -> tuple[str, ...]:
+        """The process and what it is told first."""
+        if shutil.which(self.python) is None:
+            raise OptionError("a Python interpreter", shown(self.python), "pass its path")
+        setup = {
+            "function": self.function,
+            "options": self.options,
+            "platform": self.platform,
+            "devices": self.devices,
+            # The process finds what this one finds, whatever started this one.
+            "path": [str(Path(ringspec.__file__).parent.parent)],
+        }
+        return (self.python, str(Path(__file__).with_name("jax_worker.py")), json.dumps(setup))

@@ -1,0 +1,206 @@
+"""What the process of a JAX target does: one call after the other, on as many devices as it asks.
+
+:mod:`ringspec.conformance.adapters.jax_mesh` starts it. It speaks the protocol of ``cmd:`` targets
+(docs/conform/protocol.md) on what were standard input and output; whatever the function prints goes
+to the log. jax is imported when the process begins, not when this module is.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+AXIS = "workers"
+MOST_TEXT = 1900
+MOST_COMPILED = 64
+PER_CALL = ("id", "inputs", "result")
+Arrays = dict[str, Any]
+Message = dict[str, Any]
+
+
+def prepare(setup: Mapping[str, Any]) -> None:
+    """What JAX reads from the environment when it starts."""
+    if setup["platform"] == "cpu":
+        flags = os.environ.get("XLA_FLAGS", "")
+        count = f"--xla_force_host_platform_device_count={setup['devices']}"
+        os.environ["XLA_FLAGS"] = f"{flags} {count}".strip()
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def wide_types(wide: bool) -> Any:
+    """A context in which JAX has 64-bit types, or has none; under its older name where it must be."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(wide)
+    from jax.experimental import enable_x64
+
+    return enable_x64(wide)
+
+
+def mapped(local: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
+    """``local`` over the mesh, every argument and result split along its first axis."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    split = PartitionSpec(AXIS)
+    if hasattr(jax, "shard_map"):
+        whole = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    else:
+        from jax.experimental.shard_map import shard_map
+
+        whole = shard_map(local, mesh=mesh, in_specs=split, out_specs=split, check_rep=False)
+    return jax.jit(whole)
+
+
+def evaluate(function: Callable[..., Any], message: Message, given: Arrays) -> Arrays:
+    """Forward and, where it is asked for, vjp. Arrays in and out: [W, ...], one entry a worker."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from ringspec.conformance.adapters.torch_worker import LEAVES, SEEDS
+    from ringspec.conformance.target import Refused
+
+    workers, devices = message["workers"], jax.devices()
+    if workers > len(devices):
+        raise Refused(
+            f"{workers} workers, but there are {len(devices)} {devices[0].platform} devices"
+        )
+    mesh = Mesh(np.array(devices[:workers]), (AXIS,))
+
+    with wide_types(message["formats"]["inputs"] == "float64"):
+        placed = jax.device_put(given, NamedSharding(mesh, PartitionSpec(AXIS)))
+        leaves = {name: placed[name] for name in LEAVES if name in placed}
+        rest = {n: x for n, x in placed.items() if n not in (*LEAVES, *SEEDS)}
+        seeds = [placed.get(name) for name in SEEDS]
+        ring = compiled(function, message, mesh, shapes_of(given))
+        results = derived(lambda x: ring(x, rest), leaves, seeds, message["passes"])
+        return {name: np.asarray(x) for name, x in results.items()}
+
+
+def shapes_of(given: Arrays) -> str:
+    return str([(name, x.shape, str(x.dtype)) for name, x in sorted(given.items())])
+
+
+COMPILED: dict[str, Callable[..., Any]] = {}
+
+
+def compiled(
+    function: Callable[..., Any], message: Message, mesh: Any, shapes: str
+) -> Callable[..., Any]:
+    """The function over the mesh; one that JAX has compiled already where only the values differ."""
+    import jax
+
+    from ringspec.conformance.adapters.torch_worker import Place, local_call
+
+    plain = {name: value for name, value in message.items() if name not in PER_CALL}
+    key = json.dumps(plain, sort_keys=True) + shapes
+    if key in COMPILED:
+        return COMPILED[key]
+
+    def local(leaves: Arrays, rest: Arrays) -> tuple[Any, ...]:
+        tensors = {name: x[0] for name, x in (leaves | rest).items()}
+        place = Place(jax.lax.axis_index(AXIS), message["workers"], AXIS, None)
+        call = local_call(message, place, tensors)
+        returned = function(*(tensors[n] for n in "qkv"), axis_name=AXIS, call=call)
+        several = returned if isinstance(returned, (tuple, list)) else (returned,)
+        return tuple(x[None] for x in several[:2])
+
+    while len(COMPILED) >= MOST_COMPILED:
+        COMPILED.pop(next(iter(COMPILED)))
+    COMPILED[key] = mapped(local, mesh)
+    return COMPILED[key]
+
+
+def derived(
+    ring: Callable[..., Any], leaves: Arrays, seeds: list[Any], passes: list[str]
+) -> Arrays:
+    """o, lse and the gradients, as far as the passes and the function have them."""
+    import jax
+    import jax.numpy as jnp
+
+    if "backward" not in passes:
+        return dict(zip(("o", "lse"), ring(leaves), strict=False))
+    outputs, pull = jax.vjp(ring, leaves)
+    if len(outputs) < 2 and seeds[1] is not None:
+        raise ValueError("the call brings dlse, and the function returned no lse")
+    # A dtype that is not the seed's own is told by the harness, from the results.
+    cotangents = tuple(
+        jnp.zeros_like(x) if seed is None else seed.astype(x.dtype)
+        for x, seed in zip(outputs, seeds, strict=False)
+    )
+    gradients = {f"d{name}": x for name, x in pull(cotangents)[0].items()}
+    if "forward" in passes:
+        return dict(zip(("o", "lse"), outputs, strict=False)) | gradients
+    return gradients
+
+
+def answer(function: Callable[..., Any] | str, message: Message) -> Message:
+    """The answer to one call, whatever happens; its results lie in the file that it names."""
+    from ringspec.conformance.target import Refused
+    from ringspec.tensorfile import read_tensors, write_tensors
+
+    try:
+        if isinstance(function, str):
+            return {"kind": "error", "id": message["id"], "message": function}
+        results = evaluate(function, message, read_tensors(message["inputs"]))
+        write_tensors(message["result"], results)
+    except Refused as refused:
+        return {"kind": "refused", "id": message["id"], "reason": str(refused)}
+    except Exception:
+        return {"kind": "error", "id": message["id"], "message": last_of_traceback()}
+    return {"kind": "result", "id": message["id"]}
+
+
+def last_of_traceback() -> str:
+    """The end of the present exception's traceback; the whole of it goes to the log."""
+    text = traceback.format_exc()
+    sys.stderr.write(text)
+    return text[-MOST_TEXT:]
+
+
+def loaded(setup: Mapping[str, Any]) -> Callable[..., Any] | str:
+    """The function, or why there is none."""
+    try:
+        import jax
+
+        from ringspec.conformance.adapters.torch_worker import load_function
+
+        jax.devices()
+        return load_function(setup["function"], setup["options"])
+    except Exception:
+        return last_of_traceback()
+
+
+def main() -> None:
+    """Answer requests until the control stream ends."""
+    setup = json.loads(sys.argv[1])
+    # Python put this script's folder there, where a module of any name might lie.
+    sys.path[:1] = ["", *setup["path"]]
+    control = os.fdopen(os.dup(0), encoding="utf-8")
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    faulthandler.enable()
+    prepare(setup)
+    function = loaded(setup)
+    for line in control:
+        message = json.loads(line)
+        reply = (
+            {"kind": "hello", "protocol": message["protocol"], "name": setup["function"]}
+            if message["kind"] == "hello"
+            else answer(function, message)
+        )
+        sys.stdout.flush()
+        out.write(json.dumps(reply) + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A function over lists of per-worker NumPy arrays as a target."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import RESULTS, Call, Result
+from ringspec.errors import OptionError, nearest, shown
+
+SHARED = ("sinks",)
+FROM_CALL = (
+    "operation",
+    "passes",
+    "workers",
+    "layout",
+    "circulation",
+    "direction",
+    "index_q",
+    "index_k",
+    "position_q",
+    "position_k",
+    "formats",
+)
+
+
+class NumPyTarget:
+    """``function(q, k, v, **rest)`` for all workers at once, as a target.
+
+    The function gets lists with one array a worker: q [B, H, n, D], k [B, Hkv, n, D], v
+    [B, Hkv, n, Dv] and by name whatever else of a call it has parameters for: tensors (``dy``,
+    ``dlse``, ``bias``...; ``sinks`` [H, N] once, not a list; None where a call has none), terms
+    (``scale``, ``causal``, ``window``...; the function's own default where a call has none) and
+    fields of a call (``workers``, ``layout``, ``index_q``, ``position_q``...). With ``call`` as a
+    parameter it gets the :class:`~ringspec.conformance.target.Call` itself. It returns a dict or a
+    Result with lists of o, lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
+
+    A term or a tensor of a claimed call that the function has no parameter for is an error.
+
+    >>> import numpy as np
+    >>> def local(q, k, v, scale):
+    ...     return {"o": [np.zeros_like(x) for x in q]}
+    >>> target = NumPyTarget(local, Capabilities(operations=("ring-forward",), lse="hidden"))
+    >>> target.name
+    'local'
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        capabilities: Capabilities | None = None,
+        name: str | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.function = function
+        self.capabilities = Capabilities() if capabilities is None else capabilities
+        self.name = name or getattr(function, "__name__", "a function")
+        self.notes = notes
+
+    def run(self, call: Call) -> Result:
+        return result_from(self.function(**arguments(self.function, call)))
+
+
+def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
+    """What a function gets of a call, by the names of its parameters."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    tensors = {
+        name: arrays[0] if name in SHARED or call.operation == "merge" else list(arrays)
+        for name, arrays in call.tensors.items()
+    }
+    offered = {**tensors, **call.terms}
+    if not takes_all and "call" not in parameters:
+        for name in offered:
+            if name not in parameters:
+                raise OptionError(
+                    f"a function with a parameter {name}, which {call.id} has",
+                    f"parameters {', '.join(parameters)}",
+                    "add it, or claim less",
+                )
+    offered |= {name: getattr(call, name) for name in FROM_CALL if name in parameters}
+    if "call" in parameters:
+        offered = {name: value for name, value in offered.items() if name in parameters}
+        offered["call"] = call
+    for name, parameter in parameters.items():
+        if name not in offered and parameter.default is parameter.empty:
+            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                offered[name] = None
+    return offered
+
+
+def result_from(value: Any) -> Result:
+    """A Result, a mapping by name, or a tuple in the order of the results' names."""
+    if isinstance(value, Result):
+        return value
+    if isinstance(value, Mapping):
+        known = [f.name for f in dataclasses.fields(Result)]
+        for name in value:
+            if name not in known:
+                raise OptionError("names of results", shown(name), nearest(name, known))
+        return Result(**dict(value))
+    if isinstance(value, tuple) and len(value) <= len(RESULTS):
+        return Result(**dict(zip(RESULTS, value, strict=False)))
+    raise OptionError(
+        "a dict, a Result or a tuple (o, lse, dq, dk, dv, ...)", shown(value), "return a dict"
+    )

@@ -1,0 +1,216 @@
+"""``dir:FOLDER``: calls written for another machine, and results that it put beside them.
+
+    FOLDER/README.md              what to do there
+    FOLDER/index.json             profile, claims, and for each call its folder and digest
+    FOLDER/calls/<case>[.n]/      call.json and inputs.safetensors; n counts further calls of a case
+                                  and result.safetensors, or refused.txt, from the other side
+
+call.json and the tensors are those of the command protocol (docs/conform/protocol.md), paths relative
+to the call's folder. A call finds its folder by the digest of what it asks, so a folder that was
+written by another version, or for other claims, is told apart from one in which a result is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringspec.conformance.adapters.readme import README
+from ringspec.conformance.adapters.wire import (
+    MAX_TEXT,
+    PROTOCOL,
+    Claims,
+    call_message,
+    claims_from,
+    inputs_file,
+    line_of,
+    message_of,
+    read_result,
+)
+from ringspec.conformance.capabilities import (
+    CIRCULATIONS,
+    FEATURES,
+    FORMATS,
+    LAYOUTS,
+    MASKS,
+    OPERATIONS,
+    Capabilities,
+)
+from ringspec.conformance.cases import RunCase
+from ringspec.conformance.conventions import as_seen
+from ringspec.conformance.target import Call, Garbage, Refused, Result
+from ringspec.errors import FileFormatError, VectorError, shown
+from ringspec.vectors.files import new_folder, read_plain
+
+INDEX, CALLS = "index.json", "calls"
+CALL, INPUTS, RESULT, REFUSED = (
+    "call.json",
+    "inputs.safetensors",
+    "result.safetensors",
+    "refused.txt",
+)
+MAX_INDEX = 1 << 22
+MAX_REFUSED = 1 << 16
+MEND = 'write the folder with "ringspec cases write"'
+FOLDER = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?){0,7}")
+# What a folder claims where nobody says what the program there can do.
+EVERYTHING = Capabilities(
+    operations=OPERATIONS,
+    layouts=LAYOUTS,
+    circulations=CIRCULATIONS,
+    masks=MASKS,
+    features=FEATURES,
+    formats=FORMATS,
+)
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Written:
+    """How much :func:`write_cases` wrote."""
+
+    cases: int
+    calls: int
+    bytes: int
+
+
+def write_cases(
+    directory: str | os.PathLike[str],
+    cases: Iterable[RunCase],
+    *,
+    profile: str = "",
+    claims: Claims | None = None,
+    progress: Progress | None = None,
+) -> Written:
+    """Write the calls of all cases that ``claims`` cover to a new folder, whole or not at all.
+
+    No expected value is in it. ``claims``: what the program on the other machine can do, and in
+    which conventions it takes and gives arrays; None: everything. ``profile`` is kept for the
+    reader. Raises DestinationError where the path exists, or its parent does not.
+    """
+    root, chosen = Path(directory), list(cases)
+    said = claims or Claims(f"dir:{root.name}", EVERYTHING)
+    chosen = [case for case in chosen if case.why_not(said.capabilities) is None]
+    entries: dict[str, str] = {}
+    size = 0
+    with new_folder(root) as folder:
+        for done, case in enumerate(chosen):
+            for name, call in named_calls(case, said.capabilities):
+                message, inputs = encoded(call)
+                size += write_call(folder / CALLS / name, call, inputs)
+                entries[name] = digest(message, inputs)
+            if progress is not None:
+                progress(done + 1, len(chosen), case.id)
+        index = {
+            "kind": "ringspec-calls",
+            "protocol": PROTOCOL,
+            "profile": profile,
+            "name": said.name,
+            "capabilities": said.capabilities.as_dict(),
+            "notes": list(said.notes),
+            "calls": entries,
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="ascii")
+        (folder / "README.md").write_text(README, encoding="utf-8")
+    return Written(len(chosen), len(entries), size)
+
+
+def named_calls(case: RunCase, claims: Capabilities) -> Iterator[tuple[str, Call]]:
+    """The calls of a case as the target sees them, each with the name of its folder."""
+    for number, call in enumerate(case.make(claims)):
+        yield (case.id if number == 0 else f"{case.id}.{number}"), as_seen(call, claims)
+
+
+def encoded(call: Call) -> tuple[bytes, bytes]:
+    return line_of(call_message(call, INPUTS, RESULT)), inputs_file(call)
+
+
+def digest(message: bytes, inputs: bytes) -> str:
+    return hashlib.sha256(message + inputs).hexdigest()
+
+
+def write_call(folder: Path, call: Call, inputs: bytes) -> int:
+    """One call's two files; the number of their bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(call_message(call, INPUTS, RESULT), indent=1, allow_nan=False) + "\n"
+    (folder / CALL).write_text(text, encoding="ascii")
+    (folder / INPUTS).write_bytes(inputs)
+    return len(text) + len(inputs)
+
+
+class OfflineTarget:
+    """A folder of :func:`write_cases`, and whatever results lie in it, as a target.
+
+    ``run`` gives an empty result where no result.safetensors lies (the runner says 'missing'),
+    raises Refused with the text of refused.txt where that lies instead, and Garbage for a file that
+    is no result and for a call that was never written. Raises FileFormatError for a folder without
+    a proper index.json. ``profile``: the one it was written for. Nothing runs, so ``timeout`` is
+    never reached.
+    """
+
+    timeout: float | None = None
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.root = Path(directory)
+        index = read_index(self.root)
+        self.profile = str(index.pop("profile", ""))[:100]
+        self.folders = {value: name for name, value in index.pop("calls").items()}
+        index.pop("kind")
+        try:
+            claims = claims_from(index, f"dir:{self.root.name}")
+        except Garbage as fault:
+            raise FileFormatError(f"an index.json in {self.root.name}", str(fault), MEND) from None
+        self.name, self.capabilities, self.notes = claims.name, claims.capabilities, claims.notes
+
+    def run(self, call: Call) -> Result:
+        """What the other machine says to this call."""
+        name = self.folders.get(digest(*encoded(call)))
+        if name is None:
+            raise Garbage(
+                f"the folder holds no call like this one of {call.id}: it was written by another "
+                f"version, with --only, for another profile, or for other claims"
+            )
+        place = f"{CALLS}/{name}"
+        if not (self.root / place).is_dir():
+            return Result()
+        if not os.path.lexists(self.root / place / RESULT):
+            self.raise_refused(place)
+        return read_result(self.root, f"{place}/{RESULT}", call)
+
+    def raise_refused(self, place: str) -> None:
+        """Raise Refused if refused.txt lies there."""
+        if not os.path.lexists(self.root / place / REFUSED):
+            return
+        try:
+            text = read_plain(self.root, f"{place}/{REFUSED}", MAX_REFUSED)
+        except VectorError as error:
+            raise Garbage(f"{REFUSED}: expected {error.expected}; got {error.got}") from None
+        raise Refused(text.decode("utf-8", "replace").strip()[:MAX_TEXT])
+
+
+def read_index(root: Path) -> dict[str, Any]:
+    """index.json, checked; nothing in it is taken on trust, for other machines wrote in its folder."""
+    try:
+        index = message_of(read_plain(root, INDEX, MAX_INDEX), INDEX)
+    except Garbage as fault:
+        raise FileFormatError(f"an {INDEX} in {root.name}", str(fault), MEND) from None
+    except VectorError as fault:
+        raise FileFormatError(f"an {INDEX} in {root.name}", fault.got, MEND) from None
+    calls = index.get("calls")
+    if index.get("kind") != "ringspec-calls" or not isinstance(calls, dict):
+        got = shown(index.get("kind"))
+        raise FileFormatError(f"kind and calls in {INDEX} of {root.name}", got, MEND)
+    if index.get("protocol") != PROTOCOL:
+        got = shown(index.get("protocol"))
+        raise FileFormatError(f"protocol {PROTOCOL} in {INDEX} of {root.name}", got, MEND)
+    for name, value in calls.items():
+        if not FOLDER.fullmatch(name) or not isinstance(value, str):
+            raise FileFormatError(f"folders of calls in {INDEX} of {root.name}", shown(name), MEND)
+    return index

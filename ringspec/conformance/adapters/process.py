@@ -1,0 +1,182 @@
+"""A program behind pipes: a line in, a line out, a deadline, a log, and an end to its whole group.
+
+POSIX only: pipes that can be waited for together, and process groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+
+from ringspec.conformance.adapters.wire import MAX_LINE
+from ringspec.conformance.target import Crashed, Failed, Garbage, TimedOut
+from ringspec.errors import OptionError, shown
+
+LOG_BYTES = 1 << 16
+CHUNK = 1 << 16
+GLANCE_SECONDS = 0.2
+LAST_SECONDS = 2.0
+
+
+class Program:
+    """A running program. ``exchange`` raises Crashed, TimedOut, Garbage; then call ``end``."""
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as cause:
+            got = f"{shown(command[0])} ({cause.strerror})"
+            raise OptionError("a program that can be run", got, "check its path") from None
+        pipes = (self.process.stdin, self.process.stdout, self.process.stderr)
+        self.stdin, self.stdout, self.stderr = (pipe.fileno() for pipe in pipes if pipe)
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(pipe, False)
+        self.open = {self.stdout, self.stderr}
+        self.received = bytearray()
+        self.errors = bytearray()
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def log(self) -> str:
+        """What came on stderr since the last question, at most its last 64 KiB."""
+        return self.errors.decode("utf-8", "replace")
+
+    def exchange(self, line: bytes, seconds: float) -> bytes:
+        """Write a line, return the line that comes back."""
+        deadline = time.monotonic() + seconds
+        self.take(0.0)
+        self.errors.clear()
+        self.refuse_noise("before it was asked")
+        if not self.alive():
+            raise Crashed(ending(self.process.returncode) + " after its last answer")
+        unsent = memoryview(line)
+        while b"\n" not in self.received:
+            unsent = self.wait(unsent, deadline)
+            if len(self.received) > MAX_LINE:
+                raise Garbage(f"more than {MAX_LINE} bytes on stdout without an end of line")
+            if self.stdout not in self.open or not self.alive():
+                self.take(0.0)
+                if b"\n" not in self.received:
+                    self.raise_ended(deadline)
+            elif time.monotonic() >= deadline:
+                raise TimedOut(f"no answer within {seconds:g} s")
+        answer, _, rest = bytes(self.received).partition(b"\n")
+        self.received = bytearray(rest)
+        if len(answer) > MAX_LINE:
+            raise Garbage(f"a line of {len(answer)} bytes on stdout")
+        self.take(0.0)
+        if self.received:
+            self.refuse_noise(f"behind the line {shown(answer)[1:]}")
+        return answer
+
+    def refuse_noise(self, when: str) -> None:
+        if self.received:
+            first = bytes(self.received).split(b"\n")[0]
+            raise Garbage(f"stdout is for answers; the program wrote {shown(first)[1:]} {when}")
+
+    def wait(self, unsent: memoryview, deadline: float) -> memoryview:
+        """Send and take what goes, for a moment; what is still to be sent."""
+        with selectors.DefaultSelector() as selector:
+            for pipe in self.open:
+                selector.register(pipe, selectors.EVENT_READ)
+            if unsent:
+                selector.register(self.stdin, selectors.EVENT_WRITE)
+            left = max(deadline - time.monotonic(), 0.0)
+            ready = [key.fd for key, _ in selector.select(min(left, GLANCE_SECONDS))]
+        for pipe in ready:
+            if pipe == self.stdin:
+                unsent = self.send(unsent)
+            else:
+                self.read(pipe)
+        return unsent
+
+    def send(self, unsent: memoryview) -> memoryview:
+        try:
+            return unsent[os.write(self.stdin, unsent[:CHUNK]) :]
+        except BlockingIOError:
+            return unsent
+        except BrokenPipeError:  # the program ended, or will not listen: no answer will come
+            return unsent[:0]
+
+    def read(self, pipe: int) -> bool:
+        """Take one piece of what lies in a pipe; False where nothing does."""
+        try:
+            piece = os.read(pipe, CHUNK)
+        except BlockingIOError:
+            return False
+        if not piece:
+            self.open.discard(pipe)
+        elif pipe == self.stdout:
+            self.received += piece
+        else:
+            self.errors += piece
+            del self.errors[:-LOG_BYTES]
+        return bool(piece)
+
+    def take(self, seconds: float) -> None:
+        """Take what lies in the pipes; of a program that never stops writing, not for ever."""
+        until = time.monotonic() + max(seconds, GLANCE_SECONDS)
+        for pipe in tuple(self.open):
+            while len(self.received) <= MAX_LINE and time.monotonic() < until and self.read(pipe):
+                pass
+
+    def raise_ended(self, deadline: float) -> None:
+        """The program closed its stdout: because it ended, or so."""
+        left = max(deadline - time.monotonic(), 0.0)
+        try:
+            status = self.process.wait(min(left, LAST_SECONDS))
+        except subprocess.TimeoutExpired:
+            raise Garbage("the program closed its stdout and runs on") from None
+        raise Crashed(ending(status) + " before it answered")
+
+    def close(self) -> None:
+        """Close the program's input, give it a moment to end, and end what is left."""
+        if self.process.stdin:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        deadline = time.monotonic() + LAST_SECONDS
+        while self.alive() and time.monotonic() < deadline and self.open:
+            with contextlib.suppress(Failed):
+                self.wait(memoryview(b""), deadline)
+                self.received.clear()
+        self.end()
+
+    def end(self) -> None:
+        """Kill the process group, keep the last of the log, close the pipes."""
+        # Also after the program ended: its children are of the same group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.received.clear()
+        self.take(0.0)
+        self.open.clear()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def ending(status: int) -> str:
+    """
+    >>> ending(-11), ending(3)
+    ('the program was ended by SIGSEGV', 'the program ended with exit status 3')
+    """
+    if status >= 0:
+        return f"the program ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"the program was ended by {name}"

@@ -1,0 +1,129 @@
+"""A torch target on processes that torchrun started: rank 0 asks, all ranks answer.
+
+Calls and results travel through a gloo group of their own, as JSON and safetensors bytes; no file
+and no port but torchrun's is needed, so the ranks may be on many hosts. A crash ends all of them
+(torchrun does that), a hang ends when the process group's timeout does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringspec.conformance.adapters import torch_pool
+from ringspec.conformance.adapters.torch_worker import Place, answer, load_function
+from ringspec.conformance.target import Call, Refused, Result
+from ringspec.errors import OptionError
+from ringspec.tensorfile import decode, encode
+
+if TYPE_CHECKING:
+    from ringspec.conformance.adapters.torch_processes import TorchTarget
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def send_bytes(data: bytes, rank: int, control: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.send(torch.tensor([len(data)]), rank, group=control)
+    if data:
+        dist.send(torch.from_numpy(np.frombuffer(data, np.uint8).copy()), rank, group=control)
+
+
+def receive_bytes(rank: int, control: Any) -> bytes:
+    import torch
+    import torch.distributed as dist
+
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.recv(length, rank, group=control)
+    data = torch.zeros(int(length), dtype=torch.uint8)
+    if len(data):
+        dist.recv(data, rank, group=control)
+    return data.numpy().tobytes()
+
+
+def joined(device: str, seconds: float) -> tuple[Place, Any]:
+    """Join torchrun's process group; the place of this rank, and the group for control."""
+    import torch
+    import torch.distributed as dist
+
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        mend = "start the program with torchrun"
+        raise OptionError("the variables that torchrun sets", f"no {missing[0]}", mend)
+    where = torch.device("cpu")
+    if device == "cuda":
+        where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(where)
+    limit = timedelta(seconds=seconds)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=limit)
+    # Between calls the others wait for rank 0, which may judge for long.
+    control = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    return Place(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, where), control
+
+
+def launched(target: TorchTarget) -> TorchTarget:
+    """The target on rank 0; on other ranks, answer until rank 0 is done and end the process."""
+    import dataclasses
+
+    place, control = joined(target.device, target.timeout)
+    function = load_function(target.function, target.options)
+    if place.rank != 0:
+        serve(function, place, control)
+        raise SystemExit(0)
+    driver = Driver(function, place, control)
+    target.capabilities = dataclasses.replace(target.capabilities, workers=(place.workers,))
+    target.run = driver.run  # type: ignore[method-assign]
+    target.close = driver.close  # type: ignore[method-assign]
+    atexit.register(driver.close)
+    return target
+
+
+def serve(function: Any, place: Place, control: Any) -> None:
+    """Answer one call after the other, until an empty request comes."""
+    while request := receive_bytes(0, control):
+        given = decode(receive_bytes(0, control))
+        reply, arrays = answer(function, json.loads(request), place, given)
+        send_bytes(json.dumps(reply).encode(), 0, control)
+        send_bytes(encode(arrays), 0, control)
+
+
+class Driver:
+    """Rank 0: ask the others, answer too, gather."""
+
+    def __init__(self, function: Any, place: Place, control: Any) -> None:
+        self.function, self.place, self.control = function, place, control
+        self.closed = False
+
+    def run(self, call: Call) -> Result:
+        from ringspec.conformance.adapters import torch_processes as own
+
+        own.check_operation(call)
+        if call.workers != self.place.workers:
+            raise Refused(f"{call.workers} workers: torchrun started {self.place.workers}")
+        request = own.request_of(call)
+        others = range(1, call.workers)
+        for rank in others:
+            send_bytes(json.dumps(request).encode(), rank, self.control)
+            send_bytes(encode(own.local_arrays(call, rank)), rank, self.control)
+        answers = [answer(self.function, request, self.place, own.local_arrays(call, 0))]
+        for rank in others:
+            reply = json.loads(receive_bytes(rank, self.control))
+            answers.append((reply, decode(receive_bytes(rank, self.control))))
+        replies = {rank: reply for rank, (reply, _) in enumerate(answers)}
+        torch_pool.judge_replies(replies, call.workers, 0.0)
+        own.raise_changed(list(replies.values()))
+        return own.gathered([arrays for _, arrays in answers])
+
+    def close(self) -> None:
+        """Let the other ranks end."""
+        if not self.closed:
+            self.closed = True
+            for rank in range(1, self.place.workers):
+                send_bytes(b"", rank, self.control)

@@ -1,0 +1,189 @@
+"""A PyTorch function as a target: W processes, forward and autograd's backward on each.
+
+The author writes ``function(q, k, v, *, group, call)``: what one rank computes on its own q
+[B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv]. ``group`` is the process group (gloo on CPU, NCCL
+with one GPU a process), ``call`` a :class:`~ringspec.conformance.adapters.torch_worker.LocalCall`. It
+returns o, or (o, lse), connected to its inputs for autograd; lse too where dlse is claimed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.adapters.torch_pool import Pool
+from ringspec.conformance.adapters.wire import plain
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import RESULTS, Call, Mutated, Refused, Result
+from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+from ringspec.tensorfile import read_tensors, write_tensors
+
+DEVICES = ("cpu", "cuda")
+TABLES = ("index_q", "index_k", "position_q", "position_k")
+START_SECONDS = 120.0
+CALL_SECONDS = 60.0
+
+
+class TorchTarget:
+    """A differentiable PyTorch function as a target.
+
+    ``function``      'package.module:name', 'path/file.py:name', or a function at the top level
+                      of a module or file
+    ``capabilities``  what it claims; operations ring-forward, ring-backward and block-forward
+    ``device``        'cpu' or 'cuda'
+    ``options``       keyword arguments for the function, plain data
+    ``timeout``       seconds for one call, ``start_timeout`` for starting the processes
+    ``python``        the interpreter of the processes: one that has torch, NumPy and ml_dtypes
+    ``pools``         so many pools (one for each W) stay alive between calls
+
+    ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, TimedOut
+    and Mutated. With a backward, the function computes its own forward; o and lse that a call of a
+    backward alone brings are not used.
+
+    >>> target = TorchTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
+    >>> target.name, target.device
+    ('attention', 'cpu')
+    """
+
+    def __init__(
+        self,
+        function: str | Callable[..., Any],
+        capabilities: Capabilities | None = None,
+        *,
+        name: str | None = None,
+        device: str = "cpu",
+        options: Mapping[str, Any] | None = None,
+        timeout: float | None = CALL_SECONDS,
+        start_timeout: float = START_SECONDS,
+        python: str | None = None,
+        pools: int = 4,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        if device not in DEVICES:
+            raise UnknownNameError("a device", shown(device), nearest(device, DEVICES))
+        if type(pools) is not int or pools < 1:
+            raise OptionError("pools >= 1", shown(pools), "leave it at 4")
+        self.function = function_spec(function)
+        self.capabilities = Capabilities() if capabilities is None else capabilities
+        self.name = self.function.rpartition(":")[2] if name is None else name
+        self.device = device
+        self.options = plain(options or {})
+        self.timeout = CALL_SECONDS if timeout is None else timeout
+        self.start_timeout = start_timeout
+        self.python = sys.executable if python is None else python
+        self.notes = notes
+        self.most_pools = pools
+        self.pools: dict[int, Pool] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"pools": {}}
+
+    def run(self, call: Call) -> Result:
+        """One call on ``call.workers`` processes."""
+        check_operation(call)
+        pool = self.pool(call.workers)
+        requests = []
+        for rank in range(call.workers):
+            given, results = (pool.folder / f"{rank}.{kind}" for kind in ("given", "results"))
+            write_tensors(given, local_arrays(call, rank))
+            requests.append(request_of(call) | {"given": str(given), "results": str(results)})
+        replies = pool.ask(requests, self.timeout)
+        raise_changed(replies)
+        return gathered([read_tensors(request["results"]) for request in requests])
+
+    def pool(self, workers: int) -> Pool:
+        """The pool of W processes, the most recently used last."""
+        pool = self.pools.pop(workers, None)
+        if pool is None or not pool.alive:
+            while len(self.pools) >= self.most_pools:
+                self.pools.pop(next(iter(self.pools))).close()
+            setup = {"function": self.function, "options": self.options, "device": self.device}
+            pool = Pool(workers, setup, self.python, self.start_timeout)
+        self.pools[workers] = pool
+        return pool
+
+    def close(self) -> None:
+        """End all processes."""
+        while self.pools:
+            self.pools.popitem()[1].close()
+
+    def under_torchrun(self) -> TorchTarget:
+        """This target on the processes that torchrun started, on one host or many.
+
+        Rank 0 gets a target that claims W = WORLD_SIZE alone and goes on; on all other ranks this
+        function answers calls until rank 0 closes its target, and then ends the process.
+        """
+        from ringspec.conformance.adapters.torch_launched import launched
+
+        return launched(self)
+
+
+def check_operation(call: Call) -> None:
+    if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
+        raise Refused(f"{call.operation} {' and '.join(call.passes)}")
+
+
+def function_spec(function: str | Callable[..., Any]) -> str:
+    """The text under which another process finds a function.
+
+    >>> function_spec("package.module:name")
+    'package.module:name'
+    """
+    if isinstance(function, str):
+        place, _, name = function.rpartition(":")
+        if not place or not name:
+            mend = "write package.module:name or path/file.py:name"
+            raise OptionError("a function to import", shown(function), mend)
+        return f"{Path(place).resolve()}:{name}" if place.endswith(".py") else function
+    name = getattr(function, "__qualname__", "")
+    if not name or "<" in name:
+        mend = "define it at the top level of a module, or pass 'module:name'"
+        raise OptionError("a function that another process can import", shown(function), mend)
+    # A file that was loaded by its path has a module name that only this process knows.
+    top = function.__module__.partition(".")[0]
+    importable = top != "__main__" and PathFinder.find_spec(top) is not None
+    source = inspect.getsourcefile(function)
+    if source is not None and not importable:
+        return f"{Path(source).resolve()}:{name}"
+    return f"{function.__module__}:{name}"
+
+
+def request_of(call: Call) -> dict[str, Any]:
+    """What one line of JSON says of a call."""
+    names = ("id", "operation", "workers", "layout", "circulation", "direction")
+    return {name: getattr(call, name) for name in names} | {
+        "passes": list(call.passes),
+        "terms": plain(call.terms),
+        "formats": dict(call.formats),
+    }
+
+
+def local_arrays(call: Call, rank: int) -> dict[str, np.ndarray]:
+    """One rank's inputs, with its part of the layout's tables."""
+    arrays = {name: per_worker[rank] for name, per_worker in call.tensors.items()}
+    for name in TABLES:
+        table = getattr(call, name)
+        if table is not None:
+            arrays[name] = table[rank]
+    return arrays
+
+
+def raise_changed(replies: list[dict[str, Any]]) -> None:
+    for rank, reply in enumerate(replies):
+        if reply["changed"]:
+            raise Mutated(f"worker {rank} changed its input {', '.join(reply['changed'])}")
+
+
+def gathered(arrays: list[dict[str, np.ndarray]]) -> Result:
+    """The results of all ranks; None for a rank that has none where another one has."""
+    result = Result()
+    for name in RESULTS:
+        if any(name in one for one in arrays):
+            setattr(result, name, [one.get(name) for one in arrays])
+    return result

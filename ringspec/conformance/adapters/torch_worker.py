@@ -1,0 +1,260 @@
+"""What one process of a PyTorch target does: one rank of a process group, one call after the other.
+
+:mod:`ringspec.conformance.adapters.torch_processes` starts it with ``python -m``. Control goes as JSON
+lines through what were standard input and output; whatever the target prints goes to the log.
+torch is imported when a process begins, not when this module is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.target import Refused
+from ringspec.errors import DtypeError, OptionError, shown
+from ringspec.formats import FORMATS
+from ringspec.tensorfile import read_tensors, write_tensors
+
+Arrays = dict[str, NDArray]
+SEEDS = ("dy", "dlse")
+FLAT = ("index_q", "index_k", "position_q", "position_k")
+LEAVES = ("q", "k", "v", "sinks", "bias")
+
+
+@dataclass(frozen=True)
+class LocalCall:
+    """What the author's function learns of a call, beside q, k and v: one rank's part of it.
+
+    The fields mean what those of :class:`~ringspec.conformance.target.Call` mean. ``tensors``: this
+    rank's further inputs as torch tensors (``bias``, ``sinks``, ``mask``, ``segments_q``, ...);
+    ``index_q`` [n], ``position_q`` [1|B, n] and those of k likewise; ``options``: what the target
+    was made with.
+    """
+
+    id: str
+    operation: str
+    passes: tuple[str, ...]
+    rank: int
+    workers: int
+    layout: str
+    circulation: str
+    direction: int
+    terms: Mapping[str, Any]
+    formats: Mapping[str, str]
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    index_q: Any = None
+    index_k: Any = None
+    position_q: Any = None
+    position_k: Any = None
+
+    @property
+    def causal(self) -> bool:
+        return bool(self.terms.get("causal", False))
+
+    @property
+    def scale(self) -> float:
+        return float(self.terms["scale"])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank computes: its number, its process group, its device."""
+
+    rank: int
+    workers: int
+    group: Any
+    device: Any
+
+
+def to_torch(array: NDArray, device: Any) -> Any:
+    """A torch tensor of its own memory, the same bits."""
+    import torch
+
+    copy = np.array(array, order="C")
+    if copy.dtype == FORMATS["bfloat16"].dtype:
+        return torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(copy).to(device)
+
+
+def check_tensor(x: Any, name: str) -> None:
+    import torch
+
+    if not isinstance(x, torch.Tensor):
+        raise DtypeError(f"{name} as a torch tensor", shown(x), "return o, or (o, lse)")
+
+
+def to_numpy(tensor: Any) -> NDArray:
+    """The same bits as a NumPy array; bfloat16 in its storage dtype."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype == torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(FORMATS["bfloat16"].dtype)
+    return plain.numpy()
+
+
+def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function called ``package.module:name`` or ``path/file.py:name``."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name:
+        raise OptionError("package.module:name or path/file.py:name", spec, "add the name")
+    if place.endswith(".py"):
+        found = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if found is None or found.loader is None:
+            raise OptionError("a Python file", place, "name one that can be imported")
+        module = importlib.util.module_from_spec(found)
+        sys.modules[found.name] = module
+        found.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    function = functools.reduce(getattr, name.split("."), module)
+    if not callable(function):
+        raise OptionError(f"{spec} as a function", shown(function), "name a function")
+    return functools.partial(function, **options) if options else function
+
+
+def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, Any]) -> LocalCall:
+    names = {f.name for f in dataclasses.fields(LocalCall)} - {"tensors", "rank", *FLAT}
+    plain = {name: request[name] for name in names}
+    plain["passes"] = tuple(plain["passes"])
+    further = {n: t for n, t in tensors.items() if n not in ("q", "k", "v", *SEEDS, *FLAT)}
+    flat = {name: tensors[name] for name in FLAT if name in tensors}
+    return LocalCall(**plain, rank=place.rank, tensors=further, **flat)
+
+
+def evaluate(
+    function: Callable[..., Any], request: Mapping[str, Any], place: Place, given: Arrays
+) -> tuple[Arrays, list[str]]:
+    """Forward and, where it is asked for, autograd's backward on one rank.
+
+    Returns the results by name, and the names of inputs that the function changed.
+    """
+    import torch
+
+    tensors = {name: to_torch(array, place.device) for name, array in given.items()}
+    backward = "backward" in request["passes"]
+    leaves = {name: tensors[name] for name in LEAVES if name in tensors}
+    for leaf in leaves.values():
+        leaf.requires_grad_(backward)
+    call = local_call(request, place, tensors)
+    with torch.set_grad_enabled(backward):
+        returned = function(*(tensors[n] for n in "qkv"), group=place.group, call=call)
+    several = isinstance(returned, (tuple, list))
+    o, lse = (returned[0], returned[1]) if several and len(returned) > 1 else (returned, None)
+    results = {"o": o} if lse is None else {"o": o, "lse": lse}
+    for name, result in results.items():
+        check_tensor(result, name)
+    if backward:
+        pairs = [(o, tensors["dy"])]
+        if "dlse" in tensors:
+            pairs.append((lse, tensors["dlse"]))
+        torch.autograd.backward([one for one, _ in pairs], [seed for _, seed in pairs])
+        gradients = {f"d{name}": leaf.grad for name, leaf in leaves.items()}
+        results |= {name: grad for name, grad in gradients.items() if grad is not None}
+    if "forward" not in request["passes"]:
+        results = {name: one for name, one in results.items() if name not in ("o", "lse")}
+    arrays = {name: to_numpy(one) for name, one in results.items()}
+    changed = [n for n, a in given.items() if to_numpy(tensors[n]).tobytes() != a.tobytes()]
+    return arrays, changed
+
+
+def answer(
+    function: Callable[..., Any], request: Mapping[str, Any], place: Place, given: Arrays
+) -> tuple[dict[str, Any], Arrays]:
+    """The reply to one request, whatever happens, and the results."""
+    try:
+        arrays, changed = evaluate(function, request, place, given)
+    except Refused as refused:
+        return {"refused": str(refused)}, {}
+    except Exception:
+        return {"error": traceback.format_exc()}, {}
+    return {"changed": changed}, arrays
+
+
+def joined(setup: Mapping[str, Any]) -> Place:
+    """Join the process group of the pool."""
+    import torch
+    import torch.distributed as dist
+
+    rank, workers = setup["rank"], setup["workers"]
+    device = torch.device("cpu")
+    if setup["device"] == "cuda":
+        if torch.cuda.device_count() < workers:
+            got = f"{torch.cuda.device_count()}"
+            raise OptionError(f"{workers} GPUs, one a process", got, "claim fewer workers")
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=Path(setup["rendezvous"]).as_uri(),
+        rank=rank,
+        world_size=workers,
+    )
+    return Place(rank, workers, dist.group.WORLD, device)
+
+
+def requests_from(stream: Any) -> queue.Queue[dict[str, Any]]:
+    """Lines of the control stream; the process ends with it, also in the midst of a call."""
+    lines: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        for line in stream:
+            lines.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def main() -> None:
+    """Take the control streams, join, then answer requests until the control stream ends."""
+    control = os.fdopen(os.dup(0), encoding="utf-8")
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    faulthandler.enable()
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1)
+    requests = requests_from(control)
+
+    def reply(message: dict[str, Any]) -> None:
+        sys.stdout.flush()
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    setup = requests.get()
+    try:
+        place = joined(setup)
+        function = load_function(setup["function"], setup["options"])
+    except Exception:
+        reply({"error": traceback.format_exc()})
+        return
+    reply({"ready": True})
+    while True:
+        request = requests.get()
+        message, arrays = answer(function, request, place, read_tensors(request["given"]))
+        write_tensors(request["results"], arrays)
+        reply(message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""A call as one JSON line and one safetensors file; a result as one safetensors file.
+
+Any language can read and write these, so that a program under test needs nothing of ringspec. Each
+tensor stands in the file once, with the workers as its leading axis: ``q`` is [W, B, H, n, D] where
+one worker's array is [B, H, n, D]. The tables of the layout stand in the same file: ``index_q``,
+``index_k`` [W, n], ``position_q``, ``position_k`` [W, 1|B, n]. docs/conform/protocol.md is this for
+the reader who writes a program.
+
+What comes back is hostile until checked: bounded in bytes before it is read, no symbolic link,
+nothing executed. What is no result is :class:`~ringspec.conformance.target.Garbage`; whether a tensor
+is there, and of the right shape and dtype, is for the runner to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.capabilities import Capabilities, capabilities_from
+from ringspec.conformance.target import RESULTS, Call, Failed, Garbage, Refused, Result
+from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
+from ringspec.tensorfile import decode, encode, no_constant, unique
+from ringspec.vectors.files import read_plain
+
+PROTOCOL = 1
+MAX_LINE = 1 << 20
+TABLES = ("index_q", "index_k", "position_q", "position_k")
+SPARE_BYTES = 1 << 24
+MAX_TEXT = 2000
+
+
+def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
+    """The call as plain data; ``inputs`` and ``result`` are paths of files."""
+    return {
+        "kind": "call",
+        "id": call.id,
+        "operation": call.operation,
+        "passes": list(call.passes),
+        "workers": call.workers,
+        "layout": call.layout,
+        "circulation": call.circulation,
+        "direction": call.direction,
+        "terms": {name: plain(value) for name, value in call.terms.items()},
+        "formats": dict(call.formats),
+        "inputs": inputs,
+        "result": result,
+    }
+
+
+def plain(value: Any) -> Any:
+    """
+    >>> plain({"window": (np.int64(3), None)})
+    {'window': [3, None]}
+    """
+    if isinstance(value, Mapping):
+        return {name: plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """One line of ASCII JSON.
+
+    >>> line_of({"kind": "hello", "protocol": 1})
+    b'{"kind":"hello","protocol":1}\\n'
+    """
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def inputs_file(call: Call) -> bytes:
+    """The bytes of a call's safetensors file; the same call gives the same bytes."""
+    tensors = {name: np.stack(arrays) for name, arrays in call.tensors.items()}
+    for name in TABLES:
+        table = getattr(call, name)
+        if table is not None:
+            tensors[name] = table
+    return encode(tensors)
+
+
+def message_of(line: bytes, what: str) -> dict[str, Any]:
+    """The object in one line that a program wrote; Garbage for everything else.
+
+    >>> message_of(b'{"kind": "result"}', "the answer")
+    {'kind': 'result'}
+    >>> message_of(b'step 1 done', "the answer")
+    Traceback (most recent call last):
+    ringspec.conformance.target.Garbage: the answer is no JSON: 'step 1 done'
+    """
+    try:
+        text = line.decode("utf-8")
+        message = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+    except (ValueError, RecursionError):
+        raise Garbage(f"{what} is no JSON: {shown(line)[1:]}") from None
+    if not isinstance(message, dict):
+        raise Garbage(f"{what} is no JSON object: {shown(message)}")
+    return message
+
+
+def check_answer(message: Mapping[str, Any], id: str) -> None:
+    """Return if the answer says that there is a result; raise what else it says."""
+    kind, texts = message.get("kind"), {"refused": "reason", "error": "message"}
+    if kind != "result" and not (isinstance(kind, str) and kind in texts):
+        raise Garbage(f"an answer of kind {shown(kind)}; known are result, refused, error")
+    allowed = {"kind", "id", texts.get(kind, "kind")}
+    for key in message:
+        if key not in allowed:
+            raise Garbage(f"an answer of kind {kind!r} with the unknown key {shown(key)}")
+    if message.get("id", id) != id:
+        raise Garbage(f"an answer to {shown(message['id'])}, asked was {id!r}")
+    if kind == "result":
+        return
+    text = message.get(texts[kind], "")
+    if not isinstance(text, str):
+        raise Garbage(f"an answer of kind {kind!r} with the {texts[kind]} {shown(text)}")
+    if kind == "refused":
+        raise Refused(text[:MAX_TEXT])
+    raise Failed(f"the program says: {text[:MAX_TEXT]}")
+
+
+def most_bytes(call: Call) -> int:
+    """Bytes that a result file of this call may have: each result twice, in float64, and spare."""
+    elements = sum(array.size for arrays in call.tensors.values() for array in arrays)
+    if "q" in call.tensors and "v" in call.tensors:
+        for q, v in zip(call.tensors["q"], call.tensors["v"], strict=True):
+            elements += q.size // max(q.shape[-1], 1) * (v.shape[-1] + 1)
+    return SPARE_BYTES + 2 * 8 * elements
+
+
+def read_result(root: Path, name: str, call: Call) -> Result:
+    """The result in the file ``root/name``; an empty one where nothing lies at that path.
+
+    Raises Garbage for a link, a pipe, a file that is too large or no safetensors file, and for
+    tensors of names that no result has.
+    """
+    if not os.path.lexists(root / name):
+        return Result()
+    try:
+        tensors = decode(read_plain(root, name, most_bytes(call)), name.rsplit("/", 1)[-1])
+    except (FileFormatError, VectorError) as error:
+        raise Garbage(f"the result file: expected {error.expected}; got {error.got}") from None
+    for key in tensors:
+        if key not in RESULTS:
+            raise Garbage(f"a tensor {shown(key)} in the result; known are {', '.join(RESULTS)}")
+    return Result(**{key: workers_of(array, call.workers) for key, array in tensors.items()})
+
+
+def workers_of(array: NDArray, workers: int) -> tuple[NDArray, ...]:
+    """One array for each worker; of a leading axis that is too long, one more than there should be.
+
+    >>> len(workers_of(np.zeros((10**9, 0)), 4))
+    5
+    """
+    if array.ndim == 0:
+        return (array,)
+    return tuple(array[worker] for worker in range(min(array.shape[0], workers + 1)))
+
+
+def whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def several(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def optional(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+# By the annotations of Capabilities.
+CHECKS: dict[str, Callable[[Any], bool]] = {
+    "tuple[str, ...]": several(text),
+    "tuple[str, ...] | None": optional(several(text)),
+    "tuple[int, ...] | None": optional(several(whole)),
+    "bool": lambda value: isinstance(value, bool),
+    "int": whole,
+    "str": text,
+    "str | None": optional(text),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """What a program says of itself: a name, capabilities, and sentences for the report."""
+
+    name: str
+    capabilities: Capabilities
+    notes: tuple[str, ...] = ()
+
+
+def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
+    """Claims from the answer to hello, or from a target.json; Garbage for what is none.
+
+    >>> claims_from({"name": "mine", "capabilities": {"workers": [2]}}, "").capabilities.workers
+    (2,)
+    """
+    known = {"kind", "protocol", "name", "capabilities", "notes"}
+    for key in data:
+        if key not in known:
+            raise Garbage(f"claims with the unknown key {shown(key)}")
+    name, notes = data.get("name", default_name), data.get("notes", [])
+    capabilities = data.get("capabilities", {})
+    if not (text(name) and several(text)(notes) and isinstance(capabilities, dict)):
+        raise Garbage(f"claims in which name, notes or capabilities have no sense: {shown(data)}")
+    for field in dataclasses.fields(Capabilities):
+        value = capabilities.get(field.name, field.default)
+        value = list(value) if isinstance(value, tuple) else value
+        if not CHECKS[str(field.type)](value):
+            raise Garbage(f"the capability {field.name} is {field.type}; got {shown(value)}")
+    try:
+        claims = capabilities_from(capabilities)
+    except RingspecError as error:
+        raise Garbage(f"capabilities: {error}") from None
+    return Claims(name[:MAX_TEXT], claims, tuple(note[:MAX_TEXT] for note in notes[:100]))

@@ -1,0 +1,178 @@
+"""One call put to a target: everything that can go wrong before a value is looked at.
+
+:func:`ask` runs the target, :func:`outputs_of` holds what came back against what was due. Each raises
+:class:`Stop` with the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.calls import Due, due_of, fingerprint
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.conventions import (
+    due_formats,
+    lse_back,
+    shape_seen,
+    to_numpy,
+    turned_back,
+)
+from ringspec.conformance.outcome import Finding
+from ringspec.conformance.target import (
+    RESULTS,
+    Call,
+    Crashed,
+    Failed,
+    Garbage,
+    Mutated,
+    PerWorker,
+    Refused,
+    Result,
+    Target,
+    TimedOut,
+)
+from ringspec.errors import DtypeError, shown
+from ringspec.formats import name_of
+from ringspec.recipes import Recipe
+from ringspec.recipes import recipe as recipe_of
+
+MOST_LOG = 4000
+
+
+class Stop(Exception):
+    """A case ends here, with this outcome."""
+
+    def __init__(self, outcome: str, message: str, findings: tuple[Finding, ...] = ()) -> None:
+        super().__init__(outcome, message, findings)
+        self.outcome, self.message, self.findings = outcome, message, findings
+
+
+def ask(target: Target, call: Call) -> Result:
+    """The target's answer to one call, whose inputs it has left as they were.
+
+    What it prints goes into the message of a failure and nowhere else.
+    """
+    before, printed = fingerprint(call), io.StringIO()
+    # sys.stdout belongs to all threads; the targets of other threads run in processes.
+    alone = threading.current_thread() is threading.main_thread()
+    try:
+        with contextlib.redirect_stdout(printed) if alone else contextlib.nullcontext():
+            result: Any = target.run(call)
+    except Stop:
+        raise
+    except (Exception, SystemExit) as error:
+        outcome, message = failure(error)
+        raise Stop(outcome, with_log(message, printed.getvalue())) from None
+    finally:
+        changed = fingerprint(call) != before
+    if changed:
+        raise Stop("mutated", with_log("the target changed its inputs", printed.getvalue()))
+    if not isinstance(result, Result):
+        message = f"run gave {shown(result)}, and not a Result"
+        raise Stop("error", with_log(message, printed.getvalue()))
+    return result
+
+
+def failure(error: BaseException) -> tuple[str, str]:
+    """The outcome that an exception of a target stands for, and its text."""
+    if isinstance(error, Refused):
+        return "refused", str(error) or "refused without a reason"
+    if isinstance(error, Failed):
+        kinds = {Crashed: "crash", TimedOut: "timeout", Garbage: "error", Mutated: "mutated"}
+        outcome = next((kinds[kind] for kind in kinds if isinstance(error, kind)), "error")
+        return outcome, with_log(str(error), error.log)
+    text = "".join(traceback.format_exception(error))[-MOST_LOG:]
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        return "mutated", f"the target tried to change its inputs, which are read-only\n{text}"
+    return "error", text
+
+
+def with_log(message: str, log: str) -> str:
+    log = log.strip()
+    return f"{message}\nit wrote:\n{log[-MOST_LOG:]}" if log else message
+
+
+def declared(claims: Capabilities) -> Recipe | None:
+    """The recipe that a target declares, if it does."""
+    return None if claims.recipe is None else recipe_of(claims.recipe)
+
+
+def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, PerWorker]:
+    """Every due tensor of a result, per worker, in the harness's axes and in storage dtypes.
+
+    The arrays are copies. Raises :class:`Stop` with 'missing', 'wrong shape' or 'wrong dtype' and a
+    finding for each such tensor of each worker; the first of these outcomes that applies is told.
+    """
+    outputs: dict[str, PerWorker] = {}
+    faults: list[tuple[str, Finding, str]] = []
+    axes = "BHSD" if call.operation == "merge" else claims.axes
+    for name in due_names(call, claims):
+        due = due_of(call)[name]
+        arrays = per_worker(getattr(result, name), name, due)
+        formats = due_formats(name, due, declared(claims))
+        for worker, x in enumerate(arrays):
+            fault = fault_of(name, worker, x, due, formats, axes)
+            if fault is not None:
+                faults.append((fault[0], Finding(name, worker, fault[0]), fault[1]))
+        if not faults:
+            outputs[name] = tuple(settled(name, x, axes, claims) for x in arrays if x is not None)
+    for kind in ("missing", "wrong shape", "wrong dtype"):
+        texts = [text for outcome, _, text in faults if outcome == kind]
+        if texts:
+            more = f", and {len(texts) - 1} more like it" if len(texts) > 1 else ""
+            raise Stop(kind, texts[0] + more, tuple(finding for _, finding, _ in faults))
+    return outputs
+
+
+def due_names(call: Call, claims: Capabilities) -> list[str]:
+    hidden = ("lse",) if claims.lse == "hidden" else ()
+    return [name for name in RESULTS if name in due_of(call) and name not in hidden]
+
+
+def per_worker(value: Any, name: str, due: Due) -> list[NDArray | None]:
+    """One array a worker, None for what is not there; a surplus worker is kept as it is."""
+    if value is None:
+        return [None] * len(due.shapes)
+    try:
+        given = list(value)
+        arrays = [None if x is None else to_numpy(x, name) for x in given]
+    except (DtypeError, TypeError) as error:
+        raise Stop("error", f"{name} is no list of arrays: {error}") from None
+    return arrays + [None] * (len(due.shapes) - len(arrays))
+
+
+def fault_of(
+    name: str,
+    worker: int,
+    x: NDArray | None,
+    due: Due,
+    formats: tuple[str, ...],
+    axes: str,
+) -> tuple[str, str] | None:
+    """What is wrong with the form of one tensor of one worker: the outcome, and a sentence."""
+    if worker >= len(due.shapes):
+        return "wrong shape", f"{name} came for a worker {worker}, of {len(due.shapes)} workers"
+    if x is None:
+        return "missing", f"{name} of worker {worker} did not come"
+    wanted = shape_seen(name, due.shapes[worker], axes)
+    if x.shape != wanted:
+        return "wrong shape", f"{name} of worker {worker} has shape {x.shape}, due is {wanted}"
+    if name_of(x.dtype) not in formats:
+        due_text = " or ".join(dict.fromkeys(formats))
+        return "wrong dtype", f"{name} of worker {worker} is {x.dtype}, due is {due_text}"
+    return None
+
+
+def settled(name: str, x: NDArray, axes: str, claims: Capabilities) -> NDArray:
+    """A copy in the harness's own conventions."""
+    x = turned_back(name, x, axes)
+    if name == "lse":
+        x = lse_back(x, claims)
+    return np.array(x, order="C")

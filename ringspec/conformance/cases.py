@@ -1,0 +1,74 @@
+"""The cases of a run: what is asked, and how the answer is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringspec.conformance.capabilities import Capabilities, why_not
+from ringspec.conformance.outcome import Finding
+from ringspec.conformance.target import Call, PerWorker
+from ringspec.errors import UnknownNameError, nearest, shown
+
+PROFILES = ("smoke", "core", "full")
+Outputs = Mapping[str, PerWorker]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a case says of the answers to its calls.
+
+    ``passed`` decides; ``findings`` are the tensors that were compared, ``message`` says what is
+    wrong in one or two sentences (empty: the worst finding is told), ``picture`` is the attention
+    pattern where a probe read it, {"expected": 2-D list, "got": 2-D list}.
+    """
+
+    passed: bool
+    findings: tuple[Finding, ...] = ()
+    message: str = ""
+    picture: dict[str, Any] | None = None
+
+
+Make = Callable[[Capabilities], Sequence[Call]]
+Judge = Callable[[Capabilities, Sequence[Call], Sequence[Outputs]], Judgement]
+
+
+@dataclass(frozen=True)
+class RunCase:
+    """One case. Its id never changes and its inputs are fixed.
+
+    ``make(claims)`` gives the calls, which are made one after the other. ``judge(claims, calls,
+    outputs)`` sees their answers in the same order: for each tensor of ``calls.due_of(call)`` one
+    array a worker, of the due shape in axis order [B, H, n, d] and in its storage dtype (a hidden
+    lse is left out; a base-2 lse has become natural, float64). Missing tensors, wrong shapes and
+    dtypes, exceptions and changed inputs never reach a judge. ``claimed(claims)`` is the reason why
+    the case is not claimed, None if it is; by default it follows from ``needs``.
+    """
+
+    id: str
+    reason: str
+    needs: dict[str, Any]
+    make: Make
+    judge: Judge
+    flags: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    truth: str = "exact"
+    claimed: Callable[[Capabilities], str | None] | None = None
+
+    def why_not(self, claims: Capabilities) -> str | None:
+        """The first reason why a target does not claim this case; None: it does."""
+        return why_not(claims, self.needs) if self.claimed is None else self.claimed(claims)
+
+
+def run_cases(profile: str = "core") -> list[RunCase]:
+    """All cases of a profile, 'smoke', 'core' or 'full', in the order in which they are run.
+
+    Exact probes first, which say most about a fault, then golden vectors, then properties. Each of
+    these modules has a function ``cases(profile)``.
+    """
+    if profile not in PROFILES:
+        raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))
+    from ringspec.conformance import golden, probes, properties
+
+    return [case for part in (probes, golden, properties) for case in part.cases(profile)]

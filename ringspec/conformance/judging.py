@@ -1,0 +1,164 @@
+"""The answer to one call against truth: every worker, every tensor, a bound for each row.
+
+The bound is ``factor * row scale + floor`` of :mod:`ringspec.compare.bounds`, for the recipe of
+:mod:`ringspec.conformance.precision`. Sharper tests (noise of each element, whole-tensor statistics)
+have their place beside :func:`findings_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.compare.bounds import Sizes, bound_factors, bound_floors, merge_factors
+from ringspec.compare.verdict import TensorVerdict, judge_tensor
+from ringspec.conformance.calls import ExpectedTensor, Tensors, expected_of
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.cases import Outputs
+from ringspec.conformance.conventions import settle_empty_rows
+from ringspec.conformance.outcome import Finding
+from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.target import Call, PerWorker
+from ringspec.formats import load, unit_roundoff
+from ringspec.vectors.case import Case
+
+MAGNITUDES = ("q", "k", "v", "dy", "dlse")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """``factors`` of the row scales and absolute ``floors``, by tensor."""
+
+    factors: dict[str, float]
+    floors: dict[str, float]
+
+
+def compared(
+    claims: Capabilities, case: Case, tensors: Tensors, call: Call, outputs: Outputs
+) -> tuple[Finding, ...]:
+    """One finding for each tensor of each worker, in the order of the outputs.
+
+    ``tensors`` are those of the case, with ``out.*`` and ``scale.*``; ``call`` was made of it, and
+    ``outputs`` answered it. What the outputs do not have (a hidden lse) is not compared.
+    """
+    expected = expected_of(case, tensors)
+    bounds = stretched(bounds_of(claims, call), claims, call, expected)
+    return findings_of(bounds, expected, outputs, claims)
+
+
+def stretched(
+    bounds: Bounds, claims: Capabilities, call: Call, expected: dict[str, ExpectedTensor]
+) -> Bounds:
+    """Bounds of gradients for an lse that the declared recipe keeps in few bits.
+
+    p = exp(s - lse) has the relative error x of lse's rounding while x is small, and exp(x) - 1
+    where it is not: bfloat16 keeps an lse of 1000 to within 2, and the recipe's own p is off by e**2.
+    """
+    if "lse" not in expected:
+        return bounds
+    unit = unit_roundoff(recipe_for(claims, call.formats).backward_lse)
+    sizes = [np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in expected["lse"].values]
+    x = min(unit * max(sizes, default=0.0), 700.0)
+    if x == 0.0:
+        return bounds
+    factors = {
+        name: factor * (1.0 if name in ("o", "lse") else float(np.expm1(x) / x))
+        for name, factor in bounds.factors.items()
+    }
+    return Bounds(factors, bounds.floors)
+
+
+def findings_of(
+    bounds: Bounds, expected: dict[str, ExpectedTensor], outputs: Outputs, claims: Capabilities
+) -> tuple[Finding, ...]:
+    findings = []
+    for name, got in outputs.items():
+        if name in expected:
+            for worker, x in enumerate(got):
+                findings.append(finding_of(name, worker, x, expected[name], bounds, claims))
+    return tuple(findings)
+
+
+def finding_of(
+    name: str,
+    worker: int,
+    got: NDArray,
+    expected: ExpectedTensor,
+    bounds: Bounds,
+    claims: Capabilities,
+) -> Finding:
+    """One tensor of one worker."""
+    rows = None if expected.rows is None else expected.rows[worker]
+    if rows is not None:
+        got = got[rows[:, 0], rows[:, 1], rows[:, 2]]
+    want = expected.values[worker]
+    if name == "lse":
+        got = settle_empty_rows(got, want, claims)
+    verdict = judge_tensor(
+        name,
+        got,
+        want,
+        expected.rounded[worker],
+        expected.scale[worker],
+        bounds.factors[name],
+        None if expected.real is None else ~expected.real[worker],
+        floor=bounds.floors[name],
+        worker=worker,
+    )
+    return finding_from(verdict, rows)
+
+
+def finding_from(verdict: TensorVerdict, rows: NDArray | None) -> Finding:
+    """The verdict as a finding; the place in sampled rows becomes the place in the tensor."""
+    finding = Finding(**dataclasses.asdict(verdict))
+    if rows is None or not finding.where:
+        return finding
+    row, *rest = finding.where
+    return dataclasses.replace(finding, where=(*(int(i) for i in rows[row]), *rest))
+
+
+def bounds_of(claims: Capabilities, call: Call) -> Bounds:
+    """What the recipe of a call allows, from the call alone."""
+    used = recipe_for(claims, call.formats)
+    formats = {"outputs": call.formats["outputs"], "statistics": call.formats["statistics"]}
+    if call.operation == "merge":
+        parts, batch, heads, queries, width = call.worker("parts_o", 0).shape
+        sizes = Sizes(workers=parts, keys=parts, head_dim=1, value_dim=width)
+        largest = {"v": largest_of(call.tensors["parts_o"])}
+        return Bounds(
+            merge_factors(used, parts, **formats), bound_floors(used, sizes, largest, **formats)
+        )
+    sizes = sizes_of(call)
+    largest = {name: largest_of(call.tensors[name]) for name in MAGNITUDES if name in call.tensors}
+    largest["scale"] = abs(call.terms["scale"])
+    largest["dropout"] = 1.0 / (1.0 - call.terms.get("dropout_p", 0.0))
+    return Bounds(
+        bound_factors(used, sizes, **formats), bound_floors(used, sizes, largest, **formats)
+    )
+
+
+def sizes_of(call: Call) -> Sizes:
+    """How many terms the sums of a ring or block call have."""
+    q, k, v = (call.worker(name, 0) for name in ("q", "k", "v"))
+    assert call.index_q is not None and call.index_k is not None
+    given_lse = None
+    if call.operation == "block" and "lse" in call.tensors:
+        given_lse = largest_of(call.tensors["lse"])
+    return Sizes(
+        workers=call.workers,
+        keys=int((call.index_k >= 0).sum()),
+        head_dim=q.shape[3],
+        value_dim=v.shape[3],
+        queries=int((call.index_q >= 0).sum()) * (q.shape[1] // k.shape[1]),
+        batch=q.shape[0] * q.shape[1],
+        softcap="softcap" in call.terms,
+        given_lse=given_lse,
+    )
+
+
+def largest_of(arrays: PerWorker) -> float:
+    """The largest finite magnitude in the arrays of all workers."""
+    values = [np.abs(load(x)) for x in arrays]
+    return float(max((x[np.isfinite(x)].max(initial=0.0) for x in values), default=0.0))

@@ -1,0 +1,84 @@
+"""A report as JUnit XML, for the dashboards that read nothing else.
+
+A failure has its outcome as type; 'error', 'crash' and 'timeout' are errors. What is not claimed, an
+expected failure and what was not run are skipped, each with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from ringspec.conformance.outcome import FAILURES, Record
+from ringspec.conformance.report import Report
+from ringspec.conformance.words import record_text
+
+ERRORS = ("error", "crash", "timeout")
+# What XML 1.0 cannot hold, not even escaped.
+NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(report: Report) -> str:
+    """The XML text. A run that did not reach its end has an error of its own.
+
+    >>> xml = junit(Report({"target": {"name": "mine"}, "profile": "core"}, (Record("a", "pass"),), None))
+    >>> 'tests="2" failures="0" errors="1"' in xml
+    True
+    """
+    name = clean(f"{report.header['target']['name']}")
+    cases = [case_element(record, name) for record in report.records]
+    if not report.complete:
+        cases.append(element("testcase", name="the whole run", classname=name))
+        error = element("error", type="incomplete", message="the run did not reach its end")
+        cases[-1].append(error)
+    totals = {
+        "tests": len(cases),
+        "failures": sum(case.find("failure") is not None for case in cases),
+        "errors": sum(case.find("error") is not None for case in cases),
+        "skipped": sum(case.find("skipped") is not None for case in cases),
+        "time": f"{sum(record.seconds for record in report.records):.3f}",
+    }
+    suite = element(
+        "testsuite",
+        name=clean(f"ringspec {report.header['profile']}"),
+        **totals,
+        timestamp=clean(str(report.header.get("started", ""))),
+    )
+    suite.extend(cases)
+    suites = element("testsuites", **totals)
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, "unicode") + "\n"
+    )
+
+
+def case_element(record: Record, target: str) -> ElementTree.Element:
+    case = element(
+        "testcase", name=clean(record.id), classname=target, time=f"{record.seconds:.3f}"
+    )
+    if record.outcome in FAILURES:
+        kind = "error" if record.outcome in ERRORS else "failure"
+        problem = element(kind, type=record.outcome, message=clean(first_line(record)))
+        problem.text = clean(record_text(record))
+        case.append(problem)
+    elif record.outcome != "pass":
+        case.append(element("skipped", message=clean(f"{record.outcome}: {record.reason}")))
+    return case
+
+
+def first_line(record: Record) -> str:
+    lines = record_text(record).splitlines()
+    return lines[0] if lines else record.outcome
+
+
+def element(tag: str, **attributes: object) -> ElementTree.Element:
+    return ElementTree.Element(tag, {name: str(value) for name, value in attributes.items()})
+
+
+def clean(text: str) -> str:
+    """
+    >>> clean("a\\x00b")
+    'a\\ufffdb'
+    """
+    return NO_XML.sub("\ufffd", text)

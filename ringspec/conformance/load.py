@@ -1,0 +1,159 @@
+"""TARGET as it is written on a command line, and the object that it names.
+
+``package.module:object``   an attribute of a module, which may be dotted
+``path/file.py:object``     an attribute of a file
+``cmd:PROGRAM ARGUMENTS``   a program that speaks the protocol of ``adapters.command``
+``dir:FOLDER``              results that lie beside their calls (``adapters.offline``)
+``name``                    a name of the entry-point group ``ringspec.targets``
+
+Loading a target runs its code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import Target
+from ringspec.errors import OptionError, nearest, shown
+
+GROUP = "ringspec.targets"
+MEND = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOLDER"
+
+
+def load_target(spec: str) -> Target:
+    """The target that a text names; :class:`~ringspec.errors.OptionError` without one.
+
+    A class, or a function without required arguments, is called, and its result is the target.
+
+    >>> load_target("ringspec.conformance.targets.reference:reference_bf16").name
+    'reference-bf16'
+    """
+    if not isinstance(spec, str) or not spec.strip():
+        raise OptionError("the name of a target", shown(spec), MEND)
+    kind, colon, rest = spec.partition(":")
+    if kind == "cmd" and colon:
+        from ringspec.conformance.adapters.command import CommandTarget
+
+        return CommandTarget(rest)
+    if kind == "dir" and colon:
+        from ringspec.conformance.adapters.offline import OfflineTarget
+
+        return OfflineTarget(rest)
+    return checked(made(found(spec), spec), spec)
+
+
+def found(spec: str) -> Any:
+    """The object that a text names."""
+    place, colon, name = spec.rpartition(":")
+    if not colon:
+        return registered(spec)
+    if not name or not place:
+        raise OptionError("the name of a target", shown(spec), MEND)
+    module = from_file(Path(place), spec) if place.endswith(".py") else from_module(place, spec)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            known = [one for one in vars(module) if not one.startswith("_")]
+            raise OptionError(f"an object {name} in {place}", "none", nearest(name, known))
+        value = getattr(value, part)
+    return value
+
+
+def names() -> dict[str, EntryPoint]:
+    """Registered targets by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def registered(name: str) -> Any:
+    known = names()
+    if name not in known:
+        choice = nearest(name, known) if known else MEND
+        raise OptionError(f"the name of a target registered under {GROUP}", shown(name), choice)
+    with telling(name):
+        return known[name].load()
+
+
+def from_module(name: str, spec: str) -> ModuleType:
+    """A module by its dotted name; the folder in which the program was started counts."""
+    with telling(spec), importable(Path.cwd()):
+        return importlib.import_module(name)
+
+
+def from_file(path: Path, spec: str) -> ModuleType:
+    """A file as a module, whose neighbours it may import."""
+    if not path.is_file():
+        raise OptionError(f"a file {path}", "none", "write the path from this folder")
+    name = f"ringspec_target_{path.stem}"
+    located = importlib.util.spec_from_file_location(name, path)
+    if located is None or located.loader is None:
+        raise OptionError("a Python file", str(path), MEND)
+    module = importlib.util.module_from_spec(located)
+    sys.modules[name] = module
+    with telling(spec), importable(path.parent.resolve()):
+        located.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """The folder is first on the import path, and stays last on it for imports inside functions."""
+    place = str(folder)
+    sys.path.insert(0, place)
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        if place not in sys.path:
+            sys.path.append(place)
+
+
+@contextlib.contextmanager
+def telling(spec: str) -> Iterator[None]:
+    """An exception of the target's own code names the target and keeps its last lines."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        text = "".join(traceback.format_exception(error, limit=-3)).strip()
+        raise OptionError(
+            f"a target {spec} that can be imported",
+            f"{type(error).__name__}: {error}\n{text}\n",
+            "install what it needs, in the environment in which ringspec runs",
+        ) from None
+
+
+def made(value: Any, spec: str) -> Any:
+    """A class or a function is called."""
+    if inspect.isclass(value) or inspect.isroutine(value):
+        with telling(spec):
+            return value()
+    return value
+
+
+def checked(value: Any, spec: str) -> Target:
+    """It has a name, capabilities and run."""
+    lacks = [name for name in ("name", "capabilities", "run") if not hasattr(value, name)]
+    if lacks:
+        raise OptionError(
+            f"a target with name, capabilities and run as {spec}",
+            f"a {type(value).__name__} without {', '.join(lacks)}",
+            "wrap a function with an adapter, such as NumPyTarget(function, Capabilities(...))",
+        )
+    if not isinstance(value.capabilities, Capabilities):
+        raise OptionError(
+            f"capabilities of {spec} as Capabilities(...)",
+            shown(value.capabilities),
+            "make them with ringspec.conformance.capabilities",
+        )
+    target: Target = value
+    return target

@@ -1,0 +1,132 @@
+"""The attention pattern that a probe reads back: where it differs, as a picture and in words.
+
+A pattern is a boolean array [queries, keys] of one head. One-hot values show it in o and in dq, one-hot
+dy and q in dv and dk, keys first there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.formats import load
+
+Booleans = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+LARGEST = 64
+KEYS_FIRST = ("dk", "dv")
+
+
+def gathered(shards: Sequence[NDArray], table: Integers) -> NDArray[np.float64]:
+    """[B, H, S, d] of per-worker arrays [B, H, n, d]; ``table`` [W, n]: token of each slot, or -1.
+
+    >>> table = np.array([[0, 2], [1, -1]])
+    >>> gathered([np.full((1, 1, 2, 1), 5.0), np.full((1, 1, 2, 1), 6.0)], table).ravel().tolist()
+    [5.0, 6.0, 5.0]
+    """
+    local = [load(x) for x in shards]
+    batch, heads, _, *rest = local[0].shape
+    whole = np.zeros((batch, heads, int((table >= 0).sum()), *rest))
+    for x, tokens in zip(local, table, strict=True):
+        real = tokens >= 0
+        whole[:, :, tokens[real]] = x[:, :, real]
+    return whole
+
+
+def patterns(name: str, want: NDArray, got: NDArray, columns: int) -> tuple[Booleans, Booleans]:
+    """Expected and read pattern [B, H, queries, keys] from the first columns of a tensor.
+
+    A pair counts as seen from half of the least weight that any pair should have; NaN counts as seen.
+    """
+    size, read = np.abs(want[..., :columns]), np.abs(got[..., :columns])
+    least = size[size > 0].min(initial=np.inf)
+    expected, seen = size > 0, ~(read <= least / 2)
+    if name in KEYS_FIRST:
+        expected, seen = expected.swapaxes(2, 3), seen.swapaxes(2, 3)
+    return expected, seen
+
+
+def first_difference(expected: Booleans, seen: Booleans) -> tuple[int, int] | None:
+    """(batch, head) of the first pattern that differs."""
+    differs = (expected != seen).any(axis=(2, 3))
+    if not differs.any():
+        return None
+    batch, head = np.argwhere(differs)[0]
+    return int(batch), int(head)
+
+
+def picture_of(expected: Booleans, seen: Booleans) -> dict[str, Any]:
+    """At most 64 x 64 of two patterns [queries, keys], from the first difference on.
+
+    ``origin`` is the query and the key of the first row and column.
+    """
+    row, column = (int(i) for i in np.argwhere(expected != seen)[0])
+    top, left = start(row, expected.shape[0]), start(column, expected.shape[1])
+    part = np.s_[top : top + LARGEST, left : left + LARGEST]
+    return {
+        "expected": expected[part].astype(int).tolist(),
+        "got": seen[part].astype(int).tolist(),
+        "origin": [top, left],
+    }
+
+
+def start(first: int, length: int) -> int:
+    """Where a cut of 64 begins that holds ``first``, a little before it."""
+    return max(0, min(first - LARGEST // 8, length - LARGEST))
+
+
+def describe(name: str, expected: Booleans, seen: Booleans, tables: Mapping[str, Integers]) -> str:
+    """Which rows of which workers see what they must not, or miss what they must see.
+
+    >>> expected, seen = np.array([[1, 0], [1, 1]]) > 0, np.array([[1, 1], [1, 1]]) > 0
+    >>> describe("o", expected, seen, {"q": np.array([[0], [1]]), "k": np.array([[0], [1]])})
+    'o shows another attention pattern in 1 of 2 rows, of worker 0. Query 0 (worker 0, slot 0) counts the hidden key 1 of worker 1.'
+    """
+    rows = np.flatnonzero((expected != seen).any(axis=1))
+    first = int(rows[0])
+    worker, slot = place(first, tables["q"])
+    surplus = np.flatnonzero(seen[first] & ~expected[first])
+    missed = np.flatnonzero(expected[first] & ~seen[first])
+    parts = []
+    if surplus.size:
+        parts.append(f"counts the hidden {tokens('key', surplus, tables['k'])}")
+    if missed.size:
+        parts.append(f"misses {tokens('key', missed, tables['k'])}")
+    whose = numbers("worker", sorted({place(int(row), tables["q"])[0] for row in rows}))
+    return (
+        f"{name} shows another attention pattern in {len(rows)} of {len(expected)} rows, of {whose}. "
+        f"Query {first} (worker {worker}, slot {slot}) {' and '.join(parts)}."
+    )
+
+
+def place(token: int, table: Integers) -> tuple[int, int]:
+    """(worker, slot) of a token."""
+    worker, slot = np.argwhere(table == token)[0]
+    return int(worker), int(slot)
+
+
+def tokens(what: str, which: Sequence[int] | Integers, table: Integers) -> str:
+    """'keys 3-5, 9 of workers 0, 1'."""
+    owners = sorted({place(int(token), table)[0] for token in which})
+    return f"{numbers(what, which)} of {numbers('worker', owners)}"
+
+
+def numbers(what: str, which: Sequence[int] | Integers, most: int = 6) -> str:
+    """Ascending numbers with their noun, runs drawn together.
+
+    >>> numbers("row", [3]), numbers("row", [0, 1, 2, 5])
+    ('row 3', 'rows 0-2, 5')
+    """
+    values = [int(n) for n in which]
+    runs: list[list[int]] = []
+    for n in values:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    shown = [str(a) if a == b else f"{a}{'-' if b > a + 1 else ', '}{b}" for a, b in runs[:most]]
+    more = "" if len(runs) <= most else " and others"
+    return f"{what}{'s' if len(values) > 1 else ''} {', '.join(shown)}{more}"

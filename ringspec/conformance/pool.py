@@ -1,0 +1,109 @@
+"""Who executes the cases: this process, or processes that load the target by its name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from ringspec.conformance.cases import RunCase
+from ringspec.conformance.execute import run_case
+from ringspec.conformance.outcome import Record
+from ringspec.conformance.process_target import ProcessTarget
+from ringspec.conformance.target import Target
+from ringspec.errors import OptionError, shown
+from ringspec.vectors.processes import MOST_JOBS
+
+
+def executed(
+    target: Target,
+    cases: Sequence[RunCase],
+    timeout: float | None,
+    jobs: int,
+    spec: str | None,
+) -> Generator[Record, None, None]:
+    """The records of cases, in their order."""
+    check_numbers(timeout, jobs)
+    if jobs > 1 and spec is not None:
+        yield from in_threads(target, cases, timeout, jobs, spec)
+        return
+    caller = called_by(target, timeout, spec)
+    try:
+        for case in cases:
+            yield run_case(caller, case)
+    finally:
+        if caller is not target:
+            close(caller)
+
+
+def check_numbers(timeout: float | None, jobs: int) -> None:
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise OptionError("a timeout of more than 0 seconds", shown(timeout), "leave it out")
+    if type(jobs) is not int or not 1 <= jobs <= MOST_JOBS:
+        raise OptionError(f"1 to {MOST_JOBS} jobs", shown(jobs), "give the number of processes")
+
+
+def called_by(target: Target, timeout: float | None, spec: str | None) -> Target:
+    """The target itself, or one process that has it where a time limit asks for that.
+
+    Targets with an attribute ``timeout`` have processes of their own and keep the limit themselves.
+    """
+    if timeout is None:
+        return target
+    if hasattr(target, "timeout"):
+        target.timeout = timeout
+        return target
+    if spec is None:
+        raise OptionError(
+            "with a timeout, a target that another process can load",
+            f"the object {target.name}",
+            "pass spec='package.module:object', or no timeout",
+        )
+    return ProcessTarget(spec, target.name, target.capabilities, timeout)
+
+
+def one_more(target: Target, timeout: float | None, spec: str) -> Target:
+    """Another caller of the same target, for a thread of its own."""
+    from ringspec.conformance.load import load_target
+
+    if hasattr(target, "timeout"):
+        return called_by(load_target(spec), timeout, spec)
+    return ProcessTarget(spec, target.name, target.capabilities, timeout)
+
+
+def in_threads(
+    target: Target, cases: Sequence[RunCase], timeout: float | None, jobs: int, spec: str
+) -> Generator[Record, None, None]:
+    """``jobs`` threads, each with a process of the target; this process makes calls and judges."""
+    callers: list[Target] = []
+    own = threading.local()
+    ended = threading.Event()
+
+    def begin() -> None:
+        own.caller = one_more(target, timeout, spec)
+        callers.append(own.caller)
+
+    def work(case: RunCase) -> Record:
+        if ended.is_set():
+            return Record(case.id, "not run", case.needs, flags=case.flags)
+        return run_case(own.caller, case)
+
+    pool = ThreadPoolExecutor(jobs, initializer=begin)
+    try:
+        waiting = [pool.submit(work, case) for case in cases]
+        for future in waiting:
+            yield future.result()
+    finally:
+        ended.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for caller in list(callers):
+            close(caller)
+
+
+def close(target: Target) -> None:
+    """Targets may have something to end."""
+    end = getattr(target, "close", None)
+    if end is not None:
+        with suppress(OSError):
+            end()

@@ -1,0 +1,82 @@
+"""``[tool.ringspec] target`` of an author's pyproject.toml: the TARGET that need not be typed.
+
+.. code-block:: toml
+
+    [tool.ringspec]
+    target = "tests/ring_target.py:target"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from ringspec.errors import FileFormatError, OptionError, UnknownNameError, nearest, shown
+
+KEYS = ("target",)
+MAX_BYTES = 1 << 20
+
+
+def default_target(start: Path | None = None) -> str | None:
+    """The target that the nearest pyproject.toml at or above ``start`` names; None: it names none.
+
+    A path in it is relative to its folder. Raises :class:`~ringspec.errors.FileFormatError` where
+    the file is no TOML, and :class:`~ringspec.errors.UnknownNameError` for another key of
+    ``[tool.ringspec]``.
+    """
+    folder = (start or Path.cwd()).resolve()
+    for above in (folder, *folder.parents):
+        file = above / "pyproject.toml"
+        if file.is_file():
+            target = target_in(file)
+            return None if target is None else relative_to(target, above)
+    return None
+
+
+def target_in(file: Path) -> str | None:
+    """``[tool.ringspec] target`` of one file."""
+    if file.stat().st_size > MAX_BYTES:
+        raise FileFormatError(f"at most {MAX_BYTES} bytes", f"{file}", "shorten it")
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"TOML in {file}", shown(str(error)), "mend the file") from None
+    tool = data.get("tool")
+    table = tool.get("ringspec", {}) if isinstance(tool, dict) else {}
+    if not isinstance(table, dict):
+        raise FileFormatError(f"a table [tool.ringspec] in {file}", shown(table), "make it one")
+    for key in table:
+        if key not in KEYS:
+            raise UnknownNameError(f"a key of [tool.ringspec] in {file}", key, nearest(key, KEYS))
+    target = table.get("target")
+    if target is not None and not isinstance(target, str):
+        raise FileFormatError(f"a text as target in {file}", shown(target), "put it into quotes")
+    return target
+
+
+def relative_to(target: str, folder: Path) -> str:
+    """A target whose file, if it names one, is found from any folder.
+
+    >>> relative_to("kernels/mine.py:run", Path("/a")), relative_to("package:run", Path("/a"))
+    ('/a/kernels/mine.py:run', 'package:run')
+    """
+    file, colon, name = target.rpartition(":")
+    if file.startswith(("cmd:", "dir:")) or not file.endswith(".py"):
+        return target
+    path = folder / file
+    here = Path.cwd()
+    shorter = path.relative_to(here) if path.is_relative_to(here) else path
+    return f"{shorter}{colon}{name}"
+
+
+def target_or_default(target: str | None) -> str:
+    """TARGET as it was given, else the project's; an error where there is neither."""
+    chosen = target if target is not None else default_target()
+    if chosen is None:
+        raise OptionError(
+            "a TARGET, or [tool.ringspec] target in a pyproject.toml here or above",
+            "neither",
+            "pass package.module:object, path/file.py:object, cmd:PROGRAM, dir:FOLDER or the name "
+            "of a registered target",
+        )
+    return chosen

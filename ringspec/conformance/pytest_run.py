@@ -1,0 +1,69 @@
+"""One session of pytest against a target: the same cases and the same verdicts as ``ringspec check``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringspec.conformance.cases import RunCase, run_cases
+from ringspec.conformance.execute import run_case
+from ringspec.conformance.expected import read_expected
+from ringspec.conformance.load import load_target
+from ringspec.conformance.outcome import Record
+from ringspec.conformance.pool import called_by, close
+from ringspec.conformance.project import target_or_default
+from ringspec.conformance.runner import check_expected, settle
+from ringspec.conformance.target import Target
+from ringspec.errors import OptionError, shown
+
+
+@dataclass(frozen=True)
+class PytestRun:
+    """``caller`` is the target, or the process that has it."""
+
+    spec: str
+    target: Target
+    caller: Target
+    cases: list[RunCase]
+    expected: Mapping[str, str]
+
+    def record(self, case: RunCase) -> Record:
+        """One case."""
+        return settle(run_case(self.caller, case), self.expected)
+
+    def close(self) -> None:
+        close(self.caller)
+        if self.caller is not self.target:
+            close(self.target)
+
+
+def start(
+    target: str | None,
+    profile: str | None = None,
+    timeout: str | None = None,
+    expected_failures: str | None = None,
+) -> PytestRun:
+    """Load the target and its cases. Raises :class:`~ringspec.errors.RingspecError` for bad input."""
+    spec = target_or_default(target)
+    cases = run_cases(profile or "core")
+    expected = {} if expected_failures is None else read_expected(Path(expected_failures))
+    loaded = load_target(spec)
+    check_expected(loaded, cases, expected)
+    return PytestRun(spec, loaded, called_by(loaded, seconds(timeout), spec), cases, expected)
+
+
+def seconds(text: str | None) -> float | None:
+    """
+    >>> seconds("2.5"), seconds(None)
+    (2.5, None)
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 86_400:
+        raise OptionError("--ringspec-timeout as seconds", shown(text), "write a number above 0")
+    return value

@@ -1,0 +1,152 @@
+"""A run: every case once, each with one outcome, and nothing left out of the count."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ringspec.conformance.cases import RunCase
+from ringspec.conformance.outcome import FAILURES, OUTCOMES, Record
+from ringspec.conformance.pool import executed
+from ringspec.conformance.target import Target
+from ringspec.errors import OptionError, nearest, shown
+
+Progress = Callable[[int, int, str], None]
+Sink = Callable[[Record], None]
+PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole run. ``complete`` is False where Ctrl-C ended it: the rest is 'not run'."""
+
+    records: tuple[Record, ...]
+    complete: bool = True
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cases had each outcome, in the order of ``OUTCOMES``."""
+        counted = Counter(record.outcome for record in self.records)
+        return {name: counted[name] for name in OUTCOMES if counted[name]}
+
+    @property
+    def claimed(self) -> int:
+        """Cases that were executed."""
+        return sum(record.outcome not in ("not claimed", "not run") for record in self.records)
+
+    @property
+    def failures(self) -> tuple[Record, ...]:
+        return tuple(record for record in self.records if record.outcome in FAILURES)
+
+    @property
+    def exit_code(self) -> int:
+        """0: every executed case passed, or failed as expected. 1: some did not. 3: none was executed.
+
+        130: the run was interrupted. (2 is a wrong command line, which makes no run.)
+        """
+        if not self.complete:
+            return INTERRUPTED
+        if self.claimed == 0:
+            return NOTHING
+        return FAILED if self.failures else PASSED
+
+
+def run(
+    target: Target,
+    cases: Sequence[RunCase],
+    *,
+    timeout: float | None = None,
+    jobs: int = 1,
+    only: str | Sequence[str] | None = None,
+    expected_failures: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    sink: Sink | None = None,
+    spec: str | None = None,
+) -> Summary:
+    """Run cases against a target.
+
+    ``only``: patterns of ids, such as 'ring/*'. ``expected_failures``: reasons by id
+    (:func:`ringspec.conformance.expected.read_expected`). ``sink(record)`` is called for each record
+    in the order of the cases, ``progress(done, total, id)`` after it. With ``spec``, the name by
+    which :func:`ringspec.conformance.load.load_target` finds the target, ``jobs`` processes work at
+    the same time, and a call that takes longer than ``timeout`` seconds is a 'timeout'. Ctrl-C ends
+    the run; what is left is 'not run'.
+
+    >>> from ringspec.conformance.cases import run_cases
+    >>> from ringspec.conformance.targets.reference import reference_float64
+    >>> summary = run(reference_float64, run_cases("smoke"))
+    >>> summary.exit_code, summary.complete
+    (0, True)
+    """
+    chosen = selected(cases, only)
+    expected = dict(expected_failures or {})
+    check_expected(target, cases, expected)
+    records: list[Record] = []
+    running = executed(target, chosen, timeout, jobs, spec)
+    try:
+        for record in running:
+            records.append(settle(record, expected))
+            report(records, len(chosen), progress, sink)
+    except KeyboardInterrupt:
+        running.close()
+        for case in chosen[len(records) :]:
+            records.append(Record(case.id, "not run", case.needs, flags=case.flags))
+            report(records, len(chosen), None, sink)
+        return Summary(tuple(records), complete=False)
+    return Summary(tuple(records))
+
+
+def report(records: list[Record], total: int, progress: Progress | None, sink: Sink | None) -> None:
+    if sink is not None:
+        sink(records[-1])
+    if progress is not None:
+        progress(len(records), total, records[-1].id)
+
+
+def selected(cases: Sequence[RunCase], only: str | Sequence[str] | None) -> list[RunCase]:
+    """Cases whose id matches one of the patterns; a pattern that matches none is an error."""
+    if only is None:
+        return list(cases)
+    patterns = [only] if isinstance(only, str) else list(only)
+    ids = [case.id for case in cases]
+    for pattern in patterns:
+        if not any(fnmatchcase(id, pattern) for id in ids):
+            raise OptionError(
+                "a pattern that the id of some case matches", shown(pattern), nearest(pattern, ids)
+            )
+    return [case for case in cases if any(fnmatchcase(case.id, one) for one in patterns)]
+
+
+def check_expected(target: Target, cases: Sequence[RunCase], expected: Mapping[str, str]) -> None:
+    """Each expected failure names a case that is there and that the target claims."""
+    known = {case.id: case for case in cases}
+    for id in expected:
+        if id not in known:
+            raise OptionError(
+                "expected failures that name cases of this profile", shown(id), nearest(id, known)
+            )
+        reason = known[id].why_not(target.capabilities)
+        if reason is not None:
+            raise OptionError(
+                "expected failures of cases that the target claims",
+                f"{id}, which is not claimed ({reason})",
+                "take it off the list",
+            )
+
+
+def settle(record: Record, expected: Mapping[str, str]) -> Record:
+    """Expected failures, strict both ways."""
+    if record.id not in expected:
+        return record
+    reason = expected[record.id]
+    if record.outcome == "pass":
+        return dataclasses.replace(record, outcome="unexpected pass", reason=reason)
+    if record.outcome in FAILURES:
+        message = f"{record.outcome}: {record.message}"
+        return dataclasses.replace(
+            record, outcome="expected failure", reason=reason, message=message
+        )
+    return record

@@ -1,0 +1,211 @@
+"""Hugging Face diffusers' ring attention, version 0.39.0. Publicly known wrong (issue 14265).
+
+``TemplatedRingAttention`` is called as diffusers calls it, through
+``_templated_context_parallel_attention`` with its flash-attention operations, and nothing of it is
+changed. These operations call two functions of the flash-attn package, a forward and a backward kernel
+for CUDA. On a CPU there are no such kernels: here two functions of ours stand in for them
+(:func:`kernel_forward`, :func:`kernel_backward`), of the same signature, that compute in float64 and
+round once. So what is wrong in a result is wrong in the ring.
+
+What the harness sees: o and lse are right; dq, dk and dv are wrong from W = 2. The operation reads q, k, v,
+o and lse from ``ctx.saved_tensors``, which were saved at step 0, so that every step of the backward
+differentiates the worker's own block, with that block's own lse and o: dq is W times the gradient of
+that block alone, and dk and dv are on every worker the same sum of all workers' block gradients.
+
+It takes no causal mask, as many key heads as query heads, and Dv = D. With one worker, which its configuration
+refuses, its ring is run all the same: there the gradients are right, which tells that the two
+functions are.
+
+Source: diffusers/models/attention_dispatch.py and _modeling_parallel.py of diffusers 0.39.0;
+https://github.com/huggingface/diffusers/issues/14265.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+from typing import Any
+
+from ringspec.conformance.adapters.torch_processes import TorchTarget
+from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.errors import MissingPackageError, shown
+
+PACKAGE, VERSION = "diffusers", "0.39.0"
+COMMAND = f"pip install torch==2.13.0 {PACKAGE}=={VERSION}"
+# What diffusers asks of flash-attn for "no dropout, but do give the lse".
+NO_DROPOUT = 1e-30
+
+CLAIMS = Capabilities(
+    # Without a mask a layout is a naming of rows, and any will do.
+    layouts=("contiguous", "striped", "zigzag", "table"),
+    # Keys and values are gathered; their gradients travel.
+    circulations=("kv", "gather"),
+    workers=(1, 2, 3, 4),
+    masks=(),
+    features=("scale", "unequal-lengths"),
+    formats=("bfloat16", "float16", "float32", "float64"),
+    head_ratios=(1,),
+    value_dim_equals_head_dim=True,
+    axes="BSHD",
+    recipe="bf16_partials",
+)
+NOTES = (
+    "diffusers' ring code is not changed; its flash-attn kernel pair for CUDA is replaced by two"
+    " functions of ringspec that compute in float64 and round once",
+    "known wrong: https://github.com/huggingface/diffusers/issues/14265",
+)
+
+
+def kernel_forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: Any,
+    return_softmax: bool,
+) -> tuple[Any, Any, Any, Any]:
+    """flash-attn's ``_wrapped_flash_attn_forward``: o [B, n, H, D], lse [B, H, n], and two not used."""
+    import torch
+
+    check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)
+    s = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * softmax_scale
+    lse = torch.logsumexp(s, dim=3)
+    o = torch.einsum("bhij,bjhd->bihd", torch.exp(s - lse[..., None]), v.double())
+    statistics = torch.promote_types(q.dtype, torch.float32)
+    nothing = torch.empty(0)
+    return o.to(q.dtype), lse.to(statistics), nothing, nothing
+
+
+def kernel_backward(
+    dy: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: Any,
+    deterministic: bool,
+    rng_state: Any,
+) -> None:
+    """flash-attn's ``_wrapped_flash_attn_backward``: fills dq, dk and dv, from o and lse as given."""
+    import torch
+
+    check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)
+    # diffusers hands over a view [B, n, H]; the kernel reads the memory, which is [B, H, n].
+    lse = lse.permute(0, 2, 1)
+    assert lse.is_contiguous()
+    wide_q, wide_k, wide_v, wide_dy = (x.double() for x in (q, k, v, dy))
+    s = torch.einsum("bihd,bjhd->bhij", wide_q, wide_k) * softmax_scale
+    p = torch.exp(s - lse.double()[..., None])
+    delta = (wide_dy * o.double()).sum(dim=3).permute(0, 2, 1)
+    dp = torch.einsum("bihd,bjhd->bhij", wide_dy, wide_v)
+    ds = p * (dp - delta[..., None]) * softmax_scale
+    dq.copy_(torch.einsum("bhij,bjhd->bihd", ds, wide_k))
+    dk.copy_(torch.einsum("bhij,bihd->bjhd", ds, wide_q))
+    dv.copy_(torch.einsum("bhij,bihd->bjhd", p, wide_dy))
+
+
+def check_plain(
+    dropout_p: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: Any,
+) -> None:
+    """Refuse what the two functions do not compute."""
+    plain = (window_left, window_right, softcap, alibi_slopes) == (-1, -1, 0.0, None)
+    if causal or not plain or dropout_p > NO_DROPOUT:
+        raise NotImplementedError("a mask, soft cap or dropout inside the kernel")
+
+
+@functools.cache
+def dispatch() -> Any:
+    """diffusers' module with our pair in the place of flash-attn's."""
+    from diffusers.models import attention_dispatch
+
+    attention_dispatch._wrapped_flash_attn_forward = kernel_forward
+    attention_dispatch._wrapped_flash_attn_backward = kernel_backward
+    return attention_dispatch
+
+
+@functools.cache
+def configuration(rank: int, workers: int, in_float32: bool) -> Any:
+    """diffusers' own parallel configuration on a mesh of this process group."""
+    import torch
+    from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
+    from torch.distributed.device_mesh import init_device_mesh
+
+    context = ContextParallelConfig(ring_degree=max(workers, 2), convert_to_fp32=in_float32)
+    context.ring_degree = workers
+    parallel = ParallelConfig(context_parallel_config=context)
+    mesh = init_device_mesh("cpu", (workers, 1), mesh_dim_names=("ring", "ulysses"))
+    parallel.setup(rank, workers, torch.device("cpu"), mesh=mesh)
+    return parallel
+
+
+def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> tuple[Any, Any]:
+    """o [B, n, H, D] and lse [B, H, n] of one worker."""
+    import torch
+
+    module = dispatch()
+    operations = (module._flash_attention_forward_op, module._flash_attention_backward_op)
+    parallel = configuration(call.rank, call.workers, q.dtype != torch.float64)
+    if call.workers == 1:
+        plain = (None, 0.0, False, call.scale, False, True)
+        o, lse = module.TemplatedRingAttention.apply(q, k, v, *plain, *operations, parallel)
+    else:
+        o, lse = module._templated_context_parallel_attention(
+            q,
+            k,
+            v,
+            scale=call.scale,
+            return_lse=True,
+            forward_op=operations[0],
+            backward_op=operations[1],
+            _parallel_config=parallel,
+        )
+    return o.to(getattr(torch, call.formats["outputs"])), lse.permute(0, 2, 1)
+
+
+def check_installed() -> None:
+    """Return if torch and diffusers are here; else say how to get them."""
+    for package in ("torch", PACKAGE):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(f"the package {package}", "none", f"run: {COMMAND}")
+    version = importlib.metadata.version(PACKAGE)
+    if version != VERSION:
+        raise MissingPackageError(f"{PACKAGE} {VERSION}", shown(version), f"run: {COMMAND}")
+
+
+def target(**settings: Any) -> TorchTarget:
+    """The target; ``settings`` go to TorchTarget. Raises MissingPackageError."""
+    if "python" not in settings:
+        check_installed()
+    function = f"{__name__}:attention"
+    # The first call imports diffusers.
+    chosen: dict[str, Any] = {"timeout": 180.0, **settings}
+    return TorchTarget(function, CLAIMS, name="diffusers_ring", notes=NOTES, **chosen)
+
+
+def __getattr__(name: str) -> TorchTarget:
+    """``diffusers_ring``, made when it is asked for."""
+    if name == "diffusers_ring":
+        return target()
+    raise AttributeError(f"module {__name__} has no attribute {name}; known is diffusers_ring")

@@ -1,0 +1,136 @@
+"""haoliuhl's ``ringattention`` 0.1.2: the ring attention of the paper's authors, in JAX.
+
+The function under test is ``ring_attention`` of ``ringattention/ringattention_jax.py``, the blockwise
+one for CPU and any other platform. The package itself does not import on a JAX without
+``jax.lib.xla_bridge``, so this one file of the installed distribution is loaded by its path; nothing
+in it is changed. It takes [B, n, H, D], masks by the index of a token in contiguous order, always
+scales by 1/sqrt(D), needs as many key heads as query heads and Dv = D, and gives no lse.
+
+How it is called here, and why:
+
+- with one query chunk and one key chunk a worker (``query_chunk_size``, ``key_chunk_size`` = n);
+- bfloat16 and float16 go in as float32, which is exact, and o and the gradients are rounded once. For
+  narrow inputs its backward gives float32 gradients, and with ``float32_logits=False`` it fails in
+  ``lax.cond``;
+- with ``float32_logits``, and without it in float64;
+- packed documents become its ``segment_ids``.
+
+Not claimed: causal attention with a chunk of one token skips the diagonal, so that the first row is NaN
+and others lack their own key (seen with JAX 0.10.2), hence ``tokens_multiple=2``. Its bias gets no gradient.
+Its masks cannot leave a row without keys.
+
+Source: ringattention/ringattention_jax.py of ringattention 0.1.2, https://github.com/haoliuhl/ringattention.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.adapters.jax_mesh import JaxTarget
+from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.errors import MissingPackageError, shown
+
+PACKAGE, FILE = "ringattention", "ringattention/ringattention_jax.py"
+VERSION = "0.1.2"
+NEEDED = ("jax", "flax", "einops")
+COMMAND = f"pip install jax flax einops {PACKAGE}=={VERSION}"
+
+CLAIMS = Capabilities(
+    layouts=("contiguous",),
+    circulations=("kv",),
+    directions=(1,),
+    workers=(1, 2, 3, 4, 8),
+    masks=("causal", "documents"),
+    formats=("bfloat16", "float16", "float32", "float64"),
+    head_ratios=(1,),
+    value_dim_equals_head_dim=True,
+    tokens_multiple=2,
+    axes="BSHD",
+    lse="hidden",
+)
+NOTES = (
+    f"{FILE} is loaded alone, by its path; its package does not import on this JAX",
+    "bfloat16 and float16 inputs are widened to float32, and its results are rounded once",
+)
+
+
+def check_installed() -> None:
+    """Return if the distribution and what its file imports are here; else say how to get them."""
+    for package in NEEDED:
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(f"the package {package}", "none", f"run: {COMMAND}")
+    try:
+        version = importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingPackageError(f"the package {PACKAGE}", "none", f"run: {COMMAND}") from None
+    if version != VERSION:
+        raise MissingPackageError(f"{PACKAGE} {VERSION}", shown(version), f"run: {COMMAND}")
+
+
+@functools.cache
+def module_file() -> ModuleType:
+    """The file of the installed distribution, as a module of its own."""
+    path = importlib.metadata.distribution(PACKAGE).locate_file(FILE)
+    spec = importlib.util.spec_from_file_location("ringattention_jax_file", str(path))
+    if spec is None or spec.loader is None:
+        raise MissingPackageError(f"the file {FILE} of {PACKAGE}", "none", f"run: {COMMAND}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def attention(q: Any, k: Any, v: Any, *, axis_name: str, call: LocalCall) -> Any:
+    """o [B, n, H, D] of one worker."""
+    import jax
+    import jax.numpy as jnp
+
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    inputs = (x.astype(wide) for x in (q, k, v))
+    chunks = {
+        "causal_block_size": 1 if call.causal else None,
+        "query_chunk_size": q.shape[1],
+        "key_chunk_size": k.shape[1],
+        "deterministic": True,
+        "dropout_rng": None,
+        "attn_pdrop": 0.0,
+        "dtype": wide,
+        "policy": jax.checkpoint_policies.nothing_saveable,
+        "precision": None,
+        "prevent_cse": True,
+    }
+    segments = segment_ids(call, q.shape[0], q.shape[1] * call.workers)
+    function = module_file().ring_attention
+    o = function(*inputs, None, segments, None, axis_name, wide == jnp.float32, chunks)
+    return o.astype(call.formats["outputs"])
+
+
+def segment_ids(call: LocalCall, batch: int, length: int) -> Any:
+    """The document of each token of the whole sequence, [B, S], or None."""
+    import jax.numpy as jnp
+
+    starts = call.terms.get("cu_seqlens")
+    if starts is None:
+        return None
+    numbers = np.searchsorted(np.array(starts), np.arange(length), side="right")
+    return jnp.asarray(np.broadcast_to(numbers, (batch, length)).astype(np.int32))
+
+
+def target(**settings: Any) -> JaxTarget:
+    """The target; ``settings`` go to JaxTarget. Raises MissingPackageError."""
+    if "python" not in settings:
+        check_installed()
+    return JaxTarget(f"{__name__}:attention", CLAIMS, name="haoliuhl", notes=NOTES, **settings)
+
+
+def __getattr__(name: str) -> JaxTarget:
+    """``haoliuhl``, made when it is asked for."""
+    if name == "haoliuhl":
+        return target()
+    raise AttributeError(f"module {__name__} has no attribute {name}; known is haoliuhl")

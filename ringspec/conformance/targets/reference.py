@@ -1,0 +1,195 @@
+"""The specification's own ring as a target, in each recipe: what a right implementation looks like.
+
+``reference_float64`` claims everything, for every input format. The others claim the formats that their
+recipe reads without rounding. Each is a name of this module; :data:`REFERENCES` has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.calls import due_of
+from ringspec.conformance.capabilities import (
+    FEATURES,
+    FORMATS,
+    LAYOUTS,
+    MASKS,
+    OPERATIONS,
+    Capabilities,
+)
+from ringspec.conformance.precision import base_recipe, holds
+from ringspec.conformance.target import Call, Result
+from ringspec.formats import load, round_to, store
+from ringspec.recipes import RECIPES, Recipe
+from ringspec.spec.block_attention import block_backward, block_forward
+from ringspec.spec.layout import Layout, unshard
+from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised
+from ringspec.spec.options import check, check_gradients
+from ringspec.spec.problem import Problem
+from ringspec.spec.ring import ring, run_backward
+from ringspec.spec.run import WorkerResult
+from ringspec.spec.schedule import backward_schedule
+
+Results = dict[str, list[NDArray]]
+OF_KEYS = ("k", "v", "segments_k")
+PER_TOKEN = ("segments_q", "segments_k", "bound_min", "bound_max")
+PAIRS = ("bias", "mask", "keep")
+OPTIONS = (*PER_TOKEN, *PAIRS, "sinks")
+NOT_TERMS = ("q_offset",)  # positions say it
+
+
+class Reference:
+    """``ringspec.ring``, block and merge under one recipe."""
+
+    def __init__(self, recipe: Recipe, **claims: Any) -> None:
+        self.recipe = recipe
+        self.name = f"reference-{recipe.name}"
+        everything: dict[str, Any] = {
+            "operations": OPERATIONS,
+            "layouts": LAYOUTS,
+            "masks": MASKS,
+            "features": FEATURES,
+            "formats": tuple(name for name in FORMATS if holds(recipe.inputs, name)),
+            "repeats_bitwise": True,
+            "recipe": recipe.name,
+        }
+        self.capabilities = Capabilities(**everything | claims)
+        self.notes = (recipe.note,)
+
+    def run(self, call: Call) -> Result:
+        evaluate: Callable[[Call, Recipe], Results] = {
+            "ring": ring_results,
+            "block": block_results,
+            "merge": merge_results,
+        }[call.operation]
+        # Results become narrow at the very end, so that an overflow there is an infinity.
+        results = evaluate(call, base_recipe(self.capabilities, call.formats["inputs"]))
+        return Result(
+            **{
+                name: [store(x, due.format) for x in results[name]]
+                for name, due in due_of(call).items()
+            }
+        )
+
+
+def whole(call: Call, name: str) -> NDArray:
+    """A tensor of all workers in global order; floats as float64."""
+    parts = [load(x) if x.dtype.kind in "fV" else x for x in call.tensors[name]]
+    if name == "sinks" or (name in PAIRS and parts[0].shape[2] == 1):
+        return parts[0]
+    index = call.index_k if name in OF_KEYS else call.index_q
+    assert index is not None
+    return unshard(parts, Layout("table", index), 1 if name in PER_TOKEN else 2)
+
+
+def options_of(call: Call) -> dict[str, Any]:
+    """The keywords of ``ringspec.ring`` that a call stands for; its positions are given ones."""
+    assert call.index_q is not None and call.index_k is not None
+    assert call.position_q is not None and call.position_k is not None
+    options = {name: term for name, term in call.terms.items() if name not in NOT_TERMS}
+    options |= {name: whole(call, name) for name in OPTIONS if name in call.tensors}
+    for name, index, position in (
+        ("positions_q", call.index_q, call.position_q),
+        ("positions_k", call.index_k, call.position_k),
+    ):
+        options[name] = unshard(list(position), Layout("table", index), 1)
+    return options
+
+
+def ring_results(call: Call, recipe: Recipe) -> Results:
+    """The ring, or its backward pass alone from o and lse as they are given."""
+    q, k, v = (whole(call, name) for name in ("q", "k", "v"))
+    dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
+    options = options_of(call)
+    if call.passes == ("backward",):
+        problem = check(q, k, v, options)
+        return workers_of(backward_alone(call, problem, check_gradients(problem, dy, dlse), recipe))
+    run = ring(
+        q,
+        k,
+        v,
+        dy,
+        dlse=dlse,
+        workers=call.workers,
+        layout=(call.index_q, call.index_k),
+        circulation=call.circulation,
+        direction=call.direction,
+        recipe=recipe,
+        **options,
+    )
+    return workers_of(list(run.workers))
+
+
+def backward_alone(
+    call: Call, problem: Problem, seeds: tuple[NDArray, NDArray], recipe: Recipe
+) -> list[WorkerResult]:
+    assert call.index_q is not None and call.index_k is not None
+    given = [
+        WorkerResult(r, call.index_q[r], call.index_k[r], load(o), load(lse))
+        for r, (o, lse) in enumerate(zip(call.tensors["o"], call.tensors["lse"], strict=True))
+    ]
+    schedule = backward_schedule(call.circulation, call.workers, call.direction)
+    tables = Layout("table", call.index_q), Layout("table", call.index_k)
+    return run_backward(
+        problem, seeds, recipe, *tables, schedule, block_backward, given, lambda moment: None
+    )
+
+
+def workers_of(results: list[WorkerResult]) -> Results:
+    names = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
+    return {name: [getattr(one, name) for one in results] for name in names}
+
+
+def block_results(call: Call, recipe: Recipe) -> Results:
+    """One block: its normalised o and lse, or its share of the gradients from lse and delta."""
+    q, k, v = (whole(call, name) for name in ("q", "k", "v"))
+    problem = check(q, k, v, options_of(call))
+    blocks = problem.rows, problem.columns, problem.terms, recipe
+    q, k, v = (round_to(x, recipe.inputs) for x in (problem.q, problem.k, problem.v))
+    results: Results = {}
+    if "forward" in call.passes:
+        o, lse = finish(block_forward(q, k, v, *blocks), None, recipe)
+        results |= {"o": [o], "lse": [lse]}
+    if "backward" in call.passes:
+        lse = round_to(whole(call, "lse"), recipe.backward_lse)
+        delta = round_to(whole(call, "delta"), recipe.delta)
+        share = block_backward(q, k, v, whole(call, "dy"), lse, delta, *blocks)
+        for name in ("dq", "dk", "dv"):
+            results[name] = [round_to(getattr(share, name), recipe.gradients) + 0.0]
+        if share.dbias is not None:
+            results["dbias"] = [share.dbias]
+    return results
+
+
+def merge_results(call: Call, recipe: Recipe) -> Results:
+    """Normalised partial results, merged one after the other in the recipe's way."""
+    parts = zip(load(call.worker("parts_o", 0)), load(call.worker("parts_lse", 0)), strict=True)
+    states = []
+    for o, lse in parts:
+        weight = np.where(np.isneginf(lse), 0.0, 1.0)
+        states.append(SoftmaxState(lse, weight, np.where(weight[..., None] > 0, o, 0.0)))
+    join = merge_normalised if recipe.merge_order == "normalised" else merge
+    state = states[0]
+    for part in states[1:]:
+        state = join(state, part, recipe)
+    o, lse = finish(state, None, recipe)
+    return {"o": [o], "lse": [lse]}
+
+
+REFERENCES = {
+    name: Reference(recipe)
+    for name, recipe in RECIPES.items()
+    if any(holds(recipe.inputs, stored) for stored in FORMATS)
+}
+reference = reference_float64 = REFERENCES["float64"]
+reference_float32 = REFERENCES["float32"]
+reference_bf16 = REFERENCES["bf16"]
+reference_fp16 = REFERENCES["fp16"]
+reference_bf16_partials = REFERENCES["bf16_partials"]
+reference_fp16_partials = REFERENCES["fp16_partials"]
+reference_nki = REFERENCES["nki"]
+reference_nki_low = REFERENCES["nki_low"]

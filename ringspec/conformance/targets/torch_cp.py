@@ -1,0 +1,311 @@
+"""PyTorch's context parallelism: ``torch.distributed.tensor.experimental``, as it is.
+
+The ring is torch's own in every case: its loop, its merge, its rotation of keys and values, its load
+balance. What differs is how it is reached:
+
+backend        device  how
+``cpu``        cpu     torch's ring functions, handed torch's CPU flash kernel as their operation;
+                       float32
+``16bit``      cpu     the same in bfloat16 and float16, without its LSE (see NOTES)
+``flash``      cuda    torch's ring functions for its flash kernel
+``cudnn``      cuda    torch's ring functions for its cuDNN kernel
+``sdpa-flash`` cuda    ``context_parallel`` and ``scaled_dot_product_attention``; no LSE comes out
+``sdpa-cudnn`` cuda    the same with the cuDNN kernel
+
+Layout ``contiguous`` is torch without load balance, ``zigzag`` with its head-tail load balance, which
+torch offers for causal attention only. The targets are called layout_rotation_backend, without
+``cpu``: ``zigzag_alltoall``, ``contiguous_allgather_16bit``, ``zigzag_alltoall_sdpa_flash``. Made for torch 2.13.0
+(requirements-torch.txt); the names that it takes from torch are not public and move between versions.
+
+Source: torch/distributed/tensor/experimental/_context_parallel/_attention.py, PyTorch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ringspec.conformance.adapters.torch_processes import TorchTarget
+from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import Refused
+
+LAYOUTS = ("contiguous", "zigzag")
+ROTATIONS = ("alltoall", "allgather")
+BACKENDS = ("cpu", "16bit", "flash", "cudnn", "sdpa-flash", "sdpa-cudnn")
+ON_CPU = ("cpu", "16bit")
+SEQ_AXIS = 2
+EXPECTED = Path(__file__).with_name("torch_cp_expected.toml")
+
+
+def ring(
+    q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, rotation: str, backend: str
+) -> Any:
+    """One rank's o, and lse where the backend gives it."""
+    if call.layout == "zigzag" and not call.causal:
+        raise Refused("load balance without a causal mask")
+    function = sdpa_function() if backend.startswith("sdpa") else ring_function()
+    return function.apply(q, k, v, group, call, rotation, backend)
+
+
+@contextmanager
+def options(call: LocalCall, rotation: str) -> Iterator[None]:
+    """torch reads these globals in the forward, and again in the backward."""
+    from torch.distributed.tensor.experimental import _attention as cp
+
+    before = cp._cp_options.enable_load_balance
+    cp._cp_options.enable_load_balance = call.layout == "zigzag"
+    cp.set_rotate_method(rotation)
+    try:
+        yield
+    finally:
+        cp._cp_options.enable_load_balance = before
+
+
+@functools.cache
+def operations() -> SimpleNamespace:
+    """torch's ring functions, wherever this version keeps them."""
+    try:
+        from torch.distributed.tensor.experimental._context_parallel import _attention
+    except ImportError:  # before 2.10
+        from torch.distributed.tensor.experimental import _attention
+    return _attention
+
+
+@functools.cache
+def mesh_of(group: Any, device: str) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(group, device)
+
+
+def forward_of(
+    backend: str, group: Any, call: LocalCall, q: Any, k: Any, v: Any
+) -> tuple[Any, ...]:
+    """(o, lse, what the backward needs further)."""
+    import torch
+
+    chosen = {"is_causal": call.causal, "scale": call.scale}
+    if backend in ON_CPU:
+        operation = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return operations()._templated_ring_attention(
+            group, SEQ_AXIS, operation, q, k, v, dropout_p=0.0, **chosen
+        )
+    mesh = mesh_of(group, q.device.type)
+    if backend == "flash":
+        return operations()._scaled_dot_product_ring_flash_attention(mesh, q, k, v, **chosen)
+    return operations()._scaled_dot_product_ring_cudnn_attention(mesh, q, k, v, **chosen)
+
+
+def backward_of(
+    backend: str, group: Any, call: LocalCall, dy: Any, saved: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """(dq, dk, dv); ``saved`` are q, k, v, o, lse and what else the forward gave."""
+    import torch
+
+    q, k, v, o, lse, *rest = saved
+    if backend in ON_CPU:
+        return operations()._templated_ring_attention_backward(
+            group,
+            SEQ_AXIS,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+            grad_out=dy,
+            grad_out_name="grad_out",
+            query=q,
+            key=k,
+            value=v,
+            out=o,
+            logsumexp=lse,
+            is_causal=call.causal,
+            dropout_p=0.0,
+            scale=call.scale,
+        )[:3]
+    mesh = mesh_of(group, q.device.type)
+    cum_q, cum_k, max_q, max_k, seed, offset = rest[:6]
+    tensors, lengths = (mesh, dy, q, k, v, o, lse), (cum_q, cum_k, max_q, max_k, 0.0, call.causal)
+    if backend == "flash":
+        function = operations()._scaled_dot_product_ring_flash_attention_backward
+        return function(*tensors, *lengths, seed, offset, scale=call.scale)[:3]
+    function = operations()._scaled_dot_product_ring_cudnn_attention_backward
+    return function(*tensors, seed, offset, None, *lengths, scale=call.scale)[:3]
+
+
+@functools.cache
+def ring_function() -> Any:
+    """torch's forward and backward ring, joined for autograd."""
+    import torch
+
+    class Ring(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+            group, call, rotation, backend = ctx.given = rest
+            with options(call, rotation):
+                o, lse, *further = forward_of(backend, group, call, q, k, v)
+            ctx.further = tuple(further)
+            ctx.save_for_backward(q, k, v, o, lse)
+            exposed = lse.squeeze(-1) if lse.dim() == 4 else lse  # cuDNN's has an axis of 1
+            ctx.mark_non_differentiable(exposed)
+            return o, exposed
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any, _: Any) -> Any:
+            group, call, rotation, backend = ctx.given
+            with options(call, rotation):
+                saved = (*ctx.saved_tensors, *ctx.further)
+                grads = backward_of(backend, group, call, dy.contiguous(), saved)
+            return (*grads, None, None, None, None)
+
+    return Ring
+
+
+@functools.cache
+def sdpa_function() -> Any:
+    """``scaled_dot_product_attention`` inside ``context_parallel``, also while its backward runs."""
+    import torch
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernels = {
+        "sdpa-flash": SDPBackend.FLASH_ATTENTION,
+        "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
+    }
+
+    @contextmanager
+    def parallel(group: Any, call: LocalCall, rotation: str, q: Any) -> Iterator[None]:
+        # The local shards are there already; context_parallel wants a buffer to shard.
+        tokens = torch.zeros(q.shape[SEQ_AXIS] * call.workers, device=q.device)
+        with (
+            options(call, rotation),
+            context_parallel(mesh_of(group, "cuda"), buffers=[tokens], buffer_seq_dims=[0]),
+        ):
+            yield
+
+    class Sdpa(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+            group, call, rotation, backend = ctx.given = rest
+            wanted = zip((q, k, v), ctx.needs_input_grad[:3], strict=True)
+            leaves = [x.detach().requires_grad_(needed) for x, needed in wanted]
+            chosen: dict[str, Any] = {"is_causal": call.causal, "scale": call.scale}
+            if q.shape[1] != k.shape[1]:
+                chosen["enable_gqa"] = True
+            with (
+                parallel(group, call, rotation, q),
+                sdpa_kernel(kernels[backend]),
+                torch.enable_grad(),
+            ):
+                # Looked up here: context_parallel has put another function in its place.
+                attention = torch.nn.functional.scaled_dot_product_attention
+                o = attention(*leaves, **chosen)
+            ctx.tape = (leaves, o)
+            return o.detach()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            group, call, rotation, _ = ctx.given
+            leaves, o = ctx.tape
+            with parallel(group, call, rotation, dy):
+                grads = torch.autograd.grad(o, leaves, dy.contiguous())
+            return (*grads, None, None, None, None)
+
+    return Sdpa
+
+
+def gpus() -> tuple[int, ...] | None:
+    """The W for which this machine has a GPU a process; None where torch is not here to say."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return tuple(range(1, torch.cuda.device_count() + 1))
+
+
+def claims(layout: str, rotation: str, backend: str) -> Capabilities:
+    """What torch takes: its kernels have one head dim, its ring one mask, its backward no dlse."""
+    widest = 128 if backend.endswith("cudnn") else 256
+    on_cpu = backend in ON_CPU
+    return Capabilities(
+        layouts=(layout,),
+        # By allgather the keys come all at once, and are used in the order of the ring.
+        circulations=("kv",) if rotation == "alltoall" else ("kv", "gather"),
+        directions=(1,),
+        workers=None if on_cpu else gpus(),
+        masks=("causal",),
+        only_causal=layout == "zigzag",
+        features=("scale",),
+        formats=("float32",) if backend == "cpu" else ("bfloat16", "float16"),
+        head_dims=None if on_cpu else tuple(range(8, widest + 1, 8)),
+        value_dim_equals_head_dim=True,
+        tokens_multiple=2 if layout == "zigzag" else 1,
+        recipe="bf16_partials",
+        lse="hidden" if backend == "16bit" or backend.startswith("sdpa") else "natural",
+    )
+
+
+DIRECT = (
+    "torch's dispatcher has no ring for its CPU kernel: its ring functions are called directly, with"
+    " aten._scaled_dot_product_flash_attention_for_cpu as their operation"
+)
+EXPOSED = "torch's ring functions are called directly, so that the LSE comes out"
+PUBLIC = "through context_parallel; the shards are made by ringspec"
+NOTES = {
+    "cpu": (DIRECT,),
+    "16bit": (
+        DIRECT,
+        "the LSE is not claimed: of 16-bit inputs torch's CPU kernel takes exp in a fast"
+        " approximation, which leaves an error near 4e-5 in the float32 LSE",
+    ),
+    "flash": (EXPOSED,),
+    "cudnn": (EXPOSED,),
+    "sdpa-flash": (PUBLIC,),
+    "sdpa-cudnn": (PUBLIC,),
+}
+
+
+def name_of(layout: str, rotation: str, backend: str) -> str:
+    """
+    >>> name_of("zigzag", "alltoall", "cpu"), name_of("zigzag", "alltoall", "sdpa-flash")
+    ('zigzag_alltoall', 'zigzag_alltoall_sdpa_flash')
+    """
+    last = [] if backend == "cpu" else [backend.replace("-", "_")]
+    return "_".join([layout, rotation, *last])
+
+
+def target(layout: str, rotation: str, backend: str = "cpu", **settings: Any) -> TorchTarget:
+    """One of torch's rings as a target; ``settings`` go to TorchTarget."""
+    return TorchTarget(
+        f"{__name__}:ring",
+        claims(layout, rotation, backend),
+        name=f"torch_cp.{name_of(layout, rotation, backend)}",
+        device="cpu" if backend in ON_CPU else "cuda",
+        options={"rotation": rotation, "backend": backend},
+        notes=("torch's ring code is not changed", *NOTES[backend]),
+        **settings,
+    )
+
+
+TARGETS: dict[str, Callable[[], TorchTarget]] = {
+    name_of(layout, rotation, backend): functools.partial(target, layout, rotation, backend)
+    for backend in BACKENDS
+    for layout in LAYOUTS
+    for rotation in ROTATIONS
+}
+
+
+def on_cpu(name: str) -> bool:
+    """
+    >>> on_cpu("zigzag_alltoall_16bit"), on_cpu("zigzag_alltoall_sdpa_cudnn")
+    (True, False)
+    """
+    return not name.endswith(("flash", "cudnn"))
+
+
+def __getattr__(name: str) -> TorchTarget:
+    """The targets by name, made when they are asked for."""
+    if name in TARGETS:
+        return TARGETS[name]()
+    raise AttributeError(f"module {__name__} has no attribute {name}; known are {sorted(TARGETS)}")

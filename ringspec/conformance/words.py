@@ -1,0 +1,32 @@
+"""What became of a case, in words: for the terminal, for JUnit and for an AssertionError."""
+
+from __future__ import annotations
+
+from ringspec.compare.explain import explain_all
+from ringspec.conformance.outcome import OUTCOMES, Record
+
+MOST_FINDINGS = 8
+WITH_REASON = ("expected failure", "not claimed", "unexpected pass", "not run")
+
+
+def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
+    """A paragraph: the outcome, what the harness says, and where the tensors are wrong.
+
+    >>> from ringspec.conformance.outcome import Finding
+    >>> wrong = Finding("lse", 2, "beyond bound", 31.5, (0, 1, 3), 0.5, 0.25, rows=4, of=12)
+    >>> print(record_text(Record("ring/a", "mismatch", message="a step is missing", findings=(wrong,))))
+    ring/a: mismatch: a step is missing
+      lse of worker 2: 4 of 12 rows beyond their bound; worst at batch 0, head 1, slot 3: got 0.5, want 0.25 (31.5 times the bound)
+    """
+    message = record.message.strip()
+    if message == explain_all(record.findings).strip():
+        message = ""  # the findings are told below, as many as are wanted
+    if not message and record.outcome not in ("pass", "mismatch"):
+        message = OUTCOMES[record.outcome]
+    told = explain_all(record.findings, most).splitlines()
+    # A message that is the list of findings itself says nothing twice.
+    told = [line for line in told if line not in message]
+    lines = [f"{record.id}: {record.outcome}" + (f": {message}" if message else "")]
+    if record.outcome in WITH_REASON and record.reason and record.reason not in message:
+        lines.append(f"  {record.reason}")
+    return "\n".join([*lines, *(f"  {line}" for line in told)])

@@ -1,0 +1,235 @@
+"""The tables of the page: features by capabilities, tensors by workers, all cases."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringspec.render.html import Html, badge, class_of, element, join
+
+Case = Mapping[str, Any]
+TENSORS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
+MOST_WORKERS = 64
+NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+GROUPS = ("operation", "layout", "circulation", "inputs", "workers")
+
+
+def matrix(cases: Sequence[Case]) -> Html:
+    """Rows: what a case uses (masks, features). Columns: operation, layout, format, workers.
+
+    A cell counts the cases that have both; those that are not claimed and not run count apart.
+    """
+    cells: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    columns: dict[str, set[str]] = {group: set() for group in GROUPS}
+    rows: Counter[str] = Counter()
+    for case in cases:
+        uses = rows_of(case)
+        rows.update(uses)
+        for group in GROUPS:
+            for value in columns_of(case, group):
+                columns[group].add(value)
+                for use in uses:
+                    cells[use, group, value][class_of(case["outcome"])] += 1
+    order = [(group, value) for group in GROUPS for value in sorted(columns[group], key=natural)]
+    heads = [
+        element("th", group, colspan=len(columns[group]), class_="group", scope="colgroup")
+        for group in GROUPS
+        if columns[group]
+    ]
+    names = [
+        element("th", element("span", value), class_=first_of(order, n), scope="col")
+        for n, (_, value) in enumerate(order)
+    ]
+    body = [
+        element(
+            "tr",
+            element("th", use, scope="row"),
+            *(
+                matrix_cell(cells[use, *key], use, key, first_of(order, n))
+                for n, key in enumerate(order)
+            ),
+        )
+        for use in sorted(rows, key=lambda use: (use != "plain", use))
+    ]
+    head = element(
+        "thead", element("tr", element("td"), *heads), element("tr", element("td"), *names)
+    )
+    return element("table", head, element("tbody", *body), class_="matrix", id="matrix")
+
+
+def first_of(order: list[tuple[str, str]], n: int) -> str | None:
+    """The class of the first column of a group."""
+    return "first" if n == 0 or order[n][0] != order[n - 1][0] else None
+
+
+def rows_of(case: Case) -> list[str]:
+    needs = case.get("needs") or {}
+    uses = [*listed(needs.get("masks")), *listed(needs.get("features"))]
+    return [str(use) for use in uses] or ["plain"]
+
+
+def columns_of(case: Case, group: str) -> list[str]:
+    needs = case.get("needs") or {}
+    if group == "operation":
+        passes = listed(needs.get("passes"))
+        return [f"{needs.get('operation', 'unknown')} {one}" for one in passes] or ["unknown"]
+    return [str(needs[group])] if group in needs else []
+
+
+def listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def natural(value: str) -> tuple[bool, int, str]:
+    """Numbers by their size, before words."""
+    short = value.isascii() and value.isdigit() and len(value) < 10
+    return (not short, int(value) if short else 0, value)
+
+
+def matrix_cell(counts: Counter[str], use: str, key: tuple[str, str], first: str | None) -> Html:
+    good, known, bad, neutral = (counts[name] for name in ("good", "known", "bad", "neutral"))
+    if not good + known + bad + neutral:
+        return element("td", class_=f"none {first or ''}".strip())
+    words = (
+        f"{use}, {key[0]} {key[1]}: {good} passed, {bad} failed, {known} failed as expected, "
+        f"{neutral} not claimed or not run"
+    )
+    if bad + known:
+        shown, kind = f"{good}/{good + known + bad}", "bad" if bad else "known"
+    elif good:
+        shown, kind = str(good), "good"
+    else:
+        shown, kind = "\u2013", "neutral"
+    return element("td", shown, class_=f"{kind} {first or ''}".strip(), title=words)
+
+
+def number(value: Any) -> float:
+    """A number of a record; a hostile one becomes NaN.
+
+    >>> number("Infinity"), number(2), number("x")
+    (inf, 2.0, nan)
+    """
+    if isinstance(value, str):
+        return NUMBERS.get(value, math.nan)
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e308 else math.nan
+
+
+def worst_errors(cases: Sequence[Case]) -> list[tuple[str, Html]]:
+    """For each size of ring its title and a table: tensors by workers, the largest error of all cases."""
+    rings: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for case in cases:
+        workers = workers_of(case)
+        if workers is not None:
+            rings[workers] += listed(case.get("findings"))
+    tables = []
+    for workers, findings in sorted(rings.items()):
+        if findings:
+            title = f"{workers} workers" if workers > 1 else "1 worker"
+            shown = workers or 1 + max(number_of(one) for one in findings)
+            tables.append(
+                (title if workers else "rings of several sizes", error_grid(findings, shown))
+            )
+    return tables
+
+
+def workers_of(case: Case) -> int | None:
+    """W of a case; 0 where it has calls on rings of several sizes, None where it makes no sense."""
+    needs = case.get("needs") or {}
+    workers = needs.get("workers", 0 if needs.get("operation") == "ring" else 1)
+    return workers if type(workers) is int and 0 <= workers <= MOST_WORKERS else None
+
+
+def number_of(finding: Mapping[str, Any]) -> int:
+    """The worker of a finding."""
+    worker = finding.get("worker", 0)
+    return worker if type(worker) is int and 0 <= worker < MOST_WORKERS else 0
+
+
+def error_grid(findings: Sequence[Mapping[str, Any]], workers: int) -> Html:
+    """Tensors by workers: the largest error in units of its bound, or what is wrong."""
+    worst: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for finding in findings:
+        key = str(finding.get("tensor")), number_of(finding)
+        if key not in worst or badness(finding) > badness(worst[key]):
+            worst[key] = finding
+    names = sorted({name for name, _ in worst}, key=lambda name: (rank(name), name))
+    head = [element("th", f"worker {n}", scope="col") for n in range(workers)]
+    rows = [
+        element(
+            "tr",
+            element("th", name, scope="row"),
+            *(error_cell(worst.get((name, n))) for n in range(workers)),
+        )
+        for name in names
+    ]
+    return element(
+        "table",
+        element("thead", element("tr", element("td"), *head)),
+        element("tbody", *rows),
+        class_="errors",
+    )
+
+
+def rank(name: str) -> int:
+    return TENSORS.index(name) if name in TENSORS else len(TENSORS)
+
+
+def badness(finding: Mapping[str, Any]) -> tuple[bool, float]:
+    error = number(finding.get("error", 0.0))
+    return finding.get("kind") != "ok", math.inf if math.isnan(error) else error
+
+
+def error_cell(finding: Mapping[str, Any] | None) -> Html:
+    if finding is None:
+        return element("td", class_="none")
+    kind, error = str(finding.get("kind")), number(finding.get("error", 0.0))
+    if kind == "ok" and error <= 1:
+        return element("td", f"{error:.2g}", class_="good" if error <= 0.5 else "known")
+    numeric = kind in ("ok", "beyond bound") and math.isfinite(error)
+    return element("td", f"{error:.3g}" if numeric else kind, class_="bad", title=kind)
+
+
+def all_cases(cases: Sequence[Case]) -> Html:
+    """One row a case; the script filters them."""
+    rows = [
+        element(
+            "tr",
+            element("td", case["id"], class_="id"),
+            element("td", badge(case["outcome"])),
+            element("td", worst_text(case), class_="figure"),
+            element("td", f"{number(case.get('seconds', 0)):.2f}", class_="figure"),
+            element("td", case.get("reason") or ""),
+            data_outcome=case["outcome"],
+        )
+        for case in cases
+    ]
+    names = ("case", "outcome", "worst error / bound", "seconds", "reason")
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    return element("table", head, element("tbody", *rows), class_="cases", id="cases-table")
+
+
+def worst_text(case: Case) -> str:
+    found = listed(case.get("findings"))
+    if not found:
+        return ""
+    worst = max(found, key=badness)
+    error = number(worst.get("error", 0.0))
+    kind = worst.get("kind")
+    return f"{error:.3g}" if kind in ("ok", "beyond bound") and math.isfinite(error) else str(kind)
+
+
+def reasons(cases: Sequence[Case]) -> Html:
+    """Why cases are not claimed, with how many."""
+    counted = Counter(
+        case.get("reason") or "no reason given"
+        for case in cases
+        if case["outcome"] == "not claimed"
+    )
+    return join(
+        [
+            element("li", element("b", count), f" {reason}")
+            for reason, count in counted.most_common()
+        ]
+    )

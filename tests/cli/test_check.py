@@ -1,0 +1,257 @@
+"""``ringspec smoke | check | replay``: exit codes, text, reports, and the same run under pytest."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from cli.commands import assert_one_paragraph
+from click.testing import CliRunner
+
+import ringspec
+from ringspec.cli import main
+from ringspec.conformance.report import read_report
+
+TARGETS = '''
+import dataclasses, os, signal
+import numpy as np
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.targets.reference import reference_float64 as good
+
+class Changed:
+    """The reference, with one thing done to its results or its process."""
+
+    capabilities = dataclasses.replace(good.capabilities, workers=(1, 2))
+    notes = "made for a test"
+
+    def __init__(self, name, change):
+        self.name, self.change = name, change
+
+    def run(self, call):
+        return self.change(call, good.run(call))
+
+def wrong_dk(call, result):
+    if call.layout == "zigzag" and result.dk is not None:
+        result.dk = [2 * np.asarray(x) for x in result.dk]
+    return result
+
+def crashing(call, result):
+    if call.layout == "striped":
+        os.write(2, b"about to crash\\n")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return result
+
+def interrupted(call, result):
+    if call.layout == "striped":
+        raise KeyboardInterrupt
+    return result
+
+wrong = Changed("\\x1b[31mwrong", wrong_dk)
+crash = Changed("crash", crashing)
+stopped = Changed("stopped", interrupted)
+nothing = Changed("nothing", None)
+nothing.capabilities = Capabilities(operations=("merge",), formats=("float16",))
+'''
+ONLY = ("--only", "ring/*-causal-w2", "--only", "attention/plain", "--only", "ring/q-*-w8")
+WRONG = "ring/zigzag-causal-w2"
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    """A function that names a target of the file above."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(TARGETS)
+    return lambda name: f"mine.py:{name}"
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(one) for one in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def check(spec, *arguments, code=0, timeout=0):
+    return call("check", spec, "--profile", "smoke", "--timeout", timeout, *arguments, code=code)
+
+
+def test_a_right_target_passes_and_the_headline_says_of_how_many(target):
+    result = check(target("good"))
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("passed ") and last.endswith(" claimed, 0 not claimed")
+    words = last.split()
+    assert words[1] == words[3] and int(words[1]) >= 8
+    assert result.stderr == "" and result.stdout.isascii()
+
+
+def test_a_wrong_target_fails_with_tensor_worker_place_and_the_command_that_repeats_it(target):
+    result = check(target("wrong"), code=1)
+    assert f"{WRONG}: mismatch" in result.stdout
+    assert "dk of worker 0" in result.stdout and "dk of worker 1" in result.stdout
+    assert "dv of worker" not in result.stdout
+    assert f"repeat it: ringspec replay mine.py:wrong {WRONG}" in result.stdout
+    assert "\x1b" not in result.stdout and "note: made for a test" in result.stdout
+
+
+def test_replay_runs_one_case_alone_and_tells_it_whole(target):
+    result = call("replay", target("wrong"), WRONG, "--timeout", 0, code=1)
+    assert "1 case;" in result.stdout and "dk of worker 1" in result.stdout
+    assert "largest error in units of the bound: o " in result.stdout
+    assert result.stdout.splitlines()[-1] == "passed 0 of 1 claimed, 0 not claimed"
+    call("replay", target("wrong"), "ring/contiguous-causal-w2", "--timeout", 0)
+
+
+def test_a_crash_is_one_outcome_and_the_run_goes_on(target):
+    result = check(target("crash"), "--json", code=1, timeout=60)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    outcomes = {line["id"]: line for line in lines[1:-1]}
+    crashed = outcomes["ring/striped-causal-w2"]
+    assert crashed["outcome"] == "crash" and "SIGSEGV" in crashed["message"]
+    assert "about to crash" in crashed["message"]
+    assert outcomes["ring/zigzag-causal-w2"]["outcome"] == "pass"
+    assert lines[-1]["complete"] is True
+
+
+def test_nothing_executed_is_a_failure_of_its_own(target):
+    result = check(target("nothing"), code=3)
+    assert "no case was executed" in result.stdout
+
+
+def test_ctrl_c_leaves_a_partial_report_that_says_so(target, tmp_path):
+    files = ("--report", "r.jsonl", "--junit", "r.xml", "--html", "r.html")
+    result = check(target("stopped"), *files, code=130)
+    assert "interrupted" in result.stderr and "not run" in result.stdout
+    chosen = read_report(tmp_path / "r.jsonl")
+    outcomes = {record.id: record.outcome for record in chosen.records}
+    assert not chosen.complete and outcomes["ring/striped-causal-w2"] == "not run"
+    assert outcomes["ring/contiguous-causal-w2"] == "pass"
+    assert "Incomplete" in (tmp_path / "r.html").read_text()
+    assert 'type="incomplete"' in (tmp_path / "r.xml").read_text()
+
+
+def test_the_three_files_tell_the_same_run(target, tmp_path):
+    files = ("--report", "r.jsonl", "--junit", "r.xml", "--html", "r.html")
+    result = check(target("wrong"), *files, code=1)
+    chosen = read_report(tmp_path / "r.jsonl")
+    assert chosen.complete and chosen.footer["headline"] in result.stdout
+    suite = ElementTree.parse(tmp_path / "r.xml").getroot().find("testsuite")
+    assert int(suite.get("tests")) == len(chosen.records)
+    assert int(suite.get("failures")) == chosen.footer["summary"]["mismatch"]
+    page = (tmp_path / "r.html").read_text()
+    assert chosen.footer["headline"] in page and "wrong" in page and "\x1b" not in page
+    assert chosen.header["vectors"]["digest"] and chosen.header["profile"] == "smoke"
+    assert chosen.header["capabilities"]["workers"] == [1, 2]
+
+
+def test_json_is_a_report_on_stdout_and_nothing_else(target, tmp_path):
+    result = check(target("good"), "--json")
+    (tmp_path / "stdout.jsonl").write_text(result.stdout)
+    assert read_report(tmp_path / "stdout.jsonl").complete and result.stderr == ""
+
+
+def failing_ids(tmp_path):
+    chosen = read_report(tmp_path / "r.jsonl")
+    return [record.id for record in chosen.records if record.outcome == "mismatch"]
+
+
+def test_expected_failures_are_strict_both_ways(target, tmp_path):
+    check(target("wrong"), "--report", "r.jsonl", code=1)
+    wrong = failing_ids(tmp_path)
+    known = tmp_path / "known.toml"
+    known.write_text("".join(f'["{id}"]\nreason = "dk is doubled"\n' for id in wrong))
+    result = check(target("wrong"), "--expected-failures", known)
+    assert "expected failure" in result.stdout.splitlines()[-1]
+    result = check(target("good"), "--expected-failures", known, code=1)
+    assert f"{wrong[0]}: unexpected pass" in result.stdout
+    known.write_text('["ring/zigzag-causal-w22"]\nreason = "a slip"\n')
+    assert_one_paragraph(check(target("wrong"), "--expected-failures", known, code=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["check", "no_such_module:thing"], "no_such_module"),
+        (["check", "mine.py:none"], "mine.py"),
+        (["check", "mine.py"], "registered"),
+        (["check"], "[tool.ringspec] target"),
+        (["check", "mine.py:good", "--only", "ring/nothing-like-it"], "ring/nothing-like-it"),
+        (["check", "mine.py:good", "--html", "no/such/folder/page.html"], "folder"),
+        (["check", "mine.py:good", "--expected-failures", "none.toml"], "none.toml"),
+        (["check", "mine.py:good", "--profile", "huge"], "huge"),
+        (["check", "mine.py:good", "--timeout", "-1"], "-1"),
+        (["replay", "mine.py:good", "ring/zigzag-casual-w2"], "ring/zigzag-causal-w2"),
+        (["replay", "ring/zigzag-causal-w2"], "[tool.ringspec] target"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_told_before_anything_runs(target, arguments, says):
+    target("good")
+    result = call(*arguments, code=2)
+    assert says in result.stderr and result.stdout == ""
+    assert "Error: " in result.stderr
+
+
+def test_the_projects_pyproject_names_the_target(target, tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text(f'[tool.ringspec]\ntarget = "{target("good")}"\n')
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    result = call("replay", WRONG, "--timeout", 0)
+    assert result.stdout.splitlines()[-1].startswith("passed 1 of 1 claimed")
+
+
+@pytest.mark.parametrize(
+    "text", ["[tool", '[tool.ringspec]\ntargets = "a:b"\n', "[tool.ringspec]\ntarget = 5\n"]
+)
+def test_a_pyproject_with_a_slip_is_refused(target, tmp_path, text):
+    target("good")
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert "pyproject.toml" in call("smoke", code=2).stderr
+
+
+def test_help_documents_targets_and_exit_codes():
+    for command in ("smoke", "check", "replay"):
+        text = call(command, "--help").stdout
+        for words in ("cmd:PROGRAM", "path/file.py:object", "Exit codes", "130", "no case was"):
+            assert words in text, (command, words)
+
+
+def run_pytest(folder, *arguments):
+    """pytest in a folder of its own, as an author runs it."""
+    paths = os.pathsep.join(
+        [str(Path(ringspec.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
+    options = ("-p", "ringspec.conformance.pytest_plugin", "-p", "no:cacheprovider", "-q")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--pyargs", "ringspec.conformance", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_pytest_runs_the_same_cases_with_the_same_verdicts(target, tmp_path):
+    check(target("wrong"), "--report", "r.jsonl", code=1)
+    chosen = read_report(tmp_path / "r.jsonl")
+    ran = run_pytest(tmp_path, "--ringspec-target", "mine.py:wrong", "--ringspec-profile", "smoke")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert chosen.footer["headline"] in ran.stdout
+    failed = {
+        line.split("[", 1)[1].split("]")[0]
+        for line in ran.stdout.splitlines()
+        if line.startswith("FAILED")
+    }
+    assert failed == set(failing_ids(tmp_path))
+    assert "dk of worker 1" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("good", 0), ("nothing", 5), ("no_such", 2), (None, 2)], ids=str
+)
+def test_the_exit_code_of_pytest(target, tmp_path, name, code):
+    given = [] if name is None else ["--ringspec-target", target(name)]
+    ran = run_pytest(tmp_path, *given, "--ringspec-profile", "smoke")
+    assert ran.returncode == code, ran.stdout + ran.stderr

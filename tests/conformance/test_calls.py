@@ -1,0 +1,173 @@
+"""A golden case becomes a call that holds what each worker holds, and nothing expected."""
+
+import numpy as np
+import pytest
+
+from ringspec.conformance import golden
+from ringspec.conformance.calls import (
+    backward_alone,
+    call_of,
+    due_of,
+    expected_of,
+    fingerprint,
+    forward_alone,
+)
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.scales import with_scales
+from ringspec.formats import bits
+from ringspec.vectors import open_set
+from ringspec.vectors.generate import tensors_of_case
+
+CORE = open_set("core")
+ASKED = [case.id for case in CORE if case.operation != "schedule"]
+MANY = ["attention/bias", "attention/segments-with-padding", "block/backward-dropout",
+        "merge/two-parts", "ring/bias-of-queries-w2", "ring/bias-of-keys-w3",
+        "ring/segments-w3", "ring/dense-mask-w2", "ring/table-ragged-w3", "ring/several-sinks-striped-w4",
+        "ring/positions-w3", "ring/bounds-q-ring-w3", "kernel-shape/contiguous-causal-w2"]  # fmt: skip
+
+
+def made(id):
+    return call_of(CORE.case(id), CORE.tensors(id))
+
+
+@pytest.mark.parametrize("id", MANY)
+def test_a_call_has_one_read_only_array_a_worker_in_storage_dtypes(id):
+    case, call = CORE.case(id), made(id)
+    for name, arrays in call.tensors.items():
+        assert len(arrays) == call.workers, name
+        for x in arrays:
+            assert not x.flags.writeable and x.flags.c_contiguous and x.base is None, name
+            if x.dtype.kind in "fV":
+                assert str(x.dtype) in (case.formats.inputs, case.formats.statistics), name
+
+
+@pytest.mark.parametrize("id", MANY)
+def test_no_expected_value_is_in_a_call(id):
+    case = CORE.case(id)
+    assert set(made(id).tensors) <= set(case.inputs.tensors)
+
+
+def test_each_worker_holds_its_own_tokens_and_zeros_in_padding_slots():
+    id = "ring/table-ragged-w3"
+    call, whole = made(id), CORE.tensors(id)
+    assert (call.index_q < 0).any()
+    for worker in range(call.workers):
+        for slot, token in enumerate(call.index_q[worker]):
+            got = bits(call.worker("q", worker)[:, :, slot])
+            want = bits(whole["in.q"][:, :, token]) if token >= 0 else 0
+            assert np.array_equal(got, np.broadcast_to(want, got.shape))
+
+
+def test_a_bias_has_own_rows_and_global_keys_and_what_all_share_is_the_same_on_each_worker():
+    call, whole = made("ring/bias-w3"), CORE.tensors("ring/bias-w3")["in.bias"]
+    for worker, index in enumerate(call.index_q):
+        assert np.array_equal(call.worker("bias", worker), whole[:, :, index])
+    call = made("ring/bias-of-keys-w3")
+    assert call.worker("bias", 2).shape[2] == 1
+    call = made("ring/several-sinks-striped-w4")
+    assert all(np.array_equal(x, call.worker("sinks", 0)) for x in call.tensors["sinks"])
+
+
+def test_segments_and_bounds_are_rows_of_the_worker_with_minus_one_in_padding():
+    call = made("ring/segments-w3")
+    whole = CORE.tensors("ring/segments-w3")["in.segments_q"]
+    for worker, index in enumerate(call.index_q):
+        got = call.worker("segments_q", worker)
+        assert got.ndim == 2 and np.array_equal(got[0], np.atleast_2d(whole)[0][index])
+
+
+def test_dense_attention_is_a_ring_of_one_worker_with_positions():
+    call = made("attention/causal-end-aligned")
+    case = CORE.case("attention/causal-end-aligned")
+    assert (call.operation, call.workers, call.layout) == ("ring", 1, "contiguous")
+    assert call.position_q[0, 0, 0] == case.terms["q_offset"]
+    assert call.index_q.tolist() == [list(range(case.shape.Sq))]
+
+
+def test_the_inputs_of_sampled_cases_are_drawn_again():
+    id = "kernel-shape/contiguous-causal-w2"
+    whole = tensors_of_case(CORE.case(id), scales=False)
+    call = made(id)
+    assert np.array_equal(bits(call.worker("k", 1)), bits(whole["in.k"][:, :, 128:]))
+
+
+@pytest.mark.parametrize("id", ASKED)
+def test_what_is_due_is_what_is_expected(id):
+    case, tensors = CORE.case(id), CORE.tensors(id)
+    call = call_of(case, tensors)
+    due, expected = due_of(call), expected_of(case, tensors)
+    assert set(due) == set(expected)
+    for name, one in expected.items():
+        for worker, shape in enumerate(due[name].shapes):
+            if one.rows is None:
+                assert one.values[worker].shape == shape, name
+            else:
+                rows = one.rows[worker]
+                assert rows.shape == (16, 3) and (rows < np.array(shape[:3])).all()
+                assert one.values[worker].shape == (16, *shape[3:])
+            assert one.rounded[worker].shape == one.values[worker].shape
+            assert str(one.rounded[worker].dtype) == due[name].format
+
+
+def test_padding_slots_are_not_compared():
+    id = "ring/table-ragged-w3"
+    call = made(id)
+    expected = expected_of(CORE.case(id), CORE.tensors(id))
+    for worker in range(3):
+        assert np.array_equal(expected["dq"].real[worker], call.index_q[worker] >= 0)
+        assert np.array_equal(expected["dk"].real[worker], call.index_k[worker] >= 0)
+
+
+def test_one_pass_alone_has_its_own_inputs():
+    id = "ring/dlse-w2"
+    case, tensors = CORE.case(id), CORE.tensors(id)
+    call = made(id)
+    ahead, behind = forward_alone(call), backward_alone(call, case, tensors)
+    assert set(call.tensors) - set(ahead.tensors) == {"dy", "dlse"}
+    assert set(behind.tensors) - set(call.tensors) == {"o", "lse"}
+    assert np.array_equal(bits(behind.worker("o", 1)), bits(tensors["out.o.bfloat16"][1]))
+    assert set(due_of(ahead)) == {"o", "lse"} and set(due_of(behind)) == {"dq", "dk", "dv"}
+
+
+def test_a_fingerprint_sees_one_bit():
+    call = made("ring/dlse-w2")
+    before = fingerprint(call)
+    assert before == fingerprint(made("ring/dlse-w2"))
+    x = call.tensors["dlse"][1]
+    x.flags.writeable = True
+    x[0, 0, 0] = np.nextafter(x[0, 0, 0], np.float32(np.inf))
+    assert fingerprint(call) != before
+
+
+@pytest.mark.parametrize("id", [id for id in ASKED if id.startswith("ring/")][::4])
+def test_row_scales_in_float64_are_those_of_the_set(id):
+    case, tensors = CORE.case(id), CORE.tensors(id)
+    if "in.bias" in tensors:
+        return
+    bare = {name: x for name, x in tensors.items() if not name.startswith("scale.")}
+    made = with_scales(case, bare)
+    for name in ("o", "lse", "dq", "dk", "dv"):
+        if f"scale.{name}" in tensors:
+            want = tensors[f"scale.{name}"]
+            real = tensors[f"out.{name}.float64"]
+            assert want.shape == real.shape[: want.ndim]
+            assert np.all(np.abs(made[f"scale.{name}"] - want) <= 1e-12 * want), name
+
+
+def test_ids_are_unique_and_every_case_of_the_core_set_but_schedules_is_asked():
+    ids = [case.id for case in golden.cases("core")]
+    assert sorted(ids) == sorted(ASKED) and len(set(ids)) == len(ids)
+    assert {case.id for case in golden.cases("smoke")} <= set(ids)
+    assert {case.id for case in golden.cases("smoke")} == set(golden.SMOKE)
+
+
+@pytest.mark.slow
+def test_the_full_profile_deals_dense_cases_and_has_the_kernel_set():
+    cases = {case.id: case for case in golden.cases("full")}
+    assert set(ASKED) < set(cases) and set(open_set("kernel").ids) < set(cases)
+    dealt = [id for id in cases if id.startswith("resharded/")]
+    assert len(dealt) > 150
+    case = cases["resharded/attention-plain-w3"]
+    assert case.needs["workers"] == 3 and case.needs["layout"] == "contiguous"
+    [call] = case.make(Capabilities())
+    assert [x.shape[2] for x in call.tensors["q"]] == [4, 4, 4]

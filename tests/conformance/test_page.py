@@ -1,0 +1,306 @@
+"""The page of a report: what stands on it, that hostile text stays text, and how a browser takes it."""
+
+import functools
+import html
+import http.server
+import re
+import shutil
+import subprocess
+import threading
+from html.parser import HTMLParser
+
+import pytest
+from conformance.reports import HOSTILE, findings, needs, pattern, records, report
+
+from ringspec.conformance.outcome import OUTCOMES, Finding, Record
+from ringspec.conformance.report import report_lines
+from ringspec.render import page
+from ringspec.render.failures import replay_command
+from ringspec.render.picture import picture
+
+
+class Outline(HTMLParser):
+    """The elements of a page with their attributes, and the text of each."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data + "\n"
+
+
+def page_of(of=None, **header):
+    complete = header.pop("complete", True)
+    return page(report_lines(report(of, complete, **header)))
+
+
+def test_the_page_names_target_headline_failures_and_commands():
+    outline = Outline(page_of())
+    assert "my kernel" in outline.text
+    assert "passed 3 of 8 claimed, 7 not claimed; 1 expected failure" in outline.text
+    assert "its ring code is untouched" in outline.text
+    for record in records():
+        assert record.id in outline.text
+    assert "ringspec replay kernels/mine.py:target ring/zigzag-causal-w4" in outline.text
+    assert "b 0, h 1, slot 5, d 3" in outline.text and "37 of 64" in outline.text
+    assert "stale-keys" in outline.text
+
+
+def test_every_outcome_has_its_name_on_the_page():
+    of = [Record(f"case/{n}", outcome, needs()) for n, outcome in enumerate(OUTCOMES)]
+    text = Outline(page_of(of)).text
+    for outcome in OUTCOMES:
+        assert outcome in text
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_incomplete_report_says_so_at_its_head(complete):
+    text = page_of(complete=complete)
+    assert ("Incomplete" in text) is not complete
+    without_footer = page(report_lines(report())[:-1])
+    assert "it has no footer" in without_footer
+
+
+def test_a_report_without_cases_makes_a_page():
+    Outline(page_of([]))
+
+
+def test_the_page_is_well_formed_and_names_nothing_outside_itself():
+    outline = Outline(page_of())
+    assert outline.open == []
+    for tag, attributes in outline.elements:
+        assert tag not in ("link", "img", "iframe", "object", "base", "form")
+        assert "style" not in attributes and "src" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        assert attributes.get("href", "#").startswith("#")
+    assert not re.search(r"https?://|url\(|@import", page_of())
+
+
+HOSTILE_WORDS = (HOSTILE, "javascript:alert(1)", "' onclick='alert(1)", "\ud800\u202e", "{{7*7}}")
+
+
+@pytest.mark.parametrize("words", HOSTILE_WORDS, ids=range(len(HOSTILE_WORDS)))
+def test_hostile_text_in_any_field_stays_text(words):
+    wrong = Finding(words, 0, words, 2.0, (1, 2), 1.0, 2.0, 1, 1)
+    masks = needs(masks=[words], layout=words, operation=words)
+    of = [
+        Record(words, "mismatch", masks, words, words, (wrong,), 0.1, (words,), words),
+        Record("b" + words, "not claimed", masks, words),
+    ]
+    header = {"profile": words, "machine": {words: words}, "started": words}
+    target = {"name": words, "spec": words, "notes": [words]}
+    text = page_of(of, target=target, **header).encode("utf-8", "strict").decode()
+    plain = Outline(page_of([Record("a", "mismatch", needs(), findings=findings())], **header))
+    outline = Outline(text)
+    kinds = {tag for tag, _ in outline.elements}
+    assert "img" not in kinds and outline.open == []
+    assert sum(tag == "script" for tag, _ in outline.elements) == 1
+    assert {name for _, given in outline.elements for name in given} <= {
+        name for _, given in plain.elements for name in given
+    } | {"open", "title"}
+    assert "\x1b" not in text and "\u202e" not in text and "\x00" not in text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"expected": [], "got": []},
+        {"expected": [[]], "got": [[]]},
+        {"expected": [[1], [1, 2]], "got": [[1], [1, 2]]},
+        {"expected": [[1]], "got": [[1, 1]]},
+        {"expected": [[HOSTILE]], "got": [[1]]},
+        {"expected": [[[1]]], "got": [[[1]]]},
+        {"expected": [[1]] * 2000, "got": [[1]] * 2000},
+        {"expected": [[10**400]], "got": [[1]]},
+    ],
+    ids=range(12),
+)
+def test_a_picture_of_rubbish_is_no_picture_and_the_page_goes_on(data):
+    assert picture(data) is None
+    of = [Record("a", "mismatch", needs(), picture=data if isinstance(data, dict) else None)]
+    Outline(page_of(of))
+
+
+def test_the_picture_shows_missing_and_surplus_pairs_in_shapes_of_their_own():
+    drawn = picture(pattern() | {"origin": [10, 20]})
+    assert "36 pairs missing, 4 pairs too much. The first: query 18, key 29." in drawn
+    panel = drawn.split(">difference<", 1)[1].split("</svg>", 1)[0]
+    paths = dict(re.findall(r'<path class="(\w+)" d="([^"]+)"', panel))
+    assert paths["extra"].count("M") == 4 and paths["missing"].count("M") == 36
+
+
+def test_a_wrong_weight_and_nan_are_drawn():
+    drawn = picture({"expected": [[0.5, 0.5]], "got": [[0.4, "NaN"]]})
+    assert "1 pair with another weight, 1 pair not finite" in drawn
+
+
+def test_a_large_picture_is_drawn_smaller_and_keeps_a_single_wrong_pair():
+    whole = [[int(j <= i) for j in range(700)] for i in range(700)]
+    got = [list(row) for row in whole]
+    got[300][301] = 1
+    drawn = picture({"expected": whole, "got": got})
+    assert 'class="extra"' in drawn and "query 300, key 301" in drawn
+    assert len(drawn) < 400_000
+
+
+def test_the_command_survives_any_shell():
+    spec = "cmd:./run --x '; rm -rf $HOME' \"`id`\""
+    command = replay_command({"id": "ring/a b"}, {"target": {"spec": spec}})
+    script = command.replace("ringspec replay", "printf '%s|%s'", 1)
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown == f"{spec}|ring/a b"
+
+
+def test_the_matrix_counts_passes_of_what_is_claimed():
+    cells = dict(re.findall(r'title="([^"]+)">([^<]+)</td>', page_of()))
+    words = "plain, layout zigzag: 3 passed, 0 failed, 0 failed as expected"
+    [plain] = [shown for title, shown in cells.items() if title.startswith(words)]
+    assert plain == "3"
+    [causal] = [
+        shown for title, shown in cells.items() if title.startswith("causal, layout zigzag")
+    ]
+    assert causal == "0/3"
+    [sinks] = [shown for title, shown in cells.items() if title.startswith("sinks, layout zigzag")]
+    assert sinks == "\u2013"
+
+
+def chromium(*arguments):
+    program = shutil.which("chromium")
+    quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
+    cut_off = ("--proxy-server=127.0.0.1:9", "--disable-background-networking")
+    command = [program, *quiet, *cut_off, "--window-size=1280,900", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "page.html"
+    hostile = Record("hostile/case", "error", needs(), HOSTILE, HOSTILE)
+    path.write_text(page_of([*records(), hostile]), encoding="utf-8")
+    return path
+
+
+@pytest.mark.external("chromium")
+def test_a_browser_shows_the_page_runs_its_script_and_none_of_a_reports(file):
+    dom = chromium("--dump-dom", file.as_uri()).stdout
+    assert f"{len(records()) + 1} of {len(records()) + 1} cases" in dom, "the script did not run"
+    assert "<title>my kernel: ringspec conformance</title>" in dom, "a report's script ran"
+    assert dom.count("<script>") == 1 and "<img" not in dom
+    assert html.escape("<img src=x", quote=False) in dom
+
+
+@pytest.mark.external("chromium")
+@pytest.mark.parametrize("fetching", [False, True])
+def test_a_browser_fetches_nothing_but_the_page(file, tmp_path, fetching):
+    if fetching:  # what the test would see if the page named another file and had no policy
+        text = file.read_text(encoding="utf-8").replace("Content-Security-Policy", "X")
+        file.write_text(text.replace("<main>", '<main><img src="other.png">'), encoding="utf-8")
+    log, asked = tmp_path / "net.json", []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, form, *values):
+            asked.append(self.path)
+
+    serving = functools.partial(Handler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serving) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/{file.name}"
+        chromium(f"--log-net-log={log}", "--dump-dom", address)
+        server.shutdown()
+    assert ("/other.png" in asked) is fetching
+    assert set(asked) - {"/favicon.ico", "/other.png"} == {f"/{file.name}"}
+    urls = {
+        url
+        for url in re.findall(r'"url":"([^"]+)"', log.read_text(errors="replace"))
+        if "://" in url and not url.startswith(address.removesuffix(file.name))
+    }
+    assert {url for url in urls if not is_of_the_browser(url)} == set()
+
+
+def is_of_the_browser(url):
+    """What Chromium itself asks for when it starts, on any page."""
+    host = url.split("/")[2]
+    return host.endswith(("google.com", "googleapis.com", "gstatic.com", "gvt1.com")) or (
+        url.startswith("chrome")
+    )
+
+
+@pytest.mark.external("chromium")
+def test_a_script_in_a_page_is_stopped_by_its_policy_even_if_it_were_not_escaped(file):
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("<main>", "<script>document.title = 'owned'</script><main>", 1))
+    dom = chromium("--dump-dom", file.as_uri()).stdout
+    assert "<title>my kernel: ringspec conformance</title>" in dom
+    assert f"of {len(records()) + 1} cases" in dom
+
+
+@pytest.mark.external("chromium")
+def test_a_screenshot_of_the_first_screen_has_the_colours_of_verdict_and_failure(file, tmp_path):
+    shot = tmp_path / "page.png"
+    chromium(f"--screenshot={shot}", file.as_uri())
+    width, height, colours = colours_of(shot.read_bytes())
+    assert (width, height) == (1280, 900)
+    # The light and the dark scheme, whichever the browser has.
+    bars = {(23, 102, 58), (122, 217, 163)}, {(179, 38, 30), (255, 154, 145)}
+    for wanted in bars:
+        assert wanted & colours, "the bar of outcomes is not in the first screen"
+    assert len(colours) > 20
+
+
+def colours_of(png):
+    """Width, height and the set of RGB values of an 8-bit PNG, with the standard library alone."""
+    import struct
+    import zlib
+
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    place, packed, width, height, channels = 8, b"", 0, 0, 0
+    while place < len(png):
+        (length,), kind = struct.unpack(">I", png[place : place + 4]), png[place + 4 : place + 8]
+        data = png[place + 8 : place + 8 + length]
+        if kind == b"IHDR":
+            width, height, depth, colour = struct.unpack(">IIBB", data[:10])
+            assert depth == 8
+            channels = {2: 3, 6: 4}[colour]
+        packed += data if kind == b"IDAT" else b""
+        place += length + 12
+    raw, row, colours = zlib.decompress(packed), bytes(width * channels), set()
+    for y in range(height):
+        start = y * (width * channels + 1)
+        row = unfiltered(raw[start], raw[start + 1 : start + 1 + width * channels], row, channels)
+        colours |= {tuple(row[i : i + 3]) for i in range(0, len(row), channels)}
+    return width, height, colours
+
+
+def unfiltered(kind, line, above, channels):
+    """One row of a PNG (https://www.w3.org/TR/png-3/#9Filters)."""
+    row = bytearray(line)
+    for i in range(len(row)):
+        left = row[i - channels] if i >= channels else 0
+        corner = above[i - channels] if i >= channels else 0
+        row[i] = (row[i] + predicted(kind, left, above[i], corner)) & 255
+    return bytes(row)
+
+
+def predicted(kind, left, up, corner):
+    if kind == 4:
+        guess = left + up - corner
+        return min((left, up, corner), key=lambda x: abs(guess - x))
+    return (0, left, up, (left + up) // 2)[kind]
