@@ -38,6 +38,8 @@ MODULES = {
     "torch": ("torch",),
     "jax": ("jax",),
     "mpi": ("mpi4py",),
+    "diffusers": ("torch", "diffusers"),
+    "haoliuhl": ("jax", "ringattention"),
     "gpu": ("torch",),
     "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
 }
@@ -47,6 +49,11 @@ EXTRAS = {
     "mpi": "mpi",
     "gpu": "torch",
     "notebook": "docs,notebooks",
+}
+# Targets with an environment of their own.
+REQUIREMENTS = {
+    "diffusers": "ringspec/conformance/targets/requirements-diffusers.txt",
+    "haoliuhl": "ringspec/conformance/targets/requirements-haoliuhl.txt",
 }
 MARKS = (*MODULES, "external")
 
@@ -96,6 +103,8 @@ def what_is_missing(mark: pytest.Mark) -> str | None:
         return None if shutil.which(program) else f"the program {program} is not on the path"
     for module in MODULES[mark.name]:
         if importlib.util.find_spec(module) is None:
+            if mark.name in REQUIREMENTS:
+                return f"{module} is not installed: pip install -r {REQUIREMENTS[mark.name]}"
             extra = EXTRAS[mark.name]
             return f"{module} is not installed: pip install -e '.[{extra}]' installs it"
     if mark.name == "mpi" and shutil.which("mpiexec") is None:

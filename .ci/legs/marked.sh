@@ -4,7 +4,7 @@
 set -euo pipefail
 mark=$1
 collected=0
-.venv/bin/python -m pytest -n 0 -m "$mark" --collect-only -q >"$CI_SCRATCH/collected" || collected=$?
+.venv/bin/python -m pytest -n 0 -m "$mark and not slow" --collect-only -q >"$CI_SCRATCH/collected" || collected=$?
 case $collected in
     0) ;;
     5) # pytest's code for "no test selected"
@@ -26,4 +26,4 @@ case $mark in
     torch) .venv/bin/python -m pip install --quiet torch==2.13.0 -e ".[torch]" ;;
     *) .venv/bin/python -m pip install --quiet -e ".[$mark]" ;;
 esac
-RINGSPEC_REQUIRE=$mark .venv/bin/python -m pytest -m "$mark"
+RINGSPEC_REQUIRE=$mark .venv/bin/python -m pytest -m "$mark and not slow"

@@ -36,14 +36,14 @@ def wrong_tensors(record):
     return {finding.tensor for finding in record.findings if finding.kind != "ok"}
 
 
-@pytest.mark.torch
+@pytest.mark.diffusers
 def test_with_one_worker_all_is_right_so_the_stand_in_kernels_are(target):
     ids = ("attention/plain", "attention/scale-given", "adversarial/near-ties")
     for id, record in run_of(target, *ids).items():
         assert record.outcome == "pass", (id, record.message)
 
 
-@pytest.mark.torch
+@pytest.mark.diffusers
 def test_from_two_workers_the_forward_is_right_and_every_gradient_is_wrong(target):
     records = run_of(
         target, "ring/contiguous-w2", "ring/contiguous-w3", "ring/contiguous-w4-batches"
@@ -53,7 +53,7 @@ def test_from_two_workers_the_forward_is_right_and_every_gradient_is_wrong(targe
         assert wrong_tensors(record) == {"dq", "dk", "dv"}, id
 
 
-@pytest.mark.torch
+@pytest.mark.diffusers
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_gradients_are_what_issue_14265_makes_of_them(target, workers):
     """Each step differentiates the worker's own block, with that block's own o and lse."""

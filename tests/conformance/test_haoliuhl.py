@@ -33,13 +33,13 @@ def target():
     made.close()
 
 
-@pytest.mark.jax
+@pytest.mark.haoliuhl
 def test_forward_and_gradients_are_right_with_two_and_four_workers(target):
     summary = run(target, golden.cases("core"), only=CASES)
     assert summary.counts == {"pass": len(CASES)}, [r.message for r in summary.failures]
 
 
-@pytest.mark.jax
+@pytest.mark.haoliuhl
 def test_causal_attention_with_one_token_a_worker_is_not_claimed_because_it_is_wrong(target):
     """Its causal block test skips the diagonal of a chunk of one token."""
     import numpy as np
