@@ -33,8 +33,17 @@ from ringspec.exact.evaluate import (
     summed_rows,
     times_kept,
 )
-from ringspec.exact.head import RowBall, dense, divide, dropped, visible
+from ringspec.exact.head import (
+    RowBall,
+    dense,
+    divide,
+    dropped,
+    kept_digits,
+    output,
+    visible,
+)
 from ringspec.exact.integers import (
+    Digits,
     Fixed,
     at_bits,
     digits_of,
@@ -78,11 +87,14 @@ def scale_balls(
         else:
             weights = given_weights(prepared, *place, bits, by.lse[place], by.empty[place])
         kappa = condition(prepared, weights, place)
-        values = absolute_output(prepared, weights, place)
+        b, h, rows = place
+        keep, shape = problem.kept(b, h, rows), (weights.error.size, problem.pairs[3])
+        p = kept_digits(weights, keep, shape)
+        values = output(prepared, weights, abs(prepared.v.units[b, h // problem.group]), keep, p)
         sums["o"].add(place, scaled_rows(values, kappa))
         sums["lse"].add(place, absolute_lse(weights, kappa))
         if seeds is not None:
-            block = Block(prepared, weights, kappa, place)
+            block = Block(prepared, weights, kappa, place, p)
             row = row_term(block, values, seeds) if by is None else given_term(block, by)
             add_gradients(sums, block, row, seeds.dy, groups)
     if by is not None:
@@ -99,12 +111,13 @@ def scale_balls(
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of one head: P and kappa [n]."""
+    """Some rows of one head: P, kappa [n], and P keep in digits."""
 
     prepared: Prepared
     weights: Weights
     kappa: Fixed
     place: Place
+    p: Digits
 
 
 def condition(prepared: Prepared, weights: Weights, place: Place) -> Fixed:
@@ -125,17 +138,6 @@ def condition(prepared: Prepared, weights: Weights, place: Place) -> Fixed:
         sink = at_bits(Fixed(abs(prepared.sinks.units[h]), prepared.sinks.bits), bits)
         largest = Fixed(np.maximum(at_bits(largest, bits), sink.max()), bits)
     return Fixed(largest.units + (1 << largest.bits), largest.bits)
-
-
-def absolute_output(prepared: Prepared, weights: Weights, place: Place) -> Ball:
-    """O = sum_j P keep |v| of the rows, [n, Dv]."""
-    b, h, rows = place
-    problem, pairs = prepared.problem, weights.logits
-    v, kept = abs(prepared.v.units[b, h // problem.group]), problem.kept(b, h, rows)
-    shape = (weights.error.size, len(v))
-    middle = matmul(dense(dropped(weights.p, pairs, kept), pairs, shape), v)
-    radius = weights.error[:, None] * masked_sums(visible(pairs, shape, kept), v)
-    return Ball(middle, radius, weights.bits + prepared.v.bits)
 
 
 def scaled_rows(ball: Ball, kappa: Fixed) -> Ball:
@@ -185,12 +187,11 @@ def add_gradients(
             bits + prepared.q.bits,
         ),
     )
-    p = dense(dropped(weights.p, pairs, kept), pairs, shape)
     by_kappa = block.kappa.units[:, None] * dy
     sums["dv"].add(
         (b, kv),
         Ball(
-            matmul(p.T, by_kappa),
+            multiply(transposed(block.p), digits_of(by_kappa)),
             masked_sums(visible(pairs, shape, kept).T, weights.error[:, None] * by_kappa),
             weights.bits + block.kappa.bits + seed.bits,
         ),
