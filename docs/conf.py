@@ -22,7 +22,7 @@ release = ringspec.__version__
 version = release
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build", "reference/generated"]
+exclude_patterns = ["_build", "_extra", "reference/generated"]
 
 # 'zigzag' in a docstring is a value; curly quotes would make it prose.
 smartquotes = False
@@ -49,6 +49,9 @@ generate.notebooks(executed_notebooks)
 generate.specification()
 generate.reference()
 generate_vectors.pages()
+# Pages that are no Sphinx pages: they are copied to the root as they are.
+html_extra_path = ["_extra"]
+generate.example_report()
 
 
 def setup(app):

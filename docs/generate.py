@@ -12,7 +12,9 @@ from pathlib import Path
 import click
 
 import ringspec.cli
+from ringspec.conformance.report import read_report, report_lines
 from ringspec.recipes import RECIPES, ROUNDING_POINTS
+from ringspec.render import page
 from ringspec.spec.rules import RULES
 
 DOCS = Path(__file__).resolve().parent
@@ -43,6 +45,15 @@ def notebooks(executed: str | None) -> None:
     # Sphinx warns about a toctree with no entry.
     listing = "\n".join([".. toctree::", "   :maxdepth: 1", "", *entries, ""]) if entries else ""
     (target / "list.txt").write_text(listing, encoding="utf-8")
+
+
+def example_report() -> None:
+    """The report of the H200 record as the page that `ringspec check --html` would have made."""
+    folder = DOCS / "_extra"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    report = read_report(DOCS / "conform" / "h200" / "report.jsonl")
+    (folder / "h200-report.html").write_text(page(report_lines(report)), encoding="utf-8")
 
 
 def specification() -> None:
