@@ -1,0 +1,168 @@
+"""Which arithmetic made these errors? Several recipes' predictions against one kernel's noise.
+
+A kernel that rounds dS twice has more noise in dq and dk and as much as before in o and dv; one that
+keeps P in float32 has less; one that truncates P has a mean error as well. So noise is a fingerprint.
+
+Each candidate predicts for each element a standard deviation sd and a mean m (0 except for
+truncation). Its score in a tensor is a Gaussian quasi-log-likelihood::
+
+    score = n * average over elements of ( -log sd - (e - m)^2 / (2 sd^2) )
+
+(e - m)^2 / sd^2 is cut at :data:`CUT`, so that a few wrong elements do not choose a recipe: they are the
+matter of :mod:`ringspec.compare.statistics`. The average stands for a sum over elements: predictions are
+true to :data:`MODEL` only and elements share errors, so that a million of them know no more about a
+recipe than n = 1 / (2 MODEL^2) = 102 independent ones, or the tensor's rows where these are fewer. A
+prediction that is off by the factor 1 + x then loses 102 x^2: 1 for 10 %, which says little, 6 for the
+25 % of a dS rounded twice, 50 for twice the noise. Margins are in nats: e^-margin is a likelihood ratio
+that counts the model's own error.
+
+The declared recipe is *contradicted* where another one fits better by :data:`CONTRADICTION` nats and the
+declared one's own rms of error / predicted leaves the band of
+:func:`~ringspec.compare.statistics_types.allowance_for` in some tensor. A candidate that predicts what
+the declared one does (partials, with one worker) cannot be told from it; the declared one is then the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ringspec.compare.inference_candidates import (
+    Candidate,
+    candidates_for,
+    predictions_of,
+)
+from ringspec.compare.statistics_types import Array, Predicted, allowance_for
+from ringspec.recipes import Recipe
+from ringspec.recipes import recipe as recipe_of
+
+MODEL = 0.07  # relative error of a predicted standard deviation
+CUT = 25.0
+CONTRADICTION = 4.0
+EVEN = 1.0  # nats by which a candidate must beat the declared recipe to be named before it
+LEAST = 1e-2  # of the declared median variance: added to every candidate's
+TENSORS = ("o", "lse", "dq", "dk", "dv")
+Predictor = Callable[..., Predicted]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How one candidate fits: ``margin`` nats below the best one, and by tensor ``rms``, the root mean
+    square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5, and ``scores``.
+    """
+
+    candidate: Candidate
+    margin: float
+    rms: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    def seen(self) -> str:
+        """The rms ratios in words."""
+        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.rms.items())
+        return f"rms of error / predicted: {ratios}"
+
+
+@dataclass(frozen=True)
+class Inference:
+    """``fits`` from the best to the worst; ``declared`` and ``best`` are two of them, or one."""
+
+    declared: Fit
+    best: Fit
+    fits: tuple[Fit, ...]
+    contradicted: bool
+
+    @property
+    def alike(self) -> tuple[Fit, ...]:
+        """What can hardly be told from the best: fits within :data:`CONTRADICTION` nats of it."""
+        near = self.best.margin + CONTRADICTION
+        return tuple(f for f in self.fits if f is not self.best and f.margin < near)
+
+    def lines(self) -> list[str]:
+        """In words: what fits best, by how much, and whether the declared recipe is contradicted."""
+        if self.best is self.declared:
+            return [
+                f"the noise is that of the declared recipe {self.best.name} ({self.best.seen()})"
+            ]
+        verdict = "contradicted" if self.contradicted else "not contradicted"
+        by = self.declared.margin - self.best.margin
+        lines = [
+            f"the declared recipe {self.declared.name} is {verdict} ({self.declared.seen()})",
+            f"{self.best.candidate.words}: fits better by {by:.1f} nats ({self.best.seen()})",
+        ]
+        others = "; ".join(fit.candidate.words for fit in self.alike)
+        return [*lines, f"hardly told from it: {others}"] if others else lines
+
+
+def infer(
+    errors: Mapping[str, Array],
+    attention: Any,
+    geometry: Any,
+    declared: str | Recipe,
+    predict: Predictor,
+    candidates: Sequence[Candidate] | None = None,
+) -> Inference:
+    """The candidate whose noise is most like the errors of one problem.
+
+    ``errors``: got - truth by tensor (o, lse, dq, dk, dv: those that there are); ``attention`` and
+    ``geometry`` as :func:`ringspec.compare.noise.predict` takes them, and ``predict`` that function.
+    ``candidates``: the declared recipe first (default: :func:`candidates_for` it). Elements
+    whose error is not finite are left out.
+    """
+    used = recipe_of(declared)
+    candidates = candidates_for(used) if candidates is None else tuple(candidates)
+    predicted = {
+        (recipe, truncated): predict(attention, recipe, geometry, truncated=truncated)
+        for recipe, truncated in predictions_of(candidates)
+    }
+    names = [name for name in TENSORS if name in errors]
+    fits = []
+    for candidate in candidates:
+        parts = [(x, predicted[recipe, candidate.truncated]) for x, recipe in candidate.terms]
+        rms, scores = {}, {}
+        for name in names:
+            variance = np.asarray(sum(factor * noise.sd[name] ** 2 for factor, noise in parts))
+            mean = parts[0][1].mean.get(name, 0.0)
+            rms[name], scores[name] = score(
+                errors[name] - mean, variance, predicted[used, ()].sd[name]
+            )
+        fits.append(Fit(candidate, -sum(scores.values()), rms, scores))
+    return concluded(fits, used)
+
+
+def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, float]:
+    """rms of error / sd, and the score of one tensor.
+
+    Every candidate's variance is held from below by a hundredth of the declared median, so that
+    elements almost without noise do not decide.
+    """
+    used = np.isfinite(error) & (declared_sd > 0)
+    if not used.any():
+        return 1.0, 0.0
+    least = LEAST * float(np.median(declared_sd[used])) ** 2
+    held = np.maximum(variance[used], 0.0) + least
+    square = error[used] ** 2 / held
+    average = float((-0.5 * np.log(held) - 0.5 * np.minimum(square, CUT)).mean())
+    worth = min(1.0 / (2.0 * MODEL**2), float(error.shape[0] * error.shape[1] * error.shape[2]))
+    return float(np.sqrt(np.minimum(square, CUT).mean())), worth * average
+
+
+def concluded(fits: Sequence[Fit], used: Recipe) -> Inference:
+    """Sort, name the best, and decide on the first fit, which is the declared recipe's."""
+    least = min(fit.margin for fit in fits)
+    fits = [Fit(f.candidate, f.margin - least, f.rms, f.scores) for f in fits]
+    declared = fits[0]
+    ordered = sorted(fits, key=lambda fit: fit.margin)
+    best = declared if declared.margin <= EVEN else ordered[0]
+    outside = False
+    for name, ratio in declared.rms.items():
+        band = allowance_for(used, name)
+        outside = outside or not band.low <= ratio <= band.high
+    contradicted = outside and declared.margin - best.margin >= CONTRADICTION
+    return Inference(declared, best, tuple(ordered), contradicted)

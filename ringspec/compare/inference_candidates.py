@@ -1,0 +1,209 @@
+"""The recipes that a kernel's noise is compared with, and what each of them means in words.
+
+A candidate is the declared recipe with one rounding point changed, or a recipe of
+:mod:`ringspec.recipes` with the same input format. Variances of independent roundings add, so a point
+that rounds twice needs no recipe of its own: its variance is twice the declared one less that without
+the point. Truncation instead of rounding has the same variance, and a mean of half a unit in the last
+place towards zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringspec.formats import unit_roundoff
+from ringspec.recipes import RECIPES, Recipe
+
+Term = tuple[float, Recipe]
+Prediction = tuple[Recipe, tuple[str, ...]]
+PARTIALS = ("block_o", "carried_o", "block_gradients", "carried_dq", "carried_dkv")
+# What the points of a recipe are called in a sentence, in the order of the recipe.
+NOUNS = {
+    "products": "products were",
+    "scores": "scores were",
+    "statistics": "softmax statistics were",
+    "p": "P was",
+    "block_o": "partial o was",
+    "merge": "merges of partials were",
+    "carried_o": "o between steps was",
+    "outputs": "o was",
+    "lse": "lse was",
+    "backward_lse": "the lse that the backward reads was",
+    "dy_o_products": "the products of dy_o_sum were",
+    "delta": "dy_o_sum was",
+    "ds": "dS was",
+    "tile_dq": "dq between tiles was",
+    "tile_dkv": "dk and dv between tiles were",
+    "block_gradients": "partial gradients were",
+    "carried_dq": "dq between steps was",
+    "carried_dkv": "dk and dv between steps were",
+    "gradients": "gradients were",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute.
+
+    ``terms``      recipes whose predicted variances, times these factors, add up to the candidate's
+    ``truncated``  points that cut towards zero instead of rounding to nearest
+    ``words``      what it says about the kernel, beside the declared recipe
+    """
+
+    name: str
+    words: str
+    terms: tuple[Term, ...]
+    truncated: tuple[str, ...] = ()
+
+
+def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
+    """The declared recipe first, then changes of one point, then the other recipes of its inputs.
+
+    >>> from ringspec.recipes import recipe
+    >>> [c.words for c in candidates_for(recipe("bf16"))][:4]
+    ['as declared', 'dS was rounded twice', 'P was rounded twice', 'P was not rounded to bfloat16']
+    """
+    found = [Candidate(declared.name, "as declared", ((1.0, declared),))]
+    narrow = narrow_format(declared)
+    if narrow is None:
+        found += float32_candidates(declared)
+    else:
+        found += [
+            *twice(declared),
+            *not_rounded(declared, narrow),
+            *partials(declared, narrow),
+            *truncations(declared),
+        ]
+    for other in RECIPES.values():
+        # The formats of results are those of the call, whatever the kernel does inside.
+        same = other.replace(
+            outputs=declared.outputs, gradients=declared.gradients, lse=declared.lse
+        )
+        if other.inputs == declared.inputs and other.name != declared.name:
+            found.append(Candidate(other.name, in_words(declared, same), ((1.0, same),)))
+    return tuple(found)
+
+
+def narrow_format(declared: Recipe) -> str | None:
+    """The format of P and dS where it is narrower than float32."""
+    for name in (declared.p, declared.ds, declared.outputs):
+        if unit_roundoff(name) > unit_roundoff("float32"):
+            return name
+    return None
+
+
+def twice(declared: Recipe) -> list[Candidate]:
+    """dS or P rounded a second time."""
+    found = []
+    for point, noun in (("ds", "dS"), ("p", "P")):
+        if unit_roundoff(getattr(declared, point)) > unit_roundoff("float32"):
+            without = declared.replace(**{point: "float32"})
+            terms = ((2.0, declared), (-1.0, without))
+            found.append(Candidate(f"{point} twice", f"{noun} was rounded twice", terms))
+    return found
+
+
+def not_rounded(declared: Recipe, narrow: str) -> list[Candidate]:
+    """P, dS or both kept wide; nothing rounded but the results."""
+    found = []
+    for points, noun in ((("p",), "P was"), (("ds",), "dS was"), (("p", "ds"), "P and dS were")):
+        if all(getattr(declared, point) == narrow for point in points):
+            wide = declared.replace(**dict.fromkeys(points, "float32"))
+            name = f"{' and '.join(points)} float32"
+            found.append(Candidate(name, f"{noun} not rounded to {narrow}", ((1.0, wide),)))
+    inner = {
+        point: "float32"
+        for point in NOUNS
+        if point not in ("outputs", "gradients", "lse")
+        and unit_roundoff(getattr(declared, point)) > unit_roundoff("float32")
+    }
+    only = declared.replace(**inner)
+    if len(inner) != 2 or set(inner) != {"p", "ds"}:
+        found.append(Candidate("outputs only", "only the outputs were rounded", ((1.0, only),)))
+    else:
+        found[-1] = Candidate("outputs only", "only the outputs were rounded", ((1.0, only),))
+    return found
+
+
+def partials(declared: Recipe, narrow: str) -> list[Candidate]:
+    """Partial results rounded between ring steps, or not."""
+    found = []
+    for fmt in (narrow, "float32"):
+        other = declared.replace(**dict.fromkeys(PARTIALS, fmt))
+        if fmt == "float32":
+            other = other.replace(merge="float32")
+        if other == declared:
+            continue
+        words = f"partials were rounded to {narrow} between steps"
+        if fmt == "float32":
+            words = f"partials were kept in float32 between steps, wider than the declared {narrow}"
+        found.append(Candidate(f"partials in {fmt}", words, ((1.0, other),)))
+    return found
+
+
+def truncations(declared: Recipe) -> list[Candidate]:
+    """Cut towards zero where the recipe rounds to nearest."""
+    plan = (("P was", ("p",)), ("dS was", ("ds",)), ("the results were", ("outputs", "gradients")))
+    return [
+        Candidate(f"{points[0]} truncated", f"{noun} truncated", ((1.0, declared),), points)
+        for noun, points in plan
+        if unit_roundoff(getattr(declared, points[0])) > unit_roundoff("float32")
+    ]
+
+
+def float32_candidates(declared: Recipe) -> list[Candidate]:
+    """Operands or sums of other widths than a float32 or float64 recipe declares."""
+    found = []
+    if declared.inputs == "float32":
+        for fmt in ("bfloat16", "float16"):
+            other = declared.replace(p=fmt, ds=fmt)
+            words = f"P and dS were rounded to {fmt}"
+            found.append(Candidate(f"p and ds {fmt}", words, ((1.0, other),)))
+        inner = [point for point in NOUNS if point not in ("outputs", "gradients", "lse")]
+        wide = declared.replace(**dict.fromkeys(inner, "float64"))
+        words = "accumulations are wider than the declared float32"
+        found.append(Candidate("float64 inside", words, ((1.0, wide),)))
+    else:
+        inner = [point for point in NOUNS if getattr(declared, point) == "float64"]
+        narrow = declared.replace(**dict.fromkeys(inner, "float32"))
+        words = "accumulations are float32, narrower than the declared float64"
+        found.append(Candidate("float32 inside", words, ((1.0, narrow),)))
+    return found
+
+
+def in_words(declared: Recipe, other: Recipe) -> str:
+    """How another recipe differs from the declared one, by rounding point.
+
+    >>> from ringspec.recipes import recipe
+    >>> in_words(recipe("bf16"), recipe("bf16").replace(ds="float32", name="x"))
+    'x: dS was kept in float32 (declared bfloat16)'
+    """
+    parts = []
+    rest = dict(NOUNS)
+    changed, wanted = ({getattr(x, point) for point in PARTIALS} for x in (other, declared))
+    if len(changed) == len(wanted) == 1 and changed != wanted:
+        (got,), (want,) = changed, wanted
+        parts.append(f"partials were {verb(want, got)} {got} between steps (declared {want})")
+        rest = {point: noun for point, noun in rest.items() if point not in PARTIALS}
+    for point, noun in rest.items():
+        want, got = getattr(declared, point), getattr(other, point)
+        if want != got:
+            parts.append(f"{noun} {verb(want, got)} {got} (declared {want})")
+    if not parts:
+        parts.append("blocks and merges in another order")
+    return f"{other.name}: {'; '.join(parts)}"
+
+
+def verb(want: str, got: str) -> str:
+    return "rounded to" if unit_roundoff(got) > unit_roundoff(want) else "kept in"
+
+
+def predictions_of(candidates: Sequence[Candidate]) -> tuple[Prediction, ...]:
+    """Every (recipe, truncated points) that some candidate needs a prediction of, once."""
+    found: list[Prediction] = []
+    for candidate in candidates:
+        for _, recipe in candidate.terms:
+            if (recipe, candidate.truncated) not in found:
+                found.append((recipe, candidate.truncated))
+    return tuple(found)

@@ -1,0 +1,234 @@
+"""What a prediction of rounding noise starts from: truth quantities, and how a ring cuts the problem.
+
+All arrays are float64 and global, in token order; they are the true values, not a kernel's. One
+:class:`Head` is one key head with the query heads that share it: the unit in which noise is computed,
+because dk and dv add over these heads and nothing else crosses heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import OptionError, shown
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """True values of one problem. H query heads, Hkv key heads, H = G * Hkv.
+
+    ``q`` [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv]: as the kernel saw them
+    ``s``       [B, H, Sq, Sk] scores after scale, bias and soft cap; -inf where invisible
+    ``lse``     [B, H, Sq] with sinks, -inf for an empty row; ``p`` = exp(s - lse); ``o`` [B, H, Sq, Dv]
+    ``scale``   factor of <q, k>
+    ``dy``      [B, H, Sq, Dv]; None without a backward pass. ``dlse`` [B, H, Sq], None = zeros
+    ``dp``      <dy, v> * keep; ``delta`` = <dy, o> - dlse; ``ds`` = p * (dp - delta), without the factor
+                of a soft cap. Each may be None: then it is computed from the others
+    ``keep``    dropout factor (0 or 1 / (1 - dropout_p)), broadcastable to [B, H, Sq, Sk], or None
+    ``softcap`` and ``tanh`` [B, H, Sq, Sk] (t = s / softcap where visible), or None
+    ``sinks``   [H, N] or None; ``bias`` broadcastable to [B, H, Sq, Sk], -inf where it masks, or None
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    s: Array
+    lse: Array
+    p: Array
+    o: Array
+    scale: float
+    dy: Array | None = None
+    dlse: Array | None = None
+    dp: Array | None = None
+    delta: Array | None = None
+    ds: Array | None = None
+    keep: Array | None = None
+    softcap: float | None = None
+    tanh: Array | None = None
+    sinks: Array | None = None
+    bias: Array | None = None
+
+    @property
+    def group(self) -> int:
+        """G = H / Hkv."""
+        return self.q.shape[1] // self.k.shape[1]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the ring cuts a problem, and the order in which partial results are joined.
+
+    ``owner_q`` [Sq], ``owner_k`` [Sk]   worker of each token
+    ``order`` [W, W]       ``order[r, t]``: owner of the keys that worker r's queries meet at step t of the
+                           forward pass; -1 = none
+    ``order_dq`` [W, W]    the same for the backward pass: in which order dq of owner r is added up
+    ``order_dkv`` [W, W]   ``order_dkv[b, t]``: owner of the t-th queries that add to dk, dv of owner b
+    ``slot_q``, ``slot_k`` place of each token in its worker's block (tiles count slots); None: the
+                           order of the tokens
+    ``reduced_dkv``        every share of dk, dv is rounded to ``carried_dkv`` before it is added (a
+                           reduce-scatter), not only the running sum
+
+    >>> ring = Geometry.ring(np.repeat(np.arange(4), 2), np.repeat(np.arange(4), 2), 4)
+    >>> ring.order[0].tolist(), ring.order_dkv[0].tolist()
+    ([0, 3, 2, 1], [0, 1, 2, 3])
+    """
+
+    workers: int
+    owner_q: Integers
+    owner_k: Integers
+    order: Integers
+    order_dq: Integers
+    order_dkv: Integers
+    slot_q: Integers | None = None
+    slot_k: Integers | None = None
+    reduced_dkv: bool = False
+
+    @classmethod
+    def ring(
+        cls,
+        owner_q: Integers,
+        owner_k: Integers,
+        workers: int,
+        circulation: str = "kv",
+        direction: int = 1,
+    ) -> Geometry:
+        """The orders of a ring: 'kv' (dk, dv travel), 'q' (dq travels) or 'gather' (RING-1)."""
+        if circulation not in ("kv", "q", "gather"):
+            raise OptionError(
+                "circulation 'kv', 'q' or 'gather'", shown(circulation), "pass one of the three"
+            )
+        r, t = np.arange(workers)[:, None], np.arange(workers)[None, :] * direction
+        back, forth = (r - t) % workers, (r + t) % workers
+        if circulation == "gather":
+            back = (r - np.arange(workers)[None, :]) % workers
+            in_order = np.broadcast_to(np.arange(workers), (workers, workers))
+            return cls(workers, owner_q, owner_k, back, back, in_order, reduced_dkv=True)
+        order_dq, order_dkv = (back, forth) if circulation == "kv" else (forth, back)
+        return cls(workers, owner_q, owner_k, back, order_dq, order_dkv)
+
+    @classmethod
+    def single(cls, n_q: int, n_k: int) -> Geometry:
+        """One worker with everything: a kernel without a ring."""
+        zeros = np.zeros((1, 1), dtype=np.int64)
+        return cls(1, np.zeros(n_q, np.int64), np.zeros(n_k, np.int64), zeros, zeros, zeros)
+
+    def queries(self, worker: int) -> Integers:
+        """Global indices of a worker's queries, in the order of its slots."""
+        return members(self.owner_q, self.slot_q, worker)
+
+    def keys(self, worker: int) -> Integers:
+        """Global indices of a worker's keys, in the order of its slots."""
+        return members(self.owner_k, self.slot_k, worker)
+
+    def key_tiles(self, worker: int, size: int | None) -> list[Integers]:
+        """A worker's keys, tile by tile; one tile without a size."""
+        return tiles(self.keys(worker), self.slot_k, size)
+
+    def query_tiles(self, worker: int, size: int | None) -> list[Integers]:
+        """A worker's queries, tile by tile; one tile without a size."""
+        return tiles(self.queries(worker), self.slot_q, size)
+
+
+def members(owner: Integers, slot: Integers | None, worker: int) -> Integers:
+    index = np.flatnonzero(owner == worker)
+    return index if slot is None else index[np.argsort(slot[index], kind="stable")]
+
+
+def tiles(index: Integers, slot: Integers | None, size: int | None) -> list[Integers]:
+    """Indices by the tile that their slot falls into; padding slots leave a tile smaller."""
+    if index.size == 0:
+        return []
+    if size is None:
+        return [index]
+    number = (np.arange(index.size) if slot is None else slot[index]) // size
+    return [index[number == n] for n in np.unique(number)]
+
+
+@dataclass(frozen=True)
+class Head:
+    """One key head of one batch with its G query heads.
+
+    ``q`` [G, Sq, D], ``k`` [Sk, D], ``v`` [Sk, Dv]; ``s``, ``p``, ``dp``, ``ds``, ``dz`` [G, Sq, Sk];
+    ``lse``, ``delta``, ``dlse`` [G, Sq]; ``o``, ``dy`` [G, Sq, Dv]. ``keep`` [G, Sq, Sk] or None. Hidden
+    scores are 0 here: there p is 0 and ``seen`` False. ``damping`` = 1 - tanh^2, or None.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    s: Array
+    seen: NDArray[np.bool_]
+    lse: Array
+    p: Array
+    o: Array
+    scale: float
+    keep: Array | None
+    softcap: float | None
+    tanh: Array | None
+    damping: Array | None
+    sinks: Array | None
+    biased: bool
+    dy: Array | None = None
+    dlse: Array | None = None
+    dp: Array | None = None
+    delta: Array | None = None
+    ds: Array | None = None
+    dz: Array | None = None
+
+
+def head_of(attention: Attention, b: int, h: int) -> Head:
+    """Batch b, key head h."""
+    at = attention
+    heads = slice(h * at.group, (h + 1) * at.group)
+
+    def pairs(x: Array | None) -> Array | None:
+        if x is None:
+            return None
+        return np.broadcast_to(x, at.s.shape)[b, heads]
+
+    s = at.s[b, heads]
+    seen = ~np.isneginf(s)
+    p, o, v = at.p[b, heads], at.o[b, heads], at.v[b, h]
+    keep, tanh = pairs(at.keep), pairs(at.tanh)
+    damping = None if tanh is None else 1.0 - tanh * tanh
+    forward = Head(
+        at.q[b, heads],
+        at.k[b, h],
+        v,
+        np.where(seen, s, 0.0),
+        seen,
+        at.lse[b, heads],
+        p,
+        o,
+        at.scale,
+        keep,
+        at.softcap,
+        tanh,
+        damping,
+        None if at.sinks is None else at.sinks[heads],
+        at.bias is not None,
+    )
+    if at.dy is None:
+        return forward
+    return with_backward(at, forward, b, heads)
+
+
+def with_backward(at: Attention, head: Head, b: int, heads: slice) -> Head:
+    """The same head with dp, delta, ds and dz, taken from the problem or computed."""
+    assert at.dy is not None
+    dy = at.dy[b, heads]
+    dlse = np.zeros(head.lse.shape) if at.dlse is None else at.dlse[b, heads]
+    dp = dy @ head.v.T if at.dp is None else at.dp[b, heads]
+    if at.dp is None and head.keep is not None:
+        dp = dp * head.keep
+    delta = (dy * head.o).sum(axis=2) - dlse if at.delta is None else at.delta[b, heads]
+    ds = head.p * (dp - delta[..., None]) if at.ds is None else at.ds[b, heads]
+    dz = ds if head.damping is None else ds * head.damping
+    fields = {name: getattr(head, name) for name in head.__dataclass_fields__}
+    fields |= {"dy": dy, "dlse": dlse, "dp": dp, "delta": delta, "ds": ds, "dz": dz}
+    return Head(**fields)

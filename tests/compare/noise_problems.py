@@ -1,0 +1,266 @@
+"""Random problems for the noise model: the specification's ring as the kernel, float64 as the truth.
+
+The truth of a recipe without float64 products is float64's; that of 'float64' itself is computed in
+extended precision (64 significant bits), where the machine has it.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+
+from ringspec.compare.noise import Attention, Geometry, predict
+from ringspec.formats import round_to
+from ringspec.recipes import RECIPES, Recipe, recipe
+from ringspec.spec.attention import normalise, over_group, scores
+from ringspec.spec.dropout import keep_factor
+from ringspec.spec.options import check
+from ringspec.spec.ring import ring
+
+
+@dataclass
+class Case:
+    """Inputs of one problem, already numbers of the recipe's input format."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    dy: np.ndarray
+    dlse: np.ndarray | None
+    workers: int
+    layout: str
+    circulation: str
+    recipe: Recipe
+    options: dict
+
+
+def attention_of(case: Case) -> Attention:
+    """The truth quantities of a problem, in float64."""
+    problem = check(case.q, case.k, case.v, case.options)
+    s, t = scores(problem)
+    lse, p = normalise(problem, s)
+    terms = problem.terms
+    keep = None
+    if terms.dropout_p or problem.rows.keep is not None:
+        keep = keep_factor(problem.rows, problem.columns, terms, s.shape[0])
+    kept = p if keep is None else p * keep
+    o = kept @ np.repeat(problem.v, terms.group, axis=1)
+    return Attention(
+        problem.q,
+        problem.k,
+        problem.v,
+        s,
+        lse,
+        p,
+        o,
+        terms.scale,
+        dy=case.dy,
+        dlse=case.dlse,
+        keep=keep,
+        softcap=terms.softcap,
+        tanh=t,
+        sinks=terms.sinks,
+        bias=problem.rows.bias,
+    )
+
+
+def run(case: Case):
+    """The ring, and the geometry in which it ran."""
+    result = ring(
+        case.q,
+        case.k,
+        case.v,
+        case.dy,
+        dlse=case.dlse,
+        workers=case.workers,
+        layout=case.layout,
+        circulation=case.circulation,
+        recipe=case.recipe,
+        **case.options,
+    )
+    owner_q, slot_q = places(result.layout_q)
+    owner_k, slot_k = places(result.layout_k)
+    made = Geometry.ring(owner_q, owner_k, case.workers, case.circulation)
+    fields = vars(made) | {"slot_q": slot_q, "slot_k": slot_k}
+    return result, Geometry(**fields)
+
+
+def places(layout):
+    """Worker and slot of each token."""
+    owner, slot = np.zeros(layout.length, np.int64), np.zeros(layout.length, np.int64)
+    for worker, row in enumerate(layout.table):
+        real = np.flatnonzero(row >= 0)
+        owner[row[real]], slot[row[real]] = worker, real
+    return owner, slot
+
+
+def truth(attention: Attention) -> dict:
+    """Results of the definition, in the precision of the arrays that are given."""
+    at = attention
+    group = at.q.shape[1] // at.k.shape[1]
+    k, v = (np.repeat(x, group, axis=1) for x in (at.k, at.v))
+    keep = 1 if at.keep is None else at.keep
+    dlse = 0 if at.dlse is None else at.dlse
+    dp = product(at.dy, v.swapaxes(2, 3)) * keep
+    delta = (at.dy * at.o).sum(axis=3) - dlse
+    dz = at.p * (dp - delta[..., None])
+    if at.tanh is not None:
+        dz = dz * (1 - at.tanh * at.tanh)
+    results = {
+        "o": at.o,
+        "lse": at.lse,
+        "dq": at.scale * product(dz, k),
+        "dk": over_group(at.scale * product(dz.swapaxes(2, 3), at.q), group),
+        "dv": over_group(product((at.p * keep).swapaxes(2, 3), at.dy), group),
+    }
+    if at.sinks is not None:
+        sink_p = np.exp(at.sinks[None, :, None, :] - at.lse[..., None])
+        results["dsinks"] = -(sink_p * delta[..., None]).sum(axis=(0, 2))
+    if at.bias is not None:
+        axes = tuple(n for n in range(4) if at.bias.shape[n] == 1 and dz.shape[n] != 1)
+        results["dbias"] = dz.sum(axis=axes, keepdims=True)
+    return results
+
+
+def product(a, b):
+    """Matrix product; NumPy has none of its own for extended precision that is fast, and none is needed."""
+    return a @ b
+
+
+def extended(attention: Attention) -> Attention:
+    """o, lse and p again in extended precision, for problems without dropout."""
+    at = attention
+    wide = {n: getattr(at, n).astype(np.longdouble) for n in ("q", "k", "v", "dy")}
+    group = at.q.shape[1] // at.k.shape[1]
+    k, v = (np.repeat(wide[n], group, axis=1) for n in ("k", "v"))
+    z = np.longdouble(at.scale) * (wide["q"] @ k.swapaxes(2, 3))
+    if at.bias is not None:
+        z = z + np.where(np.isneginf(at.bias), 0, at.bias)
+    t = None
+    if at.softcap is not None:
+        t = np.tanh(z / at.softcap)
+        z = at.softcap * t
+    s = np.where(np.isneginf(at.s), -np.inf, z)
+    m = s.max(axis=3)
+    if at.sinks is not None:
+        m = np.maximum(m, at.sinks.max(axis=1)[None, :, None])
+    shift = np.where(np.isneginf(m), 0, m)
+    e = np.exp(s - shift[..., None])
+    total = e.sum(axis=3)
+    if at.sinks is not None:
+        total = total + np.exp(at.sinks[None, :, None, :] - shift[..., None]).sum(axis=3)
+    safe = np.where(total == 0, 1, total)
+    p = e / safe[..., None]
+    keep = 1 if at.keep is None else at.keep
+    lse = np.where(total == 0, -np.inf, shift + np.log(safe))
+    dlse = None if at.dlse is None else at.dlse.astype(np.longdouble)
+    return SimpleNamespace(
+        **wide, s=s, lse=lse, p=p, o=(p * keep) @ v, scale=np.longdouble(at.scale), dlse=dlse,
+        keep=at.keep, softcap=at.softcap, tanh=t, sinks=at.sinks, bias=at.bias,
+    )  # fmt: skip
+
+
+def draw(
+    rng: np.random.Generator,
+    used: str | Recipe,
+    workers: int,
+    layout: str = "contiguous",
+    circulation: str = "kv",
+    n: int = 64,
+    width: int = 32,
+    heads: tuple[int, int] = (2, 1),
+    spread: float = 1.0,
+    features: tuple[str, ...] = ("causal",),
+) -> Case:
+    """A problem whose logits have the standard deviation ``spread``."""
+    used = recipe(used)
+    h, h_k = heads
+    amount = np.sqrt(spread)
+
+    def normal(*shape, by=1.0):
+        return round_to(rng.normal(size=shape) * by, used.inputs)
+
+    q, k = normal(1, h, n, width, by=amount), normal(1, h_k, n, width, by=amount)
+    v, dy = normal(1, h_k, n, width), normal(1, h, n, width)
+    options: dict = {}
+    if "causal" in features:
+        options["causal"] = True
+    if "window" in features:
+        options["window"] = (n // 3, n // 4)
+    if "softcap" in features:
+        options["softcap"] = 5.0
+    if "sinks" in features:
+        options["sinks"] = rng.normal(size=(h, 2))
+    if "bias" in features:
+        options["bias"] = rng.normal(size=(1, h, n, n)) * 0.5
+    if "dropout" in features:
+        options |= {"dropout_p": 0.2, "dropout_seed": 7}
+    dlse = rng.normal(size=(1, h, n)) if "dlse" in features else None
+    return Case(q, k, v, dy, dlse, workers, layout, circulation, used, options)
+
+
+def solve(case: Case):
+    """(attention, geometry, errors by name): result of the ring less truth, float64."""
+    attention = attention_of(case)
+    result, geometry = run(case)
+    wide = extended(attention) if case.recipe.products == "float64" else attention
+    want = truth(wide)
+    got = {name: getattr(result, name) for name in ("o", "lse", "dq", "dk", "dv")}
+    got |= {name: getattr(result, name) for name in ("dsinks", "dbias") if name in want}
+    errors = {}
+    for name, value in want.items():
+        value = np.asarray(value)
+        same = np.isneginf(value)
+        with np.errstate(invalid="ignore"):
+            error = np.where(same, 0, got[name].reshape(value.shape) - value)
+        errors[name] = error.astype(np.float64)
+    return attention, geometry, errors
+
+
+LAYOUTS = ("contiguous", "striped", "zigzag")
+CIRCULATIONS = ("kv", "q", "gather")
+FEATURES = (
+    (), ("causal",), ("causal",), ("window",), ("causal", "softcap"), ("causal", "sinks"),
+    ("bias",), ("causal", "dropout"), ("dlse",), ("causal", "sinks", "dlse", "softcap", "bias"),
+)  # fmt: skip
+SPREADS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+def random_case(number: int, seed: int) -> tuple[Case, dict]:
+    """Problem ``number``: recipes in turn, all else at random."""
+    rng = np.random.default_rng((seed, number))
+    names = list(RECIPES)
+    chosen = {
+        "used": names[number % len(names)],
+        "workers": int(rng.choice((1, 2, 4, 8))),
+        "layout": str(rng.choice(LAYOUTS)),
+        "circulation": str(rng.choice(CIRCULATIONS)),
+        "n": int(rng.choice((64, 128, 192))),
+        "width": int(rng.choice((16, 32, 64))),
+        "heads": ((2, 1), (2, 2), (4, 2))[rng.integers(3)],
+        "spread": float(rng.choice(SPREADS)),
+        "features": FEATURES[rng.integers(len(FEATURES))],
+    }
+    tiled = rng.integers(3) == 0
+    described = dict(chosen)
+    if tiled:
+        chosen["used"] = recipe(chosen["used"]).replace(tile_q=16, tile_k=16)
+        described["tile"] = 16
+    return draw(rng, **chosen), described
+
+
+def compare(case: Case) -> dict[str, tuple[float, float, float]]:
+    """For each tensor: the ratio, the worst error in units of its bound, the worst where sd is 0."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        attention, geometry, errors = solve(case)
+        noise = predict(attention, case.recipe, geometry)
+    figures = {}
+    for name, error in errors.items():
+        sd, bound = noise.sd[name], noise.bound[name]
+        about = error - noise.mean[name]
+        noisy = sd > 0
+        ratio = np.sqrt(np.mean((about[noisy] / sd[noisy]) ** 2)) if noisy.any() else 1.0
+        worst = (np.abs(error) / np.where(bound > 0, bound, 1.0)).max()
+        exact = np.abs(about[~noisy]).max(initial=0.0)
+        figures[name] = (float(ratio), float(worst), float(exact))
+    return figures

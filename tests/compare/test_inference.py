@@ -1,0 +1,173 @@
+"""Recipe inference against simulated kernels that do not compute as they declare."""
+
+import functools
+
+import numpy as np
+import pytest
+from compare import simulated_problems as simulated
+
+import ringspec as rs
+from ringspec.compare.inference import infer
+from ringspec.compare.inference_candidates import candidates_for, in_words, predictions_of
+from ringspec.compare.noise import predict
+from ringspec.compare.statistics import errors_of
+from ringspec.formats import round_to
+from ringspec.recipes import RECIPES, recipe
+from ringspec.spec.block_attention import BlockGradients, score
+from ringspec.spec.online_softmax import SoftmaxState, product
+
+BF16 = recipe("bf16")
+
+
+def truncate(x, name):
+    """Towards zero, to bfloat16."""
+    assert name == "bfloat16"
+    bits = np.asarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def forward_block(q, k, v, rows, columns, terms, used, round_p=round_to):
+    """One key block, with a way of rounding P; one key head per query head."""
+    s, _ = score(q, k, rows, columns, terms, used)
+    m = s.max(axis=3)
+    e = round_to(np.exp(s - np.where(np.isneginf(m), 0.0, m)[..., None]), "float32")
+    return SoftmaxState(m, e.sum(axis=3), product(round_p(e, used.p), v, "float32"))
+
+
+def backward_block(
+    q, k, v, dy, lse, delta, rows, columns, terms, used, round_p=round_to, dp_format="float32"
+):
+    """The gradients of one block, with a way of rounding P and a format of dp - delta."""
+    s, _ = score(q, k, rows, columns, terms, used)
+    p = np.exp(s - lse[..., None])
+    inner = round_to(dy @ v.swapaxes(2, 3) - delta[..., None], dp_format)
+    ds = round_to(p * inner, used.ds)
+    p = round_p(p, used.p)
+    return BlockGradients(
+        terms.scale * (ds @ k),
+        terms.scale * (ds.swapaxes(2, 3) @ q),
+        p.swapaxes(2, 3) @ dy,
+        None,
+    )
+
+
+@functools.cache
+def problem(name="bf16", workers=4, mask="causal", seed=5):
+    return simulated.random_problem(
+        seed, name, workers=workers, length=64, width=32, heads=1, group=1, spread=1.0,
+        unlike=False, mask=mask, layout="striped", circulation="kv",
+    )  # fmt: skip
+
+
+def inferred(given, declared, kernel_recipe=None, **blocks):
+    """What is inferred of a kernel with this recipe and these blocks that declares another."""
+    result = rs.ring(
+        given.q, given.k, given.v, given.dy, workers=given.workers, layout=given.layout,
+        circulation=given.circulation, recipe=kernel_recipe or declared,
+        scale=simulated.scale_of(given), **blocks, **given.options,
+    )  # fmt: skip
+    truth = simulated.truth(given)
+    errors = {name: errors_of(getattr(result, name), truth[name]) for name in truth}
+    attention, geometry = simulated.attention_of(given), simulated.geometry_of(given)
+    return infer(errors, attention, geometry, declared, predict)
+
+
+@pytest.mark.parametrize("name", ["bf16", "bf16_partials", "fp16", "float32", "nki", "float64"])
+def test_a_kernel_that_computes_as_it_declares_is_not_contradicted(name):
+    found = inferred(problem(name if name != "float64" else "float32"), name)
+    assert not found.contradicted, found.lines()
+
+
+LIES = {
+    "partials": (
+        "bf16",
+        {"kernel_recipe": "bf16_partials"},
+        "partials were rounded to bfloat16 between steps",
+    ),
+    "no partials": (
+        "bf16_partials",
+        {"kernel_recipe": BF16.replace(merge_order="normalised")},
+        "partials were kept in float32 between steps, wider than the declared bfloat16",
+    ),
+    "outputs only": (
+        "bf16",
+        {"kernel_recipe": BF16.replace(p="float32", ds="float32")},
+        "only the outputs were rounded",
+    ),
+    "P float32": (
+        BF16.replace(outputs="float32", gradients="float32"),
+        {"kernel_recipe": BF16.replace(p="float32", outputs="float32", gradients="float32")},
+        "P was not rounded to bfloat16",
+    ),
+    "P truncated": (
+        "bf16",
+        {
+            "block_forward": functools.partial(forward_block, round_p=truncate),
+            "block_backward": functools.partial(backward_block, round_p=truncate),
+        },
+        "P was truncated",
+    ),
+    "dS twice": (
+        BF16.replace(gradients="float32"),
+        {
+            "kernel_recipe": BF16.replace(gradients="float32"),
+            "block_backward": functools.partial(backward_block, dp_format="bfloat16"),
+        },
+        "dS was rounded twice",
+    ),
+    "bf16 inside": (
+        "float32",
+        {"kernel_recipe": RECIPES["float32"].replace(p="bfloat16", ds="bfloat16")},
+        "P and dS were rounded to bfloat16",
+    ),
+    "float64 inside": (
+        "float32",
+        {
+            "kernel_recipe": RECIPES["float64"].replace(
+                outputs="float32", gradients="float32", lse="float32"
+            )
+        },
+        "accumulations are wider than the declared float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_kernel_that_computes_otherwise_is_contradicted_in_words(lie):
+    declared, kernel, words = LIES[lie]
+    found = inferred(problem("float32" if declared == "float32" else "bf16"), declared, **kernel)
+    assert found.contradicted, found.lines()
+    assert words in found.best.candidate.words, found.lines()
+    assert words in "\n".join(found.lines())
+
+
+def test_partials_cannot_be_told_with_one_worker_and_the_declared_recipe_is_named():
+    found = inferred(problem(workers=1), "bf16")
+    assert found.best is found.declared and not found.contradicted
+
+
+def test_a_few_wrong_elements_do_not_choose_a_recipe():
+    given = problem()
+    truth, got = simulated.truth(given), simulated.run(given)
+    errors = {name: errors_of(got[name], truth[name]) for name in truth}
+    errors["dq"][0, 0, 3] += 100.0
+    errors["o"][0, 0, 3, 3] = np.nan
+    found = infer(
+        errors, simulated.attention_of(given), simulated.geometry_of(given), "bf16", predict
+    )
+    assert found.best is found.declared
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_has_candidates_with_names_of_their_own_and_words(name):
+    found = candidates_for(recipe(name))
+    assert found[0].terms == ((1.0, recipe(name)),) and found[0].words == "as declared"
+    assert len({c.name for c in found}) == len(found) > 1
+    assert all(c.words for c in found)
+    assert (recipe(name), ()) in predictions_of(found)
+
+
+def test_words_name_every_changed_rounding_point():
+    said = in_words(BF16, RECIPES["nki"])
+    for word in ("merges of partials", "o between steps", "the products of dy_o_sum", "gradients"):
+        assert word in said
