@@ -1,0 +1,246 @@
+"""Mutants: the ring that they are made of is right, each is killed by the case that it names, and said so."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from conformance import wrong_targets as wrong
+
+from ringspec.conformance.calls import call_of, due_of
+from ringspec.conformance.cases import run_cases
+from ringspec.conformance.execute import run_case
+from ringspec.conformance.mutants import (
+    MUTANTS,
+    MutantTarget,
+    applicable,
+    backward_bugs,
+    dropout_bugs,
+    empty_bugs,
+    head_bugs,
+    lse_bugs,
+    mask_bugs,
+    merge_bugs,
+    packing_bugs,
+    run_mutant,
+    same_on,
+    score_bugs,
+    sink_bugs,
+)
+from ringspec.conformance.mutants.hooks import Hooks
+from ringspec.conformance.mutants.kills import KILLS
+from ringspec.conformance.mutants.mutant import RECIPES, mutant
+from ringspec.conformance.mutants.ring import RESULTS
+from ringspec.conformance.mutants.same import coincide
+from ringspec.conformance.targets.reference import REFERENCES, block_results, ring_results
+from ringspec.recipes import RECIPES as RECIPES_BY_NAME
+from ringspec.vectors import open_set
+from ringspec.vectors.flags import FLAGS
+
+CORE = open_set("core")
+RIGHT = mutant("right", "", "", applies=lambda call: True)
+GOLDEN = [id for id in CORE.ids if id.startswith(("ring/", "block/", "merge/", "adversarial/"))]
+NAMED = [(id, recipe) for id in MUTANTS for recipe in RECIPES if MUTANTS[id].kills.get(recipe)]
+
+
+def golden_call(id):
+    return call_of(CORE.case(id), CORE.tensors(id))
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return {case.id: case for case in run_cases("core")}
+
+
+@pytest.mark.parametrize("recipe", REFERENCES)
+def test_without_a_bug_the_ring_of_the_mutants_is_the_specification_bit_for_bit(recipe):
+    """Every layout, circulation and direction of the core set, in every recipe."""
+    right, same = REFERENCES[recipe], MutantTarget(RIGHT, recipe)
+    ids = [id for id in GOLDEN if CORE.case(id).formats.inputs in right.capabilities.formats]
+    ids = ids[:: 1 if recipe in ("float64", "bf16") else 5]
+    assert len(ids) >= 1
+    for id in ids:
+        call = golden_call(id)
+        a, b = right.run(call), same.run(call)
+        for name in due_of(call):
+            for x, y in zip(getattr(a, name), getattr(b, name), strict=True):
+                assert (x.dtype, x.tobytes()) == (y.dtype, y.tobytes()), (id, name)
+
+
+@pytest.mark.parametrize(("id", "recipe"), NAMED)
+def test_a_mutant_is_killed_by_the_case_that_it_names(cases, id, recipe):
+    record = run_case(MutantTarget(MUTANTS[id], recipe), cases[MUTANTS[id].kills[recipe]])
+    assert record.outcome == "mismatch", record.message
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_right_program_passes_every_case_that_kills_a_mutant(cases, recipe):
+    for id in sorted({one.kills[recipe] for one in MUTANTS.values() if recipe in one.kills}):
+        assert run_case(REFERENCES[recipe], cases[id]).outcome == "pass", id
+
+
+def test_every_mutant_is_killed_in_both_recipes_or_says_why_not():
+    for one in MUTANTS.values():
+        for recipe in RECIPES:
+            assert (recipe in one.kills) + (recipe in one.unseen) == 1, (one.id, recipe)
+    assert set(KILLS) == set(MUTANTS)
+    only_rounding = {one.id for one in MUTANTS.values() if one.needs == "statistics"}
+    assert all("16-bit" in id or "truncated" in id for id in only_rounding)
+    assert len(only_rounding) <= 8
+
+
+def test_there_are_at_least_seventy_and_every_text_is_whole():
+    assert len(MUTANTS) >= 70
+    assert len({one.title for one in MUTANTS.values()}) == len(MUTANTS)
+    for id, one in MUTANTS.items():
+        assert one.id == id and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", id)
+        assert one.title and not one.title.endswith("."), id
+        assert one.what.endswith("."), id
+        assert len(one.title) <= 100 and len(one.what) <= 330, id
+        assert all(
+            re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+(/\S+)?", x) for x in one.links
+        )
+        assert set(one.flags) <= set(FLAGS), id
+
+
+def test_most_mutants_are_publicly_reported_bugs():
+    assert sum(bool(one.links) for one in MUTANTS.values()) >= 70
+
+
+def test_flags_of_the_golden_vectors_have_mutants():
+    """But for those that are not about a result, or about lengths and layouts that are refused."""
+    shown = {flag for one in MUTANTS.values() for flag in one.flags}
+    assert set(FLAGS) - shown == {"document-balance", "tolerance-too-wide", "zigzag-needs-causal"}
+
+
+def test_a_mutant_that_does_not_apply_gives_the_right_results():
+    call = golden_call("ring/contiguous-w2")  # no mask, no feature, two workers
+    recipe = RECIPES_BY_NAME["bf16"]
+    right = RESULTS["ring"](call, recipe, Hooks())
+    quiet = [one for one in MUTANTS.values() if not one.applies(call)]
+    assert {"ring-direction", "window-per-block", "sink-dropped"} <= {one.id for one in quiet}
+    for one in quiet[::9]:
+        results = run_mutant(one, call, recipe)
+        for name in due_of(call):
+            assert all(map(np.array_equal, results[name], right[name])), one.id
+
+
+# Bugs of a kernel for one mask, of one end of a ring, of a merge: elsewhere there is no such thing.
+OF_ONE_KERNEL = {
+    "merge-overflow",
+    "causal-as-empty-band",
+    "empty-document",
+    "last-worker-unnormalised",
+    "lse-without-maximum",
+}
+SHOWN_WHERE_IT_APPLIES = (
+    mask_bugs,
+    packing_bugs,
+    merge_bugs,
+    lse_bugs,
+    empty_bugs,
+    backward_bugs,
+    head_bugs,
+    score_bugs,
+    sink_bugs,
+    dropout_bugs,
+)
+
+
+@pytest.mark.parametrize("module", SHOWN_WHERE_IT_APPLIES, ids=lambda module: module.__name__[-14:])
+def test_a_call_to_which_a_bug_does_not_apply_cannot_show_it(module):
+    """Whoever diagnoses looks at applicable mutants alone, so that none may be left out."""
+    recipe = RECIPES_BY_NAME["float64"]
+    for id in GOLDEN[len(module.BUGS) % 6 :: 6]:
+        call, right = golden_call(id), None
+        for one in module.BUGS:
+            if one.applies(call) or one.id in OF_ONE_KERNEL:
+                continue
+            right = right or RESULTS[call.operation](call, recipe, Hooks())
+            try:
+                with np.errstate(all="ignore"):
+                    results = RESULTS[call.operation](call, recipe, one.hooks(call, recipe))
+            except Exception:  # the bug needs what the call has not got
+                continue
+            assert coincide(call, right, results, recipe), (one.id, id)
+
+
+# Bugs that are the right program on another call: the specification itself says what they give.
+AS_ANOTHER_CALL = {
+    "packing-ignored": (wrong.no_documents, "ring/documents-w2"),
+    "window-ignored": (wrong.no_window, "ring/window-causal-w4"),
+    "window-per-block": (wrong.window_per_block, "ring/window-causal-w4"),
+    "local-positions": (wrong.local_indices, "ring/contiguous-causal-w3"),
+    "diagonal-inclusive": (wrong.sees_next_key, "ring/zigzag-causal-w3"),
+    "scale-missing": (lambda call: with_scale(call, 1.0), "ring/contiguous-causal-w2"),
+    "scale-twice": (
+        lambda call: with_scale(call, call.terms["scale"] ** 2), "ring/contiguous-causal-w2"
+    ),
+}  # fmt: skip
+
+
+def with_scale(call, scale):
+    return dataclasses.replace(call, terms={**call.terms, "scale": scale})
+
+
+@pytest.mark.parametrize("id", AS_ANOTHER_CALL)
+def test_a_mutant_is_the_specification_on_the_call_that_it_mistakes_its_own_for(id):
+    change, case = AS_ANOTHER_CALL[id]
+    call, recipe = golden_call(case), RECIPES_BY_NAME["float64"]
+    right = {"ring": ring_results, "block": block_results}[call.operation](change(call), recipe)
+    results = run_mutant(MUTANTS[id], call, recipe)
+    for name in due_of(call):
+        for x, y in zip(results[name], right[name], strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+
+
+def test_direction_does_not_show_on_two_workers():
+    call = golden_call("ring/contiguous-causal-w2")
+    assert MUTANTS["ring-direction"] not in applicable(call)
+    forced = RESULTS["ring"](
+        call, RECIPES_BY_NAME["float64"], MUTANTS["ring-direction"].hooks(call, None)
+    )
+    right = RESULTS["ring"](call, RECIPES_BY_NAME["float64"], Hooks())
+    assert all(map(np.array_equal, forced["dk"], right["dk"]))
+
+
+def test_stale_keys_leave_the_forward_right():
+    call, recipe = golden_call("ring/contiguous-w2"), RECIPES_BY_NAME["bf16"]
+    results = run_mutant(MUTANTS["stale-keys"], call, recipe)
+    right = ring_results(call, recipe)
+    assert all(map(np.array_equal, results["o"], right["o"]))
+    assert not any(map(np.array_equal, results["dq"], right["dq"]))
+
+
+def test_a_wrong_delta_leaves_dv_right():
+    call, recipe = golden_call("ring/contiguous-causal-w3"), RECIPES_BY_NAME["float64"]
+    right = ring_results(call, recipe)
+    for id in ("block-local-delta", "delta-of-few-rows", "delta-missing", "delta-of-first-step"):
+        results = run_mutant(MUTANTS[id], call, recipe)
+        assert all(map(np.array_equal, results["dv"], right["dv"])), id
+        assert not all(map(np.array_equal, results["dq"], right["dq"])), id
+
+
+def test_mutants_that_cannot_be_told_apart_are_one_class():
+    names = (
+        "local-positions",
+        "key-positions-not-travelling",
+        "causal-on-every-step",
+        "dkv-not-home",
+    )
+    call = golden_call("ring/contiguous-causal-w2")
+    classes = same_on(call, [MUTANTS[name] for name in names], RECIPES_BY_NAME["bf16"])
+    assert classes == [
+        ("right",),
+        ("local-positions", "key-positions-not-travelling"),
+        ("causal-on-every-step",),
+        ("dkv-not-home",),
+    ]
+
+
+def test_rounding_alone_is_no_class_of_its_own():
+    call = golden_call("ring/zigzag-causal-w4")
+    mutants = [MUTANTS["truncated-ds"], MUTANTS["dq-accumulated-in-16-bit"]]
+    assert same_on(call, mutants, RECIPES_BY_NAME["bf16"]) == [
+        ("right", "truncated-ds", "dq-accumulated-in-16-bit")
+    ]
