@@ -13,6 +13,7 @@ import ringspec
 from ringspec.cli.cases import cases_group
 from ringspec.cli.check import check_command
 from ringspec.cli.group import Commands
+from ringspec.cli.power import power_command
 from ringspec.cli.replay import replay_command
 from ringspec.cli.schedule import schedule_command
 from ringspec.cli.simulate import simulate_command
@@ -37,3 +38,4 @@ main.add_command(smoke_command)
 main.add_command(check_command)
 main.add_command(replay_command)
 main.add_command(cases_group)
+main.add_command(power_command)
