@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import generate
+import generate_bugs
 import generate_vectors
 
 import ringspec
@@ -49,6 +50,7 @@ generate.notebooks(executed_notebooks)
 generate.specification()
 generate.reference()
 generate_vectors.pages()
+generate_bugs.pages()
 # Pages that are no Sphinx pages: they are copied to the root as they are.
 html_extra_path = ["_extra"]
 generate.example_report()

@@ -23,7 +23,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 import long_sequences as long  # noqa: E402
 
 from ringspec.conformance.cases import Judgement, RunCase, run_cases  # noqa: E402
-from ringspec.conformance.outcome import FAILURES, Finding  # noqa: E402
+from ringspec.conformance.outcome import FAILURES  # noqa: E402
 from ringspec.conformance.report import ReportWriter, make_header  # noqa: E402
 from ringspec.conformance.runner import run  # noqa: E402
 from ringspec.conformance.targets import torch_cp  # noqa: E402
@@ -68,8 +68,7 @@ def long_case(tokens, workers, layout, causal, head_dim, known):
         if (tokens, causal) not in known:
             known[tokens, causal] = checked_truth(inputs, call.terms["scale"], causal)
         verdicts = long.verdicts(claims, call, known[tokens, causal], outputs[0])
-        findings = tuple(finding_of(one) for one in verdicts)
-        return Judgement(all(one.kind == "ok" for one in findings), findings)
+        return Judgement(all(one.ok for one in verdicts), tuple(verdicts))
 
     needs = {"workers": workers, "layout": layout, "masks": ["causal"] if causal else []}
     return RunCase(
@@ -81,10 +80,6 @@ def long_case(tokens, workers, layout, causal, head_dim, known):
         truth="float64 blockwise, cross-checked on sampled rows",
         claimed=lambda claims: None,
     )
-
-
-def finding_of(verdict):
-    return Finding(**{name: getattr(verdict, name) for name in Finding.__dataclass_fields__})
 
 
 def checked_truth(inputs, scale, causal):
@@ -152,7 +147,9 @@ def main():
         if torch_cp.on_cpu(name) == (given.device == "cpu") and fnmatchcase(name, given.targets):
             summary["targets"][name] = checked(name, given, workers, about, known)
             (given.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    failed = [name for name, one in summary["targets"].items() if set(one["counts"]) & set(FAILURES)]
+    failed = [
+        name for name, one in summary["targets"].items() if set(one["counts"]) & set(FAILURES)
+    ]
     return 1 if failed or not summary["targets"] else 0
 
 
