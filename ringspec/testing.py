@@ -15,6 +15,7 @@ AssertionError: W = 4, zigzag, causal, recipe float64, against exact values: mis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ from ringspec.compare.bounds import Sizes, bound_factors, bound_floors
 from ringspec.compare.explain import explain_all
 from ringspec.compare.verdict import TensorVerdict, judge_tensor
 from ringspec.conformance.conventions import to_numpy
-from ringspec.conformance.dense import Dense, truth_of
+from ringspec.conformance.dense import Dense, Seeds, truth_of
+from ringspec.conformance.precision import holds, narrower
 from ringspec.errors import DtypeError, OptionError, ShapeError, UnknownNameError, nearest, shown
 from ringspec.formats import load, name_of, round_to, store
 from ringspec.recipes import Recipe
@@ -34,14 +36,16 @@ from ringspec.spec.layout import Layout, make_layout
 from ringspec.spec.options import check
 from ringspec.spec.problem import Problem
 from ringspec.spec.ring import layouts_for
-from ringspec.vectors.ringwise import slots_of
+from ringspec.vectors.ringwise import Tables, slots_of
 
 __all__ = ["assert_ring_attention"]
 
-RESULTS = ("o", "lse", "dq", "dk", "dv")
+RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 GRADIENTS = ("dq", "dk", "dv")
+OVER_ROWS = {"dsinks": "sinks", "dbias": "bias"}
 OF_KEYS = ("k", "v", "dk", "dv")
-RANK = {"lse": 3}
+LSE_BASES = ("natural", "base2")
+INPUTS = {"q": 4, "k": 4, "v": 4, "dy": 4, "dlse": 3}  # how many axes each has
 
 
 def assert_ring_attention(
@@ -54,63 +58,82 @@ def assert_ring_attention(
     workers: int,
     layout: Any = "contiguous",
     recipe: str | Recipe = "bf16",
+    lse: str = "natural",
+    dlse: Any = None,
     **options: Any,
 ) -> None:
     """Raises AssertionError, with the report's text, unless ``got`` is ring attention.
 
-    ``got``      a mapping of some of o, lse, dq, dk, dv, or o alone
+    ``got``      a mapping of some of o, lse, dq, dk, dv, dsinks, dbias, or o alone
     ``q``        [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv], ``dy`` like o: the
                  upstream gradient with which the gradients were made
     ``workers``  W; ``layout``: 'contiguous', 'striped', 'zigzag', 'zigzag_per_document' or a table
                  [W, n] of tokens
-    ``recipe``   how the kernel computes (:data:`ringspec.RECIPES`); it decides the bounds
+    ``recipe``   how the kernel computes (:data:`ringspec.RECIPES`); it decides the bounds, and the
+                 dtypes that results have
+    ``lse``      'natural', or 'base2' for a kernel whose lse is to base 2
+    ``dlse``     [B, H, Sq], the upstream gradient of the natural lse, where there is one
     ``options``  those of :func:`ringspec.attention`: causal, window, scale, softcap, cu_seqlens, sinks...
 
     Each of the tensors, in and out, is a NumPy, PyTorch or JAX array of any float dtype: gathered in
     the order of the tokens, or a list of W arrays in slot order (a stack [W, ...] is one as well).
-    The lse is natural. Every worker's every element is compared: with the exact values for small
-    problems, else with float64 (the text says which).
+    dsinks, and dbias of a bias that all queries share, are sums over queries: gathered they have the
+    shape of sinks or bias and are the whole sum, as a list they are each worker's own share.
+
+    Every worker's every element is compared: with the exact values for small problems, else with
+    float64 (the text says which). A result may come in a dtype that is wider than the recipe's; one
+    that cannot hold the recipe's numbers, such as float16 under 'float32', is a 'wrong dtype'.
 
     Raises :class:`~ringspec.errors.RingspecError` for inputs that make no problem, and for ones that
     the recipe's input format cannot hold: then the kernel rounded them, and saw other numbers.
     """
     used = recipe_of(recipe)
-    results = results_of(got, dy is not None)
+    if lse not in LSE_BASES:
+        raise UnknownNameError("the base of an lse", shown(lse), nearest(str(lse), LSE_BASES))
+    options = {name: to_numpy(x) if hasattr(x, "shape") else x for name, x in options.items()}
+    results = results_of(got, dy is not None, options)
     cu = options.get("cu_seqlens")
     cu_k = cu if options.get("cu_seqlens_k") is None else options["cu_seqlens_k"]
     for_q, for_k = layout if isinstance(layout, tuple) and len(layout) == 2 else (layout, layout)
-    sides = {"q": (for_q, cu), "dy": (for_q, cu), "k": (for_k, cu_k), "v": (for_k, cu_k)}
-    given = {"q": q, "k": k, "v": v} | ({} if dy is None else {"dy": dy})
-    whole = {name: gathered(name, x, workers, *sides[name], used) for name, x in given.items()}
+    sides = {name: (for_k, cu_k) if name in OF_KEYS else (for_q, cu) for name in INPUTS}
+    given = {"q": q, "k": k, "v": v, "dy": dy, "dlse": dlse}
+    whole = {
+        name: gathered(name, x, workers, *sides[name], used)
+        for name, x in given.items()
+        if x is not None
+    }
     problem = check(whole["q"], whole["k"], whole["v"], options)
     layouts = layouts_for(problem, layout, workers, options)
-    check_dy(problem, whole.get("dy"))
-    truth = truth_of(problem, whole.get("dy"))
-    judge = Judge(problem, truth, layouts, used, whole)
+    check_seeds(problem, whole)
+    tables = Tables(layouts[0].table, layouts[1].table)
+    truth = truth_of(problem, Seeds(whole.get("dy"), whole.get("dlse")), tables)
+    judge = Judge(problem, truth, tables, used, whole, options, lse)
     verdicts = [one for name, x in results.items() for one in judge.verdicts(name, x)]
     if any(not one.ok for one in verdicts):
-        raise AssertionError(told(verdicts, workers, layout, used, options, truth))
+        raise AssertionError(told(verdicts, judge, workers, layout, options))
 
 
-def results_of(got: Any, with_gradients: bool) -> dict[str, Any]:
+def results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors by name; whatever ``dy`` asks for must be there."""
     results = dict(got) if isinstance(got, Mapping) else {"o": got}
     for name in results:
         if name not in RESULTS:
             raise UnknownNameError("a name of a result", shown(name), nearest(name, RESULTS))
-    needed = GRADIENTS if with_gradients else ("o",)
-    for name in needed:
-        if results.get(name) is None:
+    results = {name: results[name] for name in RESULTS if results.get(name) is not None}
+    for name in GRADIENTS if with_gradients else ("o",):
+        if name not in results:
             raise OptionError(f"{name} in what is tested", "none", "pass what the kernel gives")
-    extra = [name for name in GRADIENTS if name in results and not with_gradients]
+    extra = [name for name in (*GRADIENTS, *OVER_ROWS) if name in results and not with_gradients]
     if extra:
         raise OptionError(f"dy beside {extra[0]}", "none", "pass the dy that it was made with")
-    return {name: results[name] for name in RESULTS if results.get(name) is not None}
+    for name, of in OVER_ROWS.items():
+        if name in results and options.get(of) is None:
+            raise OptionError(f"{of} beside {name}", "none", f"pass {of}=, of which it is")
+    return results
 
 
-def shards_of(name: str, x: Any, workers: int) -> list[NDArray] | NDArray:
+def shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | NDArray:
     """One array a worker where that is what came, else the gathered array."""
-    rank = RANK.get(name, 4)
     if isinstance(x, (list, tuple)) and len(x) == workers and np.ndim(x[0]) == rank:
         return [to_numpy(one, name) for one in x]
     array = to_numpy(x, name)
@@ -123,22 +146,24 @@ def gathered(
     name: str, x: Any, workers: int, layout: Any, cu_seqlens: Any, recipe: Recipe
 ) -> NDArray[np.float64]:
     """An input in the order of the tokens, in float64, its values those that the kernel saw."""
-    shards = shards_of(name, x, workers)
+    rank = INPUTS[name]
+    shards = shards_of(x, workers, name, rank)
     if isinstance(shards, list):
         loaded = [number(name, one) for one in shards]
-        table = table_for(loaded, workers, layout, cu_seqlens)
-        if any(one.ndim != 4 or one.shape[2] != table.shape[1] for one in loaded):
+        table = table_for(loaded, workers, layout, cu_seqlens, rank)
+        if any(one.ndim != rank or one.shape[2] != table.shape[1] for one in loaded):
             raise ShapeError(
                 f"{name} of each worker with {table.shape[1]} tokens on axis 2",
                 ", ".join(str(one.shape) for one in loaded[:4]),
                 "pass [B, H, n, D] of each worker, in slot order",
             )
-        values = np.zeros((*loaded[0].shape[:2], int((table >= 0).sum()), loaded[0].shape[3]))
+        first = loaded[0].shape
+        values = np.zeros((*first[:2], int((table >= 0).sum()), *first[3:]))
         for one, tokens in zip(loaded, table, strict=True):
             values[:, :, tokens[tokens >= 0]] = one[:, :, tokens >= 0]
     else:
         values = number(name, shards)
-    if not (round_to(values, recipe.inputs) == values).all():
+    if name != "dlse" and not (round_to(values, recipe.inputs) == values).all():
         raise OptionError(
             f"{name} that {recipe.inputs} holds, because the recipe is {recipe.name}",
             "values that it rounds",
@@ -154,10 +179,10 @@ def number(name: str, x: NDArray) -> NDArray[np.float64]:
 
 
 def table_for(
-    shards: list[NDArray[np.float64]], workers: int, layout: Any, cu_seqlens: Any
+    shards: list[NDArray[np.float64]], workers: int, layout: Any, cu_seqlens: Any, rank: int
 ) -> NDArray[np.int64]:
     """Which token each slot holds. Padded documents end where ``cu_seqlens`` does."""
-    length = sum(one.shape[2] if one.ndim == 4 else 0 for one in shards)
+    length = sum(one.shape[2] if one.ndim == rank else 0 for one in shards)
     if isinstance(layout, str) and layout == "zigzag_per_document" and cu_seqlens is not None:
         length = int(np.asarray(cu_seqlens)[-1])
     elif not isinstance(layout, str):
@@ -166,10 +191,14 @@ def table_for(
     return make_layout(layout, length, workers, cu_seqlens).table
 
 
-def check_dy(problem: Problem, dy: NDArray[np.float64] | None) -> None:
-    due = (*problem.q.shape[:3], problem.v.shape[3])
-    if dy is not None and dy.shape != due:
-        raise ShapeError(f"dy of shape {due}", f"{dy.shape}", "pass the gradient of o")
+def check_seeds(problem: Problem, given: Mapping[str, NDArray[np.float64]]) -> None:
+    rows = problem.q.shape[:3]
+    for name, due in (("dy", (*rows, problem.v.shape[3])), ("dlse", rows)):
+        if name in given and given[name].shape != due:
+            what = "o" if name == "dy" else "lse"
+            raise ShapeError(
+                f"{name} of shape {due}", f"{given[name].shape}", f"pass the gradient of {what}"
+            )
 
 
 class Judge:
@@ -179,75 +208,127 @@ class Judge:
         self,
         problem: Problem,
         truth: Dense,
-        layouts: tuple[Layout, Layout],
+        tables: Tables,
         recipe: Recipe,
         inputs: Mapping[str, NDArray[np.float64]],
+        options: Mapping[str, Any],
+        lse: str,
     ) -> None:
-        batch, heads, queries, width = problem.q.shape
-        sizes = Sizes(
-            workers=layouts[0].workers,
-            keys=problem.k.shape[2],
-            head_dim=width,
-            value_dim=problem.v.shape[3],
-            queries=queries * problem.terms.group,
-            batch=batch * heads,
-            softcap=problem.terms.softcap is not None,
-        )
+        self.problem, self.truth, self.recipe, self.lse = problem, truth, recipe, lse
+        self.tables = {"q": tables.q, "k": tables.k}
+        self.given = {
+            name: np.asarray(options[of]) for name, of in OVER_ROWS.items() if of in options
+        }
+        self.notes: dict[tuple[str, str], str] = {}
+        sizes = sizes_of(problem, truth, tables.workers)
         largest = {name: float(np.abs(x).max(initial=0.0)) for name, x in inputs.items()}
         largest |= {"scale": abs(problem.terms.scale)}
         largest |= {"dropout": 1.0 / (1.0 - problem.terms.dropout_p)}
-        self.truth, self.tables = truth, {"q": layouts[0].table, "k": layouts[1].table}
-        self.factors = bound_factors(recipe, sizes)
-        self.floors = bound_floors(recipe, sizes, largest)
+        self.factors, self.floors = {}, {}
+        for name in RESULTS:
+            due = {"outputs": self.due(name), "statistics": self.due(name)}
+            self.factors[name] = bound_factors(recipe, sizes, **due)[name]
+            self.floors[name] = bound_floors(recipe, sizes, largest, **due)[name]
+
+    def due(self, name: str) -> str:
+        """The format in which the recipe gives a result; sums for a parameter may have its own."""
+        own = {"o": self.recipe.outputs, "lse": self.recipe.lse, "dsinks": self.recipe.lse}
+        due = own.get(name, self.recipe.gradients)
+        parameter = name_of(self.given[name].dtype) if name in self.given else None
+        return due if parameter is None else narrower(due, parameter)
 
     def verdicts(self, name: str, x: Any) -> Sequence[TensorVerdict]:
-        """One verdict a worker."""
+        """One verdict a worker; of a sum over all workers a single one."""
         table = self.tables["k" if name in OF_KEYS else "q"]
-        workers = len(table)
-        want = self.truth.values[name]
-        dealt, scale = (slots_of(y, table, 2, 0.0) for y in (want, getattr(self.truth.scale, name)))
-        shards = shards_of(name, x, workers)
+        rank = self.given[name].ndim if name in self.given else 3 if name == "lse" else 4
+        shards = shards_of(x, len(table), name, rank)
+        want, scale = self.truth.values[name], self.truth.scale[name]
+        is_sum = f"{name}_parts" in self.truth.values
         if not isinstance(shards, list):
-            if shards.shape != want.shape:
-                return [TensorVerdict(name, worker, "wrong shape") for worker in range(workers)]
-            shards = list(slots_of(shards, table, 2, 0.0))
-        return [
-            self.verdict(
-                name, worker, shards[worker], dealt[worker], scale[worker], table[worker] < 0
-            )
-            for worker in range(workers)
-        ]
+            shape = self.given[name].shape if name in self.given else want.shape
+            if shards.shape != shape:
+                return [TensorVerdict(name, worker, "wrong shape") for worker in range(len(table))]
+            whole = as_whole(name, shards)
+            if is_sum:
+                return [self.verdict(f"{name}_sum", 0, whole, want, scale, None)]
+            shards = list(slots_of(whole, table, 2, 0.0))
+        if is_sum:
+            dealt, scales = self.truth.values[f"{name}_parts"], self.truth.scale[f"{name}_parts"]
+        else:
+            dealt, scales = (slots_of(y, table, 2, 0.0) for y in (want, scale))
+        padding = [None if is_sum else slots < 0 for slots in table]
+        given = zip((as_whole(name, one) for one in shards), dealt, scales, padding, strict=True)
+        return [self.verdict(name, worker, *rest) for worker, rest in enumerate(given)]
 
     def verdict(
         self,
-        name: str,
+        tensor: str,
         worker: int,
         got: NDArray,
         want: NDArray,
         scale: NDArray,
-        padding: NDArray[np.bool_],
+        padding: NDArray[np.bool_] | None,
     ) -> TensorVerdict:
-        storage = name_of(got.dtype)
-        if storage is None:
-            return TensorVerdict(name, worker, "wrong dtype")
-        rounded = store(want, storage)
+        name = tensor.removesuffix("_sum")
+        storage, due = name_of(got.dtype), self.due(name)
+        if storage is None or not holds(storage, due):
+            self.notes[name, str(got.dtype)] = (
+                f"{name} came as {got.dtype}; recipe {self.recipe.name} gives {due}, or wider"
+            )
+            return TensorVerdict(tensor, worker, "wrong dtype")
+        if name == "lse" and self.lse == "base2":
+            got, storage = load(got) * math.log(2.0), "float64"
         factor, floor = self.factors[name], self.floors[name]
         return judge_tensor(
-            name, got, want, rounded, scale, factor, padding, floor=floor, worker=worker
+            tensor,
+            got,
+            want,
+            store(want, storage),
+            scale,
+            factor,
+            padding,
+            floor=floor,
+            worker=worker,
         )
+
+
+def sizes_of(problem: Problem, truth: Dense, workers: int) -> Sizes:
+    batch, heads, queries, width = problem.q.shape
+    lse = truth.values["lse"]
+    return Sizes(
+        workers=workers,
+        keys=problem.k.shape[2],
+        head_dim=width,
+        value_dim=problem.v.shape[3],
+        queries=queries * problem.terms.group,
+        batch=batch * heads,
+        softcap=problem.terms.softcap is not None,
+        condition=float(truth.scale["lse"].max(initial=0.0)),
+        largest_lse=float(np.abs(lse[np.isfinite(lse)]).max(initial=0.0)),
+    )
+
+
+def as_whole(name: str, x: NDArray) -> NDArray:
+    """dsinks as [H, N] and dbias as [B|1, H|1, n|1, Sk|1], however sinks and bias were given.
+
+    >>> as_whole("dbias", np.zeros((5, 7))).shape, as_whole("dsinks", np.zeros(4)).shape
+    ((1, 1, 5, 7), (4, 1))
+    """
+    if name == "dsinks" and x.ndim == 1:
+        return x[:, None]
+    return x.reshape((1,) * (4 - x.ndim) + x.shape) if name == "dbias" and x.ndim < 4 else x
 
 
 def told(
     verdicts: Sequence[TensorVerdict],
+    judge: Judge,
     workers: int,
     layout: Any,
-    recipe: Recipe,
     options: Mapping[str, Any],
-    truth: Dense,
 ) -> str:
     """What was compared, and where it differs."""
     names = [name for name, value in options.items() if value is not None and value is not False]
-    words = [f"W = {workers}", layout if isinstance(layout, str) else "a layout table"]
-    words += [*names, f"recipe {recipe.name}", f"against {truth.source} values"]
-    listed = explain_all(verdicts).replace("\n", "\n  ")
-    return f"{', '.join(words)}: mismatch\n  {listed}"
+    words = [f"W = {workers}", layout if isinstance(layout, str) else "a layout table", *names]
+    words += [f"recipe {judge.recipe.name}", f"against {judge.truth.source} values"]
+    lines = [*explain_all(verdicts).splitlines(), *judge.notes.values()]
+    return f"{', '.join(words)}: mismatch\n  " + "\n  ".join(lines)

@@ -33,7 +33,7 @@ def cases_group() -> None:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--profile",
-    type=click.Choice(["smoke", "core", "full"]),
+    type=click.Choice(["smoke", "core", "full", "seeds"]),
     default="core",
     show_default=True,
     help="Which cases.",
@@ -64,7 +64,9 @@ def write_command(
     claims = None if claims_file is None else read_claims(claims_file)
     cases = selected(run_cases(profile), only)
     with counting("written", wanted=not as_json) as progress:
-        written = write_cases(directory, cases, profile=profile, claims=claims, progress=progress)
+        written = write_cases(
+            directory, cases, profile=profile, only=only, claims=claims, progress=progress
+        )
     if as_json:
         output.show_json(
             {

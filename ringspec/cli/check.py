@@ -64,10 +64,9 @@ def report_options(function: Function) -> Function:
 @target_argument
 @click.option(
     "--profile",
-    type=click.Choice(["smoke", "core", "full"]),
-    default="core",
-    show_default=True,
-    help="How many cases: seconds, minutes, everything.",
+    type=click.Choice(["smoke", "core", "full", "seeds"]),
+    help="How many cases: seconds, minutes, everything; seeds: random inputs for false alarms. "
+    "Default: core, or what dir:FOLDER was written for.",
 )
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Only cases whose id matches; may be repeated."

@@ -13,9 +13,10 @@ import click
 from ringspec.cli import check_text
 from ringspec.cli.vectors_bar import counting
 from ringspec.conformance.cases import PROFILES, RunCase, run_cases
+from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.expected import read_expected
 from ringspec.conformance.junit import junit
-from ringspec.conformance.load import load_target
+from ringspec.conformance.load import asked_of, load_target
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.project import target_or_default
 from ringspec.conformance.report import Report, ReportWriter, make_header, report_lines
@@ -29,7 +30,7 @@ Files = dict[str, Path]
 
 def check(
     target: str | None,
-    profile: str,
+    profile: str | None,
     only: tuple[str, ...],
     jobs: int,
     timeout: float,
@@ -38,6 +39,8 @@ def check(
     **files: Path | None,
 ) -> None:
     """Run a profile."""
+    spec = target_or_default(target)
+    profile, only = asked_of(spec, profile, only)
     expected = None if expected_failures is None else read_expected(expected_failures)
     options = {
         "only": only or None,
@@ -45,7 +48,7 @@ def check(
         "timeout": timeout or None,
         "expected_failures": expected,
     }
-    perform(target_or_default(target), profile, run_cases(profile), options, as_json, files)
+    perform(spec, profile, run_cases(profile), options, as_json, files)
 
 
 def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path | None) -> None:
@@ -93,7 +96,8 @@ def perform(
                 for writer in lines:
                     writer(record)
 
-            summary = run(target, cases, spec=spec, progress=bar, sink=sink, **options)
+            options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
+            summary = run(target, cases, spec=spec, **options)
             footers = [writer.finish(summary.complete) for writer in lines]
         report = Report(header, summary.records, footers[0])
         write_files(report, wanted)

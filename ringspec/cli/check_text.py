@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from ringspec.cli import output
+from ringspec.conformance.diagnoser import most_likely
 from ringspec.conformance.outcome import FAILURES, Record
 from ringspec.conformance.report import Report, headline
 from ringspec.conformance.words import record_text
 
-MOST_FAILURES = 20
+MOST_FAILURES, MOST_DETAILED = 20, 100
 MOST_LINES = 30
 FEW_FINDINGS, ALL_FINDINGS = 2, 24
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -54,13 +55,13 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     told = [record for record in report.records if record.outcome in FAILURES]
     if details:
         told = [record for record in report.records if record.outcome != "not claimed"]
-    for record in told[:MOST_FAILURES]:
+    most = MOST_DETAILED if details else MOST_FAILURES
+    for record in told[:most]:
         show_record(record, report, details)
-    if len(told) > MOST_FAILURES:
-        click.echo(
-            f"and {len(told) - MOST_FAILURES} more, which a report lists (--html, --report)\n"
-        )
+    if len(told) > most:
+        click.echo(f"and {len(told) - most} more, which a report lists (--html, --report)\n")
     show_unclaimed(report)
+    show_diagnosis(report)
     assert report.footer is not None
     click.echo(headline(report.footer["summary"]))
     for name, path in sorted(files.items()):
@@ -92,6 +93,22 @@ def worst_lines(record: Record) -> list[str]:
         return []
     figures = ", ".join(f"{name} {error:.2g}" for name, error in worst.items())
     return [f"  largest error in units of the bound: {figures}; {record.seconds:.2f} s"]
+
+
+def show_diagnosis(report: Report) -> None:
+    """What the failures that were diagnosed say together."""
+    found = most_likely(report.records)
+    if found is None:
+        return
+    lines = [f"no known bug explains the {found['of']} failures that were diagnosed"]
+    if found["id"] is not None:
+        lines = [
+            f"diagnosis: {found['title']} [{found['id']}], in {found['count']} of the {found['of']} "
+            "failures that were diagnosed",
+            *(f"  {link}" for link in found["links"]),
+        ]
+    text = [plain(line) for line in lines]
+    click.echo("\n".join(output.folded(text, output.width())))
 
 
 def show_unclaimed(report: Report) -> None:

@@ -100,8 +100,9 @@ class Sizes:
     ``batch``    B * H over which dsinks, and a broadcast dbias, are summed
     ``given_lse``    the largest |lse| that the harness hands over with delta (block backward);
                      None where the target's own forward makes them
-    ``condition``    the largest row scale of lse (kappa + |lse|), from which an error of the exponent
-                     that is no longer small is amplified as exp does it; 0: first order alone
+    ``condition``, ``largest_lse``    the largest row scale of lse (kappa + |lse|), and the largest
+                     |lse|: from them an error of the exponent that is no longer small is amplified
+                     as exp does it; 0: first order alone
     """
 
     workers: int
@@ -113,6 +114,7 @@ class Sizes:
     softcap: bool = False
     given_lse: float | None = None
     condition: float = 0.0
+    largest_lse: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("workers", "keys", "head_dim", "value_dim", "queries", "batch"):
@@ -185,9 +187,11 @@ def together(sources: Sources) -> float:
     return min(sum(sources), 2.0 * math.hypot(*sources))
 
 
-def amplified(sources: Sources, condition: float) -> Sources:
-    """Errors of an exponent as errors of its exp: e^x - 1 for x, where x is that of the worst row."""
-    x = together(sources) * condition
+def amplified(sources: Sources, x: float) -> Sources:
+    """Errors of an exponent as errors of its exp: e^x - 1 for x, the error in the worst row.
+
+    bfloat16 keeps an lse of 1000 to within 2, and p = exp(s - lse) is off by e^2.
+    """
     if not 0.0 < x <= 700.0:
         return sources if x == 0 else tuple(math.inf if one else 0.0 for one in sources)
     return tuple(one * (math.expm1(x) / x) for one in sources)
@@ -199,7 +203,7 @@ def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[
     keys, steps = walk(sizes.keys), walk(sizes.workers)
     tiles = walk(math.ceil(sizes.keys / (used.tile_k or UNDECLARED_TILE)))
     weight: Sources = (walk(sizes.head_dim) * f, 3 * f, 2 * u["scores"], LIBRARY * t)
-    weight = amplified(weight, sizes.condition)
+    weight = amplified(weight, together(weight) * sizes.condition)
     total = (keys * t, LIBRARY * steps * t, LIBRARY * tiles * t)
     o = (
         *(2 * x for x in weight),
@@ -227,9 +231,10 @@ def backward_sources(
     log_keys, o, lse = sizes.log_keys, forward["o"], forward["lse"][:-1]
     if sizes.given_lse is not None:
         log_keys, o, lse = max(log_keys, sizes.given_lse), (), ()
-    of_lse = () if sizes.given_lse is not None else (log_keys * u["lse"],)
-    p = (*forward["weight"], *lse, *of_lse, log_keys * u["backward_lse"], log_keys * f)
-    p = amplified(p, sizes.condition)
+    of_lse = (u["backward_lse"],) if sizes.given_lse is not None else (u["lse"], u["backward_lse"])
+    exponent = (*forward["weight"], *lse, log_keys * f)
+    worst = together(exponent) * sizes.condition + sum(of_lse) * sizes.largest_lse
+    p = amplified((*exponent, *(log_keys * x for x in of_lse)), worst)
     values = walk(sizes.values)
     delta = max(f, 0.0 if used.delta == "float64" else unit_roundoff("float32"))
     dz = (*p, *o, values * f, values * delta, u["dy_o_products"], 2 * u["delta"], LIBRARY * f)

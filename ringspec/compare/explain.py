@@ -1,6 +1,5 @@
 """A verdict as one sentence: which tensor of which worker, how many rows, and the worst element.
 
->>> from ringspec.compare.verdict import TensorVerdict
 >>> verdict = TensorVerdict("dk", 2, "beyond bound", 412.3, (0, 1, 5, 3), 0.53, 0.12, 37, 64)
 >>> print(explain(verdict))
 dk of worker 2: 37 of 64 rows beyond their bound; worst at batch 0, head 1, slot 5, d 3: got 0.53, \
@@ -11,31 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Protocol
 
-
-class Verdict(Protocol):
-    """A :class:`~ringspec.compare.verdict.TensorVerdict`, or a record with the same fields."""
-
-    @property
-    def tensor(self) -> str: ...
-    @property
-    def worker(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def error(self) -> float: ...
-    @property
-    def where(self) -> tuple[int, ...]: ...
-    @property
-    def got(self) -> float | None: ...
-    @property
-    def want(self) -> float | None: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def of(self) -> int: ...
-
+from ringspec.compare.verdict import TensorVerdict
 
 AXES = {
     "o": ("batch", "head", "slot", "d"),
@@ -61,9 +37,11 @@ WITHOUT_PLACE = {
 }
 
 
-def explain(verdict: Verdict) -> str:
+def explain(verdict: TensorVerdict) -> str:
     """One sentence about a verdict, without a full stop."""
     whose = f"{verdict.tensor} of worker {verdict.worker}"
+    if verdict.tensor.endswith("_sum"):
+        whose = f"{verdict.tensor.removesuffix('_sum')}, summed over all workers"
     if verdict.kind in WITHOUT_PLACE:
         return f"{whose}: {WITHOUT_PLACE[verdict.kind]}"
     if verdict.kind == "ok":
@@ -78,7 +56,7 @@ def explain(verdict: Verdict) -> str:
     return sentence
 
 
-def explain_all(verdicts: Iterable[Verdict], most: int = 8) -> str:
+def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
     """The failing ones, a line each, at most ``most`` and then how many more; '' if all pass."""
     failing = [v for v in verdicts if v.kind != "ok"]
     lines = [explain(v) for v in failing[:most]]
@@ -87,7 +65,7 @@ def explain_all(verdicts: Iterable[Verdict], most: int = 8) -> str:
     return "\n".join(lines)
 
 
-def place(verdict: Verdict) -> str:
+def place(verdict: TensorVerdict) -> str:
     """Where, in words: 'batch 0, head 1, slot 5, d 3'."""
     axes = AXES.get(verdict.tensor.removesuffix("_sum"), ())
     if len(axes) != len(verdict.where):

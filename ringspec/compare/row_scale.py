@@ -23,8 +23,8 @@ class AbsoluteSums:
     """The sums element by element, before the maximum over d.
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D],
-    ``dv`` [B, Hkv, Sk, Dv], ``dsinks`` [H, N] or None without sinks. Where the query rows are worked
-    through in parts, :func:`add_parts` joins them.
+    ``dv`` [B, Hkv, Sk, Dv], ``dsinks`` [H, N] or None without sinks, ``dbias`` in the bias's shape or
+    None. Where the query rows are worked through in parts, :func:`add_parts` joins them.
     """
 
     o: Array
@@ -33,6 +33,7 @@ class AbsoluteSums:
     dk: Array
     dv: Array
     dsinks: Array | None = None
+    dbias: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class RowScale:
     """One number >= 0 for each row: ``o``, ``lse``, ``dq`` [B, H, Sq]; ``dk``, ``dv`` [B, Hkv, Sk].
 
     0 stands where the definition sums nothing: such a row must be exactly 0. ``dsinks`` [H, N] is
-    made by the same principle; DESIGN names no scale for it.
+    made by the same principle, and so is ``dbias``; DESIGN names no scale for them.
     """
 
     o: Array
@@ -49,6 +50,7 @@ class RowScale:
     dk: Array
     dv: Array
     dsinks: Array | None = None
+    dbias: Array | None = None
 
 
 def absolute_sums(
@@ -104,7 +106,14 @@ def absolute_sums(
         dk=over_group(size * (weighted.swapaxes(2, 3) @ q), group),
         dv=over_group((kappa[..., None] * kept).swapaxes(2, 3) @ dy, group),
         dsinks=dsinks,
+        dbias=None if bias is None else over_broadcast(weighted, bias.shape),
     )
+
+
+def over_broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    """[B, H, Sq, Sk] summed over the axes along which a tensor of ``shape`` is broadcast."""
+    axes = tuple(n for n in range(x.ndim) if shape[n] == 1 and x.shape[n] != 1)
+    return x.sum(axis=axes, keepdims=True)
 
 
 def over_group(x: Array, group: int) -> Array:
@@ -125,7 +134,7 @@ def row_scale(sums: AbsoluteSums) -> RowScale:
     largest = {
         name: getattr(sums, name).max(axis=3, initial=0.0) for name in ("o", "dq", "dk", "dv")
     }
-    return RowScale(lse=sums.lse, dsinks=sums.dsinks, **largest)
+    return RowScale(lse=sums.lse, dsinks=sums.dsinks, dbias=sums.dbias, **largest)
 
 
 def row_errors(got: Array, want: Array) -> Array:
@@ -152,7 +161,7 @@ def relative_errors(errors: Array, scale: Array) -> Array:
 
 
 def add_parts(total: AbsoluteSums | None, part: AbsoluteSums) -> AbsoluteSums:
-    """The sums of two parts of the query rows: rows side by side, all else added."""
+    """The sums of two parts of the query rows: rows side by side, all else added; without dbias."""
     if total is None:
         return part
     rows = {
@@ -163,5 +172,5 @@ def add_parts(total: AbsoluteSums | None, part: AbsoluteSums) -> AbsoluteSums:
     if total.dsinks is not None and part.dsinks is not None:
         dsinks = total.dsinks + part.dsinks
     return dataclasses.replace(
-        total, **rows, dk=total.dk + part.dk, dv=total.dv + part.dv, dsinks=dsinks
+        total, **rows, dk=total.dk + part.dk, dv=total.dv + part.dv, dsinks=dsinks, dbias=None
     )

@@ -29,6 +29,7 @@ from ringspec.conformance.target import (
     RESULTS,
     Call,
     Crashed,
+    Exited,
     Failed,
     Garbage,
     Mutated,
@@ -43,7 +44,14 @@ from ringspec.formats import name_of
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 
-MOST_LOG = 4000
+MOST_LOG, MOST_PRINTED = 4000, 500
+OUTCOME_OF: dict[type[Failed], str] = {
+    Exited: "exit",
+    Crashed: "crash",
+    TimedOut: "timeout",
+    Garbage: "garbage",
+    Mutated: "mutated",
+}
 
 
 class Stop(Exception):
@@ -54,10 +62,10 @@ class Stop(Exception):
         self.outcome, self.message, self.findings = outcome, message, findings
 
 
-def ask(target: Target, call: Call) -> Result:
-    """The target's answer to one call, whose inputs it has left as they were.
+def ask(target: Target, call: Call) -> tuple[Result, str]:
+    """The target's answer to one call, whose inputs it has left as they were, and what it printed.
 
-    What it prints goes into the message of a failure and nowhere else.
+    What it prints goes into the message of its case and nowhere else.
     """
     before, printed = fingerprint(call), io.StringIO()
     # sys.stdout belongs to all threads; the targets of other threads run in processes.
@@ -76,8 +84,8 @@ def ask(target: Target, call: Call) -> Result:
         raise Stop("mutated", with_log("the target changed its inputs", printed.getvalue()))
     if not isinstance(result, Result):
         message = f"run gave {shown(result)}, and not a Result"
-        raise Stop("error", with_log(message, printed.getvalue()))
-    return result
+        raise Stop("garbage", with_log(message, printed.getvalue()))
+    return result, printed.getvalue() + str(getattr(target, "printed", ""))
 
 
 def failure(error: BaseException) -> tuple[str, str]:
@@ -85,13 +93,24 @@ def failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, Refused):
         return "refused", str(error) or "refused without a reason"
     if isinstance(error, Failed):
-        kinds = {Crashed: "crash", TimedOut: "timeout", Garbage: "error", Mutated: "mutated"}
-        outcome = next((kinds[kind] for kind in kinds if isinstance(error, kind)), "error")
+        outcome = next((OUTCOME_OF[k] for k in OUTCOME_OF if isinstance(error, k)), "error")
         return outcome, with_log(str(error), error.log)
+    if isinstance(error, SystemExit):
+        return "exit", f"the target called sys.exit({error.code!r})"
     text = "".join(traceback.format_exception(error))[-MOST_LOG:]
     if isinstance(error, ValueError) and "read-only" in str(error):
         return "mutated", f"the target tried to change its inputs, which are read-only\n{text}"
     return "error", text
+
+
+def with_printed(message: str, printed: str) -> str:
+    """The message of a case that passed, with the end of what its target printed.
+
+    >>> with_printed("", "step 1 done\\n")
+    'it printed:\\nstep 1 done'
+    """
+    printed = printed.strip()
+    return f"{message}\nit printed:\n{printed[-MOST_PRINTED:]}".strip() if printed else message
 
 
 def with_log(message: str, log: str) -> str:
@@ -144,7 +163,7 @@ def per_worker(value: Any, name: str, due: Due) -> list[NDArray | None]:
         given = list(value)
         arrays = [None if x is None else to_numpy(x, name) for x in given]
     except (DtypeError, TypeError) as error:
-        raise Stop("error", f"{name} is no list of arrays: {error}") from None
+        raise Stop("garbage", f"{name} is no list of arrays: {error}") from None
     return arrays + [None] * (len(due.shapes) - len(arrays))
 
 

@@ -48,15 +48,13 @@ class ExpectedTensor:
     ``values`` in float64 and ``rounded`` in the case's own format, both correctly rounded;
     ``scale``: row scales, without the last axis of o and the
     gradients of q, k, v. ``real``: bool [n], which slots hold a token, None where there are no
-    slots (dsinks, a bias that is the same for all queries). ``rows``: (b, h, slot) [16, 3] where
-    only these rows of the result are compared; values and scale then have an axis of these rows.
+    slots (dsinks, a bias that is the same for all queries).
     """
 
     values: PerWorker
     rounded: PerWorker
     scale: PerWorker
     real: PerWorker | None = None
-    rows: PerWorker | None = None
 
 
 def whole_inputs(case: Case, tensors: Tensors) -> dict[str, NDArray]:
@@ -176,7 +174,7 @@ def due_of(call: Call) -> dict[str, Due]:
 
 
 def expected_of(case: Case, tensors: Tensors) -> dict[str, ExpectedTensor]:
-    """Truth of each tensor that ``tensors`` has, by name. Sampled rows where no more is stored."""
+    """Truth of each tensor that ``tensors`` has, by name; ``tensors`` are whole, not sampled rows."""
     sums = ("dsinks_sum", "dbias_sum")
     names = [name.split(".")[1] for name in sorted(tensors) if name.endswith(".float64")]
     return {name: expected_tensor(case, name, tensors) for name in names if name not in sums}
@@ -190,15 +188,12 @@ def expected_tensor(case: Case, name: str, tensors: Tensors) -> ExpectedTensor:
     if case.operation != "ring":
         values, rounded, scale = values[None], rounded[None], scale[None]
     side = "k" if name in ("dk", "dv") else "q"
-    rows = None
-    if name in ("o", "lse", "dq", "dk", "dv") and f"rows.{side}" in tensors:
-        rows = tuple(tensors[f"rows.{side}"])
     real = None
-    if case.operation == "ring" and rows is None:
+    if case.operation == "ring":
         slots = tensors[f"layout.{side}"]
         if name not in ("dsinks", "dbias") or (name == "dbias" and values.shape[3] != 1):
             real = tuple(slots >= 0)
-    return ExpectedTensor(tuple(values), tuple(rounded), tuple(scale), real, rows)
+    return ExpectedTensor(tuple(values), tuple(rounded), tuple(scale), real)
 
 
 def forward_alone(call: Call) -> Call:

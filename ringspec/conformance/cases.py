@@ -11,7 +11,7 @@ from ringspec.conformance.outcome import Finding
 from ringspec.conformance.target import Call, PerWorker
 from ringspec.errors import UnknownNameError, nearest, shown
 
-PROFILES = ("smoke", "core", "full")
+PROFILES = ("smoke", "core", "full", "seeds")
 Outputs = Mapping[str, PerWorker]
 
 
@@ -21,13 +21,15 @@ class Judgement:
 
     ``passed`` decides; ``findings`` are the tensors that were compared, ``message`` says what is
     wrong in one or two sentences (empty: the worst finding is told), ``picture`` is the attention
-    pattern where a probe read it, {"expected": 2-D list, "got": 2-D list}.
+    pattern where a probe read it, {"expected": 2-D list, "got": 2-D list}; ``noise`` what the
+    statistical tests saw (:class:`ringspec.conformance.noise_cases.Examined`), as plain data.
     """
 
     passed: bool
     findings: tuple[Finding, ...] = ()
     message: str = ""
     picture: dict[str, Any] | None = None
+    noise: dict[str, Any] | None = None
 
 
 Make = Callable[[Capabilities], Sequence[Call]]
@@ -62,13 +64,16 @@ class RunCase:
 
 
 def run_cases(profile: str = "core") -> list[RunCase]:
-    """All cases of a profile, 'smoke', 'core' or 'full', in the order in which they are run.
+    """All cases of a profile, 'smoke', 'core', 'full' or 'seeds', in the order in which they are run.
 
-    Exact probes first, which say most about a fault, then golden vectors, then properties. Each of
-    these modules has a function ``cases(profile)``.
+    Exact probes first, which say most about a fault, then golden vectors, properties, and problems
+    whose rounding noise is examined. Each of these modules has a function ``cases(profile)``. 'seeds' has cases of its own (``seeded``).
     """
     if profile not in PROFILES:
         raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))
-    from ringspec.conformance import golden, probes, properties
+    from ringspec.conformance import golden, noise_cases, probes, properties, seeded
 
-    return [case for part in (probes, golden, properties) for case in part.cases(profile)]
+    if profile == "seeds":
+        return seeded.cases()
+    parts = (probes, golden, properties, noise_cases)
+    return [case for part in parts for case in part.cases(profile)]

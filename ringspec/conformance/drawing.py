@@ -44,6 +44,7 @@ RINGS = (
 )
 FORMATS, STATISTICS = ("float64", "float32", "bfloat16", "float16"), ("float64", "float32")
 PARTIAL_SUMS = ("sinks", "bias")
+AS_STATISTICS = ("lse", "dsinks", "dsinks_parts")
 DTYPES = ("bf16", "f32", "fp16", "f64")
 SHORT_SEGMENTS = tuple(i // 5 % 3 for i in range(TOKENS))
 USUAL_DTYPES = ("bf16", "f32")
@@ -138,16 +139,19 @@ def tensors_of(case: Case) -> Tensors:
     return evaluated(Keyed(case))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=24)
 def evaluated(key: Keyed) -> Tensors:
     """The tensors of a case; those of a ring from the truth of its problem."""
     case = key.case
-    if case.operation != "ring" or any(name in case.inputs.tensors for name in PARTIAL_SUMS):
+    if case.operation != "ring":
         return tensors_of_case(case)
     assert case.formats is not None
     truth = truth_of(problem_of(case))
     own = {
-        name: {"float64", case.formats.statistics if name == "lse" else case.formats.outputs}
+        name: {
+            "float64",
+            case.formats.statistics if name in AS_STATISTICS else case.formats.outputs,
+        }
         for name in truth.tensors
     }
     values = {
@@ -165,24 +169,31 @@ def evaluated(key: Keyed) -> Tensors:
 
 
 def problem_of(case: Case) -> Keyed:
-    """A case without its ring and its formats, neither of which changes a result."""
+    """A case without its formats and its ring, neither of which changes a result.
+
+    With sinks or a bias the ring stays: each worker has its own share of their gradients.
+    """
     exact = CaseFormats("float64", "float64", "float64")
-    return Keyed(
-        dataclasses.replace(
-            case, id="", operation="attention", ring=None, requires={}, formats=exact
-        )
-    )
+    bare = dataclasses.replace(case, id="", requires={}, formats=exact)
+    if any(name in case.inputs.tensors for name in PARTIAL_SUMS):
+        return Keyed(bare)
+    return Keyed(dataclasses.replace(bare, operation="attention", ring=None))
 
 
 @lru_cache(maxsize=24)
 def truth_of(key: Keyed) -> Truth:
     """Results in global order, correctly rounded to every format, and their row scales."""
     inputs = inputs_of(key.case)
-    exact = generate.exact_problem(spec_problem(key.case, inputs))
+    problem = spec_problem(key.case, inputs)
+    exact = generate.exact_problem(problem)
     if "backward" not in key.case.passes:
         return forward(exact, FORMATS, statistics=STATISTICS, scales=True)
+    whose: dict[str, Any] = {}
+    if key.case.ring is not None:
+        tables = generate.tables_of(key.case, problem)
+        whose = {"row_groups": tables.worker_of_query(), "groups": tables.workers}
     given = inputs["dy"], inputs.get("dlse")
-    return backward(exact, *given, FORMATS, statistics=STATISTICS, scales=True)
+    return backward(exact, *given, FORMATS, statistics=STATISTICS, scales=True, **whose)
 
 
 def tables_of(tensors: Tensors) -> Tensors:

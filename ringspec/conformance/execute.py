@@ -4,44 +4,57 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
+from typing import Any
 
 from ringspec.compare.explain import explain_all
-from ringspec.conformance.answers import Stop, ask, outputs_of
+from ringspec.conformance.answers import Stop, ask, outputs_of, with_printed
 from ringspec.conformance.cases import Outputs, RunCase
 from ringspec.conformance.conventions import as_seen
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.target import Target
 
+# Of a case that failed: its claims, calls and answers make a diagnosis (``diagnoser``), or None.
+Diagnose = Callable[..., dict[str, Any] | None]
 
-def run_case(target: Target, case: RunCase) -> Record:
-    """One case against a target."""
+
+def run_case(target: Target, case: RunCase, diagnose: Diagnose | None = None) -> Record:
+    """One case against a target; a wrong answer is shown to ``diagnose``."""
     reason = case.why_not(target.capabilities)
     if reason is not None:
         return Record(case.id, "not claimed", case.needs, reason=reason, flags=case.flags)
     started = time.perf_counter()
-    record = judged(target, case)
+    record = judged(target, case, diagnose)
     return dataclasses.replace(record, seconds=time.perf_counter() - started)
 
 
-def judged(target: Target, case: RunCase) -> Record:
+def judged(target: Target, case: RunCase, diagnose: Diagnose | None) -> Record:
     """The outcome of a case that the target claims."""
     claims = target.capabilities
     base = Record(case.id, "pass", case.needs, flags=case.flags, truth=case.truth)
     calls = list(case.make(claims))
     outputs: list[Outputs] = []
+    printed = ""
     try:
         for call in calls:
-            result = ask(target, as_seen(call, claims))
+            result, text = ask(target, as_seen(call, claims))
+            printed += text
             outputs.append(outputs_of(result, call, claims))
     except Stop as stop:
         return dataclasses.replace(
             base, outcome=stop.outcome, message=stop.message, findings=stop.findings
         )
     verdict = case.judge(claims, calls, outputs)
+    message = verdict.message or explain_all(verdict.findings)
+    diagnosis = None
+    if diagnose is not None and not verdict.passed:
+        diagnosis = diagnose(claims, case, calls, outputs)
     return dataclasses.replace(
         base,
         outcome="pass" if verdict.passed else "mismatch",
-        message=verdict.message or explain_all(verdict.findings),
+        message=with_printed(message, printed) if verdict.passed else message,
         findings=verdict.findings,
         picture=verdict.picture,
+        noise=verdict.noise,
+        diagnosis=diagnosis,
     )

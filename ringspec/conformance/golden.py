@@ -20,7 +20,7 @@ from ringspec.conformance.calls import Tensors, backward_alone, call_of, forward
 from ringspec.conformance.capabilities import Capabilities, why_not
 from ringspec.conformance.cases import Judgement, Outputs, RunCase
 from ringspec.conformance.judging import compared
-from ringspec.conformance.scales import with_scales
+from ringspec.conformance.scales import truth_text, with_scales
 from ringspec.conformance.target import Call
 from ringspec.vectors.cache import tensors_of
 from ringspec.vectors.case import Case, Ring
@@ -31,12 +31,15 @@ from ringspec.vectors.sets import open_set
 Load = Callable[[], Tensors]
 SMOKE = (
     "attention/plain",
+    "attention/float32",
     "ring/contiguous-causal-w2",
     "ring/contiguous-w2",
     "ring/striped-causal-w2",
     "ring/zigzag-causal-w2",
+    "ring/float32-zigzag-w4",
     "kernel-shape/contiguous-causal-w2",
     "kernel-shape/contiguous-w2",
+    "kernel-shape/float32-causal-w2",
     "merge/two-parts",
 )
 RESHARDED = (2, 3, 4)
@@ -113,6 +116,7 @@ def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
         judge,
         flags=case.flags,
         rules=case.rules,
+        truth=truth_text(case),
         claimed=partial(why_not_claimed, case),
     )
 

@@ -8,22 +8,25 @@ have their place beside :func:`findings_of`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.compare.bounds import Sizes, bound_factors, bound_floors, merge_factors
-from ringspec.compare.verdict import TensorVerdict, judge_tensor
+from ringspec.compare.verdict import judge_tensor
 from ringspec.conformance.calls import ExpectedTensor, Tensors, expected_of
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import Outputs
 from ringspec.conformance.conventions import settle_empty_rows
 from ringspec.conformance.outcome import Finding
 from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.scales import with_all_rows
 from ringspec.conformance.target import Call, PerWorker
-from ringspec.formats import load, unit_roundoff
+from ringspec.formats import load
 from ringspec.vectors.case import Case
 
+Expected = Mapping[str, ExpectedTensor]
 MAGNITUDES = ("q", "k", "v", "dy", "dlse")
 
 
@@ -41,37 +44,15 @@ def compared(
     """One finding for each tensor of each worker, in the order of the outputs.
 
     ``tensors`` are those of the case, with ``out.*`` and ``scale.*``; ``call`` was made of it, and
-    ``outputs`` answered it. What the outputs do not have (a hidden lse) is not compared.
+    ``outputs`` answered it. What the outputs do not have (a hidden lse) is not compared. Every
+    element is, also where the case stores sampled rows (:mod:`ringspec.conformance.scales`).
     """
-    expected = expected_of(case, tensors)
-    bounds = stretched(bounds_of(claims, call), claims, call, expected)
-    return findings_of(bounds, expected, outputs, claims)
-
-
-def stretched(
-    bounds: Bounds, claims: Capabilities, call: Call, expected: dict[str, ExpectedTensor]
-) -> Bounds:
-    """Bounds of gradients for an lse that the declared recipe keeps in few bits.
-
-    p = exp(s - lse) has the relative error x of lse's rounding while x is small, and exp(x) - 1
-    where it is not: bfloat16 keeps an lse of 1000 to within 2, and the recipe's own p is off by e**2.
-    """
-    if "lse" not in expected:
-        return bounds
-    unit = unit_roundoff(recipe_for(claims, call.formats).backward_lse)
-    sizes = [np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in expected["lse"].values]
-    x = min(unit * max(sizes, default=0.0), 700.0)
-    if x == 0.0:
-        return bounds
-    factors = {
-        name: factor * (1.0 if name in ("o", "lse") else float(np.expm1(x) / x))
-        for name, factor in bounds.factors.items()
-    }
-    return Bounds(factors, bounds.floors)
+    expected = expected_of(case, with_all_rows(case, tensors))
+    return findings_of(bounds_of(claims, call, expected), expected, outputs, claims)
 
 
 def findings_of(
-    bounds: Bounds, expected: dict[str, ExpectedTensor], outputs: Outputs, claims: Capabilities
+    bounds: Bounds, expected: Expected, outputs: Outputs, claims: Capabilities
 ) -> tuple[Finding, ...]:
     findings = []
     for name, got in outputs.items():
@@ -90,13 +71,10 @@ def finding_of(
     claims: Capabilities,
 ) -> Finding:
     """One tensor of one worker."""
-    rows = None if expected.rows is None else expected.rows[worker]
-    if rows is not None:
-        got = got[rows[:, 0], rows[:, 1], rows[:, 2]]
     want = expected.values[worker]
     if name == "lse":
         got = settle_empty_rows(got, want, claims)
-    verdict = judge_tensor(
+    return judge_tensor(
         name,
         got,
         want,
@@ -107,20 +85,10 @@ def finding_of(
         floor=bounds.floors[name],
         worker=worker,
     )
-    return finding_from(verdict, rows)
 
 
-def finding_from(verdict: TensorVerdict, rows: NDArray | None) -> Finding:
-    """The verdict as a finding; the place in sampled rows becomes the place in the tensor."""
-    finding = Finding(**dataclasses.asdict(verdict))
-    if rows is None or not finding.where:
-        return finding
-    row, *rest = finding.where
-    return dataclasses.replace(finding, where=(*(int(i) for i in rows[row]), *rest))
-
-
-def bounds_of(claims: Capabilities, call: Call) -> Bounds:
-    """What the recipe of a call allows, from the call alone."""
+def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None) -> Bounds:
+    """What the recipe of a call allows: from the call, and from the size of its true lse."""
     used = recipe_for(claims, call.formats)
     formats = {"outputs": call.formats["outputs"], "statistics": call.formats["statistics"]}
     if call.operation == "merge":
@@ -130,7 +98,7 @@ def bounds_of(claims: Capabilities, call: Call) -> Bounds:
         return Bounds(
             merge_factors(used, parts, **formats), bound_floors(used, sizes, largest, **formats)
         )
-    sizes = sizes_of(call)
+    sizes = sizes_of(call, expected or {})
     largest = {name: largest_of(call.tensors[name]) for name in MAGNITUDES if name in call.tensors}
     largest["scale"] = abs(call.terms["scale"])
     largest["dropout"] = 1.0 / (1.0 - call.terms.get("dropout_p", 0.0))
@@ -139,13 +107,16 @@ def bounds_of(claims: Capabilities, call: Call) -> Bounds:
     )
 
 
-def sizes_of(call: Call) -> Sizes:
+def sizes_of(call: Call, expected: Expected) -> Sizes:
     """How many terms the sums of a ring or block call have."""
     q, k, v = (call.worker(name, 0) for name in ("q", "k", "v"))
     assert call.index_q is not None and call.index_k is not None
-    given_lse = None
+    given_lse, condition, largest_lse = None, 0.0, 0.0
+    if "lse" in expected:
+        condition = largest_of(expected["lse"].scale)
+        largest_lse = largest_of(expected["lse"].values)
     if call.operation == "block" and "lse" in call.tensors:
-        given_lse = largest_of(call.tensors["lse"])
+        given_lse = largest_lse = largest_of(call.tensors["lse"])
     return Sizes(
         workers=call.workers,
         keys=int((call.index_k >= 0).sum()),
@@ -155,6 +126,8 @@ def sizes_of(call: Call) -> Sizes:
         batch=q.shape[0] * q.shape[1],
         softcap="softcap" in call.terms,
         given_lse=given_lse,
+        condition=condition,
+        largest_lse=largest_lse,
     )
 
 

@@ -1,6 +1,6 @@
 """A report as JUnit XML, for the dashboards that read nothing else.
 
-A failure has its outcome as type; 'error', 'crash' and 'timeout' are errors. What is not claimed, an
+A failure has its outcome as type; 'error', 'garbage', 'exit', 'crash' and 'timeout' are errors. What is not claimed, an
 expected failure and what was not run are skipped, each with its reason.
 """
 
@@ -13,7 +13,7 @@ from ringspec.conformance.outcome import FAILURES, Record
 from ringspec.conformance.report import Report
 from ringspec.conformance.words import record_text
 
-ERRORS = ("error", "crash", "timeout")
+ERRORS = ("error", "garbage", "exit", "crash", "timeout")
 # What XML 1.0 cannot hold, not even escaped.
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

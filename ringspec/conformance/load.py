@@ -17,17 +17,20 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.cases import PROFILES
 from ringspec.conformance.target import Target
 from ringspec.errors import OptionError, nearest, shown
 
 GROUP = "ringspec.targets"
+# Each has the cases of those before it.
+NESTED = ("smoke", "core", "full")
 MEND = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOLDER"
 
 
@@ -51,6 +54,35 @@ def load_target(spec: str) -> Target:
 
         return OfflineTarget(rest)
     return checked(made(found(spec), spec), spec)
+
+
+def asked_of(
+    spec: str, profile: str | None = None, only: Sequence[str] = ()
+) -> tuple[str, tuple[str, ...]]:
+    """Profile and patterns of a run: as given, else those that a ``dir:`` folder was written with.
+
+    Without either the profile is 'core'. Raises :class:`~ringspec.errors.OptionError` for a profile
+    with cases that the folder was not written for.
+
+    >>> asked_of("cmd:./ring"), asked_of("cmd:./ring", "smoke", ["ring/*"])
+    (('core', ()), ('smoke', ('ring/*',)))
+    """
+    if not spec.startswith("dir:"):
+        return profile or "core", tuple(only)
+    from ringspec.conformance.adapters.offline import OfflineTarget
+
+    folder = OfflineTarget(spec.removeprefix("dir:"))
+    written = folder.profile if folder.profile in PROFILES else "core"
+    if profile is None or profile == written:
+        return written, tuple(only) or folder.only
+    smaller = NESTED[: NESTED.index(written)] if written in NESTED else ()
+    if profile not in smaller:
+        raise OptionError(
+            f"the profile {written}, for which the folder was written, or a smaller one",
+            f"profile {profile}",
+            f"leave it out, or write a folder with: ringspec cases write DIR --profile {profile}",
+        )
+    return profile, tuple(only)
 
 
 def found(spec: str) -> Any:

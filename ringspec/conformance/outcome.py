@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringspec.compare.verdict import TensorVerdict
+
+# One tensor of one worker that was compared.
+Finding = TensorVerdict
 OUTCOMES = {
     "pass": "every compared value is within its bound",
     "mismatch": "a value is beyond its bound, or is NaN or infinite where it must not be",
@@ -16,8 +20,10 @@ OUTCOMES = {
     "missing": "a claimed tensor did not come",
     "mutated": "the target changed its inputs",
     "refused": "the target refused a case that it claims",
-    "error": "the target raised an exception, or gave something that is no result",
-    "crash": "the target's process ended",
+    "error": "the target raised an exception, or said that it failed",
+    "garbage": "what came back is no result",
+    "exit": "the target's process ended by itself, with an exit status, instead of answering",
+    "crash": "the target's process was ended by a signal",
     "timeout": "no answer within the time limit",
     "not claimed": "the target's capabilities do not cover the case",
     "expected failure": "failed, and the list of expected failures names it",
@@ -32,6 +38,8 @@ FAILURES = (
     "mutated",
     "refused",
     "error",
+    "garbage",
+    "exit",
     "crash",
     "timeout",
     "unexpected pass",
@@ -39,28 +47,12 @@ FAILURES = (
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One tensor of one worker that was compared.
-
-    ``error``: the largest error in units of its bound (<= 1 passes), ``where``: (b, h, slot[, d]) of
-    it; ``kind``: 'ok', 'beyond bound', 'NaN', 'infinite', 'finite where -inf is due', 'not zero',
-    'wrong shape', 'wrong dtype', 'missing'. ``rows``: how many rows are beyond their bound, of how many.
-    """
-
-    tensor: str
-    worker: int
-    kind: str
-    error: float = 0.0
-    where: tuple[int, ...] = ()
-    got: float | None = None
-    want: float | None = None
-    rows: int = 0
-    of: int = 0
-
-
-@dataclass(frozen=True)
 class Record:
-    """The outcome of one case, as plain data."""
+    """The outcome of one case, as plain data.
+
+    ``message`` says what is wrong; in a pass it is what the target printed, if anything. ``truth``
+    says which values it was compared with.
+    """
 
     id: str
     outcome: str
@@ -72,3 +64,5 @@ class Record:
     flags: tuple[str, ...] = ()
     truth: str = "exact"
     picture: dict[str, Any] | None = None
+    noise: dict[str, Any] | None = None
+    diagnosis: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ used, one-hot keys write dZ into dq, one-hot queries into dk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from ringspec.vectors.case import TensorRecipe
 from ringspec.vectors.catalogue import build
 from ringspec.vectors.catalogue.build import constant, put
 
+Join = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 IN_FEW_RINGS = ("bounds", "dense", "two-sided-window")
 MORE_RINGS = {
     "causal": ((3, "table"), (8, "contiguous")),
@@ -144,30 +145,34 @@ def word(layout: str) -> str:
 
 
 class Reads:
-    """Looks for the first tensor, call after call, that shows another pattern than it should."""
+    """Looks for the first tensor, call after call, that shows another pattern than it should.
 
-    def __init__(self, *names: tuple[str, ...]) -> None:
-        self.names = names
+    ``join`` makes one head of several where a pattern is dealt to them.
+    """
+
+    def __init__(self, *names: tuple[str, ...], join: Join = np.asarray) -> None:
+        self.names, self.join = names, join
 
     def __call__(self, seen: Seen) -> tuple[str, dict[str, Any] | None]:
         for case, output, names in zip(seen.cases, seen.outputs, self.names, strict=True):
             tensors = tensors_of(case)
             for name in names:
-                message, picture = read(name, tensors, output[name])
+                message, picture = read(name, tensors, output[name], self.join)
                 if message:
                     return message, picture
         return "", None
 
 
 def read(
-    name: str, tensors: Tensors, shards: Sequence[NDArray]
+    name: str, tensors: Tensors, shards: Sequence[NDArray], join: Join
 ) -> tuple[str, dict[str, Any] | None]:
     """What one tensor shows: ('', None) where it is the expected pattern."""
     tables = tables_of(tensors)
     rows, columns = (tables[side] for side in ("qk" if side_of(name) == "q" else "kq"))
     want = tensors[f"out.{name}.float64"]
     in_order = gathered(list(want if "layout.q" in tensors else want[None]), rows)
-    expected, seen = patterns(name, in_order, gathered(shards, rows), int((columns >= 0).sum()))
+    got, keys = gathered(shards, rows), int((columns >= 0).sum())
+    expected, seen = patterns(name, join(in_order), join(got), keys)
     at = first_difference(expected, seen)
     if at is None:
         return "", None

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ringspec.conformance.cases import RunCase
-from ringspec.conformance.execute import run_case
+from ringspec.conformance.execute import Diagnose, run_case
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.process_target import ProcessTarget
 from ringspec.conformance.target import Target
@@ -22,16 +22,17 @@ def executed(
     timeout: float | None,
     jobs: int,
     spec: str | None,
+    diagnose: Diagnose | None = None,
 ) -> Generator[Record, None, None]:
     """The records of cases, in their order."""
     check_numbers(timeout, jobs)
     if jobs > 1 and spec is not None:
-        yield from in_threads(target, cases, timeout, jobs, spec)
+        yield from in_threads(target, cases, timeout, jobs, spec, diagnose)
         return
     caller = called_by(target, timeout, spec)
     try:
         for case in cases:
-            yield run_case(caller, case)
+            yield run_case(caller, case, diagnose)
     finally:
         if caller is not target:
             close(caller)
@@ -73,7 +74,12 @@ def one_more(target: Target, timeout: float | None, spec: str) -> Target:
 
 
 def in_threads(
-    target: Target, cases: Sequence[RunCase], timeout: float | None, jobs: int, spec: str
+    target: Target,
+    cases: Sequence[RunCase],
+    timeout: float | None,
+    jobs: int,
+    spec: str,
+    diagnose: Diagnose | None,
 ) -> Generator[Record, None, None]:
     """``jobs`` threads, each with a process of the target; this process makes calls and judges."""
     callers: list[Target] = []
@@ -87,7 +93,7 @@ def in_threads(
     def work(case: RunCase) -> Record:
         if ended.is_set():
             return Record(case.id, "not run", case.needs, flags=case.flags)
-        return run_case(own.caller, case)
+        return run_case(own.caller, case, diagnose)
 
     pool = ThreadPoolExecutor(jobs, initializer=begin)
     try:

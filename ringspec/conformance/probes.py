@@ -1,13 +1,15 @@
 """Exact probes: inputs on which the answer is known by structure, so that a failure names its cause.
 
-The attention pattern is read back (``patterns``), what must not matter is changed (``unchanged``), and
-inputs are taken whose results are known numbers (``known``).
+The attention pattern is read back (``patterns``), what must not matter is changed (``unchanged``),
+inputs are taken whose results are known numbers (``known``), and some of this is done once more at 128
+tokens a worker (``long_blocks``).
 """
 
 from __future__ import annotations
 
 from ringspec.conformance.cases import RunCase
 from ringspec.conformance.known import known_cases
+from ringspec.conformance.long_blocks import long_block_cases
 from ringspec.conformance.patterns import block_cases, gradient_pattern_cases, pattern_cases
 from ringspec.conformance.unchanged import isolation_cases, same_bits_cases
 
@@ -16,6 +18,8 @@ SMOKE = (
     "probe/pattern/full-contiguous-w2-",
     "probe/gradient-pattern/causal-contiguous-w2-",
     "probe/gradient-pattern/causal-zigzag-w2-",
+    "probe/pattern/long-causal-contiguous-w2-",
+    "probe/pattern/long-causal-zigzag-w2-",
 )
 
 
@@ -33,5 +37,6 @@ def cases(profile: str = "core") -> list[RunCase]:
         *isolation_cases(),
         *same_bits_cases(),
         *known_cases(),
+        *long_block_cases(),
     ]
     return [case for case in made if profile != "smoke" or case.id.startswith(SMOKE)]

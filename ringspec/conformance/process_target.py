@@ -6,7 +6,6 @@ crash or a timeout the next call starts a new one.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import faulthandler
 import multiprocessing
@@ -22,7 +21,7 @@ from ringspec.conformance.answers import MOST_LOG, Stop, ask
 from ringspec.conformance.calls import frozen
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.conventions import to_numpy
-from ringspec.conformance.target import RESULTS, Call, Crashed, Result, TimedOut
+from ringspec.conformance.target import RESULTS, Call, Failed, Result, TimedOut, ended
 from ringspec.errors import RingspecError
 from ringspec.vectors.processes import begin
 
@@ -40,6 +39,7 @@ class ProcessTarget:
         self, spec: str, name: str, capabilities: Capabilities, timeout: float | None = None
     ) -> None:
         self.spec, self.name, self.capabilities, self.timeout = spec, name, capabilities, timeout
+        self.printed = ""
         self._process: Any = None
         self._connection: Connection | None = None
         self._log: Path | None = None
@@ -52,7 +52,7 @@ class ProcessTarget:
             if not connection.poll(self.timeout):
                 self.end()
                 raise TimedOut(f"no answer within {self.timeout:g} seconds", self.log())
-            answer = connection.recv()
+            answer, self.printed = connection.recv()
         except (EOFError, OSError):
             raise self.crashed() from None
         if isinstance(answer, Stop):
@@ -65,7 +65,7 @@ class ProcessTarget:
         if self._connection is not None:
             return self._connection
         if self._closed:
-            raise Crashed("the target was closed")
+            raise Failed("the target was closed")
         context = multiprocessing.get_context("spawn")
         handle, path = tempfile.mkstemp(prefix="ringspec-", suffix=".log")
         os.close(handle)
@@ -85,14 +85,16 @@ class ProcessTarget:
             raise self.crashed() from None
         return self._connection
 
-    def crashed(self) -> Crashed:
+    def crashed(self) -> Failed:
         """What ended the process."""
         process = self._process
         if process is not None:
             process.join(5)
         code = None if process is None else process.exitcode
         self.end()
-        return Crashed(f"the target's process ended {how(code)}", self.log())
+        fault = ended("the target's process", code)
+        fault.log = self.log()
+        return fault
 
     def end(self) -> None:
         """Ends the process, whatever it does."""
@@ -119,21 +121,6 @@ class ProcessTarget:
         self.log()
 
 
-def how(code: int | None) -> str:
-    """The end of a process in words.
-
-    >>> how(-11), how(3)
-    ('by signal 11 (SIGSEGV)', 'with exit status 3')
-    """
-    if code is None:
-        return "and its exit status is not known"
-    if code >= 0:
-        return f"with exit status {code}"
-    with contextlib.suppress(ValueError):
-        return f"by signal {-code} ({signal.Signals(-code).name})"
-    return f"by signal {-code}"
-
-
 def serve(spec: str, connection: Connection, log: str) -> None:
     """The process: load the target, then answer one call after the other."""
     from ringspec.conformance.load import load_target
@@ -155,15 +142,15 @@ def serve(spec: str, connection: Connection, log: str) -> None:
         connection.send(answer_to(target, call))
 
 
-def answer_to(target: Any, call: Call) -> Result | Stop:
-    """The answer of a target, as NumPy arrays, or the outcome that ends the case."""
+def answer_to(target: Any, call: Call) -> tuple[Result | Stop, str]:
+    """The answer of a target, as NumPy arrays, or the outcome that ends the case; what it printed."""
     tensors = {name: frozen(arrays) for name, arrays in call.tensors.items()}
     try:
-        result = ask(target, dataclasses.replace(call, tensors=tensors))
+        result, printed = ask(target, dataclasses.replace(call, tensors=tensors))
         values = {name: getattr(result, name) for name in RESULTS}
-        return Result(**{name: as_arrays(name, value) for name, value in values.items()})
+        return Result(**{name: as_arrays(name, value) for name, value in values.items()}), printed
     except Stop as stop:
-        return Stop(stop.outcome, stop.message, stop.findings)
+        return Stop(stop.outcome, stop.message, stop.findings), ""
 
 
 def as_arrays(name: str, value: Any) -> Any:
@@ -172,4 +159,4 @@ def as_arrays(name: str, value: Any) -> Any:
     try:
         return [None if x is None else to_numpy(x, name) for x in value]
     except (RingspecError, TypeError) as error:
-        raise Stop("error", f"{name} is no list of arrays: {error}") from None
+        raise Stop("garbage", f"{name} is no list of arrays: {error}") from None

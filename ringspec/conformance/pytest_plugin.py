@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ringspec conformance")
     for name, metavar, text in (
         ("target", "TARGET", "what to test, as for 'ringspec check'"),
-        ("profile", "PROFILE", "smoke, core (the default) or full"),
+        ("profile", "PROFILE", "smoke, core (the default), full or seeds"),
         ("timeout", "SECONDS", "for one call, which then runs in another process"),
         ("expected-failures", "FILE", "TOML: ids of cases that fail, a reason each"),
     ):

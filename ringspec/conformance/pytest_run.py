@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringspec.conformance.cases import RunCase, run_cases
+from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.execute import run_case
 from ringspec.conformance.expected import read_expected
-from ringspec.conformance.load import load_target
+from ringspec.conformance.load import asked_of, load_target
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.pool import called_by, close
 from ringspec.conformance.project import target_or_default
-from ringspec.conformance.runner import check_expected, settle
+from ringspec.conformance.runner import check_expected, selected, settle
 from ringspec.conformance.target import Target
 from ringspec.errors import OptionError, shown
 
@@ -27,10 +28,11 @@ class PytestRun:
     caller: Target
     cases: list[RunCase]
     expected: Mapping[str, str]
+    diagnose: Diagnoser = field(default_factory=Diagnoser)
 
     def record(self, case: RunCase) -> Record:
         """One case."""
-        return settle(run_case(self.caller, case), self.expected)
+        return settle(run_case(self.caller, case, self.diagnose), self.expected)
 
     def close(self) -> None:
         close(self.caller)
@@ -46,7 +48,8 @@ def start(
 ) -> PytestRun:
     """Load the target and its cases. Raises :class:`~ringspec.errors.RingspecError` for bad input."""
     spec = target_or_default(target)
-    cases = run_cases(profile or "core")
+    chosen, only = asked_of(spec, profile)
+    cases = selected(run_cases(chosen), only or None)
     expected = {} if expected_failures is None else read_expected(Path(expected_failures))
     loaded = load_target(spec)
     check_expected(loaded, cases, expected)

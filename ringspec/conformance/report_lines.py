@@ -70,12 +70,12 @@ def read_header(line: dict[str, Any], what: str, format: str) -> dict[str, Any]:
     return line
 
 
-def fields(line: dict[str, Any], of: type, what: str) -> None:
+def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
     """Only the fields of a dataclass, and those without a default."""
     known = {f.name: f for f in dataclasses.fields(of)}
     for name in line:
         if name not in known:
-            refuse(f"a field of a {of.__name__.lower()} in {what}", name)
+            refuse(f"a field of a {called} in {what}", name)
     for name, f in known.items():
         needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if needed and name not in line:
@@ -87,12 +87,12 @@ def read_record(line: dict[str, Any], what: str) -> Record:
     data = dict(line)
     if data.pop("kind", None) != "case":
         refuse(f"a case in {what}", line.get("kind"))
-    fields(data, Record, what)
+    fields(data, Record, "record", what)
     for name in ("id", "outcome", "reason", "message", "truth"):
         text(data.get(name, ""), f"{name} in {what}")
     if data["outcome"] not in OUTCOMES:
         refuse(f"an outcome in {what}", data["outcome"])
-    for name in ("needs", "picture"):
+    for name in ("needs", "picture", "noise", "diagnosis"):
         if not isinstance(data.get(name) or {}, dict):
             refuse(f"an object as {name} in {what}", data[name])
     if "seconds" in data:
@@ -108,7 +108,7 @@ def read_record(line: dict[str, Any], what: str) -> Record:
 def read_finding(line: Any, what: str) -> Finding:
     if not isinstance(line, dict):
         refuse(f"an object as finding in {what}", line)
-    fields(line, Finding, what)
+    fields(line, Finding, "finding", what)
     data = dict(line)
     for name in ("tensor", "kind"):
         text(data[name], f"{name} in {what}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ringspec.conformance.cases import RunCase
+from ringspec.conformance.execute import Diagnose
 from ringspec.conformance.outcome import FAILURES, OUTCOMES, Record
 from ringspec.conformance.pool import executed
 from ringspec.conformance.target import Target
@@ -65,6 +66,7 @@ def run(
     progress: Progress | None = None,
     sink: Sink | None = None,
     spec: str | None = None,
+    diagnose: Diagnose | None = None,
 ) -> Summary:
     """Run cases against a target.
 
@@ -73,7 +75,8 @@ def run(
     in the order of the cases, ``progress(done, total, id)`` after it. With ``spec``, the name by
     which :func:`ringspec.conformance.load.load_target` finds the target, ``jobs`` processes work at
     the same time, and a call that takes longer than ``timeout`` seconds is a 'timeout'. Ctrl-C ends
-    the run; what is left is 'not run'.
+    the run; what is left is 'not run'. Wrong answers are shown to ``diagnose``
+    (:class:`ringspec.conformance.diagnoser.Diagnoser`).
 
     >>> from ringspec.conformance.cases import run_cases
     >>> from ringspec.conformance.targets.reference import reference_float64
@@ -85,7 +88,7 @@ def run(
     expected = dict(expected_failures or {})
     check_expected(target, cases, expected)
     records: list[Record] = []
-    running = executed(target, chosen, timeout, jobs, spec)
+    running = executed(target, chosen, timeout, jobs, spec, diagnose)
     try:
         for record in running:
             records.append(settle(record, expected))

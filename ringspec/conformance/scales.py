@@ -1,6 +1,8 @@
-"""Row scales in float64, for cases that do not store the correctly rounded ones.
+"""What a case does not store, in float64: row scales, and the rows beside the sampled ones.
 
-They agree with those to a few 1e-13, and a bound needs no more.
+Row scales in float64 agree with the correctly rounded ones to a few 1e-13, and a bound needs no more.
+Of a case that stores sampled rows, these are compared with their exact values and all others with
+the definition in float64, which is held against the sampled rows first.
 """
 
 from __future__ import annotations
@@ -8,55 +10,70 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.row_scale import absolute_sums, row_scale
-from ringspec.conformance.calls import Tensors
-from ringspec.errors import CaseTensorsError
-from ringspec.formats import load
-from ringspec.spec.attention import normalise, scores
-from ringspec.spec.dropout import keep_factor
-from ringspec.spec.masks import visible
+from ringspec.conformance.calls import Tensors, whole_inputs
+from ringspec.conformance.dense import Named, Seeds, check_agreement, in_float64
+from ringspec.formats import load, store
 from ringspec.vectors.case import Case
-from ringspec.vectors.generate import spec_problem, tables_of
-from ringspec.vectors.ringwise import OF_KEYS, OF_QUERIES, slots_of
+from ringspec.vectors.generate import layouts_of_case, spec_problem, tables_of
+from ringspec.vectors.ringwise import per_worker
+
+SAMPLED_TRUTH = "exact (sampled rows) and float64 (all others)"
+EXACT_TRUTH = "exact"
+
+
+def truth_text(case: Case) -> str:
+    """What a case is compared with, for the report."""
+    return SAMPLED_TRUTH if case.storage == "sampled" else EXACT_TRUTH
+
+
+def evaluated(case: Case, tensors: Tensors) -> tuple[Named, Named]:
+    """Results of a ring case and their row scales, per worker, in float64."""
+    inputs = whole_inputs(case, tensors)
+    problem = spec_problem(case, inputs)
+    seeds = Seeds(*(load(inputs[n], n) if n in inputs else None for n in ("dy", "dlse")))
+    tables = tables_of(case, problem)
+    values, scale = in_float64(problem, seeds, tables)
+    return per_worker(values, tables, -np.inf), per_worker(scale, tables, 0.0)
 
 
 def with_scales(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """Whole tensors of a ring case, with ``scale.*`` for o, lse, dq, dk, dv.
+    """Whole tensors of a ring case, with ``scale.*`` of all results."""
+    scale = evaluated(case, tensors)[1]
+    return {**tensors, **{f"scale.{name}": x for name, x in scale.items()}}
 
-    dsinks has the scale of its total on each worker, in equal parts. Needs the inputs in
-    ``tensors``. Raises :class:`~ringspec.errors.CaseTensorsError` for a case with a bias.
+
+def with_all_rows(case: Case, tensors: Tensors) -> Tensors:
+    """Whole ``out.*`` and ``scale.*`` of a ring case that stores sampled rows; others as they are.
+
+    Raises :class:`~ringspec.errors.UndecidedError` where float64 differs from a sampled row.
     """
-    if "in.bias" in tensors:
-        raise CaseTensorsError("a case without a bias", case.id, "store its row scales")
-    inputs = {name[3:]: x for name, x in tensors.items() if name.startswith("in.")}
-    problem = spec_problem(case, inputs)
-    rows, columns, terms = problem.rows, problem.columns, problem.terms
-    s, _ = scores(problem)
-    lse, p = normalise(problem, s)
-    seeds = {
-        "dy": np.zeros((*problem.q.shape[:3], problem.v.shape[3])),
-        "dlse": np.zeros(lse.shape),
-    }
-    seeds |= {name: load(inputs[name]) for name in seeds if name in inputs}
-    sums = absolute_sums(
-        problem.q,
-        problem.k,
-        problem.v,
-        seeds["dy"],
-        seeds["dlse"],
-        p,
-        lse,
-        visible(rows, columns, terms),
-        terms.scale,
-        rows.bias,
-        keep_factor(rows, columns, terms, problem.q.shape[0]),
-        terms.sinks,
-    )
-    scale, tables = row_scale(sums), tables_of(case, problem)
-    scales = {}
-    for names, table in ((OF_QUERIES, tables.q), (OF_KEYS, tables.k)):
-        for name in names:
-            scales[f"scale.{name}"] = slots_of(getattr(scale, name), table, 2, 0.0)
-    if scale.dsinks is not None:
-        scales["scale.dsinks"] = np.stack([scale.dsinks / tables.workers] * tables.workers)
-    return {**tensors, **scales}
+    sides = [side for side in "qk" if f"rows.{side}" in tensors]
+    if not sides:
+        return tensors
+    values, scale = evaluated(case, tensors)
+    whole = {**layouts_of_case(case), **tensors}
+    for side in sides:
+        rows = whole.pop(f"rows.{side}")
+        for name in ("o", "lse", "dq") if side == "q" else ("dk", "dv"):
+            if f"out.{name}.float64" in tensors:
+                check_agreement(
+                    name,
+                    np.stack([x[tuple(at.T)] for x, at in zip(values[name], rows, strict=True)]),
+                    tensors[f"out.{name}.float64"],
+                    tensors[f"scale.{name}"],
+                )
+                whole |= filled(name, values[name], scale[name], rows, tensors)
+    return whole
+
+
+def filled(
+    name: str, values: NDArray, scale: NDArray, rows: NDArray[np.int64], tensors: Tensors
+) -> dict[str, NDArray]:
+    """One result [W, B, H, n(, d)] in float64 and in the case's format, the sampled rows exact."""
+    whole = {f"scale.{name}": scale}
+    for key in [key for key in tensors if key.startswith(f"out.{name}.")]:
+        x = values.copy() if key.endswith(".float64") else store(values, key.split(".")[2])
+        for worker, at in enumerate(rows):
+            x[worker][tuple(at.T)] = tensors[key][worker]
+        whole[key] = x
+    return whole

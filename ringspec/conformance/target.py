@@ -8,6 +8,7 @@ declare (axis order, base of the LSE), never values.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -96,7 +97,11 @@ class Failed(Exception):
 
 
 class Crashed(Failed):
-    """The process ended by a signal or with an exit status."""
+    """The process was ended by a signal."""
+
+
+class Exited(Failed):
+    """The process ended by itself, with any exit status, instead of answering."""
 
 
 class TimedOut(Failed):
@@ -108,13 +113,33 @@ class Mutated(Failed):
 
 
 class Garbage(Failed):
-    """What came back is no result: no JSON, an unknown key, a file that is none."""
+    """What came back is no result: no JSON, an unknown key, a file that is none, no arrays."""
+
+
+def ended(who: str, status: int | None, when: str = "") -> Failed:
+    """Exited or Crashed, by the return code of a process that ended; below 0 it is a signal.
+
+    >>> ended("the program", 3, " before it answered")
+    Exited('the program ended with exit status 3 before it answered')
+    >>> ended("worker 1", -11)
+    Crashed('worker 1 was ended by SIGSEGV')
+    """
+    if status is None:
+        return Crashed(f"{who} ended{when}, and its exit status is not known")
+    if status >= 0:
+        return Exited(f"{who} ended with exit status {status}{when}")
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return Crashed(f"{who} was ended by {name}{when}")
 
 
 class Target(Protocol):
     """``name`` for the report, ``capabilities`` as data, ``run`` for one call at a time.
 
-    Optional: ``close()``, called once at the end; ``notes``, sentences for the report.
+    Optional: ``close()``, called once at the end; ``notes``, sentences for the report; ``printed``, what
+    a target with processes of its own wrote during the last call.
     """
 
     @property

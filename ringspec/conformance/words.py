@@ -29,4 +29,13 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
     lines = [f"{record.id}: {record.outcome}" + (f": {message}" if message else "")]
     if record.outcome in WITH_REASON and record.reason and record.reason not in message:
         lines.append(f"  {record.reason}")
-    return "\n".join([*lines, *(f"  {line}" for line in told)])
+    lines += [f"  {line}" for line in told]
+    return "\n".join([*lines, *diagnosis_lines(record)])
+
+
+def diagnosis_lines(record: Record) -> list[str]:
+    """The diagnosis of a failure, if there is one; the name first."""
+    text = str((record.diagnosis or {}).get("text", ""))
+    return [
+        f"  {'diagnosis: ' if n == 0 else '  '}{line}" for n, line in enumerate(text.splitlines())
+    ]

@@ -44,6 +44,7 @@ def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Html:
         element("div", grid, class_="wide") if grid else None,
         worst_findings(findings) if findings else None,
         drawn(case),
+        diagnosis(case),
         flags(case),
         element("h4", "Reproduce it alone"),
         element(
@@ -132,6 +133,25 @@ def drawn(case: Case) -> Html | None:
     if image is None:
         return element("p", "The report's picture of the attention pattern cannot be drawn.")
     return element("div", element("h4", "Attention pattern"), image)
+
+
+def diagnosis(case: Case) -> Html | None:
+    """The known bug that gives the same answer, or where the answer is wrong."""
+    data = case.get("diagnosis")
+    if not isinstance(data, Mapping) or not data.get("title"):
+        return None
+    title = str(data["title"]) + (f" [{data['id']}]" if data.get("id") else "")
+    links = [str(link) for link in listed(data.get("links")) if str(link).startswith("https://")]
+    anchors = [element("li", element("a", link, href=link)) for link in links]
+    where = [element("li", str(line)) for line in listed(data.get("where"))]
+    return element(
+        "div",
+        element("h4", "Diagnosis"),
+        element("p", title, class_="title"),
+        element("p", str(data["what"])) if data.get("what") else None,
+        element("ul", *anchors, *where) if anchors or where else None,
+        class_="diagnosis",
+    )
 
 
 def flags(case: Case) -> Html | None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,7 +17,7 @@ from ringspec.cli import main
 from ringspec.conformance.report import read_report
 
 TARGETS = '''
-import dataclasses, os, signal
+import dataclasses, os, signal, time
 import numpy as np
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.targets.reference import reference_float64 as good
@@ -49,6 +50,14 @@ def interrupted(call, result):
         raise KeyboardInterrupt
     return result
 
+def stays(call, result):
+    if call.layout == "striped":
+        open("pid", "w").write(str(os.getpid()))
+        open("here", "w").close()
+        time.sleep(80)
+    return result
+
+waiting = Changed("waiting", stays)
 wrong = Changed("\\x1b[31mwrong", wrong_dk)
 crash = Changed("crash", crashing)
 stopped = Changed("stopped", interrupted)
@@ -129,6 +138,101 @@ def test_ctrl_c_leaves_a_partial_report_that_says_so(target, tmp_path):
     assert outcomes["ring/contiguous-causal-w2"] == "pass"
     assert "Incomplete" in (tmp_path / "r.html").read_text()
     assert 'type="incomplete"' in (tmp_path / "r.xml").read_text()
+
+
+def on_terminal(folder, *arguments, interrupt_at=None):
+    """Runs the program with a terminal of its own for stdin and stderr: exit code, stdout, stderr.
+
+    Ctrl-C is typed when the file ``interrupt_at`` is there.
+    """
+    import fcntl
+    import pty
+    import select
+    import termios
+
+    terminal, end = pty.openpty()
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"from ringspec.cli import main; main({[str(one) for one in arguments]!r})"
+    )
+    with (folder / "stdout").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"},
+            stdin=end,
+            stdout=out,
+            stderr=end,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+    os.close(end)
+    shown, deadline = b"", time.monotonic() + 100
+    try:
+        while time.monotonic() < deadline:
+            if interrupt_at is not None and interrupt_at.exists():
+                interrupt_at.unlink()
+                os.write(terminal, b"\x03")
+            if not select.select([terminal], [], [], 0.1)[0]:
+                continue
+            try:
+                piece = os.read(terminal, 1 << 16)
+            except OSError:  # nobody has the other end any more
+                break
+            if not piece:
+                break
+            shown += piece
+        code = process.wait(20)
+    finally:
+        process.kill()
+        os.close(terminal)
+    return code, (folder / "stdout").read_text(), shown.decode()
+
+
+needs_terminal = pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+
+
+@needs_terminal
+def test_a_terminal_sees_a_bar_that_counts_cases_and_stdout_holds_no_trace_of_it(target, tmp_path):
+    given = ("--only", "attention/*", "--only", "ring/*", "--timeout", 0)
+    code, out, shown = on_terminal(tmp_path, "check", target("good"), "--profile", "smoke", *given)
+    assert code == 0 and "\x1b" not in out
+    total = out.splitlines()[-1].split()[3]
+    assert "smoke" in shown and f"/{total}" in shown and "\x1b[" in shown
+    assert "attention/plain" in shown or "ring/" in shown
+
+
+@needs_terminal
+def test_ctrl_c_on_a_terminal_ends_the_run_and_the_processes_and_leaves_a_partial_report(
+    target, tmp_path
+):
+    spec = target("waiting")
+    code, out, shown = on_terminal(
+        tmp_path,
+        *("check", spec, "--profile", "smoke", "--only", "ring/*causal-w2", "--timeout", 90),
+        *("--report", "r.jsonl"),
+        interrupt_at=tmp_path / "here",
+    )
+    assert code == 130 and "interrupted: the report is not complete" in shown
+    assert "Traceback" not in shown and "\x1b[?25h" in shown  # the cursor is back
+    chosen = read_report(tmp_path / "r.jsonl")
+    outcomes = {record.id: record.outcome for record in chosen.records}
+    assert not chosen.complete and "not run" in out
+    assert outcomes["ring/contiguous-causal-w2"] == "pass"
+    assert outcomes["ring/striped-causal-w2"] == "not run"
+    child, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 20
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(child)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def test_the_three_files_tell_the_same_run(target, tmp_path):

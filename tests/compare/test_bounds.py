@@ -46,8 +46,12 @@ class Problem:
             workers=self.ring["workers"], keys=k.shape[2], head_dim=q.shape[3],
             value_dim=v.shape[3], queries=q.shape[2] * q.shape[1] // k.shape[1],
             batch=q.shape[1], softcap="softcap" in self.options,
-            condition=float(scale.lse.max()),
+            condition=float(scale.lse.max()), largest_lse=float(self.largest_lse()),
         )  # fmt: skip
+
+    def largest_lse(self):
+        lse = rs.attention(*self.tensors[:3], **self.options).lse
+        return np.abs(lse[np.isfinite(lse)]).max(initial=0.0)
 
     def largest(self):
         named = dict(zip(("q", "k", "v", "dy"), self.tensors, strict=True))
@@ -306,11 +310,23 @@ def test_results_of_a_call_in_a_narrower_format_are_rounded_once_more():
 
 def test_a_large_exponent_that_a_narrow_lse_spoils_is_amplified_as_exp_does_it():
     small, large = (
-        bound_factors("nki_low", dataclasses.replace(TYPICAL, condition=x))["dv"] for x in (1, 300)
+        bound_factors("nki_low", dataclasses.replace(TYPICAL, largest_lse=x))["dv"]
+        for x in (1, 1500)
     )
     assert large > 10 * small
-    beyond = bound_factors("nki_low", dataclasses.replace(TYPICAL, condition=1e6))["dv"]
+    beyond = bound_factors("nki_low", dataclasses.replace(TYPICAL, largest_lse=1e6))["dv"]
     assert beyond == np.inf
+
+
+def test_a_bfloat16_lse_of_1000_widens_the_bounds_of_gradients_by_what_exp_makes_of_2():
+    """bfloat16 has 8 bits: half a step of 1000 is 2, and (e^2 - 1) / 2 is 3.2."""
+    plain, spoilt = (
+        bound_factors("nki_low", dataclasses.replace(TYPICAL, condition=0.0, largest_lse=x))
+        for x in (0.0, 1000.0)
+    )
+    assert spoilt["o"] == plain["o"] and spoilt["lse"] == plain["lse"]
+    for name in ("dq", "dk", "dv"):
+        assert 1.5 < spoilt[name] / plain[name] < 8.0, name
 
 
 def test_an_lse_that_is_handed_over_brings_no_error_of_the_forward():

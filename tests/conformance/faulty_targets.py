@@ -1,5 +1,6 @@
 """Targets that are wrong in one way each, all of them the float32 reference otherwise."""
 
+import ctypes
 import dataclasses
 import os
 import sys
@@ -7,7 +8,8 @@ import time
 
 import numpy as np
 
-from ringspec.conformance.target import Refused
+from ringspec.conformance.adapters.numpy_lists import NumPyTarget
+from ringspec.conformance.target import RESULTS, Refused
 from ringspec.conformance.targets.reference import Reference, reference_float32
 from ringspec.recipes import RECIPES
 
@@ -116,6 +118,11 @@ def aborts(result, call):
     os.abort()
 
 
+def segfaults(result, call):
+    print("about to read nothing", file=sys.stderr, flush=True)
+    ctypes.string_at(0)
+
+
 def leaves(result, call):
     os._exit(7)
 
@@ -144,4 +151,26 @@ exiting = Faulty("exits", behind=exits)
 aborting = Faulty("aborts", behind=aborts)
 leaving = Faulty("leaves", behind=leaves)
 hanging = Faulty("hangs", behind=hangs)
+segfaulting = Faulty("segfaults", behind=segfaults)
 right = reference_float32
+
+
+def in_lists(name, behind):
+    """The reference as an author's function over lists, with its result changed behind."""
+
+    def function(call):
+        result = reference_float32.run(call)
+        behind(result, call)
+        return {name: getattr(result, name) for name in RESULTS}
+
+    return NumPyTarget(function, reference_float32.capabilities, name)
+
+
+lists_right = in_lists("right", lambda result, call: None)
+lists_nan = in_lists("NaN", one_nan)
+lists_float16 = in_lists("float16", half)
+lists_swapped = in_lists("swapped workers", swapped)
+lists_mutates = in_lists("mutates", writes)
+lists_chatty = in_lists("prints", prints)
+lists_segfaulting = in_lists("segfaults", segfaults)
+lists_hanging = in_lists("hangs", hangs)

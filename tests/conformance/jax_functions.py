@@ -30,6 +30,11 @@ def hangs(q, k, v, *, axis_name, call):
     time.sleep(600)
 
 
+def leaves(q, k, v, *, axis_name, call):
+    sys.stderr.write("no space left\n")
+    os._exit(3)
+
+
 def raises(q, k, v, *, axis_name, call):
     raise RuntimeError("no such kernel")
 
@@ -48,14 +53,21 @@ def shifted(q, k, v, *, axis_name, call):
     """Each worker returns the rows of its neighbour."""
     onward = [(worker, (worker + 1) % call.workers) for worker in range(call.workers)]
     o, lse = right(q, k, v, axis_name=axis_name, call=call)
-    return jax.lax.ppermute(o, axis_name, onward), lse
+    neighbour = jax.lax.ppermute(jax.lax.stop_gradient(o), axis_name, onward)
+    return o + (neighbour - jax.lax.stop_gradient(o)), lse
 
 
 def one_nan(q, k, v, *, axis_name, call):
     """NaN in one element of worker 1."""
     o, lse = right(q, k, v, axis_name=axis_name, call=call)
     there = jnp.zeros(o.shape, bool).at[0, 0, 2, 3].set(True) & (call.rank == 1)
-    return jnp.where(there, jnp.nan, o), lse
+    return o + jnp.where(there, jnp.nan, 0.0).astype(o.dtype), lse
+
+
+def mutates(q, k, v, *, axis_name, call):
+    """What JAX does not let happen."""
+    q[0, 0, 0, 0] = 1.0
+    return right(q, k, v, axis_name=axis_name, call=call)
 
 
 def without_lse(q, k, v, *, axis_name, call):

@@ -13,7 +13,8 @@ from ringspec.conformance.calls import (
     forward_alone,
 )
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.scales import with_scales
+from ringspec.conformance.scales import with_all_rows, with_scales
+from ringspec.errors import UndecidedError
 from ringspec.formats import bits
 from ringspec.vectors import open_set
 from ringspec.vectors.generate import tensors_of_case
@@ -95,16 +96,11 @@ def test_the_inputs_of_sampled_cases_are_drawn_again():
 def test_what_is_due_is_what_is_expected(id):
     case, tensors = CORE.case(id), CORE.tensors(id)
     call = call_of(case, tensors)
-    due, expected = due_of(call), expected_of(case, tensors)
+    due, expected = due_of(call), expected_of(case, with_all_rows(case, tensors))
     assert set(due) == set(expected)
     for name, one in expected.items():
         for worker, shape in enumerate(due[name].shapes):
-            if one.rows is None:
-                assert one.values[worker].shape == shape, name
-            else:
-                rows = one.rows[worker]
-                assert rows.shape == (16, 3) and (rows < np.array(shape[:3])).all()
-                assert one.values[worker].shape == (16, *shape[3:])
+            assert one.values[worker].shape == shape, name
             assert one.rounded[worker].shape == one.values[worker].shape
             assert str(one.rounded[worker].dtype) == due[name].format
 
@@ -142,16 +138,51 @@ def test_a_fingerprint_sees_one_bit():
 @pytest.mark.parametrize("id", [id for id in ASKED if id.startswith("ring/")][::4])
 def test_row_scales_in_float64_are_those_of_the_set(id):
     case, tensors = CORE.case(id), CORE.tensors(id)
-    if "in.bias" in tensors:
-        return
     bare = {name: x for name, x in tensors.items() if not name.startswith("scale.")}
     made = with_scales(case, bare)
-    for name in ("o", "lse", "dq", "dk", "dv"):
+    for name in ("o", "lse", "dq", "dk", "dv", "dsinks", "dsinks_sum", "dbias", "dbias_sum"):
         if f"scale.{name}" in tensors:
             want = tensors[f"scale.{name}"]
             real = tensors[f"out.{name}.float64"]
             assert want.shape == real.shape[: want.ndim]
             assert np.all(np.abs(made[f"scale.{name}"] - want) <= 1e-12 * want), name
+
+
+SAMPLED = [case.id for case in CORE if case.storage == "sampled"]
+
+
+@pytest.mark.parametrize("id", SAMPLED)
+def test_all_rows_of_a_sampled_case_are_there_and_the_sampled_ones_are_exact(id):
+    case, tensors = CORE.case(id), CORE.tensors(id)
+    whole = with_all_rows(case, tensors)
+    call = call_of(case, tensors)
+    for name, side in (("o", "q"), ("lse", "q"), ("dq", "q"), ("dk", "k"), ("dv", "k")):
+        if f"out.{name}.float64" not in tensors:
+            continue
+        for key in [key for key in tensors if key.startswith(f"out.{name}.")]:
+            for worker, at in enumerate(tensors[f"rows.{side}"]):
+                assert whole[key][worker].shape == due_of(call)[name].shapes[worker]
+                taken = whole[key][worker][tuple(at.T)]
+                assert np.array_equal(bits(taken), bits(tensors[key][worker])), key
+
+
+@pytest.mark.parametrize("id", ["kernel-shape/sinks-w2", "kernel-shape/window-w2"])
+def test_rows_beside_the_sampled_ones_are_the_exact_ones_to_float64s_last_digits(id):
+    case, tensors = CORE.case(id), CORE.tensors(id)
+    whole, exact = with_all_rows(case, tensors), tensors_of_case(case)
+    for name in ("o", "lse", "dq", "dk", "dv"):
+        want, scale = exact[f"out.{name}.float64"], exact[f"scale.{name}"]
+        row = scale if name == "lse" else scale[..., None]
+        assert (np.abs(whole[f"out.{name}.float64"] - want) <= 1e-14 * row).all(), name
+        assert (np.abs(whole[f"scale.{name}"] - scale) <= 1e-12 * scale).all(), name
+
+
+def test_float64_that_differs_from_a_sampled_row_is_no_truth():
+    id = "kernel-shape/contiguous-w2"
+    case, tensors = CORE.case(id), dict(CORE.tensors(id))
+    tensors["out.o.float64"] = tensors["out.o.float64"] * (1 + 1e-9)
+    with pytest.raises(UndecidedError):
+        with_all_rows(case, tensors)
 
 
 def test_ids_are_unique_and_every_case_of_the_core_set_but_schedules_is_asked():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conformance.named_faults import ID, assert_named, each_fault
 
 from ringspec.conformance.adapters import command as command_module
 from ringspec.conformance.adapters import wire
@@ -20,7 +21,7 @@ from ringspec.conformance.calls import call_of
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.golden import cases as golden_cases
 from ringspec.conformance.runner import run
-from ringspec.conformance.target import Crashed, Failed, Garbage, Refused, TimedOut
+from ringspec.conformance.target import Crashed, Exited, Failed, Garbage, Refused, TimedOut
 from ringspec.errors import OptionError
 from ringspec.formats import load
 from ringspec.tensorfile import encode
@@ -126,16 +127,16 @@ def test_a_signal_is_a_crash_that_names_it_and_the_log_comes_along(program, call
     assert caught.value.log == "about to dereference null\n"
 
 
-def test_an_exit_status_is_a_crash_that_names_it(program, call):
-    with pytest.raises(Crashed, match="exit status 3 before it answered"):
+def test_an_exit_status_is_an_exit_that_names_it(program, call):
+    with pytest.raises(Exited, match="exit status 3 before it answered"):
         program("exit 3").run(call)
 
 
-def test_a_process_that_ends_after_its_answer_is_a_crash_of_the_next_call(program, call):
+def test_a_process_that_ends_after_its_answer_is_an_exit_of_the_next_call(program, call):
     target = program("once")
     assert target.run(call).o is not None
     assert gone_soon(target.log.split()[0])
-    with pytest.raises(Crashed, match="exit status 5 after its last answer"):
+    with pytest.raises(Exited, match="exit status 5 after its last answer"):
         target.run(call)
     assert target.run(call).o is not None
 
@@ -151,7 +152,7 @@ def test_a_hang_is_a_timeout_and_ends_when_the_limit_says(program, call):
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind"), [("hang with a child", TimedOut), ("crash with a child", Crashed)]
+    ("mode", "kind"), [("hang with a child", TimedOut), ("exit with a child", Exited)]
 )
 def test_its_children_end_with_the_program(program, call, mode, kind):
     with pytest.raises(kind) as caught:
@@ -294,10 +295,11 @@ def test_the_log_is_that_of_the_last_call(program, call):
     ("mode", "outcome", "message"),
     [
         ("segfault", "crash", "SIGSEGV"),
-        ("exit 3", "crash", "exit status 3"),
+        ("exit 3", "exit", "exit status 3"),
         ("hang", "timeout", "no answer within"),
-        ("print", "error", "loading kernel|stdout is for answers"),
-        ("truncated", "error", "result file"),
+        ("print", "garbage", "loading kernel|stdout is for answers"),
+        ("truncated", "garbage", "result file"),
+        ("mutate", "mutated", "changed the file of its inputs"),
         ("refuse", "refused", "no zigzag here"),
         ("fail", "error", "out of device memory"),
         ("no file", "missing", "o of worker 0 did not come"),
@@ -305,7 +307,7 @@ def test_the_log_is_that_of_the_last_call(program, call):
         ("NaN", "mismatch", "dk"),
         ("wrong order", "mismatch", "o"),
         ("one worker less", "missing", "dv of worker 3"),
-        ("one number", "wrong shape|missing|error", "lse"),
+        ("one number", "missing", "lse of worker 1 did not come"),
         ("float16", "wrong dtype", "o of worker 0 is float16"),
     ],
 )
@@ -313,6 +315,27 @@ def test_each_is_named_as_exactly_that(program, mode, outcome, message):
     (record,) = run(program(mode, timeout=4.0), [CASES[CASE]]).records
     assert record.outcome in outcome.split("|"), record
     assert any(part in record.message for part in message.split("|")), record.message
+
+
+MODES = {
+    "segfault": "segfault",
+    "hang": "hang",
+    "print": "print after",
+    "float16": "float16",
+    "wrong worker": "wrong order",
+    "mutate": "mutate",
+    "NaN": "NaN",
+}
+
+
+@each_fault
+def test_each_fault_of_a_program_is_named_as_exactly_that(program, fault):
+    (record,) = run(program(MODES[fault], timeout=4.0), [CASES[ID]]).records
+    if fault == "print":  # stdout is the channel of answers
+        assert record.outcome == "garbage"
+        assert "stdout is for answers; the program wrote 'all done'" in record.message
+        return
+    assert_named(record, fault)
 
 
 def test_a_nan_is_found_on_its_worker(program):

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from conformance import faulty_targets
+from conformance.named_faults import ID, assert_named, each_fault
 
 from ringspec.conformance import golden
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget, result_from
@@ -49,6 +51,40 @@ def test_ten_lines_of_numpy_pass_what_they_claim():
     summary = run(NumPyTarget(attention, CLAIMS), CASES)
     assert [record_text(record) for record in summary.failures] == []
     assert summary.counts["pass"] > 40
+
+
+LISTS = {
+    "segfault": "lists_segfaulting",
+    "hang": "lists_hanging",
+    "print": "lists_chatty",
+    "float16": "lists_float16",
+    "wrong worker": "lists_swapped",
+    "mutate": "lists_mutates",
+    "NaN": "lists_nan",
+}
+
+
+@each_fault
+def test_each_fault_of_a_function_over_lists_is_named_as_exactly_that(fault):
+    ring = [case for case in CASES if case.id == ID]
+    target, spec = (
+        getattr(faulty_targets, LISTS[fault]),
+        f"{faulty_targets.__file__}:{LISTS[fault]}",
+    )
+    seconds = 1.5 if fault == "hang" else 100
+    [record] = run(target, ring, spec=spec, timeout=seconds).records
+    assert_named(record, fault)
+    assert run(faulty_targets.lists_right, ring).exit_code == 0
+
+
+@pytest.mark.parametrize("returned", [3, {"out": 1}, {"o": 1}, "o"], ids=str)
+def test_what_is_no_result_is_garbage(returned):
+    ring = [case for case in CASES if case.id == ID]
+    target = NumPyTarget(
+        lambda call: returned, Capabilities(formats=("float32",), layouts=("zigzag",))
+    )
+    [record] = run(target, ring).records
+    assert record.outcome == "garbage", record
 
 
 def test_a_term_that_the_function_has_no_parameter_for_is_an_error_not_a_silent_pass():

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conformance.named_faults import ID, assert_named, each_fault
 
 from ringspec.cli import main
 from ringspec.conformance.adapters import offline
@@ -28,7 +29,6 @@ from ringspec.vectors import open_set
 
 NAIVE = Path(__file__).parents[2] / "docs" / "examples" / "naive_ring.py"
 FILL = Path(__file__).parent / "programs" / "fill.py"
-ID = "ring/float32-zigzag-w4"
 IDS = ("attention/float32", "merge/two-parts", ID, "ring/zigzag-causal-w2")
 CLAIMS = Claims(
     "naive, elsewhere",
@@ -212,10 +212,10 @@ def test_one_nan_of_one_worker_is_found(folder):
     ],
 )
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
-def test_what_is_no_result_is_an_error_that_says_so(folder, spoil, message):
+def test_what_is_no_result_is_garbage_and_says_so(folder, spoil, message):
     spoil(folder / "calls" / ID / "result.safetensors")
     record = outcome(folder)
-    assert record.outcome == "error" and message in record.message, record.message
+    assert record.outcome == "garbage" and message in record.message, record.message
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs links")
@@ -224,7 +224,7 @@ def test_a_folder_that_is_a_link_is_not_followed(folder, tmp_path):
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
     record = outcome(folder)
-    assert record.outcome == "error" and "symbolic link" in record.message
+    assert record.outcome == "garbage" and "symbolic link" in record.message
 
 
 def test_a_long_reason_is_cut(folder):
@@ -233,7 +233,7 @@ def test_a_long_reason_is_cut(folder):
     record = outcome(folder)
     assert record.outcome == "refused" and len(record.message) < 3000
     (folder / "calls" / ID / "refused.txt").write_bytes(b"x" * 100_000)
-    assert outcome(folder).outcome == "error"
+    assert outcome(folder).outcome == "garbage"
 
 
 def test_a_result_wins_over_a_refusal(folder):
@@ -243,7 +243,7 @@ def test_a_result_wins_over_a_refusal(folder):
 
 def test_a_call_that_was_never_written_is_told_apart_from_a_missing_result(folder):
     record = outcome(folder, "ring/contiguous-w2")
-    assert record.outcome == "error" and "holds no call like this one" in record.message
+    assert record.outcome == "garbage" and "holds no call like this one" in record.message
     shutil.rmtree(folder / "calls" / ID)
     assert outcome(folder).outcome == "missing"
 
@@ -304,7 +304,77 @@ def test_a_folder_without_index_is_refused(tmp_path):
         OfflineTarget(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(bytes(8) + path.read_bytes()[8:]),
+        lambda path: path.write_bytes(path.read_bytes() + b" "),
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+)
+def test_inputs_that_are_not_as_they_were_written_are_mutated(folder, spoil):
+    spoil(folder / "calls" / ID / "inputs.safetensors")
+    record = outcome(folder)
+    assert record.outcome == "mutated" and "inputs.safetensors" in record.message
+
+
+def test_inputs_need_not_come_back(folder):
+    (folder / "calls" / ID / "inputs.safetensors").unlink()
+    assert outcome(folder).outcome == "pass"
+
+
+def spoilt(folder, fault):
+    """A folder as the other machine leaves it whose program has the fault."""
+    place = folder / "calls" / ID
+    result, inputs = place / "result.safetensors", place / "inputs.safetensors"
+    tensors = {name: np.array(x) for name, x in read_tensors(result).items()}
+    if fault in ("segfault", "hang"):  # it never came to write a result
+        result.unlink()
+    elif fault == "float16":
+        result.write_bytes(encode(tensors | {"o": tensors["o"].astype(np.float16)}))
+    elif fault == "wrong worker":
+        result.write_bytes(encode(tensors | {"o": np.roll(tensors["o"], 1, axis=0)}))
+    elif fault == "NaN":
+        tensors["dv"][2, 0, 1, 3, 1] = np.nan
+        result.write_bytes(encode(tensors))
+    elif fault == "mutate":
+        inputs.write_bytes(inputs.read_bytes()[:-1] + b"\x7f")
+
+
+@each_fault
+def test_each_fault_of_the_other_machine_is_named_as_exactly_that(folder, fault):
+    spoilt(folder, fault)
+    record = outcome(folder)
+    if fault in ("segfault", "hang"):
+        assert record.outcome == "missing" and "o of worker 0 did not come" in record.message
+    elif fault == "print":  # what it printed there has not come here
+        assert record.outcome == "pass"
+    else:
+        assert_named(record, fault)
+
+
 # The command
+
+
+def check(*arguments, code):
+    done = CliRunner().invoke(main, ["check", *map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_check_asks_a_folder_for_what_it_was_written_with(tmp_path):
+    assert invoke(tmp_path / "smoke", "--profile", "smoke").exit_code == 0
+    assert "profile smoke" in check(f"dir:{tmp_path / 'smoke'}", code=1).stdout
+    some = tmp_path / "some"
+    assert invoke(some, "--profile", "core", "--only", "ring/zigzag-causal-w*").exit_code == 0
+    count = len([id for id in CASES if id.startswith("ring/zigzag-causal-w")])
+    done = check(f"dir:{some}", code=1)
+    assert f"profile core, {count} cases" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"passed 0 of {count} claimed, 0 not claimed"
+    assert "missing" in done.stdout and "garbage" not in done.stdout
+    assert "profile smoke" in check(f"dir:{some}", "--profile", "smoke", code=1).stdout
+    full = check(f"dir:{some}", "--profile", "full", code=2)
+    assert "ringspec cases write DIR --profile full" in full.stderr and full.stdout == ""
 
 
 def invoke(*arguments):

@@ -34,7 +34,8 @@ def records(target, *ids):
 @pytest.mark.parametrize("recipe", ["float64", "float32", "bf16", "fp16", "bf16_partials"])
 def test_the_reference_passes_every_probe(recipe):
     claims = REFERENCES[recipe].capabilities
-    claimed = [case for case in CASES if case.why_not(claims) is None]
+    short = [case for case in CASES if "/long-" not in case.id]  # test_long_blocks has the others
+    claimed = [case for case in short if case.why_not(claims) is None]
     summary = run(REFERENCES[recipe], claimed[:: 1 if recipe in ("bf16", "fp16") else 7])
     assert summary.claimed >= 20
     assert [(r.id, r.message) for r in summary.failures] == []
@@ -177,7 +178,7 @@ def test_ids_and_inputs_do_not_change():
     for case in sorted(CASES[::29], key=lambda case: case.id):
         for call in case.make(REFERENCES["float64"].capabilities):
             digest.update(f"{case.id} {fingerprint(call)}\n".encode())
-    assert digest.hexdigest()[:16] == "189cdac3b2c76d73"
+    assert digest.hexdigest()[:16] == "7b9ef86c1756adfd"
 
 
 def test_smoke_is_a_part_of_core():

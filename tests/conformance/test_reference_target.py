@@ -2,7 +2,6 @@
 
 import math
 import resource
-import time
 
 import numpy as np
 import pytest
@@ -42,19 +41,15 @@ def test_the_reference_passes_a_sample_of_the_core_set(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_reference_passes_the_whole_core_profile(name):
-    started = time.monotonic()
     cases = run_cases("core")
     summary = run(REFERENCES[name], cases)
     assert failed(summary) == []
-    assert time.monotonic() - started < 180
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20  # KiB
 
 
-def test_smoke_takes_less_than_ten_seconds():
-    started = time.monotonic()
+def test_the_reference_passes_smoke():
     summary = run(REFERENCES["bf16"], run_cases("smoke"))
     assert failed(summary) == [] and summary.claimed >= 6
-    assert time.monotonic() - started < 10
 
 
 def test_the_float64_reference_claims_every_golden_case():
@@ -87,8 +82,8 @@ def outcome(target, id="ring/float32-zigzag-w4"):
         ("mutates", "mutated"),
         ("tries", "mutated"),
         ("raises", "error"),
-        ("exiting", "error"),
-        ("text", "error"),
+        ("exiting", "exit"),
+        ("text", "garbage"),
         ("refusing", "refused"),
     ],
 )
@@ -131,17 +126,30 @@ def test_what_lies_in_padding_slots_does_not_matter():
     assert outcome(target, "ring/table-ragged-w3").outcome == "pass"
 
 
-def test_the_place_in_a_sampled_case_is_that_in_the_whole_tensor():
+def row_of(id, sampled):
+    """A row of dv on worker 1 that the case stores, or one that it does not."""
+    stored = {tuple(map(int, row)) for row in open_set("core").tensors(id)["rows.k"][1]}
+    rows = [(0, head, slot) for head in range(2) for slot in range(128)]
+    return [row for row in rows if (row in stored) == sampled][7]
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize(
+    ("value", "kind"), [(np.nan, "NaN"), (np.inf, "infinite"), (7.0, "beyond bound")]
+)
+def test_every_row_of_a_sampled_case_is_compared_and_named_by_its_place(sampled, value, kind):
     id = "kernel-shape/contiguous-causal-w2"
-    row = tuple(open_set("core").tensors(id)["rows.k"][1, 7])
+    row = row_of(id, sampled)
 
     def spoilt(result, call):
-        result.dv[1][*row, 5] = np.nan
+        result.dv[1][*row, 5] = value
 
     record = outcome(faulty_targets.Faulty("spoilt", behind=spoilt, recipe="bf16"), id)
     [finding] = [one for one in record.findings if one.kind != "ok"]
     assert (finding.tensor, finding.worker, finding.where) == ("dv", 1, (*row, 5))
-    assert (finding.rows, finding.of) == (1, 16)
+    assert (finding.kind, finding.rows, finding.of) == (kind, 1, 256)
+    assert record.truth == "exact (sampled rows) and float64 (all others)"
+    assert outcome(faulty_targets.right, "attention/float32").truth == "exact"
 
 
 def test_shapes_and_dtypes_are_told_with_the_worker():
@@ -156,17 +164,17 @@ def test_shapes_and_dtypes_are_told_with_the_worker():
 def test_what_a_target_prints_goes_into_the_message_and_not_to_stdout(capsys):
     record = outcome(faulty_targets.raises)
     assert "RuntimeError: no such kernel" in record.message and "here I am" in record.message
-    assert outcome(faulty_targets.chatty).message == ""
+    assert outcome(faulty_targets.chatty).message == "it printed:\nhere I am"
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_no_result_is_an_error():
+def test_what_is_no_result_is_garbage():
     class Claiming(Reference):
         def run(self, call):
             return {"o": 1}
 
     record = outcome(Claiming(RECIPES["float32"]))
-    assert record.outcome == "error" and "Result" in record.message
+    assert record.outcome == "garbage" and "Result" in record.message
 
 
 def test_a_target_of_one_pass_is_asked_for_that_pass_alone():

@@ -7,19 +7,22 @@ import numpy as np
 import pytest
 
 import ringspec as rs
-from ringspec.conformance.dense import truth_of
+from ringspec.conformance import dense
+from ringspec.conformance.dense import Seeds, truth_of
 from ringspec.errors import (
     DtypeError,
     LayoutError,
     OptionError,
     RingspecError,
     ShapeError,
+    UndecidedError,
     UnknownNameError,
 )
 from ringspec.formats import round_to
 from ringspec.spec.layout import make_layout
 from ringspec.spec.options import check
 from ringspec.testing import assert_ring_attention
+from ringspec.vectors.ringwise import Tables
 
 SHAPE = (2, 4, 24, 8)
 RESULTS = ("o", "lse", "dq", "dk", "dv")
@@ -149,12 +152,184 @@ def test_a_large_problem_is_compared_with_float64_and_the_text_says_so(monkeypat
 def test_float64_truth_agrees_with_the_exact_one_to_its_last_digits():
     x = drawn(shape=(1, 2, 40, 8), kv_heads=1)
     problem = check(x["q"], x["k"], x["v"], {"causal": True})
-    exact, rough = truth_of(problem, x["dy"]), truth_of(problem, x["dy"], limit=0)
+    exact, rough = truth_of(problem, Seeds(x["dy"])), truth_of(problem, Seeds(x["dy"]), limit=0)
     assert exact.source == "exact" and rough.source.startswith("float64")
     for name, want in exact.values.items():
-        row = getattr(exact.scale, name)
+        row = exact.scale[name]
         bound = 1e-15 * (row if name == "lse" else row[..., None])
         assert (np.abs(rough.values[name] - want) <= bound).all(), name
+
+
+# Sinks, biases, and an lse that is differentiated
+
+SINKS = np.array([0.5, -1.0, 2.0, 0.0])
+BIASES = {
+    "for all queries": (1, 4, 1, 24),
+    "own rows": (2, 1, 24, 24),
+    "two axes": (24, 24),
+    "one axis": (24,),
+}
+RAGGED = np.array([[0, 5, 7, 1] + [-1] * 8, [-1] * 12, [*range(8, 20)], [2, 3, 4, 6, *range(20, 24)] + [-1] * 4])  # fmt: skip
+
+
+def with_parameters(bias_shape=None, recipe="bf16", **ring):
+    """Inputs, a ring's results with dsinks (and dbias), and its options."""
+    x = drawn()
+    generator = np.random.default_rng(7)
+    dlse = round_to(generator.standard_normal(SHAPE[:3]), "float32")
+    options = {"causal": True, "sinks": SINKS}
+    if bias_shape is not None:
+        options["bias"] = round_to(generator.standard_normal(bias_shape), "float32")
+    run = rs.ring(**x, dlse=dlse, recipe=recipe, **ring, **options)
+    got = {name: np.asarray(getattr(run, name)) for name in RESULTS}
+    got["dsinks"] = run.gradients.dsinks
+    if bias_shape is not None:
+        got["dbias"] = run.gradients.dbias
+    return got, x | {"dlse": dlse, "recipe": recipe} | ring | options
+
+
+@pytest.mark.parametrize("layout", ["zigzag", RAGGED], ids=["zigzag", "ragged"])
+@pytest.mark.parametrize("shape", [None, *BIASES.values()], ids=str)
+def test_gradients_of_sinks_and_bias_and_of_lse_are_compared(shape, layout):
+    got, given = with_parameters(shape, "float32", workers=4, layout=layout)
+    assert_ring_attention(got, **given)
+    for name in ("dsinks", "dbias") if shape else ("dsinks",):
+        spoilt = np.array(got[name])
+        spoilt.reshape(-1)[1] += 1.0
+        with pytest.raises(AssertionError, match=f"{name}(, summed over all workers| of worker)"):
+            assert_ring_attention(got | {name: spoilt}, **given)
+    with pytest.raises(AssertionError, match="dq of worker"):
+        assert_ring_attention(got, **given | {"dlse": None})
+
+
+@pytest.mark.parametrize("layout", ["striped", RAGGED], ids=["striped", "ragged"])
+@pytest.mark.parametrize("shape", BIASES.values(), ids=BIASES)
+def test_dsinks_and_dbias_of_each_worker_are_its_own_share(shape, layout):
+    got, given = with_parameters(shape, "float64", workers=4, layout=layout)
+    problem = check(
+        given["q"], given["k"], given["v"], {n: given[n] for n in ("sinks", "bias", "causal")}
+    )
+    table = make_layout(layout, 24, 4).table
+    shares = {"dsinks": [], "dbias": []}
+    for tokens in table:  # the gradient of a loss that only this worker's rows enter
+        own = np.isin(np.arange(24), tokens)
+        dy, dlse = given["dy"] * own[:, None], given["dlse"] * own
+        alone = rs.attention_backward(
+            dy,
+            given["q"],
+            given["k"],
+            given["v"],
+            dlse=dlse,
+            causal=True,
+            sinks=SINKS,
+            bias=given["bias"],
+        )
+        shares["dsinks"].append(alone.dsinks)
+        rows = problem.rows.bias.shape[2] > 1
+        places = np.where(tokens < 0, 0, tokens)
+        shares["dbias"].append(alone.dbias[..., places, :] if rows else alone.dbias)
+    assert_ring_attention(got | shares, **given)
+    for name in shares:
+        turned = shares | {name: shares[name][1:] + shares[name][:1]}
+        with pytest.raises(AssertionError, match=f"{name} of worker"):
+            assert_ring_attention(got | turned, **given)
+    shares["dsinks"][2] = shares["dsinks"][2] * np.nan
+    with pytest.raises(AssertionError, match="dsinks of worker 2: 4 of 4 rows with NaN"):
+        assert_ring_attention(got | shares, **given)
+
+
+def test_gradients_of_a_bfloat16_parameter_may_be_rounded_to_it():
+    got, given = with_parameters(BIASES["for all queries"], workers=2, layout="contiguous")
+    given["bias"] = np.asarray(given["bias"]).astype(ml_dtypes.bfloat16)
+    given["sinks"] = SINKS.astype(ml_dtypes.bfloat16)
+    exact = {n: np.asarray(given[n], np.float64) for n in ("q", "k", "v", "dy", "dlse", "bias")}
+    run = rs.ring(**exact, workers=2, causal=True, sinks=SINKS, recipe="bf16")
+    got = {name: np.asarray(getattr(run, name)) for name in RESULTS}
+    got["dsinks"], got["dbias"] = (
+        getattr(run.gradients, n).astype(ml_dtypes.bfloat16) for n in ("dsinks", "dbias")
+    )
+    assert_ring_attention(got, **given)
+    got["dsinks"] = got["dsinks"].astype(np.float16)
+    with pytest.raises(AssertionError, match="dsinks came as float16; recipe bf16 gives bfloat16"):
+        assert_ring_attention(got, **given)
+
+
+def test_an_lse_to_base_2_is_converted_and_taken_for_nothing_else():
+    x, ring = drawn(), RINGS[2]
+    got = ring_of(x, **ring)
+    binary = got | {"lse": (got["lse"] / np.log(2.0)).astype(np.float32)}
+    assert_ring_attention(binary, **x, **ring, lse="base2")
+    for wrong, base in ((binary, "natural"), (got, "base2")):
+        with pytest.raises(AssertionError, match="lse of worker 0: .* rows beyond their bound"):
+            assert_ring_attention(wrong, **x, **ring, lse=base)
+    with pytest.raises(UnknownNameError, match="base2"):
+        assert_ring_attention(got, **x, **ring, lse="base 2")
+
+
+# Dtypes of results
+
+
+def test_wider_dtypes_than_the_recipes_pass():
+    x, ring = drawn(), RINGS[0]
+    got = ring_of(x, **ring)
+    for wide in (np.float32, np.float64):
+        assert_ring_attention({n: y.astype(wide) for n, y in got.items()}, **x, **ring)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "narrow"),
+    [
+        ("float32", "o", np.float16),
+        ("float32", "dk", ml_dtypes.bfloat16),
+        ("bf16", "dq", np.float16),
+        ("bf16", "lse", ml_dtypes.bfloat16),
+        ("float64", "dv", np.float32),
+    ],
+)
+def test_a_dtype_that_cannot_hold_the_recipes_numbers_is_named_so(recipe, name, narrow):
+    x, ring = drawn(), {"workers": 2, "layout": "zigzag"}
+    got = ring_of(x, recipe, **ring)
+    got[name] = got[name].astype(narrow)
+    with pytest.raises(AssertionError) as caught:
+        assert_ring_attention(got, **x, **ring, recipe=recipe)
+    text = str(caught.value)
+    assert f"{name} of worker 0: wrong dtype" in text and f"{name} of worker 1" in text
+    assert f"{name} came as {np.dtype(narrow)}; recipe {recipe} gives" in text
+
+
+# Float64 as truth
+
+
+@pytest.mark.parametrize("name", ["dq", "dk", "dv", "dsinks", "dbias"])
+def test_gradients_in_float64_are_held_against_exact_ones_before_they_are_truth(monkeypatch, name):
+    real = dense.backward
+
+    def off(problem, dy, dlse):
+        made = real(problem, dy, dlse)
+        return type(made)(**vars(made) | {name: getattr(made, name) * (1 + 1e-9)})
+
+    got, given = with_parameters(BIASES["own rows"], "float64", workers=3, layout="contiguous")
+    monkeypatch.setattr(dense, "EXACT_LIMIT", 0)
+    assert_ring_attention(got, **given)
+    monkeypatch.setattr(dense, "backward", off)
+    with pytest.raises(UndecidedError, match=f"exact {name}"):
+        assert_ring_attention(got, **given)
+
+
+def test_float64_and_exact_truth_agree_in_shares_of_workers_too(monkeypatch):
+    monkeypatch.setattr(dense, "PART", 1 << 10)
+    got, given = with_parameters(BIASES["for all queries"], workers=4, layout=RAGGED)
+    options = {n: given[n] for n in ("sinks", "bias", "causal")}
+    problem = check(given["q"], given["k"], given["v"], options)
+    seeds, tables = Seeds(given["dy"], given["dlse"]), Tables(RAGGED, RAGGED)
+    one, two = truth_of(problem, seeds, tables), truth_of(problem, seeds, tables, 0)
+    assert set(one.values) == set(two.values) == set(two.scale)
+    assert {"dsinks_parts", "dbias_parts", "dsinks", "dbias"} < set(one.values)
+    for name, want in one.values.items():
+        scale = one.scale[name]
+        scale = scale[..., None] if scale.ndim < want.ndim else scale
+        assert (np.abs(two.values[name] - want) <= 1e-14 * scale).all(), name
+        assert (np.abs(two.scale[name] - one.scale[name]) <= 1e-13 * one.scale[name]).all(), name
 
 
 @pytest.mark.parametrize(
@@ -170,6 +345,8 @@ def test_float64_truth_agrees_with_the_exact_one_to_its_last_digits():
         ({"q": np.full(SHAPE, 0.1)}, OptionError),
         ({"q": np.full(SHAPE, np.nan)}, RingspecError),
         ({"dy": np.ones((2, 4, 24, 4))}, ShapeError),
+        ({"dlse": np.ones((2, 4, 23))}, ShapeError),
+        ({"lse": "base10"}, UnknownNameError),
         ({"dy": None}, OptionError),
         ({"got": {"o": np.ones(SHAPE)}}, OptionError),
         ({"got": {"dx": np.ones(SHAPE)}}, UnknownNameError),
@@ -197,6 +374,66 @@ def test_a_result_of_integers_fails_the_assertion():
     got = ring_of(x, **RINGS[0]) | {"o": np.ones(SHAPE, dtype=np.int32)}
     with pytest.raises(AssertionError, match="wrong dtype"):
         assert_ring_attention(got, **x, **RINGS[0])
+
+
+def test_a_sum_without_its_parameter_is_an_error_of_its_own():
+    got, given = with_parameters(workers=2)
+    with pytest.raises(OptionError, match="sinks beside dsinks"):
+        assert_ring_attention(got, **{n: y for n, y in given.items() if n != "sinks"})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("per_worker", [False, True])
+def test_torch_parameters_lse_and_bfloat16_gathered_and_per_worker(per_worker):
+    torch = pytest.importorskip("torch")
+    got, given = with_parameters(BIASES["for all queries"], workers=4, layout="zigzag")
+    table = make_layout("zigzag", 24, 4).table
+
+    def tensor(name, x):
+        x = torch.tensor(np.array(x))
+        narrow = name in ("q", "k", "v", "dy", "o", "dq", "dk", "dv")
+        return x.to(torch.bfloat16 if narrow else torch.float32)
+
+    def dealt(name, x):
+        if not per_worker or name in ("sinks", "bias", "dsinks", "dbias"):
+            return x
+        return [x[:, :, list(tokens)] for tokens in table]
+
+    made = {n: tensor(n, x) for n, x in given.items() if isinstance(x, np.ndarray)}
+    for name in ("q", "k", "v", "sinks", "bias"):
+        made[name].requires_grad_()
+    call = given | {n: dealt(n, x) for n, x in made.items()}
+    results = {n: dealt(n, tensor(n, x)) for n, x in got.items()}
+    assert_ring_attention(results, **call)
+    results["lse"] = [2 * x for x in results["lse"]] if per_worker else 2 * results["lse"]
+    with pytest.raises(AssertionError, match="lse of worker 3"):
+        assert_ring_attention(results, **call)
+    narrow = results | {"o": dealt("o", tensor("o", got["o"]).to(torch.float16))}
+    with pytest.raises(AssertionError, match="o came as float16"):
+        assert_ring_attention(narrow, **call)
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("per_worker", [False, True])
+def test_jax_parameters_and_lse_gathered_and_per_worker(per_worker):
+    assert importlib.util.find_spec("jax")
+    import jax.numpy as jnp
+
+    got, given = with_parameters(BIASES["own rows"], "float32", workers=3, layout="striped")
+    table = make_layout("striped", 24, 3).table
+
+    def dealt(name, x):
+        x = jnp.asarray(x, dtype="float32")
+        if not per_worker or name in ("sinks", "bias", "dsinks"):
+            return x
+        return [x[:, :, tokens] for tokens in table]
+
+    arrays = {n: x for n, x in given.items() if isinstance(x, np.ndarray)}
+    call = given | {n: dealt(n, x) for n, x in arrays.items()}
+    results = {n: dealt(n, x) for n, x in got.items()}
+    assert_ring_attention(results, **call)
+    with pytest.raises(AssertionError, match="dbias of worker"):
+        assert_ring_attention(results | {"dbias": dealt("dbias", got["dbias"] * 1.1)}, **call)
 
 
 @pytest.mark.torch

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conformance.named_faults import ID, NAMED, assert_named
 
+from ringspec.conformance import golden
 from ringspec.conformance.adapters.torch_processes import TorchTarget, function_spec
 from ringspec.conformance.calls import call_of, expected_of, forward_alone
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import Crashed, Failed, Mutated, Refused, TimedOut
+from ringspec.conformance.runner import run
+from ringspec.conformance.target import Crashed, Exited, Failed, Mutated, Refused, TimedOut
 from ringspec.errors import OptionError, UnknownNameError
 from ringspec.formats import unit_roundoff
 from ringspec.vectors import open_set
@@ -28,10 +31,14 @@ pytestmark = [
 FUNCTIONS = Path(__file__).parent / "torch_functions.py"
 CORE = open_set("core")
 TENSORS = ("o", "lse", "dq", "dk", "dv")
+TURNS = ("print", "float16", "wrong worker", "mutate", "NaN")
 
 
-def target(name, **settings):
-    return TorchTarget(f"{FUNCTIONS}:{name}", Capabilities(), **settings)
+CLAIMS = Capabilities(layouts=("zigzag",), formats=("float32",), recipe="float32")
+
+
+def target(name, claims=None, **settings):
+    return TorchTarget(f"{FUNCTIONS}:{name}", claims or Capabilities(), **settings)
 
 
 @pytest.fixture
@@ -132,7 +139,7 @@ def test_the_gradient_of_lse_counts(made):
     [
         ("crashes", Crashed, "worker 1 was ended by SIGSEGV"),
         ("hangs", TimedOut, "no answer from worker"),
-        ("leaves", Crashed, "worker 0 ended with exit status 3"),
+        ("leaves", Exited, "worker 0 ended with exit status 3"),
         ("raises", Failed, "ZeroDivisionError: no tokens"),
         ("refuses", Refused, "not on a Saturday"),
         ("mutates", Mutated, "worker 1 changed its input k"),
@@ -157,16 +164,32 @@ def test_each_wrong_has_its_name_and_the_next_call_works(made, name, kind, said)
         assert one.run(call).o is not None
 
 
-def test_values_come_back_as_they_are(made):
-    call, expected = case_call("ring/float32-zigzag-w4")
-    narrowed = made("narrows", pools=1).run(call)
-    assert [o.dtype.name for o in narrowed.o] == ["float32", "float16", "float32", "float32"]
-    spotted = made("one_nan", pools=1).run(call)
-    assert [int(np.isnan(o).sum()) for o in spotted.o] == [0, 1, 0, 0]
-    turned = made("rows_of_the_neighbour", pools=1).run(call)
-    assert worst_error(turned, expected, ["o"]) > 2**-10
-    # The values of o are wrong, the gradients are those of the right function.
-    assert worst_error(turned, expected, ["dq", "dk", "dv"]) <= 2**-20
+def judged(one):
+    """What becomes of the case that all adapters are asked."""
+    [case] = [case for case in golden.cases("core") if case.id == ID]
+    return run(one, [case]).records[0]
+
+
+def test_each_fault_with_which_the_processes_live_on_is_named_as_exactly_that(made):
+    one = made("wrong_by_turns", claims=CLAIMS)
+    for fault in TURNS:
+        record = judged(one)
+        assert_named(record, fault)
+        if fault == "print":
+            assert '{"ready": true}' in record.message
+        if fault == "float16":
+            assert "o of worker 1 is float16" in record.message
+        if fault == "mutate":
+            assert "worker 1 changed its input k" in record.message
+    assert judged(one).outcome == "pass"
+    assert len(one.pools) == 1
+
+
+@pytest.mark.parametrize("fault", ["segfault", "hang"])
+def test_each_fault_that_ends_the_processes_is_named_as_exactly_that(made, fault):
+    name, seconds = {"segfault": ("crashes", 60.0), "hang": ("hangs", 6.0)}[fault]
+    assert_named(judged(made(name, claims=CLAIMS, timeout=seconds)), fault)
+    assert {*TURNS, "segfault", "hang"} == set(NAMED)
 
 
 def test_processes_end_when_the_harness_does(tmp_path):
@@ -188,7 +211,7 @@ def test_under_torchrun_rank_0_drives_and_the_others_answer(tmp_path):
     program = tmp_path / "drive.py"
     program.write_text(
         "import sys\n"
-        f"sys.path[:0] = [{str(FUNCTIONS.parent)!r}]\n"
+        f"sys.path[:0] = {[str(folder) for folder in FUNCTIONS.parents[:2]]!r}\n"
         "from test_torch_adapter import case_call, target, worst_error, Refused\n"
         "one = target('gathered_attention').under_torchrun()\n"
         "assert one.capabilities.workers == (2,)\n"

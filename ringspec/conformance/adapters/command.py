@@ -31,13 +31,25 @@ from ringspec.conformance.adapters.wire import (
     read_result,
 )
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import Call, Crashed, Failed, Garbage, Result, TimedOut
-from ringspec.errors import OptionError, shown
+from ringspec.conformance.target import (
+    Call,
+    Crashed,
+    Exited,
+    Failed,
+    Garbage,
+    Mutated,
+    Result,
+    TimedOut,
+)
+from ringspec.errors import OptionError, VectorError, shown
+from ringspec.vectors.files import read_plain
 
 START_SECONDS = 120.0
 CALL_SECONDS = 60.0
 RESULT = "result.safetensors"
 MOST_LOG = 4000
+# After one of these the process gives no second answer.
+FATAL = (Crashed, Exited, TimedOut, Garbage)
 
 
 class CommandTarget:
@@ -47,7 +59,8 @@ class CommandTarget:
     ``timeout``: seconds for the answer to one call; ``start_timeout``: for the answer to hello.
     ``name``, ``capabilities`` and ``notes`` come from the program, which is started when they are
     first asked for; OptionError where it does not say them. ``run`` raises Refused, Crashed,
-    TimedOut, Garbage, and Failed where the program says that it could not; ``log`` is what the
+    Exited, TimedOut, Garbage, Mutated where the inputs file is not as it was, and Failed where the
+    program says that it could not; ``log`` is what the
     program wrote to stderr during the last call, at most its last 64 KiB.
 
     >>> CommandTarget("python3 -c 'print()'").command
@@ -109,10 +122,13 @@ class CommandTarget:
                 with self.guarded():
                     program = self.started()
                     inputs = folder / "inputs.safetensors"
-                    inputs.write_bytes(inputs_file(call))
+                    data = inputs_file(call)
+                    inputs.write_bytes(data)
                     message = call_message(call, str(inputs), str(folder / RESULT))
                     check_answer(asked(program, message, self.timeout), call.id)
-                    return read_result(folder, RESULT, call)
+                    result = read_result(folder, RESULT, call)
+                    check_unchanged(folder, inputs.name, data)
+                    return result
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -139,7 +155,7 @@ class CommandTarget:
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, Exception) or isinstance(error, (Crashed, TimedOut, Garbage)):
+            if not isinstance(error, Exception) or isinstance(error, FATAL):
                 program, self._program = self._program, None
                 if program is not None:
                     program.end()
@@ -151,6 +167,18 @@ class CommandTarget:
             raise
         if self._program is not None:
             self.log = self._program.log()
+
+
+def check_unchanged(folder: Path, name: str, data: bytes) -> None:
+    """Raise Mutated unless the inputs file is as it was written, or gone."""
+    if not os.path.lexists(folder / name):
+        return
+    try:
+        same = read_plain(folder, name, len(data)) == data
+    except VectorError:
+        same = False
+    if not same:
+        raise Mutated(f"the target changed the file of its inputs, {name}")
 
 
 def asked(program: Program, message: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ringspec
 from ringspec.conformance.adapters.command import CommandTarget
-from ringspec.conformance.adapters.torch_processes import function_spec
+from ringspec.conformance.adapters.torch_processes import check_operation, named
 from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import Call, Refused, Result
+from ringspec.conformance.target import Call, Result
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 
 PLATFORMS = ("cpu", "gpu")
@@ -46,8 +45,8 @@ class JaxTarget:
     ``python``        the interpreter of the process: one that has jax, NumPy and ml_dtypes
 
     64-bit types are enabled for float64 calls and for no others. Results come back in the dtype that
-    the function gave them. ``run`` raises Refused, Failed (an exception, with its traceback), Crashed
-    and TimedOut. With a backward, the function computes its own forward; o and lse that a call of a
+    the function gave them. ``run`` raises Refused, Failed (an exception, with its traceback), Crashed,
+    Exited and TimedOut. With a backward, the function computes its own forward; o and lse that a call of a
     backward alone brings are not used.
 
     >>> target = JaxTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
@@ -73,13 +72,11 @@ class JaxTarget:
             raise UnknownNameError("a platform", shown(platform), nearest(platform, PLATFORMS))
         if type(devices) is not int or devices < 1:
             raise OptionError("devices >= 1", shown(devices), "leave it at 8")
-        self.function = function_spec(function)
+        self.function, self.name, self.python = named(function, name, python)
         self.capabilities = Capabilities() if capabilities is None else capabilities
-        self.name = self.function.rpartition(":")[2] if name is None else name
         self.platform = platform
         self.devices = devices
         self.options = plain(options or {})
-        self.python = sys.executable if python is None else python
         self.notes = notes
         self.timeout = CALL_SECONDS if timeout is None else timeout
         self.start_timeout = start_timeout
@@ -90,16 +87,15 @@ class JaxTarget:
 
     def run(self, call: Call) -> Result:
         """One call on the first ``call.workers`` devices."""
-        if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
-            raise Refused(f"{call.operation} {' and '.join(call.passes)}")
+        check_operation(call)
         if self._program is None:
             self._program = CommandTarget(self.command(), start_timeout=self.start_timeout)
         self._program.timeout = self.timeout
         return self._program.run(call)
 
     @property
-    def log(self) -> str:
-        """What the process printed during the last call."""
+    def printed(self) -> str:
+        """What the process wrote during the last call."""
         return "" if self._program is None else self._program.log
 
     def close(self) -> None:

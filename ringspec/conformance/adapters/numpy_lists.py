@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import RESULTS, Call, Result
+from ringspec.conformance.target import RESULTS, Call, Garbage, Result
 from ringspec.errors import OptionError, nearest, shown
 
 SHARED = ("sinks",)
@@ -38,7 +38,8 @@ class NumPyTarget:
     parameter it gets the :class:`~ringspec.conformance.target.Call` itself. It returns a dict or a
     Result with lists of o, lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
 
-    A term or a tensor of a claimed call that the function has no parameter for is an error.
+    A term or a tensor of a claimed call that the function has no parameter for is an error; what it
+    returns otherwise is garbage.
 
     >>> import numpy as np
     >>> def local(q, k, v, scale):
@@ -61,7 +62,11 @@ class NumPyTarget:
         self.notes = notes
 
     def run(self, call: Call) -> Result:
-        return result_from(self.function(**arguments(self.function, call)))
+        returned = self.function(**arguments(self.function, call))
+        try:
+            return result_from(returned)
+        except OptionError as error:
+            raise Garbage(str(error)) from None
 
 
 def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:

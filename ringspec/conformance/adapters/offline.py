@@ -1,7 +1,7 @@
 """``dir:FOLDER``: calls written for another machine, and results that it put beside them.
 
     FOLDER/README.md              what to do there
-    FOLDER/index.json             profile, claims, and for each call its folder and digest
+    FOLDER/index.json             profile, pattern, claims, and for each call its folder and digest
     FOLDER/calls/<case>[.n]/      call.json and inputs.safetensors; n counts further calls of a case
                                   and result.safetensors, or refused.txt, from the other side
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringspec.conformance.adapters.command import check_unchanged
 from ringspec.conformance.adapters.readme import README
 from ringspec.conformance.adapters.wire import (
     MAX_TEXT,
@@ -57,6 +58,7 @@ CALL, INPUTS, RESULT, REFUSED = (
 )
 MAX_INDEX = 1 << 22
 MAX_REFUSED = 1 << 16
+MAX_WORD = 100
 MEND = 'write the folder with "ringspec cases write"'
 FOLDER = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?){0,7}")
 # What a folder claims where nobody says what the program there can do.
@@ -86,14 +88,16 @@ def write_cases(
     cases: Iterable[RunCase],
     *,
     profile: str = "",
+    only: str | None = None,
     claims: Claims | None = None,
     progress: Progress | None = None,
 ) -> Written:
     """Write the calls of all cases that ``claims`` cover to a new folder, whole or not at all.
 
     No expected value is in it. ``claims``: what the program on the other machine can do, and in
-    which conventions it takes and gives arrays; None: everything. ``profile`` is kept for the
-    reader. Raises DestinationError where the path exists, or its parent does not.
+    which conventions it takes and gives arrays; None: everything. ``profile`` and
+    ``only``, the pattern by which ``cases`` were chosen, are kept: a check of the folder asks for the
+    same. Raises DestinationError where the path exists, or its parent does not.
     """
     root, chosen = Path(directory), list(cases)
     said = claims or Claims(f"dir:{root.name}", EVERYTHING)
@@ -112,6 +116,7 @@ def write_cases(
             "kind": "ringspec-calls",
             "protocol": PROTOCOL,
             "profile": profile,
+            "only": only or "",
             "name": said.name,
             "capabilities": said.capabilities.as_dict(),
             "notes": list(said.notes),
@@ -149,9 +154,10 @@ class OfflineTarget:
     """A folder of :func:`write_cases`, and whatever results lie in it, as a target.
 
     ``run`` gives an empty result where no result.safetensors lies (the runner says 'missing'),
-    raises Refused with the text of refused.txt where that lies instead, and Garbage for a file that
-    is no result and for a call that was never written. Raises FileFormatError for a folder without
-    a proper index.json. ``profile``: the one it was written for. Nothing runs, so ``timeout`` is
+    raises Refused with the text of refused.txt where that lies instead, Mutated where the inputs beside
+    it are not those that were written (they may be gone), and Garbage for a file that is no result and
+    for a call that was never written. Raises FileFormatError for a folder without
+    a proper index.json. ``profile`` and ``only``: those that it was written with. Nothing runs, so ``timeout`` is
     never reached.
     """
 
@@ -160,7 +166,9 @@ class OfflineTarget:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.root = Path(directory)
         index = read_index(self.root)
-        self.profile = str(index.pop("profile", ""))[:100]
+        self.profile = str(index.pop("profile", ""))[:MAX_WORD]
+        only = str(index.pop("only", ""))[:MAX_WORD]
+        self.only = (only,) if only else ()
         self.folders = {value: name for name, value in index.pop("calls").items()}
         index.pop("kind")
         try:
@@ -171,7 +179,8 @@ class OfflineTarget:
 
     def run(self, call: Call) -> Result:
         """What the other machine says to this call."""
-        name = self.folders.get(digest(*encoded(call)))
+        message, inputs = encoded(call)
+        name = self.folders.get(digest(message, inputs))
         if name is None:
             raise Garbage(
                 f"the folder holds no call like this one of {call.id}: it was written by another "
@@ -182,7 +191,9 @@ class OfflineTarget:
             return Result()
         if not os.path.lexists(self.root / place / RESULT):
             self.raise_refused(place)
-        return read_result(self.root, f"{place}/{RESULT}", call)
+        result = read_result(self.root, f"{place}/{RESULT}", call)
+        check_unchanged(self.root / place, INPUTS, inputs)
+        return result
 
     def raise_refused(self, place: str) -> None:
         """Raise Refused if refused.txt lies there."""

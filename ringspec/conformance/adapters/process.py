@@ -13,17 +13,19 @@ import subprocess
 import time
 
 from ringspec.conformance.adapters.wire import MAX_LINE
-from ringspec.conformance.target import Crashed, Failed, Garbage, TimedOut
+from ringspec.conformance.target import Failed, Garbage, TimedOut, ended
 from ringspec.errors import OptionError, shown
 
 LOG_BYTES = 1 << 16
 CHUNK = 1 << 16
 GLANCE_SECONDS = 0.2
 LAST_SECONDS = 2.0
+ENDING_SECONDS = 5.0
+PROGRAM = "the program"
 
 
 class Program:
-    """A running program. ``exchange`` raises Crashed, TimedOut, Garbage; then call ``end``."""
+    """A running program. ``exchange`` raises Crashed, Exited, TimedOut, Garbage; then call ``end``."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         try:
@@ -60,7 +62,7 @@ class Program:
         self.errors.clear()
         self.refuse_noise("before it was asked")
         if not self.alive():
-            raise Crashed(ending(self.process.returncode) + " after its last answer")
+            raise ended(PROGRAM, self.process.returncode, " after its last answer")
         unsent = memoryview(line)
         while b"\n" not in self.received:
             unsent = self.wait(unsent, deadline)
@@ -136,10 +138,10 @@ class Program:
         """The program closed its stdout: because it ended, or so."""
         left = max(deadline - time.monotonic(), 0.0)
         try:
-            status = self.process.wait(min(left, LAST_SECONDS))
+            status = self.process.wait(min(left, ENDING_SECONDS))
         except subprocess.TimeoutExpired:
             raise Garbage("the program closed its stdout and runs on") from None
-        raise Crashed(ending(status) + " before it answered")
+        raise ended(PROGRAM, status, " before it answered")
 
     def close(self) -> None:
         """Close the program's input, give it a moment to end, and end what is left."""
@@ -166,17 +168,3 @@ class Program:
             if pipe:
                 with contextlib.suppress(OSError):
                     pipe.close()
-
-
-def ending(status: int) -> str:
-    """
-    >>> ending(-11), ending(3)
-    ('the program was ended by SIGSEGV', 'the program ended with exit status 3')
-    """
-    if status >= 0:
-        return f"the program ended with exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    return f"the program was ended by {name}"

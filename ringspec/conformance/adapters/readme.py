@@ -12,7 +12,8 @@ the result beside them:
     calls/<name>/refused.txt           yours instead, if your program does not take the call: why
 
 Then `ringspec check dir:THIS_FOLDER` compares the results with the truth, here or wherever the folder is
-taken. A call without a result is a failure ("missing"), and so is a refused one; calls that the folder's
+taken, for the profile that it was written with. The inputs stay as they are, or may stay behind. A call
+without a result is a failure ("missing"), and so is a refused one; calls that the folder's
 claims do not cover were not written. `ringspec cases write --claims FILE` writes a folder for what one
 program claims. No expected value is in this folder.
 

@@ -22,25 +22,28 @@ from pathlib import Path
 from typing import Any
 
 import ringspec
-from ringspec.conformance.target import Crashed, Failed, Refused, TimedOut
+from ringspec.conformance.target import Failed, Garbage, Refused, TimedOut, ended
 
 WORKER = "ringspec.conformance.adapters.torch_worker"
 LOG_BYTES = 1 << 14
 GRACE_SECONDS = 3.0
+ENDING_SECONDS = 20.0  # what torch leaves behind takes its time on a busy machine
 Message = dict[str, Any]
 
 
 class Pool:
-    """W running processes. ``ask`` raises Refused, Failed, Crashed or TimedOut.
+    """W running processes. ``ask`` raises Refused, Failed, Crashed, Exited or TimedOut.
 
     ``setup`` is what each process is told first: ``function``, ``options``, ``device``. ``alive`` is
-    False once the pool has been ended. ``folder`` is for the files of calls, and goes with the pool.
+    False once the pool has been ended. ``printed`` is what the ranks wrote during the last call, with
+    stdout and stderr in one. ``folder`` is for the files of calls, and goes with the pool.
     """
 
     def __init__(self, workers: int, setup: Message, python: str, seconds: float) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ringspec-torch-"))
         self.workers = workers
         self.alive = True
+        self.printed = ""
         self.processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(workers):
@@ -79,6 +82,7 @@ class Pool:
             self.end()
             self.forget()
             raise
+        self.printed = self.logs(offsets)
         return [replies[rank] for rank in range(self.workers)]
 
     def exchanged(self, requests: list[Message], seconds: float) -> dict[int, Message]:
@@ -99,7 +103,7 @@ class Pool:
                     # A reply is one short line, written at once.
                     line = key.fileobj.readline()  # type: ignore[union-attr]
                     if not line:
-                        raise Crashed(ending(key.data, self.processes[key.data]))
+                        raise ending(key.data, self.processes[key.data])
                     replies[key.data] = json.loads(line)
                     selector.unregister(key.fileobj)
                     if "error" in replies[key.data] or "refused" in replies[key.data]:
@@ -174,14 +178,8 @@ def environment() -> dict[str, str]:
     return chosen
 
 
-def ending(rank: int, process: subprocess.Popen[bytes]) -> str:
+def ending(rank: int, process: subprocess.Popen[bytes]) -> Failed:
     try:
-        status = process.wait(2.0)
+        return ended(f"worker {rank}", process.wait(ENDING_SECONDS))
     except subprocess.TimeoutExpired:
-        return f"worker {rank} closed its reply stream"
-    if status >= 0:
-        return f"worker {rank} ended with exit status {status}"
-    try:
-        return f"worker {rank} was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"worker {rank} was ended by signal {-status}"
+        return Garbage(f"worker {rank} closed its reply stream")

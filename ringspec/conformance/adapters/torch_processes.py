@@ -42,8 +42,8 @@ class TorchTarget:
     ``python``        the interpreter of the processes: one that has torch, NumPy and ml_dtypes
     ``pools``         so many pools (one for each W) stay alive between calls
 
-    ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, TimedOut
-    and Mutated. With a backward, the function computes its own forward; o and lse that a call of a
+    ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, Exited,
+    TimedOut and Mutated; ``printed`` is what the ranks wrote during the last call. With a backward, the function computes its own forward; o and lse that a call of a
     backward alone brings are not used.
 
     >>> target = TorchTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
@@ -69,15 +69,14 @@ class TorchTarget:
             raise UnknownNameError("a device", shown(device), nearest(device, DEVICES))
         if type(pools) is not int or pools < 1:
             raise OptionError("pools >= 1", shown(pools), "leave it at 4")
-        self.function = function_spec(function)
+        self.function, self.name, self.python = named(function, name, python)
         self.capabilities = Capabilities() if capabilities is None else capabilities
-        self.name = self.function.rpartition(":")[2] if name is None else name
         self.device = device
         self.options = plain(options or {})
         self.timeout = CALL_SECONDS if timeout is None else timeout
         self.start_timeout = start_timeout
-        self.python = sys.executable if python is None else python
         self.notes = notes
+        self.printed = ""
         self.most_pools = pools
         self.pools: dict[int, Pool] = {}
 
@@ -87,6 +86,7 @@ class TorchTarget:
     def run(self, call: Call) -> Result:
         """One call on ``call.workers`` processes."""
         check_operation(call)
+        self.printed = ""
         pool = self.pool(call.workers)
         requests = []
         for rank in range(call.workers):
@@ -94,6 +94,7 @@ class TorchTarget:
             write_tensors(given, local_arrays(call, rank))
             requests.append(request_of(call) | {"given": str(given), "results": str(results)})
         replies = pool.ask(requests, self.timeout)
+        self.printed = pool.printed
         raise_changed(replies)
         return gathered([read_tensors(request["results"]) for request in requests])
 
@@ -124,7 +125,21 @@ class TorchTarget:
         return launched(self)
 
 
+def named(
+    function: str | Callable[..., Any], name: str | None, python: str | None
+) -> tuple[str, str, str]:
+    """Where a function is, the target's name, and the interpreter of its processes.
+
+    >>> named("package.module:ring", None, "python3")
+    ('package.module:ring', 'ring', 'python3')
+    """
+    spec = function_spec(function)
+    name = spec.rpartition(":")[2] if name is None else name
+    return spec, name, sys.executable if python is None else python
+
+
 def check_operation(call: Call) -> None:
+    """Refuse what a differentiable function of one worker cannot be asked for."""
     if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
         raise Refused(f"{call.operation} {' and '.join(call.passes)}")
 

@@ -52,7 +52,7 @@ def before(mode):
             print("child", child.pid, file=sys.stderr)
         print("waiting for a collective", file=sys.stderr, flush=True)
         time.sleep(60)
-    elif mode == "crash with a child":
+    elif mode == "exit with a child":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         print("child", child.pid, file=sys.stderr, flush=True)
         os._exit(4)
@@ -133,6 +133,10 @@ def answer(call, mode):
     result = changed(mode, NAIVE.ring(NAIVE.read(call["inputs"]), **call["terms"]))
     NAIVE.write(call["result"], result, call["formats"]["outputs"])
     instead(mode, call["result"])
+    if mode == "mutate":
+        data = bytearray(open(call["inputs"], "rb").read())
+        data[-1] ^= 1
+        open(call["inputs"], "wb").write(data)
     if mode == "float16":
         as_float16(call["result"])
     print(os.getpid(), os.path.dirname(call["inputs"]), file=sys.stderr, flush=True)
