@@ -33,7 +33,7 @@ def cases_group() -> None:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--profile",
-    type=click.Choice(["smoke", "core", "full", "seeds"]),
+    type=click.Choice(["smoke", "core", "full", "seeds", "noise"]),
     default="core",
     show_default=True,
     help="Which cases.",

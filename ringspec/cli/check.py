@@ -64,7 +64,7 @@ def report_options(function: Function) -> Function:
 @target_argument
 @click.option(
     "--profile",
-    type=click.Choice(["smoke", "core", "full", "seeds"]),
+    type=click.Choice(["smoke", "core", "full", "seeds", "noise"]),
     help="How many cases: seconds, minutes, everything; seeds: random inputs for false alarms. "
     "Default: core, or what dir:FOLDER was written for.",
 )

@@ -106,6 +106,11 @@ def show_diagnosis(report: Report) -> None:
             f"diagnosis: {found['title']} [{found['id']}], in {found['count']} of the {found['of']} "
             "failures that were diagnosed",
             *(f"  {link}" for link in found["links"]),
+            *(
+                [f"  the same in all of them: {', '.join(found['alike'])}"]
+                if found["alike"]
+                else []
+            ),
         ]
     text = [plain(line) for line in lines]
     click.echo("\n".join(output.folded(text, output.width())))

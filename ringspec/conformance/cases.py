@@ -11,7 +11,7 @@ from ringspec.conformance.outcome import Finding
 from ringspec.conformance.target import Call, PerWorker
 from ringspec.errors import UnknownNameError, nearest, shown
 
-PROFILES = ("smoke", "core", "full", "seeds")
+PROFILES = ("smoke", "core", "full", "seeds", "noise")
 Outputs = Mapping[str, PerWorker]
 
 
@@ -64,16 +64,17 @@ class RunCase:
 
 
 def run_cases(profile: str = "core") -> list[RunCase]:
-    """All cases of a profile, 'smoke', 'core', 'full' or 'seeds', in the order in which they are run.
+    """All cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order in which they are run.
 
-    Exact probes first, which say most about a fault, then golden vectors, properties, and problems
-    whose rounding noise is examined. Each of these modules has a function ``cases(profile)``. 'seeds' has cases of its own (``seeded``).
+    Exact probes first, which say most about a fault, then golden vectors, then properties. Each of
+    these modules has a function ``cases(profile)``. 'seeds' and 'noise' have cases of their own
+    (``seeded``, ``noise_cases``).
     """
     if profile not in PROFILES:
         raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))
     from ringspec.conformance import golden, noise_cases, probes, properties, seeded
 
-    if profile == "seeds":
-        return seeded.cases()
-    parts = (probes, golden, properties, noise_cases)
+    if profile in ("seeds", "noise"):
+        return list((seeded if profile == "seeds" else noise_cases).cases())
+    parts = (probes, golden, properties)
     return [case for part in parts for case in part.cases(profile)]

@@ -40,7 +40,7 @@ from ringspec.recipes import RECIPES, Recipe
 Array = NDArray[np.float64]
 PairsOfShards = list[tuple[Array, Array]]
 FIT = 3.0
-FURTHEST = 40.0  # of a single element: sigma is an estimate from few numbers
+FURTHEST = 100.0  # of a single element: sigma is an estimate from few numbers
 CAP = 1e3
 POOLED = 0.1  # part of the tensor's mean noise in each row's
 NEARER = 0.5  # of the right program's distance

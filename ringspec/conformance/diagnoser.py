@@ -100,8 +100,8 @@ def where(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs
 def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     """What the diagnosed failures of a run say together.
 
-    ``title``, ``id``, ``links`` of the bug that most of them name, or may be (``alike``), ``count`` of them
-    and of how many; None where no case was diagnosed. Ties go to the bug that was named outright
+    ``title``, ``id``, ``links`` of the bug that most of them name, or may be, ``count`` of them and of how
+    many; ``alike``: ids that no case tells from it; None where no case was diagnosed. Ties go to the bug that was named outright
     more often. A bug that explains fewer than :data:`FEWEST` of them is none.
     """
     diagnoses = [record.diagnosis for record in records if record.diagnosis]
@@ -116,11 +116,19 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
             possible.update({one["id"], *one.get("alike", [])})
     best = max(about, key=lambda id: (possible[id], named[id]), default=None)
     if best is None or possible[best] < FEWEST * len(diagnoses):
-        return {"id": None, "title": "no known bug", "count": 0, "of": len(diagnoses), "links": []}
+        return {
+            "id": None,
+            "title": "no known bug",
+            "count": 0,
+            "of": len(diagnoses),
+            "links": [],
+            "alike": [],
+        }
     return {
         "id": best,
         "title": about[best]["title"],
         "links": about[best].get("links", []),
+        "alike": [id for id, n in possible.items() if n == possible[best] and id != best],
         "count": possible[best],
         "of": len(diagnoses),
     }

@@ -64,6 +64,7 @@ def main():
     given = arguments()
     chosen = blind_bugs.BLIND if given.blind else bugs.BUGS
     cases = [case for case in run_cases("core") if not case.id.startswith("probe/")]
+    cases += run_cases("noise")
     cases.sort(key=lambda case: not case.id.startswith("ring/"))
     counts, rows = Counter(), []
     for name in given.bugs or chosen:
@@ -75,7 +76,8 @@ def main():
         found, records = diagnosed(made, cases, given.enough)
         right = () if given.blind else names.SAME.get(name, ())
         seen = None if found is None else found["id"]
-        kind = "not killed" if found is None else "right" if seen in right else "wrong"
+        class_of = set() if found is None else {seen, *found["alike"]}
+        kind = "not killed" if found is None else "right" if class_of & set(right) else "wrong"
         if found is not None and not right:
             kind = "rightly unknown" if seen is None else "wrongly named"
         elif found is not None and seen is None:

@@ -55,7 +55,7 @@ PLAIN_LAYOUTS, PLAIN_TOKENS = ("contiguous", "striped", "zigzag"), 512
 
 @lru_cache(maxsize=1)
 def cases() -> dict[str, RunCase]:
-    return {case.id: case for case in run_cases("core")}
+    return {case.id: case for case in (*run_cases("core"), *run_cases("noise"))}
 
 
 def claimed(recipe: str) -> list[str]:

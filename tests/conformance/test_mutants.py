@@ -49,7 +49,7 @@ def golden_call(id):
 
 @pytest.fixture(scope="module")
 def cases():
-    return {case.id: case for case in run_cases("core")}
+    return {case.id: case for case in (*run_cases("core"), *run_cases("noise"))}
 
 
 @pytest.mark.parametrize("recipe", REFERENCES)

@@ -7,6 +7,7 @@ import pytest
 
 from ringspec.compare.statistics import RATE
 from ringspec.conformance import noise_cases
+from ringspec.conformance.cases import run_cases
 from ringspec.conformance.execute import run_case
 from ringspec.conformance.noise_of import geometry_of, in_order, places, question_of
 from ringspec.conformance.target import Result
@@ -14,7 +15,7 @@ from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load, store
 from ringspec.spec.ring import ring
 
-CASES = {case.id: case for case in noise_cases.cases("core")}
+CASES = {case.id: case for case in noise_cases.cases()}
 ZIGZAG, FULL = "noise/causal-zigzag-w4-{}", "noise/full-contiguous-w2-{}"
 PASSING = [
     ("bf16", ZIGZAG.format("bf16")),
@@ -86,10 +87,9 @@ def test_a_target_of_one_pass_is_asked_for_that_pass(operations):
 
 
 def test_the_share_of_each_case_keeps_the_false_alarm_rate_of_a_run():
-    full = list(noise_cases.cases("full"))
-    assert len(full) <= noise_cases.MOST_CASES
-    assert RATE == 1e-9 and len({case.id for case in full}) == len(full)
-    assert list(noise_cases.cases("smoke")) == []
+    assert RATE == 1e-9 and len(CASES) <= noise_cases.MOST_CASES
+    assert list(CASES) == [case.id for case in run_cases("noise")]
+    assert not any(case.id.startswith("noise/") for case in run_cases("full"))
 
 
 def test_truth_and_geometry_of_a_call_are_those_of_the_ring():

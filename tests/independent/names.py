@@ -81,7 +81,7 @@ SAME: dict[str, tuple[str, ...]] = {
     "backward_stops_one_step_early": ("last-step-dropped-in-backward",),
     "owner_with_the_wrong_sign": ("offset-sign",),
     "skips_by_the_inverted_predicate": ("inverted-skip",),
-    "backward_reads_step_0_keys": ("stale-keys",),
+    "backward_reads_step_0_keys": ("stale-keys-alone",),
     "row_statistics_stay_at_home": ("row-sums-not-travelling",),
     "only_worker_0_writes_its_output": ("other-workers-unwritten",),
     "last_step_overwrites_dkv": ("dkv-overwritten",),

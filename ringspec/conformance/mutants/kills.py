@@ -1,4 +1,4 @@
-"""Which case of ``run_cases("core")`` kills which mutant, in the recipes bf16 and float32.
+"""Which case, of profile ``core`` or ``noise``, kills which mutant, in the recipes bf16 and float32.
 
 The cases were chosen among those that carry a flag of the mutant where one of them kills it clearly. A bug
 of rounding that no bound on single values sees is found by a noise case, by its whole-tensor statistics.
@@ -19,6 +19,7 @@ KILLS: dict[str, tuple[str, str]] = {
     "strides-ignored": ("ring/contiguous-causal-w2", "ring/contiguous-causal-w2"),
     "dkv-not-reduced": ("ring/gather-zigzag-w4", "ring/dropout-of-a-tenth-gather-w2"),
     "stale-keys": ("ring/contiguous-w2", "ring/contiguous-w2"),
+    "stale-keys-alone": ("ring/contiguous-w2", "ring/contiguous-w2"),
     "stale-keys-in-forward": ("ring/contiguous-w2", "ring/contiguous-w2"),
     "stale-queries": ("ring/bias-q-ring-w3", "ring/bias-q-ring-w3"),
     "row-sums-not-travelling": ("ring/bias-q-ring-w3", "ring/bias-q-ring-w3"),

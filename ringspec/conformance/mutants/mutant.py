@@ -46,7 +46,7 @@ class Mutant:
 
     @property
     def kills(self) -> Mapping[str, str]:
-        """For 'bf16' and 'float32' the id of a case of ``run_cases("core")`` that the mutant fails.
+        """For 'bf16' and 'float32' the id of a case, of ``core`` or ``noise``, that it fails.
 
         A recipe is missing where no bound fails it: see ``needs`` and ``unseen``.
         """

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ringspec.conformance.mutants.backward_bugs import block_delta, block_probabilities
 from ringspec.conformance.mutants.conditions import backward, circulates, forward, ring, when
 from ringspec.conformance.mutants.hooks import At, Results, add
 from ringspec.conformance.mutants.mutant import mutant
@@ -120,9 +121,20 @@ BUGS = (
     mutant(
         "stale-keys",
         "backward differentiates every step against step-0 keys",
-        "The backward rotates keys and values in local variables, but each step reads those that were "
-        "saved at step 0. The forward is right; from two workers on dq, dk and dv are wrong.",
+        "Each step reads what the attention of step 0 saved: keys, values, and that block's own lse and o. "
+        "The forward is right; from two workers on dq, dk and dv are wrong.",
         "huggingface/diffusers/issues/14265", "huggingface/diffusers/pull/14274",
+        flags=("stale-keys",),
+        applies=when(ring(2), circulates("kv", "gather"), backward),
+        sees=stale_keys,
+        probabilities=block_probabilities,
+        score_gradient=block_delta,
+    ),
+    mutant(
+        "stale-keys-alone",
+        "backward reads the keys of step 0 with the row sums of whole rows",
+        "The backward rotates keys and values in local variables, but each step reads those that were "
+        "saved at step 0; lse and dy_o_sum are right. From two workers on dq, dk and dv are wrong.",
         flags=("stale-keys",),
         applies=when(ring(2), circulates("kv", "gather"), backward),
         sees=stale_keys,
