@@ -175,12 +175,21 @@ class View:
         self.formats = {name: due[name].format for name in got if name in due}
         self.got = {name: [load(x) for x in got[name]] for name in self.formats}
         self.kept: dict[tuple[str, bool], dict[str, list[Array]]] = {}
+        self.noises: dict[str, dict[str, list[Array]]] = {}
+
+    def shown(self, mutant: Mutant | None) -> Mutant | None:
+        """The mutant, or None where its results are the right ones."""
+        return mutant if mutant is not None and mutant.applies(self.call) else None
 
     def of(self, mutant: Mutant | None, exact: bool = False) -> dict[str, list[Array]]:
-        """Results of a program under the recipe, as they would be stored, or in float64."""
+        """Results of a program under the recipe, as they would be stored, or in float64.
+
+        A mutant that does not apply to the call gives the right program's.
+        """
+        mutant = self.shown(mutant)
         key = ("" if mutant is None else mutant.id, exact)
         if key not in self.kept:
-            recipe = in_float64(self.recipe) if exact else self.recipe
+            recipe = RECIPES["float64"] if exact else self.recipe
             results = (
                 run_right(self.call, recipe)
                 if mutant is None
@@ -195,12 +204,12 @@ class View:
             }
         return self.kept[key]
 
-    def real(self, name: str, worker: int) -> slice | NDArray[np.bool_]:
-        """Slots that hold a token."""
+    def tokens(self, x: Array, name: str, worker: int) -> Array:
+        """A worker's array without its padding slots."""
         index = self.call.index_k if name in KEY_TENSORS else self.call.index_q
         if index is None or name in ("dsinks", "dbias") or self.call.operation == "merge":
-            return slice(None)
-        return index[worker] >= 0
+            return x
+        return x[:, :, index[worker] >= 0]
 
     def pairs(self, ours: dict[str, list[Array]], name: str) -> PairsOfShards:
         """(got, ours) of each worker, without padding; empty where shapes differ."""
@@ -209,27 +218,25 @@ class View:
             mine = ours[name][worker]
             if got.shape != mine.shape:
                 return []
-            at = (slice(None), slice(None), self.real(name, worker))
-            found.append((got, mine) if got.ndim < 3 else (got[at], mine[at]))
+            found.append((self.tokens(got, name, worker), self.tokens(mine, name, worker)))
         return found
 
     def coarse(self, mutant: Mutant) -> float:
         """A distance by the right program's noise, to choose which mutants are looked at closely."""
-        if not mutant.applies(self.call):
-            mutant_results = self.of(None)
-        else:
-            mutant_results = self.of(mutant)
-        noise = self.noise(None)
-        rms, _ = self.compared(mutant_results, noise)
+        rms, _ = self.compared(self.of(mutant), self.noise(None))
         return sum(rms.values())
 
     def noise(self, mutant: Mutant | None) -> dict[str, list[Array]]:
         """sigma of each row: of the program's own rounding errors."""
-        exact, rounded = self.of(mutant, exact=True), self.of(mutant)
-        return {
-            name: row_noise(rounded[name], exact[name], unit_roundoff(self.formats[name]))
-            for name in self.formats
-        }
+        mutant = self.shown(mutant)
+        key = "" if mutant is None else mutant.id
+        if key not in self.noises:
+            exact, rounded = self.of(mutant, exact=True), self.of(mutant)
+            self.noises[key] = {
+                name: row_noise(rounded[name], exact[name], unit_roundoff(self.formats[name]))
+                for name in self.formats
+            }
+        return self.noises[key]
 
     def compared(
         self, ours: dict[str, list[Array]], noise: dict[str, list[Array]]
@@ -239,18 +246,11 @@ class View:
         for name in self.formats:
             square, count = 0.0, 0
             for worker, (got, mine) in enumerate(self.pairs(ours, name)):
-                at = (slice(None), slice(None), self.real(name, worker))
-                sigma = noise[name][worker]
-                z = standardised(got, mine, sigma if got.ndim < 3 else sigma[at])
+                z = standardised(got, mine, self.tokens(noise[name][worker], name, worker))
                 square, count = square + float((z * z).sum()), count + z.size
                 largest = max(largest, float(z.max(initial=0.0)))
             rms[name] = math.sqrt(square / count) if count else 0.0
         return rms, largest
-
-
-def in_float64(recipe: Recipe) -> Recipe:
-    """The definition, with the inputs of a recipe: they are numbers of its format already."""
-    return RECIPES["float64"]
 
 
 def run_right(call: Call, recipe: Recipe) -> Results:
@@ -293,12 +293,11 @@ def placed(views: Sequence[View], mutant: Mutant | None) -> Candidate:
     """A program's distance from the answers."""
     distances, fits = [], True
     for view in views:
-        shown = mutant if mutant is None or mutant.applies(view.call) else None
         # By rounding the answer may be nearer to either: both are the program's.
-        noise = view.noise(shown)
+        noise = view.noise(mutant)
         best = None
         for exact in (True, False):
-            rms, largest = view.compared(view.of(shown, exact), noise)
+            rms, largest = view.compared(view.of(mutant, exact), noise)
             mean = math.sqrt(sum(x * x for x in rms.values()) / max(len(rms), 1))
             within = all(x <= FIT for x in rms.values()) and largest <= FURTHEST
             if best is None or mean < best[0]:
@@ -313,8 +312,7 @@ def changes(views: Sequence[View], mutant: Mutant | None) -> bool:
     """Whether the mutant changes anything here, by rounding or more."""
     assert mutant is not None
     return any(
-        mutant.applies(view.call)
-        and not all(
+        not all(
             np.array_equal(a, b, equal_nan=True)
             for name in view.formats
             for a, b in zip(view.of(mutant)[name], view.of(None)[name], strict=True)
@@ -326,8 +324,7 @@ def changes(views: Sequence[View], mutant: Mutant | None) -> bool:
 def agree(views: Sequence[View], one: Mutant, other: Mutant | None) -> bool:
     """Whether two mutants give the same up to the first one's noise."""
     for view in views:
-        a, b = (m if m is None or m.applies(view.call) else None for m in (one, other))
-        noise, first, second = view.noise(a), view.of(a), view.of(b)
+        noise, first, second = view.noise(one), view.of(one), view.of(other)
         for name in view.formats:
             for x, y, sigma in zip(first[name], second[name], noise[name], strict=True):
                 z = standardised(x, y, sigma)
@@ -347,8 +344,7 @@ def by_noise(views: Sequence[View], mutants: Sequence[Mutant]) -> Candidate | No
         ratios = []
         for view in views:
             exact = view.of(None, exact=True)
-            shown = mutant if mutant is None or mutant.applies(view.call) else None
-            ours = view.of(shown)
+            ours = view.of(mutant)
             for name in view.formats:
                 seen, mine, size = (
                     rms_of(view.pairs(exact, name)),

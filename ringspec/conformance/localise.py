@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ringspec.compare.noise import Geometry
 from ringspec.conformance.noise_of import Question
+from ringspec.spec.attention import over_group
 
 Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
@@ -201,14 +202,9 @@ class linear_shares:
         if self.name == "dv":
             assert at.dy is not None
             x = self.kept[:, :, columns][..., rows].swapaxes(2, 3) @ at.dy[:, :, columns]
-            return grouped(x, at.group), 0.0
+            return over_group(x, at.group), 0.0
         assert self.dz is not None
         if self.name == "dq":
             return at.scale * self.dz[:, :, rows][..., columns] @ self.k[:, :, columns], 0.0
         x = self.dz[:, :, columns][..., rows].swapaxes(2, 3) @ at.q[:, :, columns]
-        return at.scale * grouped(x, at.group), 0.0
-
-
-def grouped(x: Array, group: int) -> Array:
-    batch, heads, length, width = x.shape
-    return x.reshape(batch, heads // group, group, length, width).sum(axis=2)
+        return at.scale * over_group(x, at.group), 0.0
