@@ -24,6 +24,7 @@ from ringspec.conformance.conventions import (
     to_numpy,
     turned_back,
 )
+from ringspec.conformance.declared import declared_recipe
 from ringspec.conformance.outcome import Finding
 from ringspec.conformance.target import (
     RESULTS,
@@ -41,8 +42,6 @@ from ringspec.conformance.target import (
 )
 from ringspec.errors import DtypeError, shown
 from ringspec.formats import name_of
-from ringspec.recipes import Recipe
-from ringspec.recipes import recipe as recipe_of
 
 MOST_LOG, MOST_PRINTED = 4000, 500
 OUTCOME_OF: dict[type[Failed], str] = {
@@ -118,11 +117,6 @@ def with_log(message: str, log: str) -> str:
     return f"{message}\nit wrote:\n{log[-MOST_LOG:]}" if log else message
 
 
-def declared(claims: Capabilities) -> Recipe | None:
-    """The recipe that a target declares, if it does."""
-    return None if claims.recipe is None else recipe_of(claims.recipe)
-
-
 def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, PerWorker]:
     """Every due tensor of a result, per worker, in the harness's axes and in storage dtypes.
 
@@ -132,10 +126,11 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
     outputs: dict[str, PerWorker] = {}
     faults: list[tuple[str, Finding, str]] = []
     axes = "BHSD" if call.operation == "merge" else claims.axes
+    recipe = declared_recipe(claims.recipe, call.formats["inputs"])
     for name in due_names(call, claims):
         due = due_of(call)[name]
         arrays = per_worker(getattr(result, name), name, due)
-        formats = due_formats(name, due, declared(claims))
+        formats = due_formats(name, due, recipe)
         for worker, x in enumerate(arrays):
             fault = fault_of(name, worker, x, due, formats, axes)
             if fault is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ringspec.conformance.declared import Declared, check_declared
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 
 OPERATIONS = ("ring-forward", "ring-backward", "block-forward", "block-backward", "merge")
@@ -46,8 +47,14 @@ class Capabilities:
     ``directions``; ``tokens_multiple``: tokens of one worker are a multiple of it.
     Conventions: ``lse`` natural, base2 or hidden (not exposed); ``lse_of_empty_rows``; ``axes`` of o and
     the gradients, q, k, v and dy.
-    ``repeats_bitwise``: the same call gives the same bits. ``recipe``: name of the precision recipe
-    that the target declares; None: that of the call's input format.
+    ``repeats_bitwise``: the same call gives the same bits.
+    ``recipe``: how the target computes. The name of a precision recipe; or by input format such a name,
+    or the rounding points and tiles that differ from those of the recipe ``base``; None: not declared,
+    and the format's own recipe is used. See :func:`ringspec.conformance.declared.declared_recipe`.
+
+    >>> ours = {"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}
+    >>> Capabilities(formats=("bfloat16", "float32"), recipe=ours).recipe["bfloat16"]["tile_k"]
+    512
     """
 
     operations: tuple[str, ...] = ("ring-forward", "ring-backward")
@@ -69,7 +76,7 @@ class Capabilities:
     lse_of_empty_rows: str = "minus-infinity"
     axes: str = "BHSD"
     repeats_bitwise: bool = False
-    recipe: str | None = None
+    recipe: Declared = None
 
     def __post_init__(self) -> None:
         known = {
@@ -92,6 +99,7 @@ class Capabilities:
             if getattr(self, name) not in names:
                 got = getattr(self, name)
                 raise UnknownNameError(f"a convention {name}", shown(got), nearest(got, names))
+        check_declared(self.recipe)
         if not (type(self.tokens_multiple) is int and self.tokens_multiple >= 1):
             raise OptionError(
                 "tokens_multiple >= 1", shown(self.tokens_multiple), "pass 1 where any length works"

@@ -1,8 +1,8 @@
 """The recipe by which a call is judged.
 
-A target declares one recipe; a run has calls in several formats. The declared recipe holds for every
-call whose inputs it can read without rounding. Other calls, and all calls of a target that declares
-none, are judged by the recipe of their input format:
+A target declares one recipe, or one for each input format. One recipe holds for every call whose inputs
+it can read without rounding. Other calls, and all calls of a target that declares none, are judged by
+the recipe of their input format:
 
 ========  ====================  =========================================
 bfloat16  bf16                  16-bit operands P and dS, float32 elsewhere
@@ -20,11 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.declared import OF_FORMAT, declared_recipe
 from ringspec.formats import format_of
 from ringspec.recipes import RECIPES, Recipe
-from ringspec.recipes import recipe as recipe_of
-
-OF_FORMAT = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "float64": "float64"}
 
 
 def recipe_for(claims: Capabilities, formats: Mapping[str, str]) -> Recipe:
@@ -47,9 +45,9 @@ def recipe_for(claims: Capabilities, formats: Mapping[str, str]) -> Recipe:
 def base_recipe(claims: Capabilities, inputs: str) -> Recipe:
     """The declared recipe where it holds, else that of the input format."""
     default = OF_FORMAT[inputs]
-    if claims.recipe is None:
+    declared = declared_recipe(claims.recipe, inputs)
+    if declared is None:
         return RECIPES[default]
-    declared = recipe_of(claims.recipe)
     if holds(declared.inputs, inputs):
         return declared
     sibling = f"{default}_partials"

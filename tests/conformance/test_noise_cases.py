@@ -67,6 +67,29 @@ def test_without_a_declared_recipe_only_systematic_errors_fail():
     assert record.outcome == "mismatch" and not record.noise["declared"]
 
 
+def test_dk_and_dv_of_grouped_heads_may_be_added_after_rounding():
+    grouped, single = FULL.format("bf16"), "noise/full-contiguous-w8-bf16"
+
+    def change(result):  # a second rounding, as when a head's result is rounded before the sum
+        rng = np.random.default_rng(3)
+        noisy = lambda x: store(load(x) * (1 + 2.0**-8 * rng.uniform(-1, 1, x.shape)), "bfloat16")
+        return Result(result.o, result.lse, result.dq, *(
+            [noisy(x) for x in named] for named in (result.dk, result.dv)
+        ))  # fmt: skip
+
+    assert run_case(Changed("bf16", change), CASES[grouped]).outcome == "pass"
+    record = run_case(Changed("bf16", change), CASES[single])
+    assert record.outcome == "mismatch" and "variance" in record.message
+
+
+def test_a_recipe_may_be_declared_for_each_input_format():
+    ours = {"bfloat16": {"base": "bf16", "block_o": "bfloat16"}}
+    record = run_case(Changed("bf16", recipe=ours), CASES[FULL.format("bf16")])
+    assert record.noise["declared"] and record.noise["recipe"] == "bf16 with block_o bfloat16"
+    record = run_case(Changed("float32", recipe=ours), CASES[FULL.format("f32")])
+    assert record.outcome == "pass" and not record.noise["declared"]
+
+
 def test_a_nan_in_one_element_is_an_alarm():
     def change(result):
         dk = [np.array(x) for x in result.dk]

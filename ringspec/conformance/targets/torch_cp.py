@@ -224,6 +224,26 @@ def gpus() -> tuple[int, ...] | None:
     return tuple(range(1, torch.cuda.device_count() + 1))
 
 
+# What torch's CPU kernel gives for a block is of the input type, as are the sums over the kernel's tiles
+# of 32 queries (64 from 192 on, 256 from 768 on) and 512 keys in the backward
+# (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp); gradients travel in float32. In float32 nothing is
+# declared: torch merges by o - sigmoid(lse_b - lse) (o - o_b), whose rounding is that of o, however
+# little o weighs in the end, and no recipe says that.
+def sixteen_bit(base: str, narrow: str) -> dict[str, str | int]:
+    points = ("block_o", "block_gradients", "tile_dq", "tile_dkv")
+    tiles: dict[str, str | int] = {"merge_order": "normalised", "tile_q": 32, "tile_k": 512}
+    return {"base": base} | tiles | dict.fromkeys(points, narrow)
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "16bit": {
+        "bfloat16": sixteen_bit("bf16", "bfloat16"),
+        "float16": sixteen_bit("fp16", "float16"),
+    },
+}
+
+
 def claims(layout: str, rotation: str, backend: str) -> Capabilities:
     """What torch takes: its kernels have one head dim, its ring one mask, its backward no dlse."""
     widest = 128 if backend.endswith("cudnn") else 256
@@ -242,7 +262,7 @@ def claims(layout: str, rotation: str, backend: str) -> Capabilities:
         value_dim_equals_head_dim=True,
         # cuDNN has no backward for one query and one key.
         tokens_multiple=2 if layout == "zigzag" or backend.endswith("cudnn") else 1,
-        recipe="bf16_partials",
+        recipe=RECIPES[backend] if on_cpu else "bf16_partials",
         lse="hidden" if backend == "16bit" or backend.startswith("sdpa") else "natural",
     )
 

@@ -1,0 +1,59 @@
+"""What a target says of its own arithmetic: nothing, one recipe, or one for each input format.
+
+A recipe is declared by its name, or by the rounding points and tiles in which it differs from a named
+one (``base``, by default the recipe of the input format). A program in another language writes the same
+as JSON: ``{"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+from ringspec.recipes import Recipe
+from ringspec.recipes import recipe as recipe_of
+
+Declared = str | Mapping[str, str | Mapping[str, Any]] | None
+OF_FORMAT = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "float64": "float64"}
+
+
+def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
+    """What a target declares for calls of an input format; None: nothing.
+
+    Raises :class:`~ringspec.errors.OptionError` for another type, and what
+    :func:`ringspec.recipes.recipe` and :meth:`~ringspec.recipes.Recipe.replace` raise.
+
+    >>> declared_recipe({"bfloat16": {"base": "bf16", "tile_k": 512}}, "bfloat16").name
+    'bf16 with tile_k 512'
+    >>> declared_recipe({"bfloat16": "bf16"}, "float32") is None
+    True
+    """
+    one = declared.get(inputs) if isinstance(declared, Mapping) else declared
+    if one is None:
+        return None
+    if isinstance(one, str):
+        return recipe_of(one)
+    if not isinstance(one, Mapping):
+        raise OptionError(
+            "a recipe's name, or a mapping of what differs from its base",
+            shown(one),
+            'pass "bf16", or {"base": "bf16", "tile_k": 512}',
+        )
+    changes = dict(one)
+    base = changes.pop("base", OF_FORMAT[inputs])
+    told = ", ".join(f"{name} {value}" for name, value in changes.items() if name != "note")
+    name = f"{base} with {told}" if told else str(base)
+    return recipe_of(base).replace(**({"name": name} | changes))
+
+
+def check_declared(declared: Declared) -> None:
+    """Raises what :func:`declared_recipe` would raise for any input format."""
+    if isinstance(declared, Mapping):
+        for inputs in declared:
+            if inputs not in OF_FORMAT:
+                raise UnknownNameError(
+                    "an input format in recipe", shown(inputs), nearest(inputs, OF_FORMAT)
+                )
+    for inputs in OF_FORMAT:
+        declared_recipe(declared, inputs)

@@ -1,0 +1,45 @@
+"""What a target may say of its own arithmetic, and what is refused."""
+
+import pytest
+
+from ringspec.conformance.capabilities import Capabilities, capabilities_from
+from ringspec.conformance.declared import declared_recipe
+from ringspec.conformance.precision import recipe_for
+from ringspec.errors import OptionError, UnknownNameError
+from ringspec.recipes import RECIPES
+
+BF16 = dict.fromkeys(("inputs", "outputs", "statistics"), "bfloat16")
+
+
+def test_a_name_a_mapping_and_nothing():
+    assert declared_recipe(None, "bfloat16") is None
+    assert declared_recipe("nki", "bfloat16") is RECIPES["nki"]
+    own = {"float16": "fp16_partials", "bfloat16": {"tile_k": 64, "name": "ours"}}
+    assert declared_recipe(own, "float16") is RECIPES["fp16_partials"]
+    assert declared_recipe(own, "float32") is None
+    assert declared_recipe(own, "bfloat16") == RECIPES["bf16"].replace(name="ours", tile_k=64)
+
+
+def test_calls_are_judged_by_what_is_declared_for_their_format():
+    claims = capabilities_from({"recipe": {"bfloat16": {"base": "bf16", "tile_dq": "bfloat16"}}})
+    assert recipe_for(claims, BF16).tile_dq == "bfloat16"
+    wide = dict.fromkeys(BF16, "float32")
+    assert recipe_for(claims, wide).tile_dq == "float32"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error", "words"),
+    [
+        ("bf15", UnknownNameError, "bf16"),
+        ({"bf16": "bf16"}, UnknownNameError, "bfloat16"),
+        ({"bfloat16": "bf15"}, UnknownNameError, "bf16"),
+        ({"bfloat16": {"tile_qq": 4}}, UnknownNameError, "tile_q"),
+        ({"bfloat16": {"base": 3}}, UnknownNameError, "recipe"),
+        ({"bfloat16": {"tile_q": 0}}, OptionError, "tile_q"),
+        ({"bfloat16": ["bf16"]}, OptionError, "base"),
+        (3, OptionError, "base"),
+    ],
+)
+def test_what_no_recipe_is_is_refused_when_it_is_declared(recipe, error, words):
+    with pytest.raises(error, match=words):
+        Capabilities(recipe=recipe)
