@@ -72,7 +72,10 @@ def test_dk_and_dv_of_grouped_heads_may_be_added_after_rounding():
 
     def change(result):  # a second rounding, as when a head's result is rounded before the sum
         rng = np.random.default_rng(3)
-        noisy = lambda x: store(load(x) * (1 + 2.0**-8 * rng.uniform(-1, 1, x.shape)), "bfloat16")
+
+        def noisy(x):
+            return store(load(x) * (1 + 2.0**-8 * rng.uniform(-1, 1, x.shape)), "bfloat16")
+
         return Result(result.o, result.lse, result.dq, *(
             [noisy(x) for x in named] for named in (result.dk, result.dv)
         ))  # fmt: skip
