@@ -252,6 +252,25 @@ def test_a_script_in_a_page_is_stopped_by_its_policy_even_if_it_were_not_escaped
     assert f"of {len(records()) + 1} cases" in dom
 
 
+CLICKS = """
+Object.defineProperty(navigator, "clipboard", {value: {
+  writeText: (text) => { document.title = text; return Promise.resolve(); }}});
+document.querySelector("[data-copy]").click();
+find.value = "hostile";
+find.dispatchEvent(new Event("input"));
+"""
+
+
+@pytest.mark.external("chromium")
+def test_copy_takes_the_command_and_the_filter_counts_what_it_leaves(file):
+    text = file.read_text(encoding="utf-8").replace("Content-Security-Policy", "X")
+    file.write_text(text.replace("</script>", CLICKS + "</script>"), encoding="utf-8")
+    dom = chromium("--virtual-time-budget=2000", "--dump-dom", file.as_uri()).stdout
+    assert "<title>ringspec replay kernels/mine.py:target ring/" in dom
+    assert ">Copied</button>" in dom
+    assert f"1 of {len(records()) + 1} cases" in dom
+
+
 @pytest.mark.external("chromium")
 def test_a_screenshot_of_the_first_screen_has_the_colours_of_verdict_and_failure(file, tmp_path):
     shot = tmp_path / "page.png"
