@@ -66,15 +66,16 @@ class RunCase:
 def run_cases(profile: str = "core") -> list[RunCase]:
     """All cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order in which they are run.
 
-    Exact probes first, which say most about a fault, then golden vectors, then properties. Each of
-    these modules has a function ``cases(profile)``. 'seeds' and 'noise' have cases of their own
-    (``seeded``, ``noise_cases``).
+    Exact probes first, which say most about a fault, then golden vectors, then properties; each of
+    these modules has a function ``cases(profile)``. Then, but for 'smoke', the noise of whole tensors.
+    'noise' is that alone; 'seeds' has cases of its own.
     """
     if profile not in PROFILES:
         raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))
     from ringspec.conformance import golden, noise_cases, probes, properties, seeded
 
-    if profile in ("seeds", "noise"):
-        return list((seeded if profile == "seeds" else noise_cases).cases())
-    parts = (probes, golden, properties)
-    return [case for part in parts for case in part.cases(profile)]
+    if profile == "seeds":
+        return list(seeded.cases())
+    parts = () if profile == "noise" else (probes, golden, properties)
+    found = [case for part in parts for case in part.cases(profile)]
+    return found if profile == "smoke" else [*found, *noise_cases.cases()]

@@ -405,6 +405,10 @@ def test_every_capability_goes_to_a_program_and_back():
     data = json.loads(wire.line_of({"capabilities": whole.as_dict()}))
     assert wire.claims_from(data, "").capabilities == whole
     assert wire.claims_from({}, "default").capabilities == Capabilities()
+    own = {"bfloat16": {"base": "bf16", "tile_k": 512}}
+    assert wire.claims_from({"capabilities": {"recipe": own}}, "x").capabilities.recipe == own
+    with pytest.raises(Garbage, match="bf16"):
+        wire.claims_from({"capabilities": {"recipe": {"bfloat16": "bf15"}}}, "x")
 
 
 # Commands

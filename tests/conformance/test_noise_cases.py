@@ -115,7 +115,9 @@ def test_a_target_of_one_pass_is_asked_for_that_pass(operations):
 def test_the_share_of_each_case_keeps_the_false_alarm_rate_of_a_run():
     assert RATE == 1e-9 and len(CASES) <= noise_cases.MOST_CASES
     assert list(CASES) == [case.id for case in run_cases("noise")]
-    assert not any(case.id.startswith("noise/") for case in run_cases("full"))
+    for profile in ("core", "full"):
+        assert [case.id for case in run_cases(profile)][-len(CASES) :] == list(CASES)
+    assert not any(case.id.startswith("noise/") for case in run_cases("smoke"))
 
 
 def test_truth_and_geometry_of_a_call_are_those_of_the_ring():

@@ -187,7 +187,7 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: isinstance(value, bool),
     "int": whole,
     "str": text,
-    "str | None": optional(text),
+    "Declared": lambda value: True,  # Capabilities checks its recipe itself
 }
 
 
