@@ -15,6 +15,7 @@ from ringspec.vectors.catalogue import (
     adversarial,
     features,
     kernel_shapes,
+    kernel_tiles,
     kernels,
     masks,
     numerals,
@@ -23,9 +24,9 @@ from ringspec.vectors.catalogue import (
     rings,
 )
 
-SET_VERSIONS = MappingProxyType({"core": "1.0", "kernel": "1.0"})
+SET_VERSIONS = MappingProxyType({"core": "1.0", "kernel": "1.1"})
 CORE = (masks, features, rings, ring_features, parts, adversarial, numerals, kernel_shapes)
-SETS = {"core": CORE, "kernel": (kernels,)}
+SETS = {"core": CORE, "kernel": (kernels, kernel_tiles)}
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """The kernel set: more cases at kernel shapes, of which only digests are stored.
 
-128 or 256 tokens a worker and at most 1024 in all, so that truth is derived in seconds.
+128 or 256 tokens a worker and at most 1024 in all, so that truth is derived in seconds; more lengths and
+workers in :mod:`~ringspec.vectors.catalogue.kernel_tiles`.
 """
 
 from __future__ import annotations
