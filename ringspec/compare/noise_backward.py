@@ -99,11 +99,9 @@ def own_error(head: Head, recipe: Recipe) -> Error:
     p = head.p
     lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
     of_argument = rounding(np.where(p > 0, head.s - lse[..., None], 0.0), recipe.statistics)
-    of_p = rounding(p, recipe.statistics)
-    size = np.where(p > 0, p, 1.0)
+    error = rounding(p, recipe.statistics).relative_to(p) + of_argument
     exact = (p == 0) | (p == 1)
-    variance = of_p.variance / size**2 + of_argument.variance
-    return Error(np.where(exact, 0.0, variance), of_p.bound / size + of_argument.bound)
+    return Error(np.where(exact, 0.0, error.variance), error.bound)
 
 
 def dp_error(head: Head, recipe: Recipe, inner: float) -> Error:

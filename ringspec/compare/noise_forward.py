@@ -28,9 +28,10 @@ import numpy as np
 
 from ringspec.compare.noise_problem import Array, Geometry, Head, Integers
 from ringspec.compare.noise_rounding import (
-    Base,
     Error,
+    Merged,
     Partial,
+    larger_part,
     no_error,
     partial,
     product_error,
@@ -57,7 +58,7 @@ class Sources:
     """The forward's error sources of one head, filled block by block.
 
     ``sigma``, ``eta`` [G, Sq, Sk] relative errors of e; ``common`` the variance of sigma that the backward
-    has as well; ``zeta`` in units of p, with ``mean`` its predictable part; ``lam`` [G, Sq]; ``omega``, ``drift`` [G, Sq, Dv]; ``top``, ``bottom``: bounds of the numerator's
+    has as well; ``zeta`` in units of p, with ``mean`` its predictable part; ``lam`` [G, Sq]; ``omega``, with ``drift`` and ``explained`` of it [G, Sq, Dv]; ``top``, ``bottom``: bounds of the numerator's
     and the denominator's errors that are shared, in units of the final row.
     """
 
@@ -69,6 +70,7 @@ class Sources:
     lam: Error
     omega: Error
     drift: Array
+    explained: Array
     top: Array
     bottom: Array
     shared: list[Shared] = field(default_factory=list)
@@ -122,6 +124,7 @@ def forward_sources(
         no_error(head.o.shape),
         np.zeros(head.o.shape),
         np.zeros(head.o.shape),
+        np.zeros(head.o.shape),
         np.zeros(rows),
     )
     work = Worker(head, recipe, sources, "p" in truncated)
@@ -173,9 +176,7 @@ class Worker:
             state = self.absorb(queries, keys, state, n == 0)
         if self.recipe.merge_order == "normalised":
             state = self.normalised(queries, state)
-        keys = np.concatenate(tiles) if tiles else np.zeros(0, np.int64)
-        near = near_value(self.head, self.recipe, queries, keys, state.o.error.variance)
-        o = state.o.rounded(self.recipe.block_o, near)
+        o = state.o.rounded(self.recipe.block_o)
         return State(state.m, state.l, self.noted(queries, state.m, o, state.o))
 
     def noted(self, queries: Integers, m: Array, o: Partial, before: Partial) -> Partial:
@@ -185,6 +186,7 @@ class Worker:
         omega.variance[:, queries] += (o.local.variance - before.local.variance) * w**2
         omega.bound[:, queries] += (o.local.bound - before.local.bound) * w
         self.sources.drift[:, queries] += (o.drift - before.drift) * w
+        self.sources.explained[:, queries] += (o.explained - before.explained) * w**2
         return o
 
     def note_sum(self, queries: Integers, m: Array, error: Error) -> None:
@@ -213,8 +215,10 @@ class Worker:
         self.note_sum(queries, m, of_sum)
         return State(m, l, self.absorbed(queries, keys, state, m, c, operand, first))
 
-    def operand(self, index: tuple, e: Array, argument: Array, w: Array) -> tuple[Array, Error]:
-        """e and P as it enters P v, with its error; eta, zeta and the predictable errors are noted.
+    def operand(
+        self, index: tuple, e: Array, argument: Array, w: Array
+    ) -> tuple[Array, Error, Array]:
+        """e and P as it enters P v, with its error and what of that is known; eta and zeta are noted.
 
         The largest e of a row is exactly 1: P is then the rounded dropout factor itself.
         """
@@ -222,8 +226,7 @@ class Worker:
         top = argument == 0
         of_e = rounding(e, recipe.statistics)
         of_argument = rounding(argument, recipe.statistics)
-        small = np.where(e > 0, e, 1.0)
-        relative = Error(of_e.variance / small**2, of_e.bound / small) + of_argument
+        relative = of_e.relative_to(e) + of_argument
         sources.eta.variance[index] = np.where(top, 0.0, relative.variance)
         sources.eta.bound[index] = np.where(top, 0.0, relative.bound)
         keep = None if self.head.keep is None else self.head.keep[index]
@@ -242,7 +245,7 @@ class Worker:
         sources.zeta.variance[index] = noted.variance
         sources.zeta.bound[index] = noted.bound
         sources.mean[index] = known * w[..., None]
-        return x, made
+        return x, made, known
 
     def absorbed(
         self,
@@ -251,17 +254,18 @@ class Worker:
         state: State,
         m: Array,
         c: Array,
-        operand: tuple[Array, Error],
+        operand: tuple[Array, Error, Array],
         first: bool,
     ) -> Partial:
         """o = c o + P v: errors of P, of the accumulation and of the addition."""
         recipe, v = self.recipe, self.head.v[keys]
-        x, of_p = operand
+        x, of_p, known = operand
         terms = (x > unit_roundoff(recipe.products)).sum(axis=2)[..., None]
         squares = v * v
         error = product_error(x @ v, (x * x) @ squares, terms, recipe.products)
         upstream = Error(of_p.variance @ squares, of_p.bound @ np.abs(v))
-        share = partial(x @ v, upstream, spacing(x @ v, recipe.products))
+        value = (x + known) @ v  # which is what a rounding of o meets
+        share = partial(value, upstream, spacing(value, recipe.products))
         share = Partial(share.value, share.grid, share.error + error, error)
         # What the running o brought is noted already, at the same final weight.
         brought = state.o.times(c)
@@ -281,12 +285,9 @@ class Worker:
 
     def relative(self, c: Array) -> Error:
         """Relative error of a factor exp(..) or quotient; 0 and 1 are exact."""
-        made = rounding(c, self.recipe.statistics)
+        made = rounding(c, self.recipe.statistics).relative_to(c)
         exact = (c == 0) | (c == 1)
-        size = np.where(exact, 1.0, c)
-        return Error(
-            np.where(exact, 0.0, made.variance / size**2), np.where(exact, 0.0, made.bound / size)
-        )
+        return Error(np.where(exact, 0.0, made.variance), np.where(exact, 0.0, made.bound))
 
     def note_shared(
         self, queries: Integers, made: Error, o: Array, mass: Array, of_sum: bool = True
@@ -326,13 +327,9 @@ class Worker:
     ) -> Partial:
         """NUM-3: both products rounded, their sum rounded, the result rounded to what is carried."""
         recipe = self.recipe
-        part_a, part_b = a[0].times(a[1]), b[0].times(b[1])
-        before = part_a.plus(part_b)
-        total = part_a.rounded(recipe.merge).plus(part_b.rounded(recipe.merge))
-        larger = (a[1] >= b[1])[..., None]
-        base = Base(
-            np.where(larger, a[0].value, b[0].value), np.where(larger, a[0].grid, b[0].grid)
-        )
+        before = a[0].times(a[1]).plus(b[0].times(b[1]))
+        one, other = Merged.of(*a, recipe.merge), Merged.of(*b, recipe.merge)
+        total, base = one.product.plus(other.product), larger_part(one, other)
         o = total.rounded(recipe.merge, base).rounded(recipe.carried_o, base)
         return self.noted(queries, m, o, before)
 
@@ -376,18 +373,6 @@ class Worker:
         w = self.weight(queries, state.m)
         self.note_shared(queries, self.relative(c), w[..., None] * state.o.value, w * state.l)
         self.note_sum(queries, m, rounding(l, self.recipe.statistics))
-
-
-def near_value(
-    head: Head, recipe: Recipe, queries: Integers, keys: Integers, variance: Array
-) -> Base | None:
-    """The v of each row's largest score among these keys: a peaked row's o lies near it."""
-    if head.keep is not None or keys.size == 0:
-        return None
-    index = np.ix_(np.arange(head.s.shape[0]), queries, keys)
-    best = keys[np.where(head.seen[index], head.s[index], -np.inf).argmax(axis=2)]
-    value = head.v[best]
-    return Base(value, spacing(value, recipe.inputs), variance)
 
 
 def truncation(x: Array, name: str, grid: Array | float) -> tuple[Error, Array]:

@@ -15,8 +15,10 @@ at the size of the partial sum that is there (rules NUM-2, RING-4, RING-5).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from ringspec.compare.noise_rounding import (
     Base,
     Error,
     Partial,
+    no_error,
     partial,
     product_error,
     spacing,
@@ -38,13 +41,18 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """Of one gradient: true ``value``, all its ``error``, the variance of its own roundings, known parts."""
+    """Of one gradient: true ``value``, all its ``error``, and what is known of it.
+
+    ``local``: variance of its own roundings but for what is known of them (``drift``); ``gain``: the share
+    of all else that the last of them let through.
+    """
 
     value: Array
     error: Error
     local: Array
     mean: Array
     drift: Array
+    gain: Array
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | Non
             if run is None:
                 run = share.rounded(formats.tile)
             else:
-                run = run.plus(share).rounded(formats.tile, Base(run.value, run.grid))
+                run = joined(run, share, formats.tile)
         if run is None:
             continue
         run = run.rounded(formats.block)
@@ -77,8 +85,14 @@ def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | Non
         if total is None:
             total = run.rounded(formats.carried)
         else:
-            total = total.plus(run).rounded(formats.carried, Base(total.value, total.grid))
+            total = joined(total, run, formats.carried)
     return total
+
+
+def joined(total: Partial, share: Partial, name: str) -> Partial:
+    """A share added to an accumulator, which is a number of its format; the share's place is what counts."""
+    base = Base(total.value + total.drift, total.grid, share.unknown(), share.unknown())
+    return total.plus(share).rounded(name, base)
 
 
 def significant(x: Array, name: str, axis: int) -> Array:
@@ -106,6 +120,24 @@ def share_of(
     return Partial(made.value, made.grid, before + own, own)
 
 
+class Sums:
+    """The sums of all workers, each put in its place."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.value, self.drift, self.explained = (np.zeros(shape) for _ in range(3))
+        self.grid = np.full(shape, np.inf)
+        self.error, self.local = no_error(shape), no_error(shape)
+
+    def put(self, place: Any, one: Partial) -> None:
+        self.value[place], self.grid[place] = one.value, one.grid
+        self.drift[place], self.explained[place] = one.drift, one.explained
+        for mine, its in ((self.error, one.error), (self.local, one.local)):
+            mine.variance[place], mine.bound[place] = its.variance, its.bound
+
+    def partial(self) -> Partial:
+        return Partial(self.value, self.grid, self.error, self.local, self.drift, self.explained)
+
+
 def dq_noise(
     head: Head,
     recipe: Recipe,
@@ -123,13 +155,12 @@ def dq_noise(
     alone = Error(private.variance + x * x * sigma, private.bound)
     formats = Formats(recipe.products, recipe.tile_dq, recipe.block_gradients, recipe.carried_dq)
     whole = error_of_dq(head, sources, read, pairs, alone, x, y)
-    value, grid = np.zeros(head.q.shape), np.full(head.q.shape, np.inf)
-    made, drift = Error(np.zeros(value.shape), np.zeros(value.shape)), np.zeros(value.shape)
+    sums = Sums(head.q.shape)
     for r in range(geometry.workers):
         queries = geometry.queries(r)
         blocks = (
             [
-                dq_share(head, recipe, queries, keys, alone)
+                dq_share(head, recipe, queries, keys, pairs.dz + pairs.of_ds)
                 for keys in geometry.key_tiles(int(b), recipe.tile_k)
             ]
             for b in geometry.order_dq[r]
@@ -137,22 +168,19 @@ def dq_noise(
         )
         total = added_up(blocks, formats)
         if total is not None:
-            value[:, queries], grid[:, queries] = total.value, total.grid
-            made.variance[:, queries] = total.local.variance
-            made.bound[:, queries] = total.local.bound
-            drift[:, queries] = total.drift
-    before = Partial(value, grid, whole + made, made, drift)
-    mean = head.scale * (pairs.mean_dz @ head.k)
-    passed_on = -head.scale * read.drift[..., None] * (y @ head.k)
+            sums.put((slice(None), queries), total)
+    before = dataclasses.replace(sums.partial(), error=whole + sums.local)
+    mean, g = head.scale * (pairs.mean_dz @ head.k), head.scale * (y @ head.k)
+    passed_on = Passed(-read.drift[..., None] * g, read.explained[..., None] * g * g)
     return ended(before, recipe, mean, passed_on, truncated)
 
 
 def dq_share(
-    head: Head, recipe: Recipe, queries: Integers, keys: Integers, alone: Error
+    head: Head, recipe: Recipe, queries: Integers, keys: Integers, of_dz: Error
 ) -> Partial:
     assert head.dz is not None
     index = np.ix_(np.arange(head.q.shape[0]), queries, keys)
-    upstream = Error(alone.variance[index], alone.bound[index])
+    upstream = Error(of_dz.variance[index], of_dz.bound[index])
     return share_of(head.dz[index], head.k[keys], upstream, head.scale, recipe)
 
 
@@ -180,23 +208,31 @@ def error_of_dq(
     return Error(np.maximum(variance, 0.0), bound)
 
 
+@dataclass(frozen=True)
+class Passed:
+    """What delta's known error makes of a gradient, and the variance of delta that stands for it."""
+
+    drift: Array
+    explained: Array
+
+
 def ended(
-    before: Partial,
-    recipe: Recipe,
-    mean: Array,
-    drift: Array | float,
-    truncated: tuple[str, ...],
-    near: Base | None = None,
+    before: Partial, recipe: Recipe, mean: Array, passed_on: Passed, truncated: tuple[str, ...]
 ) -> GradientNoise:
     """The last rounding, to the format of gradients."""
+    drift, explained = before.drift + passed_on.drift, before.explained + passed_on.explained
     if "gradients" in truncated:
         made, lost = truncation(before.value, recipe.gradients, before.grid)
-        local = before.local.variance + made.variance
-        drift = drift + before.drift + np.zeros(mean.shape)
-        return GradientNoise(before.value, before.error + made, local, mean + lost, drift)
-    after = before.rounded(recipe.gradients, near)
-    drift = drift + after.drift + np.zeros(mean.shape)
-    return GradientNoise(after.value, after.error, after.local.variance, mean, drift)
+        local = before.local.variance + made.variance - before.explained
+        one = np.ones(mean.shape)
+        return GradientNoise(before.value, before.error + made, local, mean + lost, drift, one)
+    shifted = Partial(
+        before.value + mean, before.grid, before.error, before.local, drift, explained
+    )
+    after = shifted.rounded(recipe.gradients)
+    own = np.maximum(before.local.variance - before.explained, 0.0)
+    local, gain = after.unshared(shifted, own), after.gain + np.zeros(mean.shape)
+    return GradientNoise(before.value, after.error, local, mean, np.asarray(after.drift), gain)
 
 
 def dkv_noise(
@@ -216,22 +252,16 @@ def dkv_noise(
     mean_dv = (pairs.mean_p.swapaxes(1, 2) @ head.dy).sum(axis=0)
     dk = key_side(head, recipe, geometry, head.dz, head.q, of_dz, head.scale)
     dv = key_side(head, recipe, geometry, kept, head.dy, of_kept, 1.0)
-    _, y = derivatives(head)
-    drift_dk = -head.scale * (y.swapaxes(1, 2) @ (read.drift[..., None] * head.q)).sum(axis=0)
-    near = near_gradient(head, recipe, kept, dv)
-    return (
-        ended(dk, recipe, mean_dk, drift_dk, truncated),
-        ended(dv, recipe, mean_dv, 0.0, truncated, near),
+    weight = head.scale * derivatives(head)[1].swapaxes(1, 2)
+    passed_on = Passed(
+        -(weight @ (read.drift[..., None] * head.q)).sum(axis=0),
+        (weight**2 @ (read.explained[..., None] * head.q**2)).sum(axis=0),
     )
-
-
-def near_gradient(head: Head, recipe: Recipe, kept: Array, dv: Partial) -> Base:
-    """The dy of the query that gives a key the largest P: dv of a key with one such query is near it."""
-    assert head.dy is not None
-    group, n_q, n_k = kept.shape
-    best = kept.reshape(group * n_q, n_k).argmax(axis=0)
-    value = head.dy.reshape(group * n_q, -1)[best]
-    return Base(value, spacing(value, recipe.inputs), dv.error.variance)
+    nothing = Passed(np.zeros(dv.value.shape), np.zeros(dv.value.shape))
+    return (
+        ended(dk, recipe, mean_dk, passed_on, truncated),
+        ended(dv, recipe, mean_dv, nothing, truncated),
+    )
 
 
 def kept_error(head: Head, sources: Sources, read: ReadNoise, pairs: PairNoise) -> Error:
@@ -252,10 +282,7 @@ def key_side(
     factor: float,
 ) -> Partial:
     """factor * sum over heads and queries of left_ij right_id, in the order of the geometry."""
-    width = right.shape[2]
-    value, grid = np.zeros((head.k.shape[0], width)), np.full((head.k.shape[0], width), np.inf)
-    error, local = (Error(np.zeros(value.shape), np.zeros(value.shape)) for _ in range(2))
-    drift = np.zeros(value.shape)
+    sums = Sums((head.k.shape[0], right.shape[2]))
     formats = Formats(
         recipe.products,
         recipe.tile_dkv,
@@ -275,11 +302,8 @@ def key_side(
         )
         total = added_up(blocks, formats)
         if total is not None:
-            value[keys], grid[keys] = total.value, total.grid
-            error.variance[keys], error.bound[keys] = total.error.variance, total.error.bound
-            local.variance[keys], local.bound[keys] = total.local.variance, total.local.bound
-            drift[keys] = total.drift
-    return Partial(value, grid, error, local, drift)
+            sums.put(keys, total)
+    return sums.partial()
 
 
 def key_share(

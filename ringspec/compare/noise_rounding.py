@@ -26,11 +26,13 @@ bound is the worst case of any order, n r sum |x_k| <= n r sqrt(n Q).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from ringspec.formats import format_of, round_to, unit_roundoff
 
@@ -44,7 +46,10 @@ LANES = (
 CHUNK = (
     320.0  # terms that a matrix product adds up before it adds to what was there (BLAS: 256 to 384)
 )
+LEAST = 1e-150  # its square is still a normal number
 HARMONICS = 4
+SHARP = 0.01  # variance in spacings squared, below which a rounding is that of the true value
+BLURRED = 1.0 / 16.0  # and from which on its place between two neighbours says little
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,11 @@ class Error:
 
     def times(self, factor: Array | float) -> Error:
         return Error(self.variance * np.square(factor), self.bound * np.abs(factor))
+
+    def relative_to(self, size: Array) -> Error:
+        """In units of size >= 0; as it stands where that is 0. Squares of sizes that underflow are cut."""
+        bottom = np.where(size > 0, size, 1.0)
+        return Error(self.variance / np.maximum(bottom, LEAST) ** 2, self.bound / bottom)
 
 
 def no_error(shape: tuple[int, ...]) -> Error:
@@ -133,39 +143,87 @@ def half_spacing(
 
 
 def known_rounding(
-    x: Array, name: str, upstream: Array, grid: Array | float = 0.0, reach: Array | float = 0.0
-) -> Error:
+    x: Array,
+    name: str,
+    upstream: Array,
+    grid: Array | float = 0.0,
+    reach: Array | float = 0.0,
+    base: Base | None = None,
+) -> tuple[Error, Array, Array, Array]:
     """:func:`rounding`, where x is so well known that its place between two neighbours counts.
 
-    The variance is what the rounding adds to ``upstream``.
+    The variance is what the rounding adds to ``upstream``: not less than 0, because of an element that
+    is rounded back to its place nearly always, the rare error of a spacing is many standard deviations.
+    Beside it the part that is known with its sign, the mean of the rounding over what comes before it; what the
+    variance is too large by for the rest; and the share of the error before it that it lets through: the
+    regression of the one on the other, 0 where the nearest number is sure, and 1 at most.
 
     >>> x = np.array([1.0, 1.0 + 2.0**-9])
-    >>> (known_rounding(x, "bfloat16", np.zeros(2)).variance ** 0.5 * 2**9).tolist()
-    [0.0, 1.0]
+    >>> error, known, _, gain = known_rounding(x, "bfloat16", np.full(2, 1e-12))
+    >>> (error.variance**0.5 * 2**9).round(3).tolist(), (known * 2**9).tolist(), gain.tolist()
+    ([0.0, 1.0], [0.0, -1.0], [0.0, 0.0])
     """
     plain = rounding(x, name, grid, upstream, reach)
     if name == "float64":
-        return plain
+        return plain, np.zeros(x.shape), np.zeros(x.shape), np.ones(x.shape)
     u = spacing(x, name)
-    t2 = upstream / (u * u)
-    sharp = ((round_to(x, name) - x) / u) ** 2 - t2
-    added = np.where(t2 < 0.01, sharp, smooth(x / u, t2)) * u * u
-    continuous = np.asarray(grid) * 16 < u
-    variance = np.where(continuous & (t2 < 0.5), np.maximum(added, 0.0), plain.variance)
-    return Error(variance, plain.bound)
+    moved, before = x / u, upstream / (u * u)
+    t2 = common = before
+    if base is not None:
+        distance = base.variance / (u * u)
+        nearer = (base.grid >= u) & (distance < t2)
+        moved = np.where(nearer, (x - base.value) / u, moved)
+        common = np.where(nearer, base.covariance / (u * u), common)
+        t2 = np.where(nearer, distance, t2)
+    mean, square, kept = between_neighbours(moved, t2)
+    added = square + 2 * common * (kept - 1)
+    # On a coarse grid what came before is no normal deviate, but steps of that grid.
+    known = (np.asarray(grid) * 16 < u) & (t2 < 0.5)
+    variance = np.where(known, np.maximum(added, 0.0) * u * u, plain.variance)
+    less = np.where(known, np.maximum(-added, 0.0) * u * u, 0.0)
+    share = np.where(before > 0, common / np.where(before > 0, before, 1.0), 1.0)
+    gain = np.where(known, np.clip(1 + share * (kept - 1), 0.0, 1.0), 1.0)
+    lost = np.where(known & (t2 < BLURRED), mean * u, 0.0)
+    return Error(variance, plain.bound), lost, lost * lost + less, gain
 
 
-def smooth(x: Array, t2: Array) -> Array:
-    """The sum in the module's docstring, less t^2, in units of u^2; HARMONICS terms."""
-    angle = np.cos(2 * np.pi * (x - np.floor(x)))
-    q = np.exp(-2 * np.pi**2 * t2)
-    total = np.full(x.shape, 1.0 / 12)
-    before, cosine = np.ones(x.shape), angle
+def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
+    """Of r = round(x + n) - (x + n), n normal of variance t2: mean, mean square, and 1 + cov(r, n) / t2.
+
+    Where t is small, the nearest number and a chance of the next one; else HARMONICS terms of the
+    series in the module's docstring.
+
+    >>> [[round(float(y), 2) for y in between_neighbours(*np.array([0.25, t2]))] for t2 in (0.0, 0.06, 1.0)]
+    [[-0.25, 0.06, 0.0], [-0.1, 0.08, 0.98], [-0.0, 0.08, 1.0]]
+    """
+    # Sums are float32 before: beside the middle of two numbers they lie on either side of it, or on it.
+    single = x.astype(np.float32).astype(np.float64)
+    own = unit_roundoff("float32") * np.abs(x)
+    nearest = np.where(np.abs(single - x) < own / 4, np.rint(single), np.rint(x)) - x
+    other = nearest - np.copysign(1.0, nearest)
+    distance, t = 0.5 - np.abs(nearest), np.sqrt(np.minimum(t2, SHARP) + own * own)
+    sure = (t == 0) | ((t2 == 0) & (np.abs(distance) < own / 4))
+    far = distance / np.where(t > 0, t, 1.0)
+    chance = np.where(sure, 0.0, special.ndtr(-far))
+    density = np.exp(-0.5 * far * far) / (math.sqrt(2 * math.pi) * np.where(t > 0, t, 1.0))
+    kept = np.where(sure, 0.0, density)
+    mean = nearest + chance * (other - nearest)
+    square = nearest**2 + chance * (other**2 - nearest**2) + t2 * (1 - 2 * kept)
+    if (t2 < SHARP).all():
+        return mean, square, kept
+    angle, q = 2 * np.pi * (x - np.floor(x)), np.exp(-2 * np.pi**2 * t2)
+    series = [np.zeros(x.shape), np.full(x.shape, 1.0 / 12), np.ones(x.shape)]
     for k in range(1, HARMONICS + 1):
-        sign = -1.0 if k % 2 else 1.0
-        total += sign * cosine * q ** (k * k) * (1 / (np.pi * k) ** 2 + 4 * t2)
-        before, cosine = cosine, 2 * angle * cosine - before
-    return total
+        term = (-1.0) ** k * q ** (k * k)
+        series[0] += term * np.sin(k * angle) / (np.pi * k)
+        series[1] += term * np.cos(k * angle) / (np.pi * k) ** 2
+        series[2] += 2 * term * np.cos(k * angle)
+    few = t2 < SHARP
+    return (
+        np.where(few, mean, series[0]),
+        np.where(few, square, series[1]),
+        np.where(few, kept, series[2]),
+    )
 
 
 def product_error(
@@ -206,19 +264,24 @@ def row_sum_error(total: Array, squares: Array, count: Array | float, name: str)
 
 @dataclass(frozen=True)
 class Base:
-    """Numbers on a ``grid`` near which values may lie; ``variance`` of the distance between the two."""
+    """Numbers on a ``grid``, as far from which values lie as is known but for an error of this ``variance``.
+
+    ``covariance`` of that error with the whole error of the value.
+    """
 
     value: Array
     grid: Array
-    variance: Array | float = 0.0
+    variance: Array
+    covariance: Array
 
 
 @dataclass(frozen=True)
 class Partial:
     """A partial result on its way: true ``value``, the ``grid`` that it lies on, all its error so far.
 
-    ``local`` is the part of the error that its own roundings made, and ``drift`` what of that is known
-    with its sign.
+    ``local`` is the part of the error that its own roundings made, ``drift`` what of that is known
+    with its sign, and ``explained`` the part of the variance that is too much for the rest. ``gain``: the share of
+    what came before its last rounding that this let through.
     """
 
     value: Array
@@ -226,30 +289,39 @@ class Partial:
     error: Error
     local: Error
     drift: Array | float = 0.0
+    explained: Array | float = 0.0
+    gain: Array | float = 1.0
+
+    def unknown(self) -> Array:
+        """Variance of what is not known with its sign."""
+        return np.maximum(self.error.variance - self.explained, 0.0)
 
     def rounded(self, name: str, base: Base | None = None) -> Partial:
         """Rounded once more. Formats narrower than float32 look at where the value lies.
 
-        Where the value is ``base``, a number of the format, plus less than a spacing u, the rounding
-        is that of the difference: round(difference / u) u - difference. Small shares are lost so, all of
-        them toward base: an error that adds up over a tensor.
+        The place between two neighbours is known where what came before is far less than a spacing u,
+        as in peaked rows; and where the value is ``base``, a number of the format, plus a known difference:
+        round(difference / u) u - difference. Small shares are lost so, all of them toward base: an
+        error that adds up over a tensor. And all rows whose factor is the same, all keys whose one query
+        is the same, round alike: errors that are not independent of each other.
         """
-        upstream, reach = self.error.variance, self.error.bound
+        reach = self.error.bound
         grid = np.maximum(self.grid, spacing(self.value, name))
         if format_of(name).precision >= 24:
             made = rounding(self.value, name, self.grid, reach=reach)
-            return Partial(self.value, grid, self.error + made, self.local + made, self.drift)
-        made = known_rounding(self.value, name, upstream, self.grid, reach)
-        drift = self.drift
-        if base is not None:
-            u = spacing(self.value, name)
-            moved = self.value - base.value
-            near = (np.abs(moved) < u) & (base.grid >= u) & (self.grid < u)
-            near &= base.variance < u * u / 64
-            lost = np.where(near, np.rint(moved / u) * u - moved, 0.0)
-            made = Error(np.where(near, lost * lost, made.variance), made.bound)
-            drift = drift + lost
-        return Partial(self.value, grid, self.error + made, self.local + made, drift)
+            return dataclasses.replace(
+                self, grid=grid, error=self.error + made, local=self.local + made
+            )
+        x = self.value + self.drift
+        made, lost, less, gain = known_rounding(x, name, self.unknown(), self.grid, reach, base)
+        drift, explained = self.drift + lost, self.explained + less
+        error, local = self.error + made, self.local + made
+        return Partial(self.value, grid, error, local, drift, explained, gain)
+
+    def unshared(self, before: Partial, own: Array) -> Array:
+        """Variance that an element shares with no other, after the last rounding; ``own``: before it."""
+        square = np.square(self.gain)
+        return np.asarray(square * own + self.unknown() - square * before.unknown())
 
     def plus(self, other: Partial) -> Partial:
         """The exact sum of two; it lies on the finer grid."""
@@ -259,6 +331,7 @@ class Partial:
             self.error + other.error,
             self.local + other.local,
             self.drift + other.drift,
+            self.explained + other.explained,
         )
 
     def times(self, factor: Array) -> Partial:
@@ -266,10 +339,44 @@ class Partial:
         c = factor[..., None]
         grid = np.where(c == 1, self.grid, np.where(c == 0, np.inf, 0.0))
         error, local = self.error.times(c), self.local.times(c)
-        return Partial(self.value * c, grid, error, local, self.drift * c)
+        drift, explained = self.drift * c, self.explained * np.square(c)
+        return Partial(self.value * c, grid, error, local, drift, explained)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One side of a merge: what is carried, its ``factor`` [...] of each row, and their rounded product."""
+
+    part: Partial
+    factor: Array
+    product: Partial
+
+    @classmethod
+    def of(cls, part: Partial, factor: Array, name: str) -> Merged:
+        return cls(part, factor, part.times(factor).rounded(name))
 
 
 def partial(value: Array, error: Error, grid: Array | float = 0.0) -> Partial:
     """A fresh partial result whose error so far was not made here; 0 lies on every grid."""
     lies_on = np.where(value == 0, np.inf, grid)
     return Partial(value, lies_on, error, no_error(value.shape))
+
+
+def larger_part(a: Merged, b: Merged) -> Base:
+    """The part x of a merge with the larger factor c: round(c x) + round(d y) = x + the distance."""
+    larger = (a.factor >= b.factor)[..., None]
+
+    def chosen(of_a: Array, of_b: Array) -> Array:
+        return np.where(larger, of_a, of_b)
+
+    c = chosen(a.factor[..., None], b.factor[..., None])
+    of_x = chosen(a.part.unknown(), b.part.unknown())
+    of_product = chosen(a.product.unknown(), b.product.unknown())
+    of_rounding = np.maximum(of_product - c * c * of_x, 0.0)
+    of_other = chosen(b.product.unknown(), a.product.unknown()) + of_rounding
+    return Base(
+        chosen(a.part.value + a.part.drift, b.part.value + b.part.drift),
+        chosen(a.part.grid, b.part.grid),
+        (1 - c) ** 2 * of_x + of_other,
+        of_other - c * (1 - c) * of_x,
+    )

@@ -12,15 +12,17 @@ dk_j a little, which is why the variance of a sum over a tensor is not the sum o
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.compare.noise_forward import Sources, near_value, truncation
+from ringspec.compare.noise_forward import Sources, truncation
 from ringspec.compare.noise_problem import Array, Head
 from ringspec.compare.noise_rounding import (
     Base,
     Error,
+    Partial,
     partial,
     rounding,
     row_sum_error,
@@ -33,14 +35,16 @@ from ringspec.recipes import Recipe
 class RowNoise:
     """``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: whole errors of the results; ``mean`` and ``drift`` of o's.
 
-    ``output`` [G, Sq, Dv]: variance of o that no other element shares. ``lse_end``: variance of the final
-    rounding of lse alone.
+    ``output`` [G, Sq, Dv]: variance of o that no other element shares, but for what ``drift`` ``explained``;
+    ``gain``: the share of all else that the last rounding let through.
     """
 
     o: Error
     mean: Array
     drift: Array
+    explained: Array
     output: Array
+    gain: Array
     lse: Error
 
 
@@ -48,7 +52,8 @@ class RowNoise:
 class ReadNoise:
     """Errors of what the backward reads of a row: ``lse``, ``delta`` [G, Sq], their ``covariance``.
 
-    ``mean`` and ``drift`` are the predictable parts of delta's.
+    ``mean`` and ``drift`` are the predictable parts of delta's; ``explained``: variance of delta that stands
+    for the latter.
     """
 
     lse: Error
@@ -56,6 +61,7 @@ class ReadNoise:
     covariance: Array
     mean: Array
     drift: Array
+    explained: Array
 
 
 def relative_variance(sources: Sources) -> Array:
@@ -75,25 +81,41 @@ def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str
     grid: Array | float = 0.0
     if on_grid:
         grid = np.maximum(spacing(head.o, recipe.carried_o), spacing(head.o, recipe.merge))
-    rounded = partial(head.o, before, grid).rounded(recipe.outputs, base_of_o(head, recipe, before))
-    local, error = rounded.local, rounded.error
     keep_mean = sources.mean @ head.v
+    made = partial(head.o + keep_mean, before, grid)
+    made = dataclasses.replace(made, drift=sources.drift, explained=sources.explained)
+    rounded = made.rounded(recipe.outputs, base_of_o(head, recipe, made))
+    own = np.maximum(sources.omega.variance - sources.explained, 0.0)
     if "outputs" in truncated:
         local, mean = truncation(head.o, recipe.outputs, grid)
-        error, keep_mean = before + local, keep_mean + mean
-    drift = sources.drift + rounded.drift
-    output = sources.omega.variance + local.variance
-    return RowNoise(error, keep_mean, drift, output, lse_error(head, recipe, sources))
+        rounded = dataclasses.replace(made, error=before + local)
+        keep_mean = keep_mean + mean
+    lse = lse_error(head, recipe, sources)
+    return RowNoise(
+        rounded.error,
+        keep_mean,
+        np.asarray(rounded.drift),
+        np.asarray(rounded.explained),
+        np.maximum(rounded.unshared(made, own), 0.0),
+        rounded.gain + np.zeros(head.o.shape),
+        lse,
+    )
 
 
-def base_of_o(head: Head, recipe: Recipe, before: Error) -> Base | None:
-    """What o may lie near: the last o that was carried, where only sinks divide it, or a single v."""
-    if recipe.merge_order == "normalised" and head.sinks is not None:
-        mass = head.p.sum(axis=2, keepdims=True)
-        carried = head.o / np.where(mass > 0, mass, 1.0)
-        return Base(carried, spacing(carried, recipe.carried_o))
-    queries, keys = np.arange(head.q.shape[1]), np.arange(head.k.shape[0])
-    return near_value(head, recipe, queries, keys, before.variance)
+def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
+    """The last o that was carried, where only sinks divide it."""
+    if recipe.merge_order != "normalised" or head.sinks is None:
+        return None
+    mass = head.p.sum(axis=2, keepdims=True)
+    safe = np.where(mass > 0, mass, 1.0)
+    carried = (made.value + made.drift) / safe
+    variance = made.unknown() / safe**2
+    return Base(
+        carried,
+        spacing(carried, recipe.carried_o),
+        (1 - mass) ** 2 * variance,
+        -mass * (1 - mass) * variance,
+    )
 
 
 def o_error(head: Head, sources: Sources) -> Error:
@@ -143,23 +165,25 @@ def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> 
     """What dS reads of a row: lse rounded to ``backward_lse``, and delta."""
     assert head.dy is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
-    dy, total = head.dy, head.delta + head.dlse
+    dy, let_through = head.dy, head.dy * rows.gain
     weight = relative_variance(sources) * head.p**2
-    x = head.dp - total[..., None]
-    unkept = head.dp if head.keep is None else dy @ head.v.T
-    variance = (sources.zeta.variance * unkept**2).sum(axis=2)
+    unkept, total = let_through @ head.v.T, (let_through * head.o).sum(axis=2)
+    x = (unkept if head.keep is None else unkept * head.keep) - total[..., None]
+    explained = (dy * dy * rows.explained).sum(axis=2)
+    variance = (sources.zeta.variance * unkept**2).sum(axis=2) + explained
     variance += (weight * x * x).sum(axis=2) + total**2 * sources.lam.variance
     variance += (dy * dy * rows.output).sum(axis=2)
     covariance = (weight * x).sum(axis=2) - total * sources.lam.variance
     for one in sources.shared:
-        along = (dy * one.u).sum(axis=2)
+        along = (let_through * one.u).sum(axis=2)
         variance += one.variance * along**2
         covariance += one.variance * along * one.a
     before = Error(variance, (np.abs(dy) * rows.o.bound).sum(axis=2))
     lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
     read = partial(lse, rows.lse, spacing(lse, recipe.lse)).rounded(recipe.backward_lse).error
     mean, drift = (dy * rows.mean).sum(axis=2), (dy * rows.drift).sum(axis=2)
-    return ReadNoise(read, delta_error(head, recipe, before, rows), covariance, mean, drift)
+    delta = delta_error(head, recipe, before, rows)
+    return ReadNoise(read, delta, covariance, mean, drift, explained)
 
 
 def delta_error(head: Head, recipe: Recipe, before: Error, rows: RowNoise) -> Error:

@@ -12,8 +12,8 @@ contrasts c, each the most powerful one against its defect where errors are inde
 not take all of the weight. Any c is valid; this choice costs a few per cent of power.
 
 ``p`` is the Gaussian tail: exact in the limit of many roundings, and uniform over problems where the
-predicted variance is right, so in 16-bit recipes; in float32 it is conservative, because the prediction
-is (rms of error / predicted 0.8 on average). Kolmogorov-Smirnov tests: tests/compare/test_statistics.py,
+predicted variance is right, so in 16-bit recipes; not so where float32 sums decide, whose order no recipe
+declares. Kolmogorov-Smirnov tests: tests/compare/test_statistics.py,
 test_statistics_simulated.py. ``p_allowed`` is the Chernoff bound ``2 exp(-z^2 / 2)`` that holds for any number of
 roundings, after the allowance for a mean error has been subtracted from abs(T) and the standard
 deviation multiplied by ``high``.
@@ -220,7 +220,7 @@ def judged(
     """One :class:`Test` for each part that has noise."""
     total, allowed, lever, count = sums
     for g, stratum in enumerate(names):
-        if not variance[g] > 0:
+        if variance[g] <= 0:
             continue
         deviation = math.sqrt(variance[g])
         z = total[g] / deviation

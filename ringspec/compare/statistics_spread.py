@@ -217,7 +217,7 @@ def serial_tests(
         count = int(labels.max()) + 1
         least = QUIET * group_sums(np.square(c * sd), labels, count)
         variance = np.maximum(noise.variance_of_sums(name, c, labels), least)
-        good = variance > 0
+        good = ~(variance <= 0)
         deviation = np.sqrt(np.where(good, variance, 1.0))
         y = group_sums(c * error, labels, count) / deviation
         shift = group_sums(np.abs(c) * mean / np.where(noisy, unit, 1.0), labels, count) / deviation

@@ -179,7 +179,8 @@ def known(key: Keyed) -> Known:
     checked = spec_problem(key.case, inputs)
     seeds = Seeds(np.asarray(inputs["dy"], dtype=np.float64))
     call = call_of(dealt(key.case, key.case.id, 1), {})
-    return Known(truth_of(checked, seeds, limit=0), question_of(call))
+    dense = truth_of(checked, seeds, limit=0)
+    return Known(dense, question_of(call, dense.values))
 
 
 def without_ring(case: Case) -> Keyed:

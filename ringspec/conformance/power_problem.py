@@ -109,7 +109,7 @@ class Setting:
         }
 
     def allowance(self, name: str) -> Allowance:
-        return allowance_for(self.recipe, name)
+        return allowance_for(self.recipe, name, self.asked.workers)
 
     def simulated(self, scale: float | None = None) -> Named:
         """A correct kernel's results before their last rounding; ``scale``: with another scale."""

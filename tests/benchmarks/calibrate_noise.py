@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from compare.noise_problems import compare, random_case
+from compare.noise_problems import compare, limits, random_case
 
 from ringspec.recipes import RECIPES
 
@@ -27,8 +27,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=240)
     parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--low", type=float, default=0.85)
-    parser.add_argument("--high", type=float, default=1.15)
     given = parser.parse_args()
     ratios, worst = collections.defaultdict(list), collections.defaultdict(float)
     began = time.monotonic()
@@ -38,8 +36,7 @@ def main() -> None:
             key = described["used"], name
             ratios[key].append(ratio)
             worst[key] = max(worst[key], of_bound)
-            narrow = described["used"] not in ("float32", "float64") and name != "lse"
-            low, high = (given.low, given.high) if narrow else (0.5, 2.0)
+            low, high = limits(described["used"], name)
             low, high = (0.0, 9.0) if name == "dsinks" else (low, high)
             if not (low <= ratio <= high and of_bound <= 1 and exact < 1e-30):
                 print(

@@ -1,21 +1,29 @@
-"""Random problems for the noise model: the specification's ring as the kernel, float64 as the truth.
+"""Random problems for noise and statistics: the specification's ring as the kernel, float64 as the truth.
 
-The truth of a recipe without float64 products is float64's; that of 'float64' itself is computed in
+:func:`random_case` draws them for the calibration of the noise model, :func:`random_problem` for the
+statistics. The truth of a recipe without float64 products is float64's; that of 'float64' itself is computed in
 extended precision (64 significant bits), where the machine has it.
 """
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from ringspec.compare.noise import Attention, Geometry, predict
+from ringspec.compare.statistics import allowance_for
 from ringspec.formats import round_to
 from ringspec.recipes import RECIPES, Recipe, recipe
 from ringspec.spec.attention import normalise, over_group, scores
 from ringspec.spec.dropout import keep_factor
+from ringspec.spec.layout import make_layout
 from ringspec.spec.options import check
 from ringspec.spec.ring import ring
+
+STEP = 1e-3  # relative step of the scale, for the derivative
+RESULTS = ("o", "lse", "dq", "dk", "dv")
 
 
 @dataclass
@@ -34,9 +42,19 @@ class Case:
     options: dict
 
 
-def attention_of(case: Case) -> Attention:
+def scale_of(case: Case) -> float:
+    return float(case.options.get("scale", 1.0 / math.sqrt(case.q.shape[3])))
+
+
+def options_of(case: Case, scale_error: float) -> dict:
+    if scale_error == 0.0:
+        return case.options
+    return case.options | {"scale": scale_of(case) * (1.0 + scale_error)}
+
+
+def attention_of(case: Case, scale_error: float = 0.0) -> Attention:
     """The truth quantities of a problem, in float64."""
-    problem = check(case.q, case.k, case.v, case.options)
+    problem = check(case.q, case.k, case.v, options_of(case, scale_error))
     s, t = scores(problem)
     lse, p = normalise(problem, s)
     terms = problem.terms
@@ -64,9 +82,9 @@ def attention_of(case: Case) -> Attention:
     )
 
 
-def run(case: Case):
-    """The ring, and the geometry in which it ran."""
-    result = ring(
+def run_whole(case: Case, scale_error: float = 0.0, other: Any = None, **blocks: Any):
+    """What the ring gives; ``other``: under another recipe than its own, ``blocks``: with other blocks."""
+    return ring(
         case.q,
         case.k,
         case.v,
@@ -75,14 +93,37 @@ def run(case: Case):
         workers=case.workers,
         layout=case.layout,
         circulation=case.circulation,
-        recipe=case.recipe,
-        **case.options,
+        recipe=case.recipe if other is None else other,
+        **blocks,
+        **options_of(case, scale_error),
     )
-    owner_q, slot_q = places(result.layout_q)
-    owner_k, slot_k = places(result.layout_k)
-    made = Geometry.ring(owner_q, owner_k, case.workers, case.circulation)
-    fields = vars(made) | {"slot_q": slot_q, "slot_k": slot_k}
-    return result, Geometry(**fields)
+
+
+def run(case: Case, scale_error: float = 0.0, other: Any = None, **blocks: Any) -> dict:
+    """The results of :func:`run_whole` by name."""
+    result = run_whole(case, scale_error, other, **blocks)
+    return {name: getattr(result, name) for name in RESULTS}
+
+
+def geometry_of(case: Case) -> Geometry:
+    """How the ring cuts the problem."""
+    layout = make_layout(case.layout, case.q.shape[2], case.workers, None)
+    owner, slot = places(layout)
+    made = Geometry.ring(owner, owner, case.workers, case.circulation)
+    return Geometry(**(vars(made) | {"slot_q": slot, "slot_k": slot}))
+
+
+def truth_of(case: Case, scale_error: float = 0.0) -> dict:
+    """o, lse, dq, dk, dv; their error is far below the noise of every recipe but float64."""
+    results = truth(attention_of(case, scale_error))
+    return {name: results[name] for name in RESULTS}
+
+
+def directions(case: Case) -> dict:
+    """d result / d log scale, by a central difference."""
+    up, down = truth_of(case, STEP), truth_of(case, -STEP)
+    with np.errstate(invalid="ignore"):
+        return {name: (up[name] - down[name]) / (2 * STEP) for name in up}
 
 
 def places(layout):
@@ -202,10 +243,10 @@ def draw(
 def solve(case: Case):
     """(attention, geometry, errors by name): result of the ring less truth, float64."""
     attention = attention_of(case)
-    result, geometry = run(case)
+    result, geometry = run_whole(case), geometry_of(case)
     wide = extended(attention) if case.recipe.products == "float64" else attention
     want = truth(wide)
-    got = {name: getattr(result, name) for name in ("o", "lse", "dq", "dk", "dv")}
+    got = {name: getattr(result, name) for name in RESULTS}
     got |= {name: getattr(result, name) for name in ("dsinks", "dbias") if name in want}
     errors = {}
     for name, value in want.items():
@@ -247,6 +288,66 @@ def random_case(number: int, seed: int) -> tuple[Case, dict]:
         chosen["used"] = recipe(chosen["used"]).replace(tile_q=16, tile_k=16)
         described["tile"] = 16
     return draw(rng, **chosen), described
+
+
+DRAWN = ("bf16", "bf16_partials", "fp16", "fp16_partials", "float32", "nki", "fp8_e4m3")
+
+
+def random_problem(seed: int, declared: str | None = None, **fixed: Any) -> Case:
+    """A problem with all of it drawn at random; ``fixed``: workers, length, width, heads, spread, ...."""
+    rng = np.random.default_rng([77, seed])
+    drawn = {
+        "recipe": str(rng.choice(DRAWN)) if declared is None else declared,
+        "workers": int(rng.choice((1, 2, 4, 8))),
+        "length": int(rng.choice((32, 64, 64, 128, 128, 256))),
+        "width": int(rng.choice((16, 32, 64))),
+        "heads": int(rng.choice((1, 2, 4))),
+        "group": int(rng.choice((1, 2))),
+        "layout": str(rng.choice(LAYOUTS)),
+        "circulation": str(rng.choice(CIRCULATIONS)),
+        "spread": float(rng.choice((0.05, 0.5, 1.0, 1.0, 2.0, 3.0))),
+        "unlike": bool(rng.random() < 0.3),
+    }
+    mask = rng.choice(("full", "causal", "causal", "window", "softcap", "sinks", "dropout"))
+    drawn |= fixed
+    group = drawn["group"] if drawn["heads"] % drawn["group"] == 0 else 1
+    shape = (1, drawn["heads"], drawn["length"], drawn["width"])
+    small = (1, drawn["heads"] // group, drawn["length"], drawn["width"])
+    root = math.sqrt(drawn["spread"])
+    q, dy = root * rng.standard_normal(shape), rng.standard_normal(shape)
+    k, v = root * rng.standard_normal(small), rng.standard_normal(small)
+    if drawn["unlike"]:
+        q, k, v, dy = (
+            x * np.exp(0.7 * rng.standard_normal((*x.shape[:3], 1))) for x in (q, k, v, dy)
+        )
+    options: dict[str, Any] = {
+        "full": {},
+        "causal": {"causal": True},
+        "window": {"causal": True, "window": (drawn["length"] // 4, 0)},
+        "softcap": {"softcap": 5.0},
+        "sinks": {"sinks": rng.standard_normal((drawn["heads"], 1))},
+        "dropout": {"dropout_p": 0.2, "dropout_seed": seed},
+    }[fixed.get("mask", mask)]
+    used = recipe(drawn["recipe"])
+    q, k, v, dy = (round_to(x, used.inputs) for x in (q, k, v, dy))
+    return Case(
+        q,
+        k,
+        v,
+        dy,
+        None,
+        drawn["workers"],
+        drawn["layout"],
+        drawn["circulation"],
+        used,
+        dict(options),
+    )
+
+
+def limits(used: str | Recipe, name: str) -> tuple[float, float]:
+    """What rms of error / predicted must keep to: narrow where 16-bit rounding dominates."""
+    allowance = allowance_for(used, name)
+    return allowance.low, allowance.high
 
 
 def compare(case: Case) -> dict[str, tuple[float, float, float]]:

@@ -4,9 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-from compare import simulated_problems as simulated
+from compare import noise_problems as simulated
 
-import ringspec as rs
 from ringspec.compare.inference import infer
 from ringspec.compare.inference_candidates import candidates_for, in_words, predictions_of
 from ringspec.compare.noise import predict
@@ -61,13 +60,9 @@ def problem(name="bf16", workers=4, mask="causal", seed=5):
 
 def inferred(given, declared, kernel_recipe=None, **blocks):
     """What is inferred of a kernel with this recipe and these blocks that declares another."""
-    result = rs.ring(
-        given.q, given.k, given.v, given.dy, workers=given.workers, layout=given.layout,
-        circulation=given.circulation, recipe=kernel_recipe or declared,
-        scale=simulated.scale_of(given), **blocks, **given.options,
-    )  # fmt: skip
-    truth = simulated.truth(given)
-    errors = {name: errors_of(getattr(result, name), truth[name]) for name in truth}
+    got = simulated.run(given, other=kernel_recipe or declared, **blocks)
+    truth = simulated.truth_of(given)
+    errors = {name: errors_of(got[name], truth[name]) for name in truth}
     attention, geometry = simulated.attention_of(given), simulated.geometry_of(given)
     return infer(errors, attention, geometry, declared, predict)
 
@@ -148,7 +143,7 @@ def test_partials_cannot_be_told_with_one_worker_and_the_declared_recipe_is_name
 
 def test_a_few_wrong_elements_do_not_choose_a_recipe():
     given = problem()
-    truth, got = simulated.truth(given), simulated.run(given)
+    truth, got = simulated.truth_of(given), simulated.run(given)
     errors = {name: errors_of(got[name], truth[name]) for name in truth}
     errors["dq"][0, 0, 3] += 100.0
     errors["o"][0, 0, 3, 3] = np.nan

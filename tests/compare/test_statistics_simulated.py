@@ -4,11 +4,10 @@ import functools
 
 import numpy as np
 import pytest
-from compare import simulated_problems as simulated
+from compare import noise_problems as simulated
 from compare.test_inference import backward_block, forward_block, truncate
 from scipy import stats
 
-import ringspec as rs
 from ringspec.compare.noise import predict
 from ringspec.compare.statistics import (
     alarms,
@@ -28,7 +27,7 @@ def answers(problem, got=None, names=NAMES, declared=None):
     declared = declared or problem.recipe
     attention, geometry = simulated.attention_of(problem), simulated.geometry_of(problem)
     noise = predict(attention, declared, geometry)
-    truth, directions = simulated.truth(problem), simulated.directions(problem)
+    truth, directions = simulated.truth_of(problem), simulated.directions(problem)
     got = simulated.run(problem) if got is None else got
     parts = strata_for(geometry, attention.p, problem.k.shape[1])
     tests = []
@@ -65,18 +64,9 @@ def test_right_kernels_raise_no_alarm_and_their_linear_p_values_are_uniform():
     assert stats.kstest(p, "uniform").pvalue > 1e-3
 
 
-def run_with(problem, **blocks):
-    result = rs.ring(
-        problem.q, problem.k, problem.v, problem.dy, workers=problem.workers,
-        layout=problem.layout, circulation=problem.circulation, recipe=problem.recipe,
-        scale=simulated.scale_of(problem), **blocks, **problem.options,
-    )  # fmt: skip
-    return {name: getattr(result, name) for name in NAMES}
-
-
 def test_a_truncated_p_is_found_in_o_and_dv():
     problem = plain()
-    got = run_with(
+    got = simulated.run(
         problem,
         block_forward=functools.partial(forward_block, round_p=truncate),
         block_backward=functools.partial(backward_block, round_p=truncate),
@@ -122,7 +112,7 @@ def test_an_injected_scale_error_is_found_where_detectable_says_so():
     attention, geometry = simulated.attention_of(problem), simulated.geometry_of(problem)
     noise = predict(attention, "bf16", geometry)
     allowances = {name: allowance_for("bf16", name) for name in NAMES}
-    x = detectable(noise, simulated.truth(problem), simulated.directions(problem), allowances)
+    x = detectable(noise, simulated.truth_of(problem), simulated.directions(problem), allowances)
     assert x["lse"] < 1e-4 and 1e-4 < x["o"] < 1e-3 and 1e-4 < x["dq"] < 1e-3
     for name in ("o", "dq", "dk", "dv"):
         got = simulated.run(problem, x[name])
@@ -134,7 +124,7 @@ def test_an_injected_scale_error_is_found_where_detectable_says_so():
 def test_a_scale_error_of_1e_4_is_found_at_2048_tokens_from_the_forward_pass_alone_and_from_dq():
     problem = plain(length=2048, width=128, heads=1, workers=1)
     noise = predict(simulated.attention_of(problem), "bf16", simulated.geometry_of(problem))
-    truth, directions = simulated.truth(problem), simulated.directions(problem)
+    truth, directions = simulated.truth_of(problem), simulated.directions(problem)
     names = ("o", "dq")
     allowances = {name: allowance_for("bf16", name) for name in names}
     directions = {name: directions[name] for name in names}
