@@ -204,6 +204,29 @@ def public_nki(name: str, mixed_precision: bool) -> Recipe:
     )
 
 
+def nki_impl(name: str, narrow: str, mixed_precision: bool = True) -> Recipe:
+    """The ring attention kernels of the package nki_impl, as ``nki_impl.kernels`` describes them.
+
+    P and dS are of the input type, dS from the P that is not rounded yet; a block's o leaves it in
+    float32, the merge and all that is carried between ring steps are float32, o is rounded once, and
+    dq, dk, dv are float32. The row maximum is taken over the whole block; dk and dv are summed over 128
+    query rows at a time. Without ``mixed_precision`` lse, dy_o_sum, its products and the carried dk
+    and dv are of the input type.
+
+    Not said: o and dq are summed over 128 keys at a time, the final division is a reciprocal and a
+    product, dP - dy_o_sum is rounded before it is multiplied; all of these are roundings of float32.
+    More than 2048 keys on a worker count as several blocks, each with a maximum of its own. Without
+    ``mixed_precision`` each query head of a group, and each 2048 rows, add to the carried dk and dv
+    by themselves, where the recipe adds what a block gives at once.
+    """
+    changes: dict[str, Any] = {"gradients": "float32", "tile_q": 128}
+    if not mixed_precision:
+        low = ("dy_o_products", "backward_lse", "delta", "carried_dkv")
+        changes |= dict.fromkeys(low, narrow)
+    note = "kernels of nki_impl: P and dS of the input type, all else in float32"
+    return mixed(name, narrow, note).replace(**changes)
+
+
 RECIPES: dict[str, Recipe] = {
     r.name: r
     for r in (
@@ -217,6 +240,9 @@ RECIPES: dict[str, Recipe] = {
         float8("fp8_e5m2", "float8_e5m2"),
         public_nki("nki", mixed_precision=True),
         public_nki("nki_low", mixed_precision=False),
+        nki_impl("nki_impl_bf16", "bfloat16"),
+        nki_impl("nki_impl_fp16", "float16"),
+        nki_impl("nki_impl_fp32", "float32"),
     )
 }
 

@@ -18,8 +18,9 @@ from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import Outputs, RunCase
 from ringspec.conformance.diagnose import diagnose, pairs_of
 from ringspec.conformance.localise import localise
+from ringspec.conformance.mutants import MUTANTS
 from ringspec.conformance.noise_of import geometry_of, in_order, question_of
-from ringspec.conformance.outcome import Record
+from ringspec.conformance.outcome import FAILURES, Record
 from ringspec.conformance.precision import recipe_for
 from ringspec.conformance.target import Call
 from ringspec.errors import RingspecError
@@ -28,6 +29,7 @@ MOST = {
     "probe": 2, "property": 2, "special": 1, "adversarial": 2, "attention": 3, "ring": 8, "noise": 2,
     "other": 3,
 }  # fmt: skip
+ENOUGH = 3  # cases that name a bug, from which on no other case refutes them
 FEWEST = 0.4  # part of the diagnosed failures that a name must explain
 MOST_PAIRS = 1 << 19  # B * H * Sq * Sk of a call; larger ones take too long
 
@@ -101,20 +103,26 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     """What the diagnosed failures of a run say together.
 
     ``title``, ``id``, ``links`` of the bug that most of them name, or may be, ``count`` of them and of how
-    many; ``alike``: ids that no case tells from it; None where no case was diagnosed. Ties go to the bug that was named outright
-    more often. A bug that explains fewer than :data:`FEWEST` of them is none.
+    many; ``alike``: ids that no case tells from it; None where no case was diagnosed. Ties go to the bug
+    that was named outright more often. A bug that explains fewer than :data:`FEWEST` of them is none, and
+    so is one that few of them name while the case that it must fail passes (:func:`refuted`).
     """
     diagnoses = [record.diagnosis for record in records if record.diagnosis]
     if not diagnoses:
         return None
     named, possible = Counter[str](), Counter[str]()
-    about: dict[str, dict[str, Any]] = {}
+    in_other_forms: set[str] = set()
     for one in diagnoses:
         if one.get("id"):
-            about.setdefault(one["id"], one)
             named[one["id"]] += 1
             possible.update({one["id"], *one.get("alike", [])})
-    best = max(about, key=lambda id: (possible[id], named[id]), default=None)
+            in_other_forms.update(one.get("forms", {}))
+    passed = {record.id for record in records if record.outcome == "pass"}
+    for id in [id for id, count in possible.items() if count < ENOUGH and id not in in_other_forms]:
+        if refuted(id, passed, records):
+            del possible[id]
+    explaining = [id for id, n in possible.items() if named[id] or n == len(diagnoses)]
+    best = max(explaining, key=lambda id: (possible[id], named[id]), default=None)
     if best is None or possible[best] < FEWEST * len(diagnoses):
         return {
             "id": None,
@@ -124,11 +132,24 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
             "links": [],
             "alike": [],
         }
+    about = next((one for one in diagnoses if one.get("id") == best), None)
+    about = about or {"title": MUTANTS[best].title, "links": list(MUTANTS[best].links)}
     return {
         "id": best,
-        "title": about[best]["title"],
-        "links": about[best].get("links", []),
+        "title": about["title"],
+        "links": about.get("links", []),
         "alike": [id for id, n in possible.items() if n == possible[best] and id != best],
         "count": possible[best],
         "of": len(diagnoses),
     }
+
+
+def refuted(id: str, passed: set[str], records: Sequence[Record]) -> bool:
+    """Whether the cases that a mutant is known to fail were run, and all of them passed.
+
+    That a few cases look like the mutant is then chance: a tiny case in which every row is empty looks
+    like any bug that hides all keys.
+    """
+    known = set(MUTANTS[id].kills.values()) if id in MUTANTS else set()
+    ran = known & {record.id for record in records if record.outcome in ("pass", *FAILURES)}
+    return bool(ran) and ran <= passed

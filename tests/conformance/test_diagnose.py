@@ -7,20 +7,26 @@ import pytest
 
 from ringspec.compare.noise import predict
 from ringspec.conformance.answers import outputs_of
+from ringspec.conformance.calls import due_of
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.diagnose import diagnose
 from ringspec.conformance.diagnoser import Diagnoser, kind_of, most_likely
 from ringspec.conformance.execute import run_case
 from ringspec.conformance.localise import localise
-from ringspec.conformance.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.mutants import MUTANTS, MutantTarget, run_mutant
+from ringspec.conformance.mutants.ways import USUAL, Way
 from ringspec.conformance.noise_cases import noise_call
 from ringspec.conformance.noise_of import geometry_of, in_order, question_of
 from ringspec.conformance.outcome import Record
+from ringspec.conformance.precision import base_recipe
 from ringspec.conformance.report import case_line
 from ringspec.conformance.report_lines import read_record
 from ringspec.conformance.runner import run
+from ringspec.conformance.suspects import standardised
+from ringspec.conformance.target import Result
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.conformance.words import record_text
+from ringspec.formats import store
 from ringspec.render.failures import failure
 
 RIGHT = REFERENCES["bf16"]
@@ -123,3 +129,96 @@ def test_a_run_diagnoses_no_more_cases_than_its_budget():
     case = dataclasses.replace(run_cases("core")[0], id="ring/any")
     assert kind_of(case.id) == "ring"
     assert diagnose_few(RIGHT.capabilities, case, [call], [{}]) is None
+
+
+class Disguised:
+    """A mutant in a guise, in a way of going round, with tiles of its own."""
+
+    def __init__(self, id, n=None, way=USUAL, recipe="bf16"):
+        self.program = MUTANTS[id] if n is None else MUTANTS[id].guises[n]
+        self.name, self.capabilities, self.way = id, REFERENCES[recipe].capabilities, way
+
+    def run(self, call):
+        recipe = base_recipe(self.capabilities, call.formats["inputs"]).replace(tile_q=6, tile_k=5)
+        results = run_mutant(self.program, call, recipe, self.way)
+        due = due_of(call)
+        return Result(**{name: [store(x, due[name].format) for x in results[name]] for name in due})
+
+
+# Bug, guise, way of the kernel, a case.
+DISGUISES = [
+    ("last-step-dropped", 1, USUAL, "ring/contiguous-w3"),
+    ("ring-direction-of-keys", 0, USUAL, "ring/contiguous-causal-w4"),
+    ("plus-inf-lse-of-empty", 0, Way(skips=True, first_as_is=True), "ring/striped-causal-w3"),
+    ("sinks-of-first-head", 0, USUAL, "ring/several-sinks-striped-w4"),
+    ("merge-weights-exchanged", 0, Way(first_as_is=True, tree=True), "ring/contiguous-w4-batches"),
+    ("dq-overwritten", None, Way(skips=True), "ring/contiguous-causal-w4"),
+    ("last-step-alone", None, Way(skips=True), "ring/contiguous-causal-w4"),
+]
+
+
+@pytest.mark.parametrize(("id", "n", "way", "case"), DISGUISES)
+@pytest.mark.parametrize("recipe", ["bf16", "float32"])
+def test_a_known_bug_is_named_in_another_form_and_the_form_is_told(cases, id, n, way, case, recipe):
+    record = run_case(Disguised(id, n, way, recipe), cases[case], Diagnoser())
+    found = record.diagnosis
+    assert found["id"] == id, found
+    if n is not None:
+        assert MUTANTS[id].guises[n].words in found["forms"][id]
+    assert f"in this form: {found['forms'][id]}" in found["text"]
+
+
+def test_what_is_spoilt_is_alike_but_an_empty_row_is_not():
+    nan, inf, one = np.nan, np.inf, np.ones(4)
+    got = np.array([nan, inf, -inf, -inf])
+    z = standardised(got, np.array([inf, nan, -inf, nan]), one)
+    assert z[:3].tolist() == [0, 0, 0] and z[3] > 100
+    assert (standardised(got, np.zeros(4), one) > 100).all()
+
+
+def test_rounding_is_told_by_its_size_whatever_the_order_of_the_merge():
+    """Results truncated, with parts normalised: the noise of lse is not the recipe's, and that of o is."""
+    call = noise_call("size", "bf16", 4, tokens=128, head_dim=16)
+    for id, expected in (("truncated-results", "truncated-results"), (None, None)):
+        target = Disguised(id or "dtype-hard-coded", way=Way(normalised=True))
+        outputs = outputs_of(target.run(call), call, target.capabilities)
+        found = diagnose(target.capabilities, [call], [outputs])
+        assert found.right.fits
+        assert (found.named.id if found.named else None) == expected
+        assert all(one.id != "" for one in found.alike)
+
+
+def diagnosed_record(case, id, *alike, **more):
+    about = {"id": id, "title": id or "no known bug", "alike": list(alike)} | more
+    return Record(case, "mismatch", diagnosis=about)
+
+
+def test_a_name_from_few_cases_does_not_stand_against_the_case_that_it_must_fail():
+    id = "causal-as-empty-band"
+    known = [Record(case, "pass") for case in set(MUTANTS[id].kills.values())]
+    one = diagnosed_record("a", id)
+    assert most_likely([one])["id"] == id
+    assert most_likely([one, *known])["id"] is None
+    failed = [Record(record.id, "mismatch") for record in known]
+    assert most_likely([one, *failed])["id"] == id
+    three = [diagnosed_record(case, id) for case in "abc"]
+    assert most_likely([*three, *known])["id"] == id
+    other_form = diagnosed_record("a", id, forms={id: "in the backward alone"})
+    assert most_likely([other_form, *known])["id"] == id
+
+
+def test_where_a_name_is_refuted_a_bug_that_is_possible_everywhere_takes_its_place():
+    id, other = "no-maximum", "running-max-of-masked-block"
+    known = [Record(case, "pass") for case in set(MUTANTS[id].kills.values())]
+    found = most_likely([diagnosed_record("a", id, other), *known])
+    assert found["id"] == other and found["title"] == MUTANTS[other].title
+    assert found["links"] == list(MUTANTS[other].links)
+    both = [diagnosed_record("a", id, other), diagnosed_record("b", None)]
+    assert most_likely([*both, *known])["id"] is None
+
+
+def test_bugs_of_the_independent_ring_are_mapped_to_known_bugs():
+    from independent.names import SAME
+
+    assert len(SAME) >= 80
+    assert {id for ids in SAME.values() for id in ids} <= set(MUTANTS)

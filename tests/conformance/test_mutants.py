@@ -32,6 +32,8 @@ from ringspec.conformance.mutants.kills import KILLS
 from ringspec.conformance.mutants.mutant import RECIPES, mutant
 from ringspec.conformance.mutants.ring import RESULTS
 from ringspec.conformance.mutants.same import coincide
+from ringspec.conformance.mutants.ways import SMALL_TILES, USUAL, WAYS, Way, on_call, ways_of
+from ringspec.conformance.noise_cases import noise_call
 from ringspec.conformance.targets.reference import REFERENCES, block_results, ring_results
 from ringspec.recipes import RECIPES as RECIPES_BY_NAME
 from ringspec.vectors import open_set
@@ -165,9 +167,89 @@ def test_a_call_to_which_a_bug_does_not_apply_cannot_show_it(module):
             assert coincide(call, right, results, recipe), (one.id, id)
 
 
+GUISES = [(id, n) for id, one in MUTANTS.items() for n in range(len(one.guises))]
+WITH_EMPTY_ROWS = ("ring/striped-negative-offset-w4", "adversarial/nothing-visible-w2")
+
+
+@pytest.mark.parametrize("way", [*WAYS, SMALL_TILES], ids=Way.told)
+def test_the_right_program_gives_the_same_in_every_way(way):
+    """In float64, with padding, empty rows, features and every circulation."""
+    recipe = RECIPES_BY_NAME["float64"]
+    assert way != USUAL and way.told()
+    for id in (*GOLDEN[::7], *WITH_EMPTY_ROWS):
+        call = golden_call(id)
+        right = RESULTS[call.operation](call, recipe, Hooks())
+        assert coincide(call, right, RESULTS[call.operation](call, recipe, Hooks(), way), recipe), (
+            id
+        )
+
+
+def test_what_is_left_out_of_a_way_makes_no_difference_on_the_call():
+    recipe = RECIPES_BY_NAME["float32"]
+    for id in ("ring/contiguous-w3", "ring/contiguous-causal-w3", "ring/contiguous-w4-batches"):
+        call = golden_call(id)
+        for way in WAYS:
+            one, other = (
+                run_mutant(MUTANTS["merge-weights-exchanged"], call, recipe, x)
+                for x in (way, on_call(way, call))
+            )
+            assert all(
+                np.array_equal(a, b) for n in one for a, b in zip(one[n], other[n], strict=True)
+            ), (
+                id,
+                way,
+            )
+    assert on_call(WAYS[2], golden_call("ring/contiguous-w3")) != WAYS[2]
+    assert ways_of(MUTANTS["scale-twice"].hooks(call, recipe), call) == []
+    merges = MUTANTS["empty-merge-nan"].hooks(call, recipe)
+    assert len(ways_of(merges, call)) >= 4 and ways_of(merges, call, forward_is_right=True) == []
+
+
+def test_a_bug_of_empty_rows_shows_in_one_way_and_not_in_another():
+    call, recipe = golden_call("ring/contiguous-causal-w3"), RECIPES_BY_NAME["float64"]
+    right = RESULTS["ring"](call, recipe, Hooks())
+    for id in ("masked-block-nan", "finite-lse-of-empty"):
+        spoilt = run_mutant(MUTANTS[id], call, recipe)
+        spared = run_mutant(MUTANTS[id], call, recipe, Way(skips=True))
+        assert not coincide(call, right, spoilt, recipe), id
+        assert coincide(call, right, spared, recipe), id
+
+
+def test_a_way_changes_tiles_and_the_order_of_merging():
+    call, recipe = noise_call("ways", "f32", 4, tokens=32, head_dim=8), RECIPES_BY_NAME["float32"]
+    usual = RESULTS["ring"](call, recipe, Hooks())
+    for way in (Way(tile_k=2), Way(first_as_is=True, tree=True), Way(normalised=True)):
+        other = RESULTS["ring"](call, recipe, Hooks(), way)
+        assert not all(map(np.array_equal, usual["o"], other["o"])), way
+        assert coincide(call, usual, other, recipe), way
+
+
+@pytest.mark.parametrize(("id", "n"), GUISES)
+def test_a_guise_is_a_bug_and_another_one_than_its_mutant(id, n):
+    """In some golden case the right program and the mutant itself give something else."""
+    one = MUTANTS[id]
+    guise = one.guises[n]
+    assert guise.words and not guise.words.endswith(".")
+    recipe = RECIPES_BY_NAME["float64"]
+    ids = [*WITH_EMPTY_ROWS, *(case for case in GOLDEN if case.startswith("ring/"))]
+    if id == "running-max-of-masked-block":  # needs a hidden tile, and exp(-200) = 0
+        recipe = RECIPES_BY_NAME["float32"].replace(tile_k=2)
+        ids = ["adversarial/first-keys-hidden-then-minus-200"]
+
+    def other(call):
+        got = run_mutant(guise, call, recipe)
+        both = (RESULTS[call.operation](call, recipe, Hooks()), run_mutant(one, call, recipe))
+        return not any(coincide(call, x, got, recipe) for x in both)
+
+    assert any(other(call) for call in map(golden_call, ids) if guise.applies(call))
+
+
 # Bugs that are the right program on another call: the specification itself says what they give.
 AS_ANOTHER_CALL = {
     "packing-ignored": (wrong.no_documents, "ring/documents-w2"),
+    "documents-numbered-by-worker": (
+        lambda call: numbered_by_worker(call), "ring/documents-w4"
+    ),
     "window-ignored": (wrong.no_window, "ring/window-causal-w4"),
     "window-per-block": (wrong.window_per_block, "ring/window-causal-w4"),
     "local-positions": (wrong.local_indices, "ring/contiguous-causal-w3"),
@@ -177,6 +259,17 @@ AS_ANOTHER_CALL = {
         lambda call: with_scale(call, call.terms["scale"] ** 2), "ring/contiguous-causal-w2"
     ),
 }  # fmt: skip
+
+
+def numbered_by_worker(call):
+    """Segments instead of document starts, counted by each worker from 0."""
+    starts = call.terms["cu_seqlens"]
+    document = np.searchsorted(starts, call.index_q, "right") - 1
+    document = np.where(call.index_q >= starts[-1], -1, document)
+    own = [np.where(ids < 0, -1, ids - ids[ids >= 0].min())[None] for ids in document]
+    terms = {name: value for name, value in call.terms.items() if name != "cu_seqlens"}
+    tensors = {**call.tensors, "segments_q": own, "segments_k": own}
+    return dataclasses.replace(call, terms=terms, tensors=tensors)
 
 
 def with_scale(call, scale):

@@ -36,7 +36,8 @@ SAME: dict[str, tuple[str, ...]] = {
     "window_ignored": ("window-ignored",),
     "window_one_too_wide": ("window-one-wide", "window-off-by-one"),
     "documents_ignored": ("packing-ignored",),
-    "documents_counted_by_each_worker": ("local-document-starts",),
+    # Numbers of the worker's own documents; local-document-starts reads the first worker's slots.
+    "documents_counted_by_each_worker": ("documents-numbered-by-worker",),
     "document_lengths_floored": ("length-floored",),
     "padding_attends_to_padding": ("padding-is-a-document",),
     "bias_at_local_columns": ("bias-columns-local",),
@@ -79,7 +80,8 @@ SAME: dict[str, tuple[str, ...]] = {
     "sent_views_lose_their_strides": ("strides-ignored",),
     "stops_one_step_early": ("last-step-dropped",),
     "backward_stops_one_step_early": ("last-step-dropped-in-backward",),
-    "owner_with_the_wrong_sign": ("offset-sign",),
+    # The owner is taken modulo W, as if blocks came from the other neighbour; offset-sign mirrors positions.
+    "owner_with_the_wrong_sign": ("ring-direction-of-keys", "offset-sign"),
     "skips_by_the_inverted_predicate": ("inverted-skip",),
     "backward_reads_step_0_keys": ("stale-keys-alone",),
     "row_statistics_stay_at_home": ("row-sums-not-travelling",),

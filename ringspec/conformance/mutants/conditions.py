@@ -93,6 +93,16 @@ def batches(least: int) -> Condition:
     return lambda call: attends(call) and call.worker("q", 0).shape[0] >= least
 
 
+def hides(call: Call) -> bool:
+    """Some pair of tokens may be hidden."""
+    return (
+        any(given(call, name) for name in ("causal", "window"))
+        or packed(call)
+        or padded(call)
+        or any(name in call.tensors for name in ("mask", "bound_min", "bias"))
+    )
+
+
 def padded(call: Call) -> bool:
     """Some slot holds no token."""
     return any(x is not None and bool((x < 0).any()) for x in (call.index_q, call.index_k))

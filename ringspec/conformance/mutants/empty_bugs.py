@@ -11,15 +11,14 @@ from ringspec.conformance.mutants.conditions import (
     backward,
     either,
     forward,
+    hides,
     packed,
     padded,
     ring,
-    tensor,
-    term,
     when,
 )
-from ringspec.conformance.mutants.hooks import At, score
-from ringspec.conformance.mutants.mutant import mutant
+from ringspec.conformance.mutants.hooks import At, merged, score
+from ringspec.conformance.mutants.mutant import guise, mutant
 from ringspec.formats import round_to
 from ringspec.recipes import Recipe
 from ringspec.spec.online_softmax import SoftmaxState, absorb, finish, product, row_sum
@@ -38,6 +37,14 @@ def unguarded_tile(
     return SoftmaxState(right.m, l, np.where(lost[..., None], np.nan, right.o))
 
 
+def tile_with_maximum_of_zero(
+    state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
+) -> SoftmaxState:
+    """A tile without visible keys sets the running maximum to 0."""
+    right = absorb(state, s, v, keep, recipe)
+    return SoftmaxState(np.where(np.isneginf(right.m), 0.0, right.m), right.l, right.o)
+
+
 def without_maximum(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
@@ -54,9 +61,36 @@ def finite_lse(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
     return SoftmaxState(np.where(empty, 0.0, part.m), np.where(empty, 1.0, part.l), o)
 
 
+def finite_lse_and_zeros(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    empty = part.l == 0
+    return SoftmaxState(np.where(empty, 0.0, part.m), np.where(empty, 1.0, part.l), part.o)
+
+
 def plus_infinity(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
     empty = part.l == 0
     return SoftmaxState(np.where(empty, np.inf, part.m), np.where(empty, 1.0, part.l), part.o)
+
+
+def infinity_takes_all(
+    at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
+) -> SoftmaxState:
+    """A part whose lse is +inf is the result."""
+    result = merged(at, running, part, recipe)
+    for one in (part, running):
+        all_of_it = np.isposinf(one.m)
+        result = SoftmaxState(
+            np.where(all_of_it, one.m, result.m),
+            np.where(all_of_it, one.l, result.l),
+            np.where(all_of_it[..., None], one.o, result.o),
+        )
+    return result
+
+
+def zeros_for_nan(
+    worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
+) -> tuple[Array, Array]:
+    o, lse = finish(running, sinks, recipe)
+    return np.where(np.isnan(lse)[..., None], 0.0, o), lse
 
 
 def maximum_of_zero(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
@@ -107,11 +141,6 @@ def unguarded_gradient(p: Array, dp: Array, keep: Array | float, delta: Array) -
     return p * (dp * keep - delta[..., None])
 
 
-HIDES = either(
-    term("causal"), term("window"), packed, padded, tensor("mask"), tensor("bound_min"),
-    tensor("bias"),
-)  # fmt: skip
-
 BUGS = (
     mutant(
         "masked-block-nan",
@@ -119,8 +148,16 @@ BUGS = (
         "The rescale takes (-inf) - (-inf) where no key of the block is visible.",
         "pytorch/pytorch/pull/130014",
         flags=("masked-block-nan",),
-        applies=when(attends, forward, HIDES),
+        applies=when(attends, forward, hides),
         absorb_tile=unguarded_tile,
+        guises=(
+            guise(
+                "a guarded division makes 0 of o, and lse stays NaN",
+                when(attends, forward, hides),
+                absorb_tile=unguarded_tile,
+                finish=zeros_for_nan,
+            ),
+        ),
     ),
     mutant(
         "finite-lse-of-empty",
@@ -128,8 +165,11 @@ BUGS = (
         "The backend never writes o and lse of such rows, and the merge gives them weight.",
         "vllm-project/vllm/pull/49294", "flashinfer-ai/flashinfer/issues/4452",
         flags=("finite-lse-of-empty",),
-        applies=when(attends, forward, HIDES),
+        applies=when(attends, forward, hides),
         part=finite_lse,
+        guises=(
+            guise("o holds zeros", when(attends, forward, hides), part=finite_lse_and_zeros),
+        ),
     ),
     mutant(
         "plus-inf-lse-of-empty",
@@ -137,8 +177,16 @@ BUGS = (
         "The infinite lse takes all weight in a merge, or makes NaN of it.",
         "Dao-AILab/flash-attention/pull/978", "deepseek-ai/FlashMLA/pull/77",
         flags=("plus-inf-lse-of-empty",),
-        applies=when(attends, forward, HIDES),
+        applies=when(attends, forward, hides),
         part=plus_infinity,
+        guises=(
+            guise(
+                "it takes all weight",
+                when(attends, forward, hides),
+                part=plus_infinity,
+                merge=infinity_takes_all,
+            ),
+        ),
     ),
     mutant(
         "running-max-of-masked-block",
@@ -146,8 +194,15 @@ BUGS = (
         "A row whose other scores lie far below 0 underflows to nothing. Scores round 0 hide it.",
         "Dao-AILab/flash-attention/issues/2082",
         flags=("running-max-of-masked-block",),
-        applies=when(ring(2), forward, HIDES),
+        applies=when(ring(2), forward, hides),
         part=maximum_of_zero,
+        guises=(
+            guise(
+                "one tile of a block is enough",
+                when(attends, forward, hides),
+                absorb_tile=tile_with_maximum_of_zero,
+            ),
+        ),
     ),
     mutant(
         "empty-row-nan",
@@ -186,7 +241,7 @@ BUGS = (
         "finite. Usual scores hide it.",
         "flashinfer-ai/flashinfer/pull/4401", "flashinfer-ai/flashinfer/issues/4452",
         flags=("sentinel",),
-        applies=when(attends, HIDES),
+        applies=when(attends, hides),
         score=finite_sentinel,
     ),
     mutant(

@@ -79,6 +79,7 @@ KILLS: dict[str, tuple[str, str]] = {
     ),
     "packing-ignored": ("ring/documents-w2", "ring/documents-w2"),
     "local-document-starts": ("ring/documents-striped-w3", "ring/documents-striped-w3"),
+    "documents-numbered-by-worker": ("ring/documents-w4", "ring/documents-w4"),
     "length-floored": ("ring/table-documents-of-4-and-3-w2", "ring/table-documents-of-4-and-3-w2"),
     "empty-document": (
         "attention/documents-without-queries", "attention/documents-without-queries",

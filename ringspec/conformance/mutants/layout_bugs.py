@@ -35,7 +35,7 @@ from ringspec.conformance.mutants.conditions import (
     without,
 )
 from ringspec.conformance.mutants.hooks import At, mask, merged
-from ringspec.conformance.mutants.mutant import mutant
+from ringspec.conformance.mutants.mutant import guise, mutant
 from ringspec.conformance.target import Call
 from ringspec.recipes import Recipe
 from ringspec.spec import masks
@@ -66,6 +66,12 @@ def causal_on_first_step_alone(at: At, rows: Rows, columns: Columns, terms: Term
 def not_later_than_worker(at: At) -> bool:
     """The worker's rank <= the step, where the step must be <= the rank."""
     return at.worker <= at.step
+
+
+def rank_not_above_step(at: At) -> bool:
+    """The same test of the pair that meets, whichever of the two travels."""
+    step = at.direction * (at.query.owner - at.key.owner) % at.workers
+    return at.query.owner <= step
 
 
 def mirrored(call: Call) -> Mask:
@@ -200,6 +206,13 @@ BUGS = (
         applies=when(PLAIN_CAUSAL, circulates("kv")),
         mask=causal_on_first_step_alone,
         computes=not_later_than_worker,
+        guises=(
+            guise(
+                "what is computed is masked rightly",
+                when(ring(2), term("causal")),
+                computes=rank_not_above_step,
+            ),
+        ),
     ),
     mutant(
         "future-not-skipped",

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from ringspec.conformance.mutants.conditions import attends, forward, merges, when
+from ringspec.conformance.mutants.conditions import attends, forward, merges, ring, when
 from ringspec.conformance.mutants.hooks import At, Hooks, merged
-from ringspec.conformance.mutants.mutant import mutant
+from ringspec.conformance.mutants.mutant import guise, mutant
 from ringspec.conformance.target import Call
 from ringspec.formats import round_to
 from ringspec.recipes import Recipe
@@ -43,6 +43,12 @@ def base_2_part(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
     return normal(part, 1 / LN2)
 
 
+def natural_at_last(
+    worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
+) -> tuple[Array, Array]:
+    return finish(normal(running, LN2), sinks, recipe)
+
+
 def powers_of_two(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
@@ -60,6 +66,20 @@ def exchanged(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe)
         return merged(at, running, part, recipe)
     c_a, c_b, m = weights(running, part)
     return with_weights(running, part, c_b, c_a, m, recipe)
+
+
+def weights_of_o_exchanged(
+    at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
+) -> SoftmaxState:
+    """lse is right."""
+    right = merged(at, running, part, recipe)
+    if not running.l.any():
+        return right
+    a, b = normal(running), normal(part)
+    c_a, c_b, _ = weights(a, b)
+    total = np.where(c_a * a.l + c_b * b.l == 0, 1.0, c_a * a.l + c_b * b.l)
+    o = (c_b * b.l / total)[..., None] * a.o + (c_a * a.l / total)[..., None] * b.o
+    return SoftmaxState(right.m, right.l, o * right.l[..., None])
 
 
 def equal_weights(
@@ -111,6 +131,14 @@ def unguarded(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe)
     return with_weights(running, part, np.exp(running.m - m), np.exp(part.m - m), m, recipe)
 
 
+def o_unguarded(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """The weights of o take (-inf) - (-inf); lse is -inf, as it should be."""
+    right = merged(at, running, part, recipe)
+    both = ((running.l == 0) & (part.l == 0))[..., None]
+    spoilt = both | np.isnan(running.o) | np.isnan(part.o)
+    return SoftmaxState(right.m, right.l, np.where(spoilt, np.nan, right.o))
+
+
 def last_worker_unnormalised(call: Call, recipe: Recipe) -> Hooks:
     def finished(
         worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
@@ -134,6 +162,14 @@ BUGS = (
         flags=("log2-lse",),
         applies=when(attends, forward),
         part=base_2_part,
+        guises=(
+            guise(
+                "the merged lse is made natural again",
+                when(ring(1), forward),
+                part=base_2_part,
+                finish=natural_at_last,
+            ),
+        ),
     ),
     mutant(
         "natural-lse-as-log2",
@@ -159,6 +195,7 @@ BUGS = (
         "maxima hide it.",
         applies=when(merges, forward),
         merge=exchanged,
+        guises=(guise("lse is right", when(merges, forward), merge=weights_of_o_exchanged),),
     ),
     mutant(
         "merge-averages",
@@ -201,6 +238,7 @@ BUGS = (
         flags=("empty-merge-nan",),
         applies=when(merges, forward),
         merge=unguarded,
+        guises=(guise("lse is right", when(merges, forward), merge=o_unguarded),),
     ),
     mutant(
         "last-worker-unnormalised",

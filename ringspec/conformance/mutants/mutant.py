@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from ringspec.conformance.calls import due_of
 from ringspec.conformance.mutants.hooks import Hooks, Results
 from ringspec.conformance.mutants.kills import KILLS
 from ringspec.conformance.mutants.ring import RESULTS
+from ringspec.conformance.mutants.ways import USUAL, Way
 from ringspec.conformance.precision import base_recipe
 from ringspec.conformance.target import Call, Result
 from ringspec.conformance.targets.reference import REFERENCES
@@ -25,6 +26,19 @@ Make = Callable[[Call, Recipe], Hooks]
 
 
 @dataclass(frozen=True)
+class Guise:
+    """Another form of a bug, which its title names as well; ``words`` say what is different.
+
+    Kernels that have the bug differ in it: which pass, what a buffer holds that nobody wrote, which
+    results are spared. A guise is looked for in a diagnosis; the suite is measured against the bug itself.
+    """
+
+    words: str
+    hooks: Make
+    applies: Condition
+
+
+@dataclass(frozen=True)
 class Mutant:
     """One known bug as a change of a few pieces of the ring.
 
@@ -32,7 +46,7 @@ class Mutant:
     and what hides it. ``links`` are public reports (empty: a mistake that the definition makes easy, of
     which no report is known); ``flags`` are classes of :data:`ringspec.vectors.flags.FLAGS`.
     ``applies(call)`` is False where the bug cannot change a result. ``unseen`` maps a recipe in which
-    nothing can show the bug to the reason.
+    nothing can show the bug to the reason. ``guises`` are other forms of the same bug.
     """
 
     id: str
@@ -43,6 +57,7 @@ class Mutant:
     applies: Condition
     hooks: Make
     unseen: Mapping[str, str] = field(default_factory=dict)
+    guises: tuple[Guise, ...] = ()
 
     @property
     def kills(self) -> Mapping[str, str]:
@@ -69,23 +84,35 @@ def mutant(
     hooks: Make | None = None,
     flags: tuple[str, ...] = (),
     unseen: Mapping[str, str] | None = None,
+    guises: Sequence[Guise] = (),
     **pieces: Any,
 ) -> Mutant:
     """A mutant; ``links`` are paths below https://github.com, ``pieces`` those that are always the same."""
-    fixed = Hooks(**pieces)
-    made: Make = (lambda call, recipe: fixed) if hooks is None else hooks
     addresses = tuple(SITE + link for link in links)
-    return Mutant(id, title, what, addresses, flags, applies, made, dict(unseen or {}))
+    made = made_of(hooks, pieces)
+    return Mutant(
+        id, title, what, addresses, flags, applies, made, dict(unseen or {}), tuple(guises)
+    )
 
 
-def run_mutant(mutant: Mutant, call: Call, recipe: Recipe) -> Results:
+def guise(words: str, applies: Condition, hooks: Make | None = None, **pieces: Any) -> Guise:
+    """A guise, from the same pieces as a mutant."""
+    return Guise(words, made_of(hooks, pieces), applies)
+
+
+def made_of(hooks: Make | None, pieces: Mapping[str, Any]) -> Make:
+    fixed = Hooks(**pieces)
+    return (lambda call, recipe: fixed) if hooks is None else hooks
+
+
+def run_mutant(mutant: Mutant | Guise, call: Call, recipe: Recipe, way: Way = USUAL) -> Results:
     """What the mutant gives for a call under a recipe: results by name, one float64 array a worker.
 
     Where the mutant does not apply, the right results. NaN and infinities come without a warning.
     """
     hooks = mutant.hooks(call, recipe) if mutant.applies(call) else Hooks()
     with np.errstate(all="ignore"):
-        return RESULTS[call.operation](call, recipe, hooks)
+        return RESULTS[call.operation](call, recipe, hooks, way)
 
 
 class MutantTarget:

@@ -10,7 +10,7 @@ import numpy as np
 from ringspec.conformance.mutants.believed import Mask, by_call, slots, taken
 from ringspec.conformance.mutants.conditions import attends, packed, padded, ring, term, when
 from ringspec.conformance.mutants.hooks import At, Hooks, mask
-from ringspec.conformance.mutants.mutant import mutant
+from ringspec.conformance.mutants.mutant import guise, mutant
 from ringspec.conformance.target import Call
 from ringspec.recipes import Recipe
 from ringspec.spec.problem import Booleans, Columns, Integers, Rows, Terms
@@ -33,6 +33,11 @@ def no_documents(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans
         dataclasses.replace(columns, segment=np.minimum(columns.segment, 0)),
         terms,
     )
+
+
+def no_segments(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    rows = dataclasses.replace(rows, segment=None)
+    return mask(at, rows, dataclasses.replace(columns, segment=None), terms)
 
 
 def padding_is_a_document(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -71,6 +76,34 @@ def documents_by_slot(call: Call) -> Mask:
         )
 
     return by_slot
+
+
+def numbered_by_worker(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    """A document's number is its place among those of which the worker holds tokens."""
+    of_rows, of_columns = at.query.rows, at.key.columns
+    assert of_rows is not None and of_columns is not None
+    if of_rows.segment is None or of_columns.segment is None:
+        return mask(at, rows, columns, terms)
+    assert rows.segment is not None and columns.segment is not None
+    row_ids = number_among(rows.segment, of_rows.segment)
+    column_ids = number_among(columns.segment, of_columns.segment)
+    return mask(
+        at,
+        dataclasses.replace(rows, segment=row_ids),
+        dataclasses.replace(columns, segment=column_ids),
+        terms,
+    )
+
+
+def number_among(ids: Integers, held: Integers) -> Integers:
+    """The place of each id among the distinct ones that are held; padding (negative) stays padding."""
+    known = [np.unique(row[row >= 0]) for row in held]
+    places = [np.searchsorted(a, row) for a, row in zip(known, ids, strict=True)]
+    return np.where(ids < 0, ids, np.stack(places))
+
+
+def keys_cut_short(call: Call, recipe: Recipe) -> Hooks:
+    return Hooks(keys=cut_short(call, recipe).keys)
 
 
 def cut_short(call: Call, recipe: Recipe) -> Hooks:
@@ -140,6 +173,7 @@ BUGS = (
         flags=("packing-ignored",),
         applies=when(attends, packed),
         mask=no_documents,
+        guises=(guise("padding is seen as well", when(attends, packed), mask=no_segments),),
     ),
     mutant(
         "local-document-starts",
@@ -151,6 +185,15 @@ BUGS = (
         hooks=by_call(documents_by_slot),
     ),
     mutant(
+        "documents-numbered-by-worker",
+        "each worker numbers the documents that it holds from 0",
+        "Document ids are made from the tokens that a worker holds, so that document 0 of one worker is "
+        "taken for document 0 of another, and one document on two workers for two. One worker is right.",
+        flags=("local-document-starts",),
+        applies=when(ring(2), packed),
+        mask=numbered_by_worker,
+    ),
+    mutant(
         "length-floored",
         "document lengths are floored to a multiple of the worker count",
         "The last tokens of a document are neither seen nor computed. Lengths divisible by W hide it.",
@@ -158,6 +201,13 @@ BUGS = (
         flags=("length-floored",),
         applies=when(ring(2), term("cu_seqlens"), has_uneven_document),
         hooks=cut_short,
+        guises=(
+            guise(
+                "their queries are computed",
+                when(ring(2), term("cu_seqlens"), has_uneven_document),
+                hooks=keys_cut_short,
+            ),
+        ),
     ),
     mutant(
         "empty-document",

@@ -8,7 +8,7 @@ import numpy as np
 
 from ringspec.conformance.mutants.conditions import attends, backward, forward, merges, ring, when
 from ringspec.conformance.mutants.hooks import Hooks, Results
-from ringspec.conformance.mutants.mutant import mutant
+from ringspec.conformance.mutants.mutant import guise, mutant
 from ringspec.conformance.target import Call
 from ringspec.formats import format_of, round_to
 from ringspec.recipes import Recipe
@@ -170,6 +170,9 @@ BUGS = (
         "p = exp(s - lse) is off by the rounding of lse, the same for a whole row.",
         applies=when(attends, backward),
         recipe=rounding("backward_lse"),
+        guises=(
+            guise("and returns it", when(attends, forward), recipe=rounding("backward_lse", "lse")),
+        ),
     ),
     mutant(
         "delta-in-16-bit",

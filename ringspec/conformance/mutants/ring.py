@@ -14,6 +14,7 @@ import numpy as np
 
 from ringspec.conformance.mutants.block import block_backward, block_forward
 from ringspec.conformance.mutants.hooks import At, Hooks, Hop, Results
+from ringspec.conformance.mutants.ways import USUAL, Part, Way, all_merged, meets
 from ringspec.conformance.target import Call
 from ringspec.conformance.targets.reference import options_of, whole
 from ringspec.formats import load, round_to
@@ -72,40 +73,45 @@ def blocks_of(call: Call, recipe: Recipe) -> Blocks:
     return Blocks(queries, keys, dlse, problem.terms, call.circulation, direction)
 
 
-def ring_results(call: Call, recipe: Recipe, hooks: Hooks) -> Results:
+def ring_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
     """Results of a 'ring' call by name, one array a worker."""
-    recipe = hooks.recipe(recipe)
+    recipe = way.recipe(hooks.recipe(recipe))
     blocks = blocks_of(call, recipe)
     results: Results = {}
     if "forward" in call.passes:
-        o, lse = forward(blocks, recipe, hooks)
+        o, lse = forward(blocks, recipe, hooks, way)
     else:
         o, lse = ([load(x) for x in call.tensors[name]] for name in ("o", "lse"))
     results |= {"o": o, "lse": lse}
     if "backward" in call.passes:
-        results |= backward(blocks, o, lse, recipe, hooks)
+        results |= backward(blocks, o, lse, recipe, hooks, way)
     return hooks.results(results)
 
 
-def forward(blocks: Blocks, recipe: Recipe, hooks: Hooks) -> tuple[list[Array], list[Array]]:
+def forward(
+    blocks: Blocks, recipe: Recipe, hooks: Hooks, way: Way = USUAL
+) -> tuple[list[Array], list[Array]]:
     """o and lse of every worker: keys travel, queries and their softmax state stay."""
     workers = blocks.workers
     terms = hooks.terms("forward", blocks.terms)
     queries = [hooks.queries("forward", side) for side in blocks.queries]
     keys = [hooks.keys("forward", side) for side in blocks.keys]
-    running = [empty_state(query, key) for query, key in zip(queries, keys, strict=True)]
+    parts: list[list[Part]] = [[] for _ in range(workers)]
     held = keys
     for step in range(workers):
         for r in range(workers):
             at = At(
                 "forward", r, step, workers, blocks.direction, queries[r], held[r], queries, keys
             )
-            if hooks.computes(at):
+            if meets(hooks, way, at, terms):
                 part = block_forward(hooks, at, *hooks.sees(at), terms, recipe)
-                running[r] = hooks.merge(at, running[r], hooks.part(at, part, recipe), recipe)
+                parts[r].append((at, hooks.part(at, part, recipe)))
         if step < workers - 1:
             held = hooks.hop(Hop("forward", step, workers, blocks.direction, False), held)
-    done = [hooks.finish(r, running[r], terms.sinks, recipe) for r in range(workers)]
+    done = []
+    for r in range(workers):
+        running = all_merged(hooks, way, parts[r], empty_state(queries[r], keys[r]), recipe)
+        done.append(hooks.finish(r, running, terms.sinks, recipe))
     return [o for o, _ in done], [lse for _, lse in done]
 
 
@@ -116,9 +122,15 @@ def empty_state(query: QuerySide, key: KeySide) -> SoftmaxState:
 
 
 def backward(
-    blocks: Blocks, o: list[Array], lse: list[Array], recipe: Recipe, hooks: Hooks
+    blocks: Blocks,
+    o: list[Array],
+    lse: list[Array],
+    recipe: Recipe,
+    hooks: Hooks,
+    way: Way = USUAL,
 ) -> Results:
     """dq, dk, dv, dsinks and dbias of every worker, in the circulation of the blocks."""
+    hooks = way.pieces(hooks)
     workers, terms = blocks.workers, hooks.terms("backward", blocks.terms)
     queries = [
         hooks.queries("backward", with_row_sums(side, o[r], lse[r], blocks.dlse[r], recipe, hooks))
@@ -137,7 +149,7 @@ def backward(
             at = At(
                 "backward", r, step, workers, blocks.direction, upper[r], lower[r], queries, keys
             )
-            if hooks.computes(at):
+            if meets(hooks, way, at, terms):
                 share = block_backward(hooks, at, *hooks.sees(at), terms, recipe)
                 upper[r], lower[r] = added(hooks, at, hooks.share(at, share), recipe)
         hop = Hop("backward", step, workers, blocks.direction, step == workers - 1)
@@ -216,9 +228,9 @@ def reduced(hooks: Hooks, owner: int, parts: list[KeySide], recipe: Recipe) -> K
     return dataclasses.replace(first, dk=dk, dv=dv)
 
 
-def block_results(call: Call, recipe: Recipe, hooks: Hooks) -> Results:
+def block_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
     """Results of a 'block' call: o and lse of one block, or its share of the gradients."""
-    recipe = hooks.recipe(recipe)
+    recipe = way.recipe(hooks.recipe(recipe))
     blocks = blocks_of(call, recipe)
     [query], [key] = blocks.queries, blocks.keys
     results: Results = {}
@@ -249,19 +261,23 @@ def block_results(call: Call, recipe: Recipe, hooks: Hooks) -> Results:
     return hooks.results(results)
 
 
-def merge_results(call: Call, recipe: Recipe, hooks: Hooks) -> Results:
+def merge_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
     """Results of a 'merge' call: normalised parts, one after the other."""
-    recipe = hooks.recipe(recipe)
+    recipe = way.recipe(hooks.recipe(recipe))
     states = []
     for o, lse in zip(
         load(call.worker("parts_o", 0)), load(call.worker("parts_lse", 0)), strict=True
     ):
         weight = np.where(np.isneginf(lse), 0.0, 1.0)
         states.append(SoftmaxState(lse, weight, np.where(weight[..., None] > 0, o, 0.0)))
-    state, query, key = states[0], QuerySide(0), KeySide(0)
-    for step, part in enumerate(states[1:], start=1):
-        at = At("merge", 0, step, len(states), 1, query, key, [query], [key])
-        state = hooks.merge(at, state, part, recipe)
+    query, key = QuerySide(0), KeySide(0)
+    parts = [
+        (At("merge", 0, step, len(states), 1, query, key, [query], [key]), state)
+        for step, state in enumerate(states)
+    ]
+    # There is nothing before the first part.
+    way = dataclasses.replace(way, first_as_is=True)
+    state = all_merged(hooks, way, parts, states[0], recipe)
     o, lse = hooks.finish(0, state, None, recipe)
     return hooks.results({"o": [o], "lse": [lse]})
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from ringspec.conformance.mutants.backward_bugs import block_delta, block_probabilities
 from ringspec.conformance.mutants.conditions import backward, circulates, forward, ring, when
-from ringspec.conformance.mutants.hooks import At, Results, add
-from ringspec.conformance.mutants.mutant import mutant
-from ringspec.conformance.mutants.travel_bugs import QUERY_RING, with_inputs_of
+from ringspec.conformance.mutants.hooks import At, Results, add, finished
+from ringspec.conformance.mutants.mutant import guise, mutant
+from ringspec.conformance.mutants.travel_bugs import QUERY_RING, not_home, with_inputs_of
 from ringspec.recipes import Recipe
 from ringspec.spec.online_softmax import SoftmaxState
 from ringspec.spec.problem import Array
@@ -48,6 +48,14 @@ def one_block_late(at: At) -> tuple[QuerySide, KeySide]:
 
 def values_late(at: At) -> tuple[QuerySide, KeySide]:
     if at.phase == "backward":
+        return at.query, at.key
+    late = at.all_keys[at.visitor(max(at.step - 1, 0))]
+    return at.query, with_inputs_of(at.key, late, "v")
+
+
+def values_late_in_both(at: At) -> tuple[QuerySide, KeySide]:
+    """Wherever keys travel."""
+    if at.key.owner != at.visitor(at.step):
         return at.query, at.key
     late = at.all_keys[at.visitor(max(at.step - 1, 0))]
     return at.query, with_inputs_of(at.key, late, "v")
@@ -105,6 +113,13 @@ def cloned_early(at: At, name: str, total: Array, share: Array, format: str) -> 
     if name == "dk" and at.step == at.workers - 1:
         after[:, -1] = total[:, -1]
     return after
+
+
+def o_of_first_worker(
+    worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
+) -> tuple[Array, Array]:
+    o, lse = finished(worker, running, sinks, recipe)
+    return (o if worker == 0 else np.zeros(o.shape)), lse
 
 
 def other_workers_unwritten(results: Results) -> Results:
@@ -185,6 +200,13 @@ BUGS = (
         flags=("buffer-reuse",),
         applies=FORWARD_RING,
         sees=values_late,
+        guises=(
+            guise(
+                "in both passes",
+                when(ring(2), circulates("kv", "q")),
+                sees=values_late_in_both,
+            ),
+        ),
     ),
     mutant(
         "blocks-one-step-late",
@@ -201,6 +223,15 @@ BUGS = (
         "The loop ends one step early, so that each worker misses one block of keys.",
         applies=when(ring(2), forward),
         computes=forward_not_in_last_step,
+        guises=(
+            guise("in both passes", ring(2), computes=not_in_last_step),
+            guise(
+                "in both passes, and gradients end one hop short",
+                when(ring(2), circulates("kv", "q")),
+                computes=not_in_last_step,
+                hop=not_home,
+            ),
+        ),
     ),
     mutant(
         "last-step-dropped-in-backward",
@@ -208,6 +239,14 @@ BUGS = (
         "The forward is right; dq, dk and dv miss the share of one pair of blocks for each worker.",
         applies=when(ring(2), backward),
         computes=backward_not_in_last_step,
+        guises=(
+            guise(
+                "gradients end one hop short",
+                when(ring(2), circulates("kv", "q"), backward),
+                computes=backward_not_in_last_step,
+                hop=not_home,
+            ),
+        ),
     ),
     mutant(
         "own-block-dropped",
@@ -236,6 +275,7 @@ BUGS = (
         "Each step writes its share over the accumulator instead of adding it; dk and dv are right.",
         applies=when(ring(2), backward),
         add=overwritten("dq", "dbias"),
+        guises=(guise("dbias is right", when(ring(2), backward), add=overwritten("dq")),),
     ),
     mutant(
         "first-share-twice",
@@ -261,5 +301,10 @@ BUGS = (
         "Dao-AILab/flash-attention/pull/1793",
         applies=ring(2),
         results=other_workers_unwritten,
+        guises=(
+            guise(
+                "o alone, which the backward reads", when(ring(2), forward), finish=o_of_first_worker
+            ),
+        ),
     ),
 )  # fmt: skip

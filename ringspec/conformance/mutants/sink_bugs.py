@@ -8,7 +8,7 @@ import numpy as np
 
 from ringspec.conformance.mutants.conditions import attends, backward, forward, ring, tensor, when
 from ringspec.conformance.mutants.hooks import At, Hooks, sink_share
-from ringspec.conformance.mutants.mutant import mutant
+from ringspec.conformance.mutants.mutant import guise, mutant
 from ringspec.conformance.target import Call
 from ringspec.formats import round_to
 from ringspec.recipes import Recipe
@@ -95,6 +95,10 @@ def of_first_head(phase: str, terms: Terms) -> Terms:
     return dataclasses.replace(terms, sinks=np.repeat(terms.sinks[:1], terms.heads, axis=0))
 
 
+def of_first_head_in_forward(phase: str, terms: Terms) -> Terms:
+    return of_first_head(phase, terms) if phase == "forward" else terms
+
+
 SINKS = when(ring(1), tensor("sinks"))
 
 BUGS = (
@@ -175,5 +179,6 @@ BUGS = (
         flags=("sink-dropped",),
         applies=when(SINKS, attends),
         terms=of_first_head,
+        guises=(guise("in the forward alone", when(SINKS, forward), terms=of_first_head_in_forward),),
     ),
 )  # fmt: skip

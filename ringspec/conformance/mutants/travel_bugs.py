@@ -13,8 +13,8 @@ from ringspec.conformance.mutants.conditions import (
     term,
     when,
 )
-from ringspec.conformance.mutants.hooks import Hop, Side, hop
-from ringspec.conformance.mutants.mutant import mutant
+from ringspec.conformance.mutants.hooks import At, Hop, Side, hop
+from ringspec.conformance.mutants.mutant import guise, mutant
 from ringspec.conformance.target import Call
 from ringspec.spec.problem import Array
 from ringspec.spec.worker import KeySide, QuerySide
@@ -35,6 +35,20 @@ def against(where: Hop) -> Hop:
 def keys_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
     right, wrong = hop(where, sides), hop(against(where), sides)
     return [with_inputs_of(a, b) for a, b in zip(right, wrong, strict=True)]
+
+
+def saved_keys_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    if where.phase == "forward" or not isinstance(sides[0], KeySide):
+        return hop(where, sides)
+    return keys_against(where, sides)
+
+
+def owner_of_other_direction(at: At) -> tuple[QuerySide, KeySide]:
+    """The visitor is taken for the one that the other direction would bring."""
+    other = (at.worker + at.direction * at.step) % at.workers
+    if at.key.owner == at.visitor(at.step):
+        return at.query, with_inputs_of(at.key, at.all_keys[other], "columns")
+    return with_inputs_of(at.query, at.all_queries[other], "rows"), at.key
 
 
 def gradients_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
@@ -67,6 +81,17 @@ def received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
         return right
     for worker in range(where.workers):
         source = (worker - where.direction) % where.workers
+        buffers[worker] = with_inputs_of(right[worker], buffers[source])
+    return buffers
+
+
+def keys_received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    """The same, worker by worker in the order of the senders, and of keys and values alone."""
+    right, buffers = hop(where, sides), list(sides)
+    if where.step == 0 or where.last or not isinstance(sides[0], KeySide):
+        return right
+    for source in range(where.workers):
+        worker = (source + where.direction) % where.workers
         buffers[worker] = with_inputs_of(right[worker], buffers[source])
     return buffers
 
@@ -117,6 +142,18 @@ BUGS = (
         flags=("ring-direction",),
         applies=when(ring(3), circulates("kv", "q")),
         hop=keys_against,
+        guises=(
+            guise(
+                "in the backward alone",
+                when(ring(3), circulates("kv"), backward),
+                hop=saved_keys_against,
+            ),
+            guise(
+                "gradients go with their keys, and the mask alone is wrong",
+                when(ring(3), circulates("kv", "q")),
+                sees=owner_of_other_direction,
+            ),
+        ),
     ),
     mutant(
         "ring-direction",
@@ -165,6 +202,13 @@ BUGS = (
         flags=("buffer-reuse",),
         applies=when(ring(3), circulates("kv", "q")),
         hop=received_in_place,
+        guises=(
+            guise(
+                "of keys and values alone, copied in the order of the senders",
+                when(ring(3), circulates("kv", "q")),
+                hop=keys_received_in_place,
+            ),
+        ),
     ),
     mutant(
         "group-ranks",
