@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 # Two test processes share the cores, so each of them uses one thread. NumPy reads this when it is
 # imported, which no plugin does before this file.
@@ -55,7 +56,7 @@ REQUIREMENTS = {
     "diffusers": "ringspec/conformance/targets/requirements-diffusers.txt",
     "haoliuhl": "ringspec/conformance/targets/requirements-haoliuhl.txt",
 }
-MARKS = (*MODULES, "external")
+MARKS = (*MODULES, "external", "nki_kernels")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,6 +102,11 @@ def what_is_missing(mark: pytest.Mark) -> str | None:
     if mark.name == "external":
         program = mark.args[0]
         return None if shutil.which(program) else f"the program {program} is not on the path"
+    if mark.name == "nki_kernels":
+        directory = os.environ.get("RINGSPEC_NKI_KERNELS", "")
+        if directory and Path(directory).expanduser().is_dir():
+            return None
+        return "RINGSPEC_NKI_KERNELS names no directory with AWS's kernels: docs/nki/external.md"
     for module in MODULES[mark.name]:
         if importlib.util.find_spec(module) is None:
             if mark.name in REQUIREMENTS:

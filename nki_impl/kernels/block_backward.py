@@ -1,0 +1,180 @@
+"""The gradients of one stretch of queries against one stretch of keys.
+
+P is recomputed from the scores and the forward's lse; nothing is rescaled. All three gradients are by
+columns [D, n], as the tensors that they belong to, so that every product is 512 wide: dV^T and dK^T
+of a key tile gather in PSUM over all query tiles, dQ^T of four query tiles over the chunks of a key
+tile. Of the matrices of scores only dS is transposed.
+
+Source of the method: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nki_impl.kernels.masks import hide
+from nki_impl.kernels.tiles import KEYS, ROWS, Tensor, transpose_chunks
+from nki_impl.lang import nisa, nl
+
+TILES = 4
+"""Query tiles whose dQ^T is one product: 4 * 128 columns."""
+
+
+@dataclass
+class Queries(nl.NKIObject):  # type: ignore[name-defined]
+    """A stretch of query rows on chip, the first of which is row ``first``.
+
+    ``q``, ``dy`` [D, n] and ``q_rows``, ``dy_rows`` [128, n / 128, D] in the input dtype; ``bias``
+    (-lse), ``delta`` (dy_o_sum), ``low``, ``high`` [128, n / 128] float32, the last two None without
+    a mask; ``dq`` [D, n] float32, to which the block adds.
+    """
+
+    first: int
+    q: Tensor
+    q_rows: Tensor
+    dy: Tensor
+    dy_rows: Tensor
+    bias: Tensor
+    delta: Tensor
+    low: Tensor
+    high: Tensor
+    dq: Tensor
+
+
+@dataclass
+class Keys(nl.NKIObject):  # type: ignore[name-defined]
+    """A stretch of keys on chip, the first of which is key ``first``.
+
+    ``k``, ``v`` [D, n] and ``k_rows`` [128, n / 128, D] in the input dtype; ``dk``, ``dv`` [D, n], to
+    which the block adds, in the dtype of the accumulators.
+    """
+
+    first: int
+    k: Tensor
+    k_rows: Tensor
+    v: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+def block_backward(queries: Queries, keys: Keys, scale: float, is_triangle: bool) -> None:
+    """Add to ``queries.dq``, ``keys.dk`` and ``keys.dv`` what these queries and keys give.
+
+    With ``is_triangle`` no row sees a key beyond its own index, and such tiles are left out.
+    """
+    for start in range(0, keys.k.shape[1], KEYS):
+        stop = min(start + KEYS, keys.k.shape[1])
+        first = 0
+        if is_triangle:
+            first = max(0, (keys.first + start - queries.first) // ROWS)
+        if first < queries.q.shape[1] // ROWS:
+            key_tile(queries, keys, (start, stop), first, scale)
+
+
+def key_tile(queries: Queries, keys: Keys, span: tuple[int, int], first: int, scale: float) -> None:
+    """All query tiles from ``first`` on against the keys start..stop-1 of the stretch."""
+    start, stop = span
+    width = keys.k.shape[0]
+    dk = nl.ndarray((width, stop - start), dtype=nl.float32, buffer=nl.psum)
+    dv = nl.ndarray((width, stop - start), dtype=nl.float32, buffer=nl.psum)
+    tiles = queries.q.shape[1] // ROWS
+    for group in range(first - first % TILES, tiles, TILES):
+        begin, end = max(group, first), min(group + TILES, tiles)
+        chunks = (stop - start) // ROWS
+        turned = nl.ndarray((ROWS, chunks, TILES * ROWS), dtype=keys.k.dtype, buffer=nl.sbuf)
+        for t in range(begin, end):
+            p, ds = score_tile(queries, keys, span, t, scale)
+            nisa.nc_matmul(
+                dst=dv, stationary=queries.dy_rows[:, t, :], moving=p, accumulate=t > first
+            )
+            nisa.nc_matmul(
+                dst=dk, stationary=queries.q_rows[:, t, :], moving=ds, accumulate=t > first
+            )
+            place = (t - group) * ROWS
+            nisa.tensor_copy(dst=turned[:, :, place : place + ROWS], src=transpose_chunks(ds))
+        add_dq(
+            queries,
+            keys,
+            start,
+            turned[:, :, (begin - group) * ROWS : (end - group) * ROWS],
+            begin,
+            scale,
+        )
+    add_scaled(keys.dk[:, start:stop], dk, scale)
+    add_scaled(keys.dv[:, start:stop], dv, 1.0)
+
+
+def score_tile(
+    queries: Queries, keys: Keys, span: tuple[int, int], t: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """P and dS [128, keys] of one query tile in the input dtype, as operands of products.
+
+    P = exp(scale * q k - lse); dS = P * (dy v - delta) from the P that is not rounded yet.
+    """
+    start, stop = span
+    tile = (ROWS, stop - start)
+    rows = slice(t * ROWS, (t + 1) * ROWS)
+    products = nl.ndarray(tile, dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(
+        dst=products, stationary=queries.q[:, rows], moving=keys.k[:, start:stop], accumulate=False
+    )
+    p_exact = nl.ndarray(tile, dtype=nl.float32, buffer=nl.sbuf)
+    bias = queries.bias[:, t : t + 1]
+    if queries.high is None:
+        nisa.activation(dst=p_exact, op=nl.exp, data=products, bias=bias, scale=scale)
+    else:
+        low, high = queries.low[:, t : t + 1], queries.high[:, t : t + 1]
+        scores = hidden_scores(products, low, high, keys.first + start, scale)
+        nisa.activation(dst=p_exact, op=nl.exp, data=scores, bias=bias)
+    p = nl.ndarray(tile, dtype=keys.k.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=p, src=p_exact, engine=nisa.engine.scalar)
+
+    dp = nl.ndarray(tile, dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(
+        dst=dp, stationary=queries.dy[:, rows], moving=keys.v[:, start:stop], accumulate=False
+    )
+    ds = nl.ndarray(tile, dtype=keys.k.dtype, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=ds,
+        data=dp,
+        op0=nl.subtract,
+        operand0=queries.delta[:, t : t + 1],
+        op1=nl.multiply,
+        operand1=p_exact,
+    )
+    return p, ds
+
+
+def hidden_scores(
+    products: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
+) -> Tensor:
+    """scale * q k with hidden keys at HIDDEN, float32 on chip.
+
+    The scale comes first, so that a negative one cannot turn HIDDEN over.
+    """
+    scores = nl.ndarray(products.shape, dtype=nl.float32, buffer=nl.sbuf)
+    if scale == 1.0:
+        hide(scores, products, low, high, first_key, None)
+    else:
+        nisa.activation(dst=scores, op=nl.copy, data=products, scale=scale)
+        hide(scores, scores, low, high, first_key, None)
+    return scores
+
+
+def add_dq(
+    queries: Queries, keys: Keys, start: int, turned: Tensor, begin: int, scale: float
+) -> None:
+    """dQ^T += scale * K^T dS^T of the query tiles from ``begin`` on; ``turned`` is dS^T by chunks."""
+    chunks, columns = turned.shape[1], turned.shape[2]
+    product = nl.ndarray((keys.k.shape[0], columns), dtype=nl.float32, buffer=nl.psum)
+    for c in range(chunks):
+        k_rows = keys.k_rows[:, start // ROWS + c, :]
+        nisa.nc_matmul(dst=product, stationary=k_rows, moving=turned[:, c, :], accumulate=c > 0)
+    add_scaled(queries.dq[:, begin * ROWS : begin * ROWS + columns], product, scale)
+
+
+def add_scaled(total: Tensor, product: Tensor, scale: float) -> None:
+    """total += scale * product, in float32, rounded once to the dtype of ``total``."""
+    nisa.scalar_tensor_tensor(
+        dst=total, data=product, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=total
+    )

@@ -1,0 +1,105 @@
+"""Which keys a query row may see, as two numbers per row: low <= local key index < high.
+
+Row t of the query's owner against the keys of another rank, by ring positions ``a`` of the query's
+owner and ``b`` of the key's owner (cp_offset is 0 where a = b):
+
+- contiguous: j <= t + cp_offset with cp_offset = (a - b) * s: all keys, the triangle, or none;
+- striped: j <= t + cp_offset with cp_offset = -1 if a < b, else 0;
+- packed documents: also bound_min[t] <= j < bound_max[t], local key indices, in both passes.
+
+Masks are data, not branches: all ranks run one program, and only the device knows a and b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nki_impl.kernels.tiles import ROWS, Tensor
+from nki_impl.lang import nisa, nl
+
+HIDDEN = -3.4028234663852886e38
+"""The score of a hidden key: the most negative float32, the only fill that range_select takes."""
+FLOOR = HIDDEN / 2
+"""The least row maximum. exp(HIDDEN - FLOOR) = 0, so a row that sees no key has l = 0 and o = 0."""
+
+
+@dataclass
+class Mask(nl.NKIObject):  # type: ignore[name-defined]
+    """What hides keys: ``causal`` by position, in ``striped`` or contiguous layout, and bounds or None."""
+
+    causal: bool
+    striped: bool
+    bound_min: Tensor
+    bound_max: Tensor
+
+
+def is_triangle(mask: Mask, step: int) -> bool:
+    """True when row t sees no key beyond t whatever the ranks are, so that tiles can be left out."""
+    return mask.causal and (mask.striped or step == 0)
+
+
+def row_limits(mask: Mask, rows: int, query_position: Tensor, key_position: Tensor) -> Tensor:
+    """``high`` [128, s / 128] of a step without bounds: key j of row t is visible when j < high.
+
+    The positions are [128, 1] tiles of ring positions; one of them is None at step 0, where both
+    positions are the same and the offset is 0.
+    """
+    high = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=high, pattern=[[ROWS, rows // ROWS]], offset=1, channel_multiplier=1)
+    if query_position is not None and key_position is not None:
+        offset = cp_offset(mask, rows, query_position, key_position)
+        nisa.tensor_scalar(dst=high, data=high, op0=nl.add, operand0=offset)
+    return high
+
+
+def cp_offset(mask: Mask, rows: int, query_position: Tensor, key_position: Tensor) -> Tensor:
+    """[128, 1] float32: how much further a row sees than on the diagonal; exact below 2^24 tokens."""
+    offset = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    op = nl.less if mask.striped else nl.subtract
+    factor = -1.0 if mask.striped else float(rows)
+    nisa.tensor_tensor(dst=offset, data1=query_position, data2=key_position, op=op)
+    nisa.tensor_scalar(dst=offset, data=offset, op0=nl.multiply, operand0=factor)
+    return offset
+
+
+def within_bounds(high: Tensor, bound_max: Tensor) -> Tensor:
+    """min(high, bound_max), both [128, s / 128]: the first key that a row of a document may not see."""
+    both = nl.ndarray(high.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=both, data1=high, data2=bound_max, op=nl.minimum)
+    return both
+
+
+def no_lower_bound(rows: int) -> Tensor:
+    """``low`` [128, s / 128] of rows without bounds: key 0."""
+    low = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=low, value=0.0)
+    return low
+
+
+def load_bound(bound: Tensor) -> Tensor:
+    """[128, s / 128] float32 of one batch entry's bounds [s] in HBM: row t at [t % 128, t // 128]."""
+    tile = nl.ndarray((ROWS, bound.shape[0] // ROWS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=bound.reshape_dim(0, (-1, ROWS)).permute((1, 0)))
+    return tile
+
+
+def hide(
+    scores: Tensor, given: Tensor, low: Tensor, high: Tensor, first_key: int, top: Tensor
+) -> None:
+    """``scores`` = ``given`` where low <= first_key + j < high, else HIDDEN; ``top``: their row maxima.
+
+    ``given`` may lie in PSUM. ``low`` and ``high`` are [128, 1]; ``top`` is [128, 1] or None.
+    """
+    nisa.range_select(
+        dst=scores,
+        on_true_tile=given,
+        comp_op0=nl.greater_equal,
+        comp_op1=nl.less,
+        bound0=low,
+        bound1=high,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        reduce_res=top,
+        reduce_op=nl.maximum,
+        range_start=first_key,
+        on_false_value=HIDDEN,
+    )

@@ -1,0 +1,85 @@
+"""The running softmax of a query tile: merging two partial results, and finishing.
+
+A partial result over some keys is (``o``, ``l``, ``n``): the unnormalised sum of exp(s - m) v, the sum
+of exp(s - m), and n = -m, the negated row maximum, as an exponent's bias wants it. Everything is
+float32. A row that has seen no key has o = 0, l = 0, m = FLOOR; merging such rows needs no special
+case, because exp(FLOOR - m) is 0 beside any real maximum and 1 beside another empty row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nki_impl.kernels.masks import HIDDEN
+from nki_impl.kernels.tiles import ROWS, Tensor
+from nki_impl.lang import nisa, nl
+
+LEAST_SUM = 1e-15
+"""Stands for l = 0, where 1 / l and log(l) are not defined; the l of any other row is at least 1."""
+
+
+@dataclass
+class Partial(nl.NKIObject):  # type: ignore[name-defined]
+    """``o`` [128, D], ``l`` and ``n`` [128, 1] of one query tile, float32 on chip."""
+
+    o: Tensor
+    l: Tensor
+    n: Tensor
+
+
+def merge(held: Partial, block: Partial) -> None:
+    """Merge ``block`` into ``held``, in place: each product and each sum is rounded to float32 once.
+
+    n = min(n_held, n_block); c = exp(n - n_held), exp(n - n_block); l and o are weighted by them.
+    """
+    n = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=n, data1=held.n, data2=block.n, op=nl.minimum)
+    c_held, c_block = weight(held.n, n), weight(block.n, n)
+    add_weighted(held.l, c_held, block.l, c_block)
+    add_weighted(held.o, c_held, block.o, c_block)
+    nisa.tensor_copy(dst=held.n, src=n)
+
+
+def weight(old: Tensor, new: Tensor) -> Tensor:
+    """exp(new - old) [128, 1], never above 1."""
+    c = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=c, op=nl.exp, data=old, bias=new, scale=-1.0)
+    return c
+
+
+def add_weighted(held: Tensor, c_held: Tensor, block: Tensor, c_block: Tensor) -> None:
+    """held = held * c_held + block * c_block, row by row; changes ``block`` too."""
+    nisa.tensor_scalar(dst=block, data=block, op0=nl.multiply, operand0=c_block)
+    nisa.scalar_tensor_tensor(
+        dst=held, data=held, op0=nl.multiply, operand0=c_held, op1=nl.add, operand1=block
+    )
+
+
+def take(held: Partial, block: Partial) -> None:
+    """The first partial result of a row: nothing to merge with."""
+    nisa.tensor_copy(dst=held.o, src=block.o)
+    nisa.tensor_copy(dst=held.l, src=block.l)
+    nisa.tensor_copy(dst=held.n, src=block.n)
+
+
+def finish(held: Partial, o: Tensor) -> None:
+    """o = o / l rounded once to the dtype of ``o`` [128, D]; 0 for a row without keys."""
+    inverse = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=inverse, data=held.l, op0=nl.maximum, operand0=LEAST_SUM)
+    nisa.reciprocal(dst=inverse, data=inverse)
+    nisa.tensor_scalar(dst=o, data=held.o, op0=nl.multiply, operand0=inverse)
+
+
+def log_sum_exp(l: Tensor, n: Tensor, lse: Tensor) -> None:
+    """lse = m + log(l), natural, of whole tiles [128, tiles]; -inf for a row without keys."""
+    least = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=least, data=l, op0=nl.maximum, operand0=LEAST_SUM)
+    log = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=log, op=nl.log, data=least)
+    nisa.tensor_tensor(dst=log, data1=log, data2=n, op=nl.subtract)
+    # An empty row stands at FLOOR - 34.5; HIDDEN more is beyond float32.
+    empty = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=empty, data=l, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=HIDDEN
+    )
+    nisa.tensor_tensor(dst=lse, data1=log, data2=empty, op=nl.add)

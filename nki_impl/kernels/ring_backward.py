@@ -1,0 +1,333 @@
+"""Ring attention, backward: keys and values stay, queries travel, and dQ follows them home.
+
+One item is a key head with the query heads that share it. At step t rank r holds the queries, dY and
+row data of the rank t places before it, and adds to its own dK and dV. The block's dQ joins the sum
+that came with the queries and goes on to the successor; after W hops it is complete and at its owner.
+Queries, dY and row data hop W - 1 times.
+
+Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
+https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-bwd.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nki_impl.kernels.block_backward import Keys, Queries, block_backward
+from nki_impl.kernels.checks import (
+    check_groups,
+    check_masks,
+    check_sizes,
+    check_tensors,
+    given_scale,
+)
+from nki_impl.kernels.masks import Mask, is_triangle, no_lower_bound, row_limits, within_bounds
+from nki_impl.kernels.ring import (
+    Pair,
+    Ring,
+    held,
+    open_ring,
+    pass_on,
+    position_at,
+    position_table,
+    travelling_pair,
+    wait_for_both_cores,
+)
+from nki_impl.kernels.row_data import fill_bounds, fill_planes, load_plane, plane_count
+from nki_impl.kernels.tiles import ROWS, STRETCH, DType, Tensor, columns_to_rows, load_columns
+from nki_impl.lang import ncc, nisa, nki, nl
+
+Item = tuple[int, int]
+"""Batch entry and key head."""
+
+
+@dataclass
+class Travellers(nl.NKIObject):  # type: ignore[name-defined]
+    """Pairs of buffers that travel, with one part for each core of the rank in dimension 0.
+
+    ``q``, ``dy`` [cores, group, D, S]; ``planes`` [cores, planes, 128, S / 128]; ``dq`` [cores, group,
+    D, S] float32. ``dq_block``, of the same shape, holds the dq of the block of a step; it has two
+    buffers so that a block can be computed while the one before is on its way.
+    """
+
+    q: Pair
+    dy: Pair
+    planes: Pair
+    dq: Pair
+    dq_block: Pair
+
+
+@dataclass
+class Backward(nl.NKIObject):  # type: ignore[name-defined]
+    """What stays the same during a backward: the tensors of this rank as given, and the buffers.
+
+    ``group`` query heads share a key head. ``narrow`` is the dtype of the accumulators of dk and dv,
+    and of bias and delta. ``positions`` is the table of ring positions, None where no mask needs it.
+    """
+
+    ring: Ring
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    dy: Tensor
+    lse: Tensor
+    mask: Mask
+    scale: float
+    group: int
+    narrow: DType
+    travellers: Travellers
+    positions: Tensor
+
+
+@dataclass
+class Block(nl.NKIObject):  # type: ignore[name-defined]
+    """What an item has at hand at one step, in HBM: q, dy [group, D, S], row data, and room for dq.
+
+    ``high`` [128, S / 128] on chip: which keys the rows see, bounds aside; None without a mask.
+    ``is_triangle``: no row sees a key beyond its own index.
+    """
+
+    step: int
+    q: Tensor
+    dy: Tensor
+    planes: Tensor
+    dq: Tensor
+    high: Tensor
+    is_triangle: bool
+
+
+@nki.jit  # type: ignore[untyped-decorator]
+def ring_attention_spmd_bwd(
+    q_ref: Tensor,
+    k_ref: Tensor,
+    v_ref: Tensor,
+    o_ref: Tensor,
+    dy_ref: Tensor,
+    lse_ref: Tensor,
+    use_causal_mask: bool = False,
+    mixed_precision: bool = True,
+    softmax_scale: float | None = None,
+    num_workers: int = 1,
+    lnc_size: int = 1,
+    replica_groups: Any = None,
+    striped_attention: bool = False,
+    bound_min: Tensor = None,
+    bound_max: Tensor = None,
+) -> Any:
+    """dq [B, N, D, S], dk, dv [B, Nkv, D, S], float32.
+
+    ``q_ref``, ``o_ref``, ``dy_ref``   [B, N, D, S]: the forward's q, its o by columns, and dL/do;
+                        bfloat16, float16 or float32; D <= 128, S divisible by 128
+    ``k_ref``, ``v_ref``  [B, Nkv, D, S]; Nkv divides N, query head i uses key head i // (N / Nkv)
+    ``lse_ref``         [B, N, 128, S // 128], natural, row t at [t % 128, t // 128], any float dtype;
+                        a row with lse = -inf sends no gradient
+    ``mixed_precision`` False: lse, dy_o_sum and its products, and the accumulators of dk and dv
+                        are rounded to q's dtype
+    ``softmax_scale``   None or 0: 1/sqrt(D), also under a causal mask. After a causal forward pass
+                        the scaled q and 1.0; dq is then with respect to that q
+    ``lnc_size``        physical cores per rank, as launched
+    ``bound_min``, ``bound_max``   [B, S], as in the forward
+    The others as in the forward. Broken rules raise AssertionError.
+
+    Uniform weights over the 256 keys of two ranks: each key gets 256 rows' dy / 256.
+
+    >>> import numpy as np
+    >>> from nki_impl.sim.launch import run_ranks
+    >>> zeros, ones = np.zeros((1, 1, 64, 128), np.float32), np.ones((1, 1, 64, 128), np.float32)
+    >>> lse = np.full((1, 1, 128, 1), np.log(256), np.float32)
+    >>> rank = (zeros, zeros, zeros, zeros, ones, lse, False, True, None, 2)
+    >>> dq, dk, dv = run_ranks(ring_attention_spmd_bwd, [rank] * 2).results[0]
+    >>> float(dq.max()), float(dk.max()), round(float(dv[0, 0, 3, 5]), 5)
+    (0.0, 0.0, 1.0)
+    """
+    b, h, d, s = q_ref.shape
+    hkv = k_ref.shape[1]
+    check_groups(replica_groups, num_workers)
+    check_tensors((q_ref, o_ref, dy_ref), (b, h, d, s), q_ref.dtype)
+    check_tensors((k_ref, v_ref), (b, hkv, d, s), q_ref.dtype)
+    check_sizes(h, hkv, s, d, num_workers)
+    check_masks(use_causal_mask, striped_attention, bound_min, bound_max, (b, s))
+    assert tuple(lse_ref.shape) == (b, h, ROWS, s // ROWS), f"unexpected lse_ref {lse_ref.shape}"
+    ring = open_ring(replica_groups, num_workers)
+    assert lnc_size == ring.cores, f"lnc_size {lnc_size} in a launch on {ring.cores} cores"
+
+    mask = Mask(use_causal_mask, striped_attention, bound_min, bound_max)
+    backward = Backward(
+        ring=ring,
+        q=q_ref,
+        k=k_ref,
+        v=v_ref,
+        o=o_ref,
+        dy=dy_ref,
+        lse=lse_ref,
+        mask=mask,
+        scale=given_scale(softmax_scale, d),
+        group=h // hkv,
+        narrow=nl.float32 if mixed_precision else q_ref.dtype,
+        travellers=make_travellers(ring, mask, h // hkv, q_ref),
+        positions=position_table(ring) if use_causal_mask and num_workers > 1 else None,
+    )
+    dq = nl.ndarray((b, h, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
+    dk = nl.ndarray((b, hkv, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
+    dv = nl.ndarray((b, hkv, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
+    for first in range(0, b * hkv, ring.cores):
+        if first + ring.core < b * hkv:
+            i, head = (first + ring.core) // hkv, (first + ring.core) % hkv
+            dq_heads = dq[i, head * backward.group : (head + 1) * backward.group]
+            one_item(backward, (i, head), dq_heads, dk[i, head], dv[i, head])
+        else:
+            # Both cores issue every collective: the one without an item repeats the first for nothing.
+            spare = nl.ndarray((2, d, s), dtype=nl.float32, buffer=nl.private_hbm)
+            one_item(backward, (0, 0), None, spare[0], spare[1])
+    return dq, dk, dv
+
+
+def make_travellers(ring: Ring, mask: Mask, group: int, q: Tensor) -> Travellers:
+    """The buffers that travel, for one item on each core."""
+    _, _, d, s = q.shape
+    rows = (ring.cores, group, d, s)
+    planes = (ring.cores, plane_count(group, mask), ROWS, s // ROWS)
+    return Travellers(
+        travelling_pair(ring, rows, q.dtype, "ring_queries"),
+        travelling_pair(ring, rows, q.dtype, "ring_dy"),
+        travelling_pair(ring, planes, nl.float32, "ring_row_data"),
+        travelling_pair(ring, rows, nl.float32, "ring_dq"),
+        travelling_pair(ring, rows, nl.float32, "dq_block"),
+    )
+
+
+def one_item(backward: Backward, item: Item, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+    """The whole ring for one item: dq [group, D, S] (None: thrown away), dk, dv [D, S] in HBM."""
+    ring, travellers = backward.ring, backward.travellers
+    fill(backward, item)
+    mine, owner = None, None
+    if backward.positions is not None:
+        mine = position_at(ring, backward.positions, 0)
+    for step in range(ring.workers):
+        if step + 1 < ring.workers:
+            pass_on(ring, travellers.q, step)
+            pass_on(ring, travellers.dy, step)
+            pass_on(ring, travellers.planes, step)
+        if backward.positions is not None and step > 0:
+            owner = position_at(ring, backward.positions, step)
+        go_over_keys(backward, at_hand(backward, step, owner, mine), item, dk, dv)
+        if ring.workers > 1:
+            pass_dq_on(backward, step)
+    if dq is not None:
+        home = travellers.dq_block if ring.workers == 1 else travellers.dq
+        nisa.dma_copy(dst=dq, src=held(home, ring.workers - 1)[ring.core])
+
+
+def fill(backward: Backward, item: Item) -> None:
+    """Copy an item's queries and dY into the buffers that travel, and compute its row data."""
+    i, head = item
+    core, group, travellers = backward.ring.core, backward.group, backward.travellers
+    first, end = head * group, (head + 1) * group
+    q, dy, planes = held(travellers.q, 0), held(travellers.dy, 0), held(travellers.planes, 0)
+    nisa.dma_copy(dst=q[core], src=backward.q[i, first:end])
+    nisa.dma_copy(dst=dy[core], src=backward.dy[i, first:end])
+    o, lse, narrow = backward.o[i, first:end], backward.lse[i, first:end], backward.narrow
+    fill_planes(planes[core], o, backward.dy[i, first:end], lse, narrow)
+    if backward.mask.bound_min is not None:
+        bounds = planes[core, 2 * group :]
+        fill_bounds(bounds, backward.mask.bound_min[i], backward.mask.bound_max[i])
+    wait_for_both_cores(backward.ring, (q, dy, planes))
+
+
+def at_hand(backward: Backward, step: int, owner: Tensor, mine: Tensor) -> Block:
+    """The block of this step; ``owner`` and ``mine`` are ring positions of its queries and keys."""
+    core, travellers = backward.ring.core, backward.travellers
+    high = None
+    if backward.mask.causal:
+        high = row_limits(backward.mask, backward.q.shape[3], owner, mine)
+    return Block(
+        step=step,
+        q=held(travellers.q, step)[core],
+        dy=held(travellers.dy, step)[core],
+        planes=held(travellers.planes, step)[core],
+        dq=held(travellers.dq_block, step)[core],
+        high=high,
+        is_triangle=is_triangle(backward.mask, step),
+    )
+
+
+def pass_dq_on(backward: Backward, step: int) -> None:
+    """Send dq to the successor, with the queries' next hop: the sum so far and this step's block."""
+    ring, travellers = backward.ring, backward.travellers
+    block, target = held(travellers.dq_block, step), held(travellers.dq, step)
+    wait_for_both_cores(ring, (block,))
+    if step == 0:
+        ncc.collective_permute_implicit(
+            srcs_by_channel=[[block]],
+            dsts_by_channel=[[target]],
+            replica_group=ring.group,
+            channel_ids=[0],
+        )
+    else:
+        ncc.collective_permute_implicit_reduce(
+            srcs0_by_channel=[[block]],
+            srcs1_by_channel=[[held(travellers.dq, step - 1)]],
+            dsts_by_channel=[[target]],
+            replica_group=ring.group,
+            op=nl.add,
+            channel_ids=[0],
+        )
+
+
+def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: Tensor) -> None:
+    """One step: all queries at hand against this rank's keys, stretch by stretch."""
+    i, head = item
+    length, narrow, is_begun = backward.k.shape[3], backward.narrow, block.step > 0
+    for start in range(0, length, STRETCH):
+        stop = min(start + STRETCH, length)
+        k = load_columns(backward.k[i, head], start, stop)
+        v = load_columns(backward.v[i, head], start, stop)
+        dk_tile = load_sum(dk, start, stop, narrow, is_begun)
+        dv_tile = load_sum(dv, start, stop, narrow, is_begun)
+        keys = Keys(start, k, columns_to_rows(k), v, dk_tile, dv_tile)
+        for g in range(backward.group):
+            for first in range(0, length, STRETCH):
+                end = min(first + STRETCH, length)
+                # Wholly above the diagonal: nothing to see, and dq is begun already.
+                if not block.is_triangle or start < end:
+                    one_stretch(backward, block, keys, g, first, end)
+        nisa.dma_copy(dst=dk[:, start:stop], src=dk_tile)
+        nisa.dma_copy(dst=dv[:, start:stop], src=dv_tile)
+
+
+def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int, end: int) -> None:
+    """Rows first..end-1 of query head ``g`` against one stretch of keys, which adds to their dq."""
+    q = load_columns(block.q[g], first, end)
+    dy = load_columns(block.dy[g], first, end)
+    bias = load_plane(block.planes, 2 * g, first, end)
+    delta = load_plane(block.planes, 2 * g + 1, first, end)
+    low, high = limits(backward, block, first, end)
+    dq = load_sum(block.dq[g], first, end, nl.float32, keys.first > 0)
+    rows = (columns_to_rows(q), columns_to_rows(dy))
+    queries = Queries(first, q, rows[0], dy, rows[1], bias, delta, low, high, dq)
+    block_backward(queries, keys, backward.scale, block.is_triangle)
+    nisa.dma_copy(dst=block.dq[g, :, first:end], src=dq)
+
+
+def limits(backward: Backward, block: Block, first: int, end: int) -> tuple[Tensor, Tensor]:
+    """``low``, ``high`` [128, n / 128] of rows first..end-1, or None without a mask."""
+    if block.high is None:
+        return None, None
+    high = block.high[:, first // ROWS : end // ROWS]
+    if backward.mask.bound_min is None:
+        return no_lower_bound(end - first), high
+    low = load_plane(block.planes, 2 * backward.group, first, end)
+    bound_max = load_plane(block.planes, 2 * backward.group + 1, first, end)
+    return low, within_bounds(high, bound_max)
+
+
+def load_sum(head: Tensor, start: int, stop: int, dtype: DType, is_begun: bool) -> Tensor:
+    """Columns start..stop-1 of a sum that is kept in HBM [D, S]; zeros until it is begun."""
+    total = nl.ndarray((head.shape[0], stop - start), dtype=dtype, buffer=nl.sbuf)
+    if is_begun:
+        nisa.dma_copy(dst=total, src=head[:, start:stop])
+    else:
+        nisa.memset(dst=total, value=0.0)
+    return total

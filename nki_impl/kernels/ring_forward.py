@@ -1,0 +1,344 @@
+"""Ring attention, forward: queries stay, keys and values travel.
+
+At step t rank r holds the keys and values of the rank t places before it. Each head's queries go
+against them stretch by stretch (:mod:`block_forward`), and every partial result is merged into the
+running softmax of its query tile (:mod:`merge`), which waits in HBM between steps. Keys and values
+hop W - 1 times.
+
+Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
+https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-fwd.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nki_impl.kernels.block_forward import block_forward
+from nki_impl.kernels.checks import (
+    check_groups,
+    check_masks,
+    check_sizes,
+    check_tensors,
+    forward_scale,
+)
+from nki_impl.kernels.masks import (
+    Mask,
+    is_triangle,
+    load_bound,
+    no_lower_bound,
+    row_limits,
+    within_bounds,
+)
+from nki_impl.kernels.merge import Partial, finish, log_sum_exp, merge, take
+from nki_impl.kernels.ring import (
+    Pair,
+    Ring,
+    held,
+    open_ring,
+    pass_on,
+    position_at,
+    position_table,
+    travelling_pair,
+    wait_for_both_cores,
+)
+from nki_impl.kernels.tiles import (
+    ROWS,
+    STRETCH,
+    DType,
+    Tensor,
+    load_columns,
+    load_rows,
+    rows_by_partition,
+    rows_to_columns,
+)
+from nki_impl.lang import nisa, nki, nl
+
+
+@dataclass
+class Forward(nl.NKIObject):  # type: ignore[name-defined]
+    """What stays the same during a forward: inputs, outputs and the running softmax of every row.
+
+    ``group`` query heads share a key head. ``o_held`` [b, h, 128, s / 128, D], ``l_held`` and
+    ``n_held`` [b, h, 128, s / 128] are float32 in HBM.
+    """
+
+    q: Tensor
+    q_is_rows: bool
+    o: Tensor
+    lse: Tensor
+    o_held: Tensor
+    l_held: Tensor
+    n_held: Tensor
+    mask: Mask
+    scale: float
+    group: int
+    workers: int
+
+
+@dataclass
+class Rows(nl.NKIObject):  # type: ignore[name-defined]
+    """Query rows first..end-1 of head ``head`` of batch entry ``i``."""
+
+    i: int
+    head: int
+    first: int
+    end: int
+
+
+@dataclass
+class Block(nl.NKIObject):  # type: ignore[name-defined]
+    """What a head has at hand at one step: k [D, s] and v [s, D] in HBM, and which keys its rows see.
+
+    ``low``, ``high`` [128, s / 128] on chip, or None without a mask. ``is_triangle``: no row sees a
+    key beyond its own index, so what lies above the diagonal is left out.
+    """
+
+    step: int
+    k: Tensor
+    v: Tensor
+    low: Tensor
+    high: Tensor
+    is_triangle: bool
+
+
+@nki.jit  # type: ignore[untyped-decorator]
+def ring_attention_spmd_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    replica_groups: Any = None,
+    num_workers: int = 1,
+    softmax_scale: float | None = None,
+    use_causal_mask: bool = False,
+    striped_input: bool = False,
+    training: bool = False,
+    lse_dtype: DType = nl.float32,
+    tp_q: bool = False,
+    tp_k: bool = False,
+    bound_min: Tensor = None,
+    bound_max: Tensor = None,
+) -> Any:
+    """o [b, h, s, d] in q's dtype; with ``training`` also lse [b, h, 128, s // 128].
+
+    ``q``               [b, h, s, d] with tp_q, else [b, h, d, s]; bfloat16, float16 or float32;
+                        d <= 128, and s, the length on this rank, divisible by 128
+    ``k``               [b, hkv, s, d] with tp_k, else [b, hkv, d, s]; hkv divides h, and query head
+                        i uses key head i // (h / hkv)
+    ``v``               [b, hkv, s, d]
+    ``replica_groups``  tuples of rank ids, disjoint, num_workers each; None: one ring of all ranks
+    ``softmax_scale``   None or 0: 1/sqrt(d). Under a causal mask q comes scaled, and it must be 1.0
+    ``striped_input``   ring position r holds tokens t * W + r, else r * s + t; needs a causal mask
+    ``lse_dtype``       lse is natural, row t at [t % 128, t // 128]
+    ``bound_min``, ``bound_max``   [b, s] float32 or int32: row t sees the local keys
+                        bound_min[t] <= j < bound_max[t] of every rank; causal and striped only
+
+    A row without keys has o = 0 and lse = -inf. Broken rules raise AssertionError.
+
+    >>> import numpy as np
+    >>> from nki_impl.sim.launch import run_ranks
+    >>> q = k = np.zeros((1, 1, 64, 128), np.float32)
+    >>> rank = {"q": q, "k": k, "v": np.ones((1, 1, 128, 64), np.float32), "num_workers": 2}
+    >>> o, lse = run_ranks(ring_attention_spmd_fwd, [{**rank, "training": True}] * 2).results[1]
+    >>> o.shape, lse.shape, float(o[0, 0, 5, 3]), round(float(np.exp(lse[0, 0, 0, 0])))
+    ((1, 1, 128, 64), (1, 1, 128, 1), 1.0, 256)
+    """
+    b, h, s, d = q.shape if tp_q else (q.shape[0], q.shape[1], q.shape[3], q.shape[2])
+    hkv = v.shape[1]
+    check_groups(replica_groups, num_workers)
+    check_tensors((k,), (b, hkv, s, d) if tp_k else (b, hkv, d, s), q.dtype)
+    check_tensors((v,), (b, hkv, s, d), q.dtype)
+    check_sizes(h, hkv, s, d, num_workers)
+    check_masks(use_causal_mask, striped_input, bound_min, bound_max, (b, s))
+    ring = open_ring(replica_groups, num_workers)
+
+    o = nl.ndarray((b, h, s, d), dtype=q.dtype, buffer=nl.shared_hbm)
+    tiles = (b, h, ROWS, s // ROWS)
+    lse = None
+    if training:
+        lse = nl.ndarray(tiles, dtype=lse_dtype, buffer=nl.shared_hbm)
+    forward = Forward(
+        q=q,
+        q_is_rows=tp_q,
+        o=o,
+        lse=lse,
+        o_held=nl.ndarray(tiles + (d,), dtype=nl.float32, buffer=nl.private_hbm),
+        l_held=nl.ndarray(tiles, dtype=nl.float32, buffer=nl.private_hbm),
+        n_held=nl.ndarray(tiles, dtype=nl.float32, buffer=nl.private_hbm),
+        mask=Mask(use_causal_mask, striped_input, bound_min, bound_max),
+        scale=forward_scale(softmax_scale, use_causal_mask, d),
+        group=h // hkv,
+        workers=num_workers,
+    )
+    keys = travelling_pair(ring, (b, hkv, d, s), k.dtype, "ring_keys")
+    values = travelling_pair(ring, (b, hkv, s, d), v.dtype, "ring_values")
+    fill(ring, k, v, tp_k, held(keys, 0), held(values, 0))
+    go_round(ring, forward, keys, values, deal_rows(ring, b, h, s))
+    if training:
+        return o, lse
+    return o
+
+
+def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values: Tensor) -> None:
+    """Copy this rank's k, by columns, and v into the buffers that travel; each core its own heads."""
+    b, hkv, s, _ = v.shape
+    for item in range(ring.core, b * hkv, ring.cores):
+        i, j = item // hkv, item % hkv
+        nisa.dma_copy(dst=values[i, j], src=v[i, j])
+        if k_is_rows:
+            for start in range(0, s, STRETCH):
+                stop = min(start + STRETCH, s)
+                columns = rows_to_columns(load_rows(k[i, j], start, stop))
+                nisa.dma_copy(dst=keys[i, j, :, start:stop], src=columns)
+        else:
+            nisa.dma_copy(dst=keys[i, j], src=k[i, j])
+    wait_for_both_cores(ring, (keys, values))
+
+
+def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
+    """This core's share: whole heads, and half of the rows of an odd one.
+
+    Nothing that a core computes here enters a collective, so an odd head needs no duplicate.
+    """
+    shares = []
+    whole = b * h - b * h % ring.cores
+    for item in range(ring.core, whole, ring.cores):
+        shares.append(Rows(item // h, item % h, 0, s))
+    for item in range(whole, b * h):
+        middle = (s // ROWS + 1) // 2 * ROWS
+        first, end = ((0, middle), (middle, s))[ring.core]
+        if first < end:
+            shares.append(Rows(item // h, item % h, first, end))
+    return tuple(shares)
+
+
+def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any) -> None:
+    """All W steps: pass on what is at hand, then attend to it."""
+    table, mine, owner = None, None, None
+    if forward.mask.causal and ring.workers > 1:
+        table = position_table(ring)
+        mine = position_at(ring, table, 0)
+    for step in range(ring.workers):
+        if step + 1 < ring.workers:
+            pass_on(ring, keys, step)
+            pass_on(ring, values, step)
+        if table is not None and step > 0:
+            owner = position_at(ring, table, step)
+        for share in shares:
+            i, key_head = share.i, share.head // forward.group
+            low, high = limits(forward, i, mine, owner)
+            k, v = held(keys, step)[i, key_head], held(values, step)[i, key_head]
+            block = Block(step, k, v, low, high, is_triangle(forward.mask, step))
+            for first in range(share.first, share.end, STRETCH):
+                end = min(first + STRETCH, share.end)
+                attend(forward, Rows(i, share.head, first, end), block)
+
+
+def limits(forward: Forward, i: int, mine: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+    """``low``, ``high`` [128, s / 128] of batch entry ``i`` at one step, or None without a mask."""
+    mask, length = forward.mask, forward.o.shape[2]
+    if not mask.causal:
+        return None, None
+    high = row_limits(mask, length, mine, owner)
+    if mask.bound_min is None:
+        return no_lower_bound(length), high
+    return load_bound(mask.bound_min[i]), within_bounds(high, load_bound(mask.bound_max[i]))
+
+
+def attend(forward: Forward, rows: Rows, block: Block) -> None:
+    """At most STRETCH rows against the keys at hand, merged; after the last step, the results."""
+    q = load_queries(forward, rows)
+    state = load_state(forward, rows, block.step)
+    length = block.v.shape[0]
+    for start in range(0, length, STRETCH):
+        stop = min(start + STRETCH, length)
+        if block.is_triangle:
+            stop = min(stop, rows.end)
+        if start < stop:
+            attend_stretch(forward, rows, block, q, state, start, stop)
+    if block.step + 1 < forward.workers:
+        store_state(forward, rows, state)
+    else:
+        store_results(forward, rows, state)
+
+
+def attend_stretch(
+    forward: Forward, rows: Rows, block: Block, q: Tensor, state: Partial, start: int, stop: int
+) -> None:
+    """All query tiles of these rows against the keys start..stop-1, each merged into its state."""
+    k, v = load_columns(block.k, start, stop), load_rows(block.v, start, stop)
+    for t in range((rows.end - rows.first) // ROWS):
+        row = rows.first + t * ROWS
+        seen = stop - start
+        if block.is_triangle:
+            seen = min(seen, row + ROWS - start)
+        if seen > 0:
+            low, high = None, None
+            if block.high is not None:
+                column = row // ROWS
+                low = block.low[:, column : column + 1]
+                high = block.high[:, column : column + 1]
+            part = block_forward(
+                q[:, t * ROWS : (t + 1) * ROWS],
+                k[:, :seen],
+                v[:, : seen // ROWS, :],
+                low,
+                high,
+                start,
+                forward.scale,
+            )
+            running = tile_of(state, t)
+            if block.step == 0 and start == 0:
+                take(running, part)
+            else:
+                merge(running, part)
+
+
+def tile_of(state: Partial, t: int) -> Partial:
+    """The state of query tile ``t`` as a view."""
+    return Partial(state.o[:, t, :], state.l[:, t : t + 1], state.n[:, t : t + 1])
+
+
+def load_queries(forward: Forward, rows: Rows) -> Tensor:
+    """Columns [D, n] of these rows of q."""
+    head = forward.q[rows.i, rows.head]
+    if forward.q_is_rows:
+        return rows_to_columns(load_rows(head, rows.first, rows.end))
+    return load_columns(head, rows.first, rows.end)
+
+
+def load_state(forward: Forward, rows: Rows, step: int) -> Partial:
+    """The running softmax: o [128, n / 128, D], l and n [128, n / 128]; not written yet at step 0."""
+    a, z = rows.first // ROWS, rows.end // ROWS
+    state = Partial(
+        nl.ndarray((ROWS, z - a, forward.o.shape[3]), dtype=nl.float32, buffer=nl.sbuf),
+        nl.ndarray((ROWS, z - a), dtype=nl.float32, buffer=nl.sbuf),
+        nl.ndarray((ROWS, z - a), dtype=nl.float32, buffer=nl.sbuf),
+    )
+    if step > 0:
+        nisa.dma_copy(dst=state.o, src=forward.o_held[rows.i, rows.head, :, a:z, :])
+        nisa.dma_copy(dst=state.l, src=forward.l_held[rows.i, rows.head, :, a:z])
+        nisa.dma_copy(dst=state.n, src=forward.n_held[rows.i, rows.head, :, a:z])
+    return state
+
+
+def store_state(forward: Forward, rows: Rows, state: Partial) -> None:
+    """Put the running softmax aside until the next step."""
+    a, z = rows.first // ROWS, rows.end // ROWS
+    nisa.dma_copy(dst=forward.o_held[rows.i, rows.head, :, a:z, :], src=state.o)
+    nisa.dma_copy(dst=forward.l_held[rows.i, rows.head, :, a:z], src=state.l)
+    nisa.dma_copy(dst=forward.n_held[rows.i, rows.head, :, a:z], src=state.n)
+
+
+def store_results(forward: Forward, rows: Rows, state: Partial) -> None:
+    """Normalise, once for all W blocks, and write o and lse."""
+    o = nl.ndarray(state.o.shape, dtype=forward.o.dtype, buffer=nl.sbuf)
+    for t in range(state.o.shape[1]):
+        finish(tile_of(state, t), o[:, t, :])
+    out = rows_by_partition(forward.o[rows.i, rows.head], rows.first, rows.end)
+    nisa.dma_copy(dst=out, src=o)
+    if forward.lse is not None:
+        lse = nl.ndarray(state.l.shape, dtype=forward.lse.dtype, buffer=nl.sbuf)
+        log_sum_exp(state.l, state.n, lse)
+        a, z = rows.first // ROWS, rows.end // ROWS
+        nisa.dma_copy(dst=forward.lse[rows.i, rows.head, :, a:z], src=lse)

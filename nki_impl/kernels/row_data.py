@@ -1,0 +1,82 @@
+"""The numbers per query row that the backward needs, and that travel with the rows.
+
+Planes [128, s / 128] of float32, row t at [t % 128, t // 128]: for each query head of an item ``bias``
+(-lse) and ``delta`` (dy_o_sum), and, where documents are packed, one ``bound_min`` and one ``bound_max``.
+Bounds belong to the query row, so they travel with it.
+"""
+
+from __future__ import annotations
+
+from nki_impl.kernels.masks import FLOOR, HIDDEN, Mask, load_bound
+from nki_impl.kernels.tiles import ROWS, STRETCH, DType, Tensor, load_columns
+from nki_impl.lang import nisa, nl
+
+
+def plane_count(group: int, mask: Mask) -> int:
+    """Planes of an item with ``group`` query heads."""
+    if mask.bound_min is None:
+        return 2 * group
+    return 2 * group + 2
+
+
+def fill_planes(planes: Tensor, o: Tensor, dy: Tensor, lse: Tensor, narrow: DType) -> None:
+    """Write bias and delta of each query head: o, dy [group, D, s], lse [group, 128, s / 128].
+
+    ``narrow`` is the dtype to which both, and the products dy * o, are rounded.
+    """
+    length = o.shape[2]
+    for g in range(o.shape[0]):
+        nisa.dma_copy(dst=planes[2 * g], src=bias_of(lse[g], narrow))
+        for start in range(0, length, STRETCH):
+            stop = min(start + STRETCH, length)
+            part = planes[2 * g + 1, :, start // ROWS : stop // ROWS]
+            nisa.dma_copy(dst=part, src=delta_of(o[g], dy[g], start, stop, narrow))
+
+
+def fill_bounds(planes: Tensor, bound_min: Tensor, bound_max: Tensor) -> None:
+    """Write the two planes of bounds [s] of a batch entry."""
+    nisa.dma_copy(dst=planes[0], src=load_bound(bound_min))
+    nisa.dma_copy(dst=planes[1], src=load_bound(bound_max))
+
+
+def bias_of(lse: Tensor, narrow: DType) -> Tensor:
+    """-lse [128, s / 128], such that exp(s + bias) is 0 for every score where lse is -inf."""
+    tile = nl.ndarray(lse.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=lse)
+    # HIDDEN - FLOOR = FLOOR for an empty row: so low that exp(s + FLOOR) is 0 for every s.
+    empty = nl.ndarray(lse.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=empty, data=tile, op0=nl.less, operand0=FLOOR, op1=nl.multiply, operand1=HIDDEN
+    )
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.maximum, operand0=FLOOR)
+    bias = nl.ndarray(lse.shape, dtype=narrow, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=bias, data1=empty, data2=tile, op=nl.subtract)
+    return bias
+
+
+def delta_of(o: Tensor, dy: Tensor, start: int, stop: int, narrow: DType) -> Tensor:
+    """dy_o_sum [128, n / 128] of rows start..stop-1: the sums over D of dy * o, by a product with ones."""
+    o_tile, dy_tile = load_columns(o, start, stop), load_columns(dy, start, stop)
+    width, length = o_tile.shape
+    products = nl.ndarray((width, length), dtype=narrow, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=products, data1=dy_tile, data2=o_tile, op=nl.multiply)
+    ones = nl.ndarray((width, 1), dtype=narrow, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    sums = nl.ndarray((ROWS, length // ROWS), dtype=nl.float32, buffer=nl.psum)
+    for t in range(length // ROWS):
+        nisa.nc_matmul(
+            dst=sums[:, t : t + 1],
+            stationary=products[:, t * ROWS : (t + 1) * ROWS],
+            moving=ones,
+            accumulate=False,
+        )
+    delta = nl.ndarray((ROWS, length // ROWS), dtype=narrow, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=delta, src=sums)
+    return delta
+
+
+def load_plane(planes: Tensor, index: int, start: int, stop: int) -> Tensor:
+    """Rows start..stop-1 of one plane [128, n / 128]."""
+    tile = nl.ndarray((ROWS, (stop - start) // ROWS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=planes[index, :, start // ROWS : stop // ROWS])
+    return tile

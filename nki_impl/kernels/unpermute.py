@@ -1,0 +1,54 @@
+"""Rows of a striped sequence become those of the contiguous one.
+
+Ring position r holds tokens t * W + r and is to hold r * s + j. Token r * s + j lies on position
+j % W, among that rank's rows r * s / W .. (r + 1) * s / W - 1. So each rank cuts its rows into W
+chunks, chunk r goes to position r, and there the chunks are interleaved. One all_to_all moves just
+what is needed, (W - 1) / W of a rank's rows, and no rank needs to know its position.
+
+The interface is that of
+https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-unpermute.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nki_impl.kernels.checks import check_groups
+from nki_impl.kernels.ring import open_ring, travelling_memory, wait_for_both_cores
+from nki_impl.kernels.tiles import Tensor
+from nki_impl.lang import ncc, nisa, nki, nl
+
+
+@nki.jit  # type: ignore[untyped-decorator]
+def ring_attention_unpermute(x: Tensor, replica_groups: Any = None, num_workers: int = 1) -> Tensor:
+    """The contiguous rows [bs, s, d] of x [bs, s, d], of any dtype, bit for bit.
+
+    s, the length on this rank, is divisible by num_workers. ``replica_groups`` as in the forward.
+    Broken rules raise AssertionError.
+
+    >>> import numpy as np
+    >>> from nki_impl.sim.launch import run_ranks
+    >>> striped = np.array([[0, 2], [1, 3]], np.int32).reshape(2, 1, 2, 1)
+    >>> run = run_ranks(ring_attention_unpermute, [{"x": x, "num_workers": 2} for x in striped])
+    >>> np.stack(run.results).reshape(2, 2).tolist()
+    [[0, 1], [2, 3]]
+    """
+    bs, s, d = x.shape
+    check_groups(replica_groups, num_workers)
+    assert s % num_workers == 0, f"expected s divisible by {num_workers}, got {s}: pad the sequence"
+    ring = open_ring(replica_groups, num_workers)
+    chunk = s // num_workers
+    shape = (num_workers, bs, chunk, d)
+    memory = travelling_memory(ring)
+    sent = nl.ndarray(shape, dtype=x.dtype, buffer=memory, name="unpermute_sent")
+    arrived = nl.ndarray(shape, dtype=x.dtype, buffer=memory, name="unpermute_arrived")
+    out = nl.ndarray((bs, s, d), dtype=x.dtype, buffer=nl.shared_hbm)
+
+    for target in range(ring.core, num_workers, ring.cores):
+        nisa.dma_copy(dst=sent[target], src=x[:, target * chunk : (target + 1) * chunk, :])
+    wait_for_both_cores(ring, (sent,))
+    ncc.all_to_all(srcs=[sent], dsts=[arrived], replica_group=ring.group, collective_dim=0)
+    rows = out.reshape_dim(1, (chunk, num_workers))
+    for source in range(ring.core, num_workers, ring.cores):
+        nisa.dma_copy(dst=rows[:, :, source, :], src=arrived[source])
+    return out

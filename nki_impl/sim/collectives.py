@@ -1,0 +1,361 @@
+"""``nki.collectives``: the operations by which ranks exchange data.
+
+All block until every core of every rank of the group has issued them (:mod:`nki_impl.sim.exchange`);
+on the device they run beside the computation and the consumers wait for the data. What the device
+would not order is reported (:mod:`nki_impl.sim.races`). Reductions are computed in float32, in the
+order of the group's list, and rounded once to the destination's dtype; integers stay integers.
+
+A ring goes by the order of the group's list: each rank sends to the next entry and receives from the
+one before. Traffic is counted as a ring algorithm has it: bytes that one rank sends, and hops.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.collectives.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nki_impl.sim.access import write
+from nki_impl.sim.errors import CollectiveError, UnsupportedError
+from nki_impl.sim.exchange import Call, begin, issue
+from nki_impl.sim.groups import ReplicaGroup, ring_of, rings_of, targets_of
+from nki_impl.sim.operands import (
+    agree,
+    by_channel,
+    bytes_in,
+    channels_of,
+    check_dim,
+    check_hbm,
+    check_split,
+    fit,
+    op_option,
+    paired_lists,
+    part_of,
+    reduced,
+    reduction,
+    size_of,
+    taken,
+    tensors,
+    times,
+)
+from nki_impl.sim.registers import VirtualRegister
+from nki_impl.sim.tensor import NkiTensor
+
+Tensors = list[NkiTensor]
+
+
+def all_reduce(
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    op: Any,
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """dst = op over all ranks of src, the same on every rank; op is nl.add, nl.minimum or nl.maximum.
+
+    HBM or SBUF; several tensors only in HBM.
+    """
+    core, worker, machine = begin("all_reduce", priority)
+    reads, writes = paired_lists(srcs, dsts)
+    rings = rings_of(replica_group, machine.world)
+    for src, dst in zip(reads, writes, strict=True):
+        fit("dsts", dst, src.shape, "that of the source")
+    n = len(ring_of(rings, worker.rank))
+    apply = reduction(op)
+
+    def move(calls: Sequence[Call]) -> None:
+        for index in range(len(reads)):
+            total = reduced([taken(call.who, call.reads[index]) for call in calls], apply)
+            for call in calls:
+                write(call.writes[index], total)
+
+    call = Call(
+        str(worker), "all_reduce", reads, writes, rings, (op_option(op),), move,
+        2 * (n - 1) * bytes_in(reads) // n, 2 * (n - 1), (n - 1) * size_of(reads) // n,
+    )  # fmt: skip
+    issue(core, worker, machine, call)
+
+
+def all_gather(
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """dst = the src of all ranks, one after the other along ``collective_dim``.
+
+    ``collective_dim`` is 0 in HBM; 0 or 1 for 2-D tensors in SBUF. Several tensors only in HBM.
+    """
+    core, worker, machine = begin("all_gather", priority)
+    reads, writes = paired_lists(srcs, dsts)
+    check_dim(collective_dim, reads, (0, 1))
+    rings = rings_of(replica_group, machine.world)
+    n = len(ring_of(rings, worker.rank))
+    for src, dst in zip(reads, writes, strict=True):
+        fit("dsts", dst, times(src.shape, collective_dim, n), f"{n} sources along {collective_dim}")
+
+    def move(calls: Sequence[Call]) -> None:
+        for index in range(len(reads)):
+            parts = [taken(call.who, call.reads[index]) for call in calls]
+            for call in calls:
+                for place, part in enumerate(parts):
+                    write(part_of(call.writes[index], collective_dim, place, n), part)
+
+    call = Call(
+        str(worker), "all_gather", reads, writes, rings, (("collective_dim", collective_dim),), move,
+        (n - 1) * bytes_in(reads), n - 1,
+    )  # fmt: skip
+    issue(core, worker, machine, call)
+
+
+def all_gather_v(
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """Not modelled: raises :class:`UnsupportedError`."""
+    raise _not_modelled("all_gather_v", "all_gather with equal counts")
+
+
+def reduce_scatter(
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    op: Any,
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """dst of the i-th rank = op over all ranks of the i-th part of src along dimension 0."""
+    core, worker, machine = begin("reduce_scatter", priority)
+    reads, writes = paired_lists(srcs, dsts)
+    check_dim(collective_dim, reads, (0,))
+    rings = rings_of(replica_group, machine.world)
+    n = len(ring_of(rings, worker.rank))
+    for src, dst in zip(reads, writes, strict=True):
+        check_split(src, n)
+        fit("dsts", dst, (src.shape[0] // n, *src.shape[1:]), f"one of {n} parts of the source")
+    apply = reduction(op)
+
+    def move(calls: Sequence[Call]) -> None:
+        for index in range(len(reads)):
+            total = reduced([taken(call.who, call.reads[index]) for call in calls], apply)
+            for call, part in zip(calls, np.split(total, n), strict=True):
+                write(call.writes[index], part)
+
+    call = Call(
+        str(worker), "reduce_scatter", reads, writes, rings, (("collective_dim", collective_dim), op_option(op)), move,
+        (n - 1) * bytes_in(reads) // n, n - 1, (n - 1) * size_of(reads) // n,
+    )  # fmt: skip
+    issue(core, worker, machine, call)
+
+
+def all_to_all(
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """Part j of dst on the i-th rank = part i of src on the j-th rank, along dimension 0. HBM only."""
+    core, worker, machine = begin("all_to_all", priority)
+    reads, writes = paired_lists(srcs, dsts)
+    check_hbm(reads)
+    check_dim(collective_dim, reads, (0,))
+    rings = rings_of(replica_group, machine.world)
+    n = len(ring_of(rings, worker.rank))
+    for src, dst in zip(reads, writes, strict=True):
+        check_split(src, n)
+        fit("dsts", dst, src.shape, "that of the source")
+
+    def move(calls: Sequence[Call]) -> None:
+        for index in range(len(reads)):
+            sent = [taken(call.who, call.reads[index]) for call in calls]
+            for i, call in enumerate(calls):
+                for j in range(n):
+                    write(part_of(call.writes[index], 0, j, n), np.split(sent[j], n)[i])
+
+    call = Call(
+        str(worker), "all_to_all", reads, writes, rings, (("collective_dim", collective_dim),), move,
+        (n - 1) * bytes_in(reads) // n, n - 1,
+    )  # fmt: skip
+    issue(core, worker, machine, call)
+
+
+def all_to_all_v(
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """Not modelled: raises :class:`UnsupportedError`."""
+    raise _not_modelled("all_to_all_v", "all_to_all with equal counts")
+
+
+def collective_permute(
+    srcs: Tensors,
+    dsts: Tensors,
+    source_target_pairs: list[tuple[int, int]],
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """dst of the target = src of the source, for each pair. One tensor in HBM per list; cycles only.
+
+    Every rank of the run issues it; a rank in no pair sends nothing and keeps its dst.
+    """
+    core, worker, machine = begin("collective_permute", priority)
+    reads, writes = tensors("srcs", srcs, 1), tensors("dsts", dsts, 1)
+    agree(reads, writes)
+    check_hbm(reads)
+    fit("dsts", writes[0], reads[0].shape, "that of the source")
+    targets = targets_of(source_target_pairs, machine.world)
+
+    def move(calls: Sequence[Call]) -> None:
+        sent = {rank: taken(calls[rank].who, calls[rank].reads[0]) for rank in targets}
+        for source, target in targets.items():
+            write(calls[target].writes[0], sent[source])
+
+    moves = worker.rank in targets and targets[worker.rank] != worker.rank
+    call = Call(
+        str(worker), "collective_permute", reads, writes, (tuple(range(machine.world)),),
+        (("source_target_pairs", tuple(targets.items())),), move,
+        bytes_in(reads) if moves else 0, int(moves),
+    )  # fmt: skip
+    issue(core, worker, machine, call)
+
+
+def collective_permute_implicit(
+    srcs_by_channel: list[Tensors],
+    dsts_by_channel: list[Tensors],
+    replica_group: ReplicaGroup,
+    channel_ids: list[int] = [0],  # noqa: B006
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """dst of each rank's successor in the ring = its src, channel by channel. HBM or SBUF.
+
+    ``channel_ids`` is 0, 1, ... with one tensor in each channel's list; at most 4 channels when the
+    group is the whole run (which stands for a node), else 2.
+    """
+    core, worker, machine = begin("collective_permute_implicit", priority)
+    rings = rings_of(replica_group, machine.world)
+    channels = channels_of(channel_ids, rings)
+    reads = by_channel("srcs_by_channel", srcs_by_channel, channels)
+    writes = by_channel("dsts_by_channel", dsts_by_channel, channels)
+    agree(reads, writes)
+    for src, dst in zip(reads, writes, strict=True):
+        fit("dsts_by_channel", dst, src.shape, "that of the source")
+
+    def move(calls: Sequence[Call]) -> None:
+        sent = [[taken(call.who, src) for src in call.reads] for call in calls]
+        for index, call in enumerate(calls):
+            for dst, part in zip(call.writes, sent[index - 1], strict=True):
+                write(dst, part)
+
+    travels = len(ring_of(rings, worker.rank)) > 1
+    call = Call(
+        str(worker), "collective_permute_implicit", reads, writes, rings, (("channel_ids", channels),), move,
+        bytes_in(reads) * travels, len(channels) * travels,
+    )  # fmt: skip
+    issue(core, worker, machine, call)
+
+
+def collective_permute_implicit_reduce(
+    srcs0_by_channel: list[Tensors],
+    srcs1_by_channel: list[Tensors],
+    dsts_by_channel: list[Tensors],
+    replica_group: ReplicaGroup,
+    op: Any,
+    channel_ids: list[int] = [0],  # noqa: B006
+    priority: int | None = None,
+    name: str | None = None,
+) -> None:
+    """dst of each rank's successor = op_option(src0, src1), computed where the sources are."""
+    core, worker, machine = begin("collective_permute_implicit_reduce", priority)
+    rings = rings_of(replica_group, machine.world)
+    channels = channels_of(channel_ids, rings)
+    left = by_channel("srcs0_by_channel", srcs0_by_channel, channels)
+    right = by_channel("srcs1_by_channel", srcs1_by_channel, channels)
+    writes = by_channel("dsts_by_channel", dsts_by_channel, channels)
+    for reads in (left, right):
+        agree(reads, writes)
+        for src, dst in zip(reads, writes, strict=True):
+            fit("dsts_by_channel", dst, src.shape, "that of the sources")
+    apply = reduction(op)
+
+    def move(calls: Sequence[Call]) -> None:
+        k = len(channels)
+        sent = [
+            [
+                reduced([taken(c.who, c.reads[i]), taken(c.who, c.reads[k + i])], apply)
+                for i in range(k)
+            ]
+            for c in calls
+        ]
+        for index, call in enumerate(calls):
+            for dst, values in zip(call.writes, sent[index - 1], strict=True):
+                write(dst, values)
+
+    travels = len(ring_of(rings, worker.rank)) > 1
+    call = Call(
+        str(worker), "collective_permute_implicit_reduce", left + right, writes, rings,
+        (("channel_ids", channels), op_option(op)), move,
+        bytes_in(left) * travels, len(channels) * travels, size_of(left),
+    )  # fmt: skip
+    issue(core, worker, machine, call)
+
+
+def collective_permute_implicit_current_processing_rank_id(
+    iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
+) -> VirtualRegister:
+    """Return, in a register, whose data is at hand after ``iteration_id`` permutes: 0 is one's own.
+
+    That is the entry of the group's list ``iteration_id`` places before this rank's. The official
+    documents leave open whether the register holds that rank's number in the run or its position in
+    the list: the two agree for a group 0..n-1. ``run_ranks(..., ring_ids="position")`` plays the other
+    reading.
+    """
+    _, worker, machine = begin("collective_permute_implicit_current_processing_rank_id")
+    ring = ring_of(rings_of(replica_group, machine.world), worker.rank)
+    if isinstance(iteration_id, bool) or not isinstance(iteration_id, int) or iteration_id < 0:
+        raise CollectiveError(
+            "iteration_id", "an integer >= 0", repr(iteration_id), "pass the loop's counter"
+        )
+    if channel_id not in range(4):
+        raise CollectiveError(
+            "channel_id", "a channel 0..3", repr(channel_id), "pass a channel in use"
+        )
+    position = (ring.index(worker.rank) - iteration_id) % len(ring)
+    return VirtualRegister(position if machine.ring_ids == "position" else ring[position], True)
+
+
+def rank_id(name: str | None = None) -> VirtualRegister:
+    """Return this rank's number in the run, 0 .. W-1, in a register."""
+    _, worker, _ = begin("rank_id")
+    return VirtualRegister(worker.rank, True)
+
+
+def _not_modelled(name: str, instead: str) -> UnsupportedError:
+    return UnsupportedError(
+        "operation", "collectives with equal counts", name, f"use {instead}", name
+    )
+
+
+for _function in (all_gather_v, all_to_all_v):
+    _function.not_modelled = True  # type: ignore[attr-defined]

@@ -1,0 +1,145 @@
+"""One exception class for each way in which a kernel breaks a rule of the machine.
+
+Every message names the operation, the operand, the limit, what came, the line of the kernel and how
+to mend it. All classes derive from :class:`SimulatorError`, which is an :class:`NkiValidationError`
+(``nki.isa.NkiValidationError``: "raised when hardware constraints are violated").
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
+    """Return the simulator's outermost frame below the kernel, and the kernel's own frame."""
+    frame: FrameType | None = sys._getframe(1)
+    public: FrameType | None = None
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_name != "entry" and not frame.f_code.co_name.startswith("<"):
+            public = frame
+        frame = frame.f_back
+    return public, frame
+
+
+def kernel_line() -> str:
+    """Return ``file:line`` of the innermost code outside the simulator that is running."""
+    frame = _outer_frames()[1]
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _operation_name() -> str:
+    """Return the name of the simulator's function that the kernel called."""
+    frame = _outer_frames()[0]
+    return "?" if frame is None else frame.f_code.co_qualname
+
+
+class NkiValidationError(Exception):
+    """Base of everything that the machine refuses (``nki.isa.NkiValidationError``)."""
+
+
+class SimulatorError(NkiValidationError):
+    """A rule of the machine is broken.
+
+    ``operand`` is the argument at fault ("dst", "stationary"...), ``limit`` the rule, ``got`` what
+    came and ``mend`` what to do. ``operation`` defaults to the simulator's function that the kernel
+    called, ``line`` is where it called it. All five and ``line`` are attributes.
+
+    >>> try:
+    ...     raise SimulatorError("dst", "at most 128 partitions", "130", "split it", "memset")
+    ... except SimulatorError as error:
+    ...     print(str(error).split(" (at ")[0])
+    memset: dst: at most 128 partitions; got 130. To mend it: split it
+    """
+
+    def __init__(
+        self, operand: str, limit: str, got: object, mend: str, operation: str | None = None
+    ) -> None:
+        self.operation = operation or _operation_name()
+        self.operand = operand
+        self.limit = limit
+        self.got = str(got)
+        self.mend = mend
+        self.line = kernel_line()
+        super().__init__(
+            f"{self.operation}: {operand}: {limit}; got {self.got}. To mend it: {mend} (at {self.line})"
+        )
+
+
+class ViewError(SimulatorError):
+    """A slice, index, reshape or access pattern that the tensor cannot express."""
+
+
+class PartitionError(ViewError):
+    """Too many partitions, a start partition that an engine cannot address, or a partition step."""
+
+
+class MatmulError(SimulatorError):
+    """A limit of the tensor engine: K, M, N, buffers, dtype pairing, PSUM bank, accumulation."""
+
+
+class ShapeError(SimulatorError):
+    """Operands whose partition counts or free sizes do not agree."""
+
+
+class PlacementError(SimulatorError):
+    """An operand lies in a memory that the engine cannot reach, or two share one port."""
+
+
+class DmaError(SimulatorError):
+    """A limit of the DMA engines: PSUM operands, element counts, transposition rank or dtype."""
+
+
+class DtypeError(SimulatorError):
+    """A dtype, a literal or an operator that does not fit the operation."""
+
+
+class RangeSelectError(SimulatorError):
+    """A rule of range_select: fill value, bounds, comparison."""
+
+
+class TargetError(SimulatorError):
+    """The operation does not exist on the target generation."""
+
+
+class UninitializedError(SimulatorError):
+    """Memory or an accumulator register is read that was never written."""
+
+
+class OutputError(SimulatorError):
+    """A kernel input is written, or the kernel returns what is not in shared HBM."""
+
+
+class OutOfBoundsError(SimulatorError):
+    """A dynamic offset or index points outside the tensor."""
+
+
+class DynamicValueError(SimulatorError):
+    """Python wants the value of a register or tile, which exists only on the device."""
+
+
+class CapacityError(SimulatorError):
+    """SBUF or PSUM is full."""
+
+
+class UnsupportedError(SimulatorError):
+    """A name, option or combination of the interface that the simulator does not model."""
+
+
+class LaunchError(SimulatorError):
+    """A kernel's function is called outside a launch, or launched with what it cannot take."""
+
+
+class CollectiveError(SimulatorError):
+    """A collective's operands, group or sequence break a rule."""
+
+
+class DeadlockError(SimulatorError):
+    """No rank or core can go on; the message says who waits for what."""
+
+
+class RaceError(SimulatorError):
+    """Data is read or written while another core or a collective may still use it."""

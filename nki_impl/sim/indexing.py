@@ -1,0 +1,91 @@
+"""Indices and slices of tensors, checked and turned into NumPy's."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from nki_impl.sim.errors import DynamicValueError, PartitionError, ViewError
+
+_INTS = (int, np.integer)
+
+
+def numpy_key(shape: tuple[int, ...], on_chip: bool, key: Any) -> tuple[int | slice, ...]:
+    """Return the NumPy index for ``key``, keeping the rank where the machine keeps it.
+
+    On chip an int on dimension 0 keeps it with length 1, and the rank stays 2 or more; in HBM the rank
+    stays 1 or more: the last int then keeps its dimension.
+
+    >>> numpy_key((128, 64), True, (3, slice(0, 8)))
+    (slice(3, 4, None), slice(0, 8, None))
+    >>> numpy_key((128, 64), True, (slice(None), 5))
+    (slice(0, 128, None), slice(5, 6, None))
+    """
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if any(one is Ellipsis for one in keys):
+        at = next(i for i, one in enumerate(keys) if one is Ellipsis)
+        keys[at : at + 1] = [slice(None)] * (len(shape) - len(keys) + 1)
+    if len(keys) > len(shape):
+        raise ViewError("index", f"at most {len(shape)} indices", len(keys), "drop some")
+    out: list[int | slice] = []
+    for dim, one in enumerate(keys):
+        if isinstance(one, slice):
+            out.append(checked_slice(shape[dim], on_chip, dim, one.start, one.stop, one.step))
+            continue
+        index = checked_index(shape[dim], dim, one)
+        out.append(slice(index, index + 1) if on_chip and dim == 0 else index)
+    integers = [dim for dim, one in enumerate(out) if isinstance(one, int)]
+    if integers and len(shape) - len(integers) < (2 if on_chip else 1):
+        last = integers[-1]
+        index = keys[last]
+        out[last] = slice(index, index + 1)
+    return tuple(out)
+
+
+def checked_index(size: int, dim: int, index: Any) -> int:
+    """Return an int in 0 <= index < size; raises :class:`ViewError` or :class:`DynamicValueError`."""
+    if not isinstance(index, _INTS):
+        _refuse_index(dim, index)
+    if not 0 <= index < size:
+        raise ViewError(f"dimension {dim}", f"0 <= index < {size}", index, "stay inside")
+    return int(index)
+
+
+def _refuse_index(dim: int, index: object) -> NoReturn:
+    raise DynamicValueError(
+        f"dimension {dim}",
+        "an int or a slice of ints that is known when the kernel is traced",
+        type(index).__name__,
+        "use .ap(..., scalar_offset=...) or .select(dim, index) for an index held on the device",
+    )
+
+
+def checked_slice(size: int, on_chip: bool, dim: int, start: Any, stop: Any, step: Any) -> slice:
+    """Return the slice if 0 <= start < end <= size and, off the partition dimension, step >= 1."""
+    first = 0 if start is None else start
+    last = size if stop is None else stop
+    for bound in (first, last):
+        if not isinstance(bound, _INTS):
+            _refuse_index(dim, bound)
+    if not 0 <= first < last <= size:
+        raise ViewError(
+            f"dimension {dim}",
+            f"a slice with 0 <= start < end <= {size}",
+            f"{start}:{stop}",
+            "stay inside; an empty slice cannot be expressed",
+        )
+    if step is None or step == 1:
+        return slice(first, last)
+    if dim == 0 and on_chip:
+        raise PartitionError(
+            "dimension 0", "partitions are taken without a step", step, "use step 1"
+        )
+    if not isinstance(step, _INTS) or step < 1:
+        raise ViewError(
+            f"dimension {dim}",
+            "a step of at least 1",
+            step,
+            "step forwards; a view cannot be reversed",
+        )
+    return slice(first, last, step)

@@ -1,0 +1,59 @@
+"""Let the simulator answer to ``import nki``, so that kernels written elsewhere run unmodified.
+
+>>> with installed():
+...     import nki.language as nl
+>>> nl.__name__
+'nki_impl.sim.language'
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+MODULES = ("nki", "nki.language", "nki.isa", "nki.collectives")
+"""The documented modules; what kernels also import of the rest is in :func:`kernel_modules`."""
+
+
+def simulator_modules() -> dict[str, ModuleType]:
+    from nki_impl.sim import nki
+
+    return dict(zip(MODULES, (nki, nki.language, nki.isa, nki.collectives), strict=True))
+
+
+def kernel_modules() -> dict[str, ModuleType]:
+    """Return the modules below ``nki`` that published kernels import without being documented.
+
+    ``nki.language.opcode`` has the operators, ``nki.isa.constants`` the enumerations, ``nki.typing``
+    the class ``tensor`` for annotations.
+    """
+    from nki_impl.sim import tokens
+    from nki_impl.sim.isa import enums
+    from nki_impl.sim.tensor import NkiTensor
+
+    typing = ModuleType("nki.typing", "Annotations of kernels.")
+    typing.tensor = NkiTensor  # type: ignore[attr-defined]
+    return {"nki.language.opcode": tokens, "nki.isa.constants": enums, "nki.typing": typing}
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Inside the with block ``import nki`` and its submodules mean the simulator.
+
+    Afterwards ``sys.modules`` holds for ``nki`` and everything below it what it held before: the real
+    package or nothing. A kernel's module that was imported inside keeps the simulator.
+    """
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_nki(name)}
+    sys.modules.update(simulator_modules() | kernel_modules())
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if _is_nki(name)]:
+            del sys.modules[name]
+        sys.modules.update(hidden)
+
+
+def _is_nki(name: str) -> bool:
+    return name == "nki" or name.startswith("nki.")

@@ -1,0 +1,59 @@
+"""``nki.isa``: the instructions, one file per engine, with the official names and signatures."""
+
+from nki_impl.sim.core import NkiInstruction
+from nki_impl.sim.errors import NkiValidationError
+from nki_impl.sim.isa.dma import dma_compute, dma_copy, dma_transpose
+from nki_impl.sim.isa.enums import (
+    dge_mode,
+    dma_engine,
+    engine,
+    gpsimd_engine,
+    matmul_perf_mode,
+    nc_version,
+    oob_mode,
+    reduce_cmd,
+    scalar_engine,
+    tensor_engine,
+    unknown_engine,
+    vector_engine,
+)
+from nki_impl.sim.isa.gpsimd import affine_select, iota, tensor_partition_reduce
+from nki_impl.sim.isa.lanes import max8, nc_stream_shuffle, tensor_copy_predicated
+from nki_impl.sim.isa.reduce import (
+    exponential,
+    range_select,
+    select_reduce,
+    tensor_reduce,
+    tensor_scalar_reduce,
+)
+from nki_impl.sim.isa.registers import (
+    get_nc_version,
+    register_alloc,
+    register_load,
+    register_move,
+    register_store,
+)
+from nki_impl.sim.isa.scalar import activation, activation_reduce
+from nki_impl.sim.isa.scan import bn_aggr, bn_stats, tensor_tensor_scan
+from nki_impl.sim.isa.tensor import nc_matmul, nc_transpose
+from nki_impl.sim.isa.vector import (
+    memset,
+    reciprocal,
+    scalar_tensor_tensor,
+    tensor_copy,
+    tensor_scalar,
+    tensor_tensor,
+)
+from nki_impl.sim.registers import VirtualRegister
+from nki_impl.sim.sync import core_barrier, sendrecv
+
+__all__ = [
+    "NkiInstruction", "NkiValidationError", "VirtualRegister", "activation", "activation_reduce",
+    "affine_select", "bn_aggr", "bn_stats", "core_barrier", "dge_mode", "dma_compute", "dma_copy", "dma_engine", "dma_transpose", "engine",
+    "exponential", "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode", "max8", "memset",
+    "nc_matmul", "nc_stream_shuffle", "nc_transpose", "nc_version", "oob_mode", "range_select",
+    "reciprocal", "reduce_cmd", "register_alloc", "register_load", "register_move", "register_store",
+    "scalar_engine", "scalar_tensor_tensor", "select_reduce", "sendrecv", "tensor_copy", "tensor_copy_predicated",
+    "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",
+    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine", "vector_engine",
+]  # fmt: skip

@@ -1,0 +1,174 @@
+"""What the instructions share: operand checks and the arithmetic of two-operand operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.access import read, read_raw, tile
+from nki_impl.sim.core import Core, current
+from nki_impl.sim.errors import DtypeError, PlacementError, ShapeError
+from nki_impl.sim.isa.enums import engine as Engine
+from nki_impl.sim.memory import MemoryRegion
+from nki_impl.sim.ops import Op
+from nki_impl.sim.tensor import NkiTensor
+
+Array = NDArray[Any]
+Scalar = float | int | NkiTensor
+
+SBUF_FREE = 65536
+PSUM_FREE = 4096
+
+
+def free_size(tensor: NkiTensor) -> int:
+    """Return the number of elements per partition."""
+    array = tensor.array
+    return array.size // array.shape[0]
+
+
+def flat(array: Array) -> Array:
+    """Return ``array`` as (partitions, free elements)."""
+    return array if array.ndim == 2 else array.reshape(array.shape[0], -1)
+
+
+def same_size(first: NkiTensor, name: str, second: NkiTensor, other: str) -> None:
+    """Raise :class:`ShapeError` unless both have equal partition counts and free sizes."""
+    a, b = first.array, second.array
+    if a.shape != b.shape and (a.shape[0] != b.shape[0] or a.size != b.size):
+        raise ShapeError(
+            other,
+            f"the partitions and free size of {name}, {a.shape[0]} x {free_size(first)}",
+            f"{b.shape[0]} x {free_size(second)}",
+            "slice both alike; broadcast with .broadcast or .ap (stride 0), nothing is broadcast for you",
+        )
+
+
+def one_per_partition(tensor: NkiTensor, operand: str, partitions: int) -> NkiTensor:
+    """Return ``tensor`` as a tile with one element for each of ``partitions``."""
+    tensor = tile(tensor, operand)
+    if tensor.array.shape[0] != partitions or tensor.array.size != partitions:
+        raise ShapeError(
+            operand, f"({partitions}, 1)", tensor.shape, "slice or reduce it to one column"
+        )
+    return tensor
+
+
+def scalar_operand(value: Any, operand: str, partitions: int, float32: bool = True) -> Any:
+    """Return an immediate as np.float32, or a (P,1) tile as a float32 column.
+
+    With ``float32`` the tile must be float32, as the arithmetic of tensor_scalar has it.
+    """
+    if isinstance(value, NkiTensor):
+        column = one_per_partition(value, operand, partitions)
+        if float32 and column.dtype.name != "float32":
+            raise DtypeError(operand, "a float32 tile", column.dtype, "tensor_copy it to float32")
+        return read(column, operand).reshape(partitions, 1)
+    return immediate(value, operand)
+
+
+def immediate(value: Any, operand: str) -> np.float32:
+    """Return a Python number as float32; raises :class:`DtypeError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise DtypeError(operand, "a number or a (P,1) tile", repr(value), "pass a float")
+    with np.errstate(over="ignore"):
+        return np.float32(value)
+
+
+def combine(op: Op, a: Any, b: Any, reverse: bool = False, out: Array | None = None) -> Array:
+    """Return ``a op b`` (``b op a`` if ``reverse``) in float32; comparisons give 1.0 or 0.0."""
+    if reverse:
+        a, b = b, a
+    if op.kind == "compare":
+        return op.apply(a, b).astype(np.float32)
+    if out is not None and isinstance(op.apply, np.ufunc):
+        result: Array = op.apply(a, b, out=out)
+        return result
+    result = op.apply(a, b)
+    return result
+
+
+def generation_op(op: Op, core: Core, operand: str) -> None:
+    """Raise :class:`~nki_impl.sim.errors.TargetError` for operators that the target does not have."""
+    if op.kind == "arith4" and core.generation < 4:
+        from nki_impl.sim.errors import TargetError
+
+        raise TargetError(
+            operand, f"nl.{op.name} exists from NeuronCore-v4 on", core.target, "use another one"
+        )
+
+
+def pick_engine(given: Engine, allowed: tuple[Engine, ...], default: Engine) -> str:
+    """Return the name of the engine that runs the instruction.
+
+    Raises :class:`PlacementError` for one that cannot.
+    """
+    if given is Engine.unknown or given is None:
+        return default.name
+    if given not in allowed:
+        raise PlacementError(
+            "engine", "one of " + ", ".join(one.name for one in allowed), given, "leave it unknown"
+        )
+    return given.name
+
+
+def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
+    """Raise :class:`PlacementError` when GpSimd is given a PSUM operand."""
+    if engine != "gpsimd":
+        return
+    for tensor, name in operands:
+        if tensor.storage.buffer is MemoryRegion.psum:
+            raise PlacementError(
+                name, "GpSimd reaches SBUF only", "psum", "tensor_copy it to SBUF first"
+            )
+
+
+def not_both_psum(a: NkiTensor, first: str, b: NkiTensor, second: str) -> None:
+    """Raise :class:`PlacementError` when both inputs lie in PSUM."""
+    if a.storage.buffer is MemoryRegion.psum and b.storage.buffer is MemoryRegion.psum:
+        raise PlacementError(
+            second,
+            f"at most one of {first} and {second} in PSUM",
+            "both",
+            "tensor_copy one to SBUF first",
+        )
+
+
+def free_limit(tensor: NkiTensor, operand: str) -> None:
+    """Raise :class:`ShapeError` above 64K free elements (4K in PSUM)."""
+    size = free_size(tensor)
+    if size <= PSUM_FREE:
+        return
+    limit = PSUM_FREE if tensor.storage.buffer is MemoryRegion.psum else SBUF_FREE
+    if size > limit:
+        raise ShapeError(operand, f"at most {limit} elements per partition", size, "split the tile")
+
+
+def integer_tiles(*operands: tuple[NkiTensor, str]) -> None:
+    """Raise :class:`DtypeError` unless all tiles hold integers: bit operators cast nothing."""
+    for tensor, name in operands:
+        if tensor.dtype.is_float:
+            raise DtypeError(
+                name,
+                "an integer tile for a bit operator",
+                tensor.dtype,
+                "view it as an integer dtype",
+            )
+
+
+def raw_flat(tensor: NkiTensor, operand: str) -> Array:
+    """Return the elements in their own dtype as (partitions, free elements)."""
+    return flat(read_raw(tensor, operand))
+
+
+def read_flat(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
+    """Return the elements as float32 (partitions, free elements); not to be changed."""
+    return flat(read(tensor, operand))
+
+
+__all__ = [
+    "Array", "Core", "Engine", "Scalar", "combine", "current", "flat", "free_limit", "free_size",
+    "generation_op", "immediate", "integer_tiles", "no_psum", "not_both_psum", "one_per_partition",
+    "pick_engine", "raw_flat", "read_flat", "same_size", "scalar_operand",
+]  # fmt: skip

@@ -1,0 +1,241 @@
+"""The DMA engines: copies between HBM and SBUF, with dynamic addresses, and transposition.
+
+Element counts must agree, shapes need not: both sides are walked in row-major order. DMA reaches any
+partition but not PSUM. Reading memory that was never written raises.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.dma_copy.html
+and nki.isa.dma_transpose.html.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.access import (
+    read,
+    read_raw,
+    resolve,
+    write,
+)
+from nki_impl.sim.core import current, instruction
+from nki_impl.sim.dtypes import to_float32
+from nki_impl.sim.errors import DmaError, DtypeError, OutOfBoundsError, UnsupportedError
+from nki_impl.sim.isa.common import Array
+from nki_impl.sim.isa.enums import dge_mode as Dge
+from nki_impl.sim.isa.enums import engine as Engine
+from nki_impl.sim.isa.enums import oob_mode as Oob
+from nki_impl.sim.memory import MemoryRegion
+from nki_impl.sim.ops import find
+from nki_impl.sim.patterns import strided, view_of
+from nki_impl.sim.tensor import NkiTensor
+
+
+def _operand(tensor: object, operand: str) -> NkiTensor:
+    if not isinstance(tensor, NkiTensor):
+        raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tensor in HBM or SBUF")
+    if tensor.storage.buffer is MemoryRegion.psum:
+        raise DmaError(operand, "a tensor in HBM or SBUF", "psum", "tensor_copy it to SBUF first")
+    return tensor
+
+
+def _same_count(dst: NkiTensor, src: NkiTensor) -> None:
+    if dst.array.size != src.array.size:
+        raise DmaError(
+            "dst",
+            f"{src.size} elements as src {src.shape}",
+            f"{dst.size} in {dst.shape}",
+            "slice one",
+        )
+
+
+@instruction
+def dma_copy(
+    dst: NkiTensor,
+    src: NkiTensor,
+    priority: int | None = None,
+    oob_mode: Oob = Oob.error,
+    dge_mode: Dge = Dge.unknown,
+    engine: Engine = Engine.unknown,
+    name: str | None = None,
+) -> None:
+    """Copy ``src`` to ``dst`` in row-major order of both; different dtypes convert through float32.
+
+    A side made by ``ap(..., scalar_offset=)`` or ``select`` is read at the index that the device holds
+    at this moment; one made with ``vector_offset`` gathers or scatters one row per partition. An index
+    outside raises, or with ``oob_mode.skip`` leaves those elements as they are.
+    """
+    core = current()
+    dst, src = _operand(dst, "dst"), _operand(src, "src")
+    _same_count(dst, src)
+    if engine is not Engine.unknown and dge_mode is not Dge.hwdge:
+        raise DmaError("engine", "unknown unless dge_mode is hwdge", engine, "leave it out")
+    if dge_mode is Dge.hwdge and dst.dtype is not src.dtype:
+        raise DmaError(
+            "dge_mode", "equal dtypes with hwdge", f"{src.dtype} to {dst.dtype}", "leave it unknown"
+        )
+    skip = oob_mode is Oob.skip
+    rows = [t for t in (dst, src) if t.dynamic is not None and t.dynamic.kind == "vector"]
+    if rows:
+        _copy_rows(dst, src, skip)
+    else:
+        to, of = resolve(dst, skip), resolve(src, skip)
+        if to is None or of is None:
+            return
+        values = read_raw(of, "src")
+        write(to, values if to.dtype is of.dtype else to_float32(values))
+    core.count("dma", dst.array.size, 0, dst.array.size * dst.dtype.itemsize)
+
+
+def _rows(
+    tensor: NkiTensor, operand: str, skip: bool
+) -> tuple[NkiTensor, NDArray[np.int64], NDArray[np.bool_]]:
+    """Return a static tensor of all rows that an index can name, the indices, and which are inside."""
+    dynamic = tensor.dynamic
+    assert dynamic is not None and isinstance(dynamic.source, NkiTensor)
+    index = dynamic.source
+    if index.dtype.is_float or index.size < tensor.shape[0]:
+        raise DtypeError(
+            "vector_offset",
+            f"an integer tile of {tensor.shape[0]} indices",
+            f"{index.dtype} {index.shape}",
+            "store int32",
+        )
+    # Index i is at [i % P, i // P]: down the partitions first.
+    named = read_raw(index, "vector_offset").T.ravel()[: tensor.shape[0]].astype(np.int64)
+    item = tensor.dtype.itemsize
+    inner = (
+        sum((n - 1) * s for n, s in zip(tensor.shape[1:], tensor.array.strides[1:], strict=True))
+        + item
+    )
+    room = (tensor.storage.raw.size - tensor.byte_offset - inner) // max(
+        dynamic.stride * item, 1
+    ) + 1
+    limit = min(dynamic.limit, room)
+    inside = (named >= 0) & (named < limit)
+    if not inside.all() and not skip:
+        raise OutOfBoundsError(
+            "vector_offset",
+            f"0 <= index < {limit}",
+            f"{named[~inside][0]} in {operand}",
+            "clamp it, or use oob_mode.skip",
+        )
+    strides = (dynamic.stride * item, *tensor.array.strides[1:])
+    every = strided(
+        tensor, tensor.byte_offset, (max(limit, 1), *tensor.shape[1:]), strides, tensor.dtype
+    )
+    return view_of(tensor, every, tensor.dtype), named, inside
+
+
+def _copy_rows(dst: NkiTensor, src: NkiTensor, skip: bool) -> None:
+    """Gather (index on src) or scatter (index on dst), row by row of the index."""
+    if dst.dynamic is not None and src.dynamic is not None:
+        raise DmaError("src", "a dynamic index on one side", "one on each", "copy in two steps")
+    gathered = src.dynamic is not None
+    every, named, inside = _rows(src if gathered else dst, "src" if gathered else "dst", skip)
+    still = dst if gathered else src
+    if still.array.shape[0] != len(named):
+        raise DmaError(
+            "dst", f"{len(named)} rows", still.shape, "give both sides the same first dimension"
+        )
+    for row in range(len(named)):
+        if not inside[row]:
+            continue
+        moving = view_of(every, every.array[named[row]], every.dtype)
+        fixed = view_of(still, still.array[row], still.dtype)
+        to, of = (fixed, moving) if gathered else (moving, fixed)
+        values = read_raw(of, "src").reshape(to.array.shape)
+        write(to, values if to.dtype is of.dtype else to_float32(values))
+
+
+@instruction
+def dma_transpose(
+    dst: NkiTensor,
+    src: NkiTensor,
+    axes: Any = None,
+    priority: int | None = None,
+    dge_mode: Dge = Dge.unknown,
+    oob_mode: Oob = Oob.error,
+    name: str | None = None,
+) -> None:
+    """Transpose with (1, 0), (2, 1, 0) or (3, 1, 2, 0), by rank; dst in SBUF has exactly that shape.
+
+    Equal dtypes of 2 or 4 bytes. dst has at most 128 partitions. The hardware's further rules for
+    ``dge_mode=hwdge`` are not modelled: that mode is refused.
+    """
+    core = current()
+    dst, src = _operand(dst, "dst"), _operand(src, "src")
+    order = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}.get(src.ndim)
+    if order is None or (axes is not None and tuple(axes) != order):
+        raise DmaError(
+            "axes",
+            "(1, 0), (2, 1, 0) or (3, 1, 2, 0) for rank 2, 3, 4",
+            f"{axes} for rank {src.ndim}",
+            "reshape src",
+        )
+    if dge_mode is Dge.hwdge:
+        raise UnsupportedError("dge_mode", "unknown or swdge", dge_mode, "leave it unknown")
+    if dst.storage.buffer is not MemoryRegion.sbuf:
+        raise DmaError("dst", "a tile in SBUF", dst.buffer.value, "transpose into SBUF, then copy")
+    if dst.dtype is not src.dtype or src.dtype.itemsize not in (2, 4):
+        raise DmaError(
+            "dst",
+            "src's dtype, of 2 or 4 bytes",
+            f"{src.dtype} to {dst.dtype}",
+            "cast before or after",
+        )
+    shape = tuple(src.shape[axis] for axis in order)
+    if dst.shape != shape:
+        raise DmaError("dst", f"shape {shape}, rank included", dst.shape, "slice or reshape dst")
+    if src.dynamic is not None and src.dynamic.kind == "vector":
+        every, named, inside = _rows(src, "src", oob_mode is Oob.skip)
+        if not inside.all():
+            raise UnsupportedError("oob_mode", "indices inside", "some outside", "clamp them")
+        rows = [view_of(every, every.array[row], every.dtype) for row in named]
+        values: Array = np.stack([read_raw(row, "src") for row in rows])
+    else:
+        of = resolve(src, oob_mode is Oob.skip)
+        if of is None:
+            return
+        values = read_raw(of, "src")
+    write(dst, values.transpose(order))
+    core.count("dma", dst.array.size, 0, dst.array.size * dst.dtype.itemsize)
+
+
+@instruction
+def dma_compute(
+    dst: NkiTensor,
+    srcs: list[NkiTensor],
+    reduce_op: Any,
+    scales: Any = None,
+    unique_indices: bool = True,
+    oob_mode: Oob = Oob.error,
+    name: str | None = None,
+) -> None:
+    """Compute dst = srcs[0] + srcs[1] + ... in float32 (at most 16); nl.add and scales of 1.0 alone.
+
+    Indirect operands (scatter and gather with addition) are not modelled.
+    """
+    core = current()
+    if find(reduce_op, "reduce_op", "arith").name != "add":
+        raise DmaError("reduce_op", "nl.add", reduce_op, "use the vector engine")
+    if scales is not None and any(scale != 1.0 for scale in scales):
+        raise DmaError("scales", "None or all 1.0", scales, "scale on the vector engine")
+    if not 1 <= len(srcs) <= 16:
+        raise DmaError("srcs", "1 to 16 tensors", len(srcs), "add in several steps")
+    dst = _operand(dst, "dst")
+    total: Array | None = None
+    for number, src in enumerate(srcs):
+        src = _operand(src, f"srcs[{number}]")
+        _same_count(dst, src)
+        if src.dynamic is not None or dst.dynamic is not None:
+            raise UnsupportedError(
+                "srcs", "static addresses", "an indirect operand", "gather with dma_copy first"
+            )
+        values = read(src, f"srcs[{number}]").reshape(dst.array.shape)
+        total = values if total is None else total + values
+    assert total is not None
+    write(dst, total)
+    core.count("dma", dst.array.size, 0, dst.array.size * dst.dtype.itemsize * len(srcs))

@@ -1,0 +1,72 @@
+"""Scalar registers: allocate, move, load, store; and the target's generation.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.register_alloc.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nki_impl.sim import core as _core
+from nki_impl.sim.access import index_value, resolve, write
+from nki_impl.sim.core import current, instruction
+from nki_impl.sim.errors import DtypeError
+from nki_impl.sim.isa.enums import nc_version
+from nki_impl.sim.registers import VirtualRegister, checked_int
+from nki_impl.sim.tensor import NkiTensor
+
+
+def get_nc_version() -> nc_version:
+    """Return the generation of the target: nc_version.gen3 for trn2."""
+    return nc_version(_core.generation())
+
+
+def register_alloc(x: int | None = None) -> VirtualRegister:
+    """Return a register that holds the int ``x``, or nothing yet."""
+    current().begin("register_alloc")
+    return VirtualRegister(x)
+
+
+def _register(value: object, operand: str) -> VirtualRegister:
+    if not isinstance(value, VirtualRegister):
+        raise DtypeError(
+            operand, "a register", type(value).__name__, "allocate it with register_alloc"
+        )
+    return value
+
+
+@instruction
+def register_move(dst: Any, src: Any) -> None:
+    """Set register ``dst`` to an int or to another register's value."""
+    value = src.read("src") if isinstance(src, VirtualRegister) else checked_int(src, "src")
+    _register(dst, "dst").assign(value)
+    current().count("sync", 1)
+
+
+@instruction
+def register_load(dst: Any, src: NkiTensor) -> None:
+    """Set register ``dst`` to the one element of the integer tensor ``src`` (SBUF or HBM)."""
+    if not isinstance(src, NkiTensor):
+        raise DtypeError(
+            "src", "a (1,1) integer tensor", type(src).__name__, "use register_move for ints"
+        )
+    static = resolve(src)
+    assert static is not None
+    _register(dst, "dst").assign(index_value(static, "src"))
+    current().count("sync", 1)
+
+
+@instruction
+def register_store(dst: NkiTensor, src: Any) -> None:
+    """Write register ``src`` to the one element of the integer tensor ``dst`` (SBUF or HBM)."""
+    if not isinstance(dst, NkiTensor) or dst.size != 1 or dst.dtype.is_float:
+        raise DtypeError(
+            "dst", "a (1,1) integer tensor", dst, "allocate nl.ndarray((1, 1), nl.int32)"
+        )
+    value = _register(src, "src").read("src")
+    if not dst.dtype.low <= value <= dst.dtype.high:
+        raise DtypeError("dst", f"a dtype that holds {value}", dst.dtype, "use int32 or uint32")
+    write(dst, np.full(dst.array.shape, value, np.int64).astype(dst.dtype.storage))
+    current().count("sync", 1)

@@ -1,0 +1,249 @@
+"""The tensor engine: matrix multiplication and transposition.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.nc_matmul.html
+and nki.isa.nc_transpose.html.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nki_impl.sim.access import (
+    is_written,
+    mark_written,
+    over,
+    read,
+    read_raw,
+    tile,
+    write,
+)
+from nki_impl.sim.core import current, instruction
+from nki_impl.sim.dtypes import round_once, to_float32
+from nki_impl.sim.errors import DtypeError, MatmulError, PlacementError, UnsupportedError
+from nki_impl.sim.isa.common import Array, flat, free_size, pick_engine
+from nki_impl.sim.isa.enums import engine as Engine
+from nki_impl.sim.isa.enums import matmul_perf_mode
+from nki_impl.sim.memory import PSUM_BANK_BYTES, MemoryRegion
+from nki_impl.sim.tensor import NkiTensor
+
+_FREE = {"float8_e4m3", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"}
+_WIDE = {"float32", "tfloat32"}
+
+
+@instruction
+def nc_matmul(
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: Any = None,
+    tile_position: Any = (),
+    tile_size: Any = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
+    name: str | None = None,
+) -> None:
+    """Compute dst[M, N] (+)= stationary[K, M].T @ moving[K, N] in float32.
+
+    K, the partition dimension of both inputs, is the contracted one; free dimensions are flattened.
+    Inputs in SBUF, dst in PSUM inside one bank (2 KiB per partition); K <= 128, M <= 128, N <= 512.
+    float32 pairs with float32 only. ``accumulate`` True adds, False overwrites, None overwrites each
+    element that no matmul has written since the tile was allocated or written otherwise, and adds to
+    the others. True on an element that no matmul has started raises, unless
+    ``core.strict_matmul`` is False (the documents leave it undefined on trn1 and trn2).
+    """
+    core = current()
+    dst, stationary, moving = (
+        tile(dst, "dst"),
+        tile(stationary, "stationary"),
+        tile(moving, "moving"),
+    )
+    k, m = stationary.array.shape[0], free_size(stationary)
+    n = free_size(moving)
+    _check_matmul(dst, stationary, moving, (k, m, n), core.generation)
+    _check_tiling(tile_position, tile_size, k, m)
+    if perf_mode is not matmul_perf_mode.none:
+        raise UnsupportedError(
+            "perf_mode", "matmul_perf_mode.none", perf_mode, "multiply in single rows"
+        )
+    if is_transpose:
+        _transpose_mode(dst, moving)
+    a = flat(read(stationary, "stationary"))
+    b = flat(read(moving, "moving"))
+    _accumulate(dst, np.matmul(a.T, b), accumulate, core.strict_matmul)
+    core.count("tensor", m * n, 2 * k * m * n)
+
+
+def _check_matmul(
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    sizes: tuple[int, int, int],
+    generation: int,
+) -> None:
+    k, m, n = sizes
+    for tensor, operand in ((stationary, "stationary"), (moving, "moving")):
+        if tensor.storage.buffer is not MemoryRegion.sbuf:
+            raise MatmulError(
+                operand, "an SBUF tile", tensor.buffer.value, "tensor_copy it to SBUF first"
+            )
+        if tensor.dtype.name not in _FREE and tensor.dtype.name not in _WIDE:
+            raise MatmulError(
+                operand, "a floating-point tile", tensor.dtype, "cast it to bfloat16 or float32"
+            )
+    if dst.storage.buffer is not MemoryRegion.psum:
+        raise MatmulError("dst", "a PSUM tile", dst.buffer.value, "allocate it with buffer=nl.psum")
+    if (stationary.dtype.name in _WIDE) != (moving.dtype.name in _WIDE):
+        raise MatmulError(
+            "moving",
+            "float32 (or tfloat32) pairs with float32 (or tfloat32) only",
+            f"{stationary.dtype} and {moving.dtype}",
+            "cast one of them",
+        )
+    if moving.array.shape[0] != k:
+        raise MatmulError(
+            "moving",
+            f"K = {k} partitions as stationary has",
+            moving.array.shape[0],
+            "contract over partitions",
+        )
+    if m > 128:
+        raise MatmulError("stationary", "M <= 128 free elements", m, "split it into tiles of 128")
+    limit = 512 if generation < 4 else 4096 if dst.dtype.name == "float32" else 8192
+    if n > limit:
+        raise MatmulError(
+            "moving", f"N <= {limit} free elements", n, f"split it into tiles of {limit}"
+        )
+    if dst.array.shape[0] != m or free_size(dst) != n:
+        raise MatmulError(
+            "dst", f"M x N = {m} x {n}", f"{dst.array.shape[0]} x {free_size(dst)}", "slice dst"
+        )
+    if dst.dtype.name != "float32" and not (generation >= 4 and dst.dtype.name == "bfloat16"):
+        raise MatmulError(
+            "dst", "float32", dst.dtype, "accumulate in float32, round when copying out"
+        )
+    if generation < 4:
+        _check_bank(dst)
+
+
+def _check_bank(dst: NkiTensor) -> None:
+    """Raise unless the elements of ``dst`` in one partition lie in one 2 KiB bank."""
+    storage = dst.storage
+    if storage.partition_bytes <= PSUM_BANK_BYTES:
+        return
+    array = dst.array
+    first = dst.byte_offset % storage.partition_bytes + (storage.placed or (0, 0))[1]
+    reach = sum((c - 1) * s for c, s in zip(array.shape[1:], array.strides[1:], strict=True))
+    last = first + reach + array.itemsize - 1
+    if first // PSUM_BANK_BYTES != last // PSUM_BANK_BYTES:
+        raise MatmulError(
+            "dst",
+            f"inside one PSUM bank of {PSUM_BANK_BYTES} bytes per partition",
+            f"bytes {first} to {last}",
+            "write one bank with each matmul",
+        )
+
+
+def _check_tiling(position: tuple[int, ...], size: tuple[int, ...], k: int, m: int) -> None:
+    if not position and not size:
+        return
+    if len(position) != 2 or len(size) != 2 or any(s not in (32, 64, 128) for s in size):
+        raise MatmulError(
+            "tile_size",
+            "tile_position and tile_size both, sizes of 32, 64 or 128",
+            f"{position}, {size}",
+            "set both",
+        )
+    if any(p % s or p + s > 128 for p, s in zip(position, size, strict=True)):
+        raise MatmulError(
+            "tile_position", f"multiples of {size} inside 128 x 128", position, "move the tile"
+        )
+    if k > size[0] or m > size[1]:
+        raise MatmulError("tile_size", f"at least K x M = {k} x {m}", size, "choose a larger tile")
+
+
+def _transpose_mode(dst: NkiTensor, moving: NkiTensor) -> None:
+    """In transpose mode the moving operand is an identity (its values are checked)."""
+    values = flat(read(moving, "moving"))
+    if values.shape[0] != values.shape[1] or not np.array_equal(values, np.eye(len(values))):
+        raise MatmulError(
+            "moving", "an identity matrix with is_transpose=True", values.shape, "use nc_transpose"
+        )
+
+
+def _accumulate(dst: NkiTensor, product: Array, accumulate: bool | None, strict: bool) -> None:
+    storage = dst.storage
+    target = dst.array
+    held = to_float32(target)
+    if product.shape != target.shape:
+        product = product.reshape(target.shape)
+    if storage.started is None:
+        storage.started = np.zeros(storage.size, np.bool_)
+    started = over(dst, storage.started, storage.dtype.itemsize)
+    if accumulate is False:
+        target[...] = round_once(product, dst.dtype)
+    elif started.all():
+        target[...] = round_once(product + held, dst.dtype)
+    elif accumulate is None:
+        if started.any():
+            product = np.where(started, product + np.where(started, held, 0), product)
+        target[...] = round_once(product, dst.dtype)
+    else:
+        if strict or not is_written(dst):
+            raise MatmulError(
+                "accumulate",
+                "accumulate=True adds to what a matmul has started",
+                f"{int(started.size - np.count_nonzero(started))} of {started.size} elements not started by a matmul",
+                "pass accumulate=(i > 0), or None",
+            )
+        target[...] = round_once(product + held, dst.dtype)
+    started[...] = True
+    mark_written(dst)
+
+
+@instruction
+def nc_transpose(
+    dst: NkiTensor, data: NkiTensor, engine: Engine = Engine.unknown, name: str | None = None
+) -> None:
+    """Transpose partitions and (flattened) free elements, bit for bit.
+
+    Tensor engine: SBUF to PSUM, up to 128 x 128. Vector engine: up to 32 x 32, SBUF or PSUM on either
+    side. ``dst`` has the dtype of ``data``. The engine defaults to the one that can.
+    """
+    core = current()
+    dst, data = tile(dst, "dst"), tile(data, "data")
+    p, f = data.array.shape[0], free_size(data)
+    small = p <= 32 and f <= 32
+    in_order = data.storage.buffer is MemoryRegion.sbuf and dst.storage.buffer is MemoryRegion.psum
+    chosen = pick_engine(
+        engine, (Engine.tensor, Engine.vector), Engine.tensor if in_order else Engine.vector
+    )
+    if chosen == "vector" and not small:
+        raise MatmulError(
+            "data",
+            "32 x 32 or smaller on the vector engine (the tensor engine reads SBUF and writes PSUM)",
+            f"{p} x {f} from {data.buffer.value} to {dst.buffer.value}",
+            "transpose SBUF to PSUM, or in blocks of 32",
+        )
+    if chosen == "tensor" and not in_order:
+        raise PlacementError(
+            "dst",
+            "data in SBUF and dst in PSUM",
+            f"{data.buffer.value} to {dst.buffer.value}",
+            "use a PSUM dst",
+        )
+    if f > 128:
+        raise MatmulError("data", "128 x 128 or smaller", f"{p} x {f}", "transpose block by block")
+    if dst.array.shape[0] != f or free_size(dst) != p:
+        raise MatmulError(
+            "dst", f"{f} x {p}", f"{dst.array.shape[0]} x {free_size(dst)}", "slice dst"
+        )
+    if dst.dtype is not data.dtype:
+        raise DtypeError(
+            "dst", f"{data.dtype} as data has", dst.dtype, "allocate dst with data.dtype"
+        )
+    write(dst, flat(read_raw(data, "data")).T)
+    core.count(chosen, p * f, 2 * p * f * p if chosen == "tensor" else 0)

@@ -1,0 +1,306 @@
+"""The vector engine: copies, element-wise arithmetic and reductions along the free dimensions.
+
+Every arithmetic instruction reads its tiles as float32, computes in float32 and rounds once when it
+writes. Nothing is broadcast: a (P,1) tile as scalar operand, or a view of stride 0, does that.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nki_impl.sim.access import (
+    copy_bits,
+    tile,
+    write,
+)
+from nki_impl.sim.core import current, instruction
+from nki_impl.sim.dtypes import round_once
+from nki_impl.sim.errors import DtypeError, ShapeError, TargetError
+from nki_impl.sim.isa.common import (
+    Array,
+    combine,
+    free_limit,
+    generation_op,
+    integer_tiles,
+    no_psum,
+    not_both_psum,
+    pick_engine,
+    raw_flat,
+    read_flat,
+    same_size,
+    scalar_operand,
+)
+from nki_impl.sim.isa.enums import engine as Engine
+from nki_impl.sim.memory import MemoryRegion
+from nki_impl.sim.ops import UNARY_KINDS, Op, find
+from nki_impl.sim.tensor import NkiTensor
+
+ARITH = ("arith", "arith4", "compare")
+BITS = ("bit", "bit1")
+_ANY = (Engine.vector, Engine.scalar, Engine.gpsimd)
+_EXACT = {"int32", "uint32"}
+_EXACT_OPS = {"add", "subtract", "multiply", "maximum", "minimum"}
+
+
+@instruction
+def tensor_copy(
+    dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown, name: str | None = None
+) -> None:
+    """Copy ``src`` to ``dst`` on chip: bit exact between equal dtypes, else through float32.
+
+    Same partition count and free size. Elements of ``src`` that were never written stay so in
+    ``dst``: moving them is allowed, computing with them is not.
+    """
+    core = current()
+    dst, src = tile(dst, "dst"), tile(src, "src")
+    same_size(src, "src", dst, "dst")
+    chosen = pick_engine(engine, _ANY, Engine.vector)
+    no_psum(chosen, (dst, "dst"), (src, "src"))
+    if chosen == "scalar" and core.generation < 3:
+        raise TargetError(
+            "engine",
+            "a scalar engine that copies (trn2 on)",
+            core.target,
+            "use activation(nl.copy)",
+        )
+    copy_bits(dst, src)
+    core.count(chosen, dst.array.size)
+
+
+@instruction
+def memset(
+    dst: NkiTensor, value: Any, engine: Engine = Engine.unknown, name: str | None = None
+) -> None:
+    """Fill ``dst`` with a number known when the kernel is traced: an int for an integer tile.
+
+    A tile of floats takes a float, or an int that its dtype holds exactly (0, as published kernels
+    have it).
+    """
+    dst = tile(dst, "dst")
+    chosen = pick_engine(engine, (Engine.vector, Engine.gpsimd), Engine.vector)
+    no_psum(chosen, (dst, "dst"))
+    is_float = isinstance(value, (float, np.floating))
+    is_int = isinstance(value, (int, np.integer)) and (
+        not isinstance(value, bool) or dst.dtype.kind == "bool"
+    )
+    if dst.dtype.is_float and is_int:
+        held = round_once(np.array([value], np.float64).astype(np.float32), dst.dtype)
+        is_float = int(value) == float(held[0])
+    if dst.dtype.is_float and not is_float:
+        raise DtypeError(
+            "value", f"a float for a {dst.dtype} tile", repr(value), "write 1.0 instead of 1"
+        )
+    if dst.dtype.is_integer and not (is_int and dst.dtype.low <= int(value) <= dst.dtype.high):
+        raise DtypeError(
+            "value",
+            f"an int from {dst.dtype.low} to {dst.dtype.high} for a {dst.dtype} tile",
+            repr(value),
+            "write an int",
+        )
+    filler = np.full((1,), value, np.float32 if is_float else np.int64)
+    write(dst, np.broadcast_to(round_once(filler, dst.dtype), dst.array.shape))
+    current().count(chosen, dst.array.size)
+
+
+@instruction
+def tensor_tensor(
+    dst: NkiTensor,
+    data1: NkiTensor,
+    data2: NkiTensor,
+    op: Any,
+    engine: Engine = Engine.unknown,
+    name: str | None = None,
+) -> None:
+    """Compute dst = data1 op data2 element by element; at most one input in PSUM.
+
+    int32 and uint32 tiles outside PSUM go to GpSimd and are exact (modulo 2**32); on the vector engine
+    all arithmetic passes through float32. nl.power runs on GpSimd. Bit operators take integers alone.
+    """
+    core = current()
+    dst, data1, data2 = tile(dst, "dst"), tile(data1, "data1"), tile(data2, "data2")
+    same_size(data1, "data1", data2, "data2")
+    same_size(data1, "data1", dst, "dst")
+    not_both_psum(data1, "data1", data2, "data2")
+    free_limit(data1, "data1")
+    meaning = find(op, "op", *ARITH, "bit")
+    generation_op(meaning, core, "op")
+    tiles = (dst, data1, data2)
+    exact = (
+        all(t.dtype.name in _EXACT and t.storage.buffer is MemoryRegion.sbuf for t in tiles)
+        and (meaning.name in _EXACT_OPS or meaning.kind == "compare")
+        and engine is not Engine.vector
+    )
+    chosen = pick_engine(
+        engine,
+        (Engine.vector, Engine.gpsimd),
+        Engine.gpsimd if exact or meaning.name == "power" else Engine.vector,
+    )
+    no_psum(
+        "gpsimd" if meaning.name == "power" else chosen,
+        *zip(tiles, ("dst", "data1", "data2"), strict=True),
+    )
+    if meaning.kind == "bit":
+        _bit_widths(*zip(tiles, ("dst", "data1", "data2"), strict=True))
+        a, b = raw_flat(data1, "data1"), raw_flat(data2, "data2")
+        write(dst, meaning.apply(a, b.view(a.dtype)).view(dst.dtype.storage))
+    elif exact:
+        a, b = raw_flat(data1, "data1").astype(np.int64), raw_flat(data2, "data2").astype(np.int64)
+        write(dst, meaning.apply(a, b).astype(np.int64).astype(dst.dtype.storage))
+    else:
+        write(dst, combine(meaning, read_flat(data1, "data1"), read_flat(data2, "data2")))
+    core.count(chosen, dst.array.size)
+
+
+def _bit_widths(*operands: tuple[NkiTensor, str]) -> None:
+    integer_tiles(*operands)
+    width = operands[0][0].dtype.itemsize
+    for tensor, operand in operands:
+        if tensor.dtype.itemsize != width:
+            raise DtypeError(
+                operand,
+                f"an integer of {width} bytes as dst is",
+                tensor.dtype,
+                "copy it to that dtype",
+            )
+
+
+def _scalar_step(
+    values: Array, op: Op, operand: object, name: str, reverse: bool, float32: bool
+) -> Array:
+    """Return ``values op operand`` (or reversed) with an immediate or a (P,1) tile."""
+    if op.kind in UNARY_KINDS:
+        if operand is not None and (isinstance(operand, NkiTensor) or operand != 0):
+            raise DtypeError(
+                name, f"None or 0 for the unary nl.{op.name}", repr(operand), "leave it out"
+            )
+        return op.apply(values).astype(np.float32)
+    scalar = scalar_operand(operand, name, values.shape[0], float32)
+    return combine(op, values, scalar, reverse)
+
+
+def _bit_step(values: Array, op: Op, operand: object, name: str, reverse: bool) -> Array:
+    if op.kind == "bit1":
+        return op.apply(values)
+    if isinstance(operand, NkiTensor):
+        integer_tiles((operand, name))
+        scalar = raw_flat(tile(operand, name), name).astype(values.dtype)
+        if scalar.shape != (values.shape[0], 1):
+            raise ShapeError(name, f"({values.shape[0]}, 1)", scalar.shape, "slice one column")
+    else:
+        if isinstance(operand, bool) or not isinstance(operand, (int, np.integer)):
+            raise DtypeError(name, "an int for a bit operator", repr(operand), "pass an int")
+        scalar = np.array(operand & ((1 << 8 * values.itemsize) - 1), np.uint64).astype(
+            values.dtype
+        )
+    return op.apply(scalar, values) if reverse else op.apply(values, scalar)
+
+
+@instruction
+def tensor_scalar(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: float | NkiTensor,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: float | NkiTensor | None = None,
+    reverse1: bool = False,
+    engine: Engine = Engine.unknown,
+    name: str | None = None,
+) -> None:
+    """Compute dst = (data op0 operand0) op1 operand1 with numbers or (P,1) float32 tiles.
+
+    ``reverse0`` and ``reverse1`` swap the operands of their operator. Both operators are arithmetic
+    (float32 inside) or both are bit operators (integers alone, nothing is cast).
+    """
+    core = current()
+    dst, data = tile(dst, "dst"), tile(data, "data")
+    same_size(data, "data", dst, "dst")
+    free_limit(data, "data")
+    first = find(op0, "op0", *ARITH, *BITS, "unary", "activation")
+    second = None if op1 is None else find(op1, "op1", *ARITH, *BITS, "unary", "activation")
+    chosen = _scalar_engine(engine, first, second)
+    no_psum(chosen, (dst, "dst"), (data, "data"))
+    if second is None and operand1 is not None:
+        raise DtypeError("operand1", "None without op1", repr(operand1), "pass op1")
+    if second is not None and (first.kind in BITS) != (second.kind in BITS):
+        raise DtypeError(
+            "op1",
+            "bit operators with bit operators, arithmetic with arithmetic",
+            f"nl.{first.name} and nl.{second.name}",
+            "use two instructions",
+        )
+    if first.kind in BITS:
+        _bit_widths((dst, "dst"), (data, "data"))
+        bits = _bit_step(raw_flat(data, "data"), first, operand0, "operand0", reverse0)
+        if second is not None:
+            bits = _bit_step(bits, second, operand1, "operand1", reverse1)
+        write(dst, bits.view(dst.dtype.storage))
+    else:
+        for one, operand in ((first, "op0"), (second, "op1")):
+            if one is not None:
+                generation_op(one, core, operand)
+        values = _scalar_step(read_flat(data, "data"), first, operand0, "operand0", reverse0, True)
+        if second is not None:
+            values = _scalar_step(values, second, operand1, "operand1", reverse1, True)
+        write(dst, values)
+    core.count(chosen, dst.array.size)
+
+
+def _scalar_engine(engine: Engine, first: Op, second: Op | None) -> str:
+    chosen = pick_engine(engine, _ANY, Engine.vector)
+    names = (first.name, None if second is None else second.name)
+    if chosen == "scalar" and names not in (("multiply", "add"), ("multiply", None), ("add", None)):
+        raise TargetError(
+            "engine",
+            "multiply and add, multiply, or add on the scalar engine",
+            names,
+            "use the vector engine",
+        )
+    if chosen == "gpsimd" and "rsqrt" not in names:
+        raise TargetError("engine", "GpSimd for nl.rsqrt only", names, "use the vector engine")
+    return chosen
+
+
+@instruction
+def scalar_tensor_tensor(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: float | NkiTensor,
+    op1: Any,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> None:
+    """Compute dst = (data op0 operand0) op1 operand1 with operand1 a tile of data's size.
+
+    Arithmetic operators alone; data and operand1 not both in PSUM; dst may be one of them.
+    """
+    core = current()
+    dst, data, operand1 = tile(dst, "dst"), tile(data, "data"), tile(operand1, "operand1")
+    same_size(data, "data", operand1, "operand1")
+    same_size(data, "data", dst, "dst")
+    not_both_psum(data, "data", operand1, "operand1")
+    free_limit(data, "data")
+    first, second = find(op0, "op0", *ARITH), find(op1, "op1", *ARITH)
+    generation_op(first, core, "op0")
+    generation_op(second, core, "op1")
+    values = _scalar_step(read_flat(data, "data"), first, operand0, "operand0", reverse0, False)
+    write(dst, combine(second, values, read_flat(operand1, "operand1"), reverse1, out=values))
+    core.count("vector", dst.array.size)
+
+
+@instruction
+def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
+    """Compute dst = 1 / data in float32."""
+    dst, data = tile(dst, "dst"), tile(data, "data")
+    same_size(data, "data", dst, "dst")
+    free_limit(data, "data")
+    write(dst, np.float32(1) / read_flat(data, "data"))
+    current().count("vector", dst.array.size)

@@ -1,0 +1,30 @@
+"""What Python may not do with values that exist on the device only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nki_impl.sim.errors import DynamicValueError
+
+_NAMES = (
+    "bool iter contains getitem lt le gt ge add radd iadd sub rsub isub mul rmul imul truediv rtruediv "
+    "itruediv floordiv rfloordiv mod rmod pow rpow neg pos abs and rand or ror xor rxor invert lshift "
+    "rshift matmul int float index"
+).split()
+
+
+def refuse(value: object, *others: object) -> Any:
+    """Raise :class:`DynamicValueError`: Python asked for the value of a tensor or register."""
+    raise DynamicValueError(
+        "value",
+        "Python cannot see values that exist on the device only",
+        f"bool(), comparison, iteration, indexing or arithmetic on a {type(value).__name__}",
+        "compute with nisa operations; branch on shapes and launch arguments only",
+    )
+
+
+def refuse_values(cls: type) -> None:
+    """Give ``cls`` :func:`refuse` for every operator that it does not define itself."""
+    for name in _NAMES:
+        if f"__{name}__" not in cls.__dict__:
+            setattr(cls, f"__{name}__", refuse)

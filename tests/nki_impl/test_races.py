@@ -1,0 +1,425 @@
+"""What orders the accesses of two cores to shared HBM, and what does not."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+from nki_impl.sim import collectives as ncc
+from nki_impl.sim import isa as nisa
+from nki_impl.sim import language as nl
+from nki_impl.sim.errors import RaceError, UninitializedError
+from nki_impl.sim.launch import run_ranks
+
+X = np.arange(32, dtype=np.float32).reshape(8, 4)
+SEEDS = (None, 0, 1, 2, 3, 4)
+
+
+def shared(name="", shape=(8, 4), dtype=nl.float32):
+    return nl.ndarray(shape, dtype, nl.shared_hbm, name=name)
+
+
+def mine(tensor):
+    """The half of this core."""
+    core = nl.program_id(0)
+    return tensor[4 * core : 4 * core + 4]
+
+
+def others(tensor):
+    """The half of the other core."""
+    core = nl.program_id(0)
+    return tensor[4 - 4 * core : 8 - 4 * core]
+
+
+def tile(value=0.0):
+    out = nl.ndarray((4, 4), nl.float32)
+    nisa.memset(out, value)
+    return out
+
+
+def line_of(kernel, text):
+    """The line of the kernel whose source contains ``text``."""
+    lines, first = inspect.getsourcelines(kernel)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+def races(kernel, *texts, world=1):
+    """Every interleaving reports a race and names exactly the lines that hold ``texts``."""
+    for seed in SEEDS:
+        with pytest.raises(RaceError) as caught:
+            run_ranks(kernel, [(X,)] * world, lnc=2, interleave=seed)
+        for text in texts:
+            assert f"{__file__}:{line_of(kernel, text)})" in str(caught.value)
+
+
+def is_ordered(kernel, world=1):
+    """No interleaving reports a race, and all give the same bits."""
+    want = run_ranks(kernel, [(X,)] * world, lnc=2).results
+    for seed in SEEDS:
+        got = run_ranks(kernel, [(X,)] * world, lnc=2, interleave=seed).results
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(want, got, strict=True))
+    return want
+
+
+def test_a_read_of_what_the_other_core_wrote_needs_a_barrier():
+    def missing(x):
+        t, out = shared(), shared()
+        nisa.dma_copy(dst=mine(t), src=mine(x))  # write
+        nisa.dma_copy(dst=mine(out), src=others(t))  # read
+        return out
+
+    def present(x):
+        t, out = shared(), shared()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(out), src=others(t))
+        return out
+
+    # Written by both before either reads, or read before it is written: both are found.
+    for seed in SEEDS:
+        with pytest.raises(Exception, match="core_barrier|never written"):
+            run_ranks(missing, [(X,)], lnc=2, interleave=seed)
+    assert np.array_equal(is_ordered(present)[0], np.concatenate([X[4:], X[:4]]))
+
+
+def test_a_write_of_what_the_other_core_reads_needs_a_barrier():
+    def missing(x):
+        t, out = shared(), shared()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(out), src=others(t))  # read
+        nisa.dma_copy(dst=mine(t), src=tile())  # write
+        return out
+
+    def present(x):
+        t, out = shared(), shared()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(out), src=others(t))
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(t), src=tile())
+        return out
+
+    races(missing, "# read", "# write")
+    is_ordered(present)
+
+
+def test_two_writes_of_different_bits_are_a_race():
+    def kernel(x):
+        out = shared()
+        nisa.dma_copy(dst=out[:4], src=tile(1.0 + nl.program_id(0)))  # write
+        return out
+
+    races(kernel, "# write")
+
+
+def test_two_writes_of_the_same_bits_are_none_and_each_core_may_read_its_own():
+    def kernel(x):
+        table, out = shared("table"), shared()
+        nisa.dma_copy(dst=table, src=x)
+        nisa.dma_copy(dst=mine(out), src=others(table))
+        return out
+
+    is_ordered(kernel)
+
+
+def test_nan_is_the_same_bits_as_nan():
+    def kernel(x):
+        out = shared()
+        nisa.dma_copy(dst=out[:4], src=tile(float("nan")))
+        nisa.dma_copy(dst=out[4:], src=tile())
+        return out
+
+    is_ordered(kernel)
+
+
+def test_a_read_before_ones_own_write_of_the_same_bits_is_a_race():
+    def kernel(x):
+        table, out = shared("table"), shared()
+        nisa.dma_copy(dst=table, src=x)
+        nisa.core_barrier(table, (0, 1))
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=out, src=table)  # read
+        nisa.dma_copy(dst=table, src=x)  # write
+        return out
+
+    races(kernel, "# read", "# write")
+
+
+def test_different_parts_of_one_tensor_are_no_race():
+    def kernel(x):
+        t, out = shared(), shared()
+        core = nl.program_id(0)
+        # Every other column: the regions interleave in memory.
+        columns = t.ap([[4, 8], [2, 2]], offset=core)
+        nisa.dma_copy(dst=columns, src=x.ap([[4, 8], [2, 2]], offset=core))
+        nisa.dma_copy(dst=out.ap([[4, 8], [2, 2]], offset=core), src=columns)
+        return out
+
+    assert np.array_equal(is_ordered(kernel)[0], X)
+
+
+def test_one_element_in_common_is_a_race():
+    def kernel(x):
+        out = shared()
+        core = nl.program_id(0)
+        rows = out[3 * core : 3 * core + 4]
+        nisa.dma_copy(dst=rows, src=tile(float(core)))  # write
+        return out
+
+    with pytest.raises(RaceError, match="; 4 elements"):
+        run_ranks(kernel, [(X,)], lnc=2)
+
+
+def test_a_barrier_on_any_tensor_orders_all():
+    def kernel(x):
+        t, u, out = shared(), shared("u"), shared()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(u, (0, 1))
+        nisa.dma_copy(dst=mine(out), src=others(t))
+        return out
+
+    is_ordered(kernel)
+
+
+def test_a_collective_orders_what_came_before_and_after():
+    def kernel(x):
+        t, out = shared(), shared()
+        src, dst = shared("src"), shared("dst")
+        nisa.dma_copy(dst=src, src=x)
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        ncc.all_reduce([src], [dst], ncc.ReplicaGroup(()), nl.add)
+        nisa.dma_copy(dst=mine(out), src=others(t))
+        return out
+
+    is_ordered(kernel, world=2)
+
+
+def test_sendrecv_does_not_order_shared_memory():
+    def kernel(x):
+        t, out = shared(), shared()
+        nisa.dma_copy(dst=t, src=x)
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(t), src=tile(2.0))  # write
+        send, receive = tile(), tile()
+        other = 1 - nl.program_id(0)
+        nisa.sendrecv(send, receive, other, other, 0)
+        nisa.dma_copy(dst=mine(out), src=others(t))  # read
+        return out
+
+    races(kernel, "# write", "# read")
+
+
+def test_private_memory_and_one_core_know_no_races():
+    def private(x):
+        t, out = nl.ndarray((8, 4), nl.float32, nl.private_hbm), shared()
+        nisa.dma_copy(dst=t, src=x)
+        nisa.dma_copy(dst=mine(out), src=mine(t))
+        return out
+
+    is_ordered(private)
+
+
+@pytest.mark.parametrize("core", [0, 1])
+def test_a_source_rewritten_while_the_other_cores_collective_sends_it_is_a_race(core):
+    def kernel(x):
+        src, dst, out = shared("src"), shared("dst"), shared()
+        nisa.dma_copy(dst=src, src=x)
+        nisa.core_barrier(src, (0, 1))
+        if nl.program_id(0) == core:
+            nisa.dma_copy(dst=src[:4], src=tile())  # write
+        ncc.collective_permute_implicit([[src]], [[dst]], ncc.ReplicaGroup(()))  # send
+        nisa.dma_copy(dst=out, src=dst)
+        return out
+
+    races(kernel, "# write", "# send", world=2)
+
+
+@pytest.mark.parametrize("core", [0, 1])
+@pytest.mark.parametrize("late", ["read", "write"])
+def test_a_destination_touched_while_the_other_cores_collective_fills_it_is_a_race(late, core):
+    def kernel(x):
+        src, dst, out = shared("src"), shared("dst"), shared()
+        nisa.dma_copy(dst=src, src=x)
+        nisa.dma_copy(dst=dst, src=x)
+        nisa.core_barrier(src, (0, 1))
+        if nl.program_id(0) == core and late == "read":
+            nisa.dma_copy(dst=out, src=dst)  # touch by read
+        elif nl.program_id(0) == core:
+            nisa.dma_copy(dst=dst, src=x)  # touch by write
+        ncc.collective_permute_implicit([[src]], [[dst]], ncc.ReplicaGroup(()))  # receive
+        nisa.dma_copy(dst=out, src=dst)
+        return out
+
+    races(kernel, f"# touch by {late}", "# receive", world=2)
+
+
+def test_the_published_kernels_habit_of_copying_twice_before_a_collective_is_no_race():
+    """Both cores copy the whole input, then issue the collective without a barrier."""
+
+    def kernel(x):
+        src, dst, out = shared("src"), shared("dst", (16, 4)), shared("", (16, 4))
+        nisa.dma_copy(dst=src, src=x)
+        ncc.all_gather([src], [dst], ncc.ReplicaGroup(()), 0)
+        nisa.dma_copy(dst=out, src=dst)
+        return out
+
+    assert np.array_equal(is_ordered(kernel, world=2)[0], np.concatenate([X, X]))
+
+
+def test_ping_pong_buffers_of_two_cores_are_ordered_by_their_collectives():
+    def kernel(x):
+        now, free, out = shared("ping"), shared("pong"), shared()
+        nisa.dma_copy(dst=mine(now), src=mine(x))
+        nisa.core_barrier(now, (0, 1))
+        total = tile()
+        for _ in range(3):
+            ncc.collective_permute_implicit([[now]], [[free]], ncc.ReplicaGroup(()))
+            now, free = free, now
+            part = nl.ndarray((4, 4), nl.float32)
+            nisa.dma_copy(dst=part, src=others(now))
+            nisa.tensor_tensor(total, total, part, nl.add)
+        nisa.dma_copy(dst=mine(out), src=total)
+        return out
+
+    is_ordered(kernel, world=3)
+
+
+def gathered(t, x, rows):
+    """Four rows of t, chosen by indices on the device."""
+    index = nl.ndarray((4, 1), nl.int32)
+    nisa.dma_copy(dst=index, src=rows)
+    out = tile()
+    nisa.dma_copy(dst=out, src=t.ap([[4, 4], [1, 4]], vector_offset=index, indirect_dim=0))
+    return out
+
+
+def test_rows_that_an_index_on_the_device_names_are_watched_row_by_row():
+    def kernel(x, mixed):
+        t, out = shared("t"), shared()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        rows = nl.shared_constant(np.arange(8, dtype=np.int32)[:, None])
+        own = 4 * nl.program_id(0)
+        start = 2 if mixed else own
+        nisa.dma_copy(dst=mine(out), src=gathered(t, x, rows[start : start + 4]))  # gather
+        return out
+
+    for seed in SEEDS:
+        got = run_ranks(kernel, [(X, False)], lnc=2, interleave=seed).results[0]
+        assert np.array_equal(got, X)
+        with pytest.raises((RaceError, UninitializedError), match="t"):
+            run_ranks(kernel, [(X, True)], lnc=2, interleave=seed)
+
+
+def test_views_with_a_smaller_dtype_are_told_apart_by_the_byte():
+    def kernel(x):
+        t, out = shared(), shared()
+        nisa.dma_copy(dst=t, src=x)
+        nisa.core_barrier(t, (0, 1))
+        halves = t.view(nl.uint16)
+        core = nl.program_id(0)
+        if core == 1:
+            nisa.dma_copy(dst=out, src=t)
+        low = halves.ap([[8, 8], [2, 4]], offset=core)
+        value = nl.ndarray((8, 4), nl.uint16)
+        nisa.memset(value, 7)
+        nisa.dma_copy(dst=low, src=value)
+        return out
+
+    races(kernel)
+
+
+def test_unnamed_shared_tensors_are_one_by_their_order_and_named_ones_by_their_name():
+    def kernel(x):
+        if nl.program_id(0) == 1:
+            extra = shared("only on core 1")
+            nisa.dma_copy(dst=extra, src=x)
+        first, second = shared(), shared()
+        nisa.dma_copy(dst=mine(first), src=mine(x))
+        nisa.dma_copy(dst=mine(second), src=others(x))
+        return first, second
+
+    first, second = is_ordered_pair(kernel)
+    assert np.array_equal(first, X)
+    assert np.array_equal(second, np.concatenate([X[4:], X[:4]]))
+
+
+def is_ordered_pair(kernel):
+    pairs = [run_ranks(kernel, [(X,)], lnc=2, interleave=seed).results[0] for seed in SEEDS]
+    for pair in pairs:
+        assert all(np.array_equal(a, b) for a, b in zip(pairs[0], pair, strict=True))
+    return pairs[0]
+
+
+# Random programs, against a direct statement of the rule over all pairs of accesses.
+
+
+def drawn_program(rng):
+    """Per phase and core a list of (kind, first row, rows), and the value each core writes there."""
+    phases = []
+    for _ in range(rng.integers(1, 4)):
+        accesses = [
+            [
+                (("read", "write")[rng.integers(2)], int(start), int(rng.integers(1, 9 - start)))
+                for start in rng.integers(0, 8, rng.integers(0, 3))
+            ]
+            for _ in range(2)
+        ]
+        phases.append((accesses, [0.0, 0.0] if rng.integers(2) else [1.0, 2.0]))
+    return phases
+
+
+def has_race(phases):
+    for accesses, values in phases:
+        writes = [set(), set()]
+        exposed = [set(), set()]
+        for core in (0, 1):
+            for kind, start, count in accesses[core]:
+                rows = set(range(start, start + count))
+                if kind == "write":
+                    writes[core] |= rows
+                else:
+                    exposed[core] |= rows - writes[core]
+        if exposed[0] & writes[1] or exposed[1] & writes[0]:
+            return True
+        if values[0] != values[1] and writes[0] & writes[1]:
+            return True
+    return False
+
+
+def play(x, phases):
+    t, out = shared("t"), shared()
+    nisa.dma_copy(dst=t, src=x)
+    for accesses, values in phases:
+        nisa.core_barrier(t, (0, 1))
+        for kind, start, count in accesses[nl.program_id(0)]:
+            rows = nl.ndarray((count, 4), nl.float32)
+            if kind == "read":
+                nisa.dma_copy(dst=rows, src=t[start : start + count])
+            else:
+                nisa.memset(rows, values[nl.program_id(0)])
+                nisa.dma_copy(dst=t[start : start + count], src=rows)
+    nisa.core_barrier(t, (0, 1))
+    nisa.dma_copy(dst=out, src=t)
+    return out
+
+
+def test_the_verdict_on_random_programs_is_the_rules_and_no_matter_of_order():
+    rng = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(120):
+        phases = drawn_program(rng)
+        verdicts.append(has_race(phases))
+        results = set()
+        for seed in (None, 0, 1):
+            try:
+                out = run_ranks(play, [(X, phases)], lnc=2, interleave=seed).results[0]
+            except RaceError:
+                results.add("race")
+            else:
+                results.add(out.tobytes())
+        assert len(results) == 1
+        assert (results == {"race"}) == verdicts[-1]
+    assert 30 < sum(verdicts) < 90
