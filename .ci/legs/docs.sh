@@ -1,6 +1,7 @@
-# The notebooks, executed once; then the documentation, which shows the executed copies.
+# The figures' tests; the notebooks, executed once; then the documentation, which shows the executed copies.
 set -euo pipefail
 .venv/bin/python -m pip install --quiet -e ".[docs,notebooks]"
+RINGSPEC_REQUIRE=notebook .venv/bin/python -m pytest -n 0 -q tests/render
 executed=$CI_SCRATCH/executed
 mkdir "$executed"
 if compgen -G "notebooks/*.ipynb" >/dev/null; then

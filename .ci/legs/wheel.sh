@@ -18,3 +18,4 @@ set -x
 "$CI_SCRATCH/clean/bin/python" -P -m json.tool simulate.json >/dev/null
 "$CI_SCRATCH/clean/bin/ringspec" vectors list
 "$CI_SCRATCH/clean/bin/ringspec" vectors verify core --only 'merge/*'
+"$CI_SCRATCH/clean/bin/ringspec" check nki_impl --profile smoke

@@ -41,10 +41,11 @@ def sees_next_key_beyond_64(call):
     return replace(call, position_q=later)
 
 
-@pytest.mark.parametrize("recipe", ["float32", "bf16", "bf16_partials", "nki"])
+@pytest.mark.parametrize("recipe", ["float32", "bf16", "nki"])
 def test_the_reference_passes_one_of_each_kind(recipe):
-    summary = run(REFERENCES[recipe], [BY_ID[id] for id in ONE_EACH])
-    assert summary.claimed >= 4
+    own = "f32" if recipe == "float32" else "bf16"
+    summary = run(REFERENCES[recipe], [BY_ID[id] for id in ONE_EACH if id.endswith(own)])
+    assert summary.claimed >= 3
     assert [(r.id, r.message) for r in summary.failures] == []
 
 

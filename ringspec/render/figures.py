@@ -1,0 +1,35 @@
+"""The figures of the notebooks and the documentation, drawn with matplotlib from plain data.
+
+``attention_pattern``      who computes which pairs of a query and a key, by step
+``schedule_diagram``       what travels: workers down, ring steps across
+``work_balance``           visible pairs by worker and step, for several layouts
+``row_state``              m, l and o of one row against the steps done
+``cost_timeline``          computing, sending, and their overlap
+``pattern_beside``         a recovered attention pattern beside the expected one
+``error_against_workers``  errors against W by recipe
+``noise_scores``           errors in units of their noise, and the slope test
+
+Each returns a matplotlib Figure; in a notebook ``matplotlib.pyplot.show()`` shows it. matplotlib is
+imported when a figure is drawn; without it, MissingPackageError says how to install it. Wrong shapes
+raise ShapeError.
+"""
+
+from ringspec.render.figures_errors import error_against_workers, noise_scores, pattern_beside
+from ringspec.render.figures_ring import (
+    attention_pattern,
+    cost_timeline,
+    row_state,
+    schedule_diagram,
+    work_balance,
+)
+
+__all__ = [
+    "attention_pattern",
+    "cost_timeline",
+    "error_against_workers",
+    "noise_scores",
+    "pattern_beside",
+    "row_state",
+    "schedule_diagram",
+    "work_balance",
+]

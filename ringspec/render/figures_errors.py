@@ -1,0 +1,204 @@
+"""Figures of errors: a recovered attention pattern, errors against W, noise scores.
+
+Each function takes arrays and returns a matplotlib Figure of pyplot. It writes no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringspec.errors import OptionError
+from ringspec.render.figures_style import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREY,
+    LINES,
+    MARKERS,
+    PALE,
+    SKY,
+    VERMILLION,
+    matplotlib_module,
+    rectangle,
+    sheet,
+    ticks_of,
+    want_shape,
+)
+
+MOST_POINTS = 2000
+BINS = 12
+
+
+def pattern_beside(
+    expected: ArrayLike, got: ArrayLike, origin: tuple[int, int] = (0, 0), block: int | None = None
+) -> Any:
+    """The attention pattern that a probe recovered, beside the one that the mask asks for.
+
+    ``expected`` and ``got`` bool [queries, keys] of one head; ``origin`` is the number of the first
+    query and key; ``block`` draws a line every so many tokens. A pair that is seen and should be
+    hidden is crossed; one that should be seen and is missing is an empty frame with a dot.
+    """
+    want, seen = np.asarray(expected, dtype=bool), np.asarray(got, dtype=bool)
+    want_shape("got", seen.shape, want.shape)
+    extra, missing = int((seen & ~want).sum()), int((want & ~seen).sum())
+    titles = ("expected", f"recovered: {extra} too many, {missing} missing")
+    with sheet(1, 2, 7.2, 4.2) as (figure, panels):
+        for axes, cells, title in zip(panels[0], (want, seen), titles, strict=True):
+            for (i, j), one in np.ndenumerate(cells):
+                pattern_cell(axes, i + origin[0], j + origin[1], bool(want[i, j]), bool(one))
+            frame(axes, want.shape, origin, block)
+            axes.set(title=title, xlabel="key (token number)")
+        panels[0][0].set_ylabel("query (token number)")
+        patches = matplotlib_module("matplotlib.patches")
+        words = {
+            (True, True): "seen",
+            (False, True): "seen, should be hidden",
+            (True, False): "missing, should be seen",
+        }
+        handles = [patches.Patch(label=text, **LOOKS[key]) for key, text in words.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+        return figure
+
+
+# By (should be seen, is seen).
+LOOKS: dict[tuple[bool, bool], dict[str, Any]] = {
+    (True, True): {"facecolor": BLUE, "edgecolor": "white", "linewidth": 0.4},
+    (False, True): {"facecolor": VERMILLION, "edgecolor": "white", "hatch": "xxxx"},
+    (True, False): {"facecolor": "white", "edgecolor": BLACK, "hatch": "..", "linewidth": 1.0},
+    (False, False): {"facecolor": PALE, "edgecolor": "white", "linewidth": 0.4},
+}
+NAMES = {
+    (True, True): "seen",
+    (False, True): "extra",
+    (True, False): "missing",
+    (False, False): "hidden",
+}
+
+
+def pattern_cell(axes: Any, i: int, j: int, want: bool, seen: bool) -> None:
+    gid, look = NAMES[want, seen], LOOKS[want, seen]
+    rectangle(axes, j - 0.5, i - 0.5, 1, 1, gid=gid, **look)
+
+
+def frame(axes: Any, shape: tuple[int, ...], origin: tuple[int, int], block: int | None) -> None:
+    """Limits, ticks, and the edges of blocks."""
+    (top, left), (rows, columns) = origin, shape
+    axes.set(xlim=(left - 0.5, left + columns - 0.5), ylim=(top + rows - 0.5, top - 0.5))
+    axes.set(aspect="equal", xticks=[left + n for n in ticks_of(columns, 8)])
+    axes.set_yticks([top + n for n in ticks_of(rows, 8)])
+    if block is not None:
+        for edge in range(-(-left // block) * block, left + columns + 1, block):
+            axes.axvline(edge - 0.5, color=GREY, linewidth=0.8, gid="edge")
+        for edge in range(-(-top // block) * block, top + rows + 1, block):
+            axes.axhline(edge - 0.5, color=GREY, linewidth=0.8, gid="edge")
+
+
+def error_against_workers(
+    workers: Sequence[int],
+    errors: Mapping[str, ArrayLike],
+    quantity: str = "largest error / row scale (1)",
+) -> Any:
+    """Errors against the number of workers, one line for each recipe, both axes logarithmic.
+
+    ``workers`` [N] ascending; ``errors``: by the name of a recipe, [N] numbers > 0; ``quantity`` says
+    what they are and in which unit. Names stand at the ends of the lines.
+    """
+    with sheet(1, 1, 6.4, 3.8) as (figure, panels):
+        axes = panels[0][0]
+        for n, (name, given) in enumerate(errors.items()):
+            values = np.asarray(given, dtype=float)
+            want_shape(f"errors of {name}", values.shape, (len(workers),))
+            if not (values > 0).all():
+                raise OptionError(
+                    "errors > 0 on a logarithmic axis", str(values), "leave out zeros"
+                )
+            look = {"color": line_colour(n), "marker": MARKERS[n % 8], "linestyle": LINES[n % 4]}
+            axes.plot(workers, values, gid=name, label=name, **look)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(list(workers), [str(count) for count in workers])
+        axes.set(xlabel="W, number of workers", ylabel=quantity)
+        axes.grid(axis="y", color=PALE, linewidth=0.8)
+        figure.legend(loc="outside right center", title="recipe")
+        return figure
+
+
+def line_colour(number: int) -> str:
+    """Yellow is too pale for a line.
+
+    >>> line_colour(6)
+    '#555555'
+    """
+    colour = COLOURS[number % len(COLOURS)]
+    return GREY if colour == "#F0E442" else colour
+
+
+def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
+    """Errors in units of the noise that each element may have, and whether they grow with the result.
+
+    ``z`` [N]: error of each element over its predicted standard deviation; ``size`` [N]: the true
+    value over the same standard deviation. Left, the histogram of z beside the standard normal. Right,
+    z against size with the mean of each of 12 bins (bars: two standard errors) and the line through
+    the origin z = slope * size; a wrong scale of 0.1 % has the slope 0.001, whatever the noise.
+    """
+    scores, sizes = np.asarray(z, dtype=float).ravel(), np.asarray(size, dtype=float).ravel()
+    want_shape("size", sizes.shape, scores.shape)
+    slope, sd = slope_of(scores, sizes)
+    with sheet(1, 2, 9.0, 3.6) as (figure, panels):
+        histogram(panels[0][0], scores)
+        axes = panels[0][1]
+        step = -(-len(scores) // MOST_POINTS)
+        look = {"linestyle": "none", "marker": ".", "markersize": 2, "color": SKY}
+        axes.plot(sizes[::step], scores[::step], gid="elements", label="elements", **look)
+        centres, means, errors = binned(sizes, scores)
+        axes.errorbar(centres, means, yerr=2 * errors, fmt="s", color=BLACK, label="mean of a bin")
+        ends = np.array([sizes.min(), sizes.max()])
+        axes.plot(ends, slope * ends, color=VERMILLION, linestyle="--", gid="slope", label="slope")
+        axes.set(xlabel="true value / predicted noise (1)", ylabel="z = error / noise (1)")
+        axes.set_title(f"slope {slope:.2e}, {slope / sd:+.1f} standard deviations from 0")
+        axes.legend(loc="best")
+        return figure
+
+
+def slope_of(z: NDArray[Any], size: NDArray[Any]) -> tuple[float, float]:
+    """The least-squares slope of z = slope * size, and its standard deviation when z is N(0, 1).
+
+    >>> slope_of(np.array([0.5, 1.0]), np.array([1.0, 2.0]))
+    (0.5, 0.4472135954999579)
+    """
+    squares = float((size * size).sum())
+    if not squares > 0:
+        raise OptionError("sizes that are not all 0", "zeros", "pass true value / noise")
+    return float((z * size).sum()) / squares, squares**-0.5
+
+
+def binned(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Mean x, mean y and standard error of y in bins of equally many elements, x ascending."""
+    parts = [part for part in np.array_split(np.argsort(x, kind="stable"), BINS) if part.size > 1]
+    centres = np.array([x[part].mean() for part in parts])
+    means = np.array([y[part].mean() for part in parts])
+    errors = np.array([y[part].std(ddof=1) / np.sqrt(part.size) for part in parts])
+    return centres, means, errors
+
+
+def histogram(axes: Any, z: NDArray[Any]) -> None:
+    """The density of z and the standard normal density; scores beyond 5 stand in the outer bars."""
+    edges = np.linspace(-5, 5, 41)
+    counts, _ = np.histogram(np.clip(z, -5, 5), bins=edges)
+    width = edges[1] - edges[0]
+    for left, count in zip(edges[:-1], counts, strict=True):
+        height = count / (len(z) * width)
+        rectangle(
+            axes, left, 0, width, height, facecolor=SKY, edgecolor="white", linewidth=0.4, gid="z"
+        )
+    x = np.linspace(-5, 5, 201)
+    normal = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+    axes.plot(x, normal, color=BLACK, gid="normal", label="standard normal")
+    axes.set(xlim=(-5.1, 5.1), ylim=(0, 1.15 * max(0.4, float(counts.max()) / (len(z) * width))))
+    axes.set(xlabel="z = error / predicted noise (1)", ylabel="density (1)")
+    axes.set_title(f"{len(z)} elements: mean {z.mean():+.3f}, standard deviation {z.std():.3f}")
+    axes.legend(loc="upper right")

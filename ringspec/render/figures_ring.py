@@ -1,0 +1,327 @@
+"""Figures of a ring: which pairs meet, what travels, how even the work is, one row's state, the time.
+
+Each function takes arrays and plain data, which a notebook reads off a recorded run, and returns a
+matplotlib Figure of pyplot. It writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889;
+Brandon et al., https://arxiv.org/abs/2311.09431 (the balance of layouts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringspec.render.figures_style import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    HIDDEN,
+    LINES,
+    MARKERS,
+    PALE,
+    VERMILLION,
+    ink_on,
+    label,
+    look_of,
+    matplotlib_module,
+    rectangle,
+    sheet,
+    ticks_of,
+    want_shape,
+)
+
+Pair = tuple[int, int]
+Meetings = Sequence[Sequence[tuple[int, Pair]]]
+MOST_NUMBERED = 16
+
+
+def attention_pattern(
+    visible: ArrayLike, table_q: ArrayLike, table_k: ArrayLike, steps: Meetings
+) -> Any:
+    """Who computes which pairs of a query and a key, one panel for each step.
+
+    ``visible`` bool [Sq, Sk]; ``table_q`` and ``table_k`` int [W, n]: the token in each slot, -1 for
+    padding; ``steps``: for each step the list of (worker, (owner of the queries, owner of the keys)),
+    as ``Schedule.pairs`` gives it. A coloured cell is a visible pair and bears the number of the
+    worker that computes it (up to 16 tokens a side); a grey, hatched cell is computed and hidden.
+    """
+    seen = np.asarray(visible, dtype=bool)
+    tokens_q, tokens_k = np.asarray(table_q), np.asarray(table_k)
+    n_q, n_k = seen.shape
+    numbered = max(n_q, n_k) <= MOST_NUMBERED
+    side = 2.5 if len(steps) > 2 else 3.4
+    with sheet(1, len(steps), side * len(steps) + 0.4, side + 0.9) as (figure, panels):
+        for t, (axes, meetings) in enumerate(zip(panels[0], steps, strict=True)):
+            for worker, (a, b) in meetings:
+                for i in tokens_q[a][tokens_q[a] >= 0]:
+                    for j in tokens_k[b][tokens_k[b] >= 0]:
+                        pair_cell(axes, int(i), int(j), worker, bool(seen[i, j]), numbered)
+            axes.set(xlim=(-0.5, n_k - 0.5), ylim=(n_q - 0.5, -0.5), aspect="equal")
+            axes.set(xticks=ticks_of(n_k, 8), yticks=ticks_of(n_q, 8), title=f"step {t}")
+            axes.set_xlabel("key (token number)")
+            axes.spines[["top", "right"]].set_visible(True)
+        panels[0][0].set_ylabel("query (token number)")
+        worker_legend(figure, tokens_q.shape[0], numbered)
+        return figure
+
+
+def pair_cell(axes: Any, i: int, j: int, worker: int, seen: bool, numbered: bool) -> None:
+    """Query i and key j, computed by a worker."""
+    if not seen:
+        look = {"facecolor": HIDDEN, "edgecolor": "white", "hatch": "////", "linewidth": 0.4}
+        rectangle(axes, j - 0.5, i - 0.5, 1, 1, gid=f"hidden {worker}", **look)
+        return
+    look = look_of(worker)
+    if numbered:
+        look["hatch"] = ""
+    rectangle(axes, j - 0.5, i - 0.5, 1, 1, gid=f"seen {worker}", **look)
+    if numbered:
+        label(axes, j, i, str(worker), color=ink_on(worker), fontsize=7)
+
+
+def worker_legend(figure: Any, workers: int, numbered: bool) -> None:
+    """What colours, hatches and white mean, under the panels."""
+    patches = matplotlib_module("matplotlib.patches")
+    looks = [look_of(r) | ({"hatch": ""} if numbered else {}) for r in range(workers)]
+    handles = [patches.Patch(label=f"worker {r}", **look) for r, look in enumerate(looks)]
+    hidden = {"facecolor": HIDDEN, "edgecolor": "white", "hatch": "////"}
+    handles.append(patches.Patch(label="computed, hidden by the mask", **hidden))
+    handles.append(patches.Patch(label="not in this step", facecolor="white", edgecolor=GREY))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
+
+
+def schedule_diagram(
+    uses: Sequence[Sequence[int | None]],
+    hops: Sequence[Sequence[tuple[str, Sequence[Pair]]]],
+    visitor: str = "k",
+    home: str | None = None,
+) -> Any:
+    """Space and time: whose block is at each worker in each step, and how blocks travel.
+
+    ``uses`` [steps][W]: owner of the visiting block, None where a worker computes nothing; ``hops``
+    [steps]: the transfers after each step, as (what travels, pairs (source, target)). ``visitor`` is
+    the symbol of the visiting block. With ``home`` a last column shows what the transfers of the last
+    step bring home, under that symbol (dk, dq); without it, they are not drawn.
+    """
+    steps, workers = len(uses), len(uses[0])
+    columns = steps + (home is not None)
+    with sheet(1, 1, 1.75 * columns + 0.7, 0.62 * workers + 1.0) as (figure, panels):
+        axes = panels[0][0]
+        for t in range(columns):
+            for r in range(workers):
+                owner = uses[t][r] if t < steps else r
+                held_block(axes, t, r, owner, visitor if t < steps else str(home))
+        for t in range(columns - 1):
+            for name, pairs in hops[t]:
+                for source, target in pairs:
+                    arrow(axes, t, source, target, workers, name)
+            what = "\n".join(name for name, _ in hops[t])
+            label(axes, t + 0.5, -0.5, what, fontsize=7, color=GREY, va="bottom")
+        names = [f"step {t}" for t in range(steps)] + (["home"] if home is not None else [])
+        axes.set(xlim=(-0.5, columns - 0.5), ylim=(workers - 0.5, -0.95))
+        axes.set(xticks=range(columns), yticks=range(workers), xticklabels=names)
+        axes.set(xlabel="time (ring steps); above the arrows: what travels", ylabel="worker")
+        return figure
+
+
+def held_block(axes: Any, t: int, worker: int, owner: int | None, symbol: str) -> None:
+    """The box of one worker in one step: the block that is there, or a dash."""
+    look = {"facecolor": PALE, "edgecolor": GREY, "linewidth": 0.8}
+    words, ink = "–", "black"
+    if owner is not None:
+        look |= {"facecolor": COLOURS[owner % len(COLOURS)]}
+        words, ink = f"{symbol}{owner}", ink_on(owner)
+        if owner == worker:  # a worker's own block has a heavy frame
+            look |= {"edgecolor": BLACK, "linewidth": 2.0}
+    rectangle(axes, t - 0.19, worker - 0.27, 0.38, 0.54, gid=f"block {owner}", **look)
+    label(axes, t, worker, words, color=ink, fontsize=8)
+
+
+def arrow(axes: Any, t: int, source: int, target: int, workers: int, name: str) -> None:
+    """From a worker in one step to a worker in the next; the hop round the end is dashed."""
+    around = workers > 2 and abs(source - target) == workers - 1
+    patches = matplotlib_module("matplotlib.patches")
+    drawn = patches.FancyArrowPatch(
+        (t + 0.2, source),
+        (t + 0.8, target),
+        arrowstyle="-|>",
+        mutation_scale=9,
+        color=GREY,
+        linewidth=1.0,
+        linestyle="--" if around else "-",
+        shrinkA=0,
+        shrinkB=0,
+        gid=f"{name}: {source} to {target}",
+    )
+    axes.add_patch(drawn)
+
+
+def work_balance(pairs: Mapping[str, ArrayLike]) -> Any:
+    """Visible pairs by worker and step for each layout, and every worker's total.
+
+    ``pairs``: by the name of a layout, int [steps, W], as ``Cost.pairs`` counts them. Above, the
+    counts, darker where there are more; a star marks the busiest worker of a step, for which all
+    others wait. Below, the totals and, dashed, their mean. imbalance = busiest / mean of the totals;
+    lockstep = the same when all wait for the busiest in each step.
+    """
+    counts = {name: np.asarray(values) for name, values in pairs.items()}
+    most = max(1, max(int(one.max()) for one in counts.values()))
+    with sheet(2, len(counts), 3.3 * len(counts), 5.0, sharex=False) as (figure, panels):
+        for n, (name, one) in enumerate(counts.items()):
+            heat(panels[0][n], one, most)
+            busiest, mean = one.max(axis=1).sum(), one.mean(axis=1).sum()
+            total = one.sum(axis=0)
+            panels[0][n].set_title(
+                f"{name}\nimbalance {share(total.max(), total.mean()):.2f}, "
+                f"lockstep {share(busiest, mean):.2f}"
+            )
+            axes = panels[1][n]
+            for r, height in enumerate(total):
+                look = {"facecolor": BLUE, "edgecolor": "white"}
+                rectangle(axes, r - 0.35, 0, 0.7, float(height), gid=f"total {r}", **look)
+            axes.axhline(total.mean(), color=BLACK, linestyle="--", linewidth=1, gid="mean")
+            highest = max(int(one.sum(axis=0).max()) for one in counts.values())
+            axes.set(xlim=(-0.6, len(total) - 0.4), ylim=(0, 1.08 * max(highest, 1)))
+            axes.set(xticks=ticks_of(len(total)), xlabel="worker")
+        panels[0][0].set_ylabel("worker")
+        panels[1][0].set_ylabel("visible pairs, all steps (count)")
+        return figure
+
+
+def heat(axes: Any, counts: NDArray[Any], most: int) -> None:
+    """Counts [steps, W] as cells with their numbers."""
+    colours = matplotlib_module("matplotlib").colormaps["Blues"]
+    steps, workers = counts.shape
+    for (t, r), count in np.ndenumerate(counts):
+        dark = 0.75 * count / most
+        look = {"facecolor": colours(dark), "edgecolor": "white"}
+        rectangle(axes, t - 0.5, r - 0.5, 1, 1, gid=f"count {t} {r}", **look)
+        star = "*" if count == counts[t].max() > counts[t].min() else ""
+        label(axes, t, r, f"{count}{star}", color="white" if dark > 0.45 else "black", fontsize=8)
+    axes.set(xlim=(-0.5, steps - 0.5), ylim=(workers - 0.5, -0.5))
+    axes.set(xticks=ticks_of(steps), yticks=ticks_of(workers), xlabel="step (* busiest worker)")
+
+
+def share(part: float, whole: float) -> float:
+    """
+    >>> share(3, 2), share(0, 0)
+    (1.5, 1.0)
+    """
+    return float(part / whole) if whole else 1.0
+
+
+def row_state(
+    m: ArrayLike,
+    l: ArrayLike,
+    o: ArrayLike,
+    *,
+    lse: float | None = None,
+    final_o: ArrayLike | None = None,
+    counted: str = "steps done",
+) -> Any:
+    """The running softmax of one query row against the steps done: m, l, o, and what follows from them.
+
+    ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised, T = steps + 1 with the empty state first (its
+    m = -inf is not drawn). ``lse`` (nats) and ``final_o`` [Dv] are the results that m + log l and o / l
+    must end on, drawn dashed. ``counted`` says what the horizontal axis counts.
+    """
+    m, l, o = (np.asarray(x, dtype=float) for x in (m, l, o))
+    want_shape("l", l.shape, m.shape)
+    want_shape("o", o.shape[:1], m.shape)
+    some = np.where(l == 0, np.nan, l)
+    with sheet(1, 5, 13.0, 2.7) as (figure, panels):
+        lines(panels[0][0], np.where(np.isfinite(m), m, np.nan), "m, maximum (nats)", "m")
+        lines(panels[0][1], l, "l, sum of exp(s - m) (1)", "l")
+        lines(panels[0][2], o, "o, unnormalised (units of v)", "o")
+        end = "" if lse is None else "; dashed: lse"
+        lines(panels[0][3], m + np.log(some), f"m + log l (nats{end})", "lse")
+        end = "" if final_o is None else "; dashed: o"
+        lines(panels[0][4], o / some[:, None], f"o / l (units of v{end})", "o / l")
+        if lse is not None:
+            goal(panels[0][3], float(lse), 0)
+        for column, value in enumerate([] if final_o is None else np.asarray(final_o, dtype=float)):
+            goal(panels[0][4], float(value), column)
+        if o.shape[1] > 1:
+            panels[0][2].legend(loc="best")
+        for axes in panels[0]:
+            axes.set_xlabel(counted)
+        return figure
+
+
+def lines(axes: Any, values: NDArray[Any], title: str, gid: str) -> None:
+    """Values [T] or [T, columns] against the number of steps done."""
+    done = np.arange(len(values))
+    for n, column in enumerate(values.reshape(len(values), -1).T):
+        look = {"color": COLOURS[n % 8], "marker": MARKERS[n % 8], "linestyle": LINES[n % 4]}
+        axes.plot(done, column, gid=f"{gid} {n}", label=f"column {n}", **look)
+    axes.set(title=title, xlim=(-0.3, len(values) - 0.7))
+    axes.set(xticks=ticks_of(len(values), 9))
+
+
+def goal(axes: Any, value: float, column: int) -> None:
+    colour = COLOURS[column % len(COLOURS)]
+    axes.axhline(value, color=colour, linestyle=(0, (5, 3)), linewidth=1, gid=f"goal {column}")
+
+
+def cost_timeline(
+    spans: Sequence[tuple[int, int, str, float, float]], unit: str = "s", until: float | None = None
+) -> Any:
+    """When each worker computes and when it sends, and which part of the sending costs no time.
+
+    ``spans``: (worker, step, 'compute' or 'send', start, stop), times in ``unit``, as ``timeline``
+    makes them. The upper bar of a worker is its computing; in the lower one, sending is hatched where
+    the same worker computes meanwhile (overlap) and crossed where it does not. White is waiting.
+    ``until`` is where the time axis ends, so that several figures can be compared.
+    """
+    workers = 1 + max(worker for worker, *_ in spans)
+    end = max(stop for *_, stop in spans) if until is None else until
+    patches = matplotlib_module("matplotlib.patches")
+    looks: dict[str, dict[str, Any]] = {
+        "compute": {"facecolor": BLUE, "edgecolor": "white"},
+        "send, overlapped": {"facecolor": GREEN, "edgecolor": "white", "hatch": "////"},
+        "send, not overlapped": {"facecolor": VERMILLION, "edgecolor": "white", "hatch": "xxxx"},
+    }
+    with sheet(1, 1, 9.0, 0.55 * workers + 1.3) as (figure, panels):
+        axes = panels[0][0]
+        for worker, step, what, start, stop in spans:
+            if stop <= start:
+                continue
+            if what == "compute":
+                bar = (start, worker - 0.38, stop - start, 0.42)
+                rectangle(axes, *bar, gid=f"compute {worker} {step}", **looks[what])
+                if stop - start > 0.03 * end:
+                    label(axes, (start + stop) / 2, worker - 0.17, f"{step}", color="white")
+                continue
+            for kind, a, b in split_send(worker, start, stop, spans):
+                bar = (a, worker + 0.07, b - a, 0.26)
+                rectangle(axes, *bar, gid=f"{kind} {worker} {step}", **looks[kind])
+        for step in sorted({span[1] for span in spans})[1:]:
+            begin = min(start for _, s, what, start, _ in spans if (s, what) == (step, "compute"))
+            axes.axvline(begin, color=GREY, linestyle=":", linewidth=1, gid=f"begin {step}")
+        handles = [patches.Patch(label=kind, **look) for kind, look in looks.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+        axes.set(xlim=(0, 1.01 * end), ylim=(workers - 0.5, -0.5), yticks=range(workers))
+        axes.set(xlabel=f"time ({unit}); the number on a bar is the step", ylabel="worker")
+        return figure
+
+
+def split_send(
+    worker: int, start: float, stop: float, spans: Sequence[tuple[int, int, str, float, float]]
+) -> list[tuple[str, float, float]]:
+    """The parts of one sending that the same worker's computing covers, and those that it does not.
+
+    >>> split_send(0, 1.0, 4.0, [(0, 0, "compute", 0.0, 2.0), (1, 0, "compute", 0.0, 9.0)])
+    [('send, overlapped', 1.0, 2.0), ('send, not overlapped', 2.0, 4.0)]
+    """
+    computing = [(a, b) for r, _, what, a, b in spans if (r, what) == (worker, "compute")]
+    edges = {start, stop} | {x for span in computing for x in span if start < x < stop}
+    cuts = sorted(edges)
+    parts = []
+    for a, b in zip(cuts[:-1], cuts[1:], strict=True):
+        covered = any(first <= a and b <= last for first, last in computing)
+        parts.append(("send, overlapped" if covered else "send, not overlapped", a, b))
+    return parts
