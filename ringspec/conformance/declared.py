@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ringspec.compare.bounds import RECIPE_OF_FORMAT
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 
 Declared = str | Mapping[str, str | Mapping[str, Any]] | None
-OF_FORMAT = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "float64": "float64"}
 
 
 def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
@@ -41,7 +41,7 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
             'pass "bf16", or {"base": "bf16", "tile_k": 512}',
         )
     changes = dict(one)
-    base = changes.pop("base", OF_FORMAT[inputs])
+    base = changes.pop("base", RECIPE_OF_FORMAT[inputs])
     told = ", ".join(f"{name} {value}" for name, value in changes.items() if name != "note")
     name = f"{base} with {told}" if told else str(base)
     return recipe_of(base).replace(**({"name": name} | changes))
@@ -51,9 +51,9 @@ def check_declared(declared: Declared) -> None:
     """Raises what :func:`declared_recipe` would raise for any input format."""
     if isinstance(declared, Mapping):
         for inputs in declared:
-            if inputs not in OF_FORMAT:
+            if inputs not in RECIPE_OF_FORMAT:
                 raise UnknownNameError(
-                    "an input format in recipe", shown(inputs), nearest(inputs, OF_FORMAT)
+                    "an input format in recipe", shown(inputs), nearest(inputs, RECIPE_OF_FORMAT)
                 )
-    for inputs in OF_FORMAT:
+    for inputs in RECIPE_OF_FORMAT:
         declared_recipe(declared, inputs)

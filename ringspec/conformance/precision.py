@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ringspec.compare.bounds import RECIPE_OF_FORMAT
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.declared import OF_FORMAT, declared_recipe
+from ringspec.conformance.declared import declared_recipe
 from ringspec.formats import format_of
 from ringspec.recipes import RECIPES, Recipe
 
@@ -44,7 +45,7 @@ def recipe_for(claims: Capabilities, formats: Mapping[str, str]) -> Recipe:
 
 def base_recipe(claims: Capabilities, inputs: str) -> Recipe:
     """The declared recipe where it holds, else that of the input format."""
-    default = OF_FORMAT[inputs]
+    default = RECIPE_OF_FORMAT[inputs]
     declared = declared_recipe(claims.recipe, inputs)
     if declared is None:
         return RECIPES[default]

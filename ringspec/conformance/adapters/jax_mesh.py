@@ -22,6 +22,7 @@ from typing import Any
 import ringspec
 from ringspec.conformance.adapters.command import CommandTarget
 from ringspec.conformance.adapters.torch_processes import check_operation, named
+from ringspec.conformance.adapters.versions import installed
 from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.target import Call, Result
@@ -43,6 +44,7 @@ class JaxTarget:
     ``options``       keyword arguments for the function, plain data
     ``timeout``       seconds for one call, which JAX compiles; ``start_timeout`` for importing JAX
     ``python``        the interpreter of the process: one that has jax, NumPy and ml_dtypes
+    ``packages``      distributions whose versions the report names
 
     64-bit types are enabled for float64 calls and for no others. Results come back in the dtype that
     the function gave them. ``run`` raises Refused, Failed (an exception, with its traceback), Crashed,
@@ -67,6 +69,7 @@ class JaxTarget:
         start_timeout: float = START_SECONDS,
         python: str | None = None,
         notes: tuple[str, ...] = (),
+        packages: tuple[str, ...] = ("jax",),
     ) -> None:
         if platform not in PLATFORMS:
             raise UnknownNameError("a platform", shown(platform), nearest(platform, PLATFORMS))
@@ -78,6 +81,7 @@ class JaxTarget:
         self.devices = devices
         self.options = plain(options or {})
         self.notes = notes
+        self.versions = installed(packages, self.python)
         self.timeout = CALL_SECONDS if timeout is None else timeout
         self.start_timeout = start_timeout
         self._program: CommandTarget | None = None

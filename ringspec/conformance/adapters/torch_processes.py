@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringspec.conformance.adapters.torch_pool import Pool
+from ringspec.conformance.adapters.versions import installed
 from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.target import RESULTS, Call, Mutated, Refused, Result
@@ -40,6 +41,7 @@ class TorchTarget:
     ``options``       keyword arguments for the function, plain data
     ``timeout``       seconds for one call, ``start_timeout`` for starting the processes
     ``python``        the interpreter of the processes: one that has torch, NumPy and ml_dtypes
+    ``packages``      distributions whose versions the report names
     ``pools``         so many pools (one for each W) stay alive between calls
 
     ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, Exited,
@@ -64,6 +66,7 @@ class TorchTarget:
         python: str | None = None,
         pools: int = 4,
         notes: tuple[str, ...] = (),
+        packages: tuple[str, ...] = ("torch",),
     ) -> None:
         if device not in DEVICES:
             raise UnknownNameError("a device", shown(device), nearest(device, DEVICES))
@@ -76,6 +79,7 @@ class TorchTarget:
         self.timeout = CALL_SECONDS if timeout is None else timeout
         self.start_timeout = start_timeout
         self.notes = notes
+        self.versions = installed(packages, self.python)
         self.printed = ""
         self.most_pools = pools
         self.pools: dict[int, Pool] = {}

@@ -201,7 +201,9 @@ def target(**settings: Any) -> TorchTarget:
     function = f"{__name__}:attention"
     # The first call imports diffusers.
     chosen: dict[str, Any] = {"timeout": 180.0, **settings}
-    return TorchTarget(function, CLAIMS, name="diffusers_ring", notes=NOTES, **chosen)
+    return TorchTarget(
+        function, CLAIMS, name="diffusers_ring", notes=NOTES, packages=("torch", PACKAGE), **chosen
+    )
 
 
 def __getattr__(name: str) -> TorchTarget:

@@ -126,7 +126,14 @@ def target(**settings: Any) -> JaxTarget:
     """The target; ``settings`` go to JaxTarget. Raises MissingPackageError."""
     if "python" not in settings:
         check_installed()
-    return JaxTarget(f"{__name__}:attention", CLAIMS, name="haoliuhl", notes=NOTES, **settings)
+    return JaxTarget(
+        f"{__name__}:attention",
+        CLAIMS,
+        name="haoliuhl",
+        notes=NOTES,
+        packages=("jax", "ringattention"),
+        **settings,
+    )
 
 
 def __getattr__(name: str) -> JaxTarget:
