@@ -41,6 +41,7 @@ MODULES = {
     "mpi": ("mpi4py",),
     "diffusers": ("torch", "diffusers"),
     "haoliuhl": ("jax", "ringattention"),
+    "lucidrains": ("torch", "ring_attention_pytorch"),
     "gpu": ("torch",),
     "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
 }
@@ -55,6 +56,7 @@ EXTRAS = {
 REQUIREMENTS = {
     "diffusers": "ringspec/conformance/targets/requirements-diffusers.txt",
     "haoliuhl": "ringspec/conformance/targets/requirements-haoliuhl.txt",
+    "lucidrains": "ringspec/conformance/targets/requirements-lucidrains.txt",
 }
 MARKS = (*MODULES, "external", "nki_kernels")
 

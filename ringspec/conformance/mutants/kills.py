@@ -17,6 +17,7 @@ KILLS: dict[str, tuple[str, str]] = {
     "group-ranks": ("ring/contiguous-w4-batches", "ring/contiguous-w4-batches"),
     "ring-not-closed": ("ring/contiguous-causal-w3", "ring/contiguous-causal-w3"),
     "strides-ignored": ("ring/contiguous-causal-w2", "ring/contiguous-causal-w2"),
+    "dkv-transfer-misread": ("ring/contiguous-causal-w3", "ring/contiguous-causal-w3"),
     "dkv-not-reduced": ("ring/gather-zigzag-w4", "ring/dropout-of-a-tenth-gather-w2"),
     "stale-keys": ("ring/contiguous-w2", "ring/contiguous-w2"),
     "stale-keys-alone": ("ring/contiguous-w2", "ring/contiguous-w2"),

@@ -13,7 +13,7 @@ from ringspec.conformance.mutants.conditions import (
     term,
     when,
 )
-from ringspec.conformance.mutants.hooks import At, Hop, Side, hop
+from ringspec.conformance.mutants.hooks import At, Hop, Results, Side, hop
 from ringspec.conformance.mutants.mutant import guise, mutant
 from ringspec.conformance.target import Call
 from ringspec.spec.problem import Array
@@ -119,6 +119,14 @@ def strides_ignored(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
 def reread(x: Array | None) -> Array:
     assert x is not None
     return x.swapaxes(1, 2).reshape(x.shape)
+
+
+def pair_misread(results: Results) -> Results:
+    """(received, sent), each dk and dv stacked, is read as (dk, dv), and autograd adds up each stack."""
+    stacks = [dk + dv for dk, dv in zip(results["dk"], results["dv"], strict=True)]
+    workers = len(stacks)
+    sent = [stacks[(r + 1) % workers] for r in range(workers)]
+    return results | {"dk": stacks, "dv": sent}
 
 
 def own_part(owner: int, parts: Sequence[KeySide]) -> Sequence[KeySide]:
@@ -241,6 +249,18 @@ BUGS = (
             ring(2), circulates("kv"), lambda call: call.worker("k", 0).shape[1] > 1
         ),
         hop=strides_ignored,
+    ),
+    mutant(
+        "dkv-transfer-misread",
+        "dk and dv are each the sum dk + dv, and dv is that of the neighbour",
+        "The last transfer returns (received, sent), each a stack of dk and dv, which is read as (dk, dv). "
+        "Autograd adds up a stack whose sum has the shape of the input: dk is dk + dv of the worker's own "
+        "keys, and dv is dk + dv of those that it sent home. o and dq are right, and nothing is raised.",
+        "lucidrains/ring-attention-pytorch",
+        applies=when(
+            KEY_RING, lambda call: call.worker("k", 0).shape == call.worker("v", 0).shape
+        ),
+        results=pair_misread,
     ),
     mutant(
         "dkv-not-reduced",

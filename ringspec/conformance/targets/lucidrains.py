@@ -1,0 +1,90 @@
+"""lucidrains' ring-attention-pytorch, version 0.5.20: its ring in plain PyTorch, nothing of it changed.
+
+``ring_flash_attn`` of ``ring_attention_pytorch.ring_flash_attention`` is called as its ``RingAttention``
+module calls it on a CPU, with one bucket a worker: contiguous blocks, or its striped order, which with one
+bucket a worker is token t * W + r. Query head h of G groups uses key head h mod Hkv there; the heads are
+put in the usual order before and after, which changes no number.
+
+Source: https://github.com/lucidrains/ring-attention-pytorch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from typing import Any
+
+from ringspec.conformance.adapters.torch_processes import TorchTarget
+from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.errors import MissingPackageError, shown
+
+PACKAGE, VERSION = "ring-attention-pytorch", "0.5.20"
+COMMAND = f"pip install torch==2.13.0 {PACKAGE}=={VERSION}"
+
+CLAIMS = Capabilities(
+    layouts=("contiguous", "striped"),
+    circulations=("kv",),
+    directions=(1,),
+    workers=(2, 3, 4),
+    masks=("causal",),
+    features=("softcap",),
+    # Its start of the row maximum is no float32 number for float64 inputs: it raises.
+    formats=("float32",),
+    head_ratios=(1, 2, 4),
+    value_dim_equals_head_dim=True,
+    lse="hidden",
+    axes="BSHD",
+)
+NOTES = ("ring-attention-pytorch is not changed; its CPU path, one bucket a worker",)
+
+
+def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> Any:
+    """o [B, n, H, D] of one worker."""
+    from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
+
+    batch, n, heads, width = q.shape
+    kv_heads = k.shape[2]
+    shared = (batch, n, kv_heads, heads // kv_heads, width)
+    theirs = q.reshape(shared).transpose(2, 3).reshape(q.shape)
+    softcap = call.terms.get("softcap")
+    o = ring_flash_attn(
+        theirs,
+        k,
+        v,
+        causal=call.causal,
+        bucket_size=n,
+        ring_reduce_col=True,
+        striped_ring_attn=call.layout == "striped" and call.causal,
+        ring_size=call.workers,
+        softclamp_qk_sim=softcap is not None,
+        softclamp_value=50.0 if softcap is None else float(softcap),
+    )
+    back = (batch, n, heads // kv_heads, kv_heads, width)
+    return o.reshape(back).transpose(2, 3).reshape(q.shape)
+
+
+def check_installed() -> None:
+    """Return if torch and the package are here; else say how to get them."""
+    for package in ("torch", "ring_attention_pytorch"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(f"the package {package}", "none", f"run: {COMMAND}")
+    version = importlib.metadata.version(PACKAGE)
+    if version != VERSION:
+        raise MissingPackageError(f"{PACKAGE} {VERSION}", shown(version), f"run: {COMMAND}")
+
+
+def target(**settings: Any) -> TorchTarget:
+    """The target; ``settings`` go to TorchTarget. Raises MissingPackageError."""
+    if "python" not in settings:
+        check_installed()
+    function = f"{__name__}:attention"
+    chosen: dict[str, Any] = {"packages": ("torch", PACKAGE), "notes": NOTES, **settings}
+    return TorchTarget(function, CLAIMS, name="lucidrains", **chosen)
+
+
+def __getattr__(name: str) -> TorchTarget:
+    """``lucidrains``, made when it is asked for."""
+    if name == "lucidrains":
+        return target()
+    raise AttributeError(f"module {__name__} has no attribute {name}; known is lucidrains")
