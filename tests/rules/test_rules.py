@@ -65,6 +65,8 @@ def test_every_rule_has_a_mutation_of_one_line_that_is_there():
         assert "\n" not in line + broken and line != broken
 
 
+# Sixty runs of pytest, each in a process of its own: a leg of CI.
+@pytest.mark.slow
 @pytest.mark.parametrize("which,module,line,broken", MUTATIONS, ids=[m[0] for m in MUTATIONS])
 def test_the_tests_of_a_rule_fail_when_the_rule_is_broken(which, module, line, broken, tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "ringspec", ignore=shutil.ignore_patterns("__pycache__"))
