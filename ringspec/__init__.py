@@ -39,7 +39,7 @@ from ringspec.spec.attention import (
     merge_partials,
 )
 from ringspec.spec.cost import Cost, cost, timeline
-from ringspec.spec.layout import Layout, shard, unpermute, unshard
+from ringspec.spec.layout import Layout, make_layout, shard, unpermute, unshard
 from ringspec.spec.ring import ring
 from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import Schedule, backward_schedule, cp_offset, forward_schedule
@@ -69,6 +69,7 @@ __all__ = [
     "cost",
     "cp_offset",
     "forward_schedule",
+    "make_layout",
     "merge_partials",
     "read_tensors",
     "ring",

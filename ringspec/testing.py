@@ -1,4 +1,9 @@
-"""An assertion for test files that exist already: is this what a ring of W workers must give?
+"""For test files and notebooks: is this what a ring of W workers must give, and does a target conform?
+
+:func:`check` runs the conformance suite on a target. :func:`assert_ring_attention` is for tests that exist
+already.
+
+The truth is DESIGN section 2; the bounds are those of :mod:`ringspec.compare.bounds`.
 
 >>> import numpy as np
 >>> from ringspec.spec.ring import ring
@@ -25,6 +30,7 @@ from numpy.typing import NDArray
 from ringspec.compare.bounds import Sizes, bound_factors, bound_floors
 from ringspec.compare.explain import explain_all
 from ringspec.compare.verdict import TensorVerdict, judge_tensor
+from ringspec.conformance.checked import Checked, check
 from ringspec.conformance.conventions import to_numpy
 from ringspec.conformance.dense import Dense, Seeds, truth_of
 from ringspec.conformance.precision import holds, narrower
@@ -33,12 +39,12 @@ from ringspec.formats import load, name_of, round_to, store
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 from ringspec.spec.layout import Layout, make_layout
-from ringspec.spec.options import check
+from ringspec.spec.options import check as check_problem
 from ringspec.spec.problem import Problem
 from ringspec.spec.ring import layouts_for
 from ringspec.vectors.ringwise import Tables, slots_of
 
-__all__ = ["assert_ring_attention"]
+__all__ = ["Checked", "assert_ring_attention", "check"]
 
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 GRADIENTS = ("dq", "dk", "dv")
@@ -84,7 +90,8 @@ def assert_ring_attention(
     float64 (the text says which). A result may come in a dtype that is wider than the recipe's; one
     that cannot hold the recipe's numbers, such as float16 under 'float32', is a 'wrong dtype'.
 
-    Raises :class:`~ringspec.errors.RingspecError` for inputs that make no problem, and for ones that
+    Raises UnknownNameError for the name of another result, and another
+    :class:`~ringspec.errors.RingspecError` for inputs that make no problem, and for ones that
     the recipe's input format cannot hold: then the kernel rounded them, and saw other numbers.
     """
     used = recipe_of(recipe)
@@ -102,7 +109,7 @@ def assert_ring_attention(
         for name, x in given.items()
         if x is not None
     }
-    problem = check(whole["q"], whole["k"], whole["v"], options)
+    problem = check_problem(whole["q"], whole["k"], whole["v"], options)
     layouts = layouts_for(problem, layout, workers, options)
     check_seeds(problem, whole)
     tables = Tables(layouts[0].table, layouts[1].table)

@@ -333,3 +333,16 @@ def test_lengths_that_are_no_multiple_of_128_have_no_tiles(length):
         lse_to_tiles(np.zeros((1, 1, length)))
     with pytest.raises(ShapeError):
         lse_from_tiles(np.zeros((1, 1, length, 2)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rs.shard(np.zeros((1, 1, 4, 2)), "zigzag"),
+        lambda: rs.unshard([np.zeros((1, 1, 4, 2))], "zigzag"),
+    ],
+    ids=["shard", "unshard"],
+)
+def test_a_name_in_the_place_of_a_layout_is_refused_and_the_error_says_how_to_make_one(call):
+    with pytest.raises(LayoutError, match="make_layout"):
+        call()

@@ -14,7 +14,7 @@ from ringspec.cli import output
 from ringspec.conformance.diagnoser import most_likely
 from ringspec.conformance.outcome import FAILURES, Record
 from ringspec.conformance.report import Report, headline
-from ringspec.conformance.words import record_text
+from ringspec.conformance.words import folded, record_text
 
 MOST_FAILURES, MOST_DETAILED = 20, 100
 MOST_LINES = 30
@@ -75,7 +75,7 @@ def show_record(record: Record, report: Report, details: bool) -> None:
         lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines ...", *lines[-half:]]
     if details:
         lines += worst_lines(record)
-    click.echo("\n".join(output.folded(lines, output.width())))
+    click.echo("\n".join(folded(lines, output.width())))
     if record.outcome in FAILURES:
         if report.header["profile"] != "replay":
             words = ("ringspec", "replay", report.header["target"]["spec"], record.id)
@@ -113,7 +113,7 @@ def show_diagnosis(report: Report) -> None:
             ),
         ]
     text = [plain(line) for line in lines]
-    click.echo("\n".join(output.folded(text, output.width())))
+    click.echo("\n".join(folded(text, output.width())))
 
 
 def show_unclaimed(report: Report) -> None:
@@ -123,4 +123,4 @@ def show_unclaimed(report: Report) -> None:
         listed = [f"{count} {reason}" for reason, count in reasons.most_common(8)]
         more = f"; {len(reasons) - 8} other reasons" if len(reasons) > 8 else ""
         text = plain(f"not claimed: {'; '.join(listed)}{more}")
-        click.echo("\n".join(output.folded([text], output.width())))
+        click.echo("\n".join(folded([text], output.width())))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -17,6 +16,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+from ringspec.conformance.words import folded
 
 PLAIN_WIDTH = 100
 # Lines of which a terminal shows parts in a style: cells without a visible pair, the verdict.
@@ -54,26 +55,6 @@ def show(lines: list[str], width: int) -> None:
             console.print(text, soft_wrap=True)
         else:
             click.echo(text.plain)
-
-
-def folded(lines: list[str], width: int) -> list[str]:
-    """
-    >>> folded(["one two three"], 9)
-    ['one two', '  three']
-    """
-    result = []
-    for line in lines:
-        parts = textwrap.wrap(
-            line,
-            width,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-            replace_whitespace=False,
-            drop_whitespace=True,
-        )
-        result += [line.rstrip()] if len(line) <= width else parts
-    return result
 
 
 def show_json(document: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from ringspec.cli import output
 from ringspec.cli.vectors_bar import counting
 from ringspec.cli.vectors_table import show_flags, show_table, show_tensors
 from ringspec.cli.vectors_text import case_data, case_lines
+from ringspec.conformance.words import folded
 from ringspec.errors import UnknownNameError, VectorError, nearest, shown
 from ringspec.vectors.case import OPERATIONS, Case
 from ringspec.vectors.diff import diff_sets, diff_to_data, diff_to_text
@@ -122,7 +123,7 @@ def show_case(id: str, name: str | None, tensors: bool, as_json: bool) -> None:
         return
     width = output.width()
     lines = [versions_line(vectors), "", *case_lines(case, flags)]
-    click.echo("\n".join(output.folded(lines, width)))
+    click.echo("\n".join(folded(lines, width)))
     show_tensors(case, stored, tensors)
 
 

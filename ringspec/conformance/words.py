@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+
 from ringspec.compare.explain import explain_all
 from ringspec.conformance.outcome import OUTCOMES, Record
 
@@ -39,3 +42,24 @@ def diagnosis_lines(record: Record) -> list[str]:
     return [
         f"  {'diagnosis: ' if n == 0 else '  '}{line}" for n, line in enumerate(text.splitlines())
     ]
+
+
+def folded(lines: Sequence[str], width: int) -> list[str]:
+    """Lines of at most ``width`` characters, as far as words allow; what goes on is indented.
+
+    >>> folded(["one two three"], 9)
+    ['one two', '  three']
+    """
+    result = []
+    for line in lines:
+        parts = textwrap.wrap(
+            line,
+            width,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+            drop_whitespace=True,
+        )
+        result += [line.rstrip()] if len(line) <= width else parts
+    return result

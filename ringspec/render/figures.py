@@ -7,6 +7,7 @@
 ``cost_timeline``          computing, sending, and their overlap
 ``pattern_beside``         a recovered attention pattern beside the expected one
 ``error_against_workers``  errors against W by recipe
+``error_by_row``           errors of single rows, and what rules allow them
 ``noise_scores``           errors in units of their noise, and the slope test
 
 Each returns a matplotlib Figure; in a notebook ``matplotlib.pyplot.show()`` shows it. matplotlib is
@@ -14,7 +15,12 @@ imported when a figure is drawn; without it, MissingPackageError says how to ins
 raise ShapeError.
 """
 
-from ringspec.render.figures_errors import error_against_workers, noise_scores, pattern_beside
+from ringspec.render.figures_errors import (
+    error_against_workers,
+    error_by_row,
+    noise_scores,
+    pattern_beside,
+)
 from ringspec.render.figures_ring import (
     attention_pattern,
     cost_timeline,
@@ -27,6 +33,7 @@ __all__ = [
     "attention_pattern",
     "cost_timeline",
     "error_against_workers",
+    "error_by_row",
     "noise_scores",
     "pattern_beside",
     "row_state",

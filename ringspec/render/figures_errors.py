@@ -1,6 +1,7 @@
-"""Figures of errors: a recovered attention pattern, errors against W, noise scores.
+"""Figures of errors: a recovered attention pattern, errors against W and by row, noise scores.
 
-Each function takes arrays and returns a matplotlib Figure of pyplot. It writes no file.
+Each function takes arrays, float or bool, and returns a matplotlib Figure of pyplot. It writes no file.
+Errors are in units of the row scale (DESIGN section 4) or of the predicted noise (docs/conform/noise.md).
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ def error_against_workers(
 ) -> Any:
     """Errors against the number of workers, one line for each recipe, both axes logarithmic.
 
-    ``workers`` [N] ascending; ``errors``: by the name of a recipe, [N] numbers > 0; ``quantity`` says
-    what they are and in which unit. Names stand at the ends of the lines.
+    ``workers`` [N] ascending; ``errors``: by the name of a recipe, float [N] > 0, OptionError for others;
+    ``quantity`` says what they are and in which unit. Names stand at the ends of the lines.
     """
     with sheet(1, 1, 6.4, 3.8) as (figure, panels):
         axes = panels[0][0]
@@ -121,10 +122,70 @@ def error_against_workers(
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(list(workers), [str(count) for count in workers])
+        plain_numbers_within_a_decade(axes, errors)
         axes.set(xlabel="W, number of workers", ylabel=quantity)
         axes.grid(axis="y", color=PALE, linewidth=0.8)
         figure.legend(loc="outside right center", title="recipe")
         return figure
+
+
+def error_by_row(
+    errors: Mapping[str, ArrayLike],
+    limits: Mapping[str, ArrayLike],
+    quantity: str = "largest error of the row (1)",
+) -> Any:
+    """The error of every row, and what rules allow it, on a logarithmic axis.
+
+    ``errors``: by the name of a kernel, [rows] numbers >= 0, drawn as marks (a 0 is not drawn);
+    ``limits``: by the name of a rule, one number for all rows or [rows] numbers, drawn as lines.
+    ``quantity`` says what they are and in which unit. Later kernels lie over earlier ones.
+    """
+    with sheet(1, 1, 7.2, 3.8) as (figure, panels):
+        axes = panels[0][0]
+        rows = len(np.asarray(next(iter(errors.values()), ())))
+        axes.set_yscale("log")
+        for n, (name, given) in enumerate(errors.items()):
+            values = heights(name, given, rows)
+            look = {"color": COLOURS[n % 8], "marker": SMALL_MARKERS[n % 4], "markersize": 2.5}
+            axes.plot(values, linestyle="none", gid=name, label=name, zorder=3, **look)
+        for n, (name, given) in enumerate(limits.items()):
+            values = np.broadcast_to(np.asarray(given, dtype=float), (rows,))
+            look = {"color": (BLACK, VERMILLION, GREY)[n % 3], "linestyle": LINES[n % 4]}
+            axes.plot(heights(name, values, rows), gid=name, label=name, linewidth=1.0, **look)
+        # Limits that are next to 0 in a row of one key would take the height of the figure.
+        drawn = np.concatenate([heights(name, x, rows) for name, x in errors.items()])
+        if np.isfinite(drawn).any():
+            axes.set_ylim(bottom=0.5 * float(np.nanmin(drawn)))
+        axes.set(xlabel="row (token number)", ylabel=quantity, xlim=(0, rows))
+        axes.grid(axis="y", color=PALE, linewidth=0.8)
+        figure.legend(loc="outside lower center", ncols=2, markerscale=2.5)
+        return figure
+
+
+def plain_numbers_within_a_decade(axes: Any, errors: Mapping[str, ArrayLike]) -> None:
+    """Ticks such as 1.5 and 2 where powers of ten would leave an axis without numbers."""
+    values = np.concatenate([np.asarray(x, dtype=float) for x in errors.values()] or [np.ones(1)])
+    if values.max() < 10 * values.min() and 0.1 < values.min() < 10:
+        ticker = matplotlib_module("matplotlib.ticker")
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(9, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+
+
+SMALL_MARKERS = ("x", ".", "+", "1")
+
+
+def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
+    """Numbers [rows] for a logarithmic axis: NaN, which is not drawn, in place of 0.
+
+    >>> heights("right", [0.0, 2.0], 2).tolist()
+    [nan, 2.0]
+    """
+    values = np.asarray(given, dtype=float)
+    want_shape(f"numbers of {name}", values.shape, (rows,))
+    if not (values >= 0).all():
+        raise OptionError("numbers >= 0 on a logarithmic axis", str(values), "leave out NaN")
+    return np.where(values > 0, values, np.nan)
 
 
 def line_colour(number: int) -> str:
@@ -140,7 +201,7 @@ def line_colour(number: int) -> str:
 def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
     """Errors in units of the noise that each element may have, and whether they grow with the result.
 
-    ``z`` [N]: error of each element over its predicted standard deviation; ``size`` [N]: the true
+    ``z`` float [N]: error of each element over its predicted standard deviation; ``size`` [N]: the true
     value over the same standard deviation. Left, the histogram of z beside the standard normal. Right,
     z against size with the mean of each of 12 bins (bars: two standard errors) and the line through
     the origin z = slope * size; a wrong scale of 0.1 % has the slope 0.001, whatever the noise.

@@ -2,7 +2,7 @@
 
 A layout is a table ``index[worker, slot]`` of global token indices, -1 for a padding slot
 (LAYOUT-5). The named layouts are constructors of such tables; sharding and unsharding are exact
-permutations that follow the table and know nothing else.
+permutations that follow the table and know nothing else. Lengths count tokens.
 
 Sources: striped, Brandon et al., https://arxiv.org/abs/2311.09431; zigzag,
 https://github.com/zhuzilin/ring-flash-attention (issue 2); per document as in TransformerEngine's
@@ -42,13 +42,14 @@ TILE_ROWS = 128
 
 @dataclass(frozen=True)
 class Layout:
-    """``table`` int64 [W, n]: global index of the token in each slot, -1 = padding."""
+    """``table`` int64 [W, n]: global index of the token in each slot, -1 = padding; and a ``name``."""
 
     name: str
     table: Integers
 
     @property
     def workers(self) -> int:
+        """W, the number of workers."""
         return int(self.table.shape[0])
 
     @property
@@ -74,7 +75,7 @@ def divided(length: int, parts: int, layout: str, what: str) -> int:
 
 
 def contiguous(length: int, workers: int) -> Layout:
-    """LAYOUT-1: worker r holds tokens r*n .. r*n + n - 1.
+    """LAYOUT-1: worker r holds tokens r*n .. r*n + n - 1; ``length`` = S, W = ``workers``.
 
     >>> contiguous(4, 2).table.tolist()
     [[0, 1], [2, 3]]
@@ -85,7 +86,7 @@ def contiguous(length: int, workers: int) -> Layout:
 
 
 def striped(length: int, workers: int) -> Layout:
-    """LAYOUT-2: slot t of worker r holds token t*W + r.
+    """LAYOUT-2: slot t of worker r holds token t*W + r; ``length`` = S, W = ``workers``.
 
     >>> striped(4, 2).table.tolist()
     [[0, 2], [1, 3]]
@@ -96,7 +97,7 @@ def striped(length: int, workers: int) -> Layout:
 
 
 def zigzag(length: int, workers: int) -> Layout:
-    """LAYOUT-3: of 2W chunks, worker r holds chunks r and 2W - 1 - r.
+    """LAYOUT-3: of 2W chunks, worker r holds chunks r and 2W - 1 - r; ``length`` = S, W = ``workers``.
 
     >>> zigzag(8, 2).table.tolist()
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -111,8 +112,9 @@ def zigzag(length: int, workers: int) -> Layout:
 def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
     """LAYOUT-4: zigzag inside each packed document, so that every document is balanced.
 
-    A document whose length is not a multiple of 2W is filled up with padding slots; tokens behind
-    the last document are dealt like one more document.
+    ``length`` = S, W = ``workers``; ``cu_seqlens`` int [N + 1]: starts of the documents, and the last
+    one's end. A document whose length is not a multiple of 2W is filled up with padding slots; tokens
+    behind the last document are dealt like one more document.
 
     >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
     [[0, 3, 4, -1], [1, 2, 5, -1]]
@@ -135,7 +137,14 @@ def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
 
 
 def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
-    """LAYOUT-5: any table [W, n] in which each token 0..S-1 stands exactly once, the rest -1."""
+    """LAYOUT-5: any table [W, n] in which each token 0..S-1 stands exactly once, the rest -1.
+
+    S = ``length``; ``workers``: W, where it is known. Raises LayoutError for any other table, and
+    UnknownNameError for None.
+
+    >>> from_table([[3, 0], [1, 2]], 4).table.tolist()
+    [[3, 0], [1, 2]]
+    """
     if table is None:
         raise UnknownNameError("a layout name or a table [W, n]", "None", nearest("", LAYOUTS))
     values = as_array(table, "layout table")
@@ -177,7 +186,14 @@ def describe_tokens(held: Integers, length: int) -> str:
 
 
 def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
-    """A layout by name, from a table, or as it is."""
+    """A layout by name, from a table [W, n], or as it is, for ``length`` tokens and ``workers`` workers.
+
+    ``cu_seqlens`` is for 'zigzag_per_document', which raises PackingError without it. Raises
+    UnknownNameError for another name, and what the constructors raise.
+
+    >>> make_layout("striped", 4, 2).table.tolist()
+    [[0, 2], [1, 3]]
+    """
     workers = check_workers(workers)
     if isinstance(layout, Layout):
         return from_table_keeping_name(layout, length, workers)
@@ -207,18 +223,30 @@ def from_table_keeping_name(layout: Layout, length: int, workers: int) -> Layout
 
 
 def shard(x: ArrayLike, layout: Layout, axis: int = 2) -> list[NDArray]:
-    """One local array per worker; padding slots hold zeros.
+    """One local array per worker of ``layout``; padding slots hold zeros.
+
+    ``x`` [.., S, ..] of any dtype has its tokens on ``axis``; the result has W arrays [.., n, ..] of
+    that dtype. Raises ShapeError for an axis of another length, LayoutError for what is no Layout.
 
     >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), striped(4, 2))]
     [[0.0, 2.0], [1.0, 3.0]]
     """
+    check_layout(layout)
     values = as_array(x, "the tensor to shard")
     check_axis(values, axis, layout.length, "S")
     return [take(values, layout.table[r], axis) for r in range(layout.workers)]
 
 
 def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArray:
-    """The global array of local ones; what padding slots hold is dropped. Inverse of shard."""
+    """The global array of local ones; what padding slots hold is dropped. Inverse of shard.
+
+    ``shards``: W arrays [.., n, ..] of one shape and dtype, with the slots of ``layout`` on ``axis``;
+    the result is [.., S, ..] of that dtype. Raises ShapeError otherwise.
+
+    >>> unshard([[0, 2], [1, 3]], striped(4, 2), axis=0).tolist()
+    [0, 1, 2, 3]
+    """
+    check_layout(layout)
     parts = check_shards(shards, axis)
     if len(parts) != layout.workers:
         raise ShapeError(
@@ -232,6 +260,12 @@ def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArr
         real = np.flatnonzero(layout.table[r] >= 0)
         x[(*before, layout.table[r, real])] = np.take(local, real, axis)
     return x
+
+
+def check_layout(layout: Any) -> None:
+    if not isinstance(layout, Layout):
+        mend = 'make one: make_layout("zigzag", 32, workers=4)'
+        raise LayoutError("a Layout", shown(layout), mend)
 
 
 def check_shards(shards: Sequence[ArrayLike], axis: int) -> list[NDArray]:
@@ -263,6 +297,8 @@ def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
 def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
     """LAYOUT-6: local arrays of a striped sequence become those of the contiguous one.
 
+    ``shards``: W arrays [.., n, ..] of one shape and dtype, tokens on ``axis``; so is the result.
+
     >>> [s.tolist() for s in unpermute([np.array([0, 2]), np.array([1, 3])], axis=0)]
     [[0, 1], [2, 3]]
     """
@@ -276,6 +312,8 @@ def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
 def lse_to_tiles(lse: Array) -> Array:
     """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128], row t at [t % 128, t // 128].
 
+    ``lse`` is float64. Raises ShapeError where S is no multiple of 128.
+
     >>> lse_to_tiles(np.arange(256.0).reshape(1, 1, 256))[0, 0, 1].tolist()
     [1.0, 129.0]
     """
@@ -287,7 +325,10 @@ def lse_to_tiles(lse: Array) -> Array:
 
 
 def lse_from_tiles(tiles: Array) -> Array:
-    """[B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`."""
+    """``tiles`` [B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`.
+
+    Both are float64. Raises ShapeError where axis 2 is not 128.
+    """
     tiles = float_array(tiles, "LSE tiles", rank=4, finite=False)
     batch, heads, rows, columns = tiles.shape
     if rows != TILE_ROWS:

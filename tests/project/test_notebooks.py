@@ -9,7 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MAY_IMPORT = {"matplotlib", "numpy", "ringspec"}
+MAY_IMPORT = {"matplotlib", "nki_impl", "numpy", "ringspec"}
 MOST_CELLS = 25
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -55,7 +55,7 @@ def test_a_notebook_is_short(path: Path) -> None:
 
 
 @every_notebook
-def test_a_notebook_imports_ringspec_numpy_and_matplotlib_only(path: Path) -> None:
+def test_a_notebook_imports_ringspec_nki_impl_numpy_and_matplotlib_only(path: Path) -> None:
     for cell in code_cells(path):
         for node in ast.walk(syntax(cell)):
             modules = []

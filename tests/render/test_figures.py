@@ -72,6 +72,7 @@ def one_of_each():
         "cost_timeline": ([(s.worker, s.step, s.what, s.start, s.stop) for s in spans],),
         "pattern_beside": (np.tri(S), np.tri(S, k=1)),
         "error_against_workers": ([1, 2], {"bf16": [1e-3, 2e-3]}),
+        "error_by_row": ({"right": [0.0, 1e-3], "wrong": [0.0, 1e-1]}, {"a rule": 1e-2}),
         "noise_scores": (z, 10 * z),
     }
 
@@ -315,10 +316,50 @@ def test_every_recipe_has_a_line_with_a_mark_of_its_own():
 
 
 @drawn
+def test_errors_within_a_decade_have_plain_numbers_on_their_axis():
+    figure = figures.error_against_workers([1, 8], {"bf16": [1.3, 1.2], "nki": [1.6, 2.9]})
+    figure.canvas.draw()
+    shown = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert {"1.5", "2"} <= set(shown) and not any("10" in words for words in shown)
+
+
+@drawn
 @pytest.mark.parametrize("bad", [0.0, np.nan])
 def test_an_error_that_a_logarithmic_axis_cannot_show_is_refused(bad):
     with pytest.raises(OptionError, match="errors > 0"):
         figures.error_against_workers([1, 2], {"x": [1e-3, bad]})
+
+
+@drawn
+def test_every_row_has_its_error_and_every_rule_a_limit_at_each_row():
+    errors = {"right": [0.0, 1e-3, 2e-3], "wrong": [0.5, 0.1, 0.2]}
+    limits = {"one for all": 0.04, "each its own": [0.1, 0.02, 0.01]}
+    figure = figures.error_by_row(errors, limits)
+    (axes,) = figure.axes
+    shown = {name: line.get_ydata() for name, line in lines(axes).items()}
+    assert np.isnan(shown["right"][0]) and shown["right"][1:].tolist() == [1e-3, 2e-3]
+    assert shown["wrong"].tolist() == errors["wrong"]
+    assert shown["one for all"].tolist() == [0.04] * 3
+    assert shown["each its own"].tolist() == limits["each its own"]
+    assert {name for name, line in lines(axes).items() if line.get_linestyle() == "None"} == {
+        *errors
+    }
+    assert len({line.get_marker() for line in axes.lines}) == 3  # two kernels, and none
+    assert len({line.get_linestyle() for line in axes.lines}) == 3
+    assert axes.get_yscale() == "log" and legend_words(figure) == [*errors, *limits]
+
+
+@drawn
+@pytest.mark.parametrize("bad", [-1.0, np.nan])
+def test_an_error_of_a_row_that_is_no_size_is_refused(bad):
+    with pytest.raises(OptionError, match="numbers >= 0"):
+        figures.error_by_row({"x": [1e-3, bad]}, {})
+
+
+@drawn
+def test_kernels_with_unlike_numbers_of_rows_are_refused():
+    with pytest.raises(ShapeError, match="numbers of b"):
+        figures.error_by_row({"a": [1.0, 2.0], "b": [1.0]}, {})
 
 
 @drawn
