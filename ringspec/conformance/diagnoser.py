@@ -103,11 +103,12 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     """What the diagnosed failures of a run say together.
 
     ``title``, ``id``, ``links`` of the bug that most of them name, or may be, ``count`` of them and of how
-    many; ``alike``: ids that no case tells from it; None where no case was diagnosed. Ties go to the bug
+    many (expected failures have their reason already and are left out); ``alike``: ids that no case tells from it; None where no case was diagnosed. Ties go to the bug
     that was named outright more often. A bug that explains fewer than :data:`FEWEST` of them is none, and
     so is one that few of them name while the case that it must fail passes (:func:`refuted`).
     """
-    diagnoses = [record.diagnosis for record in records if record.diagnosis]
+    failed = [record for record in records if record.outcome != "expected failure"]
+    diagnoses = [record.diagnosis for record in failed if record.diagnosis]
     if not diagnoses:
         return None
     named, possible = Counter[str](), Counter[str]()

@@ -1,0 +1,159 @@
+"""The program of which ``reference_mpi`` starts a copy on each rank.
+
+Rank 0 speaks the protocol of ``cmd:`` programs (docs/conform/protocol.md) and passes each call on; all
+ranks read the file of its inputs, and those of its workers compute.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from ringspec.comm import mpi
+from ringspec.comm.mpi import MpiLinks, world_links
+from ringspec.comm.part import Setup
+from ringspec.comm.ring import ring_over, run_over, seeds_of
+from ringspec.conformance.adapters.wire import PROTOCOL, TABLES, line_of
+from ringspec.conformance.calls import due_of
+from ringspec.conformance.precision import base_recipe
+from ringspec.conformance.target import Call
+from ringspec.conformance.targets.reference import options_of, reference_float64, whole, workers_of
+from ringspec.errors import LostWorkerError, RingspecError
+from ringspec.formats import load, store
+from ringspec.spec.block_attention import block_backward, block_forward
+from ringspec.spec.layout import Layout
+from ringspec.spec.options import check
+from ringspec.spec.run import Run, WorkerResult
+from ringspec.spec.schedule import backward_schedule, forward_schedule
+from ringspec.tensorfile import read_tensors, write_tensors
+
+LINE_BYTES = 1 << 20
+LINE_TAG = 16 * 1024 + 20
+FOREVER = float("inf")
+
+
+def main() -> None:
+    """Serve calls until standard input is closed."""
+    links = world_links()
+    rings: dict[int, Any] = {}
+    with threadpool_limits(1):
+        while True:
+            message = passed_on(links)
+            if message.get("kind") == "hello":
+                answer({"kind": "hello", "protocol": PROTOCOL, "name": "ranks"}, links)
+            elif message.get("kind") == "call":
+                serve(links, rings, message)
+            else:
+                return
+
+
+def passed_on(links: MpiLinks) -> dict[str, Any]:
+    """The next message, on every rank; none when standard input is closed."""
+    buffer = np.zeros(LINE_BYTES, np.uint8)
+    if links.rank == 0:
+        line = sys.stdin.readline().encode()[:LINE_BYTES]
+        buffer[: len(line)] = np.frombuffer(line, np.uint8)
+        for rank in range(1, links.size):
+            links.wait(links.send(rank, LINE_TAG, buffer, "passes a call on"))
+    else:
+        buffer = links.awaited(links.receive(0, LINE_TAG, LINE_BYTES, "awaits a call"), FOREVER)
+    text = buffer.tobytes().rstrip(b"\0").decode()
+    message: dict[str, Any] = json.loads(text) if text.strip() else {}
+    return message
+
+
+def answer(message: dict[str, Any], links: MpiLinks) -> None:
+    if links.rank == 0:
+        sys.stdout.buffer.write(line_of(message))
+        sys.stdout.buffer.flush()
+
+
+def serve(links: MpiLinks, rings: dict[int, Any], message: dict[str, Any]) -> None:
+    """One call: on the ranks of its workers the ring, on rank 0 the result."""
+    workers = message["workers"]
+    if workers not in rings:
+        rings[workers] = links.comm.Split(int(links.rank >= workers), links.rank)
+    if links.rank >= workers:
+        return
+    ring = MpiLinks(rings[workers], links.control, links.timeout, links.log)
+    try:
+        call = call_from(message, read_tensors(message["inputs"]))
+        run = run_of(ring, call)
+    except LostWorkerError as lost:
+        mpi.end_all(lost)
+    except RingspecError as error:
+        answer({"kind": "error", "message": str(error)[:1000]}, links)
+        if links.control.error is not None:  # messages are under way: a fresh start is needed
+            mpi.abort(1)
+        return
+    if run is not None:
+        results = workers_of(list(run.workers))
+        due = due_of(call).items()
+        stored = {name: [store(x, one.format) for x in results[name]] for name, one in due}
+        write_tensors(Path(message["result"]), {name: np.stack(x) for name, x in stored.items()})
+        answer({"kind": "result", "id": call.id}, links)
+
+
+def call_from(message: dict[str, Any], tensors: dict[str, Any]) -> Call:
+    """The call that a message and the tensors of its file stand for."""
+    terms = dict(message["terms"])
+    if terms.get("window") is not None:
+        terms["window"] = tuple(terms["window"])
+    tables = {name: tensors.get(name) for name in TABLES}
+    lists = {name: tuple(x) for name, x in tensors.items() if name not in TABLES}
+    return Call(
+        message["id"],
+        message["operation"],
+        tuple(message["passes"]),
+        message["workers"],
+        lists,
+        terms,
+        message["formats"],
+        message["layout"],
+        message["circulation"],
+        message["direction"],
+        **tables,
+    )
+
+
+def run_of(links: MpiLinks, call: Call) -> Run | None:
+    """The ring, or its backward pass alone from o and lse as they are given; the run on rank 0."""
+    recipe = base_recipe(reference_float64.capabilities, call.formats["inputs"])
+    q, k, v = (whole(call, name) for name in ("q", "k", "v"))
+    dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
+    ways: dict[str, Any] = {"circulation": call.circulation, "direction": call.direction}
+    if call.passes != ("backward",):
+        layout = call.index_q, call.index_k
+        options = options_of(call)
+        run: Run | None = ring_over(
+            links, q, k, v, dy, dlse=dlse, root=0, layout=layout, recipe=recipe, **ways, **options
+        )
+        return run
+    assert call.index_q is not None and call.index_k is not None
+    problem = check(q, k, v, options_of(call))
+    given = tuple(
+        WorkerResult(r, call.index_q[r], call.index_k[r], load(o), load(lse))
+        for r, (o, lse) in enumerate(zip(call.tensors["o"], call.tensors["lse"], strict=True))
+    )
+    turn = call.circulation, call.workers, call.direction
+    setup = Setup(
+        problem,
+        seeds_of(problem, dy, dlse),
+        recipe,
+        Layout("table", call.index_q),
+        Layout("table", call.index_k),
+        forward_schedule(*turn),
+        backward_schedule(*turn),
+        (block_forward, block_backward),
+        given,
+    )
+    return run_over(links, links, setup, root=0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The specification's ring over real messages: ``mpiexec`` starts a rank for each worker.
+
+One program of ranks serves all calls; a call for W workers is computed by its first W ranks, a ring
+of their own by a split of the communicator. It needs the extra ``mpi`` and ``mpiexec`` on the path, or
+beside the Python that runs this.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from ringspec.conformance.adapters.command import CALL_SECONDS, CommandTarget
+from ringspec.conformance.capabilities import OPERATIONS
+from ringspec.conformance.target import Call, Result
+from ringspec.conformance.targets.reference import reference_float64
+from ringspec.errors import MissingPackageError
+
+# The launcher with its options, for MPI libraries that need some.
+LAUNCHER = "RINGSPEC_MPIEXEC"
+RING = tuple(name for name in OPERATIONS if name.startswith("ring"))
+NOTE = "each worker is an MPI rank; one call to 'ring' is one run over messages"
+
+
+class ReferenceMpi:
+    """A target: rings in float64, or in the recipe of narrower inputs, over MPI."""
+
+    name = "reference-mpi"
+    notes = (NOTE,)
+
+    def __init__(self, timeout: float | None = CALL_SECONDS) -> None:
+        claims = reference_float64.capabilities
+        self.capabilities = claims.__class__(**vars(claims) | {"operations": RING})
+        self.timeout = timeout
+        self._ranks = 0
+        self._program: CommandTarget | None = None
+
+    def run(self, call: Call) -> Result:
+        """One call. Raises MissingPackageError without mpiexec."""
+        if call.workers > self._ranks:
+            self.close()
+            self._ranks = max(4, call.workers)
+        if self._program is None:
+            self._program = CommandTarget([*launcher(), "-n", str(self._ranks), *program()])
+        if self.timeout is not None:
+            self._program.timeout = self.timeout
+        return self._program.run(call)
+
+    @property
+    def log(self) -> str:
+        """What the ranks wrote during the last call."""
+        return "" if self._program is None else self._program.log
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self._program is not None:
+            self._program.close()
+        self._program = None
+
+
+def launcher() -> list[str]:
+    """The words that start MPI programs. Raises MissingPackageError where there are none."""
+    words = shlex.split(os.environ.get(LAUNCHER, ""))
+    if words:
+        return words
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
+    if found is None:
+        raise MissingPackageError(
+            "mpiexec on the path", "none", f"pip install 'ringspec[mpi]', or set {LAUNCHER}"
+        )
+    return [found]
+
+
+def program() -> list[str]:
+    return [sys.executable, "-m", "ringspec.conformance.targets.mpi_rank"]
+
+
+def reference_mpi() -> ReferenceMpi:
+    """A target with ranks of its own."""
+    return ReferenceMpi()

@@ -1,0 +1,234 @@
+// What is shown is one object, `state`; every control changes it and calls show(). The address of the
+// page holds it too, so that a link is a state.
+const D = JSON.parse(document.getElementById("records").textContent);
+const TOKENS = D.problem.tokens;
+const byId = (id) => document.getElementById(id);
+
+const CHOICES = {
+  w: D.choices.workers.map(String),
+  layout: D.choices.layouts,
+  mask: Object.keys(D.choices.masks),
+  circulation: D.choices.circulations,
+  pass: D.choices.passes,
+};
+const state = {
+  w: CHOICES.w.includes("4") ? "4" : CHOICES.w[0],
+  layout: "contiguous", mask: "causal", circulation: "kv", pass: "forward",
+  step: 0, row: Math.floor((9 * TOKENS) / 16),
+};
+
+// An element of HTML or SVG. Children that are no elements become text.
+function make(space, tag, attributes, children) {
+  const made = document.createElementNS(space, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+const html = (tag, attributes = {}, ...children) =>
+  make("http://www.w3.org/1999/xhtml", tag, attributes, children);
+const svg = (tag, attributes = {}, ...children) =>
+  make("http://www.w3.org/2000/svg", tag, attributes, children);
+
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+const range = (count) => Array.from({length: count}, (_, n) => n);
+const colour = (worker) => worker % 8;
+const spell = (name) => (name === "delta" ? "\u03b4" : name);
+const clamp = (value, most) => Math.max(0, Math.min(most, value));
+
+// [0, 1, 2, 21, 22, 23] is written 0-2, 21-23.
+function runs(tokens) {
+  const parts = [];
+  for (const token of tokens) {
+    const last = parts[parts.length - 1];
+    if (last && last[1] + 1 === token) last[1] = token;
+    else parts.push([token, token]);
+  }
+  return parts.map(([a, b]) => (a === b ? `${a}` : a + 1 === b ? `${a}, ${b}` : `${a}\u2013${b}`)).join(", ");
+}
+
+// The records of what is chosen, or null where there is no such ring.
+function scene() {
+  const table = D.tables[`${state.w}/${state.layout}`];
+  if (!table) return null;
+  const run = D.runs[`${state.w}/${state.layout}/${state.mask}/${state.circulation}`][state.pass];
+  const travel = D.travels[`${state.w}/${state.circulation}/${state.pass}`];
+  const owner = Array(TOKENS);
+  table.forEach((tokens, worker) => tokens.forEach((token) => { owner[token] = worker; }));
+  return {
+    table, run, travel, owner, visible: D.visible[state.mask],
+    steps: travel.meets.length, workers: table.length, t: state.step,
+    atEnd: state.step === travel.meets.length,
+  };
+}
+
+function show() {
+  const now = scene();
+  state.step = clamp(state.step, now ? now.steps : 0);
+  if (now) Object.assign(now, {t: state.step, atEnd: state.step === now.steps});
+  for (const name of Object.keys(CHOICES)) {
+    for (const input of document.querySelectorAll(`input[name="${name}"]`)) {
+      input.checked = input.value === state[name];
+      if (name === "layout" || name === "w") {
+        const wanted = {w: state.w, layout: state.layout, [name]: input.value};
+        const missing = D.missing[`${wanted.w}/${wanted.layout}`] !== undefined;
+        input.parentElement.classList.toggle("missing", missing);
+      }
+    }
+  }
+  byId("row").value = state.row;
+  byId("panels").hidden = byId("player").hidden = byId("say").hidden = !now;
+  note(now);
+  if (now) {
+    showPlayer(now);
+    byId("say").textContent = sentence(now);
+    showRing(now);
+    showPattern(now);
+    showRow(now);
+    showLoad(now);
+    showBytes(now);
+  }
+  remember();
+}
+
+// What does not exist, and what is the same as something else, is said.
+function note(now) {
+  let words = "";
+  if (!now) {
+    words = `There is no such ring: ${D.missing[`${state.w}/${state.layout}`]} ` +
+      "Choose another number of workers or another layout, or make the page with another --tokens.";
+  } else if (state.circulation === "q" && state.pass === "forward") {
+    words = "Forward, keys and values travel in this circulation too: q differs from kv only in the " +
+      "backward pass.";
+  } else if (now.workers === 1) {
+    words = "With one worker nothing travels: this is ordinary attention.";
+  }
+  byId("note").textContent = words;
+  byId("note").hidden = !words;
+}
+
+function showPlayer(now) {
+  const slider = byId("step");
+  slider.max = now.steps;
+  slider.value = now.t;
+  const words = now.atEnd ? "the end" : `step ${now.t} of 0\u2013${now.steps - 1}`;
+  slider.setAttribute("aria-valuetext", words);
+  byId("place").textContent = words;
+  byId("first").disabled = byId("back").disabled = now.t === 0;
+  byId("last").disabled = byId("next").disabled = now.atEnd;
+}
+
+// One sentence or two on what happens.
+function sentence(now) {
+  const forward = state.pass === "forward";
+  if (now.atEnd) {
+    const last = now.travel.sends[now.steps - 1];
+    const end = forward
+      ? "Every row has met every key: o is divided by l, and lse = m + log l."
+      : "All gradients are complete, and each lies with the owner of its tokens.";
+    const home = last.length ? ` The last transfer brought ${carried(last)} home.` : "";
+    return `The end. ${end}${home}`;
+  }
+  const met = now.travel.meets[now.t];
+  if (!met.some((pair) => pair.length)) {
+    return `Step ${now.t}. Nobody computes: every worker sends its keys and values to everybody.`;
+  }
+  const busy = now.run.pairs[now.t].map((pairs, worker) => [pairs, worker]);
+  const idle = busy.filter(([pairs]) => pairs === 0).map(([, worker]) => worker);
+  const what = forward
+    ? `Each worker scores its queries against ${visitors(now)} and merges the result into m, l and o.`
+    : `Each worker pairs its own block with ${visitors(now)} and adds what follows to dq, dk and dv.`;
+  const nothing = !idle.length ? "" : idle.length === 1
+    ? ` Worker ${idle[0]} finds no visible pair and waits.`
+    : ` Workers ${runs(idle)} find no visible pair and wait.`;
+  return `Step ${now.t}. ${what}${nothing} ${afterwards(now)}`.trim();
+}
+
+const firstMeeting = (now) => now.travel.meets.findIndex((met) => met.some((pair) => pair.length));
+
+function visitors(now) {
+  const side = now.travel.moves === "keys" ? "keys" : "queries";
+  if (now.t === firstMeeting(now)) return `its own ${side}`;
+  return state.circulation === "gather" ? `the next of the gathered ${side}` : `the visiting ${side}`;
+}
+
+const carried = (transfers) =>
+  transfers.map((one) => one.carries.map(spell).join(", ")).join("; ");
+
+// What is sent after the step, in words.
+function afterwards(now) {
+  const transfers = now.travel.sends[now.t];
+  return transfers.map((one) => {
+    const names = one.carries.map(spell).join(", ");
+    if (one.kind === "gather") return `Then ${names} go to everybody.`;
+    if (one.kind === "reduce_scatter") {
+      return `Then the partial sums of ${names} go to their owners, who add them.`;
+    }
+    const alone = now.t === now.steps - 1 ? " one hop more, home" : " to the next worker";
+    return `Then ${names} ${one.carries.length === 1 ? "goes" : "go"}${alone}.`;
+  }).join(" ");
+}
+
+// The state in the address, and back. What an address says wrongly is passed over.
+function remember() {
+  const names = [...Object.keys(CHOICES), "step", "row"];
+  history.replaceState(null, "", "#" + names.map((name) => `${name}=${state[name]}`).join("&"));
+}
+
+function recall() {
+  for (const part of location.hash.slice(1).split("&")) {
+    const [name, value] = part.split("=");
+    if (Object.hasOwn(CHOICES, name)) {
+      if (CHOICES[name].includes(value)) state[name] = value;
+    } else if ((name === "step" || name === "row") && /^\d{1,4}$/.test(value)) {
+      state[name] = name === "row" ? clamp(Number(value), TOKENS - 1) : Number(value);
+    }
+  }
+}
+
+function go(step) {
+  state.step = step;
+  show();
+}
+
+function choose(row) {
+  state.row = clamp(row, TOKENS - 1);
+  show();
+}
+
+const KEYS = {
+  ArrowLeft: () => go(state.step - 1),
+  ArrowRight: () => go(state.step + 1),
+  Home: () => go(0),
+  End: () => go(Infinity),
+  ArrowUp: () => choose(state.row - 1),
+  ArrowDown: () => choose(state.row + 1),
+};
+
+function pressed(event) {
+  const own = event.target.matches("input, select"); // they have a use for arrows themselves
+  if (own || event.altKey || event.ctrlKey || event.metaKey || !Object.hasOwn(KEYS, event.key)) return;
+  event.preventDefault();
+  KEYS[event.key]();
+}
+
+function start() {
+  recall();
+  byId("controls").addEventListener("change", (event) => {
+    state[event.target.name] = event.target.value;
+    show();
+  });
+  // After a click of the mouse the arrows step again; who chooses by keyboard keeps them.
+  byId("controls").addEventListener("click", (event) => {
+    if (event.detail > 0) event.target.blur();
+  });
+  byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  byId("step").addEventListener("input", (event) => go(Number(event.target.value)));
+  byId("row").addEventListener("change", (event) => choose(Number(event.target.value)));
+  byId("first").addEventListener("click", KEYS.Home);
+  byId("back").addEventListener("click", KEYS.ArrowLeft);
+  byId("next").addEventListener("click", KEYS.ArrowRight);
+  byId("last").addEventListener("click", KEYS.End);
+  document.addEventListener("keydown", pressed);
+  addEventListener("hashchange", () => { recall(); show(); });
+  show();
+}

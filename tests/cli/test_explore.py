@@ -1,0 +1,133 @@
+"""``ringspec explore``: the file it writes, what it refuses, and that its records are those of a run."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from cli.commands import assert_one_paragraph
+from cli.commands import call as call_any
+
+import ringspec as rs
+from ringspec.cli.explore_records import HEAD_DIM, masks, one_run, records, travel
+from ringspec.cli.inputs import drawn
+
+SMALL = ("--workers", "2", "--tokens", "8")
+
+
+def call(*arguments):
+    return call_any(*arguments, command="explore")
+
+
+@pytest.fixture(scope="module")
+def three():
+    return records(workers=(3,), tokens=12, seed=5)
+
+
+def test_the_page_holds_the_records_that_json_prints(tmp_path):
+    path = tmp_path / "ring.html"
+    result = call("-o", path, "--json", *SMALL)
+    assert result.exit_code == 0, result.output
+    inside = path.read_text(encoding="utf-8").split('id="records">', 1)[1].split("</script>", 1)[0]
+    assert json.loads(inside) == json.loads(result.stdout)
+    assert os.listdir(tmp_path) == ["ring.html"]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_it_says_what_it_wrote(tmp_path):
+    result = call("-o", tmp_path / "ring.html", *SMALL, "--workers", "1,2")
+    # 2 sizes, 3 layouts, 4 masks, 3 circulations
+    assert result.exit_code == 0 and "72 rings" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments,says",
+    [
+        ((), "--output"),
+        (("--json", "--workers", "9"), "from 1 to 8"),
+        (("--json", "--workers", "0"), "from 1 to 8"),
+        (("--json", "--workers", "2,x"), "2,3,4,8"),
+        (("--json", "--tokens", "49"), "from 1 to 48"),
+        (("--json", "--tokens", "0"), "from 1 to 48"),
+        (("--json", "--tokens", "7", "--workers", "2"), "multiple of 2W"),
+        (("--json", "--seed", "-1"), "--seed"),
+    ],
+)
+def test_bad_input_is_refused_in_one_paragraph(arguments, says):
+    assert_one_paragraph(call(*arguments), says)
+
+
+def test_a_missing_folder_is_refused_before_any_ring_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("ringspec.cli.explore.records", None)
+    assert_one_paragraph(call("-o", tmp_path / "none" / "ring.html"), "a folder")
+    assert_one_paragraph(call("-o", tmp_path), "directory")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "ring.html"
+    path.write_text("old", encoding="utf-8")
+
+    def fails(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("ringspec.cli.explore.os.replace", fails)
+    assert_one_paragraph(call("-o", path, *SMALL), "no space left")
+    assert path.read_text(encoding="utf-8") == "old" and os.listdir(tmp_path) == ["ring.html"]
+
+
+def test_a_layout_that_cannot_deal_the_tokens_is_named_with_its_reason():
+    document = records(workers=(3,), tokens=9)
+    assert set(document["missing"]) == {"3/zigzag"}
+    assert "divisible by 2W = 6" in document["missing"]["3/zigzag"]
+    assert set(document["tables"]) == {"3/contiguous", "3/striped"}
+
+
+@pytest.mark.parametrize("mask", masks(12))
+@pytest.mark.parametrize("circulation", ["kv", "q", "gather"])
+@pytest.mark.parametrize("layout", ["contiguous", "striped", "zigzag"])
+def test_the_records_end_with_what_attention_gives(three, layout, circulation, mask):
+    q, k, v, dy = (drawn(5, n, (1, 1, 12, HEAD_DIM)) for n in ("q", "k", "v", "dy"))
+    options = masks(12)[mask][1]
+    forward = rs.attention(q, k, v, **options)
+    o, lse = forward.o, forward.lse
+    gradients = rs.attention_backward(dy, q, k, v, **options)
+    both = three["runs"][f"3/{layout}/{mask}/{circulation}"]
+    for phase, name, expected in (
+        ("forward", "softmax", np.concatenate((lse[0, 0, :, None], o[0, 0]), axis=1)),
+        ("backward", "dq", gradients.dq[0, 0]),
+        ("backward", "dk", gradients.dk[0, 0]),
+    ):
+        ends = [three["numbers"][three["traces"][n][-1]] for n in both[phase]["traces"][name]]
+        assert np.abs(np.array(ends) - expected).max() <= 0.5e-4 + 1e-12
+    visible = np.array([[int(x) for x in row] for row in three["visible"][mask]])
+    assert np.sum(both["forward"]["pairs"]) == np.sum(both["backward"]["pairs"]) == visible.sum()
+
+
+@pytest.mark.parametrize("circulation", ["kv", "q", "gather"])
+def test_who_holds_what_depends_on_neither_layout_nor_mask(three, circulation):
+    for layout, mask in (("striped", "documents"), ("zigzag", "none")):
+        run = one_run(3, layout, mask, circulation, 12, 5)
+        for phase in ("forward", "backward"):
+            assert travel(run, phase) == three["travels"][f"3/{circulation}/{phase}"]
+
+
+def test_what_a_row_has_not_seen_is_none_and_not_a_number(three):
+    run = three["runs"]["3/contiguous/causal/gather"]["forward"]
+    before = three["numbers"][three["traces"][run["traces"]["softmax"][7]][0]]
+    assert before == [None, 0.0, None, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_every_gradient_is_at_its_owner_at_the_end(three):
+    for name in ("3/kv/backward", "3/q/backward", "3/gather/backward"):
+        for worker, blocks in enumerate(three["travels"][name]["stops"][-1]):
+            owners = {
+                n: owner for owner, *names in blocks for n in names if n in ("dq", "dk", "dv")
+            }
+            assert owners == {"dq": worker, "dk": worker, "dv": worker}, name
