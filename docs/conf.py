@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import generate
 import generate_bugs
+import generate_explore
 import generate_vectors
 
 import ringspec
@@ -54,8 +55,10 @@ generate_bugs.pages()
 # Pages that are no Sphinx pages: they are copied to the root as they are.
 html_extra_path = ["_extra"]
 generate.example_report()
+generate_explore.explore_page()
 
 
 def setup(app):
     app.connect("autodoc-process-docstring", generate.prepare_docstring)
     app.connect("autodoc-process-signature", generate.signature_as_written)
+    app.connect("html-page-context", generate.mend_back_links)

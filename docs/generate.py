@@ -10,12 +10,14 @@ import shutil
 from pathlib import Path
 
 import click
+import rule_index
+from formulas import FORMULAS
 
 import ringspec.cli
 from ringspec.conformance.report import read_report, report_lines
 from ringspec.recipes import RECIPES, ROUNDING_POINTS
 from ringspec.render import page
-from ringspec.spec.rules import RULES
+from ringspec.spec.rules import RULES, Rule
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -108,20 +110,74 @@ def table(rows: list[list[str]], widths: str) -> str:
 
 
 def rules_page() -> str:
-    rows = [["rule", "what it says", "where"]]
+    """Each rule: sentence, formula, the code that states it, the tests that hold it, golden cases."""
+    parts = [
+        heading("rules.py"),
+        ".. automodule:: ringspec.spec.rules\n",
+        f"There are {len(RULES)} rules. {RULES_INTRODUCTION}",
+    ]
+    family = ""
     for rule in RULES:
-        in_spec = (SPEC / f"{rule.module}.py").exists()
-        full_name = f"ringspec.spec.{rule.module}" if in_spec else f"ringspec.{rule.module}"
-        place = f":py:mod:`{rule.module} <{full_name}>`"
-        rows.append([f"_`{rule.id}`", plain(rule.sentence), place])
-    return f"""{heading("rules.py")}
-.. automodule:: ringspec.spec.rules
+        if rule.id.partition("-")[0] != family:
+            family = rule.id.partition("-")[0]
+            title = f"{family}: {FAMILIES[family]}"
+            parts.append(f"{title}\n{'-' * len(title)}\n")
+        parts.append(about_rule(rule))
+    return "\n".join(parts)
 
-The {len(RULES)} rules
-----------------------
 
-{table(rows, "12 66 22")}
+FAMILIES = {
+    "MASK": "who sees whom",
+    "FWD": "the forward",
+    "DROP": "dropout",
+    "BWD": "the backward",
+    "SOFT": "the running softmax",
+    "LAYOUT": "layouts",
+    "RING": "the ring",
+    "NUM": "rounding",
+}
+RULES_INTRODUCTION = """i counts queries, j keys, h query heads, b batches, n the sinks of a
+head; pq and pk are global positions. All tests of a rule, those of parametrised tables among them, are
+run by ``python -m pytest --rule ID``, and all golden cases that show it are listed by ``ringspec vectors
+list --rule ID``. The functions are those whose text names the rule.
 """
+MOST_CASES = 8
+
+
+def about_rule(rule: Rule) -> str:
+    stated = FORMULAS[rule.id]
+    lines = [
+        f".. _{rule.id.lower()}:\n",
+        f"{rule.id}\n{'^' * len(rule.id)}\n",
+        f"**{plain(rule.sentence)}**\n",
+    ]
+    for one in stated.lines:
+        lines.append(f".. math:: {one}\n")
+    if stated.where:
+        lines.append(f"{plain(stated.where)}\n")
+    full_name = rule_index.module_of(rule)
+    code = [f":py:mod:`{full_name.rpartition('.')[2]} <{full_name}>`"]
+    code += [f":py:obj:`~{name}`" for name in rule_index.stated_at(rule)]
+    lines.append(f"* Code: {', '.join(code)}")
+    tests = rule_index.tests_of(rule.id)
+    held = [
+        f"``{path}``: {', '.join(f'``{name}``' for name in names)}" for path, names in tests.items()
+    ]
+    lines.append(f"* Tests: {'; '.join(held)}")
+    lines.append(f"* Golden cases: {golden_cases(rule.id)}\n")
+    return "\n".join(lines)
+
+
+def golden_cases(rule: str) -> str:
+    """The first cases as links, and how to see the others."""
+    cases = rule_index.cases_of(rule)
+    shown = ", ".join(f":ref:`{id} <{id}>`" for id in cases[:MOST_CASES])
+    more = len(cases) - MOST_CASES
+    return (
+        shown
+        if more <= 0
+        else f"{shown}, and {more} more (``ringspec vectors list --rule {rule}``)"
+    )
 
 
 def reference() -> None:
@@ -200,6 +256,35 @@ def link_to_rule(found: re.Match[str]) -> str:
     """A link for the name of a rule, and everything else as it is."""
     rule = found["rule"]
     return f":ref:`{rule} <{rule.lower()}>`" if rule in RULE_IDS else found[0]
+
+
+BACK_LINK = re.compile(
+    r'(<div class="viewcode-block" id="(?P<name>[^"]+)">\s*)<a class="viewcode-back" href="[^"]*">(?P<text>.*?)</a>'
+)
+
+
+def mend_back_links(app, pagename, templatename, context, doctree) -> None:
+    """For pages of source code: [docs] leads to where an object is documented.
+
+    Sphinx takes one prefix for all names of a file, which fails where some of them are also documented
+    as names of the package.
+    """
+    if not pagename.startswith("_modules/") or "body" not in context:
+        return
+    module = pagename.removeprefix("_modules/").replace("/", ".")
+    objects = app.env.domains["py"].objects
+
+    def back_link(found: re.Match[str]) -> str:
+        own = f"{module}.{found['name']}"
+        ends = [name for name in objects if name.endswith(f".{found['name']}")]
+        name = next(iter([name for name in ends if name == own] or ends), "")
+        if not name:
+            return found[1]
+        address = app.builder.get_relative_uri(pagename, objects[name].docname)
+        link = f"{address}#{objects[name].node_id}"
+        return f'{found[1]}<a class="viewcode-back" href="{link}">{found["text"]}</a>'
+
+    context["body"] = BACK_LINK.sub(back_link, context["body"])
 
 
 @dataclasses.dataclass

@@ -41,7 +41,7 @@ def chosen_backend() -> str:
 
 
 def check_package(distribution: str) -> None:
-    """Refuse an official package that is absent or a placeholder; raises :class:`BackendError`."""
+    """Refuse a ``distribution``, 'nki' or 'neuronx-cc', that is absent or a placeholder: BackendError."""
     floor = FLOORS[distribution]
     wanted = f"{distribution}>={'.'.join(map(str, floor))}"
     command = f'pip install --upgrade "{wanted}" --extra-index-url {INDEX}'

@@ -50,7 +50,10 @@ SCALED = "under a causal mask q is multiplied by the scale, a power of two, befo
 
 
 class NkiImpl:
-    """Both passes on ranks of ``lnc`` cores; ``claims`` beside what all of these targets claim."""
+    """Both passes on ranks of ``lnc`` cores; ``claims`` beside what all of these targets claim.
+
+    ``name`` and ``notes`` are for the report.
+    """
 
     def __init__(self, name: str, lnc: int = 1, notes: tuple[str, ...] = (), **claims: Any) -> None:
         self.name = name
@@ -59,6 +62,7 @@ class NkiImpl:
         self.notes = (*NOTES, *notes)
 
     def run(self, call: Call) -> Result:
+        """The result of one call; Refused where RINGSPEC_NKI is not the simulator."""
         if BACKEND != "simulator":
             raise Refused(f"RINGSPEC_NKI is {BACKEND}: the target runs on the simulator alone")
         named: dict[str, list[Array]] = {}

@@ -74,6 +74,10 @@ class UnknownKeywordError(RingspecError, TypeError):
     """A keyword that no function of ringspec takes."""
 
 
+class FastRecipeError(OptionError):
+    """A recipe that the blocks of ``ringspec.fast`` cannot follow."""
+
+
 class WorkerCountError(RingspecError):
     """The number of workers is not an integer >= 1."""
 
@@ -83,7 +87,10 @@ class LayoutError(RingspecError):
 
 
 class ScheduleError(RingspecError):
-    """A permute schedule is invalid; ``problems`` lists every reason that the validator found."""
+    """A permute schedule is invalid; ``problems`` lists every reason that the validator found.
+
+    ``expected``, ``got`` and ``mend`` as in :class:`RingspecError`.
+    """
 
     def __init__(
         self, expected: str, got: str, mend: str, problems: tuple[object, ...] = ()
@@ -107,12 +114,32 @@ class MissingPackageError(RingspecError):
     """A package that only this use of ringspec needs is not installed, or in another version."""
 
 
+class CommunicationError(RingspecError):
+    """Base of what goes wrong between the ranks of ``ringspec.comm``."""
+
+
+class DisagreementError(CommunicationError):
+    """The ranks of a ring were given different inputs or options."""
+
+
+class LostWorkerError(CommunicationError):
+    """A rank waited for another in vain: it hangs, was ended, or is slower than the time limit."""
+
+
+class MessageError(CommunicationError):
+    """A message between ranks is not the one that the schedule calls for."""
+
+
 class UndecidedError(RingspecError):
     """A correctly rounded result that the precision of ``ringspec.exact`` cannot decide."""
 
 
 class ArithmeticModeError(RingspecError):
     """The processor is in a mode that is not IEEE 754 arithmetic."""
+
+
+class HardwareError(RingspecError):
+    """Hardware of ``ringspec.plan`` that is not known, or a rate of it that is none."""
 
 
 class FileFormatError(RingspecError):

@@ -26,10 +26,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format.
+    """A binary floating-point format, by ``name``, and the ``dtype`` in which NumPy stores it.
 
     ``precision`` counts significant bits with the hidden one; the least normal number is
-    ``2**min_exponent``; ``largest`` is the greatest finite number.
+    ``2**min_exponent``; ``largest`` is the greatest finite number; without ``has_infinity`` an overflow
+    is NaN.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> float:
+        """The least number above 0."""
         return float(2.0 ** (self.min_exponent - self.precision + 1))
 
 
@@ -67,6 +69,8 @@ def format_of(name: str) -> Format:
 def unit_roundoff(name: str) -> float:
     """Half the distance from 1 to the next number: the largest relative error of one rounding.
 
+    ``name`` as in :func:`format_of`, and its error; so everywhere here.
+
     >>> unit_roundoff("bfloat16")
     0.00390625
     """
@@ -76,8 +80,8 @@ def unit_roundoff(name: str) -> float:
 def round_to(x: ArrayLike, name: str) -> Array:
     """Round float64 values once, to nearest even, to the numbers of a format (NUM-1).
 
-    Takes a float64 array of any shape and returns a float64 array of that shape whose values are
-    representable in the format. Beyond the largest number: infinity, or NaN in a format without
+    ``x`` is a float64 array of any shape; the result is one of that shape whose values are numbers of
+    the format ``name``. Beyond the largest number: infinity, or NaN in a format without
     infinity. The sign of zero and NaN are kept.
 
     >>> float(round_to(1 + 2.0**-8 + 2.0**-40, "bfloat16"))  # through float32 it would be 1.0
@@ -117,7 +121,7 @@ def round_at_spacing(values: Array, target: Format) -> Array:
 
 
 def store(x: ArrayLike, name: str) -> NDArray:
-    """Values rounded to a format, as an array of the format's own storage dtype.
+    """``x``, any shape, rounded once to the format ``name``, as an array of that format's storage dtype.
 
     >>> store([1.0, 2.0**-140], "bfloat16").dtype
     dtype(bfloat16)
@@ -128,9 +132,9 @@ def store(x: ArrayLike, name: str) -> NDArray:
 
 
 def load(x: ArrayLike, what: str = "array") -> Array:
-    """A floating-point array of any known format as float64, exactly.
+    """A floating-point array ``x`` of any known format and any shape as float64, exactly.
 
-    Raises :class:`~ringspec.errors.DtypeError` for every other dtype (integers, objects, text).
+    ``what`` is its name in an error. Raises :class:`~ringspec.errors.DtypeError` for every other dtype (integers, objects, text).
     """
     values = x if isinstance(x, np.ndarray) else np.asarray(x)
     known = {f.dtype for f in FORMATS.values()}
@@ -157,7 +161,7 @@ def name_of(dtype: np.dtype) -> str | None:
 
 
 def bits(x: NDArray) -> NDArray:
-    """The bit patterns of a storage array as unsigned integers of the same width.
+    """The bit patterns of a storage array ``x``, any shape, as unsigned integers of the same width.
 
     >>> hex(int(bits(store(1.0, "bfloat16"))))
     '0x3f80'

@@ -26,6 +26,10 @@ MERGE_ORDERS = ("state", "normalised")
 class Recipe:
     """The rounding points of one implementation, in the order in which a value meets them.
 
+    ``name`` is that of the table, ``note`` says in words whose arithmetic it is. Each point has the name of
+    a format (:data:`ringspec.formats.FORMATS`); others raise UnknownNameError, as ``changes`` in
+    :meth:`replace` do that name no point, and what is no size of a tile OptionError.
+
     ``inputs``              q, k, v, dy as they are stored
     ``products``            accumulator of every matrix product (float64, or float32 with the
                             summation order of this machine's BLAS: the order is not declared)
@@ -248,7 +252,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe(which: str | Recipe) -> Recipe:
-    """The recipe of that name, or the given recipe itself.
+    """The recipe of the name ``which``, or the given recipe itself.
 
     Raises :class:`~ringspec.errors.UnknownNameError` with the nearest name.
     """

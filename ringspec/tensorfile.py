@@ -60,6 +60,9 @@ def dtype_code(dtype: np.dtype) -> str:
 def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) -> bytes:
     """The bytes of a file. Arrays are written in C order, little endian.
 
+    ``tensors``: arrays of any shape by name; ``metadata``: text by name. Raises FileFormatError for a name,
+    a text or a header that the format does not take, DtypeError and ShapeError for an array.
+
     >>> sorted(decode(encode({"b": np.zeros(2), "a": np.ones((1, 2), np.float32)})))
     ['a', 'b']
     """
@@ -125,7 +128,11 @@ def write_tensors(
     tensors: dict[str, NDArray],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write a file whole or not at all: an interrupted call leaves the old file or none."""
+    """Write a file whole or not at all: an interrupted call leaves the old file or none.
+
+    ``tensors`` of any shape, ``metadata`` and errors as in :func:`encode`; OptionError for a ``path`` that is none,
+    FileNotFoundError where its folder does not exist.
+    """
     data = encode(tensors, metadata)
     if not isinstance(path, (str, os.PathLike)):
         raise OptionError("a path as text or Path", shown(path), "pass 'run.safetensors'")
@@ -147,18 +154,24 @@ def write_tensors(
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray]:
-    """The tensors of a file by name; FileFormatError for anything that is not such a file."""
+    """The tensors, arrays of any shape, of the file at ``path`` by name.
+
+    Raises FileFormatError for anything that is not such a file.
+    """
     return decode(Path(path).read_bytes(), str(path))
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The ``__metadata__`` of a file; an empty dict without it."""
+    """The ``__metadata__`` of the file at ``path``; an empty dict without it."""
     header, _ = split(Path(path).read_bytes(), str(path))
     return check_metadata(header.get("__metadata__", {}), str(path))
 
 
 def decode(data: bytes, what: str = "bytes") -> dict[str, NDArray]:
-    """The tensors in the bytes of a file. Arrays are read-only views of ``data``."""
+    """The tensors in the bytes of a file. Arrays, of any shape, are read-only views of ``data``.
+
+    ``what`` names the file in an error. Raises FileFormatError.
+    """
     header, body = split(data, what)
     check_metadata(header.pop("__metadata__", {}), what)
     tensors, expected = {}, 0

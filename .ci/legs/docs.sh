@@ -1,7 +1,7 @@
-# The figures' tests; the notebooks, executed once; then the documentation, which shows the executed copies.
+# The figures' and the pages' tests; the notebooks, executed once; then the documentation, which shows the executed copies.
 set -euo pipefail
 .venv/bin/python -m pip install --quiet -e ".[docs,notebooks]"
-RINGSPEC_REQUIRE=notebook .venv/bin/python -m pytest -n 0 -q tests/render
+RINGSPEC_REQUIRE=notebook .venv/bin/python -m pytest -n 0 -q -m notebook tests/render tests/project
 executed=$CI_SCRATCH/executed
 mkdir "$executed"
 if compgen -G "notebooks/*.ipynb" >/dev/null; then
@@ -14,4 +14,5 @@ else
 fi
 RINGSPEC_EXECUTED_NOTEBOOKS=$executed .venv/bin/python -m sphinx \
     -q -W --keep-going -b html docs "$CI_SCRATCH/html"
+.venv/bin/python docs/check_links.py "$CI_SCRATCH/html"
 echo "built $(find "$CI_SCRATCH/html" -name '*.html' | wc -l) pages without a warning"

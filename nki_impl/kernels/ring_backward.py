@@ -129,7 +129,8 @@ def ring_attention_spmd_bwd(
                         the scaled q and 1.0; dq is then with respect to that q
     ``lnc_size``        physical cores per rank, as launched
     ``bound_min``, ``bound_max``   [B, S], as in the forward
-    The others as in the forward. Broken rules raise AssertionError.
+    ``use_causal_mask``, ``num_workers``, ``replica_groups`` as in the forward, ``striped_attention`` as its
+    ``striped_input``. Broken rules raise AssertionError.
 
     Uniform weights over the 256 keys of two ranks: each key gets 256 rows' dy / 256.
 

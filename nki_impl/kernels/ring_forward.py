@@ -127,7 +127,7 @@ def ring_attention_spmd_fwd(
                         i uses key head i // (h / hkv)
     ``v``               [b, hkv, s, d]
     ``replica_groups``  tuples of rank ids, disjoint, num_workers each; None: one ring of all ranks
-    ``softmax_scale``   None or 0: 1/sqrt(d). Under a causal mask q comes scaled, and it must be 1.0
+    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` q comes scaled, and it must be 1.0
     ``striped_input``   ring position r holds tokens t * W + r, else r * s + t; needs a causal mask
     ``lse_dtype``       lse is natural, row t at [t % 128, t // 128]
     ``bound_min``, ``bound_max``   [b, s] float32 or int32: row t sees the local keys

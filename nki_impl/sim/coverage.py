@@ -13,9 +13,9 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class Coverage:
-    """Names by module (``nki``, ``nki.language``...), and the version that they belong to.
+    """Names by module (``nki``, ``nki.language``...), and the ``version`` that they belong to.
 
-    ``str()`` of it is a report.
+    ``offered`` are those that the simulator has, ``missing`` the others. ``str()`` of it is a report.
     """
 
     version: str

@@ -99,7 +99,10 @@ class Outcome:
 
 
 def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-    """Make a kernel of a function: ``@nki.jit``, ``@nki.jit()`` or ``@nki.jit(platform_target="trn2")``."""
+    """Make a kernel of ``fn``: ``@nki.jit``, ``@nki.jit()`` or ``@nki.jit(platform_target="trn2")``.
+
+    ``kwargs`` are kept as the kernel's options.
+    """
     if fn is None:
         return lambda function: jit(function, **kwargs)
     if isinstance(fn, Kernel):
@@ -141,7 +144,8 @@ def run_ranks(
     what ``collective_permute_implicit_current_processing_rank_id`` holds. With ``update_inputs`` a
     kernel may write its inputs, and the caller's arrays change.
 
-    Raises :class:`~nki_impl.sim.errors.SimulatorError` or what the kernel raised, with rank and core.
+    Raises LaunchError for arguments that make no run, another
+    :class:`~nki_impl.sim.errors.SimulatorError`, or what the kernel raised, with rank and core.
     """
     made: Kernel = jit(kernel)
     cores_per_rank = (made.grid or 1) if lnc is None else lnc

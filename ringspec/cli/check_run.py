@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import click
 
-from ringspec.cli import check_text
+from ringspec.cli import check_text, ranks
 from ringspec.cli.vectors_bar import counting
 from ringspec.conformance.cases import PROFILES, RunCase, run_cases
 from ringspec.conformance.diagnoser import Diagnoser
@@ -47,8 +47,11 @@ def check(
         "jobs": jobs,
         "timeout": timeout or None,
         "expected_failures": expected,
+        "profile": profile,
     }
-    perform(spec, profile, run_cases(profile), options, as_json, files)
+    with ranks.sharing() as links:
+        options["links"] = links
+        perform(spec, profile, run_cases(profile), options, as_json, files)
 
 
 def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path | None) -> None:
@@ -86,6 +89,10 @@ def perform(
     target = load_target(spec)
     try:
         check_expected(target, cases, options.get("expected_failures") or {})
+        links = options.get("links")
+        if links is not None and links.rank:
+            run(target, cases, spec=spec, **options, diagnose=Diagnoser())
+            return
         header = make_header(target, spec=spec, profile=profile, vectors=vectors_data())
         header["options"] = {"timeout": options.get("timeout")}
         if not as_json:

@@ -96,12 +96,13 @@ LIBRARY = 4.0  # units of a library's exp, log, tanh or division, and of the arg
 class Sizes:
     """How many terms the sums of a call have. All counts are of the whole ring, not of a worker.
 
+    ``workers``  W; ``head_dim``: D, ``value_dim``: Dv; ``softcap``: whether there is one
     ``keys``     Sk; ``queries``: Sq times the query heads of one key head (None: keys)
     ``batch``    B * H over which dsinks, and a broadcast dbias, are summed
-    ``given_lse``    the largest |lse| that the harness hands over with delta (block backward);
+    ``given_lse``    the largest ``|lse|`` that the harness hands over with delta (block backward);
                      None where the target's own forward makes them
-    ``condition``, ``largest_lse``    the largest row scale of lse (kappa + |lse|), and the largest
-                     |lse|: from them an error of the exponent that is no longer small is amplified
+    ``condition``, ``largest_lse``    the largest row scale of lse (kappa + ``|lse|``), and the largest
+                     ``|lse|``: from them an error of the exponent that is no longer small is amplified
                      as exp does it; 0: first order alone
     """
 
@@ -126,15 +127,17 @@ class Sizes:
 
     @property
     def rows(self) -> int:
+        """Query rows that one key sees, over the heads that share it."""
         return self.keys if self.queries is None else self.queries
 
     @property
     def values(self) -> int:
+        """Dv."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def log_keys(self) -> float:
-        """L: |lse| <= L kappa."""
+        """L: ``|lse|`` <= L kappa."""
         return max(1.0, math.log(max(self.keys, 1)))
 
 
@@ -156,7 +159,7 @@ def bound_factors(
 ) -> dict[str, float]:
     """The bound of each result in units of its row scale, for a ring or a block under a recipe.
 
-    ``outputs``, ``statistics``: formats of the call. Results that a recipe leaves wider are rounded
+    ``declared``: the recipe, or its name. ``outputs``, ``statistics``: formats of the call. Results that a recipe leaves wider are rounded
     to them once more: o and the gradients to the first, lse and dsinks to the second.
 
     >>> sizes = Sizes(workers=4, keys=64, head_dim=16)
@@ -290,7 +293,8 @@ def bound_floors(
     """The absolute term of each result's bound, for what underflows on its way.
 
     ``largest``: magnitudes of the call's inputs, ``q``, ``k``, ``v``, ``dy``, ``dlse`` (missing: 0), and
-    ``scale``, ``dropout`` = 1 / (1 - dropout_p) (missing: 1).
+    ``scale``, ``dropout`` = 1 / (1 - dropout_p) (missing: 1). ``declared``, ``outputs`` and
+    ``statistics`` as in :func:`bound_factors`.
 
     >>> largest = {"q": 3, "k": 3, "v": 3, "dy": 3, "scale": 0.25}
     >>> sizes = Sizes(workers=4, keys=64, head_dim=16)

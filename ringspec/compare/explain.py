@@ -57,7 +57,7 @@ def explain(verdict: TensorVerdict) -> str:
 
 
 def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
-    """The failing ones, a line each, at most ``most`` and then how many more; '' if all pass."""
+    """The failing ones of ``verdicts``, a line each, at most ``most`` and then how many more; '' if all pass."""
     failing = [v for v in verdicts if v.kind != "ok"]
     lines = [explain(v) for v in failing[:most]]
     if len(failing) > most:

@@ -1,7 +1,8 @@
 """Which arithmetic made these errors? Several recipes' predictions against one kernel's noise.
 
 A kernel that rounds dS twice has more noise in dq and dk and as much as before in o and dv; one that
-keeps P in float32 has less; one that truncates P has a mean error as well. So noise is a fingerprint.
+keeps P in float32 has less; one that truncates P has a mean error as well. So noise is a fingerprint
+(docs/conform/noise.md).
 
 Each candidate predicts for each element a standard deviation sd and a mean m (0 except for
 truncation). Its score in a tensor is a Gaussian quasi-log-likelihood::
@@ -50,8 +51,9 @@ Predictor = Callable[..., Predicted]
 
 @dataclass(frozen=True)
 class Fit:
-    """How one candidate fits: ``margin`` nats below the best one, and by tensor ``rms``, the root mean
-    square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5, and ``scores``.
+    """How one ``candidate`` fits: ``margin`` nats below the best one, and by tensor ``rms``, the root mean
+    square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5, and ``scores``. The
+    ``name`` is that of the candidate.
     """
 
     candidate: Candidate
@@ -71,7 +73,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Inference:
-    """``fits`` from the best to the worst; ``declared`` and ``best`` are two of them, or one."""
+    """``fits`` from the best to the worst; ``declared`` and ``best`` are two of them, or one.
+
+    ``contradicted``: whether the errors speak against the declared one.
+    """
 
     declared: Fit
     best: Fit
@@ -110,7 +115,8 @@ def infer(
 ) -> Inference:
     """The candidate whose noise is most like the errors of one problem.
 
-    ``errors``: got - truth by tensor (o, lse, dq, dk, dv: those that there are); ``attention`` and
+    ``errors``: got - truth by tensor, float64 in its shape (o [B, H, Sq, Dv], lse, dq, dk, dv: those that
+    there are); ``attention`` and
     ``geometry`` as :func:`ringspec.compare.noise.predict` takes them, and ``predict`` that function.
     ``candidates``: the declared recipe first (default: :func:`candidates_for` it). Elements
     whose error is not finite are left out.

@@ -3,7 +3,7 @@
 :func:`predict` gives, for each element of o, lse, dq, dk, dv (dsinks, dbias), the standard deviation and a
 hard bound of its error under a :class:`~ringspec.recipes.Recipe` and a
 :class:`~ringspec.compare.noise_problem.Geometry`; :meth:`Noise.variance_of_sums` gives the variance of weighted
-sums of errors, with what elements share. The derivations stand where they are computed:
+sums of errors, with what elements share (docs/conform/noise.md). The derivations stand where they are computed:
 
 ======================  ==========================================================================
 ``noise_problem``       truth quantities and geometry: the input
@@ -87,7 +87,7 @@ INNER = 0.5  # between 1 and the tenth of a sum in lanes
 
 @dataclass(frozen=True)
 class Noise:
-    """Predicted errors (result - truth) by tensor name, in the shape of each tensor.
+    """Predicted errors (result - truth) by tensor name, in the shape of each tensor: o [B, H, Sq, Dv], ...
 
     ``sd``     standard deviation; 0 where the result must be exact
     ``bound``  of the absolute error
@@ -97,7 +97,7 @@ class Noise:
                the rounding of a value whose place between two neighbours is known. Rows that see one key, or
                that share a factor, round alike: it adds up over a tensor. Subtract it from errors before
                they are summed; :meth:`variance_of_sums` is of what is left
-    """
+    ``attention`` is the problem; ``heads``, ``stored`` and ``held`` are what the variances are made of."""
 
     sd: Mapping[str, Array]
     bound: Mapping[str, Array]
@@ -113,7 +113,7 @@ class Noise:
 
         ``weights`` has the tensor's shape. ``labels``: int [B, H, Sq] for o, lse, dq, [B, Hkv, Sk] for
         dk, dv; G is the largest + 1, and negative labels are left out. None: one sum over all, as for
-        dsinks and dbias always.
+        dsinks and dbias always. Raises OptionError for another name, ShapeError for other shapes.
         """
         if name not in self.sd:
             raise OptionError(
@@ -147,7 +147,7 @@ class Noise:
     def of_head(
         self, name: str, b: int, h: int, weights: Array, labels: Integers | None, count: int
     ) -> Array:
-        """One key head's share of a variance."""
+        """The share [G] of batch b, key head h; name, weights, labels as above, count = G."""
         at = self.heads[b, h]
         chosen: int | slice = h
         if name not in ("dk", "dv"):
@@ -159,7 +159,7 @@ class Noise:
         return sum_of_rows(name, terms, mine, places, count)
 
     def of_parameters(self, name: str, weights: Array) -> Array:
-        """The one sum over dsinks or dbias."""
+        """The one sum [1] over dsinks or dbias; weights as above."""
         total = float((weights**2 * self.stored[name]).sum())
         for b, h in self.heads:
             at, head = self.heads[b, h], head_of(self.attention, b, h)
@@ -183,11 +183,11 @@ def predict(
     same_scores: bool | None = None,
     sequential: bool = False,
 ) -> Noise:
-    """The noise of a kernel that computes as declared.
+    """The noise of a kernel that computes ``attention`` as declared.
 
     ``geometry``   None: one worker. ``stored``: the format in which the target stores a result that
     its recipe leaves wider, by tensor name: one rounding more. ``truncated``: points of
-    :data:`TRUNCATIONS` at which it rounds toward zero instead of to nearest. ``same_scores``: whether
+    :data:`TRUNCATIONS` at which it rounds toward zero, not to nearest (OptionError for others). ``same_scores``: whether
     the backward pass computes the very scores of the forward, bit for bit: else float32 gradients of peaked
     rows have up to 3 times the noise. None: not declared; UNDECLARED of their variance counts as common. ``sequential``: q k and
     dy v are accumulated one term after the other; else that is not declared, and INNER of its variance counts.

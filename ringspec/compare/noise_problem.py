@@ -2,7 +2,7 @@
 
 All arrays are float64 and global, in token order; they are the true values, not a kernel's. One
 :class:`Head` is one key head with the query heads that share it: the unit in which noise is computed,
-because dk and dv add over these heads and nothing else crosses heads.
+because dk and dv add over these heads and nothing else crosses heads. Symbols: DESIGN section 2.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ class Attention:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the ring cuts a problem, and the order in which partial results are joined.
+    """How the ring cuts a problem for W = ``workers``, and in which order partial results are joined.
 
-    ``owner_q`` [Sq], ``owner_k`` [Sk]   worker of each token
-    ``order`` [W, W]       ``order[r, t]``: owner of the keys that worker r's queries meet at step t of the
-                           forward pass; -1 = none
-    ``order_dq`` [W, W]    the same for the backward pass: in which order dq of owner r is added up
-    ``order_dkv`` [W, W]   ``order_dkv[b, t]``: owner of the t-th queries that add to dk, dv of owner b
-    ``slot_q``, ``slot_k`` place of each token in its worker's block (tiles count slots); None: the
+    ``owner_q``, ``owner_k``  [Sq] and [Sk], worker of each token
+    ``order``              [W, W]: ``order[r, t]`` is the owner of the keys that worker r's queries meet at
+                           step t of the forward pass; -1 = none
+    ``order_dq``           [W, W], the same for the backward pass: in which order dq of owner r is added up
+    ``order_dkv``          [W, W]: ``order_dkv[b, t]`` is the owner of the t-th queries that add to dk, dv
+                           of owner b
+    ``slot_q``, ``slot_k``  place of each token in its worker's block (tiles count slots); None: the
                            order of the tokens
     ``reduced_dkv``        every share of dk, dv is rounded to ``carried_dkv`` before it is added (a
                            reduce-scatter), not only the running sum
@@ -97,7 +98,11 @@ class Geometry:
         circulation: str = "kv",
         direction: int = 1,
     ) -> Geometry:
-        """The orders of a ring: 'kv' (dk, dv travel), 'q' (dq travels) or 'gather' (RING-1)."""
+        """The orders of a ring: 'kv' (dk, dv travel), 'q' (dq travels) or 'gather' (RING-1).
+
+        ``owner_q``, ``owner_k`` and ``workers`` as above; OptionError for another ``circulation``.
+        ``direction`` 1: worker r sends to r + 1, -1: to r - 1.
+        """
         if circulation not in ("kv", "q", "gather"):
             raise OptionError(
                 "circulation 'kv', 'q' or 'gather'", shown(circulation), "pass one of the three"
@@ -113,7 +118,7 @@ class Geometry:
 
     @classmethod
     def single(cls, n_q: int, n_k: int) -> Geometry:
-        """One worker with everything: a kernel without a ring."""
+        """One worker with n_q queries and n_k keys: a kernel without a ring."""
         zeros = np.zeros((1, 1), dtype=np.int64)
         return cls(1, np.zeros(n_q, np.int64), np.zeros(n_k, np.int64), zeros, zeros, zeros)
 

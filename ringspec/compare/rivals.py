@@ -14,7 +14,7 @@ ttrace         Frobenius error at most 3 times what perturbed inputs make
 tosa           bound, bias and variance of a dot product's errors, in units of u sum \\|a b\\|
 =============  ====================================================================================
 
-What is assumed where a source leaves a choice is said in the function. The naive implementation is
+Sources: docs/conform/power.md; what is assumed where one leaves a choice is said in the function. The naive implementation is
 :func:`ringspec.compare.rivals_naive.naive`.
 """
 
@@ -43,7 +43,7 @@ PERTURBED = 3.0  # times the estimated rounding error that ttrace allows
 
 @dataclass(frozen=True)
 class Seen:
-    """One tensor of one problem, float64 arrays of one shape.
+    """One tensor of one problem, float64 arrays of one shape, [B, H, S, d] or another.
 
     ``got``        the result under test, numbers of ``format``
     ``truth``      the right values
@@ -64,7 +64,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Rule:
-    """A tolerance rule: its name, what it says, where it is in use, and the rule itself."""
+    """A tolerance rule: its ``name``, what it says in ``words``, its ``source``, where it is in use.
+
+    ``passes(seen)`` is the rule itself: True where it accepts the tensor.
+    """
 
     name: str
     words: str

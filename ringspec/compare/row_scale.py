@@ -25,6 +25,7 @@ class AbsoluteSums:
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D],
     ``dv`` [B, Hkv, Sk, Dv], ``dsinks`` [H, N] or None without sinks, ``dbias`` in the bias's shape or
     None. Where the query rows are worked through in parts, :func:`add_parts` joins them.
+    All are float64.
     """
 
     o: Array
@@ -40,7 +41,7 @@ class AbsoluteSums:
 class RowScale:
     """One number >= 0 for each row: ``o``, ``lse``, ``dq`` [B, H, Sq]; ``dk``, ``dv`` [B, Hkv, Sk].
 
-    0 stands where the definition sums nothing: such a row must be exactly 0. ``dsinks`` [H, N] is
+    All are float64. 0 stands where the definition sums nothing: such a row must be exactly 0. ``dsinks`` [H, N] is
     made by the same principle, and so is ``dbias``; DESIGN names no scale for them.
     """
 
@@ -70,7 +71,7 @@ def absolute_sums(
     """Absolute sums of q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv].
 
     ``dlse`` and ``lse`` are [B, H, Sq] (-inf in empty rows), ``p`` [B, H, Sq, Sk] the probabilities
-    before dropout, ``visible`` the mask and ``bias`` the additive bias, both broadcastable to p's
+    before dropout, ``scale`` the factor of <q, k>, ``visible`` the mask and ``bias`` the additive bias, both broadcastable to p's
     shape. ``keep`` is keep / (1 - dropout_p), broadcastable likewise; ``sinks`` [H, N]. All
     in float64.
 
@@ -140,7 +141,7 @@ def row_scale(sums: AbsoluteSums) -> RowScale:
 def row_errors(got: Array, want: Array) -> Array:
     """The largest absolute error of each row, over d; equal infinities differ by 0, NaN stays.
 
-    ``got`` and ``want`` are [B, H, S, d], or [B, H, S] (lse), and the result is [B, H, S].
+    ``got`` and ``want`` are [B, H, S, d], or [B, H, S] (lse), and the result is [B, H, S], all float64.
 
     >>> row_errors(np.array([[[-np.inf, 1.0]]]), np.array([[[-np.inf, 1.5]]])).tolist()
     [[[0.0, 0.5]]]

@@ -18,7 +18,7 @@ growth                  more workers do not make more error than predicted (seve
 The null hypothesis and its allowances: :mod:`ringspec.compare.statistics_types`; the tests:
 :mod:`ringspec.compare.statistics_linear`, :mod:`ringspec.compare.statistics_spread`. The false-alarm rate
 is that of a whole run: each test gets rate / count, where count is the number of tests in the run
-(Bonferroni: no independence is assumed).
+(Bonferroni: no independence is assumed). What is predicted and allowed: docs/conform/noise.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ringspec.errors import OptionError, ShapeError, shown
 
 
 def errors_of(got: Array, truth: Array) -> Array:
-    """got - truth, 0 where both are the same infinity.
+    """got - truth, float64 [..] of one shape; 0 where both are the same infinity.
 
     >>> errors_of(np.array([-np.inf, 1.5]), np.array([-np.inf, 1.0])).tolist()
     [0.0, 0.5]
@@ -64,7 +64,7 @@ def examine(
     allowance: Allowance,
     direction: Array | None = None,
 ) -> tuple[Test, ...]:
-    """All tests of one tensor.
+    """All tests of the tensor ``name``, over all of it and over the parts in ``strata``.
 
     ``error`` = got - truth (:func:`errors_of`) and ``truth``, float64 of one shape: [B, H, S, d], or
     [B, H, S] for lse; other shapes (dsinks, dbias) get the tests of the whole tensor. ``direction``: d truth /
@@ -110,7 +110,8 @@ def flaw(kind: str, tensor: str, wrong: NDArray[np.bool_], allowance: Allowance)
 def alarms(tests: Iterable[Test], rate: float = RATE, count: int | None = None) -> tuple[Test, ...]:
     """The tests that reject the null hypothesis, the strongest first.
 
-    ``rate``: false alarms per run; ``count``: tests in the run (default: those given).
+    ``rate``: false alarms per run; ``count``: tests in the run (default: those given). Raises OptionError
+    for a rate that is not between 0 and 1.
 
     >>> tests = [Test("slope", "o", "all", z, p, p) for z, p in ((1.0, 0.3), (9.0, 1e-18))]
     >>> [test.statistic for test in alarms(tests)]

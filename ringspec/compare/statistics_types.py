@@ -125,7 +125,7 @@ class Test:
 
 
 def allowance_for(which: str | Recipe, tensor: str, workers: int = 1) -> Allowance:
-    """The allowance of a tensor under a recipe, from the coarsest rounding on the way to it.
+    """The allowance of a tensor under the recipe ``which``, from the coarsest rounding on the way to it.
 
     16 bits: band [0.85, 1.15], share u / 4, and slope u^2 (1.5e-5 in bfloat16, 2.4e-7 in float16) plus 8 u of float32.
     Rounding to nearest has a slope of about -0.35 u^2: the numbers that go to a power of two come from

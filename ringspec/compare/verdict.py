@@ -1,8 +1,8 @@
 """The verdict on one tensor: every worker, every element, each in units of its row's bound.
 
 An element passes where ``|got - want| <= factor * scale + floor``: ``want`` is the truth in float64,
-``scale`` its row's own (:mod:`ringspec.compare.row_scale`), ``factor`` and ``floor`` what the declared
-precision allows (:mod:`ringspec.compare.bounds`). The correctly rounded value always passes, NaN never.
+``scale`` its row's own (:mod:`ringspec.compare.row_scale`, DESIGN section 4), ``factor`` and ``floor`` what the
+declared precision allows (:mod:`ringspec.compare.bounds`). The correctly rounded value always passes, NaN never.
 
 Special values go by class:
 
@@ -77,9 +77,10 @@ def judge(
     floor: float = 0.0,
     format: str | None = None,
 ) -> tuple[TensorVerdict, ...]:
-    """One verdict a worker, all of them, from arrays per worker; see :func:`judge_tensor`.
+    """One verdict a worker, all of them, from arrays per worker.
 
-    ``got`` is None where the tensor did not come at all. Workers that are not asked for are each a
+    ``want``, ``rounded``, ``scale``, ``padding`` [n], ``factor``, ``floor`` and ``format`` as in
+    :func:`judge_tensor`, the arrays of each worker in a sequence. ``got`` is None where the tensor did not come at all. Workers that are not asked for are each a
     'wrong shape'.
 
     >>> one = np.ones((1, 1, 2))

@@ -43,8 +43,11 @@ EMPTY = ("minus-infinity", "plus-infinity", "finite")
 class Capabilities:
     """What a target claims. The defaults claim a plain ring: no mask but causal, no feature.
 
+    Names that it takes, of those in this module: ``operations``, ``layouts``, ``circulations`` (None:
+    any), ``masks``, ``features``, ``formats``. ``only_causal``: nothing without a causal mask;
+    ``value_dim_equals_head_dim``: Dv = D alone.
     Limits (None: no limit): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``,
-    ``directions``; ``tokens_multiple``: tokens of one worker are a multiple of it.
+    ``batch``, ``directions``; ``tokens_multiple``: tokens of one worker are a multiple of it.
     Conventions: ``lse`` natural, base2 or hidden (not exposed); ``lse_of_empty_rows``; ``axes`` of o and
     the gradients, q, k, v and dy.
     ``repeats_bitwise``: the same call gives the same bits.
@@ -112,6 +115,8 @@ class Capabilities:
 
 def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
     """Capabilities from plain data, as a program in another language writes them.
+
+    Raises UnknownNameError for a key that is no capability, and what :class:`Capabilities` raises.
 
     >>> capabilities_from({"layouts": ["zigzag"], "workers": [2, 4]}).workers
     (2, 4)

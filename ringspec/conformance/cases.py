@@ -40,7 +40,8 @@ Judge = Callable[[Capabilities, Sequence[Call], Sequence[Outputs]], Judgement]
 class RunCase:
     """One case. Its id never changes and its inputs are fixed.
 
-    ``make(claims)`` gives the calls, which are made one after the other. ``judge(claims, calls,
+    ``reason`` says why it is there, ``truth`` what it is compared with ('exact' or otherwise); ``flags``
+    and ``rules`` are known bugs that it would find, and rules that it shows. ``make(claims)`` gives the calls, which are made one after the other. ``judge(claims, calls,
     outputs)`` sees their answers in the same order: for each tensor of ``calls.due_of(call)`` one
     array a worker, of the due shape in axis order [B, H, n, d] and in its storage dtype (a hidden
     lse is left out; a base-2 lse has become natural, float64). Missing tensors, wrong shapes and
@@ -68,7 +69,7 @@ def run_cases(profile: str = "core") -> list[RunCase]:
 
     Exact probes first, which say most about a fault, then golden vectors, then properties; each of
     these modules has a function ``cases(profile)``. Then, but for 'smoke', the noise of whole tensors.
-    'noise' is that alone; 'seeds' has cases of its own.
+    'noise' is that alone; 'seeds' has cases of its own. Raises UnknownNameError for another name.
     """
     if profile not in PROFILES:
         raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))

@@ -20,7 +20,10 @@ WIDTH, MOST_TOLD = 86, 4
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of a check. ``print`` tells its failures, the diagnosis, and the verdict in a sentence."""
+    """What became of a check. ``print`` tells its failures, the diagnosis, and the verdict in a sentence.
+
+    ``summary`` is the whole run, of which the properties are parts.
+    """
 
     summary: Summary
 
@@ -89,7 +92,7 @@ def check(
     ``target``: an object with ``name``, ``capabilities`` and ``run(call)``, such as
     :class:`~ringspec.conformance.adapters.numpy_lists.NumPyTarget`, or the text that ``ringspec check`` takes.
     ``profile``: 'smoke' (seconds), 'core' (minutes), 'full', 'seeds', 'noise'. ``only``: patterns of case
-    ids, such as 'ring/*'. ``timeout``: seconds for one call (of a target in other processes).
+    ids, such as ``ring/*``. ``timeout``: seconds for one call (of a target in other processes).
     ``progress(done, total, id)`` is called after each case.
 
     Raises what :func:`ringspec.conformance.load.load_target` and :func:`ringspec.conformance.runner.run`

@@ -19,7 +19,7 @@ Declared = str | Mapping[str, str | Mapping[str, Any]] | None
 
 
 def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
-    """What a target declares for calls of an input format; None: nothing.
+    """The recipe that ``declared`` gives for calls of the input format ``inputs``; None: nothing.
 
     Raises :class:`~ringspec.errors.OptionError` for another type, and what
     :func:`ringspec.recipes.recipe` and :meth:`~ringspec.recipes.Recipe.replace` raise.

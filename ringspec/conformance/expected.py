@@ -21,7 +21,7 @@ KEYS = ("reason",)
 
 
 def read_expected(path: str | Path) -> dict[str, str]:
-    """Reasons by id, from a file that is checked.
+    """Reasons by id, from the TOML file at ``path``, which is checked.
 
     Raises :class:`~ringspec.errors.FileFormatError` for what is no such list.
     """

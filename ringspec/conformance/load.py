@@ -35,7 +35,7 @@ MEND = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOL
 
 
 def load_target(spec: str) -> Target:
-    """The target that a text names; :class:`~ringspec.errors.OptionError` without one.
+    """The target that the text ``spec`` names; :class:`~ringspec.errors.OptionError` without one.
 
     A class, or a function without required arguments, is called, and its result is the target.
 

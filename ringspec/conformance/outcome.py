@@ -50,8 +50,12 @@ FAILURES = (
 class Record:
     """The outcome of one case, as plain data.
 
-    ``message`` says what is wrong; in a pass it is what the target printed, if anything. ``truth``
-    says which values it was compared with.
+    ``id`` and ``outcome`` (one of :data:`OUTCOMES`) of the case; ``needs``: what it requires;
+    ``reason``: why it is not claimed, or on the list of expected failures. ``message`` says what is wrong; in a pass it
+    is what the target printed, if anything. ``findings``: one for each compared tensor and worker.
+    ``truth`` says which values it was compared with, ``seconds`` how long the case took, ``flags``
+    which known bugs the case would find. ``picture``, ``noise``, ``diagnosis``: attention pattern,
+    statistics and named bug where there are any, as plain data.
     """
 
     id: str

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 from ringspec.conformance.cases import RunCase
 from ringspec.conformance.execute import Diagnose, run_case
@@ -23,9 +24,25 @@ def executed(
     jobs: int,
     spec: str | None,
     diagnose: Diagnose | None = None,
+    profile: str | None = None,
+    links: Any = None,
 ) -> Generator[Record, None, None]:
-    """The records of cases, in their order."""
+    """The records of cases, in their order.
+
+    With ``profile``, the name of the profile that all cases come from, processes judge as well. With
+    ``links``, of MPI ranks that all call this, each rank takes a part, and rank 0 has the records.
+    """
     check_numbers(timeout, jobs)
+    if links is not None and spec is not None:
+        from ringspec.conformance.judges_mpi import over_ranks
+
+        yield from over_ranks(links, target, cases, timeout, spec, diagnose is not None)
+        return
+    if jobs > 1 and spec is not None and profile is not None:
+        from ringspec.conformance.judges import in_processes
+
+        yield from in_processes(profile, cases, timeout, jobs, spec, diagnose is not None)
+        return
     if jobs > 1 and spec is not None:
         yield from in_threads(target, cases, timeout, jobs, spec, diagnose)
         return

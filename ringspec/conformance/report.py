@@ -33,7 +33,10 @@ MAX_CASES = 100_000
 
 @dataclass(frozen=True)
 class Report:
-    """``header`` and ``footer`` as they stand in the file (footer None: the file ends early)."""
+    """``header`` and ``footer`` as they stand in the file (footer None: the file ends early).
+
+    ``records`` are the lines between: one for each case.
+    """
 
     header: dict[str, Any]
     records: tuple[Record, ...]
@@ -56,7 +59,7 @@ def counts_of(records: Iterable[Record]) -> dict[str, int]:
 
 
 def headline(counts: Mapping[str, int]) -> str:
-    """One sentence for a whole run.
+    """One sentence for a whole run, from ``counts`` of cases by outcome.
 
     >>> headline({"pass": 7, "mismatch": 1, "not claimed": 3, "expected failure": 1, "not run": 2})
     'passed 7 of 9 claimed, 3 not claimed; 1 expected failure; 2 not run'
@@ -200,7 +203,7 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
 
 
 def read_report(path: Path, *, partial: bool = False) -> Report:
-    """A report from a file, checked; the file is hostile until then.
+    """A report from the file at ``path``, checked; the file is hostile until then.
 
     ``partial`` takes a file that ends early (its last line may be cut), which else is refused.
     Raises :class:`~ringspec.errors.FileFormatError`.

@@ -3,7 +3,7 @@
 A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It sees
 inputs, never expected values. Arrays of a call are read-only and lie per worker, in slot order; what
 it returns is per worker likewise, and the harness converts the conventions that the capabilities
-declare (axis order, base of the LSE), never values.
+declare (axis order, base of the LSE), never values. The terms are those of DESIGN section 2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 
 @dataclass(frozen=True)
 class Call:
-    """One evaluation that is asked of a target.
+    """One evaluation that is asked of a target; ``id`` is that of its case.
 
     ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge'
     ``passes``       ('forward',), ('forward', 'backward') or ('backward',)
@@ -89,7 +89,7 @@ class Refused(Exception):
 
 
 class Failed(Exception):
-    """Something of a target's process went wrong; ``log`` is what it wrote to its error stream."""
+    """Something of a target's process went wrong, as ``message`` says; ``log`` is what it wrote to stderr."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)

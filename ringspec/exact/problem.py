@@ -64,7 +64,7 @@ class Problem:
         return self.q.shape[1] // self.k.shape[1]
 
     def mask(self, b: int, h: int, rows: slice) -> Booleans:
-        """The visible pairs of some rows of one head, [n, Sk]."""
+        """The visible pairs of some ``rows`` of head h in batch b, [n, Sk]."""
         shape = self.pairs
         allowed = np.ones((len(range(*rows.indices(shape[2]))), shape[3]), dtype=np.bool_)
         if self.visible is not None:
@@ -74,7 +74,7 @@ class Problem:
         return allowed
 
     def kept(self, b: int, h: int, rows: slice) -> Booleans | None:
-        """The entries of P that dropout keeps, [n, Sk]; None: all."""
+        """The entries of P that dropout keeps, [n, Sk] for b, h and ``rows``; None: all."""
         if self.keep is None:
             return None
         return np.broadcast_to(self.keep, self.pairs)[b, h, rows]

@@ -1,4 +1,7 @@
-"""The public functions: correctly rounded results of a problem, in every format that is asked for."""
+"""The public functions: correctly rounded results of a problem, in every format that is asked for.
+
+Source: DESIGN section 2, of which each result is the real number, rounded once.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ def forward(
 ) -> Truth:
     """o [B, H, Sq, Dv] and lse [B, H, Sq], each correctly rounded to each format.
 
-    ``statistics``: formats of lse and dsinks, here and below, where they are others than ``formats``.
-    ``scales``: also the row scales of o and lse, [B, H, Sq]. An empty row has o = 0, lse = -inf.
-    Raises UndecidedError where an element cannot be decided.
+    ``formats``: names of :data:`ringspec.formats.FORMATS`. ``statistics``: formats of lse and dsinks, here
+    and below, where they are others than ``formats``. ``scales``: also the row scales of o and lse, [B, H, Sq]. An empty row has o = 0, lse = -inf.
+    Raises UndecidedError where an element of ``problem`` cannot be decided.
 
     >>> q = np.zeros((1, 1, 1, 2)); v = np.array([[[[1.0], [2.0], [4.0]]]])
     >>> truth = forward(Problem(q, np.ones((1, 1, 3, 2)), v, 1.0), ("float64", "bfloat16"))
@@ -79,7 +82,8 @@ def backward(
 ) -> Truth:
     """o, lse and dq, dk, dv, dsinks [H, N], dbias (in bias's shape), each correctly rounded.
 
-    dy [B, H, Sq, Dv] and dlse [B, H, Sq] float64. ``row_groups`` [Sq] with ``groups`` = W: the worker
+    dy [B, H, Sq, Dv] and dlse [B, H, Sq] float64; ``problem``, ``formats``, ``statistics`` and ``scales`` as
+    in :func:`forward`, and its errors. ``row_groups`` [Sq] with ``groups`` = W: the worker
     of each query row (-1: none); then also ``dsinks_parts`` [W, H, N] and, where bias is broadcast
     over rows, ``dbias_parts`` [W, ...], the sums over each worker's own rows.
 
@@ -123,7 +127,9 @@ def block_backward(
 ) -> Truth:
     """Gradients with lse and delta [B, H, Sq] of the whole rows as given: p = exp(s - lse).
 
-    lse may be -inf (an empty row); above it by more than about 5400 a logit is refused. Otherwise as :func:`backward`, without o and lse.
+    lse may be -inf (an empty row); above it by more than about 5400 a logit is refused. ``problem``,
+    ``formats``, ``statistics``, ``scales``, ``row_groups`` and ``groups`` as in :func:`backward`, without o
+    and lse in the result.
 
     >>> q = k = np.zeros((1, 1, 1, 1)); v = dy = np.ones((1, 1, 1, 1))
     >>> truth = block_backward(Problem(q, k, v, 1.0), dy, np.ones((1, 1, 1)), np.zeros((1, 1, 1)))
@@ -164,7 +170,8 @@ def merge(
     """Merge of normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (natural log, or -inf).
 
     lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n: that is attention of one query per row over N
-    keys with logits lse_n and values o_n, and it is evaluated as such; so are its row scales.
+    keys with logits lse_n and values o_n, and it is evaluated as such; so are its row scales. ``formats``, ``statistics`` and
+    ``scales`` as in :func:`forward`. Raises ShapeError and NonFiniteError.
 
     >>> truth = merge(np.array([1.0, 3.0]).reshape(2, 1, 1, 1, 1), np.zeros((2, 1, 1, 1)))
     >>> truth.tensors["o"]["float64"].item()

@@ -90,7 +90,7 @@ def ring_attention_spmd_fwd(
     ``replica_groups``  tuples of rank ids, disjoint, each of num_workers ranks: one ring each; W
                         then counts the ranks of all groups. None: one ring of all ranks. A ring
                         position is the index within the group
-    ``softmax_scale``   None or 0: 1/sqrt(d). Under a causal mask q comes pre-scaled, the scale is
+    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` q comes pre-scaled, the scale is
                         1.0 and another value is refused (the kernel ignores it)
     ``striped_input``   ring position r holds tokens t*W + r; needs a causal mask. Else r*s + t
     ``lse_dtype``       a dtype or its name; lse is natural, row t at [t % 128, t // 128]
@@ -229,7 +229,7 @@ def ring_attention_unpermute(
 ) -> NDArray:
     """Local rows of a striped sequence become those of the contiguous one (LAYOUT-6).
 
-    x [W, bs, s, d] of any dtype, ring position r holding tokens t*W + r; s, the length on one rank,
+    x [W, bs, s, d] of any dtype, ring position r of ``replica_groups`` holding tokens t*W + r; s, the length on one rank,
     divisible by num_workers. Returns the same shape and dtype, ring position r holding tokens
     r*s + t; no value changes. Raises RefusedError and ShapeError.
     Source: https://github.com/aws-neuron/nki-library (ring_attention_unpermute.py).

@@ -1,7 +1,7 @@
 """Figures of a ring: which pairs meet, what travels, how even the work is, one row's state, the time.
 
-Each function takes arrays and plain data, which a notebook reads off a recorded run, and returns a
-matplotlib Figure of pyplot. It writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889;
+Each function takes arrays, float or int, and plain data, which a notebook reads off a recorded run, and
+returns a matplotlib Figure of pyplot. It writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889;
 Brandon et al., https://arxiv.org/abs/2311.09431 (the balance of layouts).
 """
 

@@ -76,7 +76,8 @@ def attention_backward(
 ) -> Gradients:
     """Gradients of a loss L with dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq].
 
-    The other arguments are those of :func:`attention`. Returns :class:`Gradients` in float64.
+    The other arguments are those of :func:`attention`, keywords as in
+    :class:`~ringspec.spec.options.Options`. Returns :class:`Gradients` in float64.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
@@ -104,8 +105,9 @@ def attention_block_backward(
 
     ``lse`` and ``delta`` [B, H, Sq] belong to the whole rows, of which these keys may be a part;
     delta is dy_o_sum, less dlse where the loss reads lse. p = exp(s - lse) is not renormalised. The
-    other arguments are those of :func:`attention_backward`. The shares of all key blocks add up to
-    its result (dsinks is that of the rows, not of the block).
+    other arguments are those of :func:`attention_backward`, keywords as in
+    :class:`~ringspec.spec.options.Options`. The shares of all key blocks add up to its result
+    (dsinks is that of the rows, not of the block).
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 1, 4)); v = dy = np.ones((1, 1, 1, 4))
@@ -130,6 +132,7 @@ def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
 
     ``parts`` is a list of pairs o_n [B, H, S, Dv], lse_n [B, H, S] (natural log; -inf where a part
     saw no key). lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n (SOFT-2, SOFT-3, SOFT-4).
+    Raises :class:`~ringspec.errors.ShapeError` without a pair, or for unlike shapes.
 
     >>> import numpy as np
     >>> o, lse = np.ones((1, 1, 1, 2)), np.zeros((1, 1, 1))

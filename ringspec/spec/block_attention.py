@@ -1,7 +1,9 @@
 """One block of queries against one block of keys, forward and backward, under a recipe.
 
 This is the computation of one worker in one ring step, and the parameter that a ring takes: a
-faster program, or a kernel, with these two signatures can stand in its place.
+faster program, or a kernel, with these two signatures can stand in its place. Arrays are float64;
+``rows``, ``columns`` and ``terms`` are those of :mod:`ringspec.spec.problem`, ``recipe`` says where
+values are rounded.
 
 Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 """
@@ -87,7 +89,8 @@ def block_forward(
 ) -> SoftmaxState:
     """The softmax state of queries q [B, H, n_q, D] over keys k, v [B, Hkv, n_k, D|Dv] alone.
 
-    Key tiles are absorbed one after the other; sinks are not a block's matter (FWD-5).
+    ``rows`` [n_q] and ``columns`` [n_k] give positions and masks, ``terms`` scale and soft cap. Key
+    tiles of ``recipe`` are absorbed one after the other; sinks are not a block's matter (FWD-5).
     """
     batch, heads, n_q, _ = q.shape
     k, v = (np.repeat(x, terms.group, axis=1) for x in (k, v))  # FWD-10
@@ -103,7 +106,10 @@ def block_forward(
 
 
 def dy_o_sum(dy: Array, o: Array, recipe: Recipe) -> Array:
-    """BWD-1: delta_i = <dy_i, o_i> [B, H, n], from the o of the whole row (RING-13)."""
+    """BWD-1: delta_i = <dy_i, o_i> [B, H, n], from dy and the o [B, H, n, Dv] of whole rows (RING-13).
+
+    ``recipe`` says how each product and the sum are rounded.
+    """
     return row_sum(round_to(dy * o, recipe.dy_o_products), recipe.delta)
 
 
@@ -121,7 +127,8 @@ def block_backward(
 ) -> BlockGradients:
     """One block's share of every gradient, from lse and delta [B, H, n_q] as given (BWD-11).
 
-    ``delta`` is dy_o_sum, or dy_o_sum - dlse where the loss reads lse (RING-7). p = exp(s - lse) is
+    q, k, v, ``rows``, ``columns``, ``terms`` and ``recipe`` as in :func:`block_forward`; dy
+    [B, H, n_q, Dv]. ``delta`` is dy_o_sum, or dy_o_sum - dlse where the loss reads lse (RING-7). p = exp(s - lse) is
     not renormalised.
     """
     dq, dbias = np.zeros(q.shape), None

@@ -1,7 +1,10 @@
 """What a ring costs: hops, bytes, visible pairs per worker and step, imbalance, a timeline.
 
 Counts come from the same schedule and the same masks that the ring runs with; nothing is estimated
-except times, which follow from rates that the caller gives.
+except times, which follow from rates that the caller gives. Payload is counted without headers, each
+number with the bytes of its format in the recipe.
+
+Source: DESIGN section 3 (schedules, and what travels).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ringspec.spec.schedule import Schedule, Transfer
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of one pass.
+    """Counts of one pass, which the schedule calls ``name``.
 
     ``pairs`` int64 [steps, W]: visible (query, key) pairs over all batches and query heads.
     ``sent`` int64 [steps, W]: payload bytes that each worker sends after each step.
@@ -116,7 +119,11 @@ def transfer_bytes(
 def cost(
     problem: Problem, schedule: Schedule, layout_q: Layout, layout_k: Layout, recipe: Recipe
 ) -> Cost:
-    """Count one pass of a schedule."""
+    """Count one pass of a schedule, without computing it.
+
+    ``problem`` gives shapes and masks, ``layout_q`` and ``layout_k`` the tokens of each worker,
+    ``recipe`` the bytes of a number that travels.
+    """
     workers = schedule.workers
     pairs = np.zeros((len(schedule.steps), workers), dtype=np.int64)
     sent = np.zeros_like(pairs)
@@ -131,7 +138,7 @@ def cost(
 
 @dataclass(frozen=True)
 class Span:
-    """One bar of a timeline, in seconds: worker r is busy with ``what`` in ``step``."""
+    """One bar of a timeline: worker r is busy with ``what`` in ``step``, from ``start`` to ``stop`` (s)."""
 
     worker: int
     step: int
@@ -145,8 +152,9 @@ def timeline(
 ) -> tuple[Span, ...]:
     """When each worker computes and sends, all workers waiting for the slowest after each step.
 
-    With ``overlap`` the inputs of the next step travel during the computation, which holds for
-    inputs that the step does not change.
+    ``counted`` is what :func:`cost` gives; rates are per worker, times in seconds. With ``overlap``
+    the inputs of the next step travel during the computation, which holds for inputs that the step
+    does not change. Raises :class:`~ringspec.errors.OptionError` for rates that are not above 0.
 
     >>> import numpy as np
     >>> c = Cost("x", np.array([[10, 20], [20, 10]]), np.array([[5, 5], [0, 0]]), 1)

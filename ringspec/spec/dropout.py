@@ -24,7 +24,7 @@ HALF = np.uint64(32)
 
 
 def philox4x32_10(counter: NDArray, key: NDArray) -> NDArray[np.uint32]:
-    """Ten rounds of Philox: counter [..., 4] and key [..., 2] of 32-bit words to [..., 4].
+    """Ten rounds of Philox: counter [..., 4] and key [..., 2] of 32-bit words to uint32 [..., 4].
 
     >>> philox4x32_10(np.zeros(4, np.uint32), np.zeros(2, np.uint32)).tolist()
     [1713891541, 3781805453, 3159862348, 2600524760]
@@ -56,8 +56,8 @@ def keep_mask(
 ) -> Booleans:
     """DROP-1, DROP-2: which entries of P are kept, [B, H, n_q, n_k].
 
-    Positions are int64 [B, n] or [1, n] and enter modulo 2**32, as do head and batch numbers.
-    Key = (seed mod 2**32, seed >> 32), counter = (key position, query position, query head,
+    ``position_q`` and ``position_k`` are int64 [B, n] or [1, n] and enter modulo 2**32, as do the
+    int64 numbers of ``heads`` and ``batches``. With seed = ``dropout_seed``: key = (seed mod 2**32, seed >> 32), counter = (key position, query position, query head,
     batch), output word 0; kept when word >= floor(dropout_p * 2**32).
     """
     words = np.broadcast_arrays(
@@ -72,7 +72,10 @@ def keep_mask(
 
 
 def keep_factor(rows: Rows, columns: Columns, terms: Terms, batch: int) -> Array | float:
-    """keep / (1 - dropout_p), the factor of P and of dP; 1.0 without dropout.
+    """keep / (1 - dropout_p) of a block, the factor of P and of dP; 1.0 without dropout.
+
+    float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``, for queries ``rows`` and keys
+    ``columns``; p and the seed are in ``terms``.
 
     A keep mask that the caller gave takes the place of the counter-based one (DROP-3).
     """

@@ -1,7 +1,7 @@
 """Who may attend to whom: the conjunction of mask terms over global positions (MASK-1 to MASK-9).
 
-Every function takes positions (or what belongs to them) of queries and keys and returns booleans,
-True where the term allows the pair. Positions decide, never array indices: a block that came from
+Every function takes positions (or what belongs to them) of queries and keys, int64 [B, n] or [1, n],
+and returns booleans [B, n_q, n_k], True where the term allows the pair. Positions decide, never array indices: a block that came from
 another worker is masked like any other.
 """
 
@@ -13,14 +13,17 @@ from ringspec.spec.problem import Booleans, Columns, Integers, Rows, Terms, colu
 
 
 def causal(position_q: Integers, position_k: Integers) -> Booleans:
-    """MASK-1: a key is visible when its position is not behind the query's. [B, n_q, n_k]."""
+    """MASK-1: visible where position_k <= position_q. [B, n_q, n_k]."""
     return position_k[:, None, :] <= position_q[:, :, None]
 
 
 def window(
     position_q: Integers, position_k: Integers, sides: tuple[int | None, int | None]
 ) -> Booleans:
-    """MASK-2: -left <= key - query <= right, both inclusive; None = unbounded side."""
+    """MASK-2: -left <= position_k - position_q <= right, both inclusive. [B, n_q, n_k].
+
+    ``sides`` is (left, right); None = unbounded side.
+    """
     left, right = sides
     distance = position_k[:, None, :] - position_q[:, :, None]
     allowed = np.ones(distance.shape, dtype=np.bool_)
@@ -32,19 +35,22 @@ def window(
 
 
 def segments(segment_q: Integers, segment_k: Integers) -> Booleans:
-    """MASK-3, MASK-5: query and key in the same document; negative ids are padding."""
+    """MASK-3, MASK-5: segment_q == segment_k, both >= 0 (negative: padding). [B, n_q, n_k]."""
     same = segment_q[:, :, None] == segment_k[:, None, :]
     return same & (segment_q >= 0)[:, :, None] & (segment_k >= 0)[:, None, :]
 
 
 def bounds(bound_min: Integers, bound_max: Integers, position_k: Integers) -> Booleans:
-    """MASK-4: bound_min <= key position < bound_max, row by row."""
+    """MASK-4: bound_min <= position_k < bound_max, row by row. [B, n_q, n_k]."""
     key = position_k[:, None, :]
     return (bound_min[:, :, None] <= key) & (key < bound_max[:, :, None])
 
 
 def padding(index_q: Integers, index_k: Integers) -> Booleans:
-    """LAYOUT-5: a slot without a token sees nothing and is seen by nothing. [n_q, n_k]."""
+    """LAYOUT-5: a slot without a token sees nothing and is seen by nothing. [n_q, n_k].
+
+    ``index_q`` [n_q] and ``index_k`` [n_k] are global tokens, -1 for a padding slot.
+    """
     return (index_q >= 0)[:, None] & (index_k >= 0)[None, :]
 
 

@@ -3,7 +3,7 @@
 A state holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised
 o = sum of exp(s - m) v, over all keys seen so far. Two states over different keys merge into the
 state over both, in any order, up to rounding. The empty state has m = -inf, l = 0, o = 0; no
-operation here makes NaN of it (SOFT-2).
+operation here makes NaN of it (SOFT-2). Arrays are float64, rounded where ``recipe`` says.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Rabe and Staats,
 https://arxiv.org/abs/2112.05682; Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889.
@@ -36,7 +36,7 @@ class SoftmaxState:
 
 
 def start(batch: int, heads: int, length: int, width: int) -> SoftmaxState:
-    """The empty state: no key seen yet."""
+    """The empty state of B = ``batch``, H = ``heads``, n = ``length``, Dv = ``width``: no key seen yet."""
     return SoftmaxState(
         np.full((batch, heads, length), -np.inf),
         np.zeros((batch, heads, length)),
@@ -62,7 +62,8 @@ def absorb(
 ) -> SoftmaxState:
     """One tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] into the state (SOFT-1).
 
-    ``keep`` is the dropout factor: it enters o, never l (FWD-7).
+    ``keep`` is the dropout factor: it enters o, never l (FWD-7). ``recipe`` names the formats of P,
+    of the statistics and of the accumulator.
     """
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
@@ -85,6 +86,7 @@ def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
     """The state over the keys of both (SOFT-1, SOFT-2, SOFT-4, NUM-3).
 
     Both weights are exp of a number <= 0, so nothing overflows however far apart a and b are.
+    ``recipe`` rounds each product and each sum (its point ``merge``).
     """
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
@@ -98,7 +100,7 @@ def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
 
 def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """The same state written as (o, lse): m = lse, l = 1, o normalised; the empty state as it is."""
+    """The same state written as (o, lse): m = lse, l = 1, o normalised by ``recipe``; empty as it is."""
     lse = round_to(state.lse, recipe.statistics)
     empty = state.l == 0
     o = state.o / np.where(empty, 1.0, state.l)[..., None]
@@ -106,7 +108,7 @@ def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
 
 def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """SOFT-3: lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n, of two normalised states."""
+    """SOFT-3: lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n, of two normalised states a and b, by ``recipe``."""
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
     e_a, e_b = np.exp(a.m - shift), np.exp(b.m - shift)
@@ -125,7 +127,8 @@ def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> Softma
 def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Array, Array]:
     """o [B, H, n, Dv] and lse [B, H, n] of a row whose keys have all been seen.
 
-    Sinks [H, N] join the denominator here, once per row (FWD-5). A row without keys and sinks ends
+    ``state`` has seen all keys. Sinks [H, N] join the denominator here, once per row (FWD-5);
+    ``recipe`` rounds o and lse to its output formats. A row without keys and sinks ends
     as o = 0, lse = -inf (FWD-8); with sinks alone as o = 0, lse = theirs (FWD-9).
     """
     if sinks is not None:

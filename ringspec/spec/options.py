@@ -4,6 +4,8 @@
 :func:`check` turns q, k, v and options into a :class:`~ringspec.spec.problem.Problem`, or raises an
 error that says what was expected, what came and how to mend it. Everything behind this module may
 assume that its arguments are right.
+
+Source: DESIGN section 2, which says what each option means.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def takes_options(function: Function) -> Function:
 
 
 def default_scale(head_dim: int) -> float:
-    """The float64 nearest to the real number 1/sqrt(D) (rule FWD-2).
+    """The float64 nearest to the real number 1/sqrt(D), D = ``head_dim`` (rule FWD-2).
 
     >>> import math
     >>> default_scale(128) == 1 / math.sqrt(128)  # two roundings miss it
@@ -127,7 +129,11 @@ def default_scale(head_dim: int) -> float:
 
 
 def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
-    """Check everything and return the problem as the specification sees it."""
+    """Check everything and return the problem as the specification sees it.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; ``options`` by the names of
+    :class:`Options`. Raises OptionError, or another subclass of RingspecError.
+    """
     refuse_unknown((name for name in options if name not in DEFAULTS), DEFAULTS)
     values = DEFAULTS | options
     q, k, v = check_qkv(q, k, v)

@@ -1,7 +1,9 @@
 """What a problem consists of: tensors, what belongs to a query row, what belongs to a key column.
 
 Rows and columns are cut into blocks and travel with the block that they index (RING-6); the terms
-are the same on every worker.
+are the same on every worker. Indices and positions are int64, masks bool, all else float64.
+
+Source: DESIGN section 2.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Terms:
-    """What every worker knows: scale, mask kinds, soft cap, sinks [H, N], dropout."""
+    """What every worker knows: H = ``heads``, Hkv = ``kv_heads``, and terms of the definition.
+
+    ``scale`` of <q, k>; ``causal`` and ``window`` (left, right; None = unbounded) of the mask;
+    ``softcap`` or None; ``sinks`` [H, N] or None; ``dropout_p`` and ``dropout_seed``.
+    """
 
     heads: int
     kv_heads: int
@@ -108,7 +114,10 @@ class Columns:
 
 @dataclass(frozen=True)
 class Problem:
-    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64, and all that goes with them."""
+    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64, and all that goes with them.
+
+    ``rows`` belong to the queries, ``columns`` to the keys, ``terms`` to all.
+    """
 
     q: Array
     k: Array

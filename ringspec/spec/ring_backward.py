@@ -4,7 +4,7 @@ KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE a
 and dQ follows them; K, V, dK, dV stay. Both are this one function: the schedule says which side
 visits. Accumulators make one hop more than inputs, the one that brings them home (RING-4, RING-5).
 
-Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
+Arrays are float64, in a worker's local order. Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def backward_start(
     terms: Terms,
     recipe: Recipe,
 ) -> WorkerState:
-    """A worker with its shards, o and lse of the whole row as given, and empty accumulators."""
+    """A worker with its shards, o and lse of the whole row as given, and empty accumulators.
+
+    q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], dy and o [B, H, n, Dv], dlse and lse [B, H, n];
+    ``rows``, ``columns``, ``terms``, ``recipe`` as in the forward.
+    """
     q, k, v = (rounded_input(x, recipe.inputs, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
     dy = rounded_input(dy, recipe.inputs, "dy")
     # One number per row holds all that ds needs of dy_o_sum and dlse (RING-7).
@@ -62,7 +66,11 @@ def backward_start(
 def backward_step(
     state: WorkerState, schedule: Schedule, received: tuple[Message, ...], block: BlockBackward
 ) -> tuple[WorkerState, tuple[Message, ...]]:
-    """One worker's step: RECEIVE, differentiate one block, ADD, SEND."""
+    """One worker's step: RECEIVE, differentiate one block, ADD, SEND.
+
+    From ``state`` and the messages ``received`` to the state after the step and the messages that
+    ``schedule`` makes it send; ``block`` computes, as ``spec.block_attention.block_backward`` does.
+    """
     # RECEIVE
     state = arrive(state, schedule, received)
     if met(schedule, state.step, state.worker) is not None:
@@ -108,7 +116,10 @@ def plus(total: Array | None, share: Array, accumulator: str) -> Array:
 def backward_finish(
     state: WorkerState, schedule: Schedule, received: tuple[Message, ...]
 ) -> WorkerState:
-    """Take in the accumulators that came home with the last transfer, and round the results."""
+    """Take in the accumulators that came home with the last transfer, and round the results.
+
+    ``state`` is that after the last step of ``schedule``, ``received`` what came to this worker then.
+    """
     state = receive(state, schedule, received)
     returned = [message.side for message in received if message.kind == "reduce_scatter"]
     query, key, recipe = state.query, state.key, state.recipe

@@ -44,7 +44,11 @@ def forward_start(
     terms: Terms,
     recipe: Recipe,
 ) -> WorkerState:
-    """A worker with its own shards, rounded to the recipe's input format, and an empty softmax."""
+    """A worker with its own shards, rounded to the recipe's input format, and an empty softmax.
+
+    q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], float64; ``rows`` and ``columns`` of its
+    slots, ``terms`` of the problem.
+    """
     q, k, v = (rounded_input(x, recipe.inputs, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
     batch, heads, n_q, _ = q.shape
     running = start(batch, heads, n_q, v.shape[3])
@@ -62,7 +66,11 @@ def forward_start(
 def forward_step(
     state: WorkerState, schedule: Schedule, received: tuple[Message, ...], block: BlockForward
 ) -> tuple[WorkerState, tuple[Message, ...]]:
-    """One worker's step: the state after it, and the messages that it sends."""
+    """One worker's step: the state after it, and the messages that it sends.
+
+    ``received`` are the messages that ``schedule`` has brought to it; ``block`` computes, as
+    ``spec.block_attention.block_forward`` does.
+    """
     # RECEIVE
     state = arrive(state, schedule, received)
     if met(schedule, state.step, state.worker) is not None:
@@ -86,7 +94,7 @@ def absorb_block(running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> S
 
 
 def forward_finish(state: WorkerState) -> tuple[Array, Array]:
-    """The worker's local o [B, H, n, Dv] and lse [B, H, n]."""
+    """The worker's local o [B, H, n, Dv] and lse [B, H, n], float64, from its last ``state``."""
     assert state.running is not None
     return finish(state.running, state.terms.sinks, state.recipe)
 

@@ -145,7 +145,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def rule(which: str) -> Rule:
-    """The rule with that id."""
+    """The rule whose id is ``which``; UnknownNameError, with the nearest id, for another."""
     for candidate in RULES:
         if candidate.id == which:
             return candidate

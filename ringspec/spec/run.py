@@ -1,4 +1,7 @@
-"""The result of a ring: every worker's numbers, the recorded states, and their replay."""
+"""The result of a ring: every worker's numbers, the recorded states, and their replay.
+
+Source: DESIGN section 3, for what a worker holds at each step.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,9 @@ from ringspec.tensorfile import write_tensors
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What one worker ends with, in its local order.
+    """What ``worker`` ends with, in its local order: the shapes of DESIGN with n slots for S, float64.
 
+    ``o`` [B, H, n, Dv], ``lse`` [B, H, n], ``dq`` [B, H, n, D], ``dk`` [B, Hkv, n, D], ``dv`` [B, Hkv, n, Dv].
     ``index_q`` and ``index_k`` [n] name the global tokens of its slots, -1 for padding. ``dsinks``
     and ``dbias`` are partial sums over its own query rows (RING-12); dbias keeps local rows and
     global keys. Gradients are None without dy.
@@ -55,7 +59,10 @@ class Run:
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in
     global order; gradients are None without dy. Values are float64 arrays whose numbers are those of
-    the recipe's output formats. ``seeds`` are dy and dlse as they were used. ``print(run)`` shows who computes what in which step.
+    the recipe's output formats. ``gradients`` has them together; ``seeds`` are dy and dlse as used.
+    ``workers`` holds each worker's results, ``moments`` the recorded steps; ``problem``, ``recipe``,
+    ``layout_q``, ``layout_k``, ``schedule``, ``backward_schedule`` and ``blocks`` are what was run.
+    A ``phase`` is 'forward' or 'backward'. ``print(run)`` shows who computes what in which step.
     """
 
     problem: Problem
@@ -93,7 +100,7 @@ class Run:
         return None if self.gradients is None else self.gradients.dbias
 
     def worker(self, worker: int) -> WorkerResult:
-        """The local results of one worker."""
+        """The local results of one worker; NotRecordedError where there is no such worker."""
         whole = isinstance(worker, (int, np.integer)) and not isinstance(worker, bool)
         if not whole or not 0 <= worker < len(self.workers):
             raise NotRecordedError(
@@ -102,7 +109,7 @@ class Run:
         return self.workers[worker]
 
     def moment(self, worker: int, step: int, phase: str = "forward") -> Moment:
-        """The recorded step of one worker; needs ``ring(..., record=True)``."""
+        """The recorded step of one worker; NotRecordedError without ``ring(..., record=True)``."""
         known = isinstance(phase, str) and all(
             isinstance(n, (int, np.integer)) for n in (worker, step)
         )
@@ -122,7 +129,8 @@ class Run:
         """One worker's state 'after' a step, 'before' it, or 'during' it.
 
         'during' is when everything has arrived and nothing is computed yet: only then are the keys
-        (or queries) of the step here, because afterwards they are sent on.
+        (or queries) of the step here, because afterwards they are sent on. Raises OptionError for
+        another word, NotRecordedError for a step that is not on record.
         """
         if not isinstance(when, str) or when not in ("before", "during", "after"):
             raise OptionError(
@@ -132,7 +140,7 @@ class Run:
         return {"before": moment.before, "during": moment.during, "after": moment.after}[when]
 
     def cost(self, phase: str = "forward") -> Cost:
-        """Hops, bytes and visible pairs of one pass (see ``ringspec.spec.cost``)."""
+        """Hops, bytes and visible pairs of a phase (``spec.cost``); NotRecordedError if it was not run."""
         schedule = {"forward": self.schedule, "backward": self.backward_schedule}.get(
             phase if isinstance(phase, str) else ""
         )
@@ -148,6 +156,7 @@ class Run:
         """Do every recorded step again, from the recorded state and messages alone.
 
         Yields the recomputed moments in order; they equal the recorded ones bit for bit.
+        Raises NotRecordedError without ``ring(..., record=True)``.
         """
         if not self.moments:
             raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
@@ -173,6 +182,6 @@ class Run:
         return run_as_html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write results and recorded states to one .safetensors file (see ``ringspec.tensorfile``)."""
+        """Write results and recorded states to one .safetensors file at ``path`` (``tensorfile``)."""
         tensors, meaning = run_tensors(self)
         write_tensors(path, tensors, meaning)

@@ -37,7 +37,7 @@ Pair = tuple[int, int]
 class Transfer:
     """One collective: ``pairs`` (source, target) of a permute, and the names that it carries.
 
-    A 'gather' copies every worker's own block to all; a 'reduce_scatter' sends each worker's
+    ``kind`` is 'permute', 'gather' or 'reduce_scatter'. A 'gather' copies every worker's own block to all; a 'reduce_scatter' sends each worker's
     accumulators for an owner to that owner, where they are added in the order of the senders.
     """
 
@@ -48,7 +48,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Step:
-    """``uses[r]``: owner of the visiting block that worker r computes with, None = none."""
+    """``uses[r]``: owner of the visiting block that worker r computes with, None = none.
+
+    ``transfers`` are what travels after it.
+    """
 
     uses: tuple[int | None, ...]
     transfers: tuple[Transfer, ...] = ()
@@ -56,9 +59,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A whole pass. ``moves`` says which side visits: 'keys' or 'queries'; the other one stays.
+    """A whole pass of W = ``workers``. ``moves`` says which side visits: 'keys' or 'queries'.
 
-    ``skipped`` lists (query owner, key owner) pairs that no step computes because the mask leaves
+    ``name`` is for people; ``inputs`` and ``accumulators`` are the tensors that travel with a visitor,
+    read only and added to; ``steps`` say when. ``skipped`` lists (query owner, key owner) pairs that no step computes because the mask leaves
     them wholly invisible.
     """
 
@@ -71,7 +75,7 @@ class Schedule:
     skipped: frozenset[Pair] = frozenset()
 
     def pair(self, worker: int, visitor: int) -> Pair:
-        """(query owner, key owner) when that worker computes with that visiting block."""
+        """(query owner, key owner) when that worker computes with that ``visitor``, a block's owner."""
         return (worker, visitor) if self.moves == "keys" else (visitor, worker)
 
     def pairs(self, step: int) -> list[tuple[int, Pair]]:
@@ -106,12 +110,12 @@ class Schedule:
 
 
 def ring_permute(workers: int, direction: int) -> tuple[Pair, ...]:
-    """(source, target) of every worker to its neighbour r + direction (RING-3)."""
+    """(source, target) of each of ``workers`` workers to its neighbour r + direction (RING-3)."""
     return tuple((r, (r + direction) % workers) for r in range(workers))
 
 
 def visitor(worker: int, step: int, workers: int, direction: int = 1) -> int:
-    """RING-1: owner of the block that a worker holds after ``step`` hops of a ring.
+    """RING-1: owner of the block that a worker of ``workers`` holds after ``step`` hops in ``direction``.
 
     >>> [visitor(0, t, 4) for t in range(4)]
     [0, 3, 2, 1]
@@ -136,7 +140,9 @@ def ring_schedule(
     accumulators: tuple[str, ...],
     direction: int = 1,
 ) -> Schedule:
-    """A ring: inputs take W - 1 hops, accumulators W, the last of which brings them home (RING-4)."""
+    """A ring: ``inputs`` take W - 1 hops, ``accumulators`` W, the last brings them home (RING-4).
+
+    W = ``workers``; ``moves`` is 'keys' or 'queries', ``direction`` 1 or -1, ``name`` for people."""
     pairs = ring_permute(workers, direction)
     steps = []
     for t in range(workers):
@@ -148,7 +154,10 @@ def ring_schedule(
 
 
 def gather_schedule(name: str, workers: int, accumulators: tuple[str, ...]) -> Schedule:
-    """All keys are gathered first; gradients of keys are reduced and scattered last."""
+    """All keys are gathered first; gradients of keys are reduced and scattered last.
+
+    W = ``workers``; ``accumulators`` are the gradients, () in a forward pass; ``name`` is for people.
+    """
     everybody = Transfer("gather", (), KEY_INPUTS)
     steps = [Step((None,) * workers, (everybody,))]
     for t in range(workers):
@@ -162,6 +171,9 @@ def gather_schedule(name: str, workers: int, accumulators: tuple[str, ...]) -> S
 def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
     """The forward pass: a KV ring, or gathered keys.
 
+    ``circulation`` is 'kv' or 'q' (the same forward) or 'gather', W = ``workers``; ``direction`` 1: worker
+    r sends to r + 1, -1: to r - 1. Raises UnknownNameError, WorkerCountError or OptionError.
+
     >>> schedule = forward_schedule("kv", 3)
     >>> schedule.steps[1].uses, schedule.hops
     ((2, 0, 1), 2)
@@ -174,7 +186,13 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
 
 
 def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
-    """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'."""
+    """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
+
+    ``circulation``, ``workers``, ``direction`` and errors as in :func:`forward_schedule`.
+
+    >>> backward_schedule("q", 3).hops  # dq needs one more to come home
+    3
+    """
     check_circulation(circulation)
     workers, direction = check_workers(workers), check_direction(direction)
     if circulation == "gather":
@@ -217,6 +235,8 @@ def cp_offset(
 
     With local indices i and j the pair is visible iff j <= i + offset. RING-8 for 'contiguous',
     RING-9 for 'striped'; 'zigzag' has four offsets, see :func:`zigzag_offsets`.
+    ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
+    i + ``q_offset``. Raises UnknownNameError for another ``layout``.
 
     >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
     8

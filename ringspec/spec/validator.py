@@ -17,7 +17,10 @@ from ringspec.spec.schedule import KINDS, SIDES, Pair, Schedule, Step, Transfer
 
 @dataclass(frozen=True)
 class Defect:
-    """One reason why a schedule is invalid; ``kind`` is one of DEFECTS."""
+    """One reason why a schedule is invalid; ``kind`` is one of DEFECTS.
+
+    ``where`` says it in words, ``pair`` is the (query owner, key owner) that it is about, if any.
+    """
 
     kind: str
     where: str
@@ -62,7 +65,7 @@ def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = No
 def find_defects(
     schedule: Schedule, visible: Callable[[int, int], bool] | None = None
 ) -> list[Defect]:
-    """All defects of a schedule in the order of the steps; empty for a valid one."""
+    """All defects of a schedule in the order of the steps; ``visible`` as in :func:`validate`."""
     if visible is not None:
         function(visible, "visible")
     defects = malformed(schedule)

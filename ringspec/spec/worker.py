@@ -1,7 +1,10 @@
 """What one worker holds before and after a step, and what it sends: plain, frozen data.
 
 A worker has a query side and a key side. The schedule says which of them visits; the worker's step
-sees only this object, the schedule and the messages that it received.
+sees only this object, the schedule and the messages that it received. Arrays are float64, in the
+order of the owner's slots: n of them.
+
+Source: DESIGN section 3.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ class QuerySide:
 
 @dataclass(frozen=True)
 class KeySide:
-    """A block of keys of worker ``owner``: k [B, Hkv, n, D], v [B, Hkv, n, Dv], and dk, dv."""
+    """A block of keys of worker ``owner``: k [B, Hkv, n, D], v [B, Hkv, n, Dv], and dk, dv.
+
+    ``columns`` are their positions and segments. None = not held.
+    """
 
     owner: int
     k: Array | None = None
@@ -52,7 +58,10 @@ Side = QuerySide | KeySide
 
 @dataclass(frozen=True)
 class Message:
-    """A block on its way: ``side`` holds exactly the names that the transfer carries."""
+    """A block on its way: ``side`` holds exactly the names that the transfer carries.
+
+    ``kind`` is that of the transfer, from worker ``source`` to worker ``target``.
+    """
 
     source: int
     target: int
@@ -64,8 +73,10 @@ class Message:
 class WorkerState:
     """One worker at one moment. ``step`` counts the steps that it has done.
 
-    ``running`` is the softmax state (forward only). ``gathered`` holds every block when keys were
-    gathered, else nothing. Short names reach into the parts: ``state.m``, ``state.k``, ``state.dq``.
+    ``query`` [B, H, n, ..] and ``key`` [B, Hkv, n, ..] are the blocks that it holds, ``terms`` and
+    ``recipe`` what it knows. ``running`` is the softmax state (forward only). ``gathered`` holds every
+    block when keys were gathered, else nothing. Short names reach into the parts: ``m``, ``l``, ``o``,
+    ``lse``, ``q``, ``k``, ``v``, ``dy``, ``delta``, ``dq``, ``dk``, ``dv``; None = not held.
     """
 
     worker: int
@@ -156,7 +167,8 @@ class WorkerState:
 class Moment:
     """One worker's step on record: everything that went in and everything that came out.
 
-    ``during`` is the state when everything has arrived and before it computes: it holds the block
+    ``phase`` is 'forward' or 'backward'; ``pair`` the (query owner, key owner) that met, None where the
+    worker was idle; ``received`` and ``sent`` are messages, ``before`` and ``after`` states. ``during`` is the state when everything has arrived and before it computes: it holds the block
     that the step works on, which ``after`` no longer does once it was sent on.
     """
 

@@ -57,10 +57,10 @@ def cached_file(folder: Path, vectors: VectorSet, id: str) -> Path:
 def tensors_of(
     vectors: VectorSet, id: str, cache_dir: str | os.PathLike[str] | None = None
 ) -> Tensors:
-    """Whole tensors of a case: ``in.*``, ``out.*``, ``layout.*``, ``position.*``.
+    """Whole tensors of the case ``id`` of a set: ``in.*``, ``out.*``, ``layout.*``, ``position.*``.
 
-    Row scales ``scale.*`` are there unless the storage is "digests". What the set does not store
-    comes out of the cache, or is derived and kept there. Raises
+    Row scales ``scale.*`` are there unless the storage is "digests". What ``vectors`` does not store
+    comes out of the cache in ``cache_dir`` (None: the user's), or is derived and kept there. Raises
     :class:`~ringspec.errors.DigestError` where derived bytes are not those that the case pins.
     """
     case = vectors.case(id)
@@ -86,8 +86,9 @@ def materialise(
     """Put the expected values of every case of a set that does not store them into the cache.
 
     Cases that are there already are checked by their digests and not derived again, so that an
-    interrupted call goes on where it stopped. ``name`` as in ``open_set``; ``only`` is a pattern of
-    ids; ``progress(done, total, id)`` is called after each case. Raises
+    interrupted call goes on where it stopped. ``name`` as in ``open_set``; ``cache_dir``: None is
+    $RINGSPEC_CACHE_DIR, or the user's cache folder; ``jobs`` processes work at the same time; ``only`` is a
+    pattern of ids; ``progress(done, total, id)`` is called after each case. Raises
     :class:`~ringspec.errors.DigestError` for a case whose derived bytes are not the pinned ones.
     """
     vectors, folder = open_set(name), cache_folder(cache_dir)

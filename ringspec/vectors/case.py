@@ -27,7 +27,10 @@ MAX_CASE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths of the axes. Merge: ``Sk`` is the number of parts, ``D = Dv``."""
+    """Lengths of the axes ``B``, ``H``, ``Hkv``, ``Sq``, ``Sk``, ``D`` and ``Dv``.
+
+    Merge: ``Sk`` is the number of parts, ``D = Dv``.
+    """
 
     B: int
     H: int
@@ -53,7 +56,11 @@ class CaseFormats:
 
 @dataclass(frozen=True)
 class Ring:
-    """W workers, who holds which token, and what travels. Tables [W, n] with layout "table" only."""
+    """W = ``workers``, who holds which token (``layout``), and what travels.
+
+    ``circulation`` 'kv', 'q' or 'gather'; ``direction`` 1: worker r sends to r + 1, -1: to r - 1.
+    ``table_q`` and ``table_k`` [W, n] of tokens with layout "table" only.
+    """
 
     workers: int
     layout: str
@@ -84,12 +91,13 @@ class Patch:
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """How the elements of one input are made; every value is exact.
+    """How the elements of one input are made; every value is exact. ``kind`` is one of:
 
     ``uniform``: (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, with u the top ``bits`` bits of
     the element's word, h its index on the head axis, g = token*shards // length. ``constant``:
     ``value``. ``values``: nested tuples as they are. ``bernoulli``: True iff the top 8 bits of the
-    word are >= ``threshold``. Then the patches, in order.
+    word are >= ``threshold``. Then the ``patches``, in order. ``shape`` is given where it does not follow from
+    the name of the input.
     """
 
     kind: str
@@ -118,7 +126,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Since which set version a case no longer counts, and why. It stays in the set."""
+    """``since`` which set version a case no longer counts, and the ``reason``. It stays in the set."""
 
     since: str
     reason: str
@@ -126,7 +134,13 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Case:
-    """One case; the fields are the keys of case.json, in their order."""
+    """One case; the fields are the keys of case.json, in their order (docs/vectors/format.md).
+
+    ``id`` is its path in the set, ``reason`` why it exists; ``operation`` and ``passes`` what is computed;
+    ``rules`` and ``flags`` what it shows and which bugs it would find; ``shape``, ``formats``, ``terms``
+    and ``ring`` the problem; ``inputs`` how they are made; ``storage`` and ``digests`` what the set holds
+    of its tensors; ``requires`` what an implementation must be able to do; ``withdrawn`` None, or why.
+    """
 
     id: str
     reason: str

@@ -55,7 +55,10 @@ class CaseChange:
 
 @dataclass(frozen=True)
 class SetDiff:
-    """``versions`` are changes of the manifest's head, ``flags`` of flags.json."""
+    """``added`` and ``removed`` ids, and the cases that ``changed``.
+
+    ``versions`` are changes of the manifest's head, ``flags`` of flags.json.
+    """
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -72,7 +75,10 @@ class SetDiff:
 def diff_sets(
     old: VectorSet, new: VectorSet, progress: Callable[[int, int, str], None] | None = None
 ) -> SetDiff:
-    """Compare two sets; only cases whose files differ are read."""
+    """Compare the sets ``old`` and ``new``; only cases whose files differ are read.
+
+    ``progress(done, total, id)`` is called after each case.
+    """
     shared = sorted(set(old.ids) & set(new.ids))
     changed = []
     for done, id in enumerate(shared, start=1):

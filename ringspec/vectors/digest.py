@@ -1,7 +1,7 @@
 """SHA-256 of files, tensors, cases and sets.
 
 The content digest of a case does not depend on its files: a case that comes out of another container
-with the same meaning and the same bits has the same digest.
+with the same meaning and the same bits has the same digest. Tensors have any dtype of a tensor file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def tensor_bytes(x: NDArray) -> bytes:
 
 
 def tensor_digest(x: NDArray) -> str:
-    """SHA-256 of :func:`tensor_bytes`: what ``digests`` of a case pins."""
+    """SHA-256 of :func:`tensor_bytes` of ``x``, any shape: what ``digests`` of a case pins."""
     return sha256(tensor_bytes(x))
 
 
 def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
-    """SHA-256 over the canonical JSON of a case and, by name, each stored tensor.
+    """SHA-256 over the canonical JSON of a case and, by name, each of its stored ``tensors``, any shape.
 
     The JSON has sorted keys, no spaces and a newline at its end; before the bytes of a tensor stands
     a line ``name dtype d0,d1,...`` with the dtype's code in the safetensors format.

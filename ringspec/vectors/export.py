@@ -34,11 +34,11 @@ def export_set(
     destination: str | os.PathLike[str],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> None:
-    """Write a set to a new ``.tar`` or ``.tar.gz`` file, whole or not at all.
+    """Write the set ``vectors`` to a new ``.tar`` or ``.tar.gz`` file, whole or not at all.
 
     Every file is held to the manifest while it is packed. ``progress(done, total, path)`` is called
     after each. Raises :class:`~ringspec.errors.OptionError` for another suffix,
-    :class:`~ringspec.errors.DestinationError` where something lies already, and what reading a set
+    :class:`~ringspec.errors.DestinationError` where something lies at ``destination``, and what reading a set
     raises.
     """
     target = path_of(destination)

@@ -16,7 +16,7 @@ SITE = "https://github.com/"
 
 @dataclass(frozen=True)
 class Flag:
-    """A class of bugs: ``bug_class`` in a few words, its ``effect`` in one sentence.
+    """A class of bugs: its ``name``, ``bug_class`` in a few words, its ``effect`` in one sentence.
 
     ``reports`` are public addresses, ``statuses`` one of :data:`STATUSES` for each of them.
     """

@@ -142,6 +142,8 @@ def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
 def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> NDArray:
     """One tensor as its recipe says: float64, int64 (:data:`INTEGERS`) or bool (:data:`BOOLEANS`).
 
+    ``name`` is that of the input, ``shape`` that of the result, any shape; ``seed`` enters each word of it.
+
     Raises :class:`~ringspec.errors.OptionError` (a field outside its domain),
     :class:`~ringspec.errors.ShapeError` and :class:`~ringspec.errors.UnknownNameError`.
 

@@ -1,4 +1,7 @@
-"""Sets of golden cases: opened by name or path, checked, and written whole or not at all."""
+"""Sets of golden cases: opened by name or path, checked, and written whole or not at all.
+
+Source: docs/vectors/format.md, which says what a set is without this code.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,9 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class VectorSet:
-    """A set in a folder. Iteration gives its cases by id; each file is checked when it is read.
+    """A set in the folder ``path``. Iteration gives its cases by id; each file is checked when it is read.
 
-    Withdrawn cases are among them: see ``Case.withdrawn``.
+    ``manifest`` lists what belongs to it, as the file of that name does. Withdrawn cases are among them: see ``Case.withdrawn``.
     """
 
     path: Path
@@ -59,18 +62,22 @@ class VectorSet:
 
     @property
     def name(self) -> str:
+        """The name of the set."""
         return self.manifest.set
 
     @property
     def set_version(self) -> str:
+        """Rises when cases are added or withdrawn."""
         return self.manifest.set_version
 
     @property
     def format_version(self) -> str:
+        """The version of the format of its files."""
         return self.manifest.format_version
 
     @property
     def spec_version(self) -> str:
+        """The version of the specification that its values follow."""
         return self.manifest.spec_version
 
     @property
@@ -85,6 +92,7 @@ class VectorSet:
         return (self.case(id) for id in self.ids)
 
     def entry(self, id: str) -> CaseEntry:
+        """What the manifest says of a case; UnknownCaseError without one."""
         if not isinstance(id, str) or id not in self.manifest.cases:
             raise UnknownCaseError(
                 f"the id of a case of the set {self.name!r}",
@@ -98,7 +106,10 @@ class VectorSet:
         return read_case(self.path, id, self.entry(id))
 
     def tensors(self, id: str) -> dict[str, NDArray]:
-        """The stored tensors of a case by name, read-only; empty where only digests are stored."""
+        """The stored tensors of a case by name, read-only; empty where only digests are stored.
+
+        Shapes and dtypes, [W, B, H, n, D] and so on, are those of docs/vectors/format.md.
+        """
         return read_case_tensors(self.path, id, self.entry(id))
 
     @cached_property
@@ -110,10 +121,10 @@ class VectorSet:
 
 
 def open_set(name: str | os.PathLike[str]) -> VectorSet:
-    """The set "core" or "kernel" of this package, or the set in a folder.
+    """The set "core" or "kernel" of this package, or the set in a folder, by its ``name``.
 
     A folder of one of these names is opened as "./core". Reads the manifest and nothing else.
-    Raises subclasses of :class:`~ringspec.errors.VectorError`.
+    Raises SetPathError without a folder, and other subclasses of :class:`~ringspec.errors.VectorError`.
     """
     path = DATA / name if isinstance(name, str) and name in SETS else path_of(name)
     if not os.path.isdir(path):
@@ -160,9 +171,10 @@ def write_set(
 ) -> VectorSet:
     """Write a new set whole or not at all: the folder ``path`` appears when all of it is on the disk.
 
-    ``entries`` may be a generator; cases are written one by one, in any order, and the bytes do not
+    ``name`` and ``set_version`` stand in its manifest, ``flags`` in flags.json. ``entries`` may be a
+    generator; cases are written one by one, in any order, and the bytes do not
     depend on it. ``spec_version`` is by default that of this package. Refuses a path at which
-    something lies (:class:`~ringspec.errors.DestinationError`) and what a reader would refuse.
+    something lies (:class:`~ringspec.errors.DestinationError`) and what a reader would refuse (ManifestError and others).
     """
     target = path_of(path)
     check_names(name, set_version)

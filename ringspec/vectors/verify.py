@@ -17,7 +17,7 @@ FAILURES = ("differs", "undecided", "refused")
 
 @dataclass(frozen=True)
 class CaseReport:
-    """What came of one case.
+    """What came of the case ``id``.
 
     ``outcome``: "ok"; "differs": ``fields`` of case.json (digests among them) and stored ``tensors``
     that are not what was derived, old being the set's; "undecided": a result cannot be rounded with
@@ -46,7 +46,8 @@ def verify(
 ) -> tuple[CaseReport, ...]:
     """One report for each case whose id matches ``only`` (a pattern; None: all), in order of ids.
 
-    Reads nothing from a cache. ``jobs`` processes work at the same time. Files are held to the
+    Reads nothing but ``vectors``, and no cache. ``jobs`` processes work at the same time, and
+    ``progress(done, total, id)`` is called after each case. Files are held to the
     manifest as they are read; ``check_set`` checks the rest of the set's form.
     """
     cases = matching(tuple(vectors), only)

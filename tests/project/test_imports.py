@@ -20,7 +20,7 @@ BELOW_SPEC = {
 KEPT_OUT = {"asyncio", "ctypes", "multiprocessing", "pickle", "random", "socket", "subprocess"}
 KEPT_OUT |= {"threading", "time"}
 # What targets and their adapters need, and what pytest alone reads.
-OPTIONAL = {"diffusers", "jax", "pytest", "torch"}
+OPTIONAL = {"diffusers", "jax", "pytest", "ring_attention_pytorch", "torch"}
 OF_PYTEST = {"conftest.py", "pytest_plugin.py", "test_conformance.py"}
 
 

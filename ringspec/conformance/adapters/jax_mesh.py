@@ -41,7 +41,7 @@ class JaxTarget:
     ``capabilities``  what it claims; operations ring-forward, ring-backward and block-forward
     ``platform``      'cpu' or 'gpu'
     ``devices``       how many CPU devices there are: the largest W. GPUs are as many as there are
-    ``options``       keyword arguments for the function, plain data
+    ``options``       keyword arguments for the function, plain data; ``notes``: for the report
     ``timeout``       seconds for one call, which JAX compiles; ``start_timeout`` for importing JAX
     ``python``        the interpreter of the process: one that has jax, NumPy and ml_dtypes
     ``packages``      distributions whose versions the report names
@@ -109,7 +109,7 @@ class JaxTarget:
             program.close()
 
     def command(self) -> tuple[str, ...]:
-        """The process and what it is told first."""
+        """The process and what it is told first; OptionError without its Python."""
         if shutil.which(self.python) is None:
             raise OptionError("a Python interpreter", shown(self.python), "pass its path")
         setup = {

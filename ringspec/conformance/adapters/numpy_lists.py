@@ -38,8 +38,9 @@ class NumPyTarget:
     parameter it gets the :class:`~ringspec.conformance.target.Call` itself. It returns a dict or a
     Result with lists of o, lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
 
-    A term or a tensor of a claimed call that the function has no parameter for is an error; what it
-    returns otherwise is garbage.
+    ``capabilities`` says what it claims, ``name`` and ``notes`` are for the report. A term or a tensor
+    of a claimed call that the function has no parameter for is an error; where it returns something
+    else, ``run`` raises Garbage.
 
     >>> import numpy as np
     >>> def local(q, k, v, scale):

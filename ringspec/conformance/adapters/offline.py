@@ -92,9 +92,9 @@ def write_cases(
     claims: Claims | None = None,
     progress: Progress | None = None,
 ) -> Written:
-    """Write the calls of all cases that ``claims`` cover to a new folder, whole or not at all.
+    """Write the calls of all ``cases`` that ``claims`` cover to a new folder, whole or not at all.
 
-    No expected value is in it. ``claims``: what the program on the other machine can do, and in
+    The folder is ``directory``; ``progress(done, total, id)`` is called after each case. No expected value is in it. ``claims``: what the program on the other machine can do, and in
     which conventions it takes and gives arrays; None: everything. ``profile`` and
     ``only``, the pattern by which ``cases`` were chosen, are kept: a check of the folder asks for the
     same. Raises DestinationError where the path exists, or its parent does not.
@@ -151,7 +151,7 @@ def write_call(folder: Path, call: Call, inputs: bytes) -> int:
 
 
 class OfflineTarget:
-    """A folder of :func:`write_cases`, and whatever results lie in it, as a target.
+    """The folder ``directory`` of :func:`write_cases`, and whatever results lie in it, as a target.
 
     ``run`` gives an empty result where no result.safetensors lies (the runner says 'missing'),
     raises Refused with the text of refused.txt where that lies instead, Mutated where the inputs beside
@@ -196,7 +196,7 @@ class OfflineTarget:
         return result
 
     def raise_refused(self, place: str) -> None:
-        """Raise Refused if refused.txt lies there."""
+        """Raise Refused if refused.txt lies in the folder ``place``."""
         if not os.path.lexists(self.root / place / REFUSED):
             return
         try:

@@ -69,7 +69,7 @@ def joined(device: str, seconds: float) -> tuple[Place, Any]:
 
 
 def launched(target: TorchTarget) -> TorchTarget:
-    """The target on rank 0; on other ranks, answer until rank 0 is done and end the process."""
+    """The target on rank 0; on other ranks, answer until rank 0 is done and end (SystemExit)."""
     import dataclasses
 
     place, control = joined(target.device, target.timeout)

@@ -38,7 +38,7 @@ class TorchTarget:
                       of a module or file
     ``capabilities``  what it claims; operations ring-forward, ring-backward and block-forward
     ``device``        'cpu' or 'cuda'
-    ``options``       keyword arguments for the function, plain data
+    ``options``       keyword arguments for the function, plain data; ``notes``: for the report
     ``timeout``       seconds for one call, ``start_timeout`` for starting the processes
     ``python``        the interpreter of the processes: one that has torch, NumPy and ml_dtypes
     ``packages``      distributions whose versions the report names

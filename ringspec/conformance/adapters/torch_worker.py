@@ -42,9 +42,10 @@ LEAVES = ("q", "k", "v", "sinks", "bias")
 class LocalCall:
     """What the author's function learns of a call, beside q, k and v: one rank's part of it.
 
-    The fields mean what those of :class:`~ringspec.conformance.target.Call` mean. ``tensors``: this
-    rank's further inputs as torch tensors (``bias``, ``sinks``, ``mask``, ``segments_q``, ...);
-    ``index_q`` [n], ``position_q`` [1|B, n] and those of k likewise; ``options``: what the target
+    ``id``, ``operation``, ``passes``, ``workers``, ``layout``, ``circulation``, ``direction``, ``terms`` and
+    ``formats`` mean what they mean in :class:`~ringspec.conformance.target.Call`; ``causal`` and ``scale``
+    are terms. ``rank`` is the worker's number. ``tensors``: this rank's further inputs as torch tensors (``bias``, ``sinks``, ``mask``, ``segments_q``, ...);
+    ``index_q``, ``index_k`` [n] and ``position_q``, ``position_k`` [1|B, n], int64; ``options``: what the target
     was made with.
     """
 
@@ -66,10 +67,12 @@ class LocalCall:
 
     @property
     def causal(self) -> bool:
+        """Whether the mask is causal."""
         return bool(self.terms.get("causal", False))
 
     @property
     def scale(self) -> float:
+        """The factor of <q, k>."""
         return float(self.terms["scale"])
 
 

@@ -70,7 +70,7 @@ def launcher() -> list[str]:
     found = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if found is None:
         raise MissingPackageError(
-            "mpiexec on the path", "none", f"pip install 'ringspec[mpi]', or set {LAUNCHER}"
+            "mpiexec on the path", "none", f"pip install '.[mpi]', or set {LAUNCHER}"
         )
     return [found]
 

@@ -1,0 +1,93 @@
+"""What a picture of a known bug shows, in one sentence with its numbers: the caption, and the alternative text."""
+
+import numpy as np
+from bug_runs import Pattern, Ratios, RowErrors, WorstErrors, factors, pairs_of
+
+Picture = Pattern | RowErrors | WorstErrors | Ratios
+READ_FROM = {
+    "o": "P of the forward, read from o by one-hot values",
+    "dv": "P of the backward, read from dv by one-hot dy",
+    "dq": "dZ, read from dq by one-hot keys (queries of zero)",
+    "dk": "dZ, read from dk by one-hot queries (keys of zero)",
+}
+
+
+def caption(picture: Picture) -> str:
+    """One sentence on what is drawn, with its numbers; it also stands for the picture."""
+    if isinstance(picture, Pattern):
+        where = f"{picture.case}, batch {picture.head[0]}, head {picture.head[1]}, in float64"
+        words = weights_words(picture) if picture.weights else pairs_words(picture)
+        return f"{READ_FROM[picture.tensor]}: {words} ({where})."
+    if isinstance(picture, RowErrors):
+        return errors_words(picture)
+    if isinstance(picture, WorstErrors):
+        worst = ", ".join(
+            f"{n} {e:.3g}" for n, e in zip(picture.tensors, picture.errors, strict=True)
+        )
+        return f"Largest error of each tensor in units of its bound: {worst} ({picture.case}, in {picture.recipe})."
+    ratios = ", ".join(f"{n} {r:.2f}" for n, r in zip(picture.tensors, picture.got, strict=True))
+    return (
+        f"Root mean square of error over predicted noise, with the bug: {ratios}; no single value is beyond its "
+        f"bound. First alarm: {picture.alarm} ({picture.case}, in {picture.recipe})."
+    )
+
+
+def counts(picture: Pattern) -> tuple[int, int, int, int]:
+    """Pairs that should be seen, too many, missing, and not a number."""
+    want, seen = pairs_of(picture)
+    bad = ~np.isfinite(picture.got)
+    return (
+        int(want.sum()),
+        int((seen & ~want & ~bad).sum()),
+        int((want & ~seen).sum()),
+        int(bad.sum()),
+    )
+
+
+def pairs_words(picture: Pattern) -> str:
+    want, extra, missing, bad = counts(picture)
+    if want == 0:
+        return f"no pair should have one, and {extra + bad} have"
+    parts = [
+        f"{n} {what}"
+        for n, what in ((extra, "too many"), (missing, "missing"), (bad, "not finite"))
+        if n
+    ]
+    return f"of {want} pairs, {' and '.join(parts)}"
+
+
+def weights_words(picture: Pattern) -> str:
+    ratio = factors(picture)
+    ratio = ratio[~np.isnan(ratio)]
+    off = ~(np.abs(ratio - 1) <= 1e-9)
+    _, extra, missing, bad = counts(picture)
+    finite = ratio[np.isfinite(ratio)]
+    words = f"{int(off.sum())} of {ratio.size} numbers are wrong, by factors from {finite.min():.3g} to {finite.max():.3g}"
+    more = [
+        f"{n} {what}"
+        for n, what in ((extra, "that should be 0"), (missing, "missing"), (bad, "not finite"))
+        if n
+    ]
+    return f"{words}{', ' if more else ''}{', '.join(more)}"
+
+
+def errors_words(picture: RowErrors) -> str:
+    errors, bad = picture.errors, ~np.isfinite(picture.errors)
+    failing = int((~(errors <= 1)).sum())
+    rows = "elements" if picture.axis.startswith("element") else "rows"
+    worst = (
+        f"the worst {errors[~bad].max(initial=0.0):.3g} bounds" if (~bad).any() else "no finite one"
+    )
+    if bad.any():
+        worst += f", {int(bad.sum())} infinitely far or not a number"
+    where = f"{picture.case}, in {picture.recipe}"
+    if rows == "rows":
+        where += f", batch {picture.head[0]}, head {picture.head[1]}"
+    others = [name for name in picture.failing if name != picture.tensor]
+    also = (
+        f" {', '.join(others)} {'fails' if len(others) == 1 else 'fail'} as well." if others else ""
+    )
+    return (
+        f"Error of {picture.tensor} in units of its bound: {failing} of {errors.size} {rows} beyond it, "
+        f"{worst} ({where}).{also}"
+    )

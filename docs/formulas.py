@@ -1,0 +1,283 @@
+"""The rules of the specification as formulas, for the page that lists them.
+
+Each rule of :mod:`ringspec.spec.rules` has a :class:`Formula`: one or several lines of LaTeX, and words that
+say what its symbols are; or, where a formula would say no more than the sentence, words alone. The
+functions beside each rule on the page are what counts where the two differ.
+
+Symbols that all share: i a query, j a key, h a query head, b a batch, n a sink of a head; W workers;
+logarithms are natural. LaTeX is kept to what matplotlib's mathtext reads, by which a test parses it.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Formula:
+    """``lines`` of LaTeX, perhaps none, and ``where``: their symbols, or why there is no formula."""
+
+    lines: tuple[str, ...]
+    where: str = ""
+
+
+def formula(*lines: str, where: str = "") -> Formula:
+    return Formula(lines, where)
+
+
+def words(why: str) -> Formula:
+    return Formula((), why)
+
+
+MASKS = {
+    "MASK-1": formula(r"pk_j \leq pq_i", where="pq_i and pk_j are the global positions."),
+    "MASK-2": formula(
+        r"-\mathrm{left} \leq pk_j - pq_i \leq \mathrm{right}",
+        where="A side that is None leaves its inequality out.",
+    ),
+    "MASK-3": formula(
+        r"\mathrm{seg}^q_i = \mathrm{seg}^k_j \geq 0",
+        where="Both are then >= 0, because they are equal.",
+    ),
+    "MASK-4": formula(
+        r"\mathrm{min}_i \leq pk_j < \mathrm{max}_i",
+        where="`bound_min` and `bound_max` of the row.",
+    ),
+    "MASK-5": formula(
+        r"\mathrm{seg}_t = d \quad (c_d \leq t < c_{d+1})",
+        r"\mathrm{seg}_t = -1 \quad (t \geq c_N)",
+        where="Token t; `cu_seqlens` is c_0 = 0, .., c_N.",
+    ),
+    "MASK-6": formula(r"M_{bhij} = 1", where="M is the mask of the caller, broadcast; 1 is True."),
+    "MASK-7": formula(
+        r"\mathrm{bias}_{bhij} = -\infty \ \Rightarrow\ s_{ij} = -\infty,\quad p_{ij} = dz_{ij} = 0",
+        where="With a soft cap as well: s is not softcap * tanh(-inf).",
+    ),
+    "MASK-8": formula(
+        r"pq_i = i + q_{\mathrm{offset}}, \quad pk_j = j",
+        where="i and j count global tokens. Position arrays of the caller take the place of both.",
+    ),
+    "MASK-9": formula(
+        r"\mathrm{visible}_{ij} = \bigwedge_{\mathrm{terms}} \mathrm{term}_{ij}",
+        r"s_{ij} = -\infty \ \mathrm{and}\ p_{ij} = ds_{ij} = dz_{ij} = 0 \quad \mathrm{unless\ visible}",
+        where="The terms that are in use, and that both slots hold a token (LAYOUT-5).",
+    ),
+}
+
+FORWARD = {
+    "FWD-1": formula(
+        r"z_{ij} = \mathrm{scale} \cdot \langle q_i, k_j \rangle + \mathrm{bias}_{ij}"
+    ),
+    "FWD-2": formula(
+        r"\mathrm{scale} = \mathrm{fl}_{64}(1 / \sqrt{D})",
+        where="fl_64: the real number rounded once to float64.",
+    ),
+    "FWD-3": formula(
+        r"t_{ij} = \tanh(z_{ij} / \mathrm{softcap}), \quad s_{ij} = \mathrm{softcap} \cdot t_{ij}",
+        where="Without a soft cap s = z.",
+    ),
+    "FWD-4": formula(
+        r"\mathrm{lse}_i = \log \left( \sum_j \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}) \right)",
+        where="j runs over all visible keys of the row, on whichever worker; the second sum is there with sinks (FWD-5).",
+    ),
+    "FWD-5": formula(
+        r"\exp(\mathrm{lse}_i) = \sum_j \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}), \quad "
+        r"o_i = \frac{\sum_j \exp(s_{ij}) \, v_j}{\exp(\mathrm{lse}_i)}",
+        where="Without dropout. A block's own sum has no sinks.",
+    ),
+    "FWD-6": formula(
+        r"o_i = \sum_j p_{ij} \frac{\mathrm{keep}_{ij}}{1 - \mathrm{dropout\_p}} \, v_j"
+    ),
+    "FWD-7": formula(
+        r"p_{ij} = \exp(s_{ij} - \mathrm{lse}_i)",
+        where="Neither lse nor p has a factor `keep`.",
+    ),
+    "FWD-8": formula(
+        r"\{j : \mathrm{visible}_{ij}\} = \emptyset, \ N = 0 \quad \Rightarrow \quad o_i = 0, \quad \mathrm{lse}_i = -\infty",
+        where="N is the number of sinks of a head.",
+    ),
+    "FWD-9": formula(
+        r"\{j : \mathrm{visible}_{ij}\} = \emptyset, \ N > 0 \quad \Rightarrow \quad o_i = 0, \quad "
+        r"\mathrm{lse}_i = \log \sum_n \exp(\mathrm{sink}_{hn})"
+    ),
+    "FWD-10": formula(
+        r"h_{kv} = \lfloor h / G \rfloor, \quad G = H / H_{kv}",
+        where="h_kv is the key/value head that query head h reads.",
+    ),
+}
+
+DROPOUT = {
+    "DROP-1": formula(
+        r"w_{bhij} = \mathrm{Philox4x32}_{10} \left( (pk_j, pq_i, h, b), \ (\mathrm{seed} \ \mathrm{mod}\ 2^{32}, "
+        r"\lfloor \mathrm{seed} / 2^{32} \rfloor) \right)_0",
+        where="Counter, then key; each word of the counter is taken modulo 2^32, and output word 0 is used.",
+    ),
+    "DROP-2": formula(
+        r"\mathrm{keep}_{bhij} = 1 \ \Leftrightarrow \ w_{bhij} \geq \lfloor \mathrm{dropout\_p} \cdot 2^{32} \rfloor"
+    ),
+    "DROP-3": formula(
+        r"\mathrm{keep}_{bhij} = K_{bhij}",
+        where="K is the mask of the caller, broadcast; no random word is drawn.",
+    ),
+}
+
+BACKWARD = {
+    "BWD-1": formula(r"\delta_i = \langle dy_i, o_i \rangle", where="With dropout as well."),
+    "BWD-2": formula(
+        r"dp_{ij} = \langle dy_i, v_j \rangle \frac{\mathrm{keep}_{ij}}{1 - \mathrm{dropout\_p}}"
+    ),
+    "BWD-3": formula(
+        r"ds_{ij} = p_{ij} \, (dp_{ij} - \delta_i + \mathrm{dlse}_i)",
+        where="dlse = dL/dlse, 0 where the loss does not read lse.",
+    ),
+    "BWD-4": formula(r"dz_{ij} = ds_{ij} \, (1 - t_{ij}^2)", where="Without a soft cap dz = ds."),
+    "BWD-5": formula(r"dq_i = \mathrm{scale} \sum_j dz_{ij} \, k_j"),
+    "BWD-6": formula(
+        r"dk_j = \mathrm{scale} \sum_{h : \lfloor h / G \rfloor = h_{kv}} \ \sum_i dz_{ij} \, q_i",
+        where="q and dz are those of head h; dk is that of key head h_kv.",
+    ),
+    "BWD-7": formula(
+        r"dv_j = \sum_{h : \lfloor h / G \rfloor = h_{kv}} \ \sum_i p_{ij} \frac{\mathrm{keep}_{ij}}{1 - \mathrm{dropout\_p}} \, dy_i",
+        where="p, keep and dy are those of head h; dv is that of key head h_kv.",
+    ),
+    "BWD-8": formula(
+        r"\mathrm{dbias}_{\beta} = \sum_{(b, h, i, j) \to \beta} dz_{bhij}",
+        where="The sum is over all entries that read the entry beta of a broadcast bias.",
+    ),
+    "BWD-9": formula(
+        r"\mathrm{dsink}_{hn} = \sum_b \sum_i \exp(\mathrm{sink}_{hn} - \mathrm{lse}_i) \, (\mathrm{dlse}_i - \delta_i)"
+    ),
+    "BWD-10": formula(
+        r"\mathrm{lse}_i = -\infty \quad \Rightarrow \quad p_{ij} = ds_{ij} = dz_{ij} = 0 \ \ \forall j, \quad dq_i = 0",
+        where="And such a row adds 0 to every dk, dv, dbias and dsink.",
+    ),
+    "BWD-11": formula(
+        r"p_{ij} = \exp(s_{ij} - \mathrm{lse}_i), \quad ds_{ij} = p_{ij} \, (dp_{ij} - \delta_i)",
+        where="lse and delta are arguments; the p of a row in one block need not add up to 1. The delta of the argument "
+        "is less dlse where the loss reads lse (RING-7).",
+    ),
+}
+
+SOFTMAX = {
+    "SOFT-1": formula(
+        r"m = \max(m_a, m_b), \quad l = e^{m_a - m} l_a + e^{m_b - m} l_b, \quad o = e^{m_a - m} o_a + e^{m_b - m} o_b",
+        where="Two states over disjoint keys; o is not normalised. A tile that is absorbed is the state b.",
+    ),
+    "SOFT-2": formula(
+        r"(-\infty, 0, 0) \oplus (-\infty, 0, 0) = (-\infty, 0, 0), \quad \mathrm{lse} = m + \log l = -\infty",
+        where="States are (m, l, o). The weight of an empty state is 0, never exp(-inf + inf).",
+    ),
+    "SOFT-3": formula(
+        r"\mathrm{lse} = \log \sum_n e^{\mathrm{lse}_n}, \quad o = \sum_n e^{\mathrm{lse}_n - \mathrm{lse}} \, o_n",
+        where="n counts the parts, whose o_n are normalised.",
+    ),
+    "SOFT-4": formula(
+        r"m_a - \max(m_a, m_b) \leq 0, \quad m_b - \max(m_a, m_b) \leq 0",
+        where="Of normalised parts the same with lse_n in place of m.",
+    ),
+}
+
+LAYOUTS = {
+    "LAYOUT-1": formula(
+        r"T_{r,t} = r n + t, \quad n = S / W",
+        where="T[r, t] is the token in slot t of worker r, 0 <= t < n.",
+    ),
+    "LAYOUT-2": formula(r"T_{r,t} = t W + r", where="0 <= t < S/W."),
+    "LAYOUT-3": formula(
+        r"T_{r,t} = r c + t \quad (0 \leq t < c)",
+        r"T_{r,t} = (2W - 1 - r) \, c + (t - c) \quad (c \leq t < 2c), \quad c = S / (2W)",
+    ),
+    "LAYOUT-4": formula(
+        r"T_{r} = [\, f_0 + Z^{(0)}_{r}, \ f_1 + Z^{(1)}_{r}, \ \ldots \,], \quad c_d = \lceil L_d / (2W) \rceil",
+        where="Document d has L_d tokens from token f_d on; Z^(d) is the table of LAYOUT-3 with chunks of c_d. Entries of "
+        "Z^(d) from L_d on are padding, -1. Tokens behind the last document are dealt like one more.",
+    ),
+    "LAYOUT-5": formula(
+        r"|\{(r, t) : T_{r,t} = x\}| = 1 \ \ (0 \leq x < S), \quad T_{r,t} < 0 \ \Rightarrow \ \mathrm{not\ visible}",
+        where="As a query and as a key.",
+    ),
+    "LAYOUT-6": formula(
+        r"y_{r}[t] = x_{r'}[t'], \quad r' = (r n + t) \ \mathrm{mod}\ W, \quad t' = \lfloor (r n + t) / W \rfloor",
+        where="x striped, y contiguous, n = S/W tokens each.",
+    ),
+    "LAYOUT-7": formula(
+        r"Y_{b, h, \, t \ \mathrm{mod}\ 128, \, \lfloor t / 128 \rfloor} = \mathrm{lse}_{b, h, t}"
+    ),
+}
+
+RING = {
+    "RING-1": formula(
+        r"b(r, t) = (r - \sigma t) \ \mathrm{mod}\ W",
+        where="sigma = 1 where worker r sends to r + 1, as in the sentence, and -1 where it sends to r - 1.",
+    ),
+    "RING-2": formula(
+        r"|\{(r, t) : \mathrm{pair}(r, t) = (a, b)\}| = 1 \quad \forall\, a, b \in \{0, \ldots, W - 1\}",
+        where="pair(r, t): owner of the queries and owner of the keys that worker r computes in step t. 0 for a pair that is "
+        "declared as skipped (RING-11).",
+    ),
+    "RING-3": formula(
+        r"\{\mathrm{sources}\} = \{\mathrm{targets}\} = \{0, \ldots, W - 1\}",
+        where="Each of them once.",
+    ),
+    "RING-4": formula(
+        r"\mathrm{hops}(\mathrm{inputs}) = W - 1, \quad \mathrm{hops}(\mathrm{accumulators}) = W, \quad (r + \sigma W) \ \mathrm{mod}\ W = r",
+        where="The accumulators that begin at worker r; sigma as in RING-1.",
+    ),
+    "RING-5": formula(
+        r"\mathrm{hops}(dq) = \mathrm{hops}(\mathrm{dbias}) = W, \quad \mathrm{hops}(dk) = \mathrm{hops}(dv) = 0"
+    ),
+    "RING-6": words(
+        "No formula: the terms MASK-1 to MASK-9 read positions, segments, bounds and bias of the two blocks "
+        "that meet, by their owners, and never those that belong to the worker which computes."
+    ),
+    "RING-7": formula(
+        r"ds_{ij} = p_{ij} \, (dp_{ij} - \gamma_i), \quad \gamma_i = \delta_i - \mathrm{dlse}_i",
+        where="gamma is the one number a row that travels.",
+    ),
+    "RING-8": formula(
+        r"j \leq i + a \, n_q - b \, n_k + q_{\mathrm{offset}}",
+        where="Queries of worker a, keys of worker b; i and j count from the start of their blocks.",
+    ),
+    "RING-9": formula(
+        r"j \leq i + \left\lfloor \frac{a + q_{\mathrm{offset}} - b}{W} \right\rfloor",
+        where="From j W + b <= i W + a + q_offset; i and j are local.",
+    ),
+    "RING-10": formula(
+        r"j \leq i + c \, \frac{n_q}{2} - d \, \frac{n_k}{2} + q_{\mathrm{offset}}",
+        r"c \in \{a, \ 2W - 1 - a\}, \quad d \in \{b, \ 2W - 1 - b\}",
+        where="Chunks c of the queries and d of the keys; i and j count from the start of their chunks.",
+    ),
+    "RING-11": formula(
+        r"(a, b) \ \mathrm{skipped} \quad \Rightarrow \quad \mathrm{visible}_{ij} = 0 \ \ \forall\, i \in a, \ j \in b"
+    ),
+    "RING-12": formula(
+        r"\mathrm{dsink}^{(r)}_{hn} = \sum_b \sum_{i \in r} \exp(\mathrm{sink}_{hn} - \mathrm{lse}_i) \, (\mathrm{dlse}_i - \delta_i), \quad "
+        r"\mathrm{dsink} = \sum_r \mathrm{dsink}^{(r)}",
+        where="i over the rows of worker r. dbias likewise: its sum over i is over the rows of worker r, for all global keys.",
+    ),
+    "RING-13": formula(
+        r"\mathrm{lse}_i = \log \left( \sum_{b} \sum_{j \in b} \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}) \right), \quad "
+        r"\delta_i = \langle dy_i, o_i \rangle",
+        where="The first sum is over the blocks b of all workers: these are the lse and the o that enter the backward of "
+        "each single block.",
+    ),
+}
+
+NUMBERS = {
+    "NUM-1": formula(
+        r"|\mathrm{fl}(x) - x| = \min_{y \in F} |y - x|",
+        where="F: the numbers of the format, without a limit to the exponent above; of two nearest ones the one whose last bit "
+        "is 0. Beyond the largest number of the format: infinity, or NaN in a format without infinity.",
+    ),
+    "NUM-2": words(
+        "No formula: a recipe names a format for each point; at every other place float64 is kept as it is."
+    ),
+    "NUM-3": formula(
+        r"o = \mathrm{fl}_c \left( \mathrm{fl}_m \left( \mathrm{fl}_m(c_a o_a) + \mathrm{fl}_m(c_b o_b) \right) \right)",
+        r"c_a = \mathrm{fl}_s(e^{m_a - m}), \quad c_b = \mathrm{fl}_s(e^{m_b - m}), \quad l = \mathrm{fl}_s(c_a l_a + c_b l_b)",
+        where="fl_m, fl_s, fl_c: rounding at the points `merge`, `statistics` and `carried_o` of the recipe. Of normalised "
+        "parts c_n = fl_s(e^(lse_n - lse)), and lse takes the place of l.",
+    ),
+}
+
+FORMULAS: dict[str, Formula] = {
+    **MASKS, **FORWARD, **DROPOUT, **BACKWARD, **SOFTMAX, **LAYOUTS, **RING, **NUMBERS,
+}  # fmt: skip

@@ -1,0 +1,45 @@
+"""What a ring of any size costs before anybody rents it: closed forms, rates, times, a recommendation.
+
+``pairs``          visible pairs of every worker and step, in integers
+``workload``       what is planned, and its checks
+``traffic``        bytes sent after each step, bytes held
+``hardware``       rates with their sources; presets for H200 and trn2
+``hardware_file``  rates from a TOML or JSON file
+``times``          one pass: computing, waiting, transfers that nothing hides
+``options``        ``plan``: layouts and circulations beside each other
+``advice``         the recommendation in words
+``document``       the plan as plain data
+``spans``          a timeline of a small ring, to draw
+
+>>> from ringspec.plan import plan
+>>> plan(1 << 17, 8, hardware="h200", heads=32, kv_heads=8).best.layout
+'zigzag'
+"""
+
+from ringspec.plan.advice import advice
+from ringspec.plan.document import plan_document
+from ringspec.plan.hardware import PRESETS, Hardware, Link, Rate
+from ringspec.plan.hardware_file import hardware_from, read_hardware
+from ringspec.plan.options import Option, Plan, plan
+from ringspec.plan.spans import ring_spans
+from ringspec.plan.times import Pass
+from ringspec.plan.traffic import Memory
+from ringspec.plan.workload import Workload
+
+__all__ = [
+    "PRESETS",
+    "Hardware",
+    "Link",
+    "Memory",
+    "Option",
+    "Pass",
+    "Plan",
+    "Rate",
+    "Workload",
+    "advice",
+    "hardware_from",
+    "plan",
+    "plan_document",
+    "read_hardware",
+    "ring_spans",
+]

@@ -1,0 +1,115 @@
+"""What a plan says in words: which layout and circulation to take, why, and what limits it."""
+
+from __future__ import annotations
+
+from ringspec.plan.options import Option, Plan
+
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def advice(planned: Plan) -> list[str]:
+    """The recommendation of a plan, ``planned``, in sentences, the decisive one first."""
+    best = planned.best
+    lines = [
+        f"Take {best.layout} with {circulation_words(best)}: {duration(best.seconds)} a layer, "
+        f"{percent(best.idle)} of it idle, {amount(best.memory)}B on each worker."
+    ]
+    if not best.fits:
+        lines[0] = (
+            f"Nothing fits in the {amount(planned.hardware.memory.value)}B of a {planned.hardware.name}: "
+            f"the least is {amount(best.memory)}B, {best.layout} with {circulation_words(best)}."
+        )
+    lines += [*limits(planned, best), *others(planned, best)]
+    if any(one.streaming_bound for one in best.passes):
+        lines.append(
+            "A step's blocks take longer to read and write in memory than to multiply: the times are too short."
+        )
+    return lines
+
+
+def circulation_words(one: Option) -> str:
+    return {"kv": "a KV ring", "q": "a Q ring backward", "gather": "gathered keys"}[one.circulation]
+
+
+def limits(planned: Plan, best: Option) -> list[str]:
+    """Whether the transfers are hidden, and from where."""
+    work, link = planned.work, planned.link
+    if work.workers == 1:
+        return ["One worker sends nothing."]
+    exposed = sum(one.exposed_seconds for one in best.passes)
+    lines = [
+        f"The ring is as slow as {link.name}, {amount(link.bytes_per_second.value)}B/s; "
+        f"{percent(exposed / best.seconds)} of the time all wait for it."
+    ]
+    if best.circulation == "gather":
+        return [*lines, "A gather comes before all computation, so that nothing hides it."]
+    if not planned.overlap:
+        return lines
+    if best.hides_from is None:
+        return [*lines, *nothing_hides(planned, best)]
+    state = "more" if work.tokens >= best.hides_from else "fewer"
+    lines.append(
+        f"Every transfer beside a step is hidden from {best.hides_from} tokens per worker "
+        f"(here {work.tokens}, {state}){reach(planned, best)}."
+    )
+    return lines
+
+
+def nothing_hides(planned: Plan, best: Option) -> list[str]:
+    if planned.work.window is None:
+        return ["No number of tokens per worker hides every transfer."]
+    working, steps = best.forward.working_steps, best.forward.step_compute.size
+    return [
+        f"With the window {working} of {steps} forward steps compute anything; "
+        "the others only pass blocks on, and nothing hides that."
+    ]
+
+
+def reach(planned: Plan, best: Option) -> str:
+    if best.hides_to is None:
+        return "; no ring of two or more hides them with this length"
+    return f"; with {planned.work.length} tokens in all, up to {best.hides_to} workers"
+
+
+def others(planned: Plan, best: Option) -> list[str]:
+    """How the best alternative of each other layout and circulation compares."""
+    parts = []
+    for one in planned.options:
+        near = (one.layout == best.layout) != (one.circulation == best.circulation)
+        if near and best.seconds:
+            fits = "" if one.fits else ", which does not fit"
+            parts.append(f"{one.layout}/{one.circulation} {one.seconds / best.seconds:.2f}{fits}")
+    return [f"Time of the others over its time: {'; '.join(parts)}."] if parts else []
+
+
+def amount(x: float) -> str:
+    """A number with a decimal prefix and three digits.
+
+    >>> amount(450e9), amount(1536), amount(0)
+    ('450 G', '1.54 k', '0 ')
+    """
+    for size, prefix in PREFIXES:
+        if x >= size:
+            return f"{x / size:.3g} {prefix}"
+    return f"{x:.3g} "
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.00123), duration(4.5e-5), duration(75.0), duration(0.0)
+    ('1.23 ms', '45 us', '75 s', '0 s')
+    """
+    if seconds == 0:
+        return "0 s"
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def percent(x: float) -> str:
+    """
+    >>> percent(0.123), percent(0.00001)
+    ('12.3 %', '0.0 %')
+    """
+    return f"{100 * x:.1f} %"

@@ -1,0 +1,184 @@
+"""Hardware from a file, TOML or JSON, of which nothing is taken on trust.
+
+The keys, all rates in SI units (FLOP/s, bytes, bytes/s, seconds)::
+
+    name = "my cluster"
+    [flops_per_second]            # one or more number formats of the operands
+    bfloat16 = 9.895e14
+    [efficiency]                  # of an attention kernel, fractions of the peak
+    forward = 0.75
+    backward = 0.55
+    [memory]
+    bytes = 1.41e11
+    bytes_per_second = 4.8e12
+    [[links]]                     # the fastest first; without workers: a ring of any size
+    name = "NVLink"
+    bytes_per_second = 4.5e11
+    latency = 1.2e-5
+    workers = 8
+
+``source`` beside ``name`` says where the figures are from. No key may be unknown or missing, but for
+``source`` and ``workers``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ringspec.errors import HardwareError, nearest, shown
+from ringspec.plan.hardware import FORMATS_RATED, Hardware, Link, Rate, positive
+
+MAX_BYTES = 1 << 16
+MAX_LINKS = 16
+MAX_TEXT = 200
+MEND = "write it like the example in docs/reference/plan.md"
+TOP = ("name", "flops_per_second", "efficiency", "memory", "links")
+
+
+def read_hardware(path: str | os.PathLike[str]) -> Hardware:
+    """The hardware of the file at ``path``; HardwareError for anything that is not one.
+
+    A name that ends in .json is read as JSON, any other as TOML.
+    """
+    where = Path(path)
+    text = content(where)
+    try:
+        if where.suffix.lower() == ".json":
+            data = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        else:
+            data = tomllib.loads(text)
+    except (ValueError, RecursionError) as cause:
+        kind = "JSON" if where.suffix.lower() == ".json" else "TOML"
+        why = str(cause)[:MAX_TEXT] or type(cause).__name__
+        raise HardwareError(f"{kind} in {shown(str(where))}", why, MEND) from None
+    return hardware_from(data)
+
+
+def content(where: Path) -> str:
+    """The text of a plain file of a bounded length."""
+    try:
+        # A pipe or a device could block, or never end.
+        if not stat.S_ISREG(where.stat().st_mode):
+            raise HardwareError(f"a plain file at {shown(str(where))}", "something else", MEND)
+        with where.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as cause:
+        if isinstance(cause, HardwareError):
+            raise
+        raise HardwareError(
+            f"a file that can be read at {shown(str(where))}",
+            type(cause).__name__,
+            "check the path",
+        ) from None
+    if len(raw) > MAX_BYTES:
+        raise HardwareError(f"a file of at most {MAX_BYTES} bytes", "a longer one", MEND)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise HardwareError(f"UTF-8 in {shown(str(where))}", "other bytes", MEND) from None
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice")
+    return result
+
+
+def no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def hardware_from(data: Any) -> Hardware:
+    """Hardware from plain data with the keys of a file, or a HardwareError.
+
+    >>> rates = {"name": "toy", "flops_per_second": {"float64": 1e10},
+    ...          "efficiency": {"forward": 1, "backward": 1},
+    ...          "memory": {"bytes": 1e9, "bytes_per_second": 1e10},
+    ...          "links": [{"name": "loop", "bytes_per_second": 1e9, "latency": 0}]}
+    >>> hardware_from(rates).link(1000).name
+    'loop'
+    """
+    fields(data, TOP, ("source",), "hardware")
+    source = text_of(data.get("source", "a file"), "source")
+    formats = table(data["flops_per_second"], "flops_per_second")
+    if not formats:
+        raise HardwareError("flops_per_second of a number format", "none", MEND)
+    fields(formats, (), FORMATS_RATED, "flops_per_second")
+    efficiency = fields(data["efficiency"], ("forward", "backward"), (), "efficiency")
+    memory = fields(data["memory"], ("bytes", "bytes_per_second"), (), "memory")
+    links = data["links"]
+    if not isinstance(links, list) or not 1 <= len(links) <= MAX_LINKS:
+        raise HardwareError(f"links as a list of 1 to {MAX_LINKS}", shown(links), MEND)
+    return Hardware(
+        text_of(data["name"], "name"),
+        {
+            f: Rate(positive(x, f"flops_per_second.{f}"), "as the file says", source)
+            for f, x in formats.items()
+        },
+        Rate(
+            positive(efficiency["forward"], "efficiency.forward", 1.0), "as the file says", source
+        ),
+        Rate(
+            positive(efficiency["backward"], "efficiency.backward", 1.0), "as the file says", source
+        ),
+        Rate(positive(memory["bytes"], "memory.bytes"), "as the file says", source),
+        Rate(
+            positive(memory["bytes_per_second"], "memory.bytes_per_second"),
+            "as the file says",
+            source,
+        ),
+        tuple(link_from(link, number, source) for number, link in enumerate(links)),
+    )
+
+
+def link_from(data: Any, number: int, source: str) -> Link:
+    """One link of a file."""
+    what = f"links[{number}]"
+    fields(data, ("name", "bytes_per_second", "latency"), ("workers",), what)
+    workers = data.get("workers")
+    if workers is not None and (type(workers) is not int or not 1 <= workers <= 1 << 30):
+        raise HardwareError(f"{what}.workers as an integer >= 1", shown(workers), MEND)
+    speed = positive(data["bytes_per_second"], f"{what}.bytes_per_second")
+    latency = positive(data["latency"], f"{what}.latency", 3600.0, zero=True)
+    return Link(
+        text_of(data["name"], f"{what}.name"),
+        Rate(speed, "as the file says", source),
+        Rate(latency, "as the file says", source),
+        workers,
+    )
+
+
+def table(data: Any, what: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise HardwareError(f"{what} as a table of keys", shown(data), MEND)
+    return data
+
+
+def fields(
+    data: Any, needed: tuple[str, ...], allowed: tuple[str, ...], what: str
+) -> dict[str, Any]:
+    """The table, if it has all needed keys and no other than the allowed ones."""
+    for key in table(data, what):
+        if key not in needed + allowed:
+            raise HardwareError(f"known keys in {what}", shown(key), nearest(key, needed + allowed))
+    for key in needed:
+        if key not in data:
+            raise HardwareError(f"the key {key!r} in {what}", "none", MEND)
+    return table(data, what)
+
+
+def text_of(x: Any, what: str) -> str:
+    """A short name of printable ASCII: it is shown on a terminal."""
+    if (
+        not isinstance(x, str)
+        or not 1 <= len(x) <= MAX_TEXT
+        or not (x.isascii() and x.isprintable())
+    ):
+        raise HardwareError(f"{what} as 1 to {MAX_TEXT} printable ASCII characters", shown(x), MEND)
+    return x

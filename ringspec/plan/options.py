@@ -1,0 +1,155 @@
+"""The plan of a workload: every layout and circulation beside each other, and which one to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ringspec.plan.hardware import Hardware, Link, hardware_named
+from ringspec.plan.times import Pass, largest_ring, plan_pass
+from ringspec.plan.workload import Workload, check_circulations, check_layouts, workload
+from ringspec.spec.checks import flag
+
+# Times closer together than this are called equal, and memory decides.
+EQUAL = 0.01
+
+
+@dataclass(frozen=True)
+class Option:
+    """One layout and circulation: its passes, and what both need together.
+
+    ``seconds`` of the forward and, where asked for, the backward pass; ``memory`` bytes of one worker in
+    the worse of the two; ``fits`` whether that is at most the device's memory, of which nothing else is
+    taken off; ``hides_from`` tokens per worker from which both passes hide their transfers; ``hides_to``
+    workers up to which they do with S tokens in all. The last two are None where none does.
+    """
+
+    layout: str
+    circulation: str
+    forward: Pass
+    backward: Pass | None
+    memory: int
+    fits: bool
+    hides_to: int | None
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return (self.forward,) if self.backward is None else (self.forward, self.backward)
+
+    @property
+    def seconds(self) -> float:
+        return sum(one.seconds for one in self.passes)
+
+    @property
+    def idle(self) -> float:
+        """The part of the time in which the mean worker does not compute."""
+        computing = sum(one.compute_seconds for one in self.passes)
+        return 1.0 - computing / self.seconds if self.seconds else 0.0
+
+    @property
+    def hides_from(self) -> int | None:
+        fewest = [one.hides_from for one in self.passes]
+        known = [n for n in fewest if n is not None]
+        return max(known) if len(known) == len(fewest) else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``options`` in the order of layouts and circulations; ``best`` is the one to take.
+
+    ``work`` is what was planned, ``hardware`` the device, ``overlap`` whether transfers run beside the
+    computation. ``link`` is the link that a ring of this size is as slow as.
+    """
+
+    work: Workload
+    hardware: Hardware
+    link: Link
+    overlap: bool
+    options: tuple[Option, ...]
+    best: Option
+
+    def option(self, layout: str, circulation: str) -> Option:
+        """The option of that layout and circulation; KeyError if it was not planned."""
+        for one in self.options:
+            if (one.layout, one.circulation) == (layout, circulation):
+                return one
+        raise KeyError(f"{layout}, {circulation}")
+
+
+def plan(
+    length: Any,
+    workers: Any,
+    *,
+    hardware: Any = "h200",
+    layouts: Any = None,
+    circulations: Any = None,
+    backward: Any = True,
+    overlap: Any = True,
+    recipe: Any = "bf16",
+    **shapes: Any,
+) -> Plan:
+    """What one layer's attention costs on a ring, by closed forms: O(W) whatever the length.
+
+    ``length`` S; ``workers`` W; ``hardware``: the name of a preset ('h200', 'trn2') or a
+    :class:`~ringspec.plan.hardware.Hardware`; ``layouts`` and ``circulations``: some names, None = all
+    that the lengths allow; ``backward``: with the backward pass; ``overlap``: transfers run beside the
+    computation; ``recipe``: number formats; ``shapes``: batch, heads, kv_heads, head_dim, value_dim,
+    causal, window, as in :func:`~ringspec.plan.workload.workload`.
+
+    Raises the errors of ``workload``, and HardwareError.
+
+    >>> planned = plan(1 << 20, 64, hardware="trn2", kv_heads=8)
+    >>> planned.best.layout, planned.link.name
+    ('zigzag', 'NeuronLink-v3 between instances')
+    >>> uneven = planned.option("contiguous", "kv").forward
+    >>> round(uneven.imbalance, 2), round(uneven.lockstep_imbalance, 2)
+    (1.98, 1.98)
+    """
+    work = workload(length, workers, recipe_name=recipe, **shapes)
+    device = hardware_named(hardware)
+    both, overlapped = flag(backward, "backward"), flag(overlap, "overlap")
+    options = tuple(
+        option(layout, circulation, both, work, device, overlapped)
+        for layout in check_layouts(layouts, work)
+        for circulation in check_circulations(circulations)
+    )
+    link = device.link(work.workers)
+    return Plan(work, device, link, overlapped, options, best_of(options))
+
+
+def option(
+    layout: str, circulation: str, backward: bool, work: Workload, device: Hardware, overlap: bool
+) -> Option:
+    """One line of the comparison."""
+    passes = [
+        plan_pass(layout, circulation, way, work, device, overlap)
+        for way in ((False, True) if backward else (False,))
+    ]
+    held = max(one.memory.total for one in passes)
+    ends = [
+        largest_ring(layout, circulation, work, device, way) if overlap else None
+        for way in (False, True)[: len(passes)]
+    ]
+    known = [w for w in ends if w is not None]
+    return Option(
+        layout,
+        circulation,
+        passes[0],
+        passes[1] if backward else None,
+        held,
+        held <= device.memory.value,
+        min(known) if len(known) == len(ends) else None,
+    )
+
+
+def best_of(options: tuple[Option, ...]) -> Option:
+    """The fastest of those that fit; among equals (1 %) the one that holds least.
+
+    If none fits, the one that holds least.
+    """
+    fitting = [one for one in options if one.fits]
+    if not fitting:
+        return min(options, key=lambda one: one.memory)
+    fastest = min(one.seconds for one in fitting)
+    equal = [one for one in fitting if one.seconds <= (1 + EQUAL) * fastest]
+    return min(equal, key=lambda one: (one.memory, one.seconds))

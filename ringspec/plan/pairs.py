@@ -1,0 +1,183 @@
+"""How many (query, key) pairs each worker computes in each step: closed forms in integers.
+
+The mask is a band: a pair is visible iff ``lowest <= i - j <= highest`` for the positions i of the
+query and j of the key (causal: lowest 0; a window (L, R): -R and L). Two facts make the counts closed.
+
+1. Queries and keys in runs of n with equal strides: with F(x) = #{(s, t) : 0 <= s, t < n, s - t <= x}
+   and T(u) = u (u + 1) / 2, F(x) = T(n + x) for -n <= x < 0 and n*n - T(n - 1 - x) for 0 <= x < n.
+   A block is a difference of two F.
+2. Let a own the queries and b the keys. In the contiguous layout i - j = (a - b) n + s - t; in the striped
+   one i - j = (s - t) W + a - b, so that s - t lies between two quotients. Both depend on a - b alone.
+   A zigzag worker holds the chunks a and 2W - 1 - a of n/2 tokens, so that its block is four blocks of
+   chunks whose distances are a - b, b - a, and plus and minus 2W - 1 - (a + b). Hence for all three
+   layouts pairs(a, b) = near[a - b] + far[2W - 1 - a - b], with far = 0 outside zigzag.
+
+In step t of a ring worker r meets the block of (r - t) mod W: r - visitor is t for the W - t workers
+r >= t, and t - W for the t others. So near takes two values in a step, and far runs through every second
+entry of two intervals; it never grows with the distance, because the band holds 0. The most, the least and
+the sum over workers follow from the ends of the intervals and from prefix sums: O(1) for a step, O(W) in all.
+
+Sources: contiguous ring, Liu et al., https://arxiv.org/abs/2310.01889; striped, Brandon et al.,
+https://arxiv.org/abs/2311.09431, section 3; zigzag, Llama 3, https://arxiv.org/abs/2407.21783, section
+3.3.2, and https://github.com/zhuzilin/ring-flash-attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Visible iff ``lowest <= i - j <= highest``, where i is the query's position and j the key's.
+
+    ``lowest <= 0 <= highest``; a side without a bound is as far away as the sequence is long.
+    """
+
+    lowest: int
+    highest: int
+
+
+def band(length: int, causal: bool, window: tuple[int | None, int | None] | None) -> Band:
+    """The band of a mask over S positions (MASK-1, MASK-2).
+
+    >>> band(16, True, None), band(16, False, (3, 1))
+    (Band(lowest=0, highest=16), Band(lowest=-1, highest=3))
+    """
+    left, right = (None, None) if window is None else window
+    lowest = -length if right is None else -min(right, length)
+    highest = length if left is None else min(left, length)
+    return Band(0 if causal else lowest, highest)
+
+
+def triangle(u: Integers) -> Integers:
+    """T(u) = 1 + 2 + ... + u."""
+    return u * (u + 1) // 2
+
+
+def below(n: int, x: Integers) -> Integers:
+    """F(x): pairs (s, t) of 0 .. n-1 with s - t <= x.
+
+    >>> below(3, np.array([-3, -1, 0, 2])).tolist()
+    [0, 3, 6, 9]
+    """
+    u = np.clip(x, -n, n - 1)
+    return np.where(
+        u < 0, triangle(n + np.minimum(u, 0)), n * n - triangle(n - 1 - np.maximum(u, 0))
+    )
+
+
+def runs(n: int, distance: Integers, mask: Band) -> Integers:
+    """Pairs of n consecutive queries and n consecutive keys that begin ``distance`` before them."""
+    return below(n, mask.highest - distance) - below(n, mask.lowest - distance - 1)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Pairs of any block of one head: ``near[a - b + W - 1] + far[2W - 1 - a - b]``.
+
+    ``near`` int64 [2W - 1], ``far`` int64 [2W] (entry 0 is not used and 0).
+    """
+
+    workers: int
+    near: Integers
+    far: Integers
+
+    def pairs(self, a: Integers, b: Integers) -> Integers:
+        """Visible pairs of queries of a and keys of b, int64 of the same shape as a and b."""
+        total: Integers = (
+            self.near[a - b + self.workers - 1] + self.far[2 * self.workers - 1 - a - b]
+        )
+        return total
+
+
+def blocks(layout: str, workers: int, n: int, mask: Band) -> Blocks:
+    """The closed form of a layout ('contiguous', 'striped', 'zigzag') with n tokens on each worker.
+
+    >>> blocks("striped", 4, 8, Band(0, 32)).pairs(np.array([0, 1]), np.array([1, 0])).tolist()
+    [28, 36]
+    """
+    apart = np.arange(-(workers - 1), workers, dtype=np.int64)
+    none = np.zeros(2 * workers, dtype=np.int64)
+    if layout == "contiguous":
+        return Blocks(workers, runs(n, apart * n, mask), none)
+    if layout == "striped":
+        most, least = (mask.highest - apart) // workers, -((apart - mask.lowest) // workers)
+        return Blocks(workers, below(n, most) - below(n, least - 1), none)
+    chunk = n // 2
+    near = runs(chunk, apart * chunk, mask) + runs(chunk, -apart * chunk, mask)
+    across = np.arange(2 * workers, dtype=np.int64) * chunk
+    far = runs(chunk, across, mask) + runs(chunk, -across, mask)
+    far[0] = 0
+    return Blocks(workers, near, far)
+
+
+@dataclass(frozen=True)
+class StepPairs:
+    """Pairs of one head by step, int64 [steps]: of the busiest and the idlest worker, and of all W."""
+
+    most: Integers
+    least: Integers
+    total: Integers
+
+
+def step_pairs(form: Blocks, moves: str) -> StepPairs:
+    """The W steps of a ring in which 'keys' or 'queries' move (RING-1).
+
+    >>> counted = step_pairs(blocks("contiguous", 4, 6, Band(0, 24)), "keys")
+    >>> counted.most.tolist(), counted.least.tolist(), counted.total.tolist()
+    ([21, 36, 36, 36], [21, 0, 0, 0], [84, 108, 72, 36])
+    """
+    workers = form.workers
+    sign = 1 if moves == "keys" else -1
+    step = np.arange(workers, dtype=np.int64)
+    middle = workers - 1
+    ahead = form.near[middle + sign * step]  # r >= t: r - visitor = t
+    behind = np.concatenate(
+        (form.near[middle : middle + 1], form.near[middle + sign * (step[1:] - workers)])
+    )
+    ends = np.array([form.far[1 + step], form.far[2 * workers - 1 - step]])
+    low = np.where(step > 0, (workers + 1 - step) % (2 * workers), 1)
+    other = np.array([form.far[low], form.far[workers - 1 + step]])
+    some = step > 0  # in step 0 every worker meets its own block
+    most = np.where(some, np.maximum(ahead + ends[0], behind + other[0]), ahead + ends[0])
+    least = np.where(some, np.minimum(ahead + ends[1], behind + other[1]), ahead + ends[1])
+    every_second = every_second_sum(form.far)
+    before = np.where(some, every_second[step - 1], 0)
+    total = (workers - step) * ahead + every_second[2 * workers - 1 - step] - before
+    rest = step * behind + every_second[workers - 1 + step] - every_second[workers - 1 - step]
+    return StepPairs(most, least, total + np.where(some, rest, 0))
+
+
+def every_second_sum(x: Integers) -> Integers:
+    """y[s] = x[s] + x[s - 2] + x[s - 4] + ...
+
+    >>> every_second_sum(np.array([1, 2, 3, 4])).tolist()
+    [1, 2, 4, 6]
+    """
+    y = x.copy()
+    y[0::2] = np.cumsum(x[0::2])
+    y[1::2] = np.cumsum(x[1::2])
+    return y
+
+
+def worker_pairs(form: Blocks, moves: str) -> Integers:
+    """Pairs of one head that each worker computes in a whole pass, int64 [W].
+
+    >>> worker_pairs(blocks("contiguous", 4, 6, Band(0, 24)), "keys").tolist()
+    [21, 57, 93, 129]
+    """
+    workers = form.workers
+    worker = np.arange(workers, dtype=np.int64)
+    near = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(form.near)))
+    far = np.cumsum(form.far)
+    # Differences r - visitor run over W consecutive values; seen from the keys, over their negatives.
+    first = worker if moves == "keys" else workers - 1 - worker
+    across = far[2 * workers - 1 - worker] - far[workers - 1 - worker]
+    total: Integers = near[first + workers] - near[first] + across
+    return total

@@ -1,0 +1,257 @@
+"""Times of one pass, from counts and rates, in two models; and where a ring stops hiding its transfers.
+
+``timeline_seconds`` is the model of ``ringspec.spec.cost.timeline`` with a latency added: all workers
+wait for the slowest after each step, and everything that a step sends travels while it computes.
+That is more than a ring can do, because a step cannot send the sums that it has not finished.
+
+``seconds`` is the model of the order in which things are ready. Inputs of the next step travel while a
+step computes. Accumulators leave when the step has added to them, and so travel during the next step's
+computation, on the same link as the inputs; they are wanted only when that step has finished its own
+contribution. After the last step they travel alone. Gathering comes before all computation, and the
+reduction after it; both go round the ring in W - 1 hops. In neither model does computation slow down
+because a transfer runs beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.plan.hardware import Hardware, Link
+from ringspec.plan.pairs import Integers, StepPairs, blocks, step_pairs, worker_pairs
+from ringspec.plan.traffic import Memory, Traffic, memory, movement, streamed_bytes, traffic
+from ringspec.plan.workload import Workload
+
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Exact counts of one pass: ``steps`` of one head (see StepPairs), and ``workers`` int64 [W]."""
+
+    steps: StepPairs
+    workers: Integers
+    traffic: Traffic
+
+
+def counts(layout: str, circulation: str, backward: bool, work: Workload) -> Counts:
+    """Pairs by step and by worker, and bytes; with gathered keys step 0 is the gathering."""
+    moves = movement(circulation, backward).moves
+    form = blocks(layout, work.workers, work.tokens, work.mask)
+    steps = step_pairs(form, moves)
+    if circulation == "gather":
+        none = np.zeros(1, dtype=np.int64)
+        parts = (steps.most, steps.least, steps.total)
+        steps = StepPairs(*(np.concatenate((none, x)) for x in parts))
+    return Counts(steps, worker_pairs(form, moves), traffic(circulation, backward, work))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of one layout and circulation: counts over all B and H, times in seconds, bytes.
+
+    ``name`` of the schedule; ``counted`` pairs and bytes by step, of one head; ``hops`` steps after which
+    something travels.
+    ``step_compute`` and ``step_transfer`` float64 [steps]: of the busiest worker, and of what is sent
+    after the step. ``pairs`` visible pairs of all workers; ``bytes_sent`` by one worker; ``working_steps`` steps in
+    which any pair is visible; ``imbalance`` and ``lockstep_imbalance`` as in ``ringspec.spec.cost``.
+
+    ``compute_seconds`` of the mean worker; ``waiting_seconds`` that it waits for the busiest one of each
+    step; ``exposed_seconds`` in which all wait for transfers; ``seconds`` their sum, the whole pass;
+    ``timeline_seconds`` the same by the simpler model. ``transfer_seconds`` all transfers one after another.
+    ``idle`` = 1 - compute_seconds / seconds.
+
+    ``hides_from`` tokens per worker from which every transfer that can overlap is hidden in every step,
+    at this W; None if no number does. ``memory`` of one worker. ``streaming_bound``: reading and writing
+    a step's blocks once in the device's memory takes longer than the products of its busiest step.
+    """
+
+    name: str
+    counted: Counts
+    step_compute: Seconds
+    step_transfer: Seconds
+    pairs: int
+    bytes_sent: int
+    hops: int
+    working_steps: int
+    imbalance: float
+    lockstep_imbalance: float
+    compute_seconds: float
+    waiting_seconds: float
+    exposed_seconds: float
+    seconds: float
+    timeline_seconds: float
+    transfer_seconds: float
+    hides_from: int | None
+    memory: Memory
+    streaming_bound: bool
+
+    @property
+    def idle(self) -> float:
+        return 1.0 - self.compute_seconds / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a pass runs at: pairs of one head per second, bytes per second, seconds per hop."""
+
+    pairs: float
+    link: Link
+
+    def compute(self, pairs: Integers, work: Workload) -> Seconds:
+        time: Seconds = pairs.astype(np.float64) * (work.copies / self.pairs)
+        return time
+
+    def transfer(self, sent: Integers, hops: int = 1) -> Seconds:
+        """Seconds of each transfer; one that sends nothing takes none."""
+        time: Seconds = sent / self.link.bytes_per_second.value
+        return np.where(sent > 0, time + hops * self.link.latency.value, 0.0)
+
+
+def rates(backward: bool, work: Workload, hardware: Hardware) -> Rates:
+    """Pairs per second of one device: peak of the operands' format, times the kernel's fraction of it.
+
+    The format is that of P, the second operand of half the products.
+    """
+    flops = hardware.peak(work.recipe.p).value * hardware.efficiency(backward).value
+    return Rates(flops / work.flops(backward), hardware.link(work.workers))
+
+
+def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
+    """Seconds in which all wait for transfers, in the order in which things are ready (see the module)."""
+    if gathered:
+        hops = compute.size - 2  # W - 1: the first step computes nothing
+        alone = speed.transfer(moved.inputs, hops) + speed.transfer(moved.accumulators, hops)
+        return float(alone.sum())
+    if not overlap:
+        return float(speed.transfer(moved.sent).sum())
+    late = np.concatenate((np.zeros(1, dtype=np.int64), moved.accumulators))
+    beside = speed.transfer(moved.inputs + late[:-1])
+    return float(np.maximum(beside - compute, 0.0).sum() + speed.transfer(late[-1:]).sum())
+
+
+def simple(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
+    """Length of a pass as ``ringspec.spec.cost.timeline`` has it."""
+    hops = compute.size - 2 if gathered else 1
+    send = speed.transfer(moved.sent, hops)
+    return float((np.maximum(compute, send) if overlap else compute + send).sum())
+
+
+def plan_pass(
+    layout: str,
+    circulation: str,
+    backward: bool,
+    work: Workload,
+    hardware: Hardware,
+    overlap: bool = True,
+) -> Pass:
+    """Everything about one pass."""
+    counted, speed = counts(layout, circulation, backward, work), rates(backward, work, hardware)
+    gathered, copies = circulation == "gather", work.copies
+    busiest = speed.compute(counted.steps.most, work)
+    pairs = sum(counted.steps.total.tolist())
+    most = sum(counted.steps.most.tolist())
+    mean, unit = pairs / work.workers, copies / speed.pairs
+    waiting = (most * work.workers - pairs) / work.workers * unit
+    bare = exposed(busiest, counted.traffic, speed, gathered, overlap)
+    stream = streamed_bytes(backward, work) / hardware.memory_bytes_per_second.value
+    transfers = speed.transfer(counted.traffic.sent, work.workers - 1 if gathered else 1)
+    return Pass(
+        name=movement(circulation, backward).name,
+        counted=counted,
+        step_compute=busiest,
+        step_transfer=transfers,
+        pairs=pairs * copies,
+        bytes_sent=sum(counted.traffic.sent.tolist()),
+        hops=counted.traffic.hops,
+        working_steps=int(np.count_nonzero(counted.steps.total)),
+        imbalance=float(counted.workers.max()) / mean,
+        lockstep_imbalance=most / mean,
+        compute_seconds=mean * unit,
+        waiting_seconds=waiting,
+        exposed_seconds=bare,
+        seconds=mean * unit + waiting + bare,
+        timeline_seconds=simple(busiest, counted.traffic, speed, gathered, overlap),
+        transfer_seconds=float(transfers.sum()),
+        hides_from=None
+        if gathered or not overlap
+        else hides_from(layout, circulation, backward, work, speed),
+        memory=memory(circulation, backward, work),
+        streaming_bound=bool(stream > busiest.max()),
+    )
+
+
+LARGEST_BLOCK = 1 << 30
+
+
+def hides(layout: str, circulation: str, backward: bool, work: Workload, speed: Rates) -> bool:
+    """Whether no step computes for a shorter time than what travels beside it takes."""
+    moved = traffic(circulation, backward, work)
+    form = blocks(layout, work.workers, work.tokens, work.mask)
+    steps = step_pairs(form, movement(circulation, backward).moves)
+    late = np.concatenate((np.zeros(1, dtype=np.int64), moved.accumulators[:-1]))
+    beside = speed.transfer(moved.inputs + late)
+    return bool((beside <= speed.compute(steps.most, work)).all())
+
+
+def hides_from(
+    layout: str, circulation: str, backward: bool, work: Workload, speed: Rates
+) -> int | None:
+    """n*, the fewest tokens of a worker whose transfers are all hidden; None if no number hides them.
+
+    Without a window the busiest worker of a step computes n n, n(n + 1)/2 or n n/2 pairs and sends a
+    multiple of n bytes, so that what is hidden for n is hidden for more; and steps 0, 1 and the last
+    stand for all, so that three workers are enough to look at. For no mask, a latency of 0 and as many
+    key heads as query heads, n* is the F / B of Liu et al., https://arxiv.org/abs/2310.01889, section 3.
+    With a window that hides whole blocks there are steps that compute nothing, and none is looked for.
+    """
+    if work.window is not None:
+        return None
+    way = circulation if backward else "kv"  # the forward of a Q ring is a KV ring
+    return fewest_tokens(layout, way, backward, work.resized(min(work.workers, 3), 2), speed)
+
+
+@functools.lru_cache(maxsize=256)
+def fewest_tokens(
+    layout: str, circulation: str, backward: bool, few: Workload, speed: Rates
+) -> int | None:
+    """By bisection; ``few`` is the workload on at most three workers, of any length."""
+    unit = 2 if layout == "zigzag" else 1
+
+    def hidden(units: int) -> bool:
+        resized = few.resized(few.workers, units * unit)
+        return hides(layout, circulation, backward, resized, speed)
+
+    low, high = 0, LARGEST_BLOCK // unit
+    if not hidden(high):
+        return None
+    while high - low > 1:  # hidden with high, not with low
+        middle = (low + high) // 2
+        low, high = (low, middle) if hidden(middle) else (middle, high)
+    return high * unit
+
+
+def largest_ring(
+    layout: str, circulation: str, work: Workload, hardware: Hardware, backward: bool
+) -> int | None:
+    """W*, the most workers among which S tokens can be dealt with every transfer hidden.
+
+    The tokens per worker that hide them depend on the link, and the link on W. Whether W divides S is
+    not asked. None if not even two workers hide them, and for gathered keys.
+    """
+    if circulation == "gather":
+        return None
+    pairs, best = rates(backward, work, hardware).pairs, None
+    for link in hardware.links:
+        three = work.resized(3, 2)
+        fewest = hides_from(layout, circulation, backward, three, Rates(pairs, link))
+        if fewest is None:
+            continue
+        most = work.length // fewest
+        most = most if link.workers is None else min(most, link.workers)
+        if most >= 2 and hardware.link(most) is link:
+            best = max(most, best or 0)
+    return best

@@ -1,0 +1,157 @@
+"""Bytes: what each worker sends after each step, and what it holds, from the names that a pass carries.
+
+The bytes of a name are those of ``ringspec.spec.cost``, so that both count alike.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.formats import format_of
+from ringspec.plan.pairs import Integers
+from ringspec.plan.workload import Workload
+from ringspec.spec.cost import token_bytes
+from ringspec.spec.schedule import (
+    KEY_ACCUMULATORS,
+    KEY_INPUTS,
+    QUERY_ACCUMULATORS,
+    QUERY_INPUTS,
+)
+
+
+@dataclass(frozen=True)
+class Movement:
+    """What a pass of a circulation moves: the schedule's name, the side that visits, two lists of names."""
+
+    name: str
+    moves: str
+    inputs: tuple[str, ...]
+    accumulators: tuple[str, ...]
+
+
+FORWARD = {
+    "kv": Movement("KV ring, forward", "keys", KEY_INPUTS, ()),
+    "gather": Movement("gathered keys, forward", "keys", KEY_INPUTS, ()),
+}
+FORWARD["q"] = FORWARD["kv"]
+BACKWARD = {
+    "kv": Movement("KV ring, backward", "keys", KEY_INPUTS, KEY_ACCUMULATORS),
+    "q": Movement("Q ring, backward", "queries", QUERY_INPUTS, QUERY_ACCUMULATORS),
+    "gather": Movement("gathered keys, backward", "keys", KEY_INPUTS, KEY_ACCUMULATORS),
+}
+
+
+def movement(circulation: str, backward: bool) -> Movement:
+    return (BACKWARD if backward else FORWARD)[circulation]
+
+
+def block_bytes(names: tuple[str, ...], work: Workload) -> int:
+    """Bytes of one worker's block of these names, over all batches and heads."""
+    return int(slot_bytes(names, work.resized(1, 1)) * work.tokens)
+
+
+@functools.lru_cache(maxsize=256)
+def slot_bytes(names: tuple[str, ...], single: Workload) -> float:
+    """Bytes of one token."""
+    one = single.one_token()
+    return sum(token_bytes(name, one, single.recipe) for name in names)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that each worker sends after each step, int64 [steps]; all workers send alike.
+
+    ``inputs`` are not changed by the step, so that they can travel while it computes; ``accumulators``
+    hold what the step adds. ``hops``: steps after which something travels.
+    """
+
+    inputs: Integers
+    accumulators: Integers
+    hops: int
+
+    @property
+    def sent(self) -> Integers:
+        total: Integers = self.inputs + self.accumulators
+        return total
+
+
+def traffic(circulation: str, backward: bool, work: Workload) -> Traffic:
+    """Inputs take W - 1 hops, accumulators W (RING-4); a gather sends to W - 1 others at once.
+
+    >>> from ringspec.plan.workload import workload
+    >>> work = workload(24, 3, heads=1, head_dim=4, recipe_name="float64")
+    >>> [x.tolist() for x in (traffic("kv", True, work).inputs, traffic("kv", True, work).accumulators)]
+    [[576, 576, 0], [512, 512, 512]]
+    """
+    moved, workers = movement(circulation, backward), work.workers
+    inputs, added = block_bytes(moved.inputs, work), block_bytes(moved.accumulators, work)
+    if circulation == "gather":
+        arriving = np.zeros(workers + 1, dtype=np.int64)
+        leaving = arriving.copy()
+        arriving[0], leaving[workers] = inputs * (workers - 1), added * (workers - 1)
+        return Traffic(arriving, leaving, 2 if moved.accumulators else 1)
+    arriving = np.full(workers, inputs if workers > 1 else 0, dtype=np.int64)
+    arriving[workers - 1] = 0
+    leaving = np.full(workers, added if workers > 1 else 0, dtype=np.int64)
+    return Traffic(arriving, leaving, int(np.count_nonzero(arriving + leaving)))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one worker holds at the worst moment of a pass.
+
+    ``inputs``: its own q, k, v, and in a backward pass dy, lse, dy_o_sum; ``accumulators``: m, l, o or
+    dq, dk, dv of its own blocks; ``buffers``: two copies of whatever travels, one in use and one
+    arriving; ``gathered``: with gathered keys all W blocks, in a backward pass with dk and dv of each.
+    """
+
+    inputs: int
+    accumulators: int
+    buffers: int
+    gathered: int
+
+    @property
+    def total(self) -> int:
+        """All of it, in bytes."""
+        return self.inputs + self.accumulators + self.buffers + self.gathered
+
+
+def memory(circulation: str, backward: bool, work: Workload) -> Memory:
+    """What one worker holds. Results have left, or lie in the place of the accumulators."""
+    moved = movement(circulation, backward)
+    held = block_bytes(("q", "k", "v"), work)
+    own = softmax_state(work)
+    if backward:
+        held += block_bytes(("dy", "lse", "delta"), work)
+        stays = QUERY_ACCUMULATORS if moved.moves == "keys" else KEY_ACCUMULATORS
+        own = block_bytes(stays, work)
+    travels = block_bytes(moved.inputs + moved.accumulators, work)
+    if work.workers == 1:
+        alone = block_bytes(moved.accumulators, work)
+        return Memory(held, own + alone, 0, 0)
+    if circulation == "gather":
+        return Memory(held, own, 0, travels * work.workers)
+    return Memory(held, own, 2 * travels, 0)
+
+
+def softmax_state(work: Workload) -> int:
+    """m and l [B, H, n] and o [B, H, n, Dv] of a forward pass."""
+    size = {
+        f: format_of(getattr(work.recipe, f)).dtype.itemsize for f in ("statistics", "carried_o")
+    }
+    row = 2 * size["statistics"] + work.value_dim * size["carried_o"]
+    return work.copies * work.tokens * row
+
+
+def streamed_bytes(backward: bool, work: Workload) -> int:
+    """Bytes that a kernel reads and writes in its memory in one ring step, each block once.
+
+    The visiting inputs and the own ones are read; the accumulators are read and written.
+    """
+    if backward:
+        inputs = block_bytes(("q", "dy", "lse", "delta", "k", "v"), work)
+        return inputs + 2 * block_bytes(("dq", "dk", "dv"), work)
+    return block_bytes(("q", "k", "v"), work) + 2 * softmax_state(work)

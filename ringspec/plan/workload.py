@@ -1,0 +1,202 @@
+"""What is planned: lengths, heads, mask, number formats, and the checks of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringspec.errors import (
+    HeadCountError,
+    LayoutError,
+    OptionError,
+    UnknownNameError,
+    WorkerCountError,
+    nearest,
+    shown,
+)
+from ringspec.plan.pairs import Band, band
+from ringspec.recipes import Recipe, recipe
+from ringspec.spec.checks import check_window, flag, integer
+from ringspec.spec.options import default_scale
+from ringspec.spec.problem import Columns, Problem, Rows, Terms
+from ringspec.spec.schedule import CIRCULATIONS
+
+PLANNED_LAYOUTS = ("contiguous", "striped", "zigzag")
+LARGEST_PLAN = 1 << 20
+# Sums over the workers of one step, W n n, stay below this, and so within int64.
+LARGEST_STEP = 1 << 62
+LARGEST_SHAPE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One layer's attention on a ring.
+
+    ``length`` S tokens on ``workers`` W; ``batch`` B, ``heads`` H, ``kv_heads`` Hkv, ``head_dim`` D,
+    ``value_dim`` Dv; ``causal`` and ``window``: the mask.
+
+    ``window`` is (left, right) as in ``ringspec.attention``; the recipe says how many bytes a value
+    takes where it lies and where it travels.
+    """
+
+    length: int
+    workers: int
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    recipe: Recipe
+
+    @property
+    def tokens(self) -> int:
+        """n, the tokens of one worker."""
+        return self.length // self.workers
+
+    @property
+    def copies(self) -> int:
+        """B H: how often the pairs of one head are computed."""
+        return self.batch * self.heads
+
+    @property
+    def mask(self) -> Band:
+        """The mask as a band of distances."""
+        return band(self.length, self.causal, self.window)
+
+    def resized(self, workers: int, tokens: int) -> Workload:
+        """The same on another number of workers with ``tokens`` tokens each."""
+        return Workload(
+            workers * tokens, workers, self.batch, self.heads, self.kv_heads, self.head_dim,
+            self.value_dim, self.causal, self.window, self.recipe,
+        )  # fmt: skip
+
+    def flops(self, backward: bool) -> int:
+        """Operations of the matrix products for one visible pair of one head, in the ``backward`` pass or not.
+
+        Forward: Q K^T and P V, 2 D + 2 Dv. Backward: S again, dP, dV, dQ and dK, 6 D + 4 Dv; with
+        D = Dv these are the 4 D and 10 D of Dao, https://arxiv.org/abs/2307.08691, section 4.1.
+        """
+        if backward:
+            return 6 * self.head_dim + 4 * self.value_dim
+        return 2 * self.head_dim + 2 * self.value_dim
+
+    def one_token(self) -> Problem:
+        """A problem of one token with these shapes and no memory, of which bytes are counted."""
+        shape = (self.batch, self.heads, 1, self.head_dim)
+        keys = (self.batch, self.kv_heads, 1, self.head_dim)
+        values = (self.batch, self.kv_heads, 1, self.value_dim)
+        zero, first = np.zeros(()), np.zeros(1, dtype=np.int64)
+        terms = Terms(
+            self.heads, self.kv_heads, default_scale(self.head_dim), self.causal, self.window
+        )
+        q, k, v = (np.broadcast_to(zero, s) for s in (shape, keys, values))
+        return Problem(q, k, v, Rows(first, first[None]), Columns(first, first[None]), terms)
+
+
+def workload(
+    length: Any,
+    workers: Any,
+    *,
+    batch: Any = 1,
+    heads: Any = 32,
+    kv_heads: Any = None,
+    head_dim: Any = 128,
+    value_dim: Any = None,
+    causal: Any = True,
+    window: Any = None,
+    recipe_name: Any = "bf16",
+) -> Workload:
+    """A workload from arguments of any origin, or the error of the first that cannot be.
+
+    Raises OptionError, WorkerCountError, HeadCountError, LayoutError, WindowError, UnknownNameError.
+
+    >>> workload(1 << 20, 64, kv_heads=8).tokens
+    16384
+    """
+    if not whole(workers) or not 1 <= workers <= LARGEST_PLAN:
+        raise WorkerCountError(
+            f"W >= 1 workers, and at most {LARGEST_PLAN}", shown(workers), "pass workers=1 or more"
+        )
+    length = sized(length, "length", 1 << 62)
+    heads = sized(heads, "heads")
+    kv_heads = heads if kv_heads is None else sized(kv_heads, "kv_heads")
+    if heads % kv_heads:
+        raise HeadCountError(
+            "query heads H as a multiple of key/value heads Hkv",
+            f"H = {heads}, Hkv = {kv_heads}",
+            "query head h uses key head h // (H // Hkv)",
+        )
+    head_dim = sized(head_dim, "head_dim")
+    planned = Workload(
+        length,
+        int(workers),
+        sized(batch, "batch"),
+        heads,
+        kv_heads,
+        head_dim,
+        head_dim if value_dim is None else sized(value_dim, "value_dim"),
+        flag(causal, "causal"),
+        check_window(window),
+        recipe(recipe_name),
+    )
+    if length % planned.workers:
+        raise LayoutError(
+            f"S divisible by W = {planned.workers}", f"S = {length}", "pad the sequence"
+        )
+    if planned.workers * planned.tokens**2 > LARGEST_STEP:
+        raise OptionError(
+            "W n n of at most 2**62 (W workers with n tokens each)",
+            f"W = {planned.workers}, n = {planned.tokens}",
+            "choose a shorter sequence, or more workers",
+        )
+    return planned
+
+
+def whole(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
+def sized(x: Any, what: str, most: int = LARGEST_SHAPE) -> int:
+    """A length or a number of heads."""
+    if not 1 <= integer(x, what) <= most:
+        raise OptionError(f"{what} from 1 to {most}", shown(x), f"pass another {what}")
+    return int(x)
+
+
+def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """Some of the known names, each once, in their order."""
+    chosen = (names,) if isinstance(names, str) else names
+    if not isinstance(chosen, (tuple, list)) or not chosen:
+        raise OptionError(
+            f"one or more of {', '.join(known)}", shown(names), f"pass {what}='{known[0]}'"
+        )
+    for name in chosen:
+        if not isinstance(name, str) or name not in known:
+            raise UnknownNameError(
+                f"{what} in {', '.join(known)}", shown(name), nearest(name, known)
+            )
+    return tuple(name for name in known if name in chosen)
+
+
+def check_layouts(names: Any, planned: Workload) -> tuple[str, ...]:
+    """The layouts asked for; None is all that the lengths allow."""
+    even = planned.tokens % 2 == 0
+    if names is None:
+        return PLANNED_LAYOUTS if even else PLANNED_LAYOUTS[:2]
+    chosen = check_choice(names, PLANNED_LAYOUTS, "layouts")
+    if "zigzag" in chosen and not even:
+        raise LayoutError(
+            f"S divisible by 2W = {2 * planned.workers} for the layout 'zigzag'",
+            f"S = {planned.length}",
+            "pad the sequence, or leave 'zigzag' out",
+        )
+    return chosen
+
+
+def check_circulations(names: Any) -> tuple[str, ...]:
+    """The circulations asked for; None is all of them."""
+    return CIRCULATIONS if names is None else check_choice(names, CIRCULATIONS, "circulations")

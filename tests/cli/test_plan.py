@@ -1,0 +1,164 @@
+"""``ringspec plan`` on the command line: the document, the table, files of rates, figures, speed."""
+
+import json
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+import ringspec
+from ringspec.cli import main
+from ringspec.cli.plan import LAYOUTS, PRESETS, compact
+from ringspec.plan import PRESETS as KNOWN
+from ringspec.plan import plan
+from ringspec.plan.workload import PLANNED_LAYOUTS
+
+SCHEMA = json.loads((Path(ringspec.__file__).parent / "cli" / "plan.schema.json").read_text())
+FILE = """
+name = "toy"
+[flops_per_second]
+bfloat16 = 1e13
+[efficiency]
+forward = 0.5
+backward = 0.5
+[memory]
+bytes = 1e10
+bytes_per_second = 1e12
+[[links]]
+name = "cable"
+bytes_per_second = 1e9
+latency = 1e-6
+"""
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, ["plan", *map(str, arguments)])
+
+
+def document(*arguments):
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    jsonschema.validate(data, SCHEMA)
+    return data
+
+
+def test_the_document_holds_what_the_function_returns():
+    data = document("--workers", "4,20", "--length", "40960", "--kv-heads", 8, "--hardware", "trn2")
+    assert [one["workload"]["workers"] for one in data["plans"]] == [4, 20]
+    for one in data["plans"]:
+        again = plan(40960, one["workload"]["workers"], kv_heads=8, hardware="trn2")
+        assert one["best"] == {"layout": again.best.layout, "circulation": again.best.circulation}
+        assert [x["seconds"] for x in one["options"]] == [x.seconds for x in again.options]
+        assert [x["memory_bytes"] for x in one["options"]] == [x.memory for x in again.options]
+    near, far = data["plans"]
+    assert near["link"].startswith("NeuronLink") and near["hardware"]["links"][2]["workers"] is None
+    assert near["hardware"]["memory"]["source"].startswith("https://")
+    steps = far["options"][0]["passes"][0]["steps"]
+    assert len(steps) == 16 and (steps[0]["step"], steps[-1]["step"]) == (0, 19)
+    # The busiest worker of a contiguous ring has a whole block in every step but the first.
+    n = 40960 // 20
+    assert [s["most_pairs"] for s in steps] == [n * (n + 1) // 2, *[n * n] * 15]
+
+
+def test_options_reach_the_plan():
+    given = ("--workers", 4, "--length", 64, "--heads", 2, "--head-dim", 8, "--value-dim", 4)
+    data = document(
+        *given, "--batch", 3, "--no-causal", "--window", "5,none", "--no-backward", "--no-overlap",
+        "--layout", "zigzag,striped", "--circulation", "gather", "--recipe", "float32",
+        "--flops", 1e12, "--efficiency", 0.5, "--bandwidth", 1e9, "--latency", 1e-6, "--memory", 1e9,
+    )  # fmt: skip
+    (one,) = data["plans"]
+    assert one["workload"] == {
+        "length": 64, "workers": 4, "tokens": 16, "batch": 3, "heads": 2, "kv_heads": 2,
+        "head_dim": 8, "value_dim": 4, "causal": False, "window": [5, None], "recipe": "float32",
+        "backward": False, "overlap": False, "flops_per_pair": {"forward": 24, "backward": 64},
+    }  # fmt: skip
+    assert [(x["layout"], x["circulation"]) for x in one["options"]] == [
+        ("striped", "gather"),
+        ("zigzag", "gather"),
+    ]
+    device = one["hardware"]
+    assert device["flops_per_second"]["float32"]["value"] == 1e12
+    assert device["links"][0]["bytes_per_second"]["value"] == 1e9
+    assert [len(x["passes"]) for x in one["options"]] == [1, 1]
+
+
+def test_rates_come_from_a_file(tmp_path):
+    path = tmp_path / "rates.toml"
+    path.write_text(FILE)
+    (one,) = document("--hardware", path, "--workers", 3, "--length", 96)["plans"]
+    assert one["hardware"]["name"] == "toy" and one["link"] == "cable"
+
+
+def test_the_text_shows_every_option_and_the_advice():
+    result = call("--workers", 8, "--kv-heads", 8)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("8 workers, 65536 tokens, 8192 each")
+    rows = [line for line in lines if line[2:].startswith(LAYOUTS)]
+    assert len(rows) == 9
+    assert [line for line in rows if line.startswith("*")] == [
+        line for line in rows if line.startswith("* zigzag kv")
+    ]
+    assert any(line.startswith("Take zigzag with a KV ring: ") for line in lines)
+    assert max(map(len, lines)) <= 100 and result.stdout.isascii()
+
+
+def test_a_narrow_table_loses_nothing():
+    labels, columns = ["", "abc"], [["one", "1"], ["two", "2"], ["three", "3"]]
+    wide, narrow = compact(labels, columns, 100), compact(labels, columns, 10)
+    assert sorted(" ".join(wide).replace("abc", "").split()) == sorted(
+        " ".join(narrow).replace("abc", "").split()
+    )
+    assert max(map(len, narrow)) <= 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--hardware", "h100"), "write 'h200'"),
+        (("--hardware", "none.toml"), "FileNotFoundError"),
+        (("--workers", "0"), "W >= 1 workers"),
+        (("--workers", "2000000"), "at most 1048576"),
+        (("--length", "10", "--workers", "3"), "S divisible by W = 3"),
+        (("--layout", "zag"), "write 'zigzag'"),
+        (("--circulation", "kv,qq"), "circulations in"),
+        (("--bandwidth", "nan"), "bytes_per_second"),
+        (("--efficiency", "2"), "at most 1"),
+        (("--figure", "x.exe"), ".png"),
+        (("--workers", ",".join(["2"] * 65)), "at most 64"),
+    ],
+)
+def test_bad_input_ends_with_2_and_a_message(arguments, message):
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_the_names_that_help_shows_are_the_known_ones():
+    assert tuple(KNOWN) == PRESETS and PLANNED_LAYOUTS == LAYOUTS
+
+
+def test_65536_workers_take_less_than_five_seconds():
+    """Ten times the processor time that it takes is still not five seconds."""
+    begin = time.process_time()
+    data = document("--workers", 65536, "--kv-heads", 8)
+    assert time.process_time() - begin < 5
+    (one,) = data["plans"]
+    kept = {(x["layout"], x["circulation"]): x for x in one["options"]}
+    length = one["workload"]["length"]
+    for x in kept.values():
+        for way in x["passes"]:
+            assert way["pairs"] == 32 * length * (length + 1) // 2
+    assert not kept["zigzag", "gather"]["fits"]
+
+
+def test_a_figure_is_drawn_of_the_recommended_ring(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = call("--workers", 64, "--figure", tmp_path / "ring.svg")
+    assert result.exit_code == 0, result.output
+    drawn = (tmp_path / "ring.svg").read_text()
+    assert "compute 5 3" in drawn and "send, not overlapped" in drawn

@@ -1,0 +1,228 @@
+"""What is public: the one list that the tests of the documentation go by.
+
+A public name keeps its meaning, stands in the documentation, and has a docstring that can be used without
+reading the code. ``WHOLE`` are modules of which everything in ``__all__`` is public, ``CHOSEN`` modules of
+which these names are. ``SHOWN`` are the files of the specification: the documentation shows all that they
+define, and what is not chosen is a step on the way, to be read where it stands.
+"""
+
+import importlib
+import inspect
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import ringspec.errors
+
+ROOT = Path(__file__).parents[2]
+SHOWN = tuple(
+    f"ringspec.spec.{path.stem}" for path in sorted((ROOT / "ringspec" / "spec").glob("[a-z]*.py"))
+)
+WHOLE = (
+    "nki_impl.kernels",
+    "ringspec",
+    "ringspec.exact",
+    "ringspec.recipes",
+    "ringspec.render",
+    "ringspec.render.figures",
+    "ringspec.testing",
+    "ringspec.vectors",
+)
+CHOSEN = {
+    "ringspec.spec.block_attention": (
+        "BlockGradients",
+        "block_backward",
+        "block_forward",
+        "dy_o_sum",
+    ),
+    "ringspec.spec.cost": ("Cost", "Span", "cost", "timeline"),
+    "ringspec.spec.dropout": ("keep_factor", "keep_mask", "philox4x32_10"),
+    "ringspec.spec.layout": (
+        "Layout",
+        "contiguous",
+        "from_table",
+        "lse_from_tiles",
+        "lse_to_tiles",
+        "make_layout",
+        "shard",
+        "striped",
+        "unpermute",
+        "unshard",
+        "zigzag",
+        "zigzag_per_document",
+    ),
+    "ringspec.spec.masks": ("bounds", "causal", "padding", "segments", "visible", "window"),
+    "ringspec.spec.online_softmax": (
+        "SoftmaxState",
+        "absorb",
+        "finish",
+        "merge",
+        "merge_normalised",
+        "normalised",
+        "start",
+    ),
+    "ringspec.spec.options": ("Options", "check", "default_scale"),
+    "ringspec.spec.problem": ("Columns", "Problem", "Rows", "Terms"),
+    "ringspec.spec.ring_backward": ("backward_finish", "backward_start", "backward_step"),
+    "ringspec.spec.ring_forward": ("forward_finish", "forward_start", "forward_step"),
+    "ringspec.spec.rules": ("Rule", "rule"),
+    "ringspec.spec.run": ("Run", "WorkerResult"),
+    "ringspec.spec.schedule": (
+        "Schedule",
+        "Step",
+        "Transfer",
+        "backward_schedule",
+        "cp_offset",
+        "forward_schedule",
+        "gather_schedule",
+        "ring_permute",
+        "ring_schedule",
+        "visitor",
+    ),
+    "ringspec.spec.validator": ("Defect", "find_defects", "validate"),
+    "ringspec.spec.worker": ("KeySide", "Message", "Moment", "QuerySide", "WorkerState"),
+    "ringspec.errors": tuple(
+        name
+        for name, value in vars(ringspec.errors).items()
+        if inspect.isclass(value) and value.__module__ == "ringspec.errors"
+    ),
+    "ringspec.formats": (
+        "FORMATS",
+        "Format",
+        "bits",
+        "format_of",
+        "load",
+        "name_of",
+        "round_to",
+        "store",
+        "unit_roundoff",
+    ),
+    "ringspec.interfaces.ejkernel": (
+        "RingFlashResiduals",
+        "flash_attention_bwd",
+        "ring_flash_attention_call",
+    ),
+    "ringspec.interfaces.nkilib": (
+        "ring_attention_spmd_bwd",
+        "ring_attention_spmd_fwd",
+        "ring_attention_unpermute",
+    ),
+    "ringspec.tensorfile": (
+        "decode",
+        "encode",
+        "read_metadata",
+        "read_tensors",
+        "write_tensors",
+    ),
+    "ringspec.compare.bounds": ("Sizes", "bound_factors", "bound_floors"),
+    "ringspec.compare.explain": ("explain", "explain_all"),
+    "ringspec.compare.inference": ("Fit", "Inference", "infer"),
+    "ringspec.compare.noise": ("Noise", "predict"),
+    "ringspec.compare.noise_problem": ("Attention", "Geometry"),
+    "ringspec.compare.rivals": ("Rule", "Seen"),
+    "ringspec.compare.rivals_naive": ("naive",),
+    "ringspec.compare.row_scale": (
+        "AbsoluteSums",
+        "RowScale",
+        "absolute_sums",
+        "row_errors",
+        "row_scale",
+    ),
+    "ringspec.compare.statistics": ("alarms", "errors_of", "examine", "told"),
+    "ringspec.compare.statistics_types": ("Allowance", "Test", "allowance_for"),
+    "ringspec.compare.verdict": ("TensorVerdict", "judge", "judge_tensor"),
+    "ringspec.conformance.adapters.command": ("CommandTarget",),
+    "ringspec.conformance.adapters.jax_mesh": ("JaxTarget",),
+    "ringspec.conformance.adapters.numpy_lists": ("NumPyTarget",),
+    "ringspec.conformance.adapters.offline": ("OfflineTarget", "write_cases"),
+    "ringspec.conformance.adapters.torch_processes": ("TorchTarget",),
+    "ringspec.conformance.adapters.torch_launched": ("launched",),
+    "ringspec.conformance.adapters.torch_worker": ("LocalCall",),
+    "ringspec.conformance.capabilities": ("Capabilities", "capabilities_from", "why_not"),
+    "ringspec.conformance.cases": ("Judgement", "RunCase", "run_cases"),
+    "ringspec.conformance.declared": ("declared_recipe",),
+    "ringspec.conformance.expected": ("read_expected",),
+    "ringspec.conformance.load": ("load_target",),
+    "ringspec.conformance.outcome": ("Record",),
+    "ringspec.conformance.report": ("Report", "headline", "read_report"),
+    "ringspec.conformance.runner": ("Summary", "run"),
+    "ringspec.conformance.target": (
+        "Call",
+        "Crashed",
+        "Exited",
+        "Failed",
+        "Garbage",
+        "Mutated",
+        "Refused",
+        "Result",
+        "Target",
+        "TimedOut",
+    ),
+    "ringspec.vectors.cache": ("materialise", "tensors_of"),
+    "ringspec.vectors.case": (
+        "CaseFormats",
+        "Inputs",
+        "Patch",
+        "Ring",
+        "Shape",
+        "TensorRecipe",
+        "Withdrawn",
+    ),
+    "ringspec.vectors.digest": ("case_digest", "tensor_digest"),
+    "ringspec.vectors.flags": ("Flag",),
+    "ringspec.vectors.generate": ("Derived", "derive", "generate"),
+    "ringspec.vectors.inputs": ("draw", "inputs_of"),
+    "ringspec.vectors.requires": ("requires",),
+    "ringspec.vectors.verify": ("CaseReport", "verify"),
+    "nki_impl.lang": ("BackendError", "check_package", "chosen_backend", "load_backend"),
+    "nki_impl.sim.coverage": ("Coverage", "coverage"),
+    "nki_impl.sim.install": ("installed",),
+    "nki_impl.sim.launch": ("Kernel", "Outcome", "jit", "run_ranks", "simulate"),
+    "nki_impl.target": ("NkiImpl", "nki_impl", "nki_impl_full", "nki_impl_lnc2"),
+}
+
+
+def defined_in(module: types.ModuleType) -> tuple[str, ...]:
+    """Functions and classes that a module defines, without those with a leading underscore."""
+    return tuple(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
+    )
+
+
+def public_names() -> Iterator[tuple[str, str]]:
+    """(module, name) of everything public; one object may have several names."""
+    for path in WHOLE:
+        for name in importlib.import_module(path).__all__:
+            yield path, name
+    for path, names in CHOSEN.items():
+        for name in names:
+            yield path, name
+
+
+def value_of(path: str, name: str) -> object:
+    return getattr(importlib.import_module(path), name)
+
+
+def described() -> dict[str, object]:
+    """Public functions and classes, each once, by the name under which it is defined."""
+    found = {}
+    for path, name in public_names():
+        value = value_of(path, name)
+        value = getattr(value, "__wrapped__", value)  # what nki.jit made a kernel of
+        if inspect.isfunction(value) or inspect.isclass(value):
+            found[f"{value.__module__}.{value.__qualname__}"] = value
+    return found
+
+
+def shown() -> dict[str, object]:
+    """What the files of the specification define beside what is public, by name."""
+    found = {}
+    for path in SHOWN:
+        for name in defined_in(importlib.import_module(path)):
+            value = value_of(path, name)
+            found[f"{path}.{name}"] = value
+    return {name: value for name, value in found.items() if name not in described()}
