@@ -23,7 +23,7 @@ copyright = "the ringspec authors, Apache-2.0"
 release = ringspec.__version__
 version = release
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["mathml", "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "_extra", "reference/generated"]
 
 # 'zigzag' in a docstring is a value; curly quotes would make it prose.
@@ -35,6 +35,7 @@ html_copy_source = False
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+html_math_renderer = "mathml"
 
 executed_notebooks = os.environ.get("RINGSPEC_EXECUTED_NOTEBOOKS")
 nb_execution_mode = "off" if executed_notebooks else "force"

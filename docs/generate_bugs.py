@@ -72,7 +72,7 @@ def known_bugs() -> str:
         ".. _known-bugs:\n",
         heading("Known bugs"),
         f"{len(MUTANTS)} bugs as small mutations of the specification (``ringspec.conformance.mutants``), "
-        f"{reported} of them with links to public reports. Each fails the cases that are named with it, in every "
+        f"{reported} of them seen in public, with links. Each fails the cases that are named with it, in every "
         "run of the tests. What all cases, and rules in use elsewhere, make of them stands in "
         ":doc:`the kill table <../kill_table>`. To look a bug up by the name that a report gives it, "
         "search this page.\n",

@@ -10,9 +10,12 @@ from __future__ import annotations
 import click
 
 import ringspec
+from ringspec.cli.bench import bench_command
 from ringspec.cli.cases import cases_group
 from ringspec.cli.check import check_command
+from ringspec.cli.explore import explore_command
 from ringspec.cli.group import Commands
+from ringspec.cli.plan import plan_command
 from ringspec.cli.power import power_command
 from ringspec.cli.replay import replay_command
 from ringspec.cli.schedule import schedule_command
@@ -33,9 +36,12 @@ def main() -> None:
 
 main.add_command(simulate_command)
 main.add_command(schedule_command)
+main.add_command(explore_command)
 main.add_command(vectors_group)
 main.add_command(smoke_command)
 main.add_command(check_command)
 main.add_command(replay_command)
 main.add_command(cases_group)
 main.add_command(power_command)
+main.add_command(plan_command)
+main.add_command(bench_command)

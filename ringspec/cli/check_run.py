@@ -42,7 +42,7 @@ def check(
     spec = target_or_default(target)
     profile, only = asked_of(spec, profile, only)
     expected = None if expected_failures is None else read_expected(expected_failures)
-    options = {
+    options: dict[str, Any] = {
         "only": only or None,
         "jobs": jobs,
         "timeout": timeout or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 from click.core import ParameterSource
 
 import ringspec
-from ringspec.cli import output, reference
+from ringspec import fast
+from ringspec.cli import output, ranks, reference
 from ringspec.cli.describe import heading, problem_data
 from ringspec.cli.inputs import Inputs, drawn, drawn_inputs, read_inputs, shortened
 from ringspec.cli.options import (
@@ -34,16 +36,18 @@ from ringspec.spec.worker import Moment
 LONG = 1 << 22
 MAX_SAVED_BYTES = 1 << 30
 MAX_BLOCK = 1 << 26
+BLOCKS = ("spec", "fast")
 
 EXAMPLES = """\b
 Examples:
   ringspec simulate --workers 4 --layout zigzag --circulation q
   ringspec simulate --input qkv.npz --workers 2 --recipe bf16 --json
+  mpiexec -n 4 ringspec simulate --layout zigzag
 
 \b
 Exit code: 0; 1 when the ring differs from the dense definition by more than 1e-14
 of the row scale (recipe float64; other recipes have no bound); 2 for bad input;
-130 after Ctrl-C. The keys of --json: ringspec/cli/schema.json.
+4 when an MPI rank hangs; 130 after Ctrl-C. The keys of --json: ringspec/cli/schema.json.
 """
 
 
@@ -81,10 +85,19 @@ of the row scale (recipe float64; other recipes have no bound); 2 for bad input;
     help="Write results and recorded states to a .safetensors file.",
 )
 @click.option("--states/--no-states", default=True, help="With --save: the recorded states too.")
+@click.option(
+    "--blocks",
+    type=click.Choice(BLOCKS),
+    default="spec",
+    show_default=True,
+    help="Who computes a block: the specification, or ringspec.fast, for real lengths, with threads, "
+    "in the recipes float64 and float32.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@ranks.ranks_options
 def simulate_command(**given: Any) -> None:
-    """Run ring attention in one process, on drawn tensors or on a file's, and compare every
-    worker's results with the dense definition.
+    """Run ring attention on drawn tensors or on a file's, in one process or with an MPI rank for
+    each worker, and compare every worker's results with the dense definition.
 
     Prints who computes which block in which step, the visible pairs, hops and bytes, and the
     errors of o, lse, dq, dk, dv for each worker.
@@ -92,7 +105,12 @@ def simulate_command(**given: Any) -> None:
     Besides q, k, v, dy and dlse a file may hold bias, mask, segments_q, segments_k, bound_min,
     bound_max, sinks, keep, positions_q and positions_k, as ringspec.ring takes them.
     """
-    ctx = click.get_current_context()
+    with ranks.team(given) as team:
+        simulate(click.get_current_context(), team, given)
+
+
+def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> None:
+    """The command on one rank; of several, the first reports."""
     if given["input_path"] is not None:
         refuse_shapes(ctx)
     asked = request_from(given)
@@ -116,7 +134,9 @@ def simulate_command(**given: Any) -> None:
     record = given["save"] is not None and given["states"]
     # Numbers beyond a format's range become inf and nan, which the report shows.
     with np.errstate(over="ignore", invalid="ignore"):
-        run = run_ring(asked, inputs, options, record)
+        run = run_ring(team, asked, inputs, options, record, given["blocks"])
+        if run is None:
+            return
         if given["save"] is not None:
             run.save(given["save"])
         document = report(run, asked, inputs, given["method"])
@@ -158,13 +178,22 @@ def read_or_draw(asked: Request, given: dict[str, Any]) -> Inputs:
     return drawn_inputs(given["seed"], asked.shape, tuple(names))
 
 
-def run_ring(asked: Request, inputs: Inputs, options: dict[str, Any], record: bool) -> Run:
-    """The ring, with a progress bar where it takes long."""
+def run_ring(
+    team: ranks.Team,
+    asked: Request,
+    inputs: Inputs,
+    options: dict[str, Any],
+    record: bool,
+    blocks: str,
+) -> Run | None:
+    """The ring, with a progress bar where it takes long; None on a rank that does not report."""
     tensors = dict(inputs.tensors)
     if not asked.backward:
         tensors.pop("dy", None)
         tensors.pop("dlse", None)
-    check_block(asked, tensors)
+    pieces: dict[str, Any] = dict(fast.pieces()) if blocks == "fast" else {}
+    if not pieces:
+        check_block(asked, tensors)
     if record:
         check_saved_size(asked, tensors)
     passes = 2 if {"dy", "dlse"} & set(tensors) else 1
@@ -175,7 +204,8 @@ def run_ring(asked: Request, inputs: Inputs, options: dict[str, Any], record: bo
         def observe(moment: Moment) -> None:
             tick()
 
-        return ring(
+        compute: Callable[..., Run | None] = ring if team is None else team.ring
+        return compute(
             tensors["q"],
             tensors["k"],
             tensors["v"],
@@ -189,6 +219,7 @@ def run_ring(asked: Request, inputs: Inputs, options: dict[str, Any], record: bo
             skip_masked=asked.skip_masked,
             record=record,
             observer=observe,
+            **pieces,
             **options,
         )
 
@@ -201,7 +232,7 @@ def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
         raise OptionError(
             f"B * H * Sq/W * Sk/W of at most {MAX_BLOCK} for one block of scores",
             str(block),
-            "choose more --workers, or smaller lengths",
+            "choose more --workers, smaller lengths, or --blocks fast",
         )
 
 

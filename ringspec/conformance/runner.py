@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ringspec.conformance.cases import RunCase
 from ringspec.conformance.execute import Diagnose
@@ -22,7 +23,7 @@ PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole run. ``complete`` is False where Ctrl-C ended it: the rest is 'not run'."""
+    """A whole run: its ``records``. ``complete`` is False where Ctrl-C ended it: the rest is 'not run'."""
 
     records: tuple[Record, ...]
     complete: bool = True
@@ -40,6 +41,7 @@ class Summary:
 
     @property
     def failures(self) -> tuple[Record, ...]:
+        """The records whose outcome is a failure."""
         return tuple(record for record in self.records if record.outcome in FAILURES)
 
     @property
@@ -67,14 +69,19 @@ def run(
     sink: Sink | None = None,
     spec: str | None = None,
     diagnose: Diagnose | None = None,
+    profile: str | None = None,
+    links: Any = None,
 ) -> Summary:
     """Run cases against a target.
 
-    ``only``: patterns of ids, such as 'ring/*'. ``expected_failures``: reasons by id
+    ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id
     (:func:`ringspec.conformance.expected.read_expected`). ``sink(record)`` is called for each record
     in the order of the cases, ``progress(done, total, id)`` after it. With ``spec``, the name by
     which :func:`ringspec.conformance.load.load_target` finds the target, ``jobs`` processes work at
-    the same time, and a call that takes longer than ``timeout`` seconds is a 'timeout'. Ctrl-C ends
+    the same time, and a call that takes longer than ``timeout`` seconds is a 'timeout'. Where
+    ``profile`` names the profile that all cases come from, those processes compute the truth and
+    judge as well; without it this process does. Records do not depend on ``jobs``. With
+    ``links`` (:class:`ringspec.comm.mpi.MpiLinks`) the ranks share the cases; rank 0 has the records. Ctrl-C ends
     the run; what is left is 'not run'. Wrong answers are shown to ``diagnose``
     (:class:`ringspec.conformance.diagnoser.Diagnoser`).
 
@@ -88,7 +95,7 @@ def run(
     expected = dict(expected_failures or {})
     check_expected(target, cases, expected)
     records: list[Record] = []
-    running = executed(target, chosen, timeout, jobs, spec, diagnose)
+    running = executed(target, chosen, timeout, jobs, spec, diagnose, profile, links)
     try:
         for record in running:
             records.append(settle(record, expected))

@@ -9,6 +9,7 @@ Sources: DESIGN section 3; Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.o
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Unpack
 
 import numpy as np
@@ -32,7 +33,9 @@ from ringspec.spec.options import Options, check, check_gradients, takes_options
 from ringspec.spec.problem import Array, Problem
 from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, sink_share
 from ringspec.spec.ring_forward import (
+    Absorb,
     Observer,
+    absorb_block,
     forward_finish,
     forward_start,
     forward_step,
@@ -71,6 +74,7 @@ def ring(
     schedule_backward: Schedule | None = None,
     block_forward: BlockForward = block_forward,
     block_backward: BlockBackward = block_backward,
+    absorb: Absorb = absorb_block,
     **options: Unpack[Options],
 ) -> Run:
     """Ring attention over ``workers`` workers; with dy (or dlse) its backward pass as well.
@@ -91,6 +95,7 @@ def ring(
     ``skip_masked``  leave out pairs of blocks that the mask makes wholly invisible
     ``schedule``, ``schedule_backward``    schedules of your own; they are validated first
     ``block_forward``, ``block_backward``  the block computation (see ``spec.block_attention``)
+    ``absorb``       merges one block's state into the running one, in place of SOFT-1's code here
 
     Returns a :class:`Run`. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`.
 
@@ -105,6 +110,7 @@ def ring(
     record, skip_masked = flag(record, "record"), flag(skip_masked, "skip_masked")
     function(block_forward, "block_forward")
     function(block_backward, "block_backward")
+    function(absorb, "absorb")
     if observer is not None:
         function(observer, "observer")
     check_circulation(circulation)
@@ -129,7 +135,9 @@ def ring(
         if observer is not None:
             observer(moment)
 
-    results = run_forward(problem, used, layout_q, layout_k, forward, block_forward, observe)
+    results = run_forward(
+        problem, used, layout_q, layout_k, forward, block_forward, absorb, observe
+    )
     if used.products == "float64":
         for result in results:
             check_results(o=result.o)
@@ -221,6 +229,7 @@ def run_forward(
     layout_k: Layout,
     schedule: Schedule,
     block: BlockForward,
+    absorb: Absorb,
     observe: Observer,
 ) -> list[WorkerResult]:
     """Shard, run the forward loop, finish every row."""
@@ -230,7 +239,8 @@ def run_forward(
         rows = problem.rows.take(layout_q.table[r])
         columns = problem.columns.take(layout_k.table[r])
         states.append(forward_start(r, q[r], k[r], v[r], rows, columns, problem.terms, recipe))
-    states, _ = lockstep("forward", forward_step, states, schedule, block, observe)
+    one_step = functools.partial(forward_step, absorb=absorb)
+    states, _ = lockstep("forward", one_step, states, schedule, block, observe)
     results = []
     for r, state in enumerate(states):
         o, lse = forward_finish(state)

@@ -32,6 +32,7 @@ from ringspec.spec.worker import (
 )
 
 Observer = Callable[[Moment], None]
+Absorb = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
 
 
 def forward_start(
@@ -63,8 +64,19 @@ def forward_start(
     )
 
 
+def absorb_block(running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """Merge one block's result into the running state, in the recipe's way."""
+    if recipe.merge_order == "normalised":
+        return merge_normalised(running, part, recipe)
+    return merge(running, part, recipe)
+
+
 def forward_step(
-    state: WorkerState, schedule: Schedule, received: tuple[Message, ...], block: BlockForward
+    state: WorkerState,
+    schedule: Schedule,
+    received: tuple[Message, ...],
+    block: BlockForward,
+    absorb: Absorb = absorb_block,
 ) -> tuple[WorkerState, tuple[Message, ...]]:
     """One worker's step: the state after it, and the messages that it sends.
 
@@ -80,17 +92,10 @@ def forward_step(
         # SCORE
         part = block(query.q, key.k, key.v, query.rows, key.columns, state.terms, state.recipe)
         # ABSORB
-        running = absorb_block(state.running, part, state.recipe)
+        running = absorb(state.running, part, state.recipe)
         state = dataclasses.replace(state, running=running)
     # SEND
     return send(state, schedule)
-
-
-def absorb_block(running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """Merge one block's result into the running state, in the recipe's way."""
-    if recipe.merge_order == "normalised":
-        return merge_normalised(running, part, recipe)
-    return merge(running, part, recipe)
 
 
 def forward_finish(state: WorkerState) -> tuple[Array, Array]:

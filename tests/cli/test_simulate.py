@@ -231,3 +231,34 @@ def test_the_rows_that_are_compared_have_each_workers_first_and_last():
     run = rs.ring(q, q, q, workers=3, layout="zigzag")
     rows = set(reference.rows_to_compare(run, "rows").tolist())
     assert all({table[0], table[-1]} <= rows for table in run.layout_q.table.tolist())
+
+
+@pytest.mark.parametrize("recipe", ["float64", "float32"])
+def test_the_fast_blocks_give_the_same_report_but_for_rounding(recipe):
+    asked = ("--workers", 3, "--length", 48, "--layout", "zigzag", "--recipe", recipe)
+    slow, quick = (document(*asked, "--blocks", blocks) for blocks in ("spec", "fast"))
+    assert slow["passes"] == quick["passes"] and slow["problem"] == quick["problem"]
+
+
+def test_the_fast_blocks_refuse_a_recipe_that_they_cannot_follow():
+    done = call("--recipe", "bf16", "--blocks", "fast")
+    assert done.exit_code == 2 and "float64 or float32 throughout" in " ".join(done.stderr.split())
+
+
+def test_the_fast_blocks_have_no_limit_of_length():
+    asked = (
+        "--workers",
+        1,
+        "--length",
+        9000,
+        "--heads",
+        1,
+        "--head-dim",
+        4,
+        "--compare",
+        "none",
+        "--no-backward",
+    )
+    refused = call(*asked)
+    assert refused.exit_code == 2 and "--blocks fast" in " ".join(refused.stderr.split())
+    assert call(*asked, "--blocks", "fast").exit_code == 0

@@ -1,0 +1,29 @@
+"""How blocks move between processes: each rank runs one worker of the ring.
+
+``ringspec.ring`` runs all workers in lockstep in one process. Here every worker is a process (or a
+thread) of its own that calls the same step functions and exchanges raw buffers. In reading order:
+
+``traffic``     which messages a schedule asks for, seen from one rank
+``wire``        a block as one buffer of bytes: a fixed header, then its arrays
+``links``       the protocol of what carries buffers: post a send, post a receive, wait
+``circulate``   the loop of one rank: post the inputs of the next step, compute, send accumulators
+``agreement``   the ranks compare what they were given, and share their errors
+``part``        what one rank computes: a worker of a ring, on a share of the batch
+``ring``        the whole: agree, compute, gather, put together
+``threads``     links between threads of one process
+``control``     side messages: an error that stops everybody, 'are you alive?'
+``mpi``         links over MPI (extra ``mpi``), and ``ring_mpi``
+
+>>> import numpy as np
+>>> from ringspec.comm.threads import ring_in_threads
+>>> from ringspec.spec.ring import ring
+>>> q = k = v = dy = np.arange(16.0).reshape(1, 1, 8, 2) / 16
+>>> run = ring_in_threads(q, k, v, dy, workers=4, causal=True)
+>>> np.array_equal(run.dq, ring(q, k, v, dy, workers=4, causal=True).dq)
+True
+"""
+
+from ringspec.comm.mpi import ring_mpi
+from ringspec.comm.ring import ring_over
+
+__all__ = ["ring_mpi", "ring_over"]

@@ -1,0 +1,162 @@
+"""The ranks compare what they were given, and share their errors: all go on, or none does.
+
+Everything goes through rank 0 in records of fixed size, so that a rank that does not come is named
+like any other that is waited for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+import ringspec
+import ringspec.errors
+from ringspec.comm.links import Links
+from ringspec.comm.wire import Buffer, arrays_of
+from ringspec.errors import DisagreementError, RingspecError
+from ringspec.spec.problem import Problem
+
+ERROR_BYTES = 4096
+MOST_PARTS = 64
+DIGEST_BYTES = 32
+RECORD_BYTES = ERROR_BYTES + MOST_PARTS * DIGEST_BYTES
+MEETING_TAG = 16 * 1024 + 1
+VERDICT_TAG = MEETING_TAG + 1
+
+
+def meet(
+    links: Links,
+    where: str,
+    error: RingspecError | None = None,
+    parts: Mapping[str, bytes] | None = None,
+) -> None:
+    """All ranks come here; raise on all of them the error of the first that has one.
+
+    ``parts``: name -> SHA-256 of what must be the same on all ranks. Where one differs from rank 0,
+    all raise DisagreementError, which names the ranks and the parts.
+    """
+    mine = record(error, parts or {})
+    if links.rank:
+        links.wait(
+            links.send(0, MEETING_TAG, mine, f"waits {where} until {links.name(0)} takes its word")
+        )
+        what = f"waits {where} for the word of {links.name(0)}"
+        verdict = links.wait(links.receive(0, VERDICT_TAG, ERROR_BYTES, what))
+    else:
+        records = [mine]
+        posted = [
+            links.receive(
+                r, MEETING_TAG, RECORD_BYTES, f"waits {where} for the word of {links.name(r)}"
+            )
+            for r in range(1, links.size)
+        ]
+        records += [links.wait(one) for one in posted]
+        verdict = error_bytes(found(records, list(parts or {})))
+        sends = [
+            links.send(
+                r, VERDICT_TAG, verdict, f"waits {where} until {links.name(r)} takes the verdict"
+            )
+            for r in range(1, links.size)
+        ]
+        for one in sends:
+            links.wait(one)
+    agreed = error_from(verdict)
+    if agreed is not None:
+        raise error if error is not None and str(error) == str(agreed) else agreed
+
+
+def record(error: RingspecError | None, parts: Mapping[str, bytes]) -> Buffer:
+    """An error or none, and the digests."""
+    buffer = np.zeros(RECORD_BYTES, np.uint8)
+    buffer[:ERROR_BYTES] = error_bytes(error)
+    digests = b"".join(parts.values())
+    buffer[ERROR_BYTES : ERROR_BYTES + len(digests)] = np.frombuffer(digests, np.uint8)
+    return buffer
+
+
+def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
+    """The first rank's error, or what the ranks do not agree on."""
+    for one in records:
+        error = error_from(one[:ERROR_BYTES])
+        if error is not None:
+            return error
+    tables = [one[ERROR_BYTES:].reshape(MOST_PARTS, DIGEST_BYTES) for one in records]
+    for n, name in enumerate(names):
+        other = [r for r, table in enumerate(tables) if not np.array_equal(table[n], tables[0][n])]
+        if other:
+            ranks = ", ".join(map(str, other[:16])) + (", ..." if len(other) > 16 else "")
+            return DisagreementError(
+                f"the same {name} on every rank",
+                f"another {name} than on rank 0 on rank {ranks}",
+                "give every rank the same inputs and options; each rank takes its own tokens",
+            )
+    return None
+
+
+def error_bytes(error: RingspecError | None) -> Buffer:
+    """An error as a record: class and the three parts of its message, as JSON."""
+    buffer = np.zeros(ERROR_BYTES, np.uint8)
+    if error is not None:
+        parts = [type(error).__name__, error.expected, error.got, error.mend]
+        most = ERROR_BYTES // 4 - 16
+        while len(data := json.dumps([part[:most] for part in parts]).encode()) > ERROR_BYTES:
+            most //= 2
+        buffer[: len(data)] = np.frombuffer(data, np.uint8)
+    return buffer
+
+
+def error_from(buffer: Buffer) -> RingspecError | None:
+    """
+    >>> error_from(error_bytes(DisagreementError("a", "b", "c")))
+    DisagreementError('expected a; got b. To mend it: c.')
+    """
+    data = buffer.tobytes().rstrip(b"\0")
+    if not data:
+        return None
+    name, *parts = json.loads(data)
+    kind = getattr(ringspec.errors, name, None)
+    known = isinstance(kind, type) and issubclass(kind, RingspecError)
+    return (kind if known else RingspecError)(*parts)  # type: ignore[misc]
+
+
+def digest(*values: Any) -> bytes:
+    """SHA-256 of arrays (dtype, shape, bytes) and of the repr of everything else."""
+    sha = hashlib.sha256()
+    for value in values:
+        arrays = arrays_of(value) if hasattr(value, "__dataclass_fields__") else [("", value)]
+        for name, x in arrays:
+            if isinstance(x, np.ndarray):
+                sha.update(f"{name} {x.dtype} {x.shape}\n".encode())
+                sha.update(np.ascontiguousarray(x).data)
+            else:
+                sha.update(f"{name} {x!r}\n".encode())
+    return sha.digest()
+
+
+def versions() -> bytes:
+    """What makes two programs the same: ringspec, NumPy and the order of bytes."""
+    return digest(ringspec.__version__, ringspec.SPEC_VERSION, np.__version__, sys.byteorder)
+
+
+def digests_of(problem: Problem, seeds: Any, others: Iterable[tuple[str, Any]]) -> dict[str, bytes]:
+    """Everything that a ring depends on, by a name that a user knows."""
+    terms = problem.terms
+    sinks = terms.sinks
+    parts = {"ringspec, NumPy and order of bytes": versions()}
+    parts |= {name: digest(*value) for name, value in others}
+    parts |= {
+        "q": digest(problem.q),
+        "k": digest(problem.k),
+        "v": digest(problem.v),
+        "dy and dlse": digest(*(seeds or ())),
+        "positions, segments, bounds, bias, mask or keep of the queries": digest(problem.rows),
+        "positions or segments of the keys": digest(problem.columns),
+        "sinks": digest(sinks),
+    }
+    plain = {name: value for name, value in vars(terms).items() if name != "sinks"}
+    return parts | {"scale, mask, softcap and dropout options": digest(sorted(plain.items()))}

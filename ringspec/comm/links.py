@@ -1,0 +1,49 @@
+"""What carries buffers between the ranks of a ring: the protocol that the loop is written against.
+
+``mpi`` and ``threads`` implement it. All calls return at once but :meth:`Links.wait`, which ends
+with the buffer, or with an error within a bounded time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ringspec.comm.wire import Buffer
+from ringspec.errors import RingspecError
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A transfer under way. ``what`` says in words what is awaited, and in which step."""
+
+    peer: int
+    what: str
+    buffer: Buffer | None
+    handle: Any
+
+
+class Links(Protocol):
+    """Buffers from rank to rank; messages with the same source, target and tag keep their order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def name(self, rank: int) -> str:
+        """What messages call a rank."""
+
+    def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
+        """Begin to send; the buffer must not change until it was waited for."""
+
+    def receive(self, source: int, tag: int, size: int, what: str) -> Pending:
+        """Begin to receive ``size`` bytes."""
+
+    def wait(self, pending: Pending) -> Buffer:
+        """The buffer when the transfer is complete. Raises LostWorkerError after the time limit,
+        and the error of another rank that called :meth:`stop`."""
+
+    def stop(self, error: RingspecError) -> None:
+        """Tell all ranks that this one cannot go on; their waits raise the same error."""

@@ -1,0 +1,272 @@
+"""Links over MPI, and ``ring_mpi``: one process for each worker, on one machine or on many.
+
+Only buffers travel (``Isend``, ``Irecv``); no object is pickled. Waits poll, so that a rank that
+waits uses little of the processor, answers when another rank asks whether it is alive, and ends
+within a bounded time. It needs the extra ``mpi``; the first call starts MPI.
+
+Source: MPI 4.1, sections 3.7 and 7.4, https://www.mpi-forum.org/docs/.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringspec.comm.agreement import digest, meet
+from ringspec.comm.control import Control
+from ringspec.comm.library import kept, mpi
+from ringspec.comm.links import Pending
+from ringspec.comm.ring import ring_over
+from ringspec.comm.wire import Buffer
+from ringspec.errors import (
+    LostWorkerError,
+    OptionError,
+    RingspecError,
+    WorkerCountError,
+    shown,
+)
+from ringspec.spec.run import Run
+
+TIMEOUT = 60.0
+# A rank that waited in vain for so much of its time asks its neighbours whether they are alive.
+ASKING = 0.6
+# After the last line of a rank its neighbours may still write theirs.
+GRACE_SECONDS = 1.0
+SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 2e-3
+# Exit status of a run that lost a rank.
+LOST = 4
+Log = Callable[[str], None]
+
+
+def to_stderr(line: str) -> None:
+    """One line, written at once, so that it is there whatever happens to this process."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+class MpiLinks:
+    """The links of this rank over ``comm``, a communicator that nothing else uses.
+
+    ``timeout``: seconds in which a rank that is asked must answer; a wait for a rank that answers
+    ends after twice that. ``log`` is called with a line before each wait that is not over at once;
+    the line names step and peer. ``first``: number in the world of rank 0 of these links.
+    """
+
+    def __init__(
+        self, comm: Any, control: Control, timeout: float, log: Log | None, first: int = 0
+    ) -> None:
+        if not 0 < timeout < float("inf"):
+            raise OptionError("a timeout of more than 0 seconds", shown(timeout), "pass timeout=60")
+        self.comm, self.control, self.timeout, self.log = comm, control, timeout, log
+        self.first = first
+        self.neighbours: set[int] = set()
+
+    @property
+    def rank(self) -> int:
+        rank: int = self.comm.Get_rank()
+        return rank
+
+    @property
+    def size(self) -> int:
+        size: int = self.comm.Get_size()
+        return size
+
+    def name(self, rank: int) -> str:
+        """'rank 5', its number in the world."""
+        return f"rank {self.first + rank}"
+
+    def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
+        self.neighbours.add(target)
+        request = self.comm.Isend([buffer, mpi().BYTE], target, tag)
+        return Pending(target, what, buffer, request)
+
+    def receive(self, source: int, tag: int, size: int, what: str) -> Pending:
+        self.neighbours.add(source)
+        buffer = np.empty(size, np.uint8)
+        return Pending(source, what, buffer, self.comm.Irecv([buffer, mpi().BYTE], source, tag))
+
+    def wait(self, pending: Pending) -> Buffer:
+        """The buffer. Raises LostWorkerError after the time limit, or another rank's error."""
+        return self.awaited(pending, 2 * self.timeout)
+
+    def awaited(self, pending: Pending, longest: float) -> Buffer:
+        """The buffer, where ``longest`` bounds a wait for ranks that answer that they are alive."""
+        assert pending.buffer is not None
+        if pending.handle.Test():
+            return pending.buffer
+        if self.log is not None:
+            self.log(f"ringspec: {self.name(self.rank)} {pending.what}")
+        self.control.doing = pending.what
+        began, pause = time.monotonic(), SHORTEST_SLEEP
+        asking, judging = began + ASKING * self.timeout, math.inf
+        while not pending.handle.Test():
+            self.look(pending)
+            now = time.monotonic()
+            if now > asking:
+                # From the question on, so that a rank that was itself stopped does not judge at once.
+                asking, judging = math.inf, now + (1 - ASKING) * self.timeout
+                for neighbour in self.neighbours:
+                    self.control.ask(self.first + neighbour)
+            if now > judging:
+                asking, judging = now + ASKING * self.timeout, math.inf
+                self.check_alive(pending)
+                if now - began > longest:
+                    raise self.lost(pending, "no message")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_SLEEP)
+        self.control.doing = f"computes; before that it {pending.what}"
+        return pending.buffer
+
+    def look(self, pending: Pending) -> None:
+        """Take side messages; raise another rank's error, with this rank's wait where one is lost."""
+        try:
+            self.control.look()
+        except LostWorkerError as error:
+            found = error.got.partition(": ")[0]
+            got = f"{found}: {self.name(self.rank)} {pending.what}"
+            raise LostWorkerError(error.expected, got, error.mend) from None
+
+    def check_alive(self, pending: Pending) -> None:
+        """Raise LostWorkerError where a neighbour that was asked does not answer."""
+        answers = self.control.answers
+        silent = [r for r in sorted(self.neighbours) if self.first + r not in answers]
+        if silent:
+            names = ", ".join(map(self.name, silent))
+            raise self.lost(pending, f"{names} {'does' if len(silent) == 1 else 'do'} not answer")
+
+    def lost(self, pending: Pending, what: str) -> LostWorkerError:
+        """The error to raise; the other ranks are told, so that each says what it waits for."""
+        answer = self.control.answers.get(self.first + pending.peer)
+        alive = "" if answer is None else f"; {self.name(pending.peer)} is alive and {answer}"
+        error = LostWorkerError(
+            f"every rank to answer within {self.timeout:g} s",
+            f"{what}: {self.name(self.rank)} {pending.what}{alive}",
+            "see what that rank does: it hangs, was stopped, or needs a larger timeout",
+        )
+        self.control.stop(error)
+        return error
+
+    def stop(self, error: RingspecError) -> None:
+        self.control.stop(error)
+
+
+def duplicated(comm: Any, timeout: float) -> Any:
+    """Two duplicates of a communicator, made without a call that could block for ever."""
+    made = [comm.Idup(), comm.Idup()]
+    began = time.monotonic()
+    while not all(request.Test() for _, request in made):
+        if time.monotonic() - began > timeout:
+            raise LostWorkerError(
+                f"all {comm.Get_size()} ranks to start within {timeout:g} s",
+                f"some did not: rank {comm.Get_rank()} waits at the start for all ranks",
+                "see whether all ranks call this, and whether one hangs",
+            )
+        time.sleep(SHORTEST_SLEEP)
+    return [duplicate for duplicate, _ in made]
+
+
+def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = None) -> MpiLinks:
+    """Links among all ranks of a communicator; default COMM_WORLD. All of its ranks call this.
+
+    Its duplicates are made once and stay with the communicator.
+    """
+    world = mpi().COMM_WORLD if comm is None else comm
+    made = world.Get_attr(kept())
+    if made is None:
+        first, second = duplicated(world, timeout)
+        made = first, Control(second)
+        world.Set_attr(kept(), made)
+    links = MpiLinks(made[0], made[1], timeout, log)
+    if log is not None:
+        where = f"process {os.getpid()} on {mpi().Get_processor_name()}"
+        log(f"ringspec: {links.name(links.rank)} is {where}")
+    return links
+
+
+def split(links: MpiLinks, ring_size: int) -> MpiLinks:
+    """Links among the ``ring_size`` ranks of this rank's ring; ring g has ranks g*W to g*W + W - 1.
+
+    All ranks call this. Raises WorkerCountError where W does not divide the number of ranks.
+    """
+    whole = isinstance(ring_size, int) and not isinstance(ring_size, bool) and ring_size >= 1
+    if not whole or links.size % ring_size:
+        raise WorkerCountError(
+            f"a ring size that divides the {links.size} ranks",
+            shown(ring_size),
+            "start a multiple of the ring size: mpiexec -n N",
+        )
+    if ring_size == links.size:
+        return links
+    group, worker = divmod(links.rank, ring_size)
+    known = links.comm.Get_attr(kept())
+    if known is None:
+        known = {}
+        links.comm.Set_attr(kept(), known)
+    if ring_size not in known:
+        # A split blocks; whoever does not come is named before it.
+        meet(links, "before the ranks are split into rings", None, {"ring size": digest(ring_size)})
+        known[ring_size] = links.comm.Split(group, worker)
+    ring = known[ring_size]
+    return MpiLinks(ring, links.control, links.timeout, links.log, group * ring_size)
+
+
+def ring_mpi(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dy: ArrayLike | None = None,
+    *,
+    comm: Any = None,
+    ring_size: int | None = None,
+    timeout: float = TIMEOUT,
+    log: Log | None = None,
+    abort: bool = True,
+    **keywords: Any,
+) -> Run | None:
+    """``ringspec.ring`` over MPI: call it on every rank, with the same whole tensors.
+
+    Shapes, dtypes and keywords as for :func:`ringspec.spec.ring.ring`, but for ``workers``, which is
+    the number of ranks, and ``record``; ``root`` and ``observer`` as for
+    :func:`~ringspec.comm.ring.ring_over`, and:
+
+    ``comm``       an mpi4py communicator; default COMM_WORLD
+    ``ring_size``  W of each of several rings that share the batch; default: one ring of all ranks
+    ``timeout``    seconds in which another rank must answer; twice that for one that answers
+    ``log``        is called with a line before each wait that is not over at once
+    ``abort``      where a rank is lost: write who, and end all ranks with MPI_Abort, status 4;
+                   False raises LostWorkerError on the ranks that noticed
+
+    Returns the :class:`~ringspec.spec.run.Run`, on ``root`` alone where one is given. Raises what
+    ``ringspec.ring`` raises, on every rank, and DisagreementError where ranks were given different
+    things. After an error, messages may be under way: end the program.
+    """
+    try:
+        world = world_links(comm, timeout, log)
+        ring = split(world, world.size if ring_size is None else ring_size)
+        run: Run | None = ring_over(world, q, k, v, dy, ring=ring, **keywords)
+        return run
+    except LostWorkerError as lost:
+        if not abort:
+            raise
+        end_all(lost)
+
+
+def end_all(lost: LostWorkerError) -> NoReturn:
+    """Say who is lost, give the neighbours a moment to say it too, and end all ranks."""
+    to_stderr(f"ringspec: {lost}")
+    time.sleep(GRACE_SECONDS)
+    abort(LOST)
+
+
+def abort(status: int) -> NoReturn:
+    """End all ranks; the launcher ends with this status."""
+    sys.stdout.flush()
+    mpi().COMM_WORLD.Abort(status)
+    raise SystemExit(status)

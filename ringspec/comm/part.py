@@ -1,0 +1,172 @@
+"""What one rank computes: one worker of its ring, on its ring's share of the batch.
+
+The ranks may form several rings (data parallelism): ring g of G takes the g-th part of the batch,
+and rank r of the world is worker r mod W of ring r div W.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.comm.circulate import circulate
+from ringspec.comm.links import Links
+from ringspec.recipes import Recipe
+from ringspec.spec.block_attention import BlockBackward, BlockForward
+from ringspec.spec.checks import check_results
+from ringspec.spec.dropout import keep_mask
+from ringspec.spec.layout import Layout
+from ringspec.spec.problem import Array, Columns, Problem, Rows, take
+from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, sink_share
+from ringspec.spec.ring_forward import (
+    Absorb,
+    Observer,
+    forward_finish,
+    forward_start,
+    forward_step,
+)
+from ringspec.spec.run import WorkerResult
+from ringspec.spec.schedule import Schedule
+
+Side = TypeVar("Side", Rows, Columns)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A checked problem and how it is computed; the same on every rank.
+
+    ``seeds`` are dy and dlse, None without a backward pass. ``given``: the forward's o and lse of
+    every worker, where the backward pass is run alone.
+    """
+
+    problem: Problem
+    seeds: tuple[Array, Array] | None
+    recipe: Recipe
+    layout_q: Layout
+    layout_k: Layout
+    forward: Schedule
+    backward: Schedule
+    blocks: tuple[BlockForward, BlockBackward, Absorb]
+    given: tuple[WorkerResult, ...] | None = None
+
+
+def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
+    """This rank's worker: shard, forward loop, and with seeds the backward loop."""
+    result = run_forward(links, setup, observe) if setup.given is None else setup.given[links.rank]
+    if setup.seeds is None:
+        return result
+    return run_backward(links, setup, setup.seeds, result, observe)
+
+
+def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
+    """What ``spec.ring.run_forward`` does, for one worker."""
+    r, problem, recipe = links.rank, setup.problem, setup.recipe
+    index_q, index_k = setup.layout_q.table[r], setup.layout_k.table[r]
+    q = take(problem.q, index_q, axis=2)
+    k, v = (take(x, index_k, axis=2) for x in (problem.k, problem.v))
+    rows, columns = problem.rows.take(index_q), problem.columns.take(index_k)
+    state = forward_start(r, q, k, v, rows, columns, problem.terms, recipe)
+    one_step = functools.partial(forward_step, absorb=setup.blocks[2])
+    forward = "forward", one_step, state, setup.forward, setup.blocks[0], observe
+    state, _ = circulate(links, *forward)
+    o, lse = forward_finish(state)
+    if recipe.products == "float64":
+        check_results(o=o)
+    return WorkerResult(r, index_q, index_k, o, lse)
+
+
+def run_backward(
+    links: Links,
+    setup: Setup,
+    seeds: tuple[Array, Array],
+    result: WorkerResult,
+    observe: Observer,
+) -> WorkerResult:
+    """What ``spec.ring.run_backward`` does, for one worker."""
+    r, problem, recipe = links.rank, setup.problem, setup.recipe
+    q = take(problem.q, result.index_q, axis=2)
+    k, v = (take(x, result.index_k, axis=2) for x in (problem.k, problem.v))
+    dy, dlse = (take(x, result.index_q, axis=2) for x in seeds)
+    state = backward_start(
+        r, q, k, v, dy, dlse, result.o, result.lse,
+        problem.rows.take(result.index_q), problem.columns.take(result.index_k),
+        problem.terms, recipe,
+    )  # fmt: skip
+    dsinks = sink_share(state)
+    backward = "backward", backward_step, state, setup.backward, setup.blocks[1], observe
+    state, inbox = circulate(links, *backward)
+    state = backward_finish(state, setup.backward, inbox)
+    return dataclasses.replace(
+        result,
+        dq=state.query.dq,
+        dk=state.key.dk,
+        dv=state.key.dv,
+        dsinks=dsinks,
+        dbias=state.query.dbias,
+    )
+
+
+def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
+    """The setup of ring ``group`` of ``groups``: its part of the batch, of everything per batch."""
+    if groups == 1:
+        return setup
+    batch = setup.problem.q.shape[0]
+    part = slice(group * batch // groups, (group + 1) * batch // groups)
+    problem = with_keep(setup.problem, part)
+    q, k, v = problem.q[part], problem.k[part], problem.v[part]
+    rows, columns = cut(problem.rows, batch, part), cut(problem.columns, batch, part)
+    problem = dataclasses.replace(problem, q=q, k=k, v=v, rows=rows, columns=columns)
+    seeds = None if setup.seeds is None else (setup.seeds[0][part], setup.seeds[1][part])
+    return dataclasses.replace(setup, problem=problem, seeds=seeds)
+
+
+def with_keep(problem: Problem, part: slice) -> Problem:
+    """Dropout counts batch entries from 0 (DROP-2), which a share does not: its mask is made here."""
+    rows, columns, terms = problem.rows, problem.columns, problem.terms
+    if terms.dropout_p == 0 or rows.keep is not None:
+        return problem
+    batch = problem.q.shape[0]
+    keep = np.ones((batch, terms.heads, rows.index.size, columns.index.size), dtype=bool)
+    keep[part] = keep_mask(
+        cut(rows, batch, part).position,
+        cut(columns, batch, part).position,
+        heads=np.arange(terms.heads, dtype=np.int64),
+        batches=np.arange(batch, dtype=np.int64)[part],
+        dropout_p=terms.dropout_p,
+        dropout_seed=terms.dropout_seed,
+    )
+    return dataclasses.replace(problem, rows=dataclasses.replace(rows, keep=keep))
+
+
+def cut(side: Side, batch: int, part: slice) -> Side:
+    """Rows or columns of a part of the batch; what is the same for all entries stays."""
+    changed: dict[str, NDArray] = {}
+    for field in dataclasses.fields(side):
+        value = getattr(side, field.name)
+        if field.name != "index" and value is not None and value.shape[0] == batch:
+            changed[field.name] = value[part]
+    return dataclasses.replace(side, **changed)
+
+
+def joined_batch(parts: list[WorkerResult], per_batch_bias: bool) -> WorkerResult:
+    """One worker's results from all rings: batch entries side by side, partial sums added."""
+    if len(parts) == 1:
+        return parts[0]
+    values: dict[str, NDArray | None] = {}
+    for name in ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias"):
+        arrays = [getattr(part, name) for part in parts]
+        if arrays[0] is None:
+            continue
+        if name == "dsinks" or (name == "dbias" and not per_batch_bias):
+            total = arrays[0]
+            for array in arrays[1:]:
+                total = total + array
+            values[name] = total
+        else:
+            values[name] = np.concatenate(arrays)
+    return dataclasses.replace(parts[0], **values)  # type: ignore[arg-type]

@@ -1,0 +1,291 @@
+"""The whole ring on many ranks: agree, compute, gather, put together.
+
+:func:`ring_over` is ``ringspec.ring`` for a program of which one copy runs on each rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringspec.comm.agreement import digests_of, meet
+from ringspec.comm.links import Links
+from ringspec.comm.part import Setup, joined_batch, share_of_batch, worker_result
+from ringspec.comm.wire import Header, check_header, frame_of, pack, unpack
+from ringspec.errors import LostWorkerError, OptionError, RingspecError, shown
+from ringspec.recipes import Recipe
+from ringspec.recipes import recipe as recipe_of
+from ringspec.spec.attention import as_given
+from ringspec.spec.block_attention import (
+    BlockBackward,
+    BlockForward,
+    block_backward,
+    block_forward,
+)
+from ringspec.spec.checks import check_results, flag, function
+from ringspec.spec.layout import unshard
+from ringspec.spec.options import Options, check, check_gradients, takes_options
+from ringspec.spec.problem import Array, Problem
+from ringspec.spec.ring import check_schedule, collect, invisible_pairs, layouts_for
+from ringspec.spec.ring_forward import Absorb, Observer, absorb_block
+from ringspec.spec.run import Run, WorkerResult
+from ringspec.spec.schedule import (
+    Schedule,
+    backward_schedule,
+    check_circulation,
+    check_direction,
+    forward_schedule,
+    skip,
+)
+from ringspec.spec.worker import Moment
+
+RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
+RESULT_TAG = 16 * 1024 + 8
+
+
+def nothing(moment: Moment) -> None:
+    """The observer that does not look."""
+
+
+PIECES = ("block_forward", "block_backward", "absorb")
+
+
+@takes_options
+def ring_over(
+    links: Links,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dy: ArrayLike | None = None,
+    *,
+    ring: Links | None = None,
+    root: int | None = None,
+    dlse: ArrayLike | None = None,
+    layout: Any = "contiguous",
+    circulation: str = "kv",
+    recipe: str | Recipe = "float64",
+    direction: int = 1,
+    observer: Observer | None = None,
+    skip_masked: bool = False,
+    schedule: Schedule | None = None,
+    schedule_backward: Schedule | None = None,
+    block_forward: BlockForward = block_forward,
+    block_backward: BlockBackward = block_backward,
+    absorb: Absorb = absorb_block,
+    **options: Unpack[Options],
+) -> Run | None:
+    """Ring attention in which this rank is one worker; call it on all ranks of ``links``.
+
+    Every rank gives the same whole tensors and options, shapes and keywords as for
+    :func:`ringspec.spec.ring.ring` (W is the number of ranks), and takes its own tokens out of them.
+
+    ``ring``       links among the W ranks of this rank's own ring, where the ranks of ``links`` form
+                   several rings (rank r is worker r mod W of ring r div W), each of which takes
+                   an equal share of the batch; default: one ring of all ranks
+    ``root``       the rank that gets the :class:`~ringspec.spec.run.Run`, others get None; default:
+                   every rank gets it
+    ``observer``   is called with each :class:`~ringspec.spec.worker.Moment` of this rank's worker
+
+    The result is bit-identical to that of ``ringspec.ring``; with several rings all but ``dsinks``,
+    and ``dbias`` of a bias without batch axis, which are sums over the batch, added ring by ring.
+
+    Raises what ``ringspec.ring`` raises, on every rank; DisagreementError where ranks were given
+    different things; LostWorkerError where a rank does not answer.
+    """
+    ring = links if ring is None else ring
+    given: dict[str, Any] = {
+        "dy": dy,
+        "dlse": dlse,
+        "layout": layout,
+        "circulation": circulation,
+        "recipe": recipe,
+        "direction": direction,
+        "skip_masked": skip_masked,
+        "schedules": (schedule, schedule_backward),
+        "blocks": (block_forward, block_backward, absorb),
+    }
+    setup, error = None, None
+    try:
+        if observer is not None:
+            function(observer, "observer")
+        setup = set_up(ring.size, q, k, v, given, dict(options))
+    except RingspecError as refused:
+        error = refused
+    run = run_over(links, ring, setup, error, observer or nothing, root)
+    if run is not None and run.gradients is not None:
+        return dataclasses.replace(run, gradients=as_given(run.gradients, options))
+    return run
+
+
+def set_up(
+    workers: int, q: Any, k: Any, v: Any, given: dict[str, Any], options: dict[str, Any]
+) -> Setup:
+    """Every check of ``ringspec.ring``, in its order."""
+    problem = check(q, k, v, options)
+    used = recipe_of(given["recipe"])
+    skip_masked = flag(given["skip_masked"], "skip_masked")
+    for name, block in zip(PIECES, given["blocks"], strict=True):
+        function(block, name)
+    circulation = given["circulation"]
+    check_circulation(circulation)
+    direction = check_direction(given["direction"])
+    layouts = layouts_for(problem, given["layout"], workers, options)
+    forward, backward = given["schedules"]
+    if forward is None:
+        forward = forward_schedule(circulation, workers, direction)
+    if backward is None:
+        backward = backward_schedule(circulation, workers, direction)
+    both = [(forward, "forward"), (backward, "backward")]
+    if skip_masked:
+        for schedule, phase in both:
+            check_schedule(schedule, phase, problem, *layouts)
+        invisible = invisible_pairs(problem, *layouts)
+        both = [(skip(schedule, invisible), phase) for schedule, phase in both]
+    for schedule, phase in both:
+        check_schedule(schedule, phase, problem, *layouts)
+    seeds = None
+    if given["dy"] is not None or given["dlse"] is not None:
+        seeds = seeds_of(problem, given["dy"], given["dlse"])
+    return Setup(problem, seeds, used, *layouts, both[0][0], both[1][0], given["blocks"])
+
+
+def seeds_of(problem: Problem, dy: Any, dlse: Any) -> tuple[Array, Array]:
+    """dy and dlse as float64; zeros for the one that was not given."""
+    dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
+    return check_gradients(problem, dy, dlse)
+
+
+def run_over(
+    links: Links,
+    ring: Links,
+    setup: Setup | None,
+    error: RingspecError | None = None,
+    observe: Observer = nothing,
+    root: int | None = None,
+) -> Run | None:
+    """Agree on the setup (or on the error that there is instead), compute, gather on ``root``.
+
+    Gradients are those of the specification: dsinks [H, N] (see ``spec.attention.as_given``).
+    """
+    groups, rest = divmod(links.size, ring.size)
+    if error is None and rest:
+        error = OptionError(
+            f"a number of ranks that rings of {ring.size} divide",
+            str(links.size),
+            "start W ranks for each ring",
+        )
+    if error is None and not (root is None or 0 <= root < links.size):
+        error = OptionError(f"a root from 0 to {links.size - 1}", shown(root), "leave it out")
+    parts: dict[str, bytes] = {}
+    if setup is not None:
+        batch = setup.problem.q.shape[0]
+        if error is None and batch % groups:
+            mend = f"give a batch that is a multiple of {groups}"
+            error = OptionError(f"a batch that {groups} rings can share", f"B = {batch}", mend)
+        parts = parts_of(setup, root)
+    meet(links, "at the start", error, parts)
+    assert setup is not None
+    try:
+        local = share_of_batch(setup, links.rank // ring.size, groups)
+        results = gathered(links, worker_result(ring, local, observe), root)
+        run = put_together(setup, results, ring.size) if results else None
+    except LostWorkerError:
+        raise
+    except RingspecError as refused:
+        links.stop(refused)
+        raise
+    meet(links, "at the end")
+    return run
+
+
+def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
+    """Digests of all that the ranks must agree on, by a name that a user knows."""
+    schedules = [
+        (repr(dataclasses.replace(schedule, skipped=frozenset())), sorted(schedule.skipped))
+        for schedule in (setup.forward, setup.backward)
+    ]
+    blocks = [
+        f"{getattr(block, '__module__', '')}.{getattr(block, '__qualname__', type(block).__name__)}"
+        for block in setup.blocks
+    ]
+    others = [
+        ("root", (root,)),
+        ("recipe", (repr(setup.recipe),)),
+        ("layout", (setup.layout_q.table, setup.layout_k.table)),
+        ("circulation, direction or schedule", schedules),
+        ("block computation", blocks),
+    ]
+    return digests_of(setup.problem, setup.seeds, others)
+
+
+def gathered(links: Links, mine: WorkerResult, root: int | None) -> list[WorkerResult]:
+    """The results of all ranks, in their order, on ``root`` or everywhere; elsewhere none."""
+    names = tuple(name for name in RESULTS if getattr(mine, name) is not None)
+    frame = frame_of(mine, names)
+
+    def header(source: int, target: int) -> Header:
+        return Header("gather of the results", 0, RESULT_TAG, source, target, source)
+
+    targets = range(links.size) if root is None else [root]
+    sources = range(links.size) if root in (None, links.rank) else range(0)
+    posted = {}
+    for source in sources:
+        if source != links.rank:
+            what = f"waits at the end for the results of {links.name(source)}"
+            posted[source] = links.receive(source, RESULT_TAG, frame.size, what)
+    sends = []
+    for target in targets:
+        if target != links.rank:
+            what = f"waits at the end until {links.name(target)} has taken its results"
+            buffer = pack(mine, frame, header(links.rank, target))
+            sends.append(links.send(target, RESULT_TAG, buffer, what))
+    results = []
+    for source in sources:
+        if source == links.rank:
+            results.append(mine)
+            continue
+        buffer = links.wait(posted[source])
+        check_header(buffer, header(source, links.rank))
+        results.append(dataclasses.replace(mine, **unpack(buffer, frame, mine)))  # type: ignore[arg-type]
+    for pending in sends:
+        links.wait(pending)
+    return results
+
+
+def put_together(setup: Setup, results: list[WorkerResult], workers: int) -> Run:
+    """The run: what ``ringspec.ring`` makes of the results of its workers."""
+    problem, layout_q, layout_k = setup.problem, setup.layout_q, setup.layout_k
+    bias = problem.rows.bias
+    per_batch = bias is not None and bias.shape[0] != 1
+    joined = [
+        dataclasses.replace(
+            joined_batch(results[r::workers], per_batch),
+            worker=r,
+            index_q=layout_q.table[r],
+            index_k=layout_k.table[r],
+        )
+        for r in range(workers)
+    ]
+    gradients = None
+    if setup.seeds is not None:
+        gradients = collect(problem, joined, layout_q, layout_k)
+        if setup.recipe.products == "float64" and setup.given is None:
+            check_results(**dataclasses.asdict(gradients))
+    return Run(
+        problem,
+        setup.recipe,
+        layout_q,
+        layout_k,
+        setup.forward,
+        None if gradients is None else setup.backward,
+        tuple(joined),
+        unshard([w.o for w in joined], layout_q),
+        unshard([w.lse for w in joined], layout_q),
+        gradients,
+        setup.seeds,
+        (),
+        setup.blocks[:2],
+    )

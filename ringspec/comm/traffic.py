@@ -1,0 +1,78 @@
+"""Which messages cross in each step of a schedule, and which of them can leave before the compute.
+
+Every rank derives the same list from the schedule alone, so that a receiver knows who sends what
+and how long it is, and no rank has to ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringspec.spec.schedule import Schedule, Transfer
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One message: ``names`` of the block of ``owner`` go from ``source`` to ``target``.
+
+    ``transfer`` counts the transfers of the step. ``early``: it holds inputs, which no step changes,
+    and so it leaves before the block is computed; accumulators leave after it.
+    """
+
+    transfer: int
+    kind: str
+    source: int
+    target: int
+    owner: int
+    names: tuple[str, ...]
+    early: bool
+
+    @property
+    def tag(self) -> int:
+        """Tells apart the messages of one step between the same two ranks."""
+        return 2 * self.transfer + (not self.early)
+
+
+def traffic(schedule: Schedule) -> list[list[Crossing]]:
+    """For each step its messages, in the order in which lockstep delivers them: by sender.
+
+    >>> from ringspec.spec.schedule import backward_schedule
+    >>> for crossing in traffic(backward_schedule("kv", 3))[0][:2]:
+    ...     print(crossing.source, crossing.target, crossing.names, crossing.early)
+    0 1 ('k', 'v', 'columns') True
+    0 1 ('dk', 'dv') False
+    """
+    holds = list(range(schedule.workers))  # owner of the visiting block at each worker
+    gathered = False
+    steps = []
+    for step in schedule.steps:
+        crossings: list[Crossing] = []
+        for source in range(schedule.workers):
+            for n, transfer in enumerate(step.transfers):
+                if transfer.kind == "permute":
+                    ends = [(dict(transfer.pairs)[source], holds[source])]
+                elif transfer.kind == "gather":
+                    ends = [(target, holds[source]) for target in range(schedule.workers)]
+                else:
+                    owners = range(schedule.workers) if gathered else [holds[source]]
+                    ends = [(owner, owner) for owner in owners]
+                for target, owner in ends:
+                    crossings += parts(schedule, n, transfer, source, target, owner)
+        for crossing in crossings:
+            if crossing.kind == "permute":
+                holds[crossing.target] = crossing.owner
+            gathered = gathered or crossing.kind == "gather"
+        steps.append(crossings)
+    return steps
+
+
+def parts(
+    schedule: Schedule, n: int, transfer: Transfer, source: int, target: int, owner: int
+) -> list[Crossing]:
+    """One message of the schedule as at most two: the inputs in it and the accumulators in it."""
+    found = []
+    for early, group in ((True, schedule.inputs), (False, schedule.accumulators)):
+        names = tuple(name for name in transfer.carries if name in group)
+        if names:
+            found.append(Crossing(n, transfer.kind, source, target, owner, names, early))
+    return found

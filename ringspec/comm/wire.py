@@ -1,0 +1,140 @@
+"""A block as one buffer of bytes: a header of fixed size, then its arrays one after the other.
+
+Nothing is described in the buffer that both sides know: names, shapes and dtypes follow from the
+schedule and from the receiver's own block, because every worker of a layout holds as many slots.
+The header says which message it is, so that one that went to the wrong place is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import MessageError
+from ringspec.spec.worker import Side
+
+Buffer = NDArray[np.uint8]
+MAGIC = b"ringspec"
+HEADER = struct.Struct("<8s7q")
+PHASES = ("forward", "backward", "gather of the results")
+ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class Header:
+    """Which message a buffer is."""
+
+    phase: str
+    step: int
+    tag: int
+    source: int
+    target: int
+    owner: int
+
+    def __str__(self) -> str:
+        return f"{self.phase} step {self.step}, {self.source} to {self.target}, block {self.owner}"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array in a buffer: ``name`` of the side, ``field`` inside rows or columns, or ''."""
+
+    name: str
+    field: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where each array lies in a buffer of ``size`` bytes."""
+
+    leaves: tuple[Leaf, ...]
+    size: int
+
+
+def frame_of(side: object, names: tuple[str, ...]) -> Frame:
+    """The frame of these names, by a side (or a worker's result) of the same shapes.
+
+    >>> from ringspec.spec.worker import KeySide
+    >>> frame = frame_of(KeySide(0, k=np.zeros((1, 1, 2, 3))), ("k", "v"))
+    >>> [leaf.name for leaf in frame.leaves], frame.size
+    (['k'], 112)
+    """
+    leaves, at = [], HEADER.size
+    for name in names:
+        for field, array in arrays_of(getattr(side, name)):
+            leaf = Leaf(name, field, array.dtype, array.shape, at, at + array.nbytes)
+            leaves.append(leaf)
+            at = -(-leaf.stop // ALIGNMENT) * ALIGNMENT
+    return Frame(tuple(leaves), at)
+
+
+def arrays_of(value: object) -> list[tuple[str, NDArray]]:
+    """The arrays of one name: none where it is not held, those of the fields of rows or columns."""
+    if value is None:
+        return []
+    if isinstance(value, np.ndarray):
+        return [("", value)]
+    fields = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]  # type: ignore[arg-type]
+    return [(name, array) for name, array in fields if array is not None]
+
+
+def pack(side: object, frame: Frame, header: Header) -> Buffer:
+    """The bytes of a side's arrays, copied in C order."""
+    buffer = np.zeros(frame.size, np.uint8)
+    numbers = (PHASES.index(header.phase), header.step, header.tag)
+    ends = (header.source, header.target, header.owner, frame.size)
+    buffer[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, *numbers, *ends), np.uint8)
+    for leaf in frame.leaves:
+        value = getattr(side, leaf.name)
+        array = getattr(value, leaf.field) if leaf.field else value
+        if array.dtype != leaf.dtype or array.shape != leaf.shape:
+            raise MessageError(
+                f"{leaf.name} as {leaf.dtype} {leaf.shape}, as at the start of the pass",
+                f"{array.dtype} {array.shape}",
+                "a block function returns arrays of the shapes and dtypes that it got",
+            )
+        room = buffer[leaf.start : leaf.stop].view(leaf.dtype).reshape(leaf.shape)
+        room[...] = array
+    return buffer
+
+
+def check_header(buffer: Buffer, header: Header) -> None:
+    """Raise MessageError unless the buffer is this message."""
+    magic, phase, step, tag, source, target, owner, size = HEADER.unpack(
+        buffer[: HEADER.size].tobytes()
+    )
+    if magic != MAGIC or not 0 <= phase < len(PHASES) or size != buffer.size:
+        raise MessageError(
+            f"the message {header}", "bytes that are none", "run one version of ringspec"
+        )
+    got = Header(PHASES[phase], step, tag, source, target, owner)
+    if got != header:
+        raise MessageError(f"the message {header}", str(got), "the schedule says who sends to whom")
+
+
+def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:
+    """The values by name; ``like`` has rows and columns of the classes that are to be made."""
+    values: dict[str, object] = {}
+    inside: dict[str, dict[str, NDArray]] = {}
+    for leaf in frame.leaves:
+        array = buffer[leaf.start : leaf.stop].view(leaf.dtype).reshape(leaf.shape).copy()
+        if leaf.field:
+            inside.setdefault(leaf.name, {})[leaf.field] = array
+        else:
+            values[leaf.name] = array
+    for name, fields in inside.items():
+        values[name] = type(getattr(like, name))(**fields)
+    return values
+
+
+def side_from(buffer: Buffer, frame: Frame, like: Side, owner: int) -> Side:
+    """A block with what the buffer holds of it."""
+    return type(like)(owner, **unpack(buffer, frame, like))  # type: ignore[arg-type]

@@ -1,0 +1,32 @@
+"""Attention near the speed of this machine's matrix products, under the definition of ``ringspec.spec``.
+
+The specification is written to be read; this is written to be run at real lengths. It computes the
+same results blockwise with NumPy and threads, in float64 or float32, in memory that grows with S.
+Nothing in ``ringspec.spec`` imports it; a ring takes its blocks as arguments:
+
+>>> import numpy as np, ringspec as rs
+>>> from ringspec import fast
+>>> q = k = v = np.ones((1, 2, 8, 4))
+>>> run = rs.ring(q, k, v, v, workers=4, causal=True, **fast.pieces(threads=2))
+>>> bool(abs(run.dq - fast.attention_backward(v, q, k, v, causal=True).dq).max() < 1e-15)
+True
+
+Read ``plan`` (which tiles there are), ``job``, ``forward``, ``backward``, ``passes`` (tasks), ``dense``
+``blocks`` and ``merge`` (what is called), ``threads``.
+"""
+
+from ringspec.fast.blocks import block_backward, block_forward, blocks
+from ringspec.fast.dense import attention, attention_backward
+from ringspec.fast.merge import absorb, pieces
+from ringspec.fast.plan import Sizes
+
+__all__ = [
+    "Sizes",
+    "absorb",
+    "attention",
+    "attention_backward",
+    "block_backward",
+    "block_forward",
+    "blocks",
+    "pieces",
+]

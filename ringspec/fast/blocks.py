@@ -1,0 +1,104 @@
+"""The block computation of a ring, for ``ringspec.ring(..., block_forward=, block_backward=)``.
+
+>>> import numpy as np, ringspec as rs
+>>> q = k = v = np.ones((1, 2, 8, 4))
+>>> run = rs.ring(q, k, v, workers=4, block_forward=block_forward, block_backward=block_backward)
+>>> bool(abs(run.o - rs.attention(q, k, v).o).max() < 1e-15)
+True
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from ringspec.errors import FastRecipeError
+from ringspec.fast.backward import Seeds
+from ringspec.fast.dense import SIZES, refuse_overflow
+from ringspec.fast.job import make_job
+from ringspec.fast.passes import backward_result, forward_state
+from ringspec.fast.plan import Sizes
+from ringspec.fast.threads import thread_count
+from ringspec.recipes import ROUNDING_POINTS, Recipe
+from ringspec.spec.block_attention import BlockBackward, BlockForward, BlockGradients
+from ringspec.spec.online_softmax import SoftmaxState
+from ringspec.spec.problem import Array, Columns, Rows, Terms
+
+
+def computed_in(recipe: Recipe) -> str:
+    """'float64' or 'float32', of a recipe that has that type at every rounding point.
+
+    Any other recipe raises :class:`~ringspec.errors.FastRecipeError`: products in BLAS and elementwise
+    passes in place round in no other type.
+    """
+    types = {getattr(recipe, point) for point in ROUNDING_POINTS}
+    whole = recipe.tile_q is None and recipe.tile_k is None and recipe.merge_order == "state"
+    if whole and types in ({"float64"}, {"float32"}):
+        return str(types.pop())
+    raise FastRecipeError(
+        "a recipe in float64 or float32 throughout, without tiles and merged by state",
+        f"{recipe.name!r}, in {', '.join(sorted(types))}"
+        + ("" if whole else f", tiles {(recipe.tile_q, recipe.tile_k)}, {recipe.merge_order}"),
+        "leave out block_forward and block_backward: the specification follows every recipe",
+    )
+
+
+def block_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    rows: Rows,
+    columns: Columns,
+    terms: Terms,
+    recipe: Recipe,
+    *,
+    threads: int | None = None,
+    sizes: Sizes = SIZES,
+) -> SoftmaxState:
+    """As ``spec.block_attention.block_forward``; m is a shift of the row's scores, not their maximum.
+
+    (m, l, o) stand for the same softmax whatever m is: l and o are sums of exp(s - m) and exp(s - m) v.
+    """
+    dtype = computed_in(recipe)
+    job = make_job(q, k, v, rows, columns, terms, dtype, sizes)
+    m, l, o = forward_state(job, thread_count(threads))
+    if dtype == "float32":
+        l = l.astype(np.float32).astype(np.float64)
+    return SoftmaxState(m, l, o.astype(np.float64, copy=False))
+
+
+def block_backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    dy: Array,
+    lse: Array,
+    delta: Array,
+    rows: Rows,
+    columns: Columns,
+    terms: Terms,
+    recipe: Recipe,
+    *,
+    threads: int | None = None,
+    sizes: Sizes = SIZES,
+) -> BlockGradients:
+    """As ``spec.block_attention.block_backward``."""
+    dtype = computed_in(recipe)
+    job = make_job(q, k, v, rows, columns, terms, dtype, sizes)
+    dq, dk, dv, dbias = backward_result(job, Seeds(dy, lse, delta), thread_count(threads))
+    if dtype == "float64":
+        refuse_overflow(dq=dq, dk=dk, dv=dv, dbias=dbias)
+    dq, dk, dv = (x.astype(np.float64, copy=False) for x in (dq, dk, dv))
+    return BlockGradients(dq, dk, dv, dbias)
+
+
+def blocks(
+    *, threads: int | None = None, sizes: Sizes = SIZES
+) -> tuple[BlockForward, BlockBackward]:
+    """:func:`block_forward` and :func:`block_backward` with a number of threads and tile sizes."""
+    thread_count(threads)
+    return (
+        functools.partial(block_forward, threads=threads, sizes=sizes),
+        functools.partial(block_backward, threads=threads, sizes=sizes),
+    )

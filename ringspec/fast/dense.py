@@ -1,0 +1,187 @@
+"""Dense attention and its gradient, blockwise: the results of ``ringspec.attention`` at the speed of BLAS.
+
+Memory grows with S, never with S * S. ``ringspec.spec`` stays the definition; the tests hold this
+to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Unpack, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringspec.errors import OptionError, ShapeError, nearest, shown
+from ringspec.fast.backward import Seeds
+from ringspec.fast.job import Floats, Job, is_finite, make_job
+from ringspec.fast.passes import backward_result, forward_result
+from ringspec.fast.plan import Sizes
+from ringspec.fast.threads import thread_count
+from ringspec.spec.attention import Forward, Gradients, as_given, sink_gradient
+from ringspec.spec.checks import check_results, float_array, rounded_input
+from ringspec.spec.options import (
+    Options,
+    check,
+    check_gradients,
+    default_scale,
+    row_array,
+    takes_options,
+)
+from ringspec.spec.problem import Array, Problem
+
+DTYPES = ("float64", "float32")
+SIZES = Sizes()
+
+
+@takes_options
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    dtype: str = "float64",
+    threads: int | None = None,
+    sizes: Sizes = SIZES,
+    **options: Unpack[Options],
+) -> Forward:
+    """Softmax attention as :func:`ringspec.attention` defines it, with its arguments and options.
+
+    ``dtype``    'float64' or 'float32': what is computed in, and the type of the results
+    ``threads``  Python threads; None: one for each core that the process may use. The results are
+                 the same bits for any number
+    ``sizes``    lengths of tiles
+
+    Returns :class:`~ringspec.spec.attention.Forward`. A row's bits depend only on the keys that it
+    sees. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`, as there.
+
+    >>> import numpy as np
+    >>> q = k = np.zeros((1, 1, 2, 4)); v = np.arange(8.0).reshape(1, 1, 2, 4)
+    >>> attention(q, k, v, causal=True).o[0, 0].tolist()
+    [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
+    """
+    problem, job = prepared(q, k, v, dtype, sizes, options)
+    o, lse = forward_result(job, thread_count(threads))
+    refuse_overflow(o=o)
+    return Forward(o, lse.astype(job.dtype, copy=False))
+
+
+@takes_options
+def attention_backward(
+    dy: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    dlse: ArrayLike | None = None,
+    forward: Forward | None = None,
+    dtype: str = "float64",
+    threads: int | None = None,
+    sizes: Sizes = SIZES,
+    **options: Unpack[Options],
+) -> Gradients:
+    """Gradients as :func:`ringspec.attention_backward` defines them, with its arguments and options.
+
+    ``forward`` is the result of :func:`attention` on the same input; without it the forward pass is done
+    first. The other keywords are those of :func:`attention`.
+
+    >>> import numpy as np
+    >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
+    >>> attention_backward(dy, q, k, v, causal=True).dv[0, 0, :, 0].tolist()
+    [1.5, 0.5]
+    """
+    problem, job = prepared(q, k, v, dtype, sizes, options)
+    count = thread_count(threads)
+    seed, dlse_rows = admitted_seeds(problem, dy, dlse, dtype)
+    o, lse = forward_result(job, count) if forward is None else given(forward, problem, dtype)
+    delta = dy_o_sum(seed, o) - dlse_rows
+    dq, dk, dv, dbias = backward_result(job, Seeds(seed, lse, delta), count)
+    sinks = problem.terms.sinks
+    dsinks = None if sinks is None else sink_gradient(sinks, lse, -delta) + 0.0
+    refuse_overflow(dq=dq, dk=dk, dv=dv, dsinks=dsinks, dbias=dbias)
+    return as_given(Gradients(dq, dk, dv, dsinks, dbias), options)
+
+
+def dy_o_sum(dy: Floats, o: Floats) -> Array:
+    """BWD-1: <dy, o> [B, H, n] as float64."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.vecdot(dy, o).astype(np.float64)
+
+
+def prepared(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, dtype: str, sizes: Sizes, options: Options
+) -> tuple[Problem, Job]:
+    """The checked problem, and the job in the type that is computed in."""
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise OptionError("dtype 'float64' or 'float32'", shown(dtype), nearest(dtype, DTYPES))
+    problem = checked(q, k, v, options)
+    tensors = (problem.q, problem.k, problem.v)
+    q, k, v = (admitted(x, name, dtype) for x, name in zip(tensors, "qkv", strict=True))
+    parts = (problem.rows, problem.columns, problem.terms)
+    job = make_job(q, k, v, *parts, dtype, sizes, checked=True)
+    return problem, job
+
+
+def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
+    """As ``spec.options.check``, which makes a float64 copy of every tensor.
+
+    At S = 4096 these copies of float32 tensors took a fifth of a forward pass. So arrays in
+    the right form are checked by their first columns, and their values by :func:`admitted`.
+    """
+    plain = is_plain(q) and is_plain(k) and is_plain(v)
+    if not plain or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3] or 0 in q.shape:
+        return check(q, k, v, dict(options))  # also says what is wrong with their shapes
+    options = cast(Options, dict(options))
+    if options.get("scale") is None:
+        options["scale"] = default_scale(q.shape[3])
+    problem = check(q[..., :1], k[..., :1], v[..., :1], dict(options))
+    return dataclasses.replace(problem, q=q, k=k, v=v)
+
+
+def is_plain(x: Any) -> bool:
+    floats = (np.dtype(np.float64), np.dtype(np.float32))
+    return type(x) is np.ndarray and x.dtype in floats and x.ndim == 4
+
+
+def admitted(x: Floats, name: str, dtype: str) -> Floats:
+    """x in the type that is computed in, rounded once; refused where it holds or becomes infinity."""
+    if not is_finite(x):
+        float_array(x, name, rank=4)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = x.astype(dtype, copy=False)
+    if rounded is not x and not is_finite(rounded):
+        rounded_input(x.astype(np.float64), dtype, name)
+    return rounded
+
+
+def refuse_overflow(**results: Floats | None) -> None:
+    """``spec.checks.check_results`` at the price of a sum."""
+    for name, x in results.items():
+        if x is not None and not is_finite(x):
+            check_results(**{name: x})
+
+
+def admitted_seeds(
+    problem: Problem, dy: Any, dlse: ArrayLike | None, dtype: str
+) -> tuple[Floats, Array]:
+    """dy in the type that is computed in, and dlse (None = zeros) in float64."""
+    if not is_plain(dy) or dy.shape != (*problem.q.shape[:3], problem.v.shape[3]):
+        dy, dlse_rows = check_gradients(problem, dy, dlse)
+    elif dlse is None:
+        dlse_rows = np.zeros(problem.q.shape[:3])
+    else:
+        dlse_rows = row_array(problem, float_array(dlse, "dlse", rank=3), "dlse")
+    return admitted(dy, "dy", dtype), dlse_rows
+
+
+def given(forward: Forward, problem: Problem, dtype: str) -> tuple[Floats, Array]:
+    """o and lse of a forward pass that the caller has done."""
+    o, lse = np.asarray(forward.o, dtype), np.asarray(forward.lse)
+    want = (*problem.q.shape[:3], problem.v.shape[3])
+    if o.shape != want or lse.shape != want[:3]:
+        raise ShapeError(
+            f"a forward result with o {want} and lse {want[:3]}",
+            f"o {o.shape} and lse {lse.shape}",
+            "pass what attention returned for the same q, k, v",
+        )
+    return o, lse.astype(np.float64)

@@ -1,0 +1,218 @@
+"""What a call works on: tensors in the type that is computed in, the plan, and one head's view of it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.fast.plan import Run, Sizes, plan
+from ringspec.spec.dropout import keep_mask
+from ringspec.spec.masks import visible
+from ringspec.spec.problem import Booleans, Columns, Rows, Terms, columns_of
+
+Floats = NDArray[Any]  # float32 or float64, as Job.dtype says
+
+
+@dataclass(frozen=True)
+class Job:
+    """One block of queries and keys, and how it is cut.
+
+    q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in ``dtype``. ``runs`` [P][row block] as
+    :func:`~ringspec.fast.plan.plan` gives them. ``finite`` is False when keys can be hidden and k or v
+    hold NaN or infinity.
+    """
+
+    q: Floats
+    k: Floats
+    v: Floats
+    rows: Rows
+    columns: Columns
+    terms: Terms
+    dtype: np.dtype[Any]
+    sizes: Sizes
+    runs: tuple[tuple[tuple[Run, ...], ...], ...]
+    finite: bool
+
+    def row_blocks(self) -> list[tuple[int, int]]:
+        n, size = self.q.shape[2], self.sizes.rows
+        return [(first, min(first + size, n)) for first in range(0, n, size)]
+
+    def runs_of(self, batch: int) -> tuple[tuple[Run, ...], ...]:
+        return self.runs[batch if len(self.runs) > 1 else 0]
+
+
+def make_job(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    rows: Rows,
+    columns: Columns,
+    terms: Terms,
+    dtype: str,
+    sizes: Sizes,
+    checked: bool = False,
+) -> Job:
+    """``checked``: k and v are known to be finite."""
+    k, v = (np.ascontiguousarray(x, dtype=dtype) for x in (k, v))
+    runs = plan(rows, columns, terms, sizes)
+    dense = rows.mask is not None or rows.bias is not None
+    hides = dense or not all(run.whole for of in runs for block in of for run in block)
+    finite = checked or not hides or (is_finite(k) and is_finite(v))
+    return Job(q, k, v, rows, columns, terms, np.dtype(dtype), sizes, runs, finite)
+
+
+def norms_of(x: Floats) -> Floats:
+    """|x_j| of each row; NaN or infinity where x holds such or its square leaves the type."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.sqrt(np.vecdot(x, x))
+
+
+def is_finite(x: Floats) -> bool:
+    """Whether x holds neither NaN nor infinity: its sum says so, unless the sum itself overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
+
+
+@dataclass(frozen=True)
+class Head:
+    """One query head of one batch: its tensors (views), rows [1, n], columns [1, n]."""
+
+    job: Job
+    batch: int
+    head: int
+    q: Floats
+    k: Floats
+    v: Floats
+    rows: Rows
+    columns: Columns
+
+
+def head_of(job: Job, batch: int, head: int) -> Head:
+    key_head = head // job.terms.group  # FWD-10
+    rows, columns = job.rows, job.columns
+    one_rows = Rows(
+        rows.index,
+        one(rows.position, batch),
+        one(rows.segment, batch),
+        one(rows.bound_min, batch),
+        one(rows.bound_max, batch),
+        one(rows.bias, batch, head),
+        one(rows.mask, batch, head),
+        one(rows.keep, batch, head),
+    )
+    one_columns = Columns(columns.index, one(columns.position, batch), one(columns.segment, batch))
+    return Head(
+        job,
+        batch,
+        head,
+        job.q[batch, head],
+        job.k[batch, key_head],
+        job.v[batch, key_head],
+        one_rows,
+        one_columns,
+    )
+
+
+def one(x: Any, *where: int) -> Any:
+    """Leading axes of x cut to one entry each; an axis of 1 is broadcast."""
+    if x is None:
+        return None
+    index = (n if x.shape[axis] > 1 else 0 for axis, n in enumerate(where))
+    return x[tuple(slice(n, n + 1) for n in index)]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Row block q0..q1-1 against a run of keys, and what of it the masks and dropout touch.
+
+    ``hidden`` [n, keys] marks invisible pairs, None where there are none; ``keep`` is the factor of
+    dropout, ``bias`` finite, each None where there is none and broadcastable to [n, keys].
+    """
+
+    start: int
+    stop: int
+    hidden: Booleans | None
+    keep: Floats | None
+    bias: Floats | None
+
+
+def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
+    """The tile, or None where a dense mask or a bias hides all of it."""
+    terms, dtype = head.job.terms, head.job.dtype
+    hidden = None
+    if not run.whole or head.rows.mask is not None or head.rows.bias is not None:
+        some, hidden = seen_and_hidden(head, q0, q1, run)
+        if not some:
+            return None
+    keep, bias = None, None
+    if head.rows.keep is not None or terms.dropout_p != 0:
+        keep = keep_of(head, q0, q1, run).astype(dtype)
+    if head.rows.bias is not None:
+        rows, columns = head.rows.slice(q0, q1), head.columns.slice(run.start, run.stop)
+        bias = np.asarray(columns_of(rows.bias, columns)[0, 0], dtype)  # type: ignore[arg-type]
+        bias = np.where(np.isneginf(bias), dtype.type(0), bias)
+    return Tile(run.start, run.stop, hidden, keep, bias)
+
+
+def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> tuple[bool, Booleans | None]:
+    """Whether any pair of the tile is visible, and which are not (None: there are none)."""
+    rows, columns = head.rows.slice(q0, q1), head.columns.slice(run.start, run.stop)
+    others = (rows.segment, rows.bound_min, rows.mask, rows.bias)
+    real = bool((rows.index >= 0).all() and (columns.index >= 0).all())
+    if not real or any(x is not None for x in others):
+        return split(visible(rows, columns, head.job.terms)[0, 0])
+    first = rows.position[0, 0]
+    between = (rows.position[0] - first).tobytes(), (columns.position[0] - first).tobytes()
+    return by_distance(*between, head.job.terms.causal, head.job.terms.window)
+
+
+@functools.lru_cache(maxsize=32)
+def by_distance(
+    position_q: bytes, position_k: bytes, causal: bool, window: tuple[int | None, int | None] | None
+) -> tuple[bool, Booleans | None]:
+    """:func:`seen_and_hidden` where distances alone decide: all tiles on a diagonal are one pattern."""
+    q, k = (np.frombuffer(x, np.int64) for x in (position_q, position_k))
+    rows, columns = Rows(np.arange(q.size), q[None]), Columns(np.arange(k.size), k[None])
+    return split(visible(rows, columns, Terms(1, 1, 1.0, causal, window))[0, 0])
+
+
+def split(allowed: Booleans) -> tuple[bool, Booleans | None]:
+    return bool(allowed.any()), None if allowed.all() else ~allowed
+
+
+def keep_of(head: Head, q0: int, q1: int, run: Run) -> Floats:
+    """keep / (1 - dropout_p) of a tile, as ``spec.dropout.keep_factor`` has it (DROP-1, DROP-3)."""
+    terms = head.job.terms
+    rows, columns = head.rows.slice(q0, q1), head.columns.slice(run.start, run.stop)
+    if rows.keep is not None:
+        kept = columns_of(rows.keep, columns)
+    else:
+        kept = keep_mask(
+            rows.position,
+            columns.position,
+            heads=np.array([head.head]),
+            batches=np.array([head.batch]),
+            dropout_p=terms.dropout_p,
+            dropout_seed=terms.dropout_seed,
+        )
+    return kept[0, 0] / (1.0 - terms.dropout_p)
+
+
+def product(p: Floats, x: Floats, tile: Tile, finite: bool, out: Floats) -> Floats:
+    """p [n, keys] times x [keys, D], where p is 0 at hidden pairs.
+
+    0 times a hidden NaN would be NaN in a row that must not see it. So where k or v are not all
+    finite, a row takes what it sees of those keys by itself.
+    """
+    if finite or tile.hidden is None:
+        return np.matmul(p, x, out=out)
+    bad = np.logical_not(np.all(np.isfinite(x), axis=1))
+    np.matmul(p, np.where(bad[:, None], 0.0, x).astype(x.dtype), out=out)
+    for row in np.flatnonzero(~tile.hidden[:, bad].all(axis=1)):
+        seen = bad & ~tile.hidden[row]
+        out[row] += p[row, seen] @ x[seen]
+    return out

@@ -1,0 +1,152 @@
+"""Which tiles of a block are wholly visible, wholly masked or mixed, from positions alone.
+
+Rows are cut into blocks and keys into granules. Each has the least and greatest of its positions,
+segment ids and bounds; comparing these decides most pairs of a block and a granule without looking at
+a single pair of tokens. What cannot be decided is mixed, which is slower and never wrong.
+
+Only positions decide, never the values of q, k, v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.errors import OptionError
+from ringspec.spec.problem import Booleans, Columns, Integers, Rows, Terms
+
+LARGE = np.int64(1) << np.int64(62)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Lengths of tiles: ``rows`` queries; ``keys`` of a wholly visible run; ``granule`` keys that are
+    told apart; ``chunk`` keys of which a backward task makes a copy with its extra column.
+
+    ``keys`` and ``chunk`` are multiples of ``granule``, ``chunk`` one of ``keys``.
+    """
+
+    rows: int = 256
+    keys: int = 512
+    granule: int = 256
+    chunk: int = 1024
+
+    def __post_init__(self) -> None:
+        whole = all(type(n) is int and n >= 1 for n in vars(self).values())
+        if not (whole and self.keys % self.granule == 0 and self.chunk % self.keys == 0):
+            raise OptionError(
+                "tile sizes >= 1 with chunk a multiple of keys, and keys one of granule",
+                str(self),
+                "pass Sizes(rows=256, keys=512, granule=256, chunk=1024)",
+            )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Keys start..stop-1; ``whole`` when every query of the row block sees all of them."""
+
+    start: int
+    stop: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Least and greatest of a number over the real slots of each block, [P, blocks]."""
+
+    low: Integers
+    high: Integers
+
+
+def starts(length: int, size: int) -> Integers:
+    return np.arange(0, length, size)
+
+
+def extent(x: Integers, real: Booleans, size: int) -> Extent:
+    """Of x [P, n]; where a block has no real slot, low > high."""
+    first = starts(x.shape[1], size)
+    low = np.minimum.reduceat(np.where(real, x, LARGE), first, axis=1)
+    high = np.maximum.reduceat(np.where(real, x, -LARGE), first, axis=1)
+    return Extent(low, high)
+
+
+def kinds(rows: Rows, columns: Columns, terms: Terms, sizes: Sizes) -> tuple[Booleans, Booleans]:
+    """(some, every) [P, row blocks, granules]: False in ``some``: no pair is visible; True in
+    ``every``: all are. P is B, or 1 where positions are the same for all batches."""
+    real_q, real_k = rows.index >= 0, columns.index >= 0
+    first_q, first_k = starts(real_q.size, sizes.rows), starts(real_k.size, sizes.granule)
+    any_q, any_k = (np.logical_or.reduceat(x, f) for x, f in ((real_q, first_q), (real_k, first_k)))
+    all_q, all_k = (
+        np.logical_and.reduceat(x, f) for x, f in ((real_q, first_q), (real_k, first_k))
+    )
+    some = (any_q[:, None] & any_k[None, :])[None]
+    every = (all_q[:, None] & all_k[None, :])[None]
+
+    def of_rows(x: Integers) -> Extent:
+        e = extent(x, real_q, sizes.rows)
+        return Extent(e.low[:, :, None], e.high[:, :, None])
+
+    def of_keys(x: Integers) -> Extent:
+        e = extent(x, real_k, sizes.granule)
+        return Extent(e.low[:, None, :], e.high[:, None, :])
+
+    q, k = of_rows(rows.position), of_keys(columns.position)
+    left, right = terms.window or (None, None)
+    if terms.causal:  # MASK-1
+        some, every = some & (k.low <= q.high), every & (k.high <= q.low)
+    if left is not None:  # MASK-2
+        some, every = some & (k.high - q.low >= -left), every & (k.low - q.high >= -left)
+    if right is not None:
+        some, every = some & (k.low - q.high <= right), every & (k.high - q.low <= right)
+    if rows.segment is not None and columns.segment is not None:  # MASK-3
+        a, b = of_rows(rows.segment), of_keys(columns.segment)
+        some = some & (a.low <= b.high) & (b.low <= a.high) & (a.high >= 0) & (b.high >= 0)
+        every = every & (a.low == a.high) & (b.low == b.high) & (a.low == b.low) & (a.low >= 0)
+    if rows.bound_min is not None and rows.bound_max is not None:  # MASK-4
+        low, high = of_rows(rows.bound_min), of_rows(rows.bound_max)
+        some = some & (low.low <= k.high) & (k.low < high.high)
+        every = every & (low.high <= k.low) & (k.high < high.low)
+    return some, every
+
+
+def plan(
+    rows: Rows, columns: Columns, terms: Terms, sizes: Sizes
+) -> tuple[tuple[tuple[Run, ...], ...], ...]:
+    """The runs of keys that each row block has to look at: [P][row block][run], keys ascending.
+
+    >>> from ringspec.spec.options import check
+    >>> p = check(*np.ones((3, 1, 1, 8, 1)), {"causal": True})
+    >>> sizes = Sizes(rows=4, keys=4, granule=2, chunk=4)
+    >>> [[(r.start, r.stop, r.whole) for r in runs] for runs in plan(p.rows, p.columns, p.terms, sizes)[0]]
+    [[(0, 2, False), (2, 4, False)], [(0, 4, True), (4, 6, False), (6, 8, False)]]
+    """
+    n_q, n_k = rows.index.size, columns.index.size
+    if n_q == 0 or n_k == 0:
+        return (((),) * starts(n_q, sizes.rows).size,)
+    some, every = kinds(rows, columns, terms, sizes)
+    return tuple(
+        tuple(runs_of(s, e, n_k, sizes) for s, e in zip(of_some, of_every, strict=True))
+        for of_some, of_every in zip(some, np.broadcast_to(every, some.shape), strict=True)
+    )
+
+
+def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: Sizes) -> tuple[Run, ...]:
+    """Neighbouring whole granules become one run, as long as it fits and stays in its chunk."""
+    runs: list[Run] = []
+    for granule in np.flatnonzero(some).tolist():
+        start = granule * sizes.granule
+        stop = min(start + sizes.granule, n_k)
+        before = runs[-1] if runs else None
+        if (
+            before is not None
+            and before.whole
+            and every[granule]
+            and before.stop == start
+            and stop - before.start <= sizes.keys
+            and start % sizes.chunk != 0
+        ):
+            runs[-1] = Run(before.start, stop, True)
+        else:
+            runs.append(Run(start, stop, bool(every[granule])))
+    return tuple(runs)

@@ -1,0 +1,150 @@
+"""Four MPI ranks on this machine: the same bits as lockstep, and an end within a bounded time."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+ROOT = Path(__file__).parents[2]
+IDENTICAL = Path(__file__).with_name("programs") / "identical.py"
+TARGET = "ringspec.conformance.targets.reference_mpi:reference_mpi"
+# A ring that computes for some seconds.
+LONG = ("simulate", "--length", "8192", "--heads", "4", "--compare", "rows", "--timeout", "3")
+
+
+def environment():
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    return os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"} | open_mpi()
+
+
+def open_mpi():
+    """Open MPI wants leave to run as root, and to start more ranks than there are cores."""
+    allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+    return dict.fromkeys(allowed, "1") | {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+
+
+def command(*words, ranks=4):
+    beside = Path(sys.executable).with_name("mpiexec")
+    launcher = str(beside) if beside.is_file() else shutil.which("mpiexec")
+    assert launcher is not None, "mpiexec is on the path where the extra [mpi] is installed"
+    return [launcher, "-n", str(ranks), sys.executable, *words]
+
+
+def started(*words, ranks=4):
+    """The output of mpiexec, stdout and stderr apart, and its status."""
+    done = subprocess.run(
+        command(*words, ranks=ranks),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=80,
+        cwd=ROOT,
+    )
+    return done.stdout, done.stderr, done.returncode
+
+
+@pytest.mark.rule("RING-4", "RING-5", "RING-12")
+def test_four_ranks_give_the_bits_of_lockstep_and_subrings_and_refusals_are_agreed():
+    out, errors, status = started(str(IDENTICAL))
+    assert status == 0, errors[-3000:]
+    assert out.splitlines() == [
+        "identical: 54",
+        "subrings: as one ring",
+        "refusals: on every rank",
+    ]
+
+
+def test_simulate_under_mpiexec_prints_the_report_of_lockstep_once():
+    words = ("-m", "ringspec", "simulate", "--layout", "zigzag", "--circulation", "q", "--json")
+    out, errors, status = started(*words)
+    assert status == 0, errors
+    alone = subprocess.run(
+        [sys.executable, *words], env=environment(), capture_output=True, text=True, cwd=ROOT
+    )
+    assert json.loads(out) == json.loads(alone.stdout)
+    # Each rank says who it is, and each wait says for whom.
+    assert len(re.findall(r"^ringspec: rank \d is process \d+ on ", errors, re.M)) == 4
+    assert re.search(r"^ringspec: rank \d waits after (forward|backward) step \d ", errors, re.M)
+
+
+def test_a_wrong_number_of_workers_is_said_once():
+    out, errors, status = started("-m", "ringspec", "simulate", "--workers", "3", "--no-waits")
+    assert status == 2 and out == ""
+    assert errors.count("Error: expected --workers 4") == 1 and "mpiexec -n 3" in errors
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_rank_that_is_killed_or_stopped_ends_the_run_and_is_named(name):
+    program = subprocess.Popen(
+        command("-m", "ringspec", *LONG),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert program.stderr is not None
+    lines, victim = [], None
+    try:
+        for line in program.stderr:
+            lines.append(line)
+            if found := re.match(r"ringspec: rank 1 is process (\d+) ", line):
+                victim = int(found[1])
+            if victim is not None and "waits at the start" in line:
+                break
+        time.sleep(0.7)
+        began = time.monotonic()
+        os.kill(victim, getattr(signal, name))
+        lines += program.communicate(timeout=40)[1].splitlines(keepends=True)
+        took = time.monotonic() - began
+    finally:
+        program.kill()
+    errors = "".join(lines)
+    assert program.returncode != 0, errors
+    pattern = r"rank \d waits (at the start|after (for|back)ward step \d) .*rank \d"
+    waits = [line for line in lines if re.match(r"ringspec: rank \d waits", line)]
+    assert waits and all(re.search(pattern, line) for line in waits), errors
+    if name == "SIGKILL":
+        assert took < 10
+    else:
+        assert program.returncode == 4 and took < 30, errors
+        lost = [line for line in lines if "rank 1 does not answer" in line]
+        assert any(": rank 2 waits after" in line and "from rank 1" in line for line in lost)
+        assert any(": rank 0 waits after" in line for line in lost), errors
+
+
+def test_the_target_reference_mpi_passes_rings_of_two_and_of_four_workers():
+    words = ("-m", "ringspec", "check", TARGET, "--json")
+    for only in ("ring/zigzag-causal-w2", "ring/float32-zigzag-w4"):
+        words += ("--only", only)
+    done = subprocess.run(
+        [sys.executable, *words, "--profile", "smoke"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    assert done.stdout.count('"outcome": "pass"') == 2
+
+
+def test_check_shares_its_cases_among_ranks_and_reports_what_one_process_reports():
+    words = ("-m", "ringspec", "check", "conformance.faulty_targets:swapped_workers", "--json")
+    words += ("--profile", "smoke", "--only", "ring/*", "--only", "probe/*")
+    out, errors, status = started(*words, ranks=2)
+    alone = subprocess.run(
+        [sys.executable, *words], env=environment(), capture_output=True, text=True, cwd=ROOT
+    )
+    assert status == alone.returncode == 1, errors
+    lines, others = ([json.loads(line) for line in x.splitlines()] for x in (out, alone.stdout))
+    assert len(lines) == len(others) > 5
+    for line, other in zip(lines[1:], others[1:], strict=True):
+        assert {**line, "seconds": 0} == {**other, "seconds": 0}

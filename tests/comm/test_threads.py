@@ -1,0 +1,225 @@
+"""The loop of a rank, run by threads: bit-identical to lockstep, and every fault is named."""
+
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+from comm.ringcases import W, differences, inputs, option, problems, tokens_of
+
+from ringspec.comm import part
+from ringspec.comm.agreement import error_bytes, error_from
+from ringspec.comm.threads import Hall, ThreadLinks, ring_in_threads
+from ringspec.comm.traffic import traffic
+from ringspec.comm.wire import Header, check_header, frame_of, pack, side_from
+from ringspec.errors import (
+    DisagreementError,
+    LayoutError,
+    LostWorkerError,
+    MessageError,
+    NonFiniteError,
+    OptionError,
+)
+from ringspec.spec.block_attention import block_backward, block_forward
+from ringspec.spec.problem import Columns
+from ringspec.spec.ring import ring
+from ringspec.spec.schedule import backward_schedule
+from ringspec.spec.worker import KeySide
+
+
+def test_every_layout_circulation_direction_and_feature_is_bit_identical_to_lockstep():
+    wrong = []
+    for number, (name, keywords) in enumerate(problems()):
+        x = inputs(number, tokens_of(keywords))
+        mine = ring_in_threads(**x, workers=W, timeout=20, **keywords)
+        wrong += [f"{name}: {d}" for d in differences(mine, ring(**x, workers=W, **keywords))]
+    assert number == 52 and not wrong
+
+
+def test_messages_are_those_of_lockstep_in_the_order_of_the_senders():
+    seen = []
+    x = inputs(3)
+    ring(**x, workers=3, observer=lambda m: seen.append((m.phase, m.step, m.worker, m.received)))
+    mine, lock = [], threading.Lock()
+
+    def observe(moment):
+        with lock:
+            mine.append((moment.phase, moment.step, moment.worker, moment.received))
+
+    ring_in_threads(**x, workers=3, observer=observe)
+    assert len(mine) == len(seen) == 2 * 3 * 3
+    for theirs, ours in zip(sorted(seen, key=str), sorted(mine, key=str), strict=True):
+        assert str(theirs) == str(ours)
+
+
+def test_inputs_of_the_next_step_are_posted_before_the_block_is_computed():
+    events = []
+
+    class Watched(ThreadLinks):
+        def send(self, target, tag, buffer, what):
+            events.append(f"send {what}")
+            return super().send(target, tag, buffer, what)
+
+        def receive(self, source, tag, size, what):
+            events.append(f"receive {what}")
+            return super().receive(source, tag, size, what)
+
+    def block(*arguments):
+        events.append("compute")
+        return block_backward(*arguments)
+
+    named_as(block, block_backward)
+    run_with(Watched, only=0, block_backward=block)
+    backward = events[next(n for n, e in enumerate(events) if "backward step 0" in e) :]
+    first = backward[: backward.index("compute") + 2]
+    assert [e.split(" waits")[0] for e in first] == [
+        "receive",
+        "receive",
+        "send",
+        "compute",
+        "send",
+    ]
+    assert "k, v, columns" in first[2] and "dk, dv" in first[4]
+
+
+def run_with(kind, only=None, timeout=1.0, keywords_of=lambda rank: {}, **keywords):
+    """A ring of four threads with links of another kind on rank ``only``; the error of each rank."""
+    from ringspec.comm.ring import ring_over
+
+    hall, errors, x = Hall(W), [None] * W, inputs(0)
+
+    def one(rank):
+        links = (kind if only in (None, rank) else ThreadLinks)(hall, rank, timeout)
+        own = keywords if only in (None, rank) else {}
+        try:
+            ring_over(links, **x | keywords_of(rank) | own)
+        except Exception as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(W)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def named_as(function, other):
+    """The name of the block computation is part of the agreement: it must be the same everywhere."""
+    function.__module__, function.__qualname__ = other.__module__, other.__qualname__
+
+
+class WrongNeighbour(ThreadLinks):
+    """Sends in the ring's other direction."""
+
+    def send(self, target, tag, buffer, what):
+        other = (2 * self.rank - target) % W if "forward step 1" in what else target
+        return super().send(other, tag, buffer, what)
+
+
+class Late(ThreadLinks):
+    """Sends the block of the step before once more."""
+
+    def send(self, target, tag, buffer, what):
+        if "forward step 1" in what:
+            buffer = self.last
+        self.last = buffer
+        return super().send(target, tag, buffer, what)
+
+
+class Dropped(ThreadLinks):
+    """Loses what it sends in one step."""
+
+    def send(self, target, tag, buffer, what):
+        target = W + 1 if "backward step 2" in what and "dk" in what else target
+        return super().send(target, tag, buffer, what)
+
+
+def test_a_message_to_the_wrong_neighbour_ends_with_an_error_that_names_step_and_peer():
+    errors = run_with(WrongNeighbour, only=1, timeout=0.3)
+    # The next message with that tag is of the backward pass, if it comes in time.
+    assert isinstance(errors[2], (LostWorkerError, MessageError))
+    assert re.search("forward step 1.* (from rank 1|1 to 2)", str(errors[2]))
+
+
+def test_a_message_of_another_step_is_refused_by_its_header():
+    errors = run_with(Late, only=2)
+    assert isinstance(errors[3], MessageError) and "forward step 0" in errors[3].got
+
+
+def test_a_lost_message_ends_the_wait_and_names_step_and_peer():
+    began = time.monotonic()
+    errors = run_with(Dropped, only=1, timeout=0.3)
+    assert time.monotonic() - began < 3
+    assert isinstance(errors[2], LostWorkerError)
+    assert "after backward step 2 for dk, dv from rank 1" in str(errors[2])
+
+
+def test_an_error_in_the_block_of_one_rank_is_raised_on_every_rank():
+    def broken(*arguments):
+        raise NonFiniteError("finite numbers", "NaN", "look at it")
+
+    named_as(broken, block_forward)
+    errors = run_with(ThreadLinks, only=2, block_forward=broken)
+    assert all(isinstance(error, NonFiniteError) and "look at it" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize(
+    "kind, changed, named",
+    [
+        (DisagreementError, {"causal": True}, "mask"),
+        (DisagreementError, {"direction": -1}, "direction"),
+        (DisagreementError, {"layout": "striped"}, "layout"),
+        (DisagreementError, {"recipe": "bf16"}, "recipe"),
+        (DisagreementError, {"q": inputs(1)["q"]}, "another q"),
+        (DisagreementError, {"dy": inputs(1)["dy"]}, "dy"),
+        (DisagreementError, option("bounds"), "bounds"),
+        (OptionError, {"window": -3}, "window"),
+    ],
+    ids=str,
+)
+def test_what_one_rank_was_given_otherwise_every_rank_refuses(kind, changed, named):
+    errors = run_with(ThreadLinks, keywords_of=lambda rank: changed if rank == 2 else {})
+    assert all(isinstance(error, kind) and named in str(error) for error in errors)
+    assert kind is OptionError or all("rank 2" in str(error) for error in errors)
+
+
+def test_bad_input_is_refused_with_the_words_of_lockstep():
+    x = inputs(0)
+    with pytest.raises(LayoutError) as lockstep:
+        ring(**x, workers=5)
+    with pytest.raises(LayoutError) as threads:
+        ring_in_threads(**x, workers=5)
+    assert str(threads.value) == str(lockstep.value)
+
+
+def test_a_buffer_keeps_every_bit_and_every_dtype():
+    k = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324]).reshape(1, 1, 3, 2)
+    side = KeySide(2, k, None, Columns(np.arange(3), np.arange(3)[None], None))
+    frame, header = frame_of(side, ("k", "v", "columns")), Header("forward", 1, 2, 3, 0, 2)
+    buffer = pack(side, frame, header)
+    check_header(buffer, header)
+    got = side_from(buffer, frame, side, 2)
+    assert got.k.tobytes() == k.tobytes() and got.v is None and got.columns.segment is None
+    assert got.columns.index.dtype == np.int64 and got.owner == 2
+    with pytest.raises(MessageError, match="step 1"):
+        check_header(buffer, Header("forward", 0, 2, 3, 0, 2))
+
+
+def test_a_long_error_passes_as_a_record():
+    error = error_from(error_bytes(OptionError("e" * 9000, "g" * 9000, "m")))
+    assert isinstance(error, OptionError) and error.mend == "m" and len(error.expected) > 900
+
+
+def test_accumulators_and_inputs_of_one_hop_are_two_messages():
+    steps = traffic(backward_schedule("q", 3))
+    names = [{crossing.names for crossing in crossings} for crossings in steps]
+    inputs_first = ("q", "dy", "lse", "delta", "rows")
+    assert names == [{inputs_first, ("dq", "dbias")}] * 2 + [{("dq", "dbias")}]
+
+
+def test_a_share_of_the_batch_is_cut_out_of_everything_that_has_a_batch_axis():
+    rows = np.arange(8).reshape(4, 2)
+    got = part.cut(Columns(np.arange(2), rows, rows[:1]), 4, slice(1, 3))
+    assert got.position.tolist() == [[2, 3], [4, 5]] and got.segment.tolist() == [[0, 1]]

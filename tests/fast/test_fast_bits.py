@@ -1,0 +1,176 @@
+"""Bits of the fast path: the same for any number of threads, and untouched by keys that are not seen."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import ringspec as rs
+from ringspec import fast
+from ringspec.fast.backward import Seeds
+from ringspec.fast.job import make_job
+from ringspec.fast.passes import backward_result
+from ringspec.fast.plan import kinds
+from ringspec.fast.threads import run_tasks
+from ringspec.spec.masks import visible
+from ringspec.spec.options import check
+
+TILES = fast.Sizes(rows=16, keys=32, granule=16, chunk=32)
+RECIPES = ("float64", "float32")
+
+
+def tensors(seed, H=2, Hkv=1, n_q=100, n_k=100, D=8, B=1):
+    random = np.random.default_rng(seed)
+    shapes = ((B, H, n_q, D), (B, Hkv, n_k, D), (B, Hkv, n_k, D), (B, H, n_q, D))
+    return [random.normal(size=shape) for shape in shapes]
+
+
+def bits(*results) -> list[bytes]:
+    return [x.tobytes() for result in results for x in vars(result).values() if x is not None]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [TILES, pytest.param(fast.Sizes(), marks=pytest.mark.slow)],
+    ids=["small", "real"],
+)
+@pytest.mark.parametrize("dtype", RECIPES)
+def test_any_number_of_threads_gives_the_same_bits(dtype, sizes):
+    n = 100 if sizes == TILES else 1100
+    q, k, v, dy = tensors(1, H=3, n_q=n, n_k=n)
+    bias = np.random.default_rng(2).normal(size=(1, 1, 1, n))
+    for options in ({"causal": True, "sinks": np.ones((3, 2))}, {"bias": bias}):
+        seen = set()
+        for threads in (1, 2, 3, 5):
+            keywords = {"dtype": dtype, "sizes": sizes, "threads": threads, **options}
+            forward = fast.attention(q, k, v, **keywords)
+            back = fast.attention_backward(dy, q, k, v, **keywords)
+            seen.add(tuple(bits(forward, back)))
+        assert len(seen) == 1
+
+
+# Squares and products of these leave the type's range.
+HUGE = {"float64": 1e300, "float32": 1e30}
+FUTURES = {
+    "causal": ({"causal": True}, 60),
+    "bounds": ({"bound_min": np.zeros(100, int), "bound_max": np.arange(100) // 2 + 1}, 30),
+    "mask": ({"mask": np.tril(np.ones((100, 100), bool))}, 60),
+    "softcap": ({"causal": True, "softcap": 5.0}, 60),
+    "dropout": ({"causal": True, "dropout_p": 0.2}, 60),
+    "bias": ({"causal": True, "bias": np.random.default_rng(0).normal(size=(100, 100))}, 60),
+}
+
+
+@pytest.mark.parametrize("change", ["huge", "nan", "infinite"])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", FUTURES)
+def test_a_row_keeps_its_bits_whatever_the_keys_are_that_it_does_not_see(name, recipe, change):
+    """Rows that do not see key ``first`` and those behind it; the blocks take values as they are."""
+    options, first = FUTURES[name]
+    q, k, v, dy = tensors(3)
+    problem = check(q, k, v, options)
+    parts = (problem.rows, problem.columns, problem.terms, rs.RECIPES[recipe])
+    blind = ~visible(*parts[:3])[0, 0, :, first:].any(axis=1)
+    assert 30 <= blind.sum() < 100
+    other_k, other_v = k.copy(), v.copy()
+    value = {"huge": HUGE[recipe], "nan": np.nan, "infinite": np.inf}[change]
+    other_k[:, :, first + 1 :: 2], other_v[:, :, first::2] = value, -value
+    forward, backward = fast.blocks(threads=2, sizes=TILES)
+    one, two = forward(q, k, v, *parts), forward(q, other_k, other_v, *parts)
+    for x, y in zip(vars(one).values(), vars(two).values(), strict=True):
+        assert np.isfinite(x[:, :, blind]).all()
+        assert x[:, :, blind].tobytes() == y[:, :, blind].tobytes()
+    assert one.o[:, :, ~blind].tobytes() != two.o[:, :, ~blind].tobytes()
+    gradients = []
+    for keys, values in ((k, v), (other_k, other_v)):
+        job = make_job(q, keys, values, *parts[:3], recipe, TILES)
+        seeds = Seeds(dy, one.lse, np.zeros(one.lse.shape))
+        gradients.append(backward_result(job, seeds, 2)[0])  # the blocks refuse overflow and NaN
+    assert gradients[0][:, :, blind].tobytes() == gradients[1][:, :, blind].tobytes()
+
+
+def test_a_ring_keeps_the_bits_of_rows_before_a_change():
+    q, k, v, _ = tensors(4, n_q=96, n_k=96)
+    forward, _ = fast.blocks(sizes=TILES)
+    other = k.copy()
+    other[:, :, 50:] *= 50.0
+    for layout in ("contiguous", "striped", "zigzag"):
+        a, b = (
+            rs.ring(q, x, v, workers=3, layout=layout, causal=True, block_forward=forward).o
+            for x in (k, other)
+        )
+        assert a[:, :, :50].tobytes() == b[:, :, :50].tobytes() and (a != b).any()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_the_plan_never_calls_a_hidden_pair_visible_or_a_visible_one_hidden(data):
+    seed = data.draw(st.integers(0, 10**6))
+    random = np.random.default_rng(seed)
+    n_q, n_k = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
+    some = st.booleans()
+    options = {"causal": data.draw(some)}
+    if data.draw(some):
+        options["window"] = data.draw(st.tuples(st.none() | st.integers(0, 9), st.integers(0, 9)))
+    if data.draw(some):
+        options |= {
+            "segments_q": np.sort(random.integers(-1, 3, n_q)),
+            "segments_k": np.sort(random.integers(-1, 3, n_k)),
+        }
+    if data.draw(some):
+        low = random.integers(0, n_k, n_q)
+        options |= {"bound_min": low, "bound_max": low + random.integers(0, n_k + 1, n_q)}
+    if data.draw(some):
+        options |= {"positions_q": random.permutation(20)[:n_q], "positions_k": np.arange(n_k) * 2}
+    p = check(*(np.ones((1, 1, n, 1)) for n in (n_q, n_k, n_k)), options)
+    rows, columns = p.rows, p.columns
+    if data.draw(some):  # as in a ring: padding, in any order
+        rows = rows.take(np.where(random.random(n_q) < 0.3, -1, random.permutation(n_q)))
+        columns = columns.take(np.where(random.random(n_k) < 0.3, -1, random.permutation(n_k)))
+    seen = visible(rows, columns, p.terms)[0, 0]
+    sizes = fast.Sizes(rows=3, keys=4, granule=2, chunk=4)
+    some_pair, every_pair = kinds(rows, columns, p.terms, sizes)
+    for a in range(0, n_q, 3):
+        for b in range(0, n_k, 2):
+            tile = seen[a : a + 3, b : b + 2]
+            assert some_pair[0, a // 3, b // 2] or not tile.any()
+            assert not every_pair[0, a // 3, b // 2] or tile.all()
+
+
+def test_plain_causal_tiles_are_all_decided_but_the_diagonal():
+    p = check(*(np.ones((1, 1, 64, 1)) for _ in range(3)), {"causal": True})
+    some, every = kinds(p.rows, p.columns, p.terms, fast.Sizes(8, 8, 8, 8))
+    assert (some[0] & ~every[0] == np.eye(8, dtype=bool)).all()
+
+
+def test_blas_has_its_threads_back_afterwards_also_after_an_error():
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    def fail() -> None:
+        assert threads() == [1] * len(threads())
+        raise KeyError("broken")
+
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        with pytest.raises(KeyError):
+            run_tasks([fail, fail, fail], 2)
+        assert threads() == before
+
+
+def test_calls_from_several_threads_at_once_do_not_disturb_each_other():
+    q, k, v, _ = tensors(5)
+    want = fast.attention(q, k, v, sizes=TILES).o
+    got: list = []
+    callers = [
+        threading.Thread(target=lambda: got.append(fast.attention(q, k, v, sizes=TILES, threads=2)))
+        for _ in range(6)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(got) == 6 and all(x.o.tobytes() == want.tobytes() for x in got)
