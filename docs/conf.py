@@ -23,7 +23,13 @@ copyright = "the ringspec authors, Apache-2.0"
 release = ringspec.__version__
 version = release
 
-extensions = ["mathml", "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "mathml",
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 exclude_patterns = ["_build", "_extra", "reference/generated"]
 
 # 'zigzag' in a docstring is a value; curly quotes would make it prose.

@@ -232,9 +232,10 @@ def ring_mpi(
 ) -> Run | None:
     """``ringspec.ring`` over MPI: call it on every rank, with the same whole tensors.
 
-    Shapes, dtypes and keywords as for :func:`ringspec.spec.ring.ring`, but for ``workers``, which is
-    the number of ranks, and ``record``; ``root`` and ``observer`` as for
-    :func:`~ringspec.comm.ring.ring_over`, and:
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] of any float dtype, in
+    global order; with dy the backward pass is done as well. ``keywords`` are those of
+    :func:`ringspec.spec.ring.ring`, but for ``workers``, which is the number of ranks, and ``record``;
+    ``root`` and ``observer`` as for :func:`~ringspec.comm.ring_over`, and:
 
     ``comm``       an mpi4py communicator; default COMM_WORLD
     ``ring_size``  W of each of several rings that share the batch; default: one ring of all ranks

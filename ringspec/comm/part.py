@@ -22,7 +22,13 @@ from ringspec.spec.checks import check_results
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.layout import Layout
 from ringspec.spec.problem import Array, Columns, Problem, Rows, take
-from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, sink_share
+from ringspec.spec.ring_backward import (
+    Accumulate,
+    backward_finish,
+    backward_start,
+    backward_step,
+    sink_share,
+)
 from ringspec.spec.ring_forward import (
     Absorb,
     Observer,
@@ -51,7 +57,7 @@ class Setup:
     layout_k: Layout
     forward: Schedule
     backward: Schedule
-    blocks: tuple[BlockForward, BlockBackward, Absorb]
+    blocks: tuple[BlockForward, BlockBackward, Absorb, Accumulate]
     given: tuple[WorkerResult, ...] | None = None
 
 
@@ -98,7 +104,8 @@ def run_backward(
         problem.terms, recipe,
     )  # fmt: skip
     dsinks = sink_share(state)
-    backward = "backward", backward_step, state, setup.backward, setup.blocks[1], observe
+    one_step = functools.partial(backward_step, accumulate=setup.blocks[3])
+    backward = "backward", one_step, state, setup.backward, setup.blocks[1], observe
     state, inbox = circulate(links, *backward)
     state = backward_finish(state, setup.backward, inbox)
     return dataclasses.replace(

@@ -1,6 +1,8 @@
 """The whole ring on many ranks: agree, compute, gather, put together.
 
 :func:`ring_over` is ``ringspec.ring`` for a program of which one copy runs on each rank.
+
+Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from ringspec.spec.layout import unshard
 from ringspec.spec.options import Options, check, check_gradients, takes_options
 from ringspec.spec.problem import Array, Problem
 from ringspec.spec.ring import check_schedule, collect, invisible_pairs, layouts_for
+from ringspec.spec.ring_backward import Accumulate, plus
 from ringspec.spec.ring_forward import Absorb, Observer, absorb_block
 from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import (
@@ -50,7 +53,7 @@ def nothing(moment: Moment) -> None:
     """The observer that does not look."""
 
 
-PIECES = ("block_forward", "block_backward", "absorb")
+PIECES = ("block_forward", "block_backward", "absorb", "accumulate")
 
 
 @takes_options
@@ -75,12 +78,17 @@ def ring_over(
     block_forward: BlockForward = block_forward,
     block_backward: BlockBackward = block_backward,
     absorb: Absorb = absorb_block,
+    accumulate: Accumulate = plus,
     **options: Unpack[Options],
 ) -> Run | None:
     """Ring attention in which this rank is one worker; call it on all ranks of ``links``.
 
-    Every rank gives the same whole tensors and options, shapes and keywords as for
-    :func:`ringspec.spec.ring.ring` (W is the number of ranks), and takes its own tokens out of them.
+    Every rank gives the same whole tensors and options, and takes its own tokens out of them:
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], ``dlse`` [B, H, Sq] of any
+    float dtype, in global order. With dy (or dlse) the backward pass is done as well. Keywords are those
+    of :class:`~ringspec.spec.options.Options`; ``layout``, ``circulation``, ``recipe``, ``direction``,
+    ``skip_masked``, ``schedule``, ``schedule_backward``, ``block_forward``, ``block_backward`` and
+    ``absorb``, ``accumulate`` as for :func:`ringspec.spec.ring.ring`, where W is the number of ranks of a ring; and:
 
     ``ring``       links among the W ranks of this rank's own ring, where the ranks of ``links`` form
                    several rings (rank r is worker r mod W of ring r div W), each of which takes
@@ -105,7 +113,7 @@ def ring_over(
         "direction": direction,
         "skip_masked": skip_masked,
         "schedules": (schedule, schedule_backward),
-        "blocks": (block_forward, block_backward, absorb),
+        "blocks": (block_forward, block_backward, absorb, accumulate),
     }
     setup, error = None, None
     try:
@@ -287,5 +295,5 @@ def put_together(setup: Setup, results: list[WorkerResult], workers: int) -> Run
         gradients,
         setup.seeds,
         (),
-        setup.blocks[:2],
+        setup.blocks,
     )

@@ -87,7 +87,7 @@ class ThreadLinks:
 def ring_in_threads(
     q: Any, k: Any, v: Any, dy: Any = None, *, workers: int, timeout: float = 60.0, **keywords: Any
 ) -> Run:
-    """:func:`~ringspec.comm.ring.ring_over` with a thread for each worker; the run of rank 0.
+    """:func:`~ringspec.comm.ring_over` with a thread for each worker; the run of rank 0.
 
     Shapes and keywords as for :func:`ringspec.spec.ring.ring`; ``timeout`` in seconds. Raises what
     that raises.

@@ -17,12 +17,13 @@ Read ``plan`` (which tiles there are), ``job``, ``forward``, ``backward``, ``pas
 
 from ringspec.fast.blocks import block_backward, block_forward, blocks
 from ringspec.fast.dense import attention, attention_backward
-from ringspec.fast.merge import absorb, pieces
-from ringspec.fast.plan import Sizes
+from ringspec.fast.merge import absorb, accumulate, pieces
+from ringspec.fast.plan import TileSizes
 
 __all__ = [
-    "Sizes",
+    "TileSizes",
     "absorb",
+    "accumulate",
     "attention",
     "attention_backward",
     "block_backward",

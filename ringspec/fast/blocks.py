@@ -1,5 +1,9 @@
 """The block computation of a ring, for ``ringspec.ring(..., block_forward=, block_backward=)``.
 
+The signatures are those of ``spec.block_attention``, with threads and tile sizes as further keywords.
+
+Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
+
 >>> import numpy as np, ringspec as rs
 >>> q = k = v = np.ones((1, 2, 8, 4))
 >>> run = rs.ring(q, k, v, workers=4, block_forward=block_forward, block_backward=block_backward)
@@ -18,7 +22,7 @@ from ringspec.fast.backward import Seeds
 from ringspec.fast.dense import SIZES, refuse_overflow
 from ringspec.fast.job import make_job
 from ringspec.fast.passes import backward_result, forward_state
-from ringspec.fast.plan import Sizes
+from ringspec.fast.plan import TileSizes
 from ringspec.fast.threads import thread_count
 from ringspec.recipes import ROUNDING_POINTS, Recipe
 from ringspec.spec.block_attention import BlockBackward, BlockForward, BlockGradients
@@ -54,11 +58,19 @@ def block_forward(
     recipe: Recipe,
     *,
     threads: int | None = None,
-    sizes: Sizes = SIZES,
+    sizes: TileSizes = SIZES,
 ) -> SoftmaxState:
-    """As ``spec.block_attention.block_forward``; m is a shift of the row's scores, not their maximum.
+    """The softmax state of queries q over keys k and values v alone; o is not normalised.
 
-    (m, l, o) stand for the same softmax whatever m is: l and o are sums of exp(s - m) and exp(s - m) v.
+    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``rows`` [n_q], ``columns`` [n_k] and
+    ``terms`` as for :func:`ringspec.spec.block_attention.block_forward`. ``recipe`` is float64 or float32
+    at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`.
+
+    Returns m and l [B, H, n_q] and o [B, H, n_q, Dv], float64 arrays. m is a shift of the row's scores, not
+    always their maximum: (m, l, o) stand for the same softmax whatever m is, because l and o are sums of
+    exp(s - m) and exp(s - m) v.
+
+    Raises :class:`~ringspec.errors.FastRecipeError` for another recipe, and OptionError.
     """
     dtype = computed_in(recipe)
     job = make_job(q, k, v, rows, columns, terms, dtype, sizes)
@@ -81,9 +93,18 @@ def block_backward(
     recipe: Recipe,
     *,
     threads: int | None = None,
-    sizes: Sizes = SIZES,
+    sizes: TileSizes = SIZES,
 ) -> BlockGradients:
-    """As ``spec.block_attention.block_backward``."""
+    """One block's share of every gradient, from lse and delta of the whole rows as given (BWD-11).
+
+    dy [B, H, n_q, Dv]; lse (natural log) and delta [B, H, n_q], float64, where ``delta`` is dy_o_sum, less
+    dlse where the loss reads lse (RING-7). q, k, v, ``rows``, ``columns``, ``terms``, ``recipe``,
+    ``threads`` and ``sizes`` as in :func:`block_forward`.
+
+    Returns :class:`~ringspec.spec.block_attention.BlockGradients`, float64 arrays. Raises
+    :class:`~ringspec.errors.FastRecipeError` as there, OptionError, and NonFiniteError where a gradient
+    in float64 overflows.
+    """
     dtype = computed_in(recipe)
     job = make_job(q, k, v, rows, columns, terms, dtype, sizes)
     dq, dk, dv, dbias = backward_result(job, Seeds(dy, lse, delta), thread_count(threads))
@@ -94,9 +115,15 @@ def block_backward(
 
 
 def blocks(
-    *, threads: int | None = None, sizes: Sizes = SIZES
+    *, threads: int | None = None, sizes: TileSizes = SIZES
 ) -> tuple[BlockForward, BlockBackward]:
-    """:func:`block_forward` and :func:`block_backward` with a number of threads and tile sizes."""
+    """:func:`block_forward` and :func:`block_backward` with a number of threads and tile sizes.
+
+    ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles, see
+    :class:`~ringspec.fast.TileSizes`. Raises OptionError where ``threads`` is no integer >= 1.
+
+    >>> forward, backward = blocks(threads=2)
+    """
     thread_count(threads)
     return (
         functools.partial(block_forward, threads=threads, sizes=sizes),

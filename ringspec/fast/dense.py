@@ -2,6 +2,8 @@
 
 Memory grows with S, never with S * S. ``ringspec.spec`` stays the definition; the tests hold this
 to it.
+
+Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ringspec.errors import OptionError, ShapeError, nearest, shown
 from ringspec.fast.backward import Seeds
 from ringspec.fast.job import Floats, Job, is_finite, make_job
 from ringspec.fast.passes import backward_result, forward_result
-from ringspec.fast.plan import Sizes
+from ringspec.fast.plan import TileSizes
 from ringspec.fast.threads import thread_count
 from ringspec.spec.attention import Forward, Gradients, as_given, sink_gradient
 from ringspec.spec.checks import check_results, float_array, rounded_input
@@ -31,7 +33,7 @@ from ringspec.spec.options import (
 from ringspec.spec.problem import Array, Problem
 
 DTYPES = ("float64", "float32")
-SIZES = Sizes()
+SIZES = TileSizes()
 
 
 @takes_options
@@ -42,17 +44,21 @@ def attention(
     *,
     dtype: str = "float64",
     threads: int | None = None,
-    sizes: Sizes = SIZES,
+    sizes: TileSizes = SIZES,
     **options: Unpack[Options],
 ) -> Forward:
     """Softmax attention as :func:`ringspec.attention` defines it, with its arguments and options.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; keywords of
+    :class:`~ringspec.spec.options.Options`, and:
 
     ``dtype``    'float64' or 'float32': what is computed in, and the type of the results
     ``threads``  Python threads; None: one for each core that the process may use. The results are
                  the same bits for any number
     ``sizes``    lengths of tiles
 
-    Returns :class:`~ringspec.spec.attention.Forward`. A row's bits depend only on the keys that it
+    Returns :class:`~ringspec.spec.attention.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
+    in ``dtype``. A row's bits depend only on the keys that it
     sees. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`, as there.
 
     >>> import numpy as np
@@ -77,13 +83,19 @@ def attention_backward(
     forward: Forward | None = None,
     dtype: str = "float64",
     threads: int | None = None,
-    sizes: Sizes = SIZES,
+    sizes: TileSizes = SIZES,
     **options: Unpack[Options],
 ) -> Gradients:
     """Gradients as :func:`ringspec.attention_backward` defines them, with its arguments and options.
 
-    ``forward`` is the result of :func:`attention` on the same input; without it the forward pass is done
-    first. The other keywords are those of :func:`attention`.
+    dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq] (None: zeros) of any float dtype; q, k, v,
+    ``dtype``, ``threads``, ``sizes`` and keywords of :class:`~ringspec.spec.options.Options` as in
+    :func:`attention`. ``forward`` is its result on the same input; without it the forward pass is done
+    first.
+
+    Returns :class:`~ringspec.spec.attention.Gradients`: dq, dk, dv in ``dtype``, dsinks and dbias in
+    float64. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`; ShapeError where
+    ``forward`` belongs to other shapes.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
@@ -109,7 +121,7 @@ def dy_o_sum(dy: Floats, o: Floats) -> Array:
 
 
 def prepared(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, dtype: str, sizes: Sizes, options: Options
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, dtype: str, sizes: TileSizes, options: Options
 ) -> tuple[Problem, Job]:
     """The checked problem, and the job in the type that is computed in."""
     if not isinstance(dtype, str) or dtype not in DTYPES:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.fast.plan import Run, Sizes, plan
+from ringspec.fast.plan import Run, TileSizes, plan
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
 from ringspec.spec.problem import Booleans, Columns, Rows, Terms, columns_of
@@ -33,7 +33,7 @@ class Job:
     columns: Columns
     terms: Terms
     dtype: np.dtype[Any]
-    sizes: Sizes
+    sizes: TileSizes
     runs: tuple[tuple[tuple[Run, ...], ...], ...]
     finite: bool
 
@@ -53,7 +53,7 @@ def make_job(
     columns: Columns,
     terms: Terms,
     dtype: str,
-    sizes: Sizes,
+    sizes: TileSizes,
     checked: bool = False,
 ) -> Job:
     """``checked``: k and v are known to be finite."""

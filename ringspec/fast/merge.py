@@ -4,6 +4,9 @@ In the spec a merge makes about eight arrays of the size of o; here it makes two
 page faults of the new o. Every value is
 rounded at the same points as there (NUM-3): in float32 a product and a sum of two float32 numbers are
 rounded once by the machine.
+
+Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Liu et al., Ring Attention,
+https://arxiv.org/abs/2310.01889.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import numpy as np
 
 from ringspec.fast.blocks import blocks, computed_in
 from ringspec.fast.dense import SIZES
-from ringspec.fast.plan import Sizes
+from ringspec.fast.plan import TileSizes
 from ringspec.fast.threads import SCRATCH, run_tasks, thread_count
 from ringspec.recipes import Recipe
 from ringspec.spec.block_attention import BlockBackward, BlockForward
 from ringspec.spec.online_softmax import SoftmaxState
 from ringspec.spec.problem import Array
+from ringspec.spec.ring_backward import Accumulate, plus
 from ringspec.spec.ring_forward import Absorb
 
 ROWS = 2048  # of a slice; smaller ones cost two threads more than they save
@@ -31,9 +35,13 @@ def absorb(
 ) -> SoftmaxState:
     """The state over the keys of both; ``absorb`` of ``ringspec.ring``.
 
-    m and l [B, H, n], o [B, H, n, Dv] float64, as in ``spec.online_softmax.merge`` (SOFT-1, SOFT-2,
-    SOFT-4), whose value it is. Raises :class:`~ringspec.errors.FastRecipeError` for a recipe that is not
-    float64 or float32 throughout.
+    ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n], o
+    [B, H, n, Dv], float64, not normalised, as in ``spec.online_softmax.merge`` (SOFT-1, SOFT-2, SOFT-4),
+    whose value it is. Where ``running`` has seen no key, ``part`` itself is returned. ``threads``: None
+    is one for each core that the process may use; the bits are the same for any number.
+
+    Raises :class:`~ringspec.errors.FastRecipeError` for a ``recipe`` that is not float64 or float32
+    throughout, and OptionError where ``threads`` is no integer >= 1.
 
     >>> from ringspec.recipes import RECIPES
     >>> a = SoftmaxState(np.zeros((1, 1, 1)), np.ones((1, 1, 1)), np.ones((1, 1, 1, 1)))
@@ -57,27 +65,65 @@ def absorb(
     return SoftmaxState(m.reshape(shape), l.reshape(shape), o.reshape(part.o.shape))
 
 
+def accumulate(
+    total: Array | None, share: Array, accumulator: str, *, threads: int | None = None
+) -> Array:
+    """``total + share`` rounded to the format ``accumulator``; ``accumulate`` of ``ringspec.ring``.
+
+    total, share: float64 of one shape, [B, H, n, D] or that of a bias. The bits are those of
+    ``spec.ring_backward.plus`` (NUM-2). Raises OptionError for a number of ``threads`` that is none.
+
+    >>> accumulate(np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1)), "float32").ravel().tolist()
+    [2.0, 2.0]
+    """
+    assert total is not None
+    if accumulator not in ("float32", "float64"):
+        return plus(total, share, accumulator)
+    result = np.empty(total.shape)
+    columns = [np.ascontiguousarray(x).reshape(-1) for x in (total, share)] + [result.reshape(-1)]
+    size = ROWS * 128
+    tasks = [
+        functools.partial(add_numbers, tuple(x[first : first + size] for x in columns), accumulator)
+        for first in range(0, result.size, size)
+    ]
+    run_tasks(tasks, thread_count(threads))
+    return result
+
+
+def add_numbers(numbers: tuple[Array, ...], accumulator: str) -> None:
+    """Some of a total and of a share into the result."""
+    total, share, result = numbers
+    np.add(total, share, out=result)
+    if accumulator == "float32":
+        rounded = SCRATCH.get("left", result.shape, "float32")
+        rounded[...] = result
+        result[...] = rounded
+
+
 class Pieces(TypedDict):
     """Keyword arguments of ``ringspec.ring``."""
 
     block_forward: BlockForward
     block_backward: BlockBackward
     absorb: Absorb
+    accumulate: Accumulate
 
 
-def pieces(*, threads: int | None = None, sizes: Sizes = SIZES) -> Pieces:
+def pieces(*, threads: int | None = None, sizes: TileSizes = SIZES) -> Pieces:
     """All that ``ringspec.ring`` takes from here, as its keyword arguments.
 
-    ``threads``: None is one for each core; ``sizes``: rows and columns of a tile. Raises OptionError.
+    ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles. Raises
+    OptionError where ``threads`` is no integer >= 1.
 
     >>> sorted(pieces(threads=2))
-    ['absorb', 'block_backward', 'block_forward']
+    ['absorb', 'accumulate', 'block_backward', 'block_forward']
     """
     forward, backward = blocks(threads=threads, sizes=sizes)
     return {
         "block_forward": forward,
         "block_backward": backward,
         "absorb": functools.partial(absorb, threads=threads),
+        "accumulate": functools.partial(accumulate, threads=threads),
     }
 
 

@@ -20,11 +20,12 @@ LARGE = np.int64(1) << np.int64(62)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class TileSizes:
     """Lengths of tiles: ``rows`` queries; ``keys`` of a wholly visible run; ``granule`` keys that are
     told apart; ``chunk`` keys of which a backward task makes a copy with its extra column.
 
-    ``keys`` and ``chunk`` are multiples of ``granule``, ``chunk`` one of ``keys``.
+    ``keys`` and ``chunk`` are multiples of ``granule``, ``chunk`` one of ``keys``; other integers, and
+    what is no integer >= 1, raise :class:`~ringspec.errors.OptionError`.
     """
 
     rows: int = 256
@@ -38,7 +39,7 @@ class Sizes:
             raise OptionError(
                 "tile sizes >= 1 with chunk a multiple of keys, and keys one of granule",
                 str(self),
-                "pass Sizes(rows=256, keys=512, granule=256, chunk=1024)",
+                "pass TileSizes(rows=256, keys=512, granule=256, chunk=1024)",
             )
 
 
@@ -71,7 +72,9 @@ def extent(x: Integers, real: Booleans, size: int) -> Extent:
     return Extent(low, high)
 
 
-def kinds(rows: Rows, columns: Columns, terms: Terms, sizes: Sizes) -> tuple[Booleans, Booleans]:
+def kinds(
+    rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
+) -> tuple[Booleans, Booleans]:
     """(some, every) [P, row blocks, granules]: False in ``some``: no pair is visible; True in
     ``every``: all are. P is B, or 1 where positions are the same for all batches."""
     real_q, real_k = rows.index >= 0, columns.index >= 0
@@ -111,13 +114,13 @@ def kinds(rows: Rows, columns: Columns, terms: Terms, sizes: Sizes) -> tuple[Boo
 
 
 def plan(
-    rows: Rows, columns: Columns, terms: Terms, sizes: Sizes
+    rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
 ) -> tuple[tuple[tuple[Run, ...], ...], ...]:
     """The runs of keys that each row block has to look at: [P][row block][run], keys ascending.
 
     >>> from ringspec.spec.options import check
     >>> p = check(*np.ones((3, 1, 1, 8, 1)), {"causal": True})
-    >>> sizes = Sizes(rows=4, keys=4, granule=2, chunk=4)
+    >>> sizes = TileSizes(rows=4, keys=4, granule=2, chunk=4)
     >>> [[(r.start, r.stop, r.whole) for r in runs] for runs in plan(p.rows, p.columns, p.terms, sizes)[0]]
     [[(0, 2, False), (2, 4, False)], [(0, 4, True), (4, 6, False), (6, 8, False)]]
     """
@@ -131,7 +134,7 @@ def plan(
     )
 
 
-def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: Sizes) -> tuple[Run, ...]:
+def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tuple[Run, ...]:
     """Neighbouring whole granules become one run, as long as it fits and stays in its chunk."""
     runs: list[Run] = []
     for granule in np.flatnonzero(some).tolist():

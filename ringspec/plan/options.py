@@ -91,7 +91,7 @@ def plan(
     """What one layer's attention costs on a ring, by closed forms: O(W) whatever the length.
 
     ``length`` S; ``workers`` W; ``hardware``: the name of a preset ('h200', 'trn2') or a
-    :class:`~ringspec.plan.hardware.Hardware`; ``layouts`` and ``circulations``: some names, None = all
+    :class:`~ringspec.plan.Hardware`; ``layouts`` and ``circulations``: some names, None = all
     that the lengths allow; ``backward``: with the backward pass; ``overlap``: transfers run beside the
     computation; ``recipe``: number formats; ``shapes``: batch, heads, kv_heads, head_dim, value_dim,
     causal, window, as in :func:`~ringspec.plan.workload.workload`.

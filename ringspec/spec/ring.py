@@ -31,7 +31,14 @@ from ringspec.spec.layout import Layout, make_layout, shard, unshard
 from ringspec.spec.masks import visible
 from ringspec.spec.options import Options, check, check_gradients, takes_options
 from ringspec.spec.problem import Array, Problem
-from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, sink_share
+from ringspec.spec.ring_backward import (
+    Accumulate,
+    backward_finish,
+    backward_start,
+    backward_step,
+    plus,
+    sink_share,
+)
 from ringspec.spec.ring_forward import (
     Absorb,
     Observer,
@@ -75,6 +82,7 @@ def ring(
     block_forward: BlockForward = block_forward,
     block_backward: BlockBackward = block_backward,
     absorb: Absorb = absorb_block,
+    accumulate: Accumulate = plus,
     **options: Unpack[Options],
 ) -> Run:
     """Ring attention over ``workers`` workers; with dy (or dlse) its backward pass as well.
@@ -95,7 +103,8 @@ def ring(
     ``skip_masked``  leave out pairs of blocks that the mask makes wholly invisible
     ``schedule``, ``schedule_backward``    schedules of your own; they are validated first
     ``block_forward``, ``block_backward``  the block computation (see ``spec.block_attention``)
-    ``absorb``       merges one block's state into the running one, in place of SOFT-1's code here
+    ``absorb``, ``accumulate``  how a block's state is merged into the running one, and its gradients
+                     are added to the accumulators (see ``spec.ring_forward``, ``spec.ring_backward``)
 
     Returns a :class:`Run`. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`.
 
@@ -111,6 +120,7 @@ def ring(
     function(block_forward, "block_forward")
     function(block_backward, "block_backward")
     function(absorb, "absorb")
+    function(accumulate, "accumulate")
     if observer is not None:
         function(observer, "observer")
     check_circulation(circulation)
@@ -136,7 +146,7 @@ def ring(
             observer(moment)
 
     results = run_forward(
-        problem, used, layout_q, layout_k, forward, block_forward, absorb, observe
+        problem, used, layout_q, layout_k, forward, block_forward, observe, absorb
     )
     if used.products == "float64":
         for result in results:
@@ -146,7 +156,16 @@ def ring(
         dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
         seeds = check_gradients(problem, dy, dlse)
         results = run_backward(
-            problem, seeds, used, layout_q, layout_k, backward, block_backward, results, observe
+            problem,
+            seeds,
+            used,
+            layout_q,
+            layout_k,
+            backward,
+            block_backward,
+            results,
+            observe,
+            accumulate,
         )
         gradients = as_given(collect(problem, results, layout_q, layout_k), options)
         if used.products == "float64":
@@ -164,7 +183,7 @@ def ring(
         gradients,
         seeds,
         tuple(moments),
-        (block_forward, block_backward),
+        (block_forward, block_backward, absorb, accumulate),
     )
 
 
@@ -229,8 +248,8 @@ def run_forward(
     layout_k: Layout,
     schedule: Schedule,
     block: BlockForward,
-    absorb: Absorb,
     observe: Observer,
+    absorb: Absorb = absorb_block,
 ) -> list[WorkerResult]:
     """Shard, run the forward loop, finish every row."""
     q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
@@ -258,6 +277,7 @@ def run_backward(
     block: BlockBackward,
     results: list[WorkerResult],
     observe: Observer,
+    accumulate: Accumulate = plus,
 ) -> list[WorkerResult]:
     """Run the backward loop on the forward's own o and lse, as they were rounded (RING-13)."""
     q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
@@ -273,7 +293,8 @@ def run_backward(
             )
         )  # fmt: skip
     dsinks = [sink_share(state) for state in states]
-    states, inboxes = lockstep("backward", backward_step, states, schedule, block, observe)
+    one_step = functools.partial(backward_step, accumulate=accumulate)
+    states, inboxes = lockstep("backward", one_step, states, schedule, block, observe)
     states = [backward_finish(state, schedule, inboxes[r]) for r, state in enumerate(states)]
     return [
         dataclasses.replace(

@@ -10,6 +10,7 @@ Arrays are float64, in a worker's local order. Sources: ring-flash-attention and
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -30,6 +31,13 @@ from ringspec.spec.worker import (
     receive,
     send,
 )
+
+Accumulate = Callable[[Array | None, Array, str], Array]
+
+
+def plus(total: Array | None, share: Array, accumulator: str) -> Array:
+    assert total is not None
+    return round_to(total + share, accumulator)
 
 
 def backward_start(
@@ -64,12 +72,17 @@ def backward_start(
 
 
 def backward_step(
-    state: WorkerState, schedule: Schedule, received: tuple[Message, ...], block: BlockBackward
+    state: WorkerState,
+    schedule: Schedule,
+    received: tuple[Message, ...],
+    block: BlockBackward,
+    accumulate: Accumulate = plus,
 ) -> tuple[WorkerState, tuple[Message, ...]]:
     """One worker's step: RECEIVE, differentiate one block, ADD, SEND.
 
     From ``state`` and the messages ``received`` to the state after the step and the messages that
-    ``schedule`` makes it send; ``block`` computes, as ``spec.block_attention.block_backward`` does.
+    ``schedule`` makes it send; ``block`` computes, as ``spec.block_attention.block_backward`` does, and
+    ``accumulate`` adds a share to a total, as :func:`plus` does.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
@@ -91,26 +104,22 @@ def backward_step(
             state.recipe,
         )
         # ADD
-        state = add(state, share)
+        state = add(state, share, accumulate)
     # SEND
     return send(state, schedule)
 
 
-def add(state: WorkerState, share: BlockGradients) -> WorkerState:
+def add(state: WorkerState, share: BlockGradients, accumulate: Accumulate) -> WorkerState:
     """Add one block's share to the accumulators that are here, each addition rounded (NUM-2)."""
     query, key, recipe = state.query, state.key, state.recipe
-    dbias = query.dbias if share.dbias is None else plus(query.dbias, share.dbias, "float64")
-    query = dataclasses.replace(query, dq=plus(query.dq, share.dq, recipe.carried_dq), dbias=dbias)
-    dk = plus(key.dk, share.dk, recipe.carried_dkv)
-    dv = plus(key.dv, share.dv, recipe.carried_dkv)
+    dbias = query.dbias if share.dbias is None else accumulate(query.dbias, share.dbias, "float64")
+    dq = accumulate(query.dq, share.dq, recipe.carried_dq)
+    query = dataclasses.replace(query, dq=dq, dbias=dbias)
+    dk = accumulate(key.dk, share.dk, recipe.carried_dkv)
+    dv = accumulate(key.dv, share.dv, recipe.carried_dkv)
     key = dataclasses.replace(key, dk=dk, dv=dv)
     gathered = tuple(key if side.owner == key.owner else side for side in state.gathered)
     return dataclasses.replace(state, query=query, key=key, gathered=gathered)
-
-
-def plus(total: Array | None, share: Array, accumulator: str) -> Array:
-    assert total is not None
-    return round_to(total + share, accumulator)
 
 
 def backward_finish(

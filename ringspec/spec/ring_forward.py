@@ -81,7 +81,8 @@ def forward_step(
     """One worker's step: the state after it, and the messages that it sends.
 
     ``received`` are the messages that ``schedule`` has brought to it; ``block`` computes, as
-    ``spec.block_attention.block_forward`` does.
+    ``spec.block_attention.block_forward`` does; ``absorb`` merges the block's state into the running
+    one, as :func:`absorb_block` does.
     """
     # RECEIVE
     state = arrive(state, schedule, received)

@@ -23,8 +23,8 @@ from ringspec.spec.block_attention import (
 from ringspec.spec.cost import Cost, cost
 from ringspec.spec.layout import Layout
 from ringspec.spec.problem import Array, Integers, Problem
-from ringspec.spec.ring_backward import backward_step
-from ringspec.spec.ring_forward import forward_step
+from ringspec.spec.ring_backward import Accumulate, backward_step, plus
+from ringspec.spec.ring_forward import Absorb, absorb_block, forward_step
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.show import heading, run_as_html, run_as_text, run_tensors
 from ringspec.spec.worker import Moment, WorkerState, arrive
@@ -61,7 +61,8 @@ class Run:
     global order; gradients are None without dy. Values are float64 arrays whose numbers are those of
     the recipe's output formats. ``gradients`` has them together; ``seeds`` are dy and dlse as used.
     ``workers`` holds each worker's results, ``moments`` the recorded steps; ``problem``, ``recipe``,
-    ``layout_q``, ``layout_k``, ``schedule``, ``backward_schedule`` and ``blocks`` are what was run.
+    ``layout_q``, ``layout_k``, ``schedule``, ``backward_schedule`` and ``blocks`` (with how they are merged
+    and added) are what was run.
     A ``phase`` is 'forward' or 'backward'. ``print(run)`` shows who computes what in which step.
     """
 
@@ -77,7 +78,12 @@ class Run:
     gradients: Gradients | None = None
     seeds: tuple[Array, Array] | None = None
     moments: tuple[Moment, ...] = ()
-    blocks: tuple[BlockForward, BlockBackward] = (block_forward, block_backward)
+    blocks: tuple[BlockForward, BlockBackward, Absorb, Accumulate] = (
+        block_forward,
+        block_backward,
+        absorb_block,
+        plus,
+    )
 
     @property
     def dq(self) -> Array | None:
@@ -164,11 +170,15 @@ class Run:
             before, received = moment.before, moment.received
             if moment.phase == "forward":
                 schedule = self.schedule
-                after, sent = forward_step(before, schedule, received, self.blocks[0])
+                after, sent = forward_step(
+                    before, schedule, received, self.blocks[0], self.blocks[2]
+                )
             else:
                 assert self.backward_schedule is not None
                 schedule = self.backward_schedule
-                after, sent = backward_step(before, schedule, received, self.blocks[1])
+                after, sent = backward_step(
+                    before, schedule, received, self.blocks[1], self.blocks[3]
+                )
             during = arrive(before, schedule, received)
             yield replace(moment, during=during, after=after, sent=sent)
 

@@ -14,9 +14,10 @@ from ringspec import fast
 from ringspec.errors import FastRecipeError, NonFiniteError, RingspecError
 from ringspec.formats import round_to
 from ringspec.spec.online_softmax import SoftmaxState, merge, start
+from ringspec.spec.ring_backward import plus
 
-TILES = fast.Sizes(rows=3, keys=4, granule=2, chunk=4)
-LONGER = fast.Sizes(rows=8, keys=16, granule=8, chunk=16)
+TILES = fast.TileSizes(rows=3, keys=4, granule=2, chunk=4)
+LONGER = fast.TileSizes(rows=8, keys=16, granule=8, chunk=16)
 # Every fifth problem in the ordinary run.
 NUMBERS = [pytest.param(n, marks=[] if n % 5 == 0 else pytest.mark.slow) for n in range(len(ROWS))]
 # u is 2**29 times that of float64, and a sum of float32 has few terms here.
@@ -24,7 +25,7 @@ FLOAT32_BOUND = 2e-6
 NAMES = ("dq", "dk", "dv", "dsinks", "dbias")
 
 
-def tiles_for(q) -> fast.Sizes:
+def tiles_for(q) -> fast.TileSizes:
     return TILES if q.shape[2] <= 12 else LONGER
 
 
@@ -97,7 +98,7 @@ def tensors(seed, H, Hkv, n_q, n_k, D=16, B=1, size=1.0):
 )
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (290, 40)}], ids=str)
 def test_tiles_of_full_size_give_the_same(options, dtype, size):
-    """Sizes as they are used, ends that fill no tile, and scores too large to go without a shift."""
+    """TileSizes as they are used, ends that fill no tile, and scores too large to go without a shift."""
     q, k, v, dy = tensors(1, 2, 1, 600, 600, size=size)
     want, got = rs.attention(q, k, v, **options), fast.attention(q, k, v, dtype=dtype, **options)
     want_back = rs.attention_backward(dy, q, k, v, **options)
@@ -175,6 +176,19 @@ def test_a_merge_has_the_bits_of_the_specification_also_with_empty_rows(recipe, 
     assert fast.absorb(nothing, b, rs.RECIPES[recipe]) is b
 
 
+@pytest.mark.rule("NUM-2")
+@pytest.mark.parametrize("accumulator", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(0, 1, 2, 3), (1, 2, 5, 3), (1, 2, 1200, 128)])
+def test_an_addition_has_the_bits_of_the_specification(accumulator, shape):
+    total, share = np.random.default_rng(2).standard_normal((2, *shape))
+    total = round_to(total, accumulator)
+    want = plus(total, share, accumulator)
+    for threads in (1, 3):
+        assert (
+            fast.accumulate(total, share, accumulator, threads=threads).tobytes() == want.tobytes()
+        )
+
+
 def test_bad_input_is_refused_as_the_specification_refuses_it():
     q, k, v, dy = tensors(6, 2, 1, 4, 4)
     broken = k.copy()
@@ -193,7 +207,7 @@ def test_bad_input_is_refused_as_the_specification_refuses_it():
         with pytest.raises(RingspecError):
             fast.attention(q, k, v, **keywords)
     with pytest.raises(RingspecError):
-        fast.Sizes(rows=4, keys=3, granule=2)
+        fast.TileSizes(rows=4, keys=3, granule=2)
     with pytest.raises(RingspecError):
         fast.attention_backward(dy, q, k, v, forward=fast.attention(q[:, :, :2], k, v))
 
@@ -226,6 +240,6 @@ def test_an_empty_tile_hides_nothing_of_what_lies_far_below_zero(options, dtype)
     seen[2:, :4] = False
     seen[6:] = False
     keywords = {"scale": 1.0, "mask": seen, "sinks": [[-800.0]], **options}
-    got = fast.attention(q, k, v, dtype=dtype, sizes=fast.Sizes(8, 4, 4, 4), **keywords)
+    got = fast.attention(q, k, v, dtype=dtype, sizes=fast.TileSizes(8, 4, 4, 4), **keywords)
     want = rs.attention(q, k, v, **keywords)
     assert np.allclose(got.lse, want.lse, rtol=1e-6) and np.allclose(got.o, want.o, rtol=1e-6)

@@ -18,7 +18,7 @@ from ringspec.fast.threads import run_tasks
 from ringspec.spec.masks import visible
 from ringspec.spec.options import check
 
-TILES = fast.Sizes(rows=16, keys=32, granule=16, chunk=32)
+TILES = fast.TileSizes(rows=16, keys=32, granule=16, chunk=32)
 RECIPES = ("float64", "float32")
 
 
@@ -34,7 +34,7 @@ def bits(*results) -> list[bytes]:
 
 @pytest.mark.parametrize(
     "sizes",
-    [TILES, pytest.param(fast.Sizes(), marks=pytest.mark.slow)],
+    [TILES, pytest.param(fast.TileSizes(), marks=pytest.mark.slow)],
     ids=["small", "real"],
 )
 @pytest.mark.parametrize("dtype", RECIPES)
@@ -131,7 +131,7 @@ def test_the_plan_never_calls_a_hidden_pair_visible_or_a_visible_one_hidden(data
         rows = rows.take(np.where(random.random(n_q) < 0.3, -1, random.permutation(n_q)))
         columns = columns.take(np.where(random.random(n_k) < 0.3, -1, random.permutation(n_k)))
     seen = visible(rows, columns, p.terms)[0, 0]
-    sizes = fast.Sizes(rows=3, keys=4, granule=2, chunk=4)
+    sizes = fast.TileSizes(rows=3, keys=4, granule=2, chunk=4)
     some_pair, every_pair = kinds(rows, columns, p.terms, sizes)
     for a in range(0, n_q, 3):
         for b in range(0, n_k, 2):
@@ -142,7 +142,7 @@ def test_the_plan_never_calls_a_hidden_pair_visible_or_a_visible_one_hidden(data
 
 def test_plain_causal_tiles_are_all_decided_but_the_diagonal():
     p = check(*(np.ones((1, 1, 64, 1)) for _ in range(3)), {"causal": True})
-    some, every = kinds(p.rows, p.columns, p.terms, fast.Sizes(8, 8, 8, 8))
+    some, every = kinds(p.rows, p.columns, p.terms, fast.TileSizes(8, 8, 8, 8))
     assert (some[0] & ~every[0] == np.eye(8, dtype=bool)).all()
 
 

@@ -21,7 +21,10 @@ SHOWN = tuple(
 WHOLE = (
     "nki_impl.kernels",
     "ringspec",
+    "ringspec.comm",
     "ringspec.exact",
+    "ringspec.fast",
+    "ringspec.plan",
     "ringspec.recipes",
     "ringspec.render",
     "ringspec.render.figures",

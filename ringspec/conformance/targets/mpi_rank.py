@@ -28,6 +28,7 @@ from ringspec.formats import load, store
 from ringspec.spec.block_attention import block_backward, block_forward
 from ringspec.spec.layout import Layout
 from ringspec.spec.options import check
+from ringspec.spec.ring_backward import plus
 from ringspec.spec.ring_forward import absorb_block
 from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import backward_schedule, forward_schedule
@@ -150,7 +151,7 @@ def run_of(links: MpiLinks, call: Call) -> Run | None:
         Layout("table", call.index_k),
         forward_schedule(*turn),
         backward_schedule(*turn),
-        (block_forward, block_backward, absorb_block),
+        (block_forward, block_backward, absorb_block, plus),
         given,
     )
     return run_over(links, links, setup, root=0)
