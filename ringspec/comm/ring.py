@@ -31,17 +31,12 @@ from ringspec.spec.checks import check_results, flag, function
 from ringspec.spec.layout import unshard
 from ringspec.spec.options import Options, check, check_gradients, takes_options
 from ringspec.spec.problem import Array, Problem
-from ringspec.spec.ring import check_schedule, collect, invisible_pairs, layouts_for
+from ringspec.spec.ring import collect, layouts_for, schedules_for
 from ringspec.spec.ring_backward import Accumulate, plus
 from ringspec.spec.ring_forward import Absorb, Observer, absorb_block
 from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import (
     Schedule,
-    backward_schedule,
-    check_circulation,
-    check_direction,
-    forward_schedule,
-    skip,
 )
 from ringspec.spec.worker import Moment
 
@@ -137,27 +132,19 @@ def set_up(
     skip_masked = flag(given["skip_masked"], "skip_masked")
     for name, block in zip(PIECES, given["blocks"], strict=True):
         function(block, name)
-    circulation = given["circulation"]
-    check_circulation(circulation)
-    direction = check_direction(given["direction"])
     layouts = layouts_for(problem, given["layout"], workers, options)
-    forward, backward = given["schedules"]
-    if forward is None:
-        forward = forward_schedule(circulation, workers, direction)
-    if backward is None:
-        backward = backward_schedule(circulation, workers, direction)
-    both = [(forward, "forward"), (backward, "backward")]
-    if skip_masked:
-        for schedule, phase in both:
-            check_schedule(schedule, phase, problem, *layouts)
-        invisible = invisible_pairs(problem, *layouts)
-        both = [(skip(schedule, invisible), phase) for schedule, phase in both]
-    for schedule, phase in both:
-        check_schedule(schedule, phase, problem, *layouts)
+    schedules = schedules_for(
+        problem,
+        layouts,
+        given["circulation"],
+        given["direction"],
+        skip_masked,
+        given["schedules"],
+    )
     seeds = None
     if given["dy"] is not None or given["dlse"] is not None:
         seeds = seeds_of(problem, given["dy"], given["dlse"])
-    return Setup(problem, seeds, used, *layouts, both[0][0], both[1][0], given["blocks"])
+    return Setup(problem, seeds, used, *layouts, *schedules, given["blocks"])
 
 
 def seeds_of(problem: Problem, dy: Any, dlse: Any) -> tuple[Array, Array]:

@@ -123,20 +123,15 @@ def ring(
     function(accumulate, "accumulate")
     if observer is not None:
         function(observer, "observer")
-    check_circulation(circulation)
-    direction = check_direction(direction)
     layout_q, layout_k = layouts_for(problem, layout, workers, options)
-    forward = forward_schedule(circulation, workers, direction) if schedule is None else schedule
-    backward = schedule_backward
-    if backward is None:
-        backward = backward_schedule(circulation, workers, direction)
-    if skip_masked:
-        check_schedule(forward, "forward", problem, layout_q, layout_k)
-        check_schedule(backward, "backward", problem, layout_q, layout_k)
-        invisible = invisible_pairs(problem, layout_q, layout_k)
-        forward, backward = skip(forward, invisible), skip(backward, invisible)
-    check_schedule(forward, "forward", problem, layout_q, layout_k)
-    check_schedule(backward, "backward", problem, layout_q, layout_k)
+    forward, backward = schedules_for(
+        problem,
+        (layout_q, layout_k),
+        circulation,
+        direction,
+        skip_masked,
+        (schedule, schedule_backward),
+    )
     moments: list[Moment] = []
 
     def observe(moment: Moment) -> None:
@@ -185,6 +180,33 @@ def ring(
         tuple(moments),
         (block_forward, block_backward, absorb, accumulate),
     )
+
+
+def schedules_for(
+    problem: Problem,
+    layouts: tuple[Layout, Layout],
+    circulation: str,
+    direction: int,
+    skip_masked: bool,
+    given: tuple[Schedule | None, Schedule | None],
+) -> tuple[Schedule, Schedule]:
+    """The schedules of both passes, checked: those ``given``, or the circulation's."""
+    check_circulation(circulation)
+    direction = check_direction(direction)
+    workers = layouts[0].workers
+    forward, backward = given
+    if forward is None:
+        forward = forward_schedule(circulation, workers, direction)
+    if backward is None:
+        backward = backward_schedule(circulation, workers, direction)
+    if skip_masked:
+        check_schedule(forward, "forward", problem, *layouts)
+        check_schedule(backward, "backward", problem, *layouts)
+        invisible = invisible_pairs(problem, *layouts)
+        forward, backward = skip(forward, invisible), skip(backward, invisible)
+    check_schedule(forward, "forward", problem, *layouts)
+    check_schedule(backward, "backward", problem, *layouts)
+    return forward, backward
 
 
 def layouts_for(problem: Problem, layout: Any, workers: Any, options: Any) -> tuple[Layout, Layout]:
