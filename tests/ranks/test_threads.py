@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from comm.ringcases import W, differences, inputs, option, problems, tokens_of
+from ranks.ringcases import W, differences, inputs, option, problems, tokens_of
 
 from ringspec.comm import part
 from ringspec.comm.agreement import error_bytes, error_from

@@ -7,7 +7,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from comm.ringcases import W, differences, inputs, option, problems, tokens_of
+from ranks.ringcases import W, differences, inputs, option, problems, tokens_of
 
 from ringspec.comm.library import mpi
 from ringspec.comm.mpi import ring_mpi

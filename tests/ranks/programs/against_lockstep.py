@@ -1,6 +1,6 @@
 """On W ranks: the ring over messages beside lockstep on rank 0, in one run, as ratios.
 
-mpiexec -n 4 python tests/comm/programs/against_lockstep.py
+mpiexec -n 4 python tests/ranks/programs/against_lockstep.py
 
 Prints for each problem: wall time of lockstep over that of the ranks; processor time of all ranks
 over that of lockstep; and the share of the ranks' wall time that went by in waits.
