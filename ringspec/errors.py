@@ -237,11 +237,16 @@ def described(x: object, cause: BaseException) -> str:
         return f"{type(x).__name__} ({type(cause).__name__})"
 
 
+MOST_LISTED = 40
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A sentence that names the closest known name, or lists all of them.
+    """A sentence that names the closest known name, or lists them: all, or of many the first.
 
     >>> nearest("casual", ["causal", "window"])
     "write 'causal'"
+    >>> nearest("?", map(str, range(100)))
+    'use one of 0, 1, 10, 11, 12, 13, 14, 15, ... (100 in all)'
     """
     names = sorted(known)
     close = difflib.get_close_matches(
@@ -249,6 +254,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     )
     if close:
         return f"write {close[0]!r}"
+    if len(names) > MOST_LISTED:
+        return f"use one of {', '.join(names[:8])}, ... ({len(names)} in all)"
     return "use one of " + ", ".join(names)
 
 

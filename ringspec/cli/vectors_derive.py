@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from ringspec.cli import output
+from ringspec.cli import output, ranks
 from ringspec.cli.vectors_bar import counting
+from ringspec.cli.vectors_ranks import over_ranks
 from ringspec.cli.vectors_read import versions, versions_line
 from ringspec.errors import RingspecError
 from ringspec.vectors.cache import materialise
@@ -91,10 +92,16 @@ def report_data(report: CaseReport) -> dict[str, Any]:
 def generate_set(
     name: str, destination: Path, only: str | None, jobs: int | None, as_json: bool
 ) -> None:
-    with counting(f"generate {name}") as progress:
-        vectors = generate(
-            name, destination, jobs=jobs or default_jobs(), progress=progress, only=only
-        )
+    with ranks.sharing() as links, counting(f"generate {name}") as progress:
+        if links is None:
+            vectors = generate(
+                name, destination, jobs=jobs or default_jobs(), progress=progress, only=only
+            )
+        else:
+            made = over_ranks(links, name, destination, only, progress)
+            if made is None:
+                return
+            vectors = made
     size, content = vectors.manifest.bytes, vectors.manifest.content
     if as_json:
         output.show_json(
