@@ -27,7 +27,8 @@ def inline(self: Any, node: nodes.Element) -> None:
 
 def block(self: Any, node: nodes.Element) -> None:
     markup = converted(node.astext(), "block")
-    self.body.append(f'<div class="math">{markup}</div>\n')
+    # The theme lets it scroll, which shows a scroll bar where ink leaves the line.
+    self.body.append(f'<div class="math" style="overflow-y: hidden">{markup}</div>\n')
     raise nodes.SkipNode
 
 
