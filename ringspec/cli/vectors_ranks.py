@@ -18,6 +18,7 @@ from ringspec.comm.mpi import MpiLinks, abort
 from ringspec.errors import OptionError, RingspecError
 from ringspec.tensorfile import decode, encode
 from ringspec.vectors.case import Case, case_from_json, case_to_json
+from ringspec.vectors.files import check_destination
 from ringspec.vectors.generate import Derived, cases_of, derive_named, generate
 from ringspec.vectors.sets import VectorSet
 
@@ -30,12 +31,12 @@ WRONG = b"!"  # a case.json begins with {
 def over_ranks(
     links: MpiLinks, name: str, destination: Path, only: str | None, progress: Any
 ) -> VectorSet | None:
-    """Called on all ranks: the set on rank 0, None on the others. An error ends all ranks, status 2."""
+    """Called on all ranks: the set on rank 0, None on the others.
+
+    What is refused before the work is refused on all ranks; an error that comes later ends them, status 2.
+    """
+    cases = agreed_cases(links, name, destination, only)
     if links.rank:
-        try:
-            cases = cases_of(name, only)
-        except RingspecError:
-            return None  # rank 0 says it
         for case in cases[links.rank :: links.size]:
             send(links, case)
         return None
@@ -53,6 +54,42 @@ def over_ranks(
         raise
 
 
+def agreed_cases(
+    links: MpiLinks, name: str, destination: Path, only: str | None
+) -> tuple[Case, ...]:
+    """The cases, or on every rank the error of rank 0, which alone looks at the destination."""
+    error: RingspecError | None = None
+    if links.rank == 0:
+        try:
+            cases_of(name, only)
+            check_destination(destination)
+        except RingspecError as refused:
+            error = refused
+        for rank in range(1, links.size):
+            what = f"waits at the start until {links.name(rank)} knows what is asked"
+            words = words_of(error) if error else b""
+            for tag, data in ((SIZES_TAG, sizes_of(words)), (CASE_TAG, bytes_of(words))):
+                links.awaited(links.send(rank, tag, data, what), FOREVER)
+    else:
+        what = f"waits at the start for {links.name(0)}"
+        size = links.awaited(links.receive(0, SIZES_TAG, 16, what), FOREVER).view(np.int64)[0]
+        words = links.awaited(links.receive(0, CASE_TAG, int(size), what), FOREVER).tobytes()
+        error = OptionError(*json.loads(words)) if words else None
+    if error is not None:
+        raise error
+    return cases_of(name, only)
+
+
+def words_of(error: RingspecError) -> bytes:
+    return json.dumps([error.expected, error.got, error.mend]).encode()
+
+
+def sizes_of(*parts: bytes) -> Any:
+    """Two lengths as 16 bytes."""
+    lengths = [len(part) for part in parts]
+    return np.array([*lengths, 0][:2], np.int64).view(np.uint8)
+
+
 def taken(links: MpiLinks, cases: Sequence[Case]) -> Iterator[Derived]:
     """Rank 0: the derived cases, in their order."""
     for n, case in enumerate(cases):
@@ -67,9 +104,9 @@ def send(links: MpiLinks, case: Case) -> None:
         text = case_to_json(derived.case).encode()
         tensors = b"" if derived.tensors is None else encode(derived.tensors)
     except RingspecError as error:
-        text = WRONG + json.dumps([error.expected, error.got, error.mend]).encode()
+        text = WRONG + words_of(error)
         tensors = b""
-    sizes = np.array([len(text), len(tensors)], np.int64).view(np.uint8)
+    sizes = sizes_of(text, tensors)
     for tag, data in (
         (SIZES_TAG, sizes),
         (CASE_TAG, bytes_of(text)),
