@@ -139,6 +139,11 @@ def write_tensors(
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder of {target} does not exist; make it first")
+    replace_file(target, data)
+
+
+def replace_file(target: Path, data: bytes) -> None:
+    """Write a file whole or not at all, with the permissions of a new one."""
     handle, temporary = tempfile.mkstemp(prefix=target.name + ".", dir=target.parent or None)
     try:
         with os.fdopen(handle, "wb") as out:

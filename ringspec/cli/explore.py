@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from ringspec.cli.explore_records import (
     records,
 )
 from ringspec.errors import DestinationError, OptionError
+from ringspec.tensorfile import replace_file
 
 EXAMPLES = """\b
 Examples:
@@ -104,7 +102,7 @@ def explore_command(
     with output.progress("rings", how_many(sizes), wanted=True) as tick:
         document = records(sizes, tokens, seed, tick)
     if path is not None:
-        write_whole(path, explore_page(document))
+        replace_file(path.absolute(), explore_page(document).encode())
     if as_json:
         output.show_json(document)
     else:
@@ -115,19 +113,3 @@ def check_destination(path: Path | None) -> None:
     """Said before the rings are run, not after."""
     if path is not None and not path.absolute().parent.is_dir():
         raise DestinationError(f"a folder for {path}", "none", "make it, or write elsewhere")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: an interrupted call leaves the old file or none."""
-    handle, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.absolute().parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

@@ -77,7 +77,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("ringspec.cli.explore.os.replace", fails)
+    monkeypatch.setattr("ringspec.tensorfile.os.replace", fails)
     assert_one_paragraph(call("-o", path, *SMALL), "no space left")
     assert path.read_text(encoding="utf-8") == "old" and os.listdir(tmp_path) == ["ring.html"]
 

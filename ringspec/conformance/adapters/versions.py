@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import sys
+
+from ringspec.errors import MissingPackageError, shown
 
 
 def installed(packages: tuple[str, ...], python: str = sys.executable) -> dict[str, str]:
@@ -25,3 +28,19 @@ def installed(packages: tuple[str, ...], python: str = sys.executable) -> dict[s
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def require(modules: tuple[str, ...], package: str, version: str, command: str) -> None:
+    """Return if the modules can be imported and the distribution has this version.
+
+    Else :class:`~ringspec.errors.MissingPackageError`, with the ``command`` that installs it.
+    """
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise MissingPackageError(f"the package {module}", "none", f"run: {command}")
+    try:
+        found = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingPackageError(f"the package {package}", "none", f"run: {command}") from None
+    if found != version:
+        raise MissingPackageError(f"{package} {version}", shown(found), f"run: {command}")

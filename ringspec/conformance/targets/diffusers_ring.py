@@ -23,14 +23,12 @@ https://github.com/huggingface/diffusers/issues/14265.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import importlib.util
 from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.adapters.versions import require
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.errors import MissingPackageError, shown
 
 PACKAGE, VERSION = "diffusers", "0.39.0"
 COMMAND = f"pip install torch==2.13.0 {PACKAGE}=={VERSION}"
@@ -186,12 +184,7 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> tuple[A
 
 def check_installed() -> None:
     """Return if torch and diffusers are here; else say how to get them."""
-    for package in ("torch", PACKAGE):
-        if importlib.util.find_spec(package) is None:
-            raise MissingPackageError(f"the package {package}", "none", f"run: {COMMAND}")
-    version = importlib.metadata.version(PACKAGE)
-    if version != VERSION:
-        raise MissingPackageError(f"{PACKAGE} {VERSION}", shown(version), f"run: {COMMAND}")
+    require(("torch", PACKAGE), PACKAGE, VERSION, COMMAND)
 
 
 def target(**settings: Any) -> TorchTarget:

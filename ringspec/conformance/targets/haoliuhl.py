@@ -34,8 +34,9 @@ import numpy as np
 
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.adapters.versions import require
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.errors import MissingPackageError, shown
+from ringspec.errors import MissingPackageError
 
 PACKAGE, FILE = "ringattention", "ringattention/ringattention_jax.py"
 VERSION = "0.1.2"
@@ -63,15 +64,7 @@ NOTES = (
 
 def check_installed() -> None:
     """Return if the distribution and what its file imports are here; else say how to get them."""
-    for package in NEEDED:
-        if importlib.util.find_spec(package) is None:
-            raise MissingPackageError(f"the package {package}", "none", f"run: {COMMAND}")
-    try:
-        version = importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise MissingPackageError(f"the package {PACKAGE}", "none", f"run: {COMMAND}") from None
-    if version != VERSION:
-        raise MissingPackageError(f"{PACKAGE} {VERSION}", shown(version), f"run: {COMMAND}")
+    require(NEEDED, PACKAGE, VERSION, COMMAND)
 
 
 @functools.cache

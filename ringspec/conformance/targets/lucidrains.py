@@ -10,14 +10,12 @@ Source: https://github.com/lucidrains/ring-attention-pytorch.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.adapters.versions import require
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.errors import MissingPackageError, shown
 
 PACKAGE, VERSION = "ring-attention-pytorch", "0.5.20"
 COMMAND = f"pip install torch==2.13.0 {PACKAGE}=={VERSION}"
@@ -66,12 +64,7 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> Any:
 
 def check_installed() -> None:
     """Return if torch and the package are here; else say how to get them."""
-    for package in ("torch", "ring_attention_pytorch"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingPackageError(f"the package {package}", "none", f"run: {COMMAND}")
-    version = importlib.metadata.version(PACKAGE)
-    if version != VERSION:
-        raise MissingPackageError(f"{PACKAGE} {VERSION}", shown(version), f"run: {COMMAND}")
+    require(("torch", "ring_attention_pytorch"), PACKAGE, VERSION, COMMAND)
 
 
 def target(**settings: Any) -> TorchTarget:
