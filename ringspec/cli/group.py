@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ringspec.cli.ranks import usage_said_once
 from ringspec.errors import RingspecError, nearest
 
 
@@ -25,9 +26,14 @@ class Commands(click.Group):
             ctx.fail(f"no command {args[0]!r}: {nearest(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *words: Any, **extra: Any) -> click.Context:
+        with usage_said_once():
+            return super().make_context(*words, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with usage_said_once():
+                return super().invoke(ctx)
         except RingspecError as error:
             raise BadInput(str(error)) from None
         except BrokenPipeError:  # click ends quietly when nobody reads stdout any more

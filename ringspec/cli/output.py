@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ringspec.cli.ranks import launched
 from ringspec.conformance.words import folded
 
 PLAIN_WIDTH = 100
@@ -32,10 +33,12 @@ Tick = Callable[[], None]
 
 
 def console_on(stream: TextIO) -> Console:
-    """A console that is a terminal if the stream is one, whatever FORCE_COLOR says."""
-    return Console(
-        file=stream, force_terminal=stream.isatty(), markup=False, highlight=False, emoji=False
-    )
+    """A console that is a terminal if the stream is one, whatever FORCE_COLOR says.
+
+    Open MPI gives ranks a terminal of its own, wherever the output goes: below a launcher there is none.
+    """
+    terminal = stream.isatty() and launched() is None
+    return Console(file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False)
 
 
 def width() -> int:

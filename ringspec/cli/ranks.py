@@ -27,6 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # What the launchers of MPICH, Open MPI, and those that speak PMIx tell a process.
 LAUNCHED = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 LAST_SECONDS = 10.0
+SPEAKING_SECONDS = 1.0
 
 
 def ranks_options(function: Function) -> Function:
@@ -140,11 +141,23 @@ def sharing() -> Iterator[MpiLinks | None]:
         yield shared.links
 
 
-def raise_on_first(error: RingspecError) -> None:
+def raise_on_first(error: RingspecError | click.UsageError) -> None:
     """The message once, though every copy of the program has it."""
-    if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) != "0":
+    rank = next((os.environ[name] for name, _ in LAUNCHED if name in os.environ), "0")
+    if rank != "0":
+        # The launcher may end all ranks as soon as one ends: the first has time to speak.
+        time.sleep(SPEAKING_SECONDS)
         raise click.exceptions.Exit(2)
     raise error
+
+
+@contextlib.contextmanager
+def usage_said_once() -> Iterator[None]:
+    """Wrong words on the command line are the same words on every rank."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise_on_first(error)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ thread) of its own that calls the same step functions and exchanges raw buffers.
 ``traffic``     which messages a schedule asks for, seen from one rank
 ``wire``        a block as one buffer of bytes: a fixed header, then its arrays
 ``links``       the protocol of what carries buffers: post a send, post a receive, wait
-``circulate``   the loop of one rank: post the inputs of the next step, compute, send accumulators
+``circulate``   the loop of one rank: post the next inputs, compute, await the accumulators, add, send
 ``agreement``   the ranks compare what they were given, and share their errors
 ``part``        what one rank computes: a worker of a ring, on a share of the batch
 ``ring``        the whole: agree, compute, gather, put together

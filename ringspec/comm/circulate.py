@@ -1,19 +1,21 @@
 """The loop of one rank: what ``lockstep`` does for all workers, over links.
 
-The inputs of a step never change in it. So a rank posts the receive of the next step's inputs and
-sends its own visiting inputs on BEFORE it computes, and the transfer can go on while it does.
-Accumulators are sent after the computation that adds to them (RING-4).
+Two things let transfers go on while a rank computes. The inputs of a step never change in it, so a
+rank posts the receive of the next step's inputs and sends its own visiting inputs on BEFORE it
+computes. And a block's share does not depend on the accumulators, so a rank waits for those only
+when the share is there to be added; they leave as soon as it is (RING-4).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ringspec.comm.links import Links, Pending
 from ringspec.comm.traffic import Crossing, traffic
 from ringspec.comm.wire import Header, check_header, frame_of, pack, side_from
-from ringspec.errors import MessageError
 from ringspec.spec.ring_forward import Observer
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import (
@@ -23,8 +25,8 @@ from ringspec.spec.worker import (
     WorkerState,
     arrive,
     joined,
+    messages,
     met,
-    names_of,
     send,
     visiting,
 )
@@ -33,68 +35,91 @@ from ringspec.spec.worker import (
 TAGGED_STEPS = 1024
 
 
+@dataclass(frozen=True)
+class Halves:
+    """A step of a pass between its RECEIVE and its SEND, in two halves.
+
+    ``compute(state, schedule, block)`` gives a block's share, or None where no pair is met, as
+    ``forward_part`` and ``backward_share`` do; it needs the inputs that the step receives.
+    ``combine(state, share)`` gives the state with the share in it, as ``absorb_part`` and ``add`` do; it
+    needs the accumulators as well.
+    """
+
+    compute: Callable[[WorkerState, Schedule, Any], Any]
+    combine: Callable[[WorkerState, Any], WorkerState]
+
+
 def circulate(
     links: Links,
     phase: str,
-    one_step: Callable[..., tuple[WorkerState, tuple[Message, ...]]],
+    halves: Halves,
     state: WorkerState,
     schedule: Schedule,
     block: Callable[..., Any],
     observer: Observer,
 ) -> tuple[WorkerState, tuple[Message, ...]]:
-    """All steps of this rank's worker: its last state, and what is still to be received.
+    """All steps of this rank's worker: its last state, and what came home after the last one.
 
-    ``one_step`` is ``forward_step`` or ``backward_step``, as for ``spec.ring_forward.lockstep``.
+    ``phase``, ``schedule``, ``block`` and ``observer`` as for ``spec.ring_forward.lockstep``.
     """
     like = visiting(state, schedule)
-    received: tuple[Message, ...] = ()
-    unsent: list[Pending] = []
+    previous = Exchange(links, phase, -1, like, [])
     for t, crossings in enumerate(traffic(schedule)):
-        step = Exchange(links, phase, t, like, crossings)
-        during = arrive(state, schedule, received)
+        final = t == len(schedule.steps) - 1
+        step = Exchange(links, phase, t, like, crossings, final)
         step.post_receives()
-        before = send(during, schedule)[1]
-        step.post_sends(before, early=True)
-        after, sent = one_step(state, schedule, received, block)
-        check_unchanged(before, sent, schedule.inputs)
-        step.post_sends(sent, early=False)
+        previous.wait_for(early=True)
+        ready = arrive(state, schedule, previous.messages())
+        step.post_sends(outbox(ready, schedule), early=True)
+        share = halves.compute(ready, schedule, block)
+        previous.wait_for(early=False)
+        received = previous.messages()
+        during = arrive(state, schedule, received)
+        combined = during if share is None else halves.combine(during, share)
+        step.post_sends(outbox(combined, schedule), early=False)
+        after, sent = send(combined, schedule)
         pair = met(schedule, t, state.worker)
         observer(Moment(phase, t, state.worker, pair, state, received, during, after, sent))
-        received, state = step.complete(sent), after
-        for pending in unsent:  # of the step before: their receivers have taken them by now
-            links.wait(pending)
-        unsent = step.sends
-    for pending in unsent:
-        links.wait(pending)
-    return state, received
+        previous.wait_for_sends()  # their receivers have taken them by now
+        previous, state = step, after
+    previous.wait_for(early=True)
+    previous.wait_for(early=False)
+    previous.wait_for_sends()
+    return state, previous.messages()
 
 
-def check_unchanged(
-    before: tuple[Message, ...], sent: tuple[Message, ...], inputs: tuple[str, ...]
-) -> None:
-    """Inputs that left before the computation are those that the step itself sends after it."""
-    for early, late in zip(before, sent, strict=True):
-        for name in names_of(late.side):
-            if name in inputs and getattr(early.side, name) is not getattr(late.side, name):
-                raise MessageError(
-                    f"a step that leaves the input {name} as it is",
-                    "another array after the step",
-                    "send inputs after the computation, or do not replace them in it",
-                )
+def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side]:
+    """What a worker sends after its current step, by (number of the transfer, target)."""
+    return {
+        (n, message.target): message.side
+        for n, transfer in enumerate(schedule.steps[state.step].transfers)
+        for message in messages(state, schedule, transfer)
+    }
 
 
 class Exchange:
-    """The messages of one step, as far as this rank sends or receives them."""
+    """The messages that travel after one step, as far as this rank sends or receives them.
+
+    Each is at most two crossings: the inputs in it (``early``) and the accumulators in it.
+    """
 
     def __init__(
-        self, links: Links, phase: str, step: int, like: Side, crossings: list[Crossing]
+        self,
+        links: Links,
+        phase: str,
+        step: int,
+        like: Side,
+        crossings: list[Crossing],
+        final: bool = False,
     ) -> None:
         me = links.rank
+        self.final = final
         self.links, self.phase, self.step, self.like = links, phase, step, like
-        self.outgoing = [c for c in crossings if c.source == me and c.target != me]
+        self.outgoing = [c for c in crossings if c.source == me]
         self.incoming = [c for c in crossings if c.target == me]
         self.sends: list[Pending] = []
         self.receives: dict[Crossing, Pending] = {}
+        self.here: dict[Crossing, Side] = {}
 
     def header(self, crossing: Crossing) -> Header:
         ends = crossing.source, crossing.target, crossing.owner
@@ -107,51 +132,51 @@ class Exchange:
         for crossing in self.incoming:
             if crossing.source == self.links.rank:
                 continue
+            # Accumulators are awaited in the next step, when its block has been computed.
+            used = f"after {self.phase} step {self.step}"
+            if not crossing.early and not self.final:
+                used = f"in {self.phase} step {self.step + 1}"
+            names, source = ", ".join(crossing.names), self.links.name(crossing.source)
+            what = f"waits {used} for {names} from {source}"
             size = frame_of(self.like, crossing.names).size
-            what = f"{self.where()} for {', '.join(crossing.names)} from {self.links.name(crossing.source)}"
             pending = self.links.receive(crossing.source, self.tag(crossing), size, what)
             self.receives[crossing] = pending
 
-    def post_sends(self, messages: tuple[Message, ...], early: bool) -> None:
+    def post_sends(self, sides: dict[tuple[int, int], Side], early: bool) -> None:
+        """Send the inputs, or the accumulators; what goes to this rank itself is here at once."""
         for crossing in self.outgoing:
             if crossing.early != early:
                 continue
-            side = matching(messages, crossing).side
+            side = sides[crossing.transfer, crossing.target]
+            if crossing.target == self.links.rank:
+                self.here[crossing] = dataclasses.replace(side, owner=crossing.owner)
+                continue
             buffer = pack(side, frame_of(self.like, crossing.names), self.header(crossing))
-            names = ", ".join(crossing.names)
-            what = f"{self.where()} until {self.links.name(crossing.target)} has taken {names}"
+            names, target = ", ".join(crossing.names), self.links.name(crossing.target)
+            what = f"waits after {self.phase} step {self.step} until {target} has taken {names}"
             self.sends.append(self.links.send(crossing.target, self.tag(crossing), buffer, what))
 
-    def where(self) -> str:
-        return f"waits after {self.phase} step {self.step}"
+    def wait_for(self, early: bool) -> None:
+        """Wait for the inputs that this rank receives, or for the accumulators."""
+        for crossing, pending in self.receives.items():
+            if crossing.early == early:
+                buffer = self.links.wait(pending)
+                check_header(buffer, self.header(crossing))
+                frame = frame_of(self.like, crossing.names)
+                self.here[crossing] = side_from(buffer, frame, self.like, crossing.owner)
 
-    def complete(self, sent: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Wait for everything that this rank receives; messages in the order of the senders."""
+    def wait_for_sends(self) -> None:
+        for pending in self.sends:
+            self.links.wait(pending)
+
+    def messages(self) -> tuple[Message, ...]:
+        """The messages as far as they are here, in the order of the senders."""
         whole: dict[tuple[int, int, int], Message] = {}
         for crossing in self.incoming:
-            if crossing.source == self.links.rank:
-                own = matching(sent, crossing)
-                whole[crossing.source, crossing.transfer, crossing.owner] = own
+            if crossing not in self.here:
                 continue
-            buffer = self.links.wait(self.receives[crossing])
-            check_header(buffer, self.header(crossing))
-            frame = frame_of(self.like, crossing.names)
-            side = side_from(buffer, frame, self.like, crossing.owner)
-            key = crossing.source, crossing.transfer, crossing.owner
+            key, side = (crossing.source, crossing.transfer, crossing.owner), self.here[crossing]
             if key in whole:
                 side = joined(whole[key].side, side)
             whole[key] = Message(crossing.source, crossing.target, crossing.kind, side)
         return tuple(whole.values())
-
-
-def matching(messages: tuple[Message, ...], crossing: Crossing) -> Message:
-    """The message of the step function that a crossing is, or is a part of."""
-    for message in messages:
-        same = (message.target, message.kind) == (crossing.target, crossing.kind)
-        if same and set(crossing.names) & set(names_of(message.side)):
-            return message
-    raise MessageError(
-        f"a {crossing.kind} of {crossing.names} to worker {crossing.target}",
-        "no such message from the step",
-        "report the schedule",
-    )

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.comm.circulate import circulate
+from ringspec.comm.circulate import Halves, circulate
 from ringspec.comm.links import Links
 from ringspec.recipes import Recipe
 from ringspec.spec.block_attention import BlockBackward, BlockForward
@@ -24,17 +24,19 @@ from ringspec.spec.layout import Layout
 from ringspec.spec.problem import Array, Columns, Problem, Rows, take
 from ringspec.spec.ring_backward import (
     Accumulate,
+    add,
     backward_finish,
+    backward_share,
     backward_start,
-    backward_step,
     sink_share,
 )
 from ringspec.spec.ring_forward import (
     Absorb,
     Observer,
+    absorb_part,
     forward_finish,
+    forward_part,
     forward_start,
-    forward_step,
 )
 from ringspec.spec.run import WorkerResult
 from ringspec.spec.schedule import Schedule
@@ -77,8 +79,8 @@ def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
     k, v = (take(x, index_k, axis=2) for x in (problem.k, problem.v))
     rows, columns = problem.rows.take(index_q), problem.columns.take(index_k)
     state = forward_start(r, q, k, v, rows, columns, problem.terms, recipe)
-    one_step = functools.partial(forward_step, absorb=setup.blocks[2])
-    forward = "forward", one_step, state, setup.forward, setup.blocks[0], observe
+    halves = Halves(forward_part, functools.partial(absorb_part, absorb=setup.blocks[2]))
+    forward = "forward", halves, state, setup.forward, setup.blocks[0], observe
     state, _ = circulate(links, *forward)
     o, lse = forward_finish(state)
     if recipe.products == "float64":
@@ -104,8 +106,8 @@ def run_backward(
         problem.terms, recipe,
     )  # fmt: skip
     dsinks = sink_share(state)
-    one_step = functools.partial(backward_step, accumulate=setup.blocks[3])
-    backward = "backward", one_step, state, setup.backward, setup.blocks[1], observe
+    halves = Halves(backward_share, functools.partial(add, accumulate=setup.blocks[3]))
+    backward = "backward", halves, state, setup.backward, setup.blocks[1], observe
     state, inbox = circulate(links, *backward)
     state = backward_finish(state, setup.backward, inbox)
     return dataclasses.replace(

@@ -78,7 +78,7 @@ def backward_step(
     block: BlockBackward,
     accumulate: Accumulate = plus,
 ) -> tuple[WorkerState, tuple[Message, ...]]:
-    """One worker's step: RECEIVE, differentiate one block, ADD, SEND.
+    """One worker's step: RECEIVE, DIFFERENTIATE one block, ADD, SEND.
 
     From ``state`` and the messages ``received`` to the state after the step and the messages that
     ``schedule`` makes it send; ``block`` computes, as ``spec.block_attention.block_backward`` does, and
@@ -86,30 +86,43 @@ def backward_step(
     """
     # RECEIVE
     state = arrive(state, schedule, received)
-    if met(schedule, state.step, state.worker) is not None:
-        query, key = state.query, state.key
-        assert query.q is not None and query.rows is not None and query.dy is not None
-        assert query.lse is not None and query.delta is not None
-        assert key.k is not None and key.v is not None and key.columns is not None
-        share = block(
-            query.q,
-            key.k,
-            key.v,
-            query.dy,
-            query.lse,
-            query.delta,
-            query.rows,
-            key.columns,
-            state.terms,
-            state.recipe,
-        )
-        # ADD
+    # DIFFERENTIATE
+    share = backward_share(state, schedule, block)
+    # ADD
+    if share is not None:
         state = add(state, share, accumulate)
     # SEND
     return send(state, schedule)
 
 
-def add(state: WorkerState, share: BlockGradients, accumulate: Accumulate) -> WorkerState:
+def backward_share(
+    state: WorkerState, schedule: Schedule, block: BlockBackward
+) -> BlockGradients | None:
+    """The gradients that the pair of blocks at this worker gives; None where none is met.
+
+    It needs the inputs that were received, not the accumulators: they may still be on their way.
+    """
+    if met(schedule, state.step, state.worker) is None:
+        return None
+    query, key = state.query, state.key
+    assert query.q is not None and query.rows is not None and query.dy is not None
+    assert query.lse is not None and query.delta is not None
+    assert key.k is not None and key.v is not None and key.columns is not None
+    return block(
+        query.q,
+        key.k,
+        key.v,
+        query.dy,
+        query.lse,
+        query.delta,
+        query.rows,
+        key.columns,
+        state.terms,
+        state.recipe,
+    )
+
+
+def add(state: WorkerState, share: BlockGradients, accumulate: Accumulate = plus) -> WorkerState:
     """Add one block's share to the accumulators that are here, each addition rounded (NUM-2)."""
     query, key, recipe = state.query, state.key, state.recipe
     dbias = query.dbias if share.dbias is None else accumulate(query.dbias, share.dbias, "float64")

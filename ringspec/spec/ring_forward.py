@@ -86,17 +86,33 @@ def forward_step(
     """
     # RECEIVE
     state = arrive(state, schedule, received)
-    if met(schedule, state.step, state.worker) is not None:
-        query, key = state.query, state.key
-        assert state.running is not None and query.q is not None and query.rows is not None
-        assert key.k is not None and key.v is not None and key.columns is not None
-        # SCORE
-        part = block(query.q, key.k, key.v, query.rows, key.columns, state.terms, state.recipe)
-        # ABSORB
-        running = absorb(state.running, part, state.recipe)
-        state = dataclasses.replace(state, running=running)
+    # SCORE
+    part = forward_part(state, schedule, block)
+    # ABSORB
+    if part is not None:
+        state = absorb_part(state, part, absorb)
     # SEND
     return send(state, schedule)
+
+
+def forward_part(
+    state: WorkerState, schedule: Schedule, block: BlockForward
+) -> SoftmaxState | None:
+    """The softmax state of the pair of blocks at this worker alone; None where none is met."""
+    if met(schedule, state.step, state.worker) is None:
+        return None
+    query, key = state.query, state.key
+    assert query.q is not None and query.rows is not None
+    assert key.k is not None and key.v is not None and key.columns is not None
+    return block(query.q, key.k, key.v, query.rows, key.columns, state.terms, state.recipe)
+
+
+def absorb_part(
+    state: WorkerState, part: SoftmaxState, absorb: Absorb = absorb_block
+) -> WorkerState:
+    """Merge one block's softmax state into the running one."""
+    assert state.running is not None
+    return dataclasses.replace(state, running=absorb(state.running, part, state.recipe))
 
 
 def forward_finish(state: WorkerState) -> tuple[Array, Array]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from ringspec.conformance.targets.reference_mpi import launcher
 
 pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).parents[2]
@@ -26,16 +27,18 @@ def environment():
 
 
 def open_mpi():
-    """Open MPI wants leave to run as root, and to start more ranks than there are cores."""
+    """Open MPI wants leave to run as root, and to start more ranks than there are cores (4, 5)."""
     allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-    return dict.fromkeys(allowed, "1") | {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    slots = {
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    return dict.fromkeys(allowed, "1") | slots
 
 
 def command(*words, ranks=4):
-    beside = Path(sys.executable).with_name("mpiexec")
-    launcher = str(beside) if beside.is_file() else shutil.which("mpiexec")
-    assert launcher is not None, "mpiexec is on the path where the extra [mpi] is installed"
-    return [launcher, "-n", str(ranks), sys.executable, *words]
+    """The launcher that RINGSPEC_MPIEXEC names, or else mpiexec; it starts ``ranks`` Pythons."""
+    return [*launcher(), "-n", str(ranks), sys.executable, *words]
 
 
 def started(*words, ranks=4):
@@ -63,16 +66,38 @@ def test_four_ranks_give_the_bits_of_lockstep_and_subrings_and_refusals_are_agre
 
 
 def test_simulate_under_mpiexec_prints_the_report_of_lockstep_once():
-    words = ("-m", "ringspec", "simulate", "--layout", "zigzag", "--circulation", "q", "--json")
-    out, errors, status = started(*words)
-    assert status == 0, errors
-    alone = subprocess.run(
-        [sys.executable, *words], env=environment(), capture_output=True, text=True, cwd=ROOT
-    )
-    assert json.loads(out) == json.loads(alone.stdout)
+    words = ("-m", "ringspec", "simulate", "--layout", "zigzag", "--circulation", "q")
+    for form in ((), ("--json",)):
+        out, errors, status = started(*words, *form)
+        assert status == 0, errors
+        alone = subprocess.run(
+            [sys.executable, *words, *form],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        assert out.splitlines() == alone.stdout.splitlines()
     # Each rank says who it is, and each wait says for whom.
     assert len(re.findall(r"^ringspec: rank \d is process \d+ on ", errors, re.M)) == 4
-    assert re.search(r"^ringspec: rank \d waits after (forward|backward) step \d ", errors, re.M)
+    assert re.search(r"^ringspec: rank \d waits (after|in) (for|back)ward step \d ", errors, re.M)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("simulate", "--layut", "zigzag"), "No such option '--layut'"),
+        (("simulate", "--heads", "many"), "'many' is not a valid integer"),
+        (("simulat",), "no command 'simulat'"),
+        (("--colour",), "No such option '--colour'"),
+        (("simulate", "--comm", "lockstep"), "expected one process for --comm lockstep"),
+    ],
+    ids=str,
+)
+def test_wrong_words_on_the_command_line_are_said_once(words, said):
+    out, errors, status = started("-m", "ringspec", *words, ranks=2)
+    assert status == 2 and out == ""
+    assert errors.count(said) == errors.count("Error: ") == 1, errors
 
 
 def test_a_wrong_number_of_workers_is_said_once():
@@ -109,7 +134,7 @@ def test_a_rank_that_is_killed_or_stopped_ends_the_run_and_is_named(name):
         program.kill()
     errors = "".join(lines)
     assert program.returncode != 0, errors
-    pattern = r"rank \d waits (at the start|after (for|back)ward step \d) .*rank \d"
+    pattern = r"rank \d waits (at the start|(after|in) (for|back)ward step \d) .*rank \d"
     waits = [line for line in lines if re.match(r"ringspec: rank \d waits", line)]
     assert waits and all(re.search(pattern, line) for line in waits), errors
     if name == "SIGKILL":
@@ -117,8 +142,9 @@ def test_a_rank_that_is_killed_or_stopped_ends_the_run_and_is_named(name):
     else:
         assert program.returncode == 4 and took < 30, errors
         lost = [line for line in lines if "rank 1 does not answer" in line]
-        assert any(": rank 2 waits after" in line and "from rank 1" in line for line in lost)
-        assert any(": rank 0 waits after" in line for line in lost), errors
+        waits = r": rank {} waits (after|in) \w+ step \d "
+        assert any(re.search(waits.format(2) + "for .* from rank 1", line) for line in lost)
+        assert any(re.search(waits.format(0), line) for line in lost), errors
 
 
 def test_the_target_reference_mpi_passes_rings_of_two_and_of_four_workers():

@@ -1,5 +1,6 @@
 """The loop of a rank, run by threads: bit-identical to lockstep, and every fault is named."""
 
+import dataclasses
 import re
 import threading
 import time
@@ -24,7 +25,7 @@ from ringspec.errors import (
 from ringspec.spec.block_attention import block_backward, block_forward
 from ringspec.spec.problem import Columns
 from ringspec.spec.ring import ring
-from ringspec.spec.schedule import backward_schedule
+from ringspec.spec.schedule import SIDES, Schedule, Step, Transfer, backward_schedule
 from ringspec.spec.worker import KeySide
 
 
@@ -53,34 +54,124 @@ def test_messages_are_those_of_lockstep_in_the_order_of_the_senders():
         assert str(theirs) == str(ours)
 
 
-def test_inputs_of_the_next_step_are_posted_before_the_block_is_computed():
+@pytest.mark.parametrize(
+    "circulation, inputs_named, added",
+    [("kv", "k, v, columns", "dk, dv"), ("q", "q, dy, lse, delta, rows", "dq, dbias")],
+)
+def test_inputs_and_accumulators_travel_while_a_block_is_computed(circulation, inputs_named, added):
+    """Inputs are posted before the computation; accumulators are awaited after it, added, sent on."""
+    expected = []
+    for t in range(W):
+        travels, arrives = t < W - 1, t > 0
+        awaited = f"in backward step {t + 1}" if travels else f"after backward step {t}"
+        taken = f"after backward step {t - 1} until rank 1 has taken"
+        expected += [f"receive after backward step {t} for {inputs_named} from rank 3"] * travels
+        expected += [f"receive {awaited} for {added} from rank 3"]
+        expected += [f"waited after backward step {t - 1} for {inputs_named} from rank 3"] * arrives
+        expected += [
+            f"send after backward step {t} until rank 1 has taken {inputs_named}"
+        ] * travels
+        expected += ["compute"]
+        expected += [f"waited in backward step {t} for {added} from rank 3"] * arrives
+        expected += [f"send after backward step {t} until rank 1 has taken {added}"]
+        expected += [f"waited {taken} {names}" for names in (inputs_named, added)] * arrives
+    expected += [f"waited {awaited} for {added} from rank 3"]
+    expected += [f"waited after backward step {W - 1} until rank 1 has taken {added}"]
+    assert events_of_rank_0(circulation) == expected
+
+
+def events_of_rank_0(circulation):
+    """What rank 0 posts, awaits and computes in the backward pass, in order."""
     events = []
 
     class Watched(ThreadLinks):
         def send(self, target, tag, buffer, what):
-            events.append(f"send {what}")
+            events.append(f"send {what.removeprefix('waits ')}")
             return super().send(target, tag, buffer, what)
 
         def receive(self, source, tag, size, what):
-            events.append(f"receive {what}")
+            events.append(f"receive {what.removeprefix('waits ')}")
             return super().receive(source, tag, size, what)
+
+        def wait(self, pending):
+            buffer = super().wait(pending)
+            events.append(f"waited {pending.what.removeprefix('waits ')}")
+            return buffer
 
     def block(*arguments):
         events.append("compute")
         return block_backward(*arguments)
 
     named_as(block, block_backward)
-    run_with(Watched, only=0, block_backward=block)
-    backward = events[next(n for n, e in enumerate(events) if "backward step 0" in e) :]
-    first = backward[: backward.index("compute") + 2]
-    assert [e.split(" waits")[0] for e in first] == [
-        "receive",
-        "receive",
-        "send",
-        "compute",
-        "send",
-    ]
-    assert "k, v, columns" in first[2] and "dk, dv" in first[4]
+    keywords = {"circulation": circulation} | option("bias of all rows")
+    assert run_with(Watched, only=0, keywords_of=lambda rank: keywords, block_backward=block) == (
+        [None] * W
+    )
+    return [event for event in events if event == "compute" or "backward step" in event]
+
+
+@pytest.mark.parametrize("moves", ["keys", "queries"])
+def test_schedules_of_any_form_give_the_bits_and_the_moments_of_lockstep(moves):
+    """Blocks wander at random, names travel apart, some to the worker itself, and with idle steps."""
+    for seed in range(6):
+        keywords = {
+            "schedule": wandering("keys", False, seed),
+            "schedule_backward": wandering(moves, True, seed + 100),
+        } | option("bias" if seed % 2 else "causal")
+        x, seen, mine, lock = inputs(seed), [], [], threading.Lock()
+        expected = ring(**x, workers=W, observer=seen.append, **keywords)
+
+        def observe(moment, mine=mine, lock=lock):
+            with lock:
+                mine.append(moment)
+
+        got = ring_in_threads(**x, workers=W, observer=observe, timeout=20, **keywords)
+        assert not differences(got, expected)
+        mine.sort(key=lambda moment: (moment.phase != "forward", moment.step, moment.worker))
+        assert len(mine) == len(seen)
+        for ours, theirs in zip(mine, seen, strict=True):
+            assert same(ours, theirs), f"seed {seed}: {theirs}"
+
+
+def wandering(moves, backward, seed):
+    """A schedule whose blocks move by random permutations until every pair has met."""
+    rng = np.random.default_rng(seed)
+    names, added = SIDES[moves]
+    added = added if backward else ()
+    schedule = Schedule("wandering", W, moves, names, added, ())
+    at, left, steps = list(range(W)), set(range(W * W)), []
+    while left:
+        uses = tuple(b if b + W * r in left else None for r, b in enumerate(at))
+        left -= {b + W * r for r, b in enumerate(at)}
+        pairs = tuple((r, int(to)) for r, to in enumerate(rng.permutation(W)))
+        carried = [Transfer("permute", pairs, names)]
+        if added and rng.random() < 0.7:
+            carried += [Transfer("permute", pairs, (name,)) for name in added]
+            rng.shuffle(carried)
+        elif added:
+            carried = [Transfer("permute", pairs, added[:1] + names + added[1:])]
+        if len(carried) > 1 and rng.random() < 0.5:
+            steps.append(Step(uses, tuple(carried[:1])))
+            uses, carried = (None,) * W, carried[1:]
+        steps.append(Step(uses, tuple(carried)))
+        at = [at[source] for source, _ in sorted(pairs, key=lambda pair: pair[1])]
+    home = tuple(enumerate(at))
+    steps.append(Step((None,) * W, (Transfer("permute", home, added or names),)))
+    return dataclasses.replace(schedule, steps=tuple(steps))
+
+
+def same(one, other):
+    """Equal, with every bit of every array."""
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if dataclasses.is_dataclass(one):
+        fields = [f.name for f in dataclasses.fields(one)]
+        return type(one) is type(other) and all(
+            same(getattr(one, name), getattr(other, name)) for name in fields
+        )
+    return one == other
 
 
 def run_with(kind, only=None, timeout=1.0, keywords_of=lambda rank: {}, **keywords):
@@ -153,7 +244,7 @@ def test_a_lost_message_ends_the_wait_and_names_step_and_peer():
     errors = run_with(Dropped, only=1, timeout=0.3)
     assert time.monotonic() - began < 3
     assert isinstance(errors[2], LostWorkerError)
-    assert "after backward step 2 for dk, dv from rank 1" in str(errors[2])
+    assert "in backward step 3 for dk, dv from rank 1" in str(errors[2])
 
 
 def test_an_error_in_the_block_of_one_rank_is_raised_on_every_rank():
