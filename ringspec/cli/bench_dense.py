@@ -17,7 +17,7 @@ import numpy as np
 
 from ringspec import fast
 from ringspec.conformance.torch_speed import torch_functions
-from ringspec.fast.backward import Seeds
+from ringspec.fast.backward import Seeds, operands_of
 from ringspec.fast.dense import SIZES, prepared
 from ringspec.fast.passes import parts_of
 from ringspec.fast.products import backward_products, forward_products
@@ -101,12 +101,13 @@ def dense_lines(setting: Setting) -> list[Line]:
     _, job = prepared(q, k, v, setting.dtype, SIZES, options)
     seeds = Seeds(dy, np.zeros(q.shape[:3]), np.zeros(q.shape[:3]))
     threads = setting.threads
+    operands = operands_of(job, seeds, threads)
     timed: Timed = {
         "square": square_products(setting.dtype, threads),
         "forward": lambda: fast.attention(q, k, v, **keywords),
         "forward products": lambda: forward_products(job, threads),
         "backward": lambda: fast.attention_backward(dy, q, k, v, forward=result, **keywords),
-        "backward products": lambda: backward_products(job, seeds, parts_of(job), threads),
+        "backward products": lambda: backward_products(job, operands, parts_of(job), threads),
     }
     timed |= torch_functions(q, k, v, dy, setting.causal, threads)
     if setting.length <= NAIVE_LONGEST:

@@ -1,4 +1,4 @@
-"""The backward pass of one key head: a loop over chunks of keys, row blocks and runs.
+"""The backward pass of one key head: a loop over chunks of keys, row blocks and tiles.
 
 In the plain case -lse and -delta ride in the products as one more column (q | -lse times k | 1, dy | -delta
 times v | 1), so the elementwise passes over a tile are exp and one multiplication: K = 129 costs less
@@ -12,14 +12,16 @@ Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithm 2).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ringspec.fast.forward import hide
-from ringspec.fast.job import Floats, Head, Job, Tile, head_of, product, tile_of
-from ringspec.fast.plan import Run
-from ringspec.fast.threads import SCRATCH
+from ringspec.fast.job import Floats, Head, Job, Tile, head_of, is_finite, product, tile_of
+from ringspec.fast.threads import SCRATCH, run_tasks
 from ringspec.spec.block_attention import add_bias_gradient
 from ringspec.spec.problem import Array
 
@@ -38,24 +40,58 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Shares:
-    """Where gradients are added: dq [parts, B, H, n_q, D] without the factor scale, dk, dv of k's and v's
-    shapes, in the job's type; dbias in float64, of the shape of the rows' bias."""
+    """Where gradients are added: a dq [B, H, n_q, D] without the factor scale for each part, dk, dv of k's and
+    v's shapes, in the job's type; dbias in float64, of the shape of the rows' bias."""
 
-    dq: Floats
+    dq: list[Floats]
     dk: Floats
     dv: Floats
     dbias: Array | None
 
 
 @dataclass(frozen=True)
-class RowBlock:
-    """A row block's operands: q | -lse and dy | -delta, and its share of dq."""
+class Operands:
+    """q times scale | -lse [B, H, n_q, D + 1], dy | -delta [B, H, n_q, Dv + 1], k | 1 [B, Hkv, n_k, D + 1] and
+    v | 1 [B, Hkv, n_k, Dv + 1], in the job's type."""
 
-    q0: int
-    q1: int
     q_lse: Floats
     dy_delta: Floats
-    dq: Floats
+    k_one: Floats
+    v_one: Floats
+
+
+# Rows of one task that makes operands.
+SLICE = 1024
+
+
+def operands_of(job: Job, seeds: Seeds, threads: int) -> Operands:
+    """Made once for all tasks: each row block meets every chunk of keys."""
+    tensors = job.q, seeds.dy, job.k, job.v
+    made = Operands(*(np.empty((*x.shape[:3], x.shape[3] + 1), job.dtype) for x in tensors))
+
+    def queries(at: tuple[Any, ...]) -> None:
+        lse = seeds.lse[at]
+        np.multiply(job.q[at], job.terms.scale, out=made.q_lse[at][:, :-1], casting="same_kind")
+        made.q_lse[at][:, -1] = np.where(np.isneginf(lse), -NEVER, -lse)
+        made.dy_delta[at][:, :-1] = seeds.dy[at]
+        made.dy_delta[at][:, -1] = -seeds.delta[at]
+
+    def keys(at: tuple[Any, ...]) -> None:
+        for wide, x in ((made.k_one[at], job.k[at]), (made.v_one[at], job.v[at])):
+            wide[:, :-1] = x
+            wide[:, -1] = 1.0
+
+    tasks = [functools.partial(queries, at) for at in slices(job.q.shape)]
+    tasks += [functools.partial(keys, at) for at in slices(job.k.shape)]
+    run_tasks(tasks, threads)
+    return made
+
+
+def slices(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
+    """(batch, head, rows) of pieces of a tensor [B, H, n, D]."""
+    for b, h in np.ndindex(*shape[:2]):
+        for first in range(0, shape[2], SLICE):
+            yield b, h, slice(first, first + SLICE)
 
 
 def chunks(job: Job) -> list[tuple[int, int]]:
@@ -64,72 +100,56 @@ def chunks(job: Job) -> list[tuple[int, int]]:
 
 
 def backward_keys(
-    job: Job, seeds: Seeds, shares: Shares, batch: int, key_head: int, part: int
-) -> None:
-    """All gradients of one key head's chunks part, part + parts, part + 2 parts, ..."""
-    for first, stop in chunks(job)[part :: shares.dq.shape[0]]:
-        k_one = with_column("k", job.k[batch, key_head, first:stop], 1.0, job.dtype)
-        v_one = with_column("v", job.v[batch, key_head, first:stop], 1.0, job.dtype)
-        group = job.terms.group
-        for number in range(key_head * group, (key_head + 1) * group):
-            head = head_of(job, batch, number)
+    job: Job, operands: Operands, shares: Shares, batch: int, key_head: int, part: int
+) -> bool:
+    """All gradients of one key head's chunks part, part + parts, part + 2 parts, ...; whether they are finite.
+
+    Its arrays are cleared here, where they are used next, and by as many threads as there are tasks.
+    """
+    group = job.terms.group
+    numbers = range(key_head * group, (key_head + 1) * group)
+    heads = [head_of(job, batch, number) for number in numbers]
+    shares.dq[part][batch, numbers.start : numbers.stop] = 0.0
+    finite = True
+    for first, stop in chunks(job)[part :: len(shares.dq)]:
+        dk, dv = (x[batch, key_head, first:stop] for x in (shares.dk, shares.dv))
+        dk[...], dv[...] = 0.0, 0.0
+        for head in heads:
             for (q0, q1), runs in zip(job.row_blocks(), job.runs_of(batch), strict=True):
-                here = [run for run in runs if first <= run.start < stop]
-                if here:
-                    block = row_block(head, seeds, shares.dq[part, batch, number], q0, q1)
-                    for run in here:
-                        backward_run(head, block, shares, k_one, v_one, first, run)
+                for run in runs:
+                    if first <= run.start < stop:
+                        tile = tile_of(head, q0, q1, run)
+                        if tile is not None:
+                            backward_tile(head, operands, shares, q0, q1, tile, part)
+        finite = finite and is_finite(dk) and is_finite(dv)
+    return finite
 
 
-def with_column(name: str, x: Floats, column: Array | float, dtype: np.dtype) -> Floats:
-    """x [n, D] with one more column, in this thread's scratch."""
-    wide = SCRATCH.get(name + " wide", (x.shape[0], x.shape[1] + 1), dtype)
-    wide[:, :-1] = x
-    wide[:, -1] = column
-    return wide
-
-
-def row_block(head: Head, seeds: Seeds, dq: Floats, q0: int, q1: int) -> RowBlock:
-    """The operands of rows q0..q1-1, q times scale."""
-    job, at = head.job, (head.batch, head.head, slice(q0, q1))
-    lse = seeds.lse[at]
-    q_lse = with_column("q", head.q[q0:q1], np.where(np.isneginf(lse), -NEVER, -lse), job.dtype)
-    np.multiply(head.q[q0:q1], job.terms.scale, out=q_lse[:, :-1], casting="same_kind")
-    dy_delta = with_column("dy", seeds.dy[at], -seeds.delta[at], job.dtype)
-    return RowBlock(q0, q1, q_lse, dy_delta, dq[q0:q1])
-
-
-def backward_run(
-    head: Head,
-    block: RowBlock,
-    shares: Shares,
-    k_one: Floats,
-    v_one: Floats,
-    first: int,
-    run: Run,
+def backward_tile(
+    head: Head, operands: Operands, shares: Shares, q0: int, q1: int, tile: Tile, part: int
 ) -> None:
     """One tile's shares of dq, dk, dv and dbias (BWD-2 to BWD-8)."""
-    job = head.job
-    tile = tile_of(head, block.q0, block.q1, run)
-    if tile is None:
-        return
-    keys = slice(run.start - first, run.stop - first)
-    k_one, v_one = k_one[keys], v_one[keys]
+    job, rows, keys = head.job, slice(q0, q1), slice(tile.start, tile.stop)
+    of_rows = (head.batch, head.head, rows)
+    of_keys = (head.batch, head.head // job.terms.group, keys)  # FWD-10
+    q_lse, dy_delta = operands.q_lse[of_rows], operands.dy_delta[of_rows]
+    k_one, v_one = operands.k_one[of_keys], operands.v_one[of_keys]
     plain = tile.keep is None and tile.bias is None and job.terms.softcap is None
     differentiate = plain_tile if plain else featured_tile
-    p, dz = differentiate(head, block, k_one, v_one, tile)
-    key_head = head.head // job.terms.group
-    into = (head.batch, key_head, slice(run.start, run.stop))
-    part = SCRATCH.get("part dv", (run.stop - run.start, job.v.shape[3]), job.dtype)
-    shares.dv[into] += np.matmul(p.T, block.dy_delta[:, :-1], out=part)  # BWD-7
-    part = SCRATCH.get("part dk", (run.stop - run.start, job.k.shape[3]), job.dtype)
-    shares.dk[into] += np.matmul(dz.T, block.q_lse[:, :-1], out=part)  # BWD-6: q holds scale
-    part = SCRATCH.get("part dq", block.dq.shape, job.dtype)
-    block.dq[...] += product(dz, k_one[:, :-1], tile, job.finite, part)  # BWD-5
+    p, dz = differentiate(job, q_lse, dy_delta, k_one, v_one, tile)
+    one = SCRATCH.get("part", (tile.stop - tile.start, job.v.shape[3]), job.dtype)
+    dv = shares.dv[of_keys]
+    np.add(dv, np.matmul(p.T, dy_delta[:, :-1], out=one), out=dv)  # BWD-7
+    one = SCRATCH.get("part", (tile.stop - tile.start, job.k.shape[3]), job.dtype)
+    dk = shares.dk[of_keys]
+    np.add(dk, np.matmul(dz.T, q_lse[:, :-1], out=one), out=dk)  # BWD-6: q holds scale
+    one = SCRATCH.get("part", (q1 - q0, job.q.shape[3]), job.dtype)
+    dq = shares.dq[part][of_rows]
+    np.add(dq, product(dz, k_one[:, :-1], tile, job.finite, one), out=dq)  # BWD-5
     if shares.dbias is not None:
-        columns = head.columns.slice(run.start, run.stop)
+        columns = head.columns.slice(tile.start, tile.stop)
         one_head = bias_of(shares.dbias, head)
-        add_bias_gradient(one_head, dz[None, None].astype(np.float64), block.q0, block.q1, columns)
+        add_bias_gradient(one_head, dz[None, None].astype(np.float64), q0, q1, columns)
 
 
 def bias_of(dbias: Array, head: Head) -> Array:
@@ -140,29 +160,29 @@ def bias_of(dbias: Array, head: Head) -> Array:
 
 
 def plain_tile(
-    head: Head, block: RowBlock, k_one: Floats, v_one: Floats, tile: Tile
+    job: Job, q_lse: Floats, dy_delta: Floats, k_one: Floats, v_one: Floats, tile: Tile
 ) -> tuple[Floats, Floats]:
     """p and dz of a tile without soft cap, dropout and bias: two products, exp, one multiplication."""
-    shape = (block.q1 - block.q0, tile.stop - tile.start)
-    p = SCRATCH.get("s", shape, head.job.dtype)
-    np.matmul(block.q_lse, k_one.T, out=p)
+    shape = (q_lse.shape[0], k_one.shape[0])
+    p = SCRATCH.get("s", shape, job.dtype)
+    np.matmul(q_lse, k_one.T, out=p)
     hide(p, tile, 0.0)
     np.exp(p, out=p)
     hide(p, tile, 0.0)
-    dz = SCRATCH.get("dp", shape, head.job.dtype)
-    np.matmul(block.dy_delta, v_one.T, out=dz)
-    dz *= p
+    dz = SCRATCH.get("dp", shape, job.dtype)
+    np.matmul(dy_delta, v_one.T, out=dz)
+    np.multiply(dz, p, out=dz)
     hide(dz, tile, 0.0)
     return p, dz
 
 
 def featured_tile(
-    head: Head, block: RowBlock, k_one: Floats, v_one: Floats, tile: Tile
+    job: Job, q_lse: Floats, dy_delta: Floats, k_one: Floats, v_one: Floats, tile: Tile
 ) -> tuple[Floats, Floats]:
     """p times keep, and dz, with soft cap, dropout and bias."""
-    shape, job = (block.q1 - block.q0, tile.stop - tile.start), head.job
+    shape = (q_lse.shape[0], k_one.shape[0])
     p = SCRATCH.get("s", shape, job.dtype)
-    np.matmul(block.q_lse[:, :-1], k_one[:, :-1].T, out=p)
+    np.matmul(q_lse[:, :-1], k_one[:, :-1].T, out=p)
     if tile.bias is not None:
         p += tile.bias
     t = None
@@ -170,15 +190,15 @@ def featured_tile(
         np.divide(p, job.terms.softcap, out=p)
         t = np.tanh(p, out=SCRATCH.get("t", shape, job.dtype))
         np.multiply(t, job.dtype.type(job.terms.softcap), out=p)
-    p += block.q_lse[:, -1:]
+    p += q_lse[:, -1:]
     hide(p, tile, 0.0)
     np.exp(p, out=p)
     hide(p, tile, 0.0)
     dz = SCRATCH.get("dp", shape, job.dtype)
-    np.matmul(block.dy_delta[:, :-1], v_one[:, :-1].T, out=dz)
+    np.matmul(dy_delta[:, :-1], v_one[:, :-1].T, out=dz)
     if tile.keep is not None:
         dz *= tile.keep  # BWD-2
-    dz += block.dy_delta[:, -1:]
+    dz += dy_delta[:, -1:]
     dz *= p  # BWD-3
     if t is not None:
         np.square(t, out=t)

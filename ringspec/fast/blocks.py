@@ -77,7 +77,7 @@ def block_forward(
     m, l, o = forward_state(job, thread_count(threads))
     if dtype == "float32":
         l = l.astype(np.float32).astype(np.float64)
-    return SoftmaxState(m, l, o.astype(np.float64, copy=False))
+    return SoftmaxState(m, l, o)
 
 
 def block_backward(
@@ -107,11 +107,10 @@ def block_backward(
     """
     dtype = computed_in(recipe)
     job = make_job(q, k, v, rows, columns, terms, dtype, sizes)
-    dq, dk, dv, dbias = backward_result(job, Seeds(dy, lse, delta), thread_count(threads))
+    share = backward_result(job, Seeds(dy, lse, delta), thread_count(threads))
     if dtype == "float64":
-        refuse_overflow(dq=dq, dk=dk, dv=dv, dbias=dbias)
-    dq, dk, dv = (x.astype(np.float64, copy=False) for x in (dq, dk, dv))
-    return BlockGradients(dq, dk, dv, dbias)
+        refuse_overflow(share)
+    return BlockGradients(share.dq, share.dk, share.dv, share.dbias)
 
 
 def blocks(

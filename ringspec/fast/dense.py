@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike
 
 from ringspec.errors import OptionError, ShapeError, nearest, shown
 from ringspec.fast.backward import Seeds
-from ringspec.fast.job import Floats, Job, is_finite, make_job
-from ringspec.fast.passes import backward_result, forward_result
+from ringspec.fast.job import Floats, Job, all_finite, is_finite, make_job
+from ringspec.fast.passes import Backward, backward_result, forward_result
 from ringspec.fast.plan import TileSizes
 from ringspec.fast.threads import thread_count
 from ringspec.spec.attention import Forward, Gradients, as_given, sink_gradient
@@ -66,9 +66,11 @@ def attention(
     >>> attention(q, k, v, causal=True).o[0, 0].tolist()
     [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
     """
-    problem, job = prepared(q, k, v, dtype, sizes, options)
-    o, lse = forward_result(job, thread_count(threads))
-    refuse_overflow(o=o)
+    count = thread_count(threads)
+    problem, job = prepared(q, k, v, dtype, sizes, options, count)
+    o, lse = forward_result(job, count)
+    if not all_finite([o], count):
+        check_results(o=o)
     return Forward(o, lse.astype(job.dtype, copy=False))
 
 
@@ -102,16 +104,16 @@ def attention_backward(
     >>> attention_backward(dy, q, k, v, causal=True).dv[0, 0, :, 0].tolist()
     [1.5, 0.5]
     """
-    problem, job = prepared(q, k, v, dtype, sizes, options)
     count = thread_count(threads)
-    seed, dlse_rows = admitted_seeds(problem, dy, dlse, dtype)
+    problem, job = prepared(q, k, v, dtype, sizes, options, count)
+    seed, dlse_rows = admitted_seeds(problem, dy, dlse, dtype, count)
     o, lse = forward_result(job, count) if forward is None else given(forward, problem, dtype)
     delta = dy_o_sum(seed, o) - dlse_rows
-    dq, dk, dv, dbias = backward_result(job, Seeds(seed, lse, delta), count)
+    share = backward_result(job, Seeds(seed, lse, delta), count)
     sinks = problem.terms.sinks
     dsinks = None if sinks is None else sink_gradient(sinks, lse, -delta) + 0.0
-    refuse_overflow(dq=dq, dk=dk, dv=dv, dsinks=dsinks, dbias=dbias)
-    return as_given(Gradients(dq, dk, dv, dsinks, dbias), options)
+    refuse_overflow(share, dsinks)
+    return as_given(Gradients(share.dq, share.dk, share.dv, dsinks, share.dbias), options)
 
 
 def dy_o_sum(dy: Floats, o: Floats) -> Array:
@@ -121,14 +123,19 @@ def dy_o_sum(dy: Floats, o: Floats) -> Array:
 
 
 def prepared(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, dtype: str, sizes: TileSizes, options: Options
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dtype: str,
+    sizes: TileSizes,
+    options: Options,
+    threads: int = 1,
 ) -> tuple[Problem, Job]:
     """The checked problem, and the job in the type that is computed in."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError("dtype 'float64' or 'float32'", shown(dtype), nearest(dtype, DTYPES))
     problem = checked(q, k, v, options)
-    tensors = (problem.q, problem.k, problem.v)
-    q, k, v = (admitted(x, name, dtype) for x, name in zip(tensors, "qkv", strict=True))
+    q, k, v = admitted({"q": problem.q, "k": problem.k, "v": problem.v}, dtype, threads)
     parts = (problem.rows, problem.columns, problem.terms)
     job = make_job(q, k, v, *parts, dtype, sizes, checked=True)
     return problem, job
@@ -155,26 +162,29 @@ def is_plain(x: Any) -> bool:
     return type(x) is np.ndarray and x.dtype in floats and x.ndim == 4
 
 
-def admitted(x: Floats, name: str, dtype: str) -> Floats:
-    """x in the type that is computed in, rounded once; refused where it holds or becomes infinity."""
-    if not is_finite(x):
-        float_array(x, name, rank=4)
+def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Floats]:
+    """Tensors by name in the type that is computed in, rounded once; refused where one holds or becomes
+    infinity."""
+    if not all_finite(list(tensors.values()), threads):
+        for name, x in tensors.items():
+            float_array(x, name, rank=4)
     with np.errstate(over="ignore", under="ignore"):
-        rounded = x.astype(dtype, copy=False)
-    if rounded is not x and not is_finite(rounded):
-        rounded_input(x.astype(np.float64), dtype, name)
+        rounded = [x.astype(dtype, copy=False) for x in tensors.values()]
+    for (name, x), y in zip(tensors.items(), rounded, strict=True):
+        if y is not x and not is_finite(y):
+            rounded_input(x.astype(np.float64), dtype, name)
     return rounded
 
 
-def refuse_overflow(**results: Floats | None) -> None:
-    """``spec.checks.check_results`` at the price of a sum."""
-    for name, x in results.items():
-        if x is not None and not is_finite(x):
-            check_results(**{name: x})
+def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
+    """``spec.checks.check_results``, where it is needed to look."""
+    if not share.finite:
+        check_results(dq=share.dq, dk=share.dk, dv=share.dv)
+    check_results(dsinks=dsinks, dbias=share.dbias)
 
 
 def admitted_seeds(
-    problem: Problem, dy: Any, dlse: ArrayLike | None, dtype: str
+    problem: Problem, dy: Any, dlse: ArrayLike | None, dtype: str, threads: int
 ) -> tuple[Floats, Array]:
     """dy in the type that is computed in, and dlse (None = zeros) in float64."""
     if not is_plain(dy) or dy.shape != (*problem.q.shape[:3], problem.v.shape[3]):
@@ -183,7 +193,7 @@ def admitted_seeds(
         dlse_rows = np.zeros(problem.q.shape[:3])
     else:
         dlse_rows = row_array(problem, float_array(dlse, "dlse", rank=3), "dlse")
-    return admitted(dy, "dy", dtype), dlse_rows
+    return admitted({"dy": dy}, dtype, threads)[0], dlse_rows
 
 
 def given(forward: Forward, problem: Problem, dtype: str) -> tuple[Floats, Array]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.fast.job import Floats, Head, Tile, norms_of, product, tile_of
-from ringspec.fast.plan import Run
+from ringspec.fast.job import Floats, Head, Job, Tile, norms_of, product, tile_of
+from ringspec.fast.plan import Run, starts
 from ringspec.fast.threads import SCRATCH
 from ringspec.spec.problem import Array, Booleans
 
@@ -40,71 +40,157 @@ class State:
     empty: bool = True
 
 
-def forward_rows(head: Head, key_norms: Floats, q0: int, q1: int, runs: tuple[Run, ...]) -> State:
-    """The softmax state of queries q0..q1-1 over all their runs; ``o`` is scratch of this thread.
+@dataclass(frozen=True)
+class Keys:
+    """All keys of one key head: k [n, D] and v [n, Dv] in the job's type, every |k_j| [n], and the greatest
+    of these in each granule (infinity where one is NaN)."""
 
-    ``key_norms`` [n_k] holds every |k_j|.
+    k: Floats
+    v: Floats
+    norms: Floats
+    peaks: list[float]
+
+    def peak(self, tile: Tile, granule: int) -> float:
+        return max(self.peaks[tile.start // granule : -(-tile.stop // granule)])
+
+
+def keys_of(job: Job, batch: int, key_head: int) -> Keys:
+    k, v = (np.ascontiguousarray(x[batch, key_head], dtype=job.dtype) for x in (job.k, job.v))
+    norms = norms_of(k)
+    peaks = np.maximum.reduceat(norms, starts(norms.size, job.sizes.granule))
+    return Keys(k, v, norms, np.where(np.isnan(peaks), np.inf, peaks).tolist())
+
+
+@dataclass(frozen=True)
+class Queries:
+    """A row block's queries times scale in scratch of this thread, every |q_i|, and the greatest.
+
+    ``limit`` is that of :data:`BOUNDED`, ``ones`` as many as a run has keys at most.
     """
+
+    q: Floats
+    norms: Floats
+    peak: float
+    limit: float
+    ones: Floats
+
+
+def queries_of(head: Head, q0: int, q1: int) -> Queries:
+    job = head.job
+    q = SCRATCH.get("q", (q1 - q0, job.q.shape[3]), job.dtype)
+    np.multiply(head.q[q0:q1], job.terms.scale, out=q, casting="same_kind")
+    norms = norms_of(q)
+    ones = np.ones(job.sizes.keys, job.dtype)
+    return Queries(q, norms, float(norms.max()), BOUNDED[job.dtype.name], ones)
+
+
+def forward_rows(head: Head, keys: Keys, q0: int, q1: int, runs: tuple[Run, ...]) -> State:
+    """The softmax state of queries q0..q1-1 over all their runs; ``o`` is scratch of this thread."""
     job = head.job
     n, width = q1 - q0, job.v.shape[3]
-    q = SCRATCH.get("q", (n, job.q.shape[3]), job.dtype)
-    np.multiply(head.q[q0:q1], job.terms.scale, out=q, casting="same_kind")
-    query_norms = norms_of(q)
+    queries = queries_of(head, q0, q1)
     o = SCRATCH.get("o", (n, width), job.dtype)
     state = State(np.full(n, -np.inf), np.zeros(n), o)
+    if is_plain(head) and queries.peak * max(keys.peaks, default=0.0) <= queries.limit:
+        plain_rows(state, head, queries, keys, q0, q1, runs)
+        return state
     for run in runs:
         tile = tile_of(head, q0, q1, run)
         if tile is not None:
-            absorb(state, head, q, tile, query_norms, key_norms[run.start : run.stop])
+            absorb(state, head, queries, keys, tile)
     if state.empty:
         o[...] = 0.0
     state.m[state.l == 0] = -np.inf
     return state
 
 
-def absorb(
-    state: State, head: Head, q: Floats, tile: Tile, query_norms: Floats, key_norms: Floats
+def is_plain(head: Head) -> bool:
+    """Whether scores are q k^T, nothing but positions hides any, and 0 times what is hidden is 0."""
+    terms, rows = head.job.terms, head.rows
+    dense = (rows.mask, rows.bias, rows.keep)
+    features = (
+        terms.softcap is not None or terms.dropout_p != 0 or any(x is not None for x in dense)
+    )
+    return head.job.finite and not features
+
+
+def plain_rows(
+    state: State,
+    head: Head,
+    queries: Queries,
+    keys: Keys,
+    q0: int,
+    q1: int,
+    runs: tuple[Run, ...],
 ) -> None:
+    """All runs of a row block without features, of scores for which exp needs no shift.
+
+    The products leave nothing of the interpreter's own in the caches, so that each step of Python costs
+    microseconds here: to take few of them was worth a tenth of a pass in float32.
+    """
+    q, k, v, ones = queries.q, keys.k, keys.v, queries.ones
+    l, o = np.zeros(state.l.shape), state.o
+    o[...] = 0.0
+    part = SCRATCH.get("part", o.shape, q.dtype)
+    for run in runs:
+        start, stop = run.start, run.stop
+        e = SCRATCH.get("s", (q1 - q0, stop - start), q.dtype)
+        np.matmul(q, k[start:stop].T, out=e)
+        np.exp(e, out=e)
+        if not run.whole:
+            tile = tile_of(head, q0, q1, run)
+            if tile is None:
+                continue
+            hide(e, tile, 0.0)
+        l += np.matmul(e, ones[: stop - start])
+        np.matmul(e, v[start:stop], out=part)
+        o += part
+    state.m, state.l = np.where(l == 0, -np.inf, 0.0), l
+
+
+def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -> None:
     """One tile into the state (SOFT-1)."""
     job = head.job
-    e = SCRATCH.get("s", (q.shape[0], tile.stop - tile.start), job.dtype)
-    np.matmul(q, head.k[tile.start : tile.stop].T, out=e)
+    e = SCRATCH.get("s", (queries.q.shape[0], tile.stop - tile.start), job.dtype)
+    np.matmul(queries.q, keys.k[tile.start : tile.stop].T, out=e)
     if tile.bias is not None:
         e += tile.bias  # FWD-1
     if job.terms.softcap is not None:  # FWD-3
         np.divide(e, job.terms.softcap, out=e)
         np.tanh(e, out=e)
         e *= job.dtype.type(job.terms.softcap)
-    bounded = bounded_rows(head, tile, query_norms, key_norms)
+    bounded = bounded_rows(head, queries, keys, tile)
     m = None
-    if bounded.all():
+    if bounded is None:
         np.exp(e, out=e)
         hide(e, tile, 0.0)
     else:
         m = shifted_exp(e, tile, bounded)
-    ones = SCRATCH.get("ones", (e.shape[1],), job.dtype)
-    ones[...] = 1.0
-    l = (e @ ones).astype(np.float64)
+    l = np.matmul(e, queries.ones[: e.shape[1]]).astype(np.float64)
     if tile.keep is not None:
         e *= tile.keep  # FWD-7: o, never l
     o = state.o if state.empty else SCRATCH.get("part", state.o.shape, job.dtype)
-    product(e, head.v[tile.start : tile.stop], tile, job.finite, o)
+    product(e, keys.v[tile.start : tile.stop], tile, job.finite, o)
     add(state, m, l, o)
 
 
-def bounded_rows(head: Head, tile: Tile, query_norms: Floats, key_norms: Floats) -> Booleans:
-    """[n], or [1] for all: rows of which no visible score is so large that exp needs a shift."""
-    terms, limit = head.job.terms, BOUNDED[head.job.dtype.name]
-    if terms.softcap is not None:
-        return np.array([terms.softcap <= limit])  # true of every key, seen or not
+def bounded_rows(head: Head, queries: Queries, keys: Keys, tile: Tile) -> Booleans | None:
+    """Rows of which no visible score is so large that exp needs a shift: [n], or [1] for all of them;
+    None where that is every row."""
+    terms, limit = head.job.terms, queries.limit
+    if terms.softcap is not None:  # true of every key, seen or not
+        return None if terms.softcap <= limit else np.array([False])
     if tile.bias is not None:
         return np.array([False])
-    all_keys = np.array([query_norms.max() * key_norms.max() <= limit])  # NaN is not
-    if tile.hidden is None or all_keys[0]:  # then so is each row's bound over fewer keys
-        return all_keys
-    seen = np.where(tile.hidden, key_norms.dtype.type(0), key_norms)
-    bounded: Booleans = query_norms * seen.max(axis=1) <= limit
-    return bounded
+    # A row within the limit over all keys is so over those that it sees: its shift is 0 either way.
+    if queries.peak * keys.peak(tile, head.job.sizes.granule) <= limit:  # NaN is not
+        return None
+    if tile.hidden is None:
+        return np.array([False])
+    norms = keys.norms[tile.start : tile.stop]
+    seen = np.where(tile.hidden, norms.dtype.type(0), norms)
+    bounded: Booleans = queries.norms * seen.max(axis=1) <= limit
+    return None if bounded.all() else bounded
 
 
 def hide(x: Floats, tile: Tile, value: float) -> None:
@@ -130,8 +216,8 @@ def add(state: State, m: Array | None, l: Array, o: Floats) -> None:
     if state.empty:
         state.m, state.l = np.zeros(l.shape) if m is None else m, l
     elif m is None and state.at_zero:
-        state.l += l
-        state.o += o
+        np.add(state.l, l, out=state.l)
+        np.add(state.o, o, out=state.o)
     else:
         # A row that has seen no key yet is empty, whatever its m says (SOFT-2).
         old_m = np.where(state.l == 0, -np.inf, state.m)

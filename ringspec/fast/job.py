@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.fast.plan import Run, TileSizes, plan
+from ringspec.fast.threads import run_tasks
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
 from ringspec.spec.problem import Booleans, Columns, Rows, Terms, columns_of
@@ -21,7 +23,8 @@ Floats = NDArray[Any]  # float32 or float64, as Job.dtype says
 class Job:
     """One block of queries and keys, and how it is cut.
 
-    q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in ``dtype``. ``runs`` [P][row block] as
+    q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as they were given; what is
+    computed in is ``dtype``. ``runs`` [P][row block] as
     :func:`~ringspec.fast.plan.plan` gives them. ``finite`` is False when keys can be hidden and k or v
     hold NaN or infinity.
     """
@@ -57,7 +60,6 @@ def make_job(
     checked: bool = False,
 ) -> Job:
     """``checked``: k and v are known to be finite."""
-    k, v = (np.ascontiguousarray(x, dtype=dtype) for x in (k, v))
     runs = plan(rows, columns, terms, sizes)
     dense = rows.mask is not None or rows.bias is not None
     hides = dense or not all(run.whole for of in runs for block in of for run in block)
@@ -77,22 +79,33 @@ def is_finite(x: Floats) -> bool:
         return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
 
 
+def all_finite(tensors: Sequence[Floats], threads: int) -> bool:
+    """:func:`is_finite` of tensors [B, H, n, D], their heads over threads."""
+    found: list[bool] = []
+
+    def look(x: Floats) -> None:
+        found.append(is_finite(x))
+
+    run_tasks(
+        [functools.partial(look, x[at]) for x in tensors for at in np.ndindex(*x.shape[:2])],
+        threads,
+    )
+    return all(found)
+
+
 @dataclass(frozen=True)
 class Head:
-    """One query head of one batch: its tensors (views), rows [1, n], columns [1, n]."""
+    """One query head of one batch: q [n, D], a view; rows [1, n], columns [1, n]."""
 
     job: Job
     batch: int
     head: int
     q: Floats
-    k: Floats
-    v: Floats
     rows: Rows
     columns: Columns
 
 
 def head_of(job: Job, batch: int, head: int) -> Head:
-    key_head = head // job.terms.group  # FWD-10
     rows, columns = job.rows, job.columns
     one_rows = Rows(
         rows.index,
@@ -110,8 +123,6 @@ def head_of(job: Job, batch: int, head: int) -> Head:
         batch,
         head,
         job.q[batch, head],
-        job.k[batch, key_head],
-        job.v[batch, key_head],
         one_rows,
         one_columns,
     )

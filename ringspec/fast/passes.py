@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.fast.backward import Seeds, Shares, backward_keys, chunks
-from ringspec.fast.forward import State, forward_rows
-from ringspec.fast.job import Floats, Job, head_of, norms_of
+from ringspec.fast.backward import Seeds, Shares, backward_keys, chunks, operands_of
+from ringspec.fast.forward import Keys, State, forward_rows, keys_of
+from ringspec.fast.job import Floats, Job, head_of, is_finite
 from ringspec.fast.threads import run_tasks
 from ringspec.spec.problem import Array
 
@@ -47,11 +48,11 @@ def forward_result(job: Job, threads: int) -> tuple[Floats, Array]:
         empty = l == 0
         safe = np.where(empty, 1.0, l)
         lse[at] = np.where(empty, -np.inf, np.where(empty, 0.0, m) + np.log(safe)) + 0.0
-        if job.dtype == np.float64 and sinks is None:
-            np.divide(state.o, safe[:, None], out=o[at])
+        if sinks is None:
+            np.divide(state.o, safe.astype(job.dtype)[:, None], out=state.o)
         else:
-            np.multiply(state.o, (factor / safe)[:, None], out=o[at], casting="same_kind")
-        o[at] += 0.0  # zeros are +0
+            np.multiply(state.o, (factor / safe).astype(job.dtype)[:, None], out=state.o)
+        np.add(state.o, 0.0, out=o[at])  # zeros are +0
 
     run_forward(job, store, threads)
     return o, lse
@@ -64,63 +65,83 @@ def results(job: Job) -> tuple[Array, Array, Floats]:
 
 def run_forward(job: Job, store: Store, threads: int) -> None:
     """One task for each head and row block, those with most keys first."""
-    batch, heads = job.q.shape[:2]
-    norms = norms_of(job.k)
+    heads = job.q.shape[1]
+    keys: dict[tuple[int, ...], Keys] = {}
+
+    def prepare(at: tuple[int, ...]) -> None:
+        keys[at] = keys_of(job, *at)
+
+    run_tasks([functools.partial(prepare, at) for at in np.ndindex(*job.k.shape[:2])], threads)
 
     def task(b: int, h: int, block: int, q0: int, q1: int) -> None:
-        state = forward_rows(
-            head_of(job, b, h), norms[b, h // job.terms.group], q0, q1, job.runs_of(b)[block]
-        )
+        of_head = keys[b, h // job.terms.group]
+        state = forward_rows(head_of(job, b, h), of_head, q0, q1, job.runs_of(b)[block])
         store((b, h, slice(q0, q1)), state)
 
     tasks = []
-    for b in range(batch):
+    for b in range(job.q.shape[0]):
         for block, (q0, q1) in enumerate(job.row_blocks()):
-            keys = sum(run.stop - run.start for run in job.runs_of(b)[block])
+            seen = sum(run.stop - run.start for run in job.runs_of(b)[block])
             for h in range(heads):
-                tasks.append((-keys * (q1 - q0), functools.partial(task, b, h, block, q0, q1)))
+                tasks.append((-seen * (q1 - q0), functools.partial(task, b, h, block, q0, q1)))
     tasks.sort(key=lambda pair: pair[0])
     run_tasks([run for _, run in tasks], threads)
 
 
-def backward_result(
-    job: Job, seeds: Seeds, threads: int
-) -> tuple[Floats, Floats, Floats, Array | None]:
-    """dq, dk, dv in the job's type, and dbias in float64 (None without bias)."""
+@dataclass(frozen=True)
+class Backward:
+    """dq, dk, dv in the job's type, dbias in float64 (None without bias); ``finite``: dq, dk and dv are."""
+
+    dq: Floats
+    dk: Floats
+    dv: Floats
+    dbias: Array | None
+    finite: bool
+
+
+def backward_result(job: Job, seeds: Seeds, threads: int) -> Backward:
     batch, key_heads = job.k.shape[:2]
-    parts = parts_of(job)
+    parts, group = parts_of(job), job.terms.group
     dbias = None
     if job.rows.bias is not None:
         dbias, threads = np.zeros(job.rows.bias.shape), bias_threads(job, parts, threads)
     shares = Shares(
-        np.zeros((parts, *job.q.shape), job.dtype),
-        np.zeros(job.k.shape, job.dtype),
-        np.zeros(job.v.shape, job.dtype),
+        [np.empty(job.q.shape, job.dtype) for _ in range(parts)],
+        np.empty(job.k.shape, job.dtype),
+        np.empty(job.v.shape, job.dtype),
         dbias,
     )
-    tasks = [
-        functools.partial(backward_keys, job, seeds, shares, b, h, part)
-        for part in range(parts)
-        for b in range(batch)
-        for h in range(key_heads)
-    ]
-    run_tasks(tasks, threads)
+    operands = operands_of(job, seeds, threads)
+    finite: list[bool] = []
+
+    def differentiate(b: int, h: int, part: int) -> None:
+        finite.append(backward_keys(job, operands, shares, b, h, part))
+        if parts == 1:
+            finish(b, h)
 
     def finish(b: int, h: int) -> None:
-        dq = shares.dq[:, b, h]
-        for part in range(1, parts):
-            dq[0] += dq[part]
-        dq[0] *= job.dtype.type(job.terms.scale)
-        dq[0] += 0.0  # zeros are +0; those of dk and dv are, as sums that began with +0
+        heads = slice(h * group, (h + 1) * group)
+        dq = shares.dq[0][b, heads]
+        for other in shares.dq[1:]:
+            np.add(dq, other[b, heads], out=dq)
+        np.multiply(dq, job.dtype.type(job.terms.scale), out=dq)
+        np.add(dq, 0.0, out=dq)  # zeros are +0; those of dk and dv are, as sums that began with +0
+        finite.append(is_finite(dq))
 
     run_tasks(
-        [functools.partial(finish, b, h) for b in range(batch) for h in range(job.q.shape[1])],
+        [
+            functools.partial(differentiate, b, h, part)
+            for part in range(parts)
+            for b in range(batch)
+            for h in range(key_heads)
+        ],
         threads,
     )
+    if parts > 1:
+        run_tasks([functools.partial(finish, *at) for at in np.ndindex(batch, key_heads)], threads)
     if dbias is not None:
         dbias += 0.0
-    dq = shares.dq[0] if parts == 1 else shares.dq[0].copy()
-    return dq, shares.dk, shares.dv, dbias
+    return Backward(shares.dq[0], shares.dk, shares.dv, dbias, all(finite))
 
 
 def parts_of(job: Job) -> int:

@@ -122,7 +122,7 @@ def plan(
     >>> p = check(*np.ones((3, 1, 1, 8, 1)), {"causal": True})
     >>> sizes = TileSizes(rows=4, keys=4, granule=2, chunk=4)
     >>> [[(r.start, r.stop, r.whole) for r in runs] for runs in plan(p.rows, p.columns, p.terms, sizes)[0]]
-    [[(0, 2, False), (2, 4, False)], [(0, 4, True), (4, 6, False), (6, 8, False)]]
+    [[(0, 4, False)], [(0, 4, True), (4, 8, False)]]
     """
     n_q, n_k = rows.index.size, columns.index.size
     if n_q == 0 or n_k == 0:
@@ -135,21 +135,20 @@ def plan(
 
 
 def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tuple[Run, ...]:
-    """Neighbouring whole granules become one run, as long as it fits and stays in its chunk."""
+    """Neighbouring granules become one run, as long as it fits and stays in its chunk."""
     runs: list[Run] = []
     for granule in np.flatnonzero(some).tolist():
         start = granule * sizes.granule
         stop = min(start + sizes.granule, n_k)
+        whole = bool(every[granule])
         before = runs[-1] if runs else None
         if (
             before is not None
-            and before.whole
-            and every[granule]
             and before.stop == start
             and stop - before.start <= sizes.keys
             and start % sizes.chunk != 0
         ):
-            runs[-1] = Run(before.start, stop, True)
+            runs[-1] = Run(before.start, stop, before.whole and whole)
         else:
-            runs.append(Run(start, stop, bool(every[granule])))
+            runs.append(Run(start, stop, whole))
     return tuple(runs)

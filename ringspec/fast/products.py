@@ -10,8 +10,9 @@ import functools
 
 import numpy as np
 
-from ringspec.fast.backward import Seeds, chunks, with_column
+from ringspec.fast.backward import Operands, chunks
 from ringspec.fast.job import Job
+from ringspec.fast.plan import Run
 from ringspec.fast.threads import SCRATCH, run_tasks
 
 
@@ -38,21 +39,16 @@ def forward_products(job: Job, threads: int) -> None:
     )
 
 
-def backward_products(job: Job, seeds: Seeds, parts: int, threads: int) -> None:
-    """The five products of every tile."""
+def backward_products(job: Job, operands: Operands, parts: int, threads: int) -> None:
+    """The five products of every tile, on operands that are made before."""
 
     def task(b: int, h: int, part: int) -> None:
         for first, stop in chunks(job)[part::parts]:
-            k = with_column("k", job.k[b, h, first:stop], 1.0, job.dtype)
-            v = with_column("v", job.v[b, h, first:stop], 1.0, job.dtype)
             for head in range(h * job.terms.group, (h + 1) * job.terms.group):
                 for (q0, q1), runs in zip(job.row_blocks(), job.runs_of(b), strict=True):
-                    q = with_column("q", job.q[b, head, q0:q1], 1.0, job.dtype)
-                    dy = with_column("dy", seeds.dy[b, head, q0:q1], 1.0, job.dtype)
                     for run in runs:
                         if first <= run.start < stop:
-                            keys = slice(run.start - first, run.stop - first)
-                            five_products(q, dy, k[keys], v[keys], job)
+                            five_products(operands, (b, head, q0, q1), h, run, job)
 
     run_tasks(
         [
@@ -64,15 +60,21 @@ def backward_products(job: Job, seeds: Seeds, parts: int, threads: int) -> None:
     )
 
 
-def five_products(q: np.ndarray, dy: np.ndarray, k: np.ndarray, v: np.ndarray, job: Job) -> None:
+def five_products(
+    operands: Operands, rows: tuple[int, int, int, int], key_head: int, run: Run, job: Job
+) -> None:
     """s, dp, dv, dk and dq of one tile, with the extra column where the pass has it."""
+    b, h, q0, q1 = rows
+    q, dy = operands.q_lse[b, h, q0:q1], operands.dy_delta[b, h, q0:q1]
+    keys = slice(run.start, run.stop)
+    k, v = operands.k_one[b, key_head, keys], operands.v_one[b, key_head, keys]
     s = SCRATCH.get("s", (q.shape[0], k.shape[0]), job.dtype)
     dp = SCRATCH.get("dp", s.shape, job.dtype)
     np.matmul(q, k.T, out=s)
     np.matmul(dy, v.T, out=dp)
-    dv = SCRATCH.get("part dv", (v.shape[0], v.shape[1] - 1), job.dtype)
-    dk = SCRATCH.get("part dk", (k.shape[0], k.shape[1] - 1), job.dtype)
-    dq = SCRATCH.get("part dq", (q.shape[0], q.shape[1] - 1), job.dtype)
+    dv = SCRATCH.get("part", (v.shape[0], v.shape[1] - 1), job.dtype)
     np.matmul(s.T, dy[:, :-1], out=dv)
+    dk = SCRATCH.get("part", (k.shape[0], k.shape[1] - 1), job.dtype)
     np.matmul(dp.T, q[:, :-1], out=dk)
+    dq = SCRATCH.get("part", (q.shape[0], q.shape[1] - 1), job.dtype)
     np.matmul(dp, k[:, :-1], out=dq)

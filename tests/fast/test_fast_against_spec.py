@@ -155,6 +155,11 @@ def test_only_recipes_of_one_type_are_followed():
             rs.ring(q, k, v, workers=3, recipe=recipe, absorb=fast.absorb)
 
 
+def bits(x):
+    """Of the values, whichever type holds them."""
+    return x.astype(np.float64).tobytes()
+
+
 @pytest.mark.rule("SOFT-1", "SOFT-2")
 @pytest.mark.parametrize("recipe", ["float64", "float32"])
 @pytest.mark.parametrize("n", [1, 5, 3000])
@@ -171,7 +176,10 @@ def test_a_merge_has_the_bits_of_the_specification_also_with_empty_rows(recipe, 
     want = merge(a, b, rs.RECIPES[recipe])
     for threads in (1, 3):
         got = fast.absorb(a, b, rs.RECIPES[recipe], threads=threads)
-        assert all(getattr(got, x).tobytes() == getattr(want, x).tobytes() for x in "mlo")
+        assert (
+            n == 1 or got.o.dtype == recipe
+        )  # n = 1: all rows are empty, and b itself is returned
+        assert all(bits(getattr(got, x)) == bits(getattr(want, x)) for x in "mlo")
     nothing = start(1, 2, n, 3)
     assert fast.absorb(nothing, b, rs.RECIPES[recipe]) is b
 
@@ -184,9 +192,11 @@ def test_an_addition_has_the_bits_of_the_specification(accumulator, shape):
     total = round_to(total, accumulator)
     want = plus(total, share, accumulator)
     for threads in (1, 3):
-        assert (
-            fast.accumulate(total, share, accumulator, threads=threads).tobytes() == want.tobytes()
-        )
+        assert bits(fast.accumulate(total, share, accumulator, threads=threads)) == bits(want)
+    if accumulator != "bfloat16":
+        narrow = fast.accumulate(total.astype(accumulator), round_to(share, accumulator).astype(accumulator), accumulator)  # fmt: skip
+        assert narrow.dtype == accumulator
+        assert bits(narrow) == bits(plus(total, round_to(share, accumulator), accumulator))
 
 
 def test_bad_input_is_refused_as_the_specification_refuses_it():
