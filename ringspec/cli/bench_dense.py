@@ -18,7 +18,7 @@ import numpy as np
 from ringspec import fast
 from ringspec.conformance.torch_speed import torch_functions
 from ringspec.fast.backward import Seeds, operands_of
-from ringspec.fast.dense import SIZES, prepared
+from ringspec.fast.dense import prepared
 from ringspec.fast.passes import parts_of
 from ringspec.fast.products import backward_products, forward_products
 from ringspec.fast.threads import controller, run_tasks
@@ -98,7 +98,7 @@ def dense_lines(setting: Setting) -> list[Line]:
     options: Any = {"causal": setting.causal}
     keywords: Any = {"dtype": setting.dtype, "threads": setting.threads, **options}
     result = fast.attention(q, k, v, **keywords)
-    _, job = prepared(q, k, v, setting.dtype, SIZES, options)
+    _, job = prepared(q, k, v, setting.dtype, None, options)
     seeds = Seeds(dy, np.zeros(q.shape[:3]), np.zeros(q.shape[:3]))
     threads = setting.threads
     operands = operands_of(job, seeds, threads)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ringspec.fast.forward import hide
 from ringspec.fast.job import Floats, Head, Job, Tile, head_of, is_finite, product, tile_of
+from ringspec.fast.memory import empty
 from ringspec.fast.threads import SCRATCH, run_tasks
 from ringspec.spec.block_attention import add_bias_gradient
 from ringspec.spec.problem import Array
@@ -67,7 +68,7 @@ SLICE = 1024
 def operands_of(job: Job, seeds: Seeds, threads: int) -> Operands:
     """Made once for all tasks: each row block meets every chunk of keys."""
     tensors = job.q, seeds.dy, job.k, job.v
-    made = Operands(*(np.empty((*x.shape[:3], x.shape[3] + 1), job.dtype) for x in tensors))
+    made = Operands(*(empty((*x.shape[:3], x.shape[3] + 1), job.dtype) for x in tensors))
 
     def queries(at: tuple[Any, ...]) -> None:
         lse = seeds.lse[at]

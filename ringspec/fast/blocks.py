@@ -19,7 +19,7 @@ import numpy as np
 
 from ringspec.errors import FastRecipeError
 from ringspec.fast.backward import Seeds
-from ringspec.fast.dense import SIZES, refuse_overflow
+from ringspec.fast.dense import refuse_overflow
 from ringspec.fast.job import make_job
 from ringspec.fast.passes import backward_result, forward_state
 from ringspec.fast.plan import TileSizes
@@ -58,7 +58,7 @@ def block_forward(
     recipe: Recipe,
     *,
     threads: int | None = None,
-    sizes: TileSizes = SIZES,
+    sizes: TileSizes | None = None,
 ) -> SoftmaxState:
     """The softmax state of queries q over keys k and values v alone; o is not normalised.
 
@@ -66,7 +66,7 @@ def block_forward(
     ``terms`` as for :func:`ringspec.spec.block_attention.block_forward`. ``recipe`` is float64 or float32
     at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`.
 
-    Returns m and l [B, H, n_q] and o [B, H, n_q, Dv], float64 arrays. m is a shift of the row's scores, not
+    Returns m and l [B, H, n_q], float64 arrays, and o [B, H, n_q, Dv] in the type that is computed in. m is a shift of the row's scores, not
     always their maximum: (m, l, o) stand for the same softmax whatever m is, because l and o are sums of
     exp(s - m) and exp(s - m) v.
 
@@ -93,7 +93,7 @@ def block_backward(
     recipe: Recipe,
     *,
     threads: int | None = None,
-    sizes: TileSizes = SIZES,
+    sizes: TileSizes | None = None,
 ) -> BlockGradients:
     """One block's share of every gradient, from lse and delta of the whole rows as given (BWD-11).
 
@@ -101,7 +101,8 @@ def block_backward(
     dlse where the loss reads lse (RING-7). q, k, v, ``rows``, ``columns``, ``terms``, ``recipe``,
     ``threads`` and ``sizes`` as in :func:`block_forward`.
 
-    Returns :class:`~ringspec.spec.block_attention.BlockGradients`, float64 arrays. Raises
+    Returns :class:`~ringspec.spec.block_attention.BlockGradients`: dq, dk, dv in the type that is computed in,
+    dbias in float64. Raises
     :class:`~ringspec.errors.FastRecipeError` as there, OptionError, and NonFiniteError where a gradient
     in float64 overflows.
     """
@@ -114,12 +115,13 @@ def block_backward(
 
 
 def blocks(
-    *, threads: int | None = None, sizes: TileSizes = SIZES
+    *, threads: int | None = None, sizes: TileSizes | None = None
 ) -> tuple[BlockForward, BlockBackward]:
     """:func:`block_forward` and :func:`block_backward` with a number of threads and tile sizes.
 
     ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles, see
-    :class:`~ringspec.fast.TileSizes`. Raises OptionError where ``threads`` is no integer >= 1.
+    :class:`~ringspec.fast.TileSizes`; None is what was fastest for the type and the mask. Raises
+    OptionError where ``threads`` is no integer >= 1.
 
     >>> forward, backward = blocks(threads=2)
     """

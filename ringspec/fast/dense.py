@@ -33,7 +33,6 @@ from ringspec.spec.options import (
 from ringspec.spec.problem import Array, Problem
 
 DTYPES = ("float64", "float32")
-SIZES = TileSizes()
 
 
 @takes_options
@@ -44,7 +43,7 @@ def attention(
     *,
     dtype: str = "float64",
     threads: int | None = None,
-    sizes: TileSizes = SIZES,
+    sizes: TileSizes | None = None,
     **options: Unpack[Options],
 ) -> Forward:
     """Softmax attention as :func:`ringspec.attention` defines it, with its arguments and options.
@@ -55,7 +54,7 @@ def attention(
     ``dtype``    'float64' or 'float32': what is computed in, and the type of the results
     ``threads``  Python threads; None: one for each core that the process may use. The results are
                  the same bits for any number
-    ``sizes``    lengths of tiles
+    ``sizes``    lengths of tiles; None: what was fastest for the type and the mask
 
     Returns :class:`~ringspec.spec.attention.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
     in ``dtype``. A row's bits depend only on the keys that it
@@ -85,7 +84,7 @@ def attention_backward(
     forward: Forward | None = None,
     dtype: str = "float64",
     threads: int | None = None,
-    sizes: TileSizes = SIZES,
+    sizes: TileSizes | None = None,
     **options: Unpack[Options],
 ) -> Gradients:
     """Gradients as :func:`ringspec.attention_backward` defines them, with its arguments and options.
@@ -127,7 +126,7 @@ def prepared(
     k: ArrayLike,
     v: ArrayLike,
     dtype: str,
-    sizes: TileSizes,
+    sizes: TileSizes | None,
     options: Options,
     threads: int = 1,
 ) -> tuple[Problem, Job]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.fast.plan import Run, TileSizes, plan
+from ringspec.fast.plan import Run, TileSizes, fastest, plan
 from ringspec.fast.threads import run_tasks
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
 from ringspec.spec.problem import Booleans, Columns, Rows, Terms, columns_of
 
 Floats = NDArray[Any]  # float32 or float64, as Job.dtype says
+# Whether any pair of a tile is visible, and which are not (None: there are none).
+Pattern = tuple[bool, Booleans | None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Job:
     q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as they were given; what is
     computed in is ``dtype``. ``runs`` [P][row block] as
     :func:`~ringspec.fast.plan.plan` gives them. ``finite`` is False when keys can be hidden and k or v
-    hold NaN or infinity.
+    hold NaN or infinity. ``patterns`` keeps what positions hide of a tile, for all heads.
     """
 
     q: Floats
@@ -39,6 +41,7 @@ class Job:
     sizes: TileSizes
     runs: tuple[tuple[tuple[Run, ...], ...], ...]
     finite: bool
+    patterns: dict[tuple[int, ...], Pattern] = field(default_factory=dict)
 
     def row_blocks(self) -> list[tuple[int, int]]:
         n, size = self.q.shape[2], self.sizes.rows
@@ -56,10 +59,11 @@ def make_job(
     columns: Columns,
     terms: Terms,
     dtype: str,
-    sizes: TileSizes,
+    sizes: TileSizes | None,
     checked: bool = False,
 ) -> Job:
     """``checked``: k and v are known to be finite."""
+    sizes = fastest(dtype, terms) if sizes is None else sizes
     runs = plan(rows, columns, terms, sizes)
     dense = rows.mask is not None or rows.bias is not None
     hides = dense or not all(run.whole for of in runs for block in of for run in block)
@@ -169,29 +173,20 @@ def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
     return Tile(run.start, run.stop, hidden, keep, bias)
 
 
-def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> tuple[bool, Booleans | None]:
-    """Whether any pair of the tile is visible, and which are not (None: there are none)."""
+def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> Pattern:
+    """A tile's pattern; that of a dense mask or a bias is the head's own, others are all heads' alike."""
+    job = head.job
+    if head.rows.mask is not None or head.rows.bias is not None:
+        return pattern_of(head, q0, q1, run)
+    at = (head.batch if len(job.runs) > 1 else 0, q0, run.start)
+    if at not in job.patterns:
+        job.patterns[at] = pattern_of(head, q0, q1, run)
+    return job.patterns[at]
+
+
+def pattern_of(head: Head, q0: int, q1: int, run: Run) -> Pattern:
     rows, columns = head.rows.slice(q0, q1), head.columns.slice(run.start, run.stop)
-    others = (rows.segment, rows.bound_min, rows.mask, rows.bias)
-    real = bool((rows.index >= 0).all() and (columns.index >= 0).all())
-    if not real or any(x is not None for x in others):
-        return split(visible(rows, columns, head.job.terms)[0, 0])
-    first = rows.position[0, 0]
-    between = (rows.position[0] - first).tobytes(), (columns.position[0] - first).tobytes()
-    return by_distance(*between, head.job.terms.causal, head.job.terms.window)
-
-
-@functools.lru_cache(maxsize=32)
-def by_distance(
-    position_q: bytes, position_k: bytes, causal: bool, window: tuple[int | None, int | None] | None
-) -> tuple[bool, Booleans | None]:
-    """:func:`seen_and_hidden` where distances alone decide: all tiles on a diagonal are one pattern."""
-    q, k = (np.frombuffer(x, np.int64) for x in (position_q, position_k))
-    rows, columns = Rows(np.arange(q.size), q[None]), Columns(np.arange(k.size), k[None])
-    return split(visible(rows, columns, Terms(1, 1, 1.0, causal, window))[0, 0])
-
-
-def split(allowed: Booleans) -> tuple[bool, Booleans | None]:
+    allowed = visible(rows, columns, head.job.terms)[0, 0]
     return bool(allowed.any()), None if allowed.all() else ~allowed
 
 

@@ -1,9 +1,8 @@
 """Merging a block's result into the running state, in slices of rows and over threads.
 
-In the spec a merge makes about eight arrays of the size of o; here it makes two, and half the time is the
-page faults of the new o. Every value is
-rounded at the same points as there (NUM-3): in float32 a product and a sum of two float32 numbers are
-rounded once by the machine.
+In the spec a merge makes about eight arrays of the size of o; here it makes two. Every value is rounded at
+the same points as there (NUM-3): in float32 a product and a sum of two float32 numbers are rounded
+once by the machine.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Liu et al., Ring Attention,
 https://arxiv.org/abs/2310.01889.
@@ -17,7 +16,7 @@ from typing import TypedDict
 import numpy as np
 
 from ringspec.fast.blocks import blocks, computed_in
-from ringspec.fast.dense import SIZES
+from ringspec.fast.memory import empty
 from ringspec.fast.plan import TileSizes
 from ringspec.fast.threads import SCRATCH, run_tasks, thread_count
 from ringspec.recipes import Recipe
@@ -28,8 +27,9 @@ from ringspec.spec.ring_backward import Accumulate, plus
 from ringspec.spec.ring_forward import Absorb
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-ROWS = 1024  # of a slice
-NUMBERS = ROWS * 128
+# Of a slice: rows of a merge, numbers of an addition. Shorter ones cost two threads more than they save.
+ROWS = 1024
+NUMBERS = 1 << 18
 
 
 def absorb(
@@ -37,10 +37,11 @@ def absorb(
 ) -> SoftmaxState:
     """The state over the keys of both; ``absorb`` of ``ringspec.ring``.
 
-    ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n], o
-    [B, H, n, Dv], float64, not normalised, as in ``spec.online_softmax.merge`` (SOFT-1, SOFT-2, SOFT-4),
-    whose value it is. Where ``running`` has seen no key, ``part`` itself is returned. ``threads``: None
-    is one for each core that the process may use; the bits are the same for any number.
+    ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n], float64,
+    and o [B, H, n, Dv], float64 or float32, not normalised, as in ``spec.online_softmax.merge`` (SOFT-1, SOFT-2,
+    SOFT-4), whose values they are. The merged o is of the type that ``recipe`` computes in. Where ``running``
+    has seen no key, ``part`` itself is returned. ``threads``: None is one for each core that the process may
+    use; the bits are the same for any number.
 
     Raises :class:`~ringspec.errors.FastRecipeError` for a ``recipe`` that is not float64 or float32
     throughout, and OptionError where ``threads`` is no integer >= 1.
@@ -57,7 +58,7 @@ def absorb(
     given = [flat(x) for x in (running.m, running.l, part.m, part.l)]
     from_o, to_o = (np.ascontiguousarray(x, dtype).reshape(-1, width) for x in (running.o, part.o))
     m, l = np.empty(given[0].shape), np.empty(given[0].shape)
-    o = np.empty(to_o.shape, dtype)
+    o = empty(to_o.shape, dtype)
     columns = (*given, from_o, to_o, m, l, o)
     tasks = [
         functools.partial(merge_rows, tuple(x[first : first + ROWS] for x in columns))
@@ -73,8 +74,8 @@ def accumulate(
 ) -> Array:
     """``total + share`` rounded to the format ``accumulator``; ``accumulate`` of ``ringspec.ring``.
 
-    total, share: float64 of one shape, [B, H, n, D] or that of a bias. The bits are those of
-    ``spec.ring_backward.plus`` (NUM-2). Raises OptionError for a number of ``threads`` that is none.
+    total, share: float64 or float32 of one shape, [B, H, n, D] or that of a bias. The values are those of
+    ``spec.ring_backward.plus`` (NUM-2), in the type ``accumulator`` where that is float32 or float64. Raises OptionError for a number of ``threads`` that is none.
 
     >>> accumulate(np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1)), "float32").ravel().tolist()
     [2.0, 2.0]
@@ -82,7 +83,7 @@ def accumulate(
     assert total is not None
     if accumulator not in ("float32", "float64"):
         return plus(total, share, accumulator)
-    result = np.empty(total.shape, accumulator)
+    result = empty(total.shape, accumulator)
     columns = [np.ascontiguousarray(x).reshape(-1) for x in (total, share)] + [result.reshape(-1)]
     tasks = [
         functools.partial(add_numbers, *(x[first : first + NUMBERS] for x in columns))
@@ -113,7 +114,7 @@ class Pieces(TypedDict):
     accumulate: Accumulate
 
 
-def pieces(*, threads: int | None = None, sizes: TileSizes = SIZES) -> Pieces:
+def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pieces:
     """All that ``ringspec.ring`` takes from here, as its keyword arguments.
 
     ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles. Raises

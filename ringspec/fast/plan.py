@@ -43,6 +43,15 @@ class TileSizes:
             )
 
 
+def fastest(dtype: str, terms: Terms) -> TileSizes:
+    """Tiles of half a megabyte to one, as they were measured: two of them fit into a core's cache of 2 MiB.
+
+    Where positions hide keys, a row block of 512 computes more hidden pairs than its longer products save.
+    """
+    everything = not terms.causal and terms.window is None
+    return TileSizes(rows=512) if dtype == "float32" and everything else TileSizes()
+
+
 @dataclass(frozen=True)
 class Run:
     """Keys start..stop-1; ``whole`` when every query of the row block sees all of them."""
