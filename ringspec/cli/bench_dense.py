@@ -101,7 +101,7 @@ def dense_lines(setting: Setting) -> list[Line]:
     _, job = prepared(q, k, v, setting.dtype, None, options)
     seeds = Seeds(dy, np.zeros(q.shape[:3]), np.zeros(q.shape[:3]))
     threads = setting.threads
-    operands = operands_of(job, seeds, threads)
+    operands = {at: operands_of(job, seeds, *at) for at in np.ndindex(*k.shape[:2])}
     timed: Timed = {
         "square": square_products(setting.dtype, threads),
         "forward": lambda: fast.attention(q, k, v, **keywords),

@@ -12,17 +12,14 @@ Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithm 2).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ringspec.fast.forward import hide
 from ringspec.fast.job import Floats, Head, Job, Tile, head_of, is_finite, product, tile_of
 from ringspec.fast.memory import empty
-from ringspec.fast.threads import SCRATCH, run_tasks
+from ringspec.fast.threads import SCRATCH
 from ringspec.spec.block_attention import add_bias_gradient
 from ringspec.spec.problem import Array
 
@@ -52,8 +49,8 @@ class Shares:
 
 @dataclass(frozen=True)
 class Operands:
-    """q times scale | -lse [B, H, n_q, D + 1], dy | -delta [B, H, n_q, Dv + 1], k | 1 [B, Hkv, n_k, D + 1] and
-    v | 1 [B, Hkv, n_k, Dv + 1], in the job's type."""
+    """Of one key head and its G query heads, in the job's type: q times scale | -lse [G, n_q, D + 1],
+    dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1], v | 1 [n_k, Dv + 1]."""
 
     q_lse: Floats
     dy_delta: Floats
@@ -61,38 +58,24 @@ class Operands:
     v_one: Floats
 
 
-# Rows of one task that makes operands.
-SLICE = 1024
+def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
+    """Made once: each row block meets every chunk of keys."""
+    group = job.terms.group
+    heads = slice(key_head * group, (key_head + 1) * group)  # FWD-10
+    lse, delta = seeds.lse[batch, heads], seeds.delta[batch, heads]
+    q_lse = wide(job.q[batch, heads], np.where(np.isneginf(lse), -NEVER, -lse), job)
+    np.multiply(q_lse[..., :-1], job.dtype.type(job.terms.scale), out=q_lse[..., :-1])
+    dy_delta = wide(seeds.dy[batch, heads], -delta, job)
+    k, v = job.k[batch, key_head], job.v[batch, key_head]
+    return Operands(q_lse, dy_delta, wide(k, 1.0, job), wide(v, 1.0, job))
 
 
-def operands_of(job: Job, seeds: Seeds, threads: int) -> Operands:
-    """Made once for all tasks: each row block meets every chunk of keys."""
-    tensors = job.q, seeds.dy, job.k, job.v
-    made = Operands(*(empty((*x.shape[:3], x.shape[3] + 1), job.dtype) for x in tensors))
-
-    def queries(at: tuple[Any, ...]) -> None:
-        lse = seeds.lse[at]
-        np.multiply(job.q[at], job.terms.scale, out=made.q_lse[at][:, :-1], casting="same_kind")
-        made.q_lse[at][:, -1] = np.where(np.isneginf(lse), -NEVER, -lse)
-        made.dy_delta[at][:, :-1] = seeds.dy[at]
-        made.dy_delta[at][:, -1] = -seeds.delta[at]
-
-    def keys(at: tuple[Any, ...]) -> None:
-        for wide, x in ((made.k_one[at], job.k[at]), (made.v_one[at], job.v[at])):
-            wide[:, :-1] = x
-            wide[:, -1] = 1.0
-
-    tasks = [functools.partial(queries, at) for at in slices(job.q.shape)]
-    tasks += [functools.partial(keys, at) for at in slices(job.k.shape)]
-    run_tasks(tasks, threads)
+def wide(x: Floats, column: Array | float, job: Job) -> Floats:
+    """x [..., D] with one more column, in the job's type."""
+    made = empty((*x.shape[:-1], x.shape[-1] + 1), job.dtype)
+    made[..., :-1] = x
+    made[..., -1] = column
     return made
-
-
-def slices(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
-    """(batch, head, rows) of pieces of a tensor [B, H, n, D]."""
-    for b, h in np.ndindex(*shape[:2]):
-        for first in range(0, shape[2], SLICE):
-            yield b, h, slice(first, first + SLICE)
 
 
 def chunks(job: Job) -> list[tuple[int, int]]:
@@ -131,10 +114,10 @@ def backward_tile(
 ) -> None:
     """One tile's shares of dq, dk, dv and dbias (BWD-2 to BWD-8)."""
     job, rows, keys = head.job, slice(q0, q1), slice(tile.start, tile.stop)
-    of_rows = (head.batch, head.head, rows)
-    of_keys = (head.batch, head.head // job.terms.group, keys)  # FWD-10
-    q_lse, dy_delta = operands.q_lse[of_rows], operands.dy_delta[of_rows]
-    k_one, v_one = operands.k_one[of_keys], operands.v_one[of_keys]
+    key_head, of_group = divmod(head.head, job.terms.group)
+    of_rows, of_keys = (head.batch, head.head, rows), (head.batch, key_head, keys)
+    q_lse, dy_delta = operands.q_lse[of_group, rows], operands.dy_delta[of_group, rows]
+    k_one, v_one = operands.k_one[keys], operands.v_one[keys]
     plain = tile.keep is None and tile.bias is None and job.terms.softcap is None
     differentiate = plain_tile if plain else featured_tile
     p, dz = differentiate(job, q_lse, dy_delta, k_one, v_one, tile)

@@ -11,6 +11,7 @@ https://arxiv.org/abs/2310.01889.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TypedDict
 
 import numpy as np
@@ -27,9 +28,9 @@ from ringspec.spec.ring_backward import Accumulate, plus
 from ringspec.spec.ring_forward import Absorb
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-# Of a slice: rows of a merge, numbers of an addition. Shorter ones cost two threads more than they save.
-ROWS = 1024
-NUMBERS = 1 << 18
+# Numbers of one task, and of a slice that a core's cache holds. For less than a task it takes longer to wake
+# a thread than the thread would save.
+TASK, SLICE = 1 << 20, 1 << 15
 
 
 def absorb(
@@ -60,11 +61,7 @@ def absorb(
     m, l = np.empty(given[0].shape), np.empty(given[0].shape)
     o = empty(to_o.shape, dtype)
     columns = (*given, from_o, to_o, m, l, o)
-    tasks = [
-        functools.partial(merge_rows, tuple(x[first : first + ROWS] for x in columns))
-        for first in range(0, len(m), ROWS)
-    ]
-    run_tasks(tasks, thread_count(threads))
+    in_slices(merge_rows, columns, max(width, 1), thread_count(threads))
     shape = part.m.shape
     return SoftmaxState(m.reshape(shape), l.reshape(shape), o.reshape(part.o.shape))
 
@@ -84,13 +81,27 @@ def accumulate(
     if accumulator not in ("float32", "float64"):
         return plus(total, share, accumulator)
     result = empty(total.shape, accumulator)
-    columns = [np.ascontiguousarray(x).reshape(-1) for x in (total, share)] + [result.reshape(-1)]
-    tasks = [
-        functools.partial(add_numbers, *(x[first : first + NUMBERS] for x in columns))
-        for first in range(0, result.size, NUMBERS)
-    ]
-    run_tasks(tasks, thread_count(threads))
+    given = [np.ascontiguousarray(x).reshape(-1) for x in (total, share)]
+    in_slices(add_numbers, (*given, result.reshape(-1)), 1, thread_count(threads))
     return result
+
+
+def in_slices(
+    work: Callable[..., None], columns: tuple[Array, ...], width: int, threads: int
+) -> None:
+    """``work`` on slices of all ``columns`` [n, ...], of which a row has ``width`` numbers."""
+    size = max(SLICE // width, 1)
+    several = TASK // SLICE * size
+
+    def task(first: int, stop: int) -> None:
+        for start in range(first, stop, size):
+            work(*(x[start : min(start + size, stop)] for x in columns))
+
+    n = len(columns[0])
+    firsts = range(0, n, several)
+    run_tasks(
+        [functools.partial(task, first, min(first + several, n)) for first in firsts], threads
+    )
 
 
 def add_numbers(total: Array, share: Array, result: Array) -> None:
@@ -136,9 +147,18 @@ def flat(x: Array) -> Array:
     return np.ascontiguousarray(x).reshape(-1)
 
 
-def merge_rows(rows: tuple[Array, ...]) -> None:
+def merge_rows(
+    m_a: Array,
+    l_a: Array,
+    m_b: Array,
+    l_b: Array,
+    o_a: Array,
+    o_b: Array,
+    m: Array,
+    l: Array,
+    o: Array,
+) -> None:
     """Some rows of a merge: (m, l) of a and of b, o of a and of b, into m, l, o."""
-    m_a, l_a, m_b, l_b, o_a, o_b, m, l, o = rows
     np.maximum(m_a, m_b, out=m)
     shift = np.where(np.isneginf(m), 0.0, m)
     c_a, c_b = np.exp(m_a - shift), np.exp(m_b - shift)

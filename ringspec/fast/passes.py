@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringspec.fast.backward import Seeds, Shares, backward_keys, chunks, operands_of
-from ringspec.fast.forward import Keys, State, forward_rows, keys_of
+from ringspec.fast.forward import State, forward_rows, keys_of
 from ringspec.fast.job import Floats, Job, head_of, is_finite
 from ringspec.fast.memory import empty
-from ringspec.fast.threads import run_tasks
+from ringspec.fast.threads import Once, run_tasks
 from ringspec.spec.problem import Array
 
 Store = Callable[[tuple[int, int, slice], State], None]
@@ -67,15 +67,10 @@ def results(job: Job) -> tuple[Array, Array, Floats]:
 def run_forward(job: Job, store: Store, threads: int) -> None:
     """One task for each head and row block, those with most keys first."""
     heads = job.q.shape[1]
-    keys: dict[tuple[int, ...], Keys] = {}
-
-    def prepare(at: tuple[int, ...]) -> None:
-        keys[at] = keys_of(job, *at)
-
-    run_tasks([functools.partial(prepare, at) for at in np.ndindex(*job.k.shape[:2])], threads)
+    keys = Once(functools.partial(keys_of, job))
 
     def task(b: int, h: int, block: int, q0: int, q1: int) -> None:
-        of_head = keys[b, h // job.terms.group]
+        of_head = keys.get(b, h // job.terms.group)
         state = forward_rows(head_of(job, b, h), of_head, q0, q1, job.runs_of(b)[block])
         store((b, h, slice(q0, q1)), state)
 
@@ -112,11 +107,11 @@ def backward_result(job: Job, seeds: Seeds, threads: int) -> Backward:
         empty(job.v.shape, job.dtype),
         dbias,
     )
-    operands = operands_of(job, seeds, threads)
+    operands = Once(functools.partial(operands_of, job, seeds))
     finite: list[bool] = []
 
     def differentiate(b: int, h: int, part: int) -> None:
-        finite.append(backward_keys(job, operands, shares, b, h, part))
+        finite.append(backward_keys(job, operands.get(b, h), shares, b, h, part))
         if parts == 1:
             finish(b, h)
 

@@ -39,16 +39,19 @@ def forward_products(job: Job, threads: int) -> None:
     )
 
 
-def backward_products(job: Job, operands: Operands, parts: int, threads: int) -> None:
-    """The five products of every tile, on operands that are made before."""
+def backward_products(
+    job: Job, operands: dict[tuple[int, ...], Operands], parts: int, threads: int
+) -> None:
+    """The five products of every tile; the ``operands`` of each (batch, key head) are made before."""
+    group = job.terms.group
 
     def task(b: int, h: int, part: int) -> None:
         for first, stop in chunks(job)[part::parts]:
-            for head in range(h * job.terms.group, (h + 1) * job.terms.group):
+            for head in range(h * group, (h + 1) * group):
                 for (q0, q1), runs in zip(job.row_blocks(), job.runs_of(b), strict=True):
                     for run in runs:
                         if first <= run.start < stop:
-                            five_products(operands, (b, head, q0, q1), h, run, job)
+                            five_products(operands[b, h], head % group, q0, q1, run, job)
 
     run_tasks(
         [
@@ -60,14 +63,10 @@ def backward_products(job: Job, operands: Operands, parts: int, threads: int) ->
     )
 
 
-def five_products(
-    operands: Operands, rows: tuple[int, int, int, int], key_head: int, run: Run, job: Job
-) -> None:
+def five_products(operands: Operands, of_group: int, q0: int, q1: int, run: Run, job: Job) -> None:
     """s, dp, dv, dk and dq of one tile, with the extra column where the pass has it."""
-    b, h, q0, q1 = rows
-    q, dy = operands.q_lse[b, h, q0:q1], operands.dy_delta[b, h, q0:q1]
-    keys = slice(run.start, run.stop)
-    k, v = operands.k_one[b, key_head, keys], operands.v_one[b, key_head, keys]
+    q, dy = operands.q_lse[of_group, q0:q1], operands.dy_delta[of_group, q0:q1]
+    k, v = operands.k_one[run.start : run.stop], operands.v_one[run.start : run.stop]
     s = SCRATCH.get("s", (q.shape[0], k.shape[0]), job.dtype)
     dp = SCRATCH.get("dp", s.shape, job.dtype)
     np.matmul(q, k.T, out=s)
