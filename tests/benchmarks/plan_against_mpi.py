@@ -9,11 +9,11 @@ tells how good the model of waiting and sending is, also on a busy machine; the 
 take as long in a ring as alone. Errors are medians over the repeats. Measured: from when the
 last rank begins its first block of a pass (one that had less to do forward begins backward earlier) to the
 end of the last block of all, over ``ringspec.comm``. Predicted for the same
-stretch, in three ways:
+stretch, in two ways:
 
-``overlapped``   ``ringspec.spec.cost.timeline``: what a step sends travels while it computes
+``overlapped``   ``ringspec.spec.cost.timeline``: what a step sends travels while a block is computed, as
+                 ``ringspec.comm`` posts it (inputs beside their own step's, accumulators beside the next)
 ``in turn``      the same with ``overlap=False``: compute, then send
-``as sent``      inputs beside the computation, accumulators after it, as ``ringspec.comm`` posts them
 
 The block of the specification computes hidden pairs as well, so that all blocks take alike; those that
 are hidden wholly are skipped. Prints one line for each ring, and
@@ -163,19 +163,8 @@ def predicted(
     found = {}
     for name, overlap in (("overlapped", True), ("in turn", False)):
         found[name] = max(s.stop for s in rs.timeline(counted, overlap=overlap, **speed))
-    late = late_bytes(problem, schedule, tokens // workers) if backward else 0
-    early = np.maximum(counted.sent.max(axis=1) - late, 0) / speed["bytes_per_second"]
-    after = np.where(counted.sent.max(axis=1) > 0, late / speed["bytes_per_second"], 0.0)
-    found["as sent"] = float((np.maximum(counted.pairs.max(axis=1) / 1e9, early) + after).sum())
     hops = int((counted.sent.max(axis=1) > 0).sum())
     return {name: seconds + hops * rates["latency"] for name, seconds in found.items()}
-
-
-def late_bytes(problem, schedule, slots: int) -> float:
-    """Bytes of the accumulators of one block, which travel after the computation."""
-    from ringspec.spec.cost import token_bytes
-
-    return slots * sum(token_bytes(n, problem, recipe("float64")) for n in schedule.accumulators)
 
 
 def line(row: dict) -> str:
