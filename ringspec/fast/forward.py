@@ -171,6 +171,8 @@ def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -
         e *= tile.keep  # FWD-7: o, never l
     o = state.o if state.empty else SCRATCH.get("part", state.o.shape, job.dtype)
     product(e, keys.v[tile.start : tile.stop], tile, job.finite, o)
+    if state.empty:
+        o += 0.0  # zeros are +0, as in plain_rows
     add(state, m, l, o)
 
 
