@@ -19,6 +19,7 @@ from ringspec.spec.problem import Booleans, Columns, Rows, Terms, columns_of
 Floats = NDArray[Any]  # float32 or float64, as Job.dtype says
 # Whether any pair of a tile is visible, and which are not (None: there are none).
 Pattern = tuple[bool, Booleans | None]
+MAX_PATTERNS = 64
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Job:
     q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as they were given; what is
     computed in is ``dtype``. ``runs`` [P][row block] as
     :func:`~ringspec.fast.plan.plan` gives them. ``finite`` is False when keys can be hidden and k or v
-    hold NaN or infinity. ``patterns`` keeps what positions hide of a tile, for all heads.
+    hold NaN or infinity. ``patterns`` keeps what positions hide of some tiles, for all heads.
     """
 
     q: Floats
@@ -179,9 +180,13 @@ def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> Pattern:
     if head.rows.mask is not None or head.rows.bias is not None:
         return pattern_of(head, q0, q1, run)
     at = (head.batch if len(job.runs) > 1 else 0, q0, run.start)
-    if at not in job.patterns:
-        job.patterns[at] = pattern_of(head, q0, q1, run)
-    return job.patterns[at]
+    pattern = job.patterns.get(at)
+    if pattern is None:
+        pattern = pattern_of(head, q0, q1, run)
+        if len(job.patterns) >= MAX_PATTERNS:  # all of them would be a matrix of S times S
+            job.patterns.clear()
+        job.patterns[at] = pattern
+    return pattern
 
 
 def pattern_of(head: Head, q0: int, q1: int, run: Run) -> Pattern:
