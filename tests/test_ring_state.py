@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -95,6 +97,49 @@ def post(states, schedule, step, block):
             outgoing += sent
         inboxes = [tuple(m for m in outgoing if m.target == r) for r in range(len(states))]
     return states, inboxes
+
+
+@pytest.mark.parametrize("circulation", ["kv", "q", "gather"])
+def test_workers_side_by_side_are_the_workers_one_after_another(circulation):
+    q, k, v, dy = tensors()
+    keywords = {"workers": W, "circulation": circulation, "causal": True, "record": True}
+    want = rs.ring(q, k, v, dy, **keywords)
+    meeting = threading.Barrier(W, timeout=20)
+
+    def meet(*arguments):
+        """A block that W threads must compute at once."""
+        meeting.wait()
+        return block_forward(*arguments)
+
+    with ThreadPoolExecutor(W) as executor:
+        run = rs.ring(q, k, v, dy, **keywords, block_forward=meet, each=executor.map)
+    assert [(m.phase, m.step, m.worker) for m in run.moments] == [
+        (m.phase, m.step, m.worker) for m in want.moments
+    ]
+    assert all(same(a, b) for a, b in zip(run.moments, want.moments, strict=True))
+    assert all(same(a, b) for a, b in zip(run.workers, want.workers, strict=True))
+
+
+def test_each_that_gives_too_few_results_is_refused():
+    q, k, v, _ = tensors()
+
+    def but_one(function, values):
+        return map(function, list(values)[:-1])
+
+    with pytest.raises(OptionError, match="2 results for 3 workers"):
+        rs.ring(q, k, v, workers=W, each=but_one)
+    with pytest.raises(OptionError, match="each"):
+        rs.ring(q, k, v, workers=W, each=4)
+
+
+def test_nobody_writes_to_a_workers_inputs():
+    q, k, v, dy = (x.astype(np.float64) for x in tensors())
+    run = rs.ring(q, k, v, dy, workers=W, record=True)
+    for moment in run.moments:
+        for name in ("q", "k", "v", "dy", "delta"):
+            x = getattr(moment.before, name)
+            assert x is None or not x.flags.writeable
+    assert all(x.flags.writeable for x in (q, k, v, dy, run.o, run.dq, run.worker(1).dk))
 
 
 def test_a_step_gives_the_same_result_when_it_is_repeated():

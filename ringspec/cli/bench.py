@@ -19,7 +19,7 @@ from ringspec.cli.bench_memory import memory_lines
 from ringspec.cli.bench_parts import core_lines, exact_lines, nki_lines, noise_lines
 from ringspec.cli.bench_text import against, exponents, table
 from ringspec.errors import FileFormatError, OptionError, UnknownNameError, nearest
-from ringspec.fast.threads import thread_count
+from ringspec.fast.team import thread_count
 
 PARTS = ("dense", "ring", "memory", "exact", "noise", "core", "nki")
 DEFAULT_PARTS = ("dense", "ring", "memory")

@@ -21,7 +21,8 @@ from ringspec.fast.backward import Seeds, operands_of
 from ringspec.fast.dense import prepared
 from ringspec.fast.passes import parts_of
 from ringspec.fast.products import backward_products, forward_products
-from ringspec.fast.threads import controller, run_tasks
+from ringspec.fast.team import run_tasks
+from ringspec.fast.threads import controller
 from ringspec.spec.ring import ring
 
 Line = dict[str, Any]

@@ -33,7 +33,7 @@ from ringspec.spec.options import Options, check, check_gradients, takes_options
 from ringspec.spec.problem import Array, Problem
 from ringspec.spec.ring import collect, layouts_for, schedules_for
 from ringspec.spec.ring_backward import Accumulate, plus
-from ringspec.spec.ring_forward import Absorb, Observer, absorb_block
+from ringspec.spec.ring_forward import Absorb, Each, Observer, absorb_block
 from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import (
     Schedule,
@@ -74,6 +74,7 @@ def ring_over(
     block_backward: BlockBackward = block_backward,
     absorb: Absorb = absorb_block,
     accumulate: Accumulate = plus,
+    each: Each = map,
     **options: Unpack[Options],
 ) -> Run | None:
     """Ring attention in which this rank is one worker; call it on all ranks of ``links``.
@@ -90,6 +91,7 @@ def ring_over(
                    an equal share of the batch; default: one ring of all ranks
     ``root``       the rank that gets the :class:`~ringspec.spec.run.Run`, others get None; default:
                    every rank gets it
+    ``each``       is not called: a rank has one worker. It is here for ``**fast.pieces()``
     ``observer``   is called with each :class:`~ringspec.spec.worker.Moment` of this rank's worker
 
     The result is bit-identical to that of ``ringspec.ring``; with several rings all but ``dsinks``,

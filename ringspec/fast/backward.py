@@ -12,6 +12,7 @@ Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithm 2).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,15 +60,28 @@ class Operands:
 
 
 def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
-    """Made once: each row block meets every chunk of keys."""
-    group = job.terms.group
+    """Made once: each row block meets every chunk of keys, and in a ring every worker's keys."""
+    group, scale = job.terms.group, job.terms.scale
     heads = slice(key_head * group, (key_head + 1) * group)  # FWD-10
-    lse, delta = seeds.lse[batch, heads], seeds.delta[batch, heads]
-    q_lse = wide(job.q[batch, heads], np.where(np.isneginf(lse), -NEVER, -lse), job)
-    np.multiply(q_lse[..., :-1], job.dtype.type(job.terms.scale), out=q_lse[..., :-1])
-    dy_delta = wide(seeds.dy[batch, heads], -delta, job)
-    k, v = job.k[batch, key_head], job.v[batch, key_head]
-    return Operands(q_lse, dy_delta, wide(k, 1.0, job), wide(v, 1.0, job))
+
+    def q_lse() -> Floats:
+        lse = seeds.lse[batch, heads]
+        made = wide(job.q[batch, heads], np.where(np.isneginf(lse), -NEVER, -lse), job)
+        np.multiply(made[..., :-1], job.dtype.type(scale), out=made[..., :-1])
+        return made
+
+    def dy_delta() -> Floats:
+        return wide(seeds.dy[batch, heads], -seeds.delta[batch, heads], job)
+
+    def kept(name: str, arrays: tuple[Floats, ...], make: Callable[[], Floats]) -> Floats:
+        return job.kept.get(arrays, (name, job.dtype.name, scale, group, batch, key_head), make)
+
+    return Operands(
+        kept("q | -lse", (job.q, seeds.lse), q_lse),
+        kept("dy | -delta", (seeds.dy, seeds.delta), dy_delta),
+        kept("k | 1", (job.k,), lambda: wide(job.k[batch, key_head], 1.0, job)),
+        kept("v | 1", (job.v,), lambda: wide(job.v[batch, key_head], 1.0, job)),
+    )
 
 
 def wide(x: Floats, column: Array | float, job: Job) -> Floats:

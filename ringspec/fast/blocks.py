@@ -21,9 +21,10 @@ from ringspec.errors import FastRecipeError
 from ringspec.fast.backward import Seeds
 from ringspec.fast.dense import refuse_overflow
 from ringspec.fast.job import make_job
+from ringspec.fast.kept import Kept
 from ringspec.fast.passes import backward_result, forward_state
 from ringspec.fast.plan import TileSizes
-from ringspec.fast.threads import thread_count
+from ringspec.fast.team import thread_count
 from ringspec.recipes import ROUNDING_POINTS, Recipe
 from ringspec.spec.block_attention import BlockBackward, BlockForward, BlockGradients
 from ringspec.spec.online_softmax import SoftmaxState
@@ -59,12 +60,14 @@ def block_forward(
     *,
     threads: int | None = None,
     sizes: TileSizes | None = None,
+    kept: Kept | None = None,
 ) -> SoftmaxState:
     """The softmax state of queries q over keys k and values v alone; o is not normalised.
 
     q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``rows`` [n_q], ``columns`` [n_k] and
     ``terms`` as for :func:`ringspec.spec.block_attention.block_forward`. ``recipe`` is float64 or float32
-    at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`.
+    at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`,
+    which gives ``kept``: what was made of read-only arrays before.
 
     Returns m and l [B, H, n_q], float64 arrays, and o [B, H, n_q, Dv] in the type that is computed in. m is a shift of the row's scores, not
     always their maximum: (m, l, o) stand for the same softmax whatever m is, because l and o are sums of
@@ -73,7 +76,7 @@ def block_forward(
     Raises :class:`~ringspec.errors.FastRecipeError` for another recipe, and OptionError.
     """
     dtype = computed_in(recipe)
-    job = make_job(q, k, v, rows, columns, terms, dtype, sizes)
+    job = make_job(q, k, v, rows, columns, terms, dtype, sizes, kept=kept)
     m, l, o = forward_state(job, thread_count(threads))
     if dtype == "float32":
         l = l.astype(np.float32).astype(np.float64)
@@ -94,12 +97,13 @@ def block_backward(
     *,
     threads: int | None = None,
     sizes: TileSizes | None = None,
+    kept: Kept | None = None,
 ) -> BlockGradients:
     """One block's share of every gradient, from lse and delta of the whole rows as given (BWD-11).
 
     dy [B, H, n_q, Dv]; lse (natural log) and delta [B, H, n_q], float64, where ``delta`` is dy_o_sum, less
     dlse where the loss reads lse (RING-7). q, k, v, ``rows``, ``columns``, ``terms``, ``recipe``,
-    ``threads`` and ``sizes`` as in :func:`block_forward`.
+    ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
 
     Returns :class:`~ringspec.spec.block_attention.BlockGradients`: dq, dk, dv in the type that is computed in,
     dbias in float64. Raises
@@ -107,7 +111,7 @@ def block_backward(
     in float64 overflows.
     """
     dtype = computed_in(recipe)
-    job = make_job(q, k, v, rows, columns, terms, dtype, sizes)
+    job = make_job(q, k, v, rows, columns, terms, dtype, sizes, kept=kept)
     share = backward_result(job, Seeds(dy, lse, delta), thread_count(threads))
     if dtype == "float64":
         refuse_overflow(share)
@@ -123,10 +127,14 @@ def blocks(
     :class:`~ringspec.fast.TileSizes`; None is what was fastest for the type and the mask. Raises
     OptionError where ``threads`` is no integer >= 1.
 
+    What the two make of read-only arrays they keep as long as these arrays live: a ring's workers show
+    the same inputs to every block. Arrays that can be written to are read anew by each call.
+
     >>> forward, backward = blocks(threads=2)
     """
     thread_count(threads)
+    kept = Kept()
     return (
-        functools.partial(block_forward, threads=threads, sizes=sizes),
-        functools.partial(block_backward, threads=threads, sizes=sizes),
+        functools.partial(block_forward, threads=threads, sizes=sizes, kept=kept),
+        functools.partial(block_backward, threads=threads, sizes=sizes, kept=kept),
     )

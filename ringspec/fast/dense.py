@@ -19,7 +19,7 @@ from ringspec.fast.backward import Seeds
 from ringspec.fast.job import Floats, Job, all_finite, is_finite, make_job
 from ringspec.fast.passes import Backward, backward_result, forward_result
 from ringspec.fast.plan import TileSizes
-from ringspec.fast.threads import thread_count
+from ringspec.fast.team import thread_count
 from ringspec.spec.attention import Forward, Gradients, as_given, sink_gradient
 from ringspec.spec.checks import check_results, float_array, rounded_input
 from ringspec.spec.options import (

@@ -55,15 +55,29 @@ class Keys:
 
 
 def keys_of(job: Job, batch: int, key_head: int) -> Keys:
-    k, v = (np.ascontiguousarray(x[batch, key_head], dtype=job.dtype) for x in (job.k, job.v))
-    norms = norms_of(k)
-    peaks = np.maximum.reduceat(norms, starts(norms.size, job.sizes.granule))
-    return Keys(k, v, norms, np.where(np.isnan(peaks), np.inf, peaks).tolist())
+    at = batch, key_head
+    k, v = typed(job, job.k, at), typed(job, job.v, at)
+
+    def lengths() -> tuple[Floats, list[float]]:
+        norms = norms_of(k)
+        peaks = np.maximum.reduceat(norms, starts(norms.size, job.sizes.granule))
+        return norms, np.where(np.isnan(peaks), np.inf, peaks).tolist()
+
+    key = "lengths", job.dtype.name, job.sizes.granule, at
+    return Keys(k, v, *job.kept.get((job.k,), key, lengths))
+
+
+def typed(job: Job, x: Floats, at: tuple[int, int]) -> Floats:
+    """One head of x [B, H, n, D] in the job's type."""
+    if x.dtype == job.dtype:
+        return np.ascontiguousarray(x[at])
+    key = "typed", job.dtype.name, at
+    return job.kept.get((x,), key, lambda: np.ascontiguousarray(x[at], job.dtype))
 
 
 @dataclass(frozen=True)
 class Queries:
-    """A row block's queries times scale in scratch of this thread, every |q_i|, and the greatest.
+    """A row block's queries times scale, every |q_i|, and the greatest.
 
     ``limit`` is that of :data:`BOUNDED`, ``ones`` as many as a run has keys at most.
     """
@@ -76,8 +90,14 @@ class Queries:
 
 
 def queries_of(head: Head, q0: int, q1: int) -> Queries:
+    job, scale = head.job, head.job.terms.scale
+    key = "queries", job.dtype.name, scale, job.sizes.keys, head.batch, head.head, q0, q1
+    return job.kept.get((job.q,), key, lambda: scaled_queries(head, q0, q1))
+
+
+def scaled_queries(head: Head, q0: int, q1: int) -> Queries:
     job = head.job
-    q = SCRATCH.get("q", (q1 - q0, job.q.shape[3]), job.dtype)
+    q = np.empty((q1 - q0, job.q.shape[3]), job.dtype)
     np.multiply(head.q[q0:q1], job.terms.scale, out=q, casting="same_kind")
     norms = norms_of(q)
     ones = np.ones(job.sizes.keys, job.dtype)

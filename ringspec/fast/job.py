@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.fast.kept import Kept
 from ringspec.fast.plan import Run, TileSizes, fastest, plan
-from ringspec.fast.threads import run_tasks
+from ringspec.fast.team import run_tasks
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
 from ringspec.spec.problem import Booleans, Columns, Rows, Terms, columns_of
@@ -29,7 +30,7 @@ class Job:
     q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as they were given; what is
     computed in is ``dtype``. ``runs`` [P][row block] as
     :func:`~ringspec.fast.plan.plan` gives them. ``finite`` is False when keys can be hidden and k or v
-    hold NaN or infinity. ``patterns`` keeps what positions hide of some tiles, for all heads.
+    hold NaN or infinity. ``kept`` has what was made of read-only arrays, ``patterns`` what positions hide of some tiles, for all heads.
     """
 
     q: Floats
@@ -42,6 +43,7 @@ class Job:
     sizes: TileSizes
     runs: tuple[tuple[tuple[Run, ...], ...], ...]
     finite: bool
+    kept: Kept
     patterns: dict[tuple[int, ...], Pattern] = field(default_factory=dict)
 
     def row_blocks(self) -> list[tuple[int, int]]:
@@ -62,6 +64,7 @@ def make_job(
     dtype: str,
     sizes: TileSizes | None,
     checked: bool = False,
+    kept: Kept | None = None,
 ) -> Job:
     """``checked``: k and v are known to be finite."""
     sizes = fastest(dtype, terms) if sizes is None else sizes
@@ -69,7 +72,7 @@ def make_job(
     dense = rows.mask is not None or rows.bias is not None
     hides = dense or not all(run.whole for of in runs for block in of for run in block)
     finite = checked or not hides or (is_finite(k) and is_finite(v))
-    return Job(q, k, v, rows, columns, terms, np.dtype(dtype), sizes, runs, finite)
+    return Job(q, k, v, rows, columns, terms, np.dtype(dtype), sizes, runs, finite, kept or Kept())
 
 
 def norms_of(x: Floats) -> Floats:

@@ -19,18 +19,19 @@ import numpy as np
 from ringspec.fast.blocks import blocks, computed_in
 from ringspec.fast.memory import empty
 from ringspec.fast.plan import TileSizes
-from ringspec.fast.threads import SCRATCH, run_tasks, thread_count
+from ringspec.fast.team import each, run_tasks, thread_count
+from ringspec.fast.threads import SCRATCH
 from ringspec.recipes import Recipe
 from ringspec.spec.block_attention import BlockBackward, BlockForward
 from ringspec.spec.online_softmax import SoftmaxState
 from ringspec.spec.problem import Array
 from ringspec.spec.ring_backward import Accumulate, plus
-from ringspec.spec.ring_forward import Absorb
+from ringspec.spec.ring_forward import Absorb, Each
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Numbers of one task, and of a slice that a core's cache holds. For less than a task it takes longer to wake
 # a thread than the thread would save.
-TASK, SLICE = 1 << 20, 1 << 15
+TASK, SLICE = 1 << 20, 1 << 17
 
 
 def absorb(
@@ -123,6 +124,7 @@ class Pieces(TypedDict):
     block_backward: BlockBackward
     absorb: Absorb
     accumulate: Accumulate
+    each: Each
 
 
 def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pieces:
@@ -132,7 +134,7 @@ def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pie
     OptionError where ``threads`` is no integer >= 1.
 
     >>> sorted(pieces(threads=2))
-    ['absorb', 'accumulate', 'block_backward', 'block_forward']
+    ['absorb', 'accumulate', 'block_backward', 'block_forward', 'each']
     """
     forward, backward = blocks(threads=threads, sizes=sizes)
     return {
@@ -140,6 +142,7 @@ def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pie
         "block_backward": backward,
         "absorb": functools.partial(absorb, threads=threads),
         "accumulate": functools.partial(accumulate, threads=threads),
+        "each": functools.partial(each, threads=thread_count(threads)),
     }
 
 

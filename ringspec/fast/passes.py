@@ -12,7 +12,8 @@ from ringspec.fast.backward import Seeds, Shares, backward_keys, chunks, operand
 from ringspec.fast.forward import State, forward_rows, keys_of
 from ringspec.fast.job import Floats, Job, head_of, is_finite
 from ringspec.fast.memory import empty
-from ringspec.fast.threads import Once, run_tasks
+from ringspec.fast.team import run_tasks
+from ringspec.fast.threads import Once
 from ringspec.spec.problem import Array
 
 Store = Callable[[tuple[int, int, slice], State], None]

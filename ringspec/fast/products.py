@@ -13,7 +13,8 @@ import numpy as np
 from ringspec.fast.backward import Operands, chunks
 from ringspec.fast.job import Job
 from ringspec.fast.plan import Run
-from ringspec.fast.threads import SCRATCH, run_tasks
+from ringspec.fast.team import run_tasks
+from ringspec.fast.threads import SCRATCH
 
 
 def forward_products(job: Job, threads: int) -> None:

@@ -1,21 +1,16 @@
-"""Threads over tasks, BLAS held to one thread, and scratch that each thread keeps.
+"""What threads need: BLAS held to one thread, scratch that each keeps, values that one makes for all.
 
 NumPy releases the interpreter's lock in products and elementwise functions, so Python threads share
 the cores. BLAS must have one thread then: two times two threads were slower than one at S = 4096,
 because OpenBLAS's threads wait for each other in a spin loop.
-
-A task's arithmetic never depends on which thread runs it or when, and no two tasks write to the
-same place. So results are the same bits for any number of threads.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,13 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from ringspec.errors import OptionError, shown
 from ringspec.fast.memory import aligned
 
-Task = Callable[[], None]
-
 LOCK = threading.Lock()
-POOLS: dict[int, ThreadPoolExecutor] = {}
 # Larger arrays than this are not kept.
 MAX_KEPT_BYTES = 1 << 25
 MAX_VIEWS = 1024
@@ -94,34 +85,6 @@ def one_blas_thread() -> Iterator[None]:
                 BlasLimit.limiter.restore_original_limits()
 
 
-def thread_count(threads: int | None) -> int:
-    """The number of threads asked for; None is one for each core that this process may use."""
-    if threads is None:
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
-    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
-        raise OptionError("threads as an integer >= 1, or None", shown(threads), "pass threads=2")
-    return int(threads)
-
-
-def run_tasks(tasks: Sequence[Task], threads: int) -> None:
-    """Run every task once, on the calling thread and others; each takes the next task when it is done.
-
-    Errors are raised when no thread is at work any more.
-    """
-    others = min(threads, len(tasks)) - 1
-    with one_blas_thread():
-        queue = iter(tasks)  # next() on a list's iterator is atomic
-        futures = [pool(others).submit(drain, queue) for _ in range(others)]
-        try:
-            drain(queue)
-        finally:
-            wait(futures)
-        for future in futures:
-            future.result()
-
-
 class Once:
     """Values by key, each made by the first task that asks for it; others that ask meanwhile wait.
 
@@ -140,21 +103,3 @@ class Once:
                 if key not in self.made:
                     self.made[key] = self.make(*key)
         return self.made[key]
-
-
-def drain(queue: Iterator[Task]) -> None:
-    """Overflow shows in results, which are checked; NumPy's warnings would come from hidden pairs."""
-    with np.errstate(all="ignore"):
-        for task in queue:
-            task()
-
-
-def pool(threads: int) -> ThreadPoolExecutor:
-    with LOCK:
-        if threads not in POOLS:
-            POOLS[threads] = ThreadPoolExecutor(threads, thread_name_prefix="ringspec-fast")
-        return POOLS[threads]
-
-
-if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
-    os.register_at_fork(after_in_child=POOLS.clear)

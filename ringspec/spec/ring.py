@@ -41,12 +41,14 @@ from ringspec.spec.ring_backward import (
 )
 from ringspec.spec.ring_forward import (
     Absorb,
+    Each,
     Observer,
     absorb_block,
     forward_finish,
     forward_start,
     forward_step,
     lockstep,
+    of_all,
 )
 from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import (
@@ -58,7 +60,7 @@ from ringspec.spec.schedule import (
     skip,
 )
 from ringspec.spec.validator import validate
-from ringspec.spec.worker import Moment
+from ringspec.spec.worker import Moment, WorkerState
 
 
 @takes_options
@@ -83,6 +85,7 @@ def ring(
     block_backward: BlockBackward = block_backward,
     absorb: Absorb = absorb_block,
     accumulate: Accumulate = plus,
+    each: Each = map,
     **options: Unpack[Options],
 ) -> Run:
     """Ring attention over ``workers`` workers; with dy (or dlse) its backward pass as well.
@@ -105,6 +108,8 @@ def ring(
     ``block_forward``, ``block_backward``  the block computation (see ``spec.block_attention``)
     ``absorb``, ``accumulate``  how a block's state is merged into the running one, and its gradients
                      are added to the accumulators (see ``spec.ring_forward``, ``spec.ring_backward``)
+    ``each``         how the W workers do what none of them needs another for: as ``map``, one after another,
+                     or ``map`` of an executor, side by side
 
     Returns a :class:`Run`. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`.
 
@@ -121,6 +126,7 @@ def ring(
     function(block_backward, "block_backward")
     function(absorb, "absorb")
     function(accumulate, "accumulate")
+    function(each, "each")
     if observer is not None:
         function(observer, "observer")
     layout_q, layout_k = layouts_for(problem, layout, workers, options)
@@ -141,7 +147,7 @@ def ring(
             observer(moment)
 
     results = run_forward(
-        problem, used, layout_q, layout_k, forward, block_forward, observe, absorb
+        problem, used, layout_q, layout_k, forward, block_forward, observe, absorb, each
     )
     if used.products == "float64":
         for result in results:
@@ -161,6 +167,7 @@ def ring(
             results,
             observe,
             accumulate,
+            each,
         )
         gradients = as_given(collect(problem, results, layout_q, layout_k), options)
         if used.products == "float64":
@@ -272,21 +279,24 @@ def run_forward(
     block: BlockForward,
     observe: Observer,
     absorb: Absorb = absorb_block,
+    each: Each = map,
 ) -> list[WorkerResult]:
     """Shard, run the forward loop, finish every row."""
     q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
-    states = []
-    for r in range(layout_q.workers):
+
+    def begin(r: int) -> WorkerState:
         rows = problem.rows.take(layout_q.table[r])
         columns = problem.columns.take(layout_k.table[r])
-        states.append(forward_start(r, q[r], k[r], v[r], rows, columns, problem.terms, recipe))
+        return forward_start(r, q[r], k[r], v[r], rows, columns, problem.terms, recipe)
+
+    def end(r: int) -> WorkerResult:
+        o, lse = forward_finish(states[r])
+        return WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse)
+
+    states = list(of_all(layout_q.workers, begin, each))
     one_step = functools.partial(forward_step, absorb=absorb)
-    states, _ = lockstep("forward", one_step, states, schedule, block, observe)
-    results = []
-    for r, state in enumerate(states):
-        o, lse = forward_finish(state)
-        results.append(WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse))
-    return results
+    states, _ = lockstep("forward", one_step, states, schedule, block, observe, each)
+    return list(of_all(layout_q.workers, end, each))
 
 
 def run_backward(
@@ -300,35 +310,33 @@ def run_backward(
     results: list[WorkerResult],
     observe: Observer,
     accumulate: Accumulate = plus,
+    each: Each = map,
 ) -> list[WorkerResult]:
     """Run the backward loop on the forward's own o and lse, as they were rounded (RING-13)."""
     q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
     dy, dlse = (shard(x, layout_q) for x in seeds)
-    states = []
-    for r, result in enumerate(results):
+
+    def begin(r: int) -> WorkerState:
         rows = problem.rows.take(layout_q.table[r])
         columns = problem.columns.take(layout_k.table[r])
-        states.append(
-            backward_start(
-                r, q[r], k[r], v[r], dy[r], dlse[r], result.o, result.lse,
-                rows, columns, problem.terms, recipe,
-            )
+        return backward_start(
+            r, q[r], k[r], v[r], dy[r], dlse[r], results[r].o, results[r].lse,
+            rows, columns, problem.terms, recipe,
         )  # fmt: skip
+
+    states = list(of_all(layout_q.workers, begin, each))
     dsinks = [sink_share(state) for state in states]
     one_step = functools.partial(backward_step, accumulate=accumulate)
-    states, inboxes = lockstep("backward", one_step, states, schedule, block, observe)
-    states = [backward_finish(state, schedule, inboxes[r]) for r, state in enumerate(states)]
-    return [
-        dataclasses.replace(
-            result,
-            dq=state.query.dq,
-            dk=state.key.dk,
-            dv=state.key.dv,
-            dsinks=dsinks[r],
-            dbias=state.query.dbias,
+    states, inboxes = lockstep("backward", one_step, states, schedule, block, observe, each)
+
+    def end(r: int) -> WorkerResult:
+        state = backward_finish(states[r], schedule, inboxes[r])
+        query, key = state.query, state.key
+        return dataclasses.replace(
+            results[r], dq=query.dq, dk=key.dk, dv=key.dv, dsinks=dsinks[r], dbias=query.dbias
         )
-        for r, (result, state) in enumerate(zip(results, states, strict=True))
-    ]
+
+    return list(of_all(layout_q.workers, end, each))
 
 
 def collect(

@@ -28,6 +28,7 @@ from ringspec.spec.worker import (
     WorkerState,
     arrive,
     met,
+    read_only,
     receive,
     send,
 )
@@ -63,10 +64,10 @@ def backward_start(
     dy = rounded_input(dy, recipe.inputs, "dy")
     # One number per row holds all that ds needs of dy_o_sum and dlse (RING-7).
     delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.delta)
+    lse = round_to(lse, recipe.backward_lse)
+    q, k, v, dy, lse, delta = (read_only(x) for x in (q, k, v, dy, lse, delta))
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
-    query = QuerySide(
-        worker, q, rows, dy, round_to(lse, recipe.backward_lse), delta, np.zeros(q.shape), dbias
-    )
+    query = QuerySide(worker, q, rows, dy, lse, delta, np.zeros(q.shape), dbias)
     key = KeySide(worker, k, v, columns, np.zeros(k.shape), np.zeros(v.shape))
     return WorkerState(worker, 0, terms, recipe, query, key)
 

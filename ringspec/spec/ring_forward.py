@@ -10,9 +10,10 @@ Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ringspec.errors import OptionError
 from ringspec.recipes import Recipe
 from ringspec.spec.block_attention import BlockForward
 from ringspec.spec.checks import rounded_input
@@ -28,11 +29,14 @@ from ringspec.spec.worker import (
     arrive,
     deliver,
     met,
+    read_only,
     send,
 )
 
 Observer = Callable[[Moment], None]
 Absorb = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
+# As ``map``: the function's results for all values, in their order.
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def forward_start(
@@ -51,6 +55,7 @@ def forward_start(
     slots, ``terms`` of the problem.
     """
     q, k, v = (rounded_input(x, recipe.inputs, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+    q, k, v = (read_only(x) for x in (q, k, v))
     batch, heads, n_q, _ = q.shape
     running = start(batch, heads, n_q, v.shape[3])
     return WorkerState(
@@ -128,18 +133,24 @@ def lockstep(
     schedule: Schedule,
     block: Callable[..., Any],
     observer: Observer,
+    each: Each = map,
 ) -> tuple[list[WorkerState], list[tuple[Message, ...]]]:
     """All workers do step t, then everything that they sent is delivered; then step t + 1.
 
     Returns the last states and what is still to be received. It serves both passes: ``one_step`` is
-    :func:`forward_step` or ``backward_step``.
+    :func:`forward_step` or ``backward_step``. No worker's step depends on another's in the same t, so
+    ``each`` may do them side by side.
     """
     states = list(states)
     inboxes: list[tuple[Message, ...]] = [() for _ in states]
+
+    def turn(r: int) -> tuple[WorkerState, tuple[Message, ...]]:
+        return one_step(states[r], schedule, inboxes[r], block)
+
     for t in range(len(schedule.steps)):
         outboxes = []
-        for r, before in enumerate(states):
-            after, sent = one_step(before, schedule, inboxes[r], block)
+        for r, (after, sent) in enumerate(of_all(schedule.workers, turn, each)):
+            before = states[r]
             during = arrive(before, schedule, inboxes[r])
             pair = met(schedule, t, r)
             observer(Moment(phase, t, r, pair, before, inboxes[r], during, after, sent))
@@ -147,3 +158,17 @@ def lockstep(
             outboxes.append(sent)
         inboxes = deliver(outboxes, schedule.workers)
     return states, inboxes
+
+
+def of_all(workers: int, function: Callable[[int], Any], each: Each) -> Iterator[Any]:
+    """``function`` of every worker's number, in their order."""
+    results, missing = iter(each(function, range(workers))), object()
+    for r in range(workers):
+        result = next(results, missing)
+        if result is missing:
+            raise OptionError(
+                "each(function, values) with one result for every value, as map has",
+                f"{r} results for {workers} workers",
+                "pass map, or map of an executor",
+            )
+        yield result

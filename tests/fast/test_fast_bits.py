@@ -14,7 +14,7 @@ from ringspec.fast.backward import Seeds
 from ringspec.fast.job import make_job
 from ringspec.fast.passes import backward_result
 from ringspec.fast.plan import kinds
-from ringspec.fast.threads import run_tasks
+from ringspec.fast.team import run_tasks
 from ringspec.spec.masks import visible
 from ringspec.spec.options import check
 

@@ -344,8 +344,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "RING-13",
         "spec/ring.py",
-        "        results.append(WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse))",
-        "        results.append(WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse + 0.1))",
+        "        return WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse)",
+        "        return WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse + 0.1)",
     ),
     (
         "NUM-1",
