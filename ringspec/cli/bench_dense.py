@@ -99,14 +99,15 @@ def dense_lines(setting: Setting) -> list[Line]:
     options: Any = {"causal": setting.causal}
     keywords: Any = {"dtype": setting.dtype, "threads": setting.threads, **options}
     result = fast.attention(q, k, v, **keywords)
-    _, job = prepared(q, k, v, setting.dtype, None, options)
+    _, ahead = prepared(q, k, v, setting.dtype, None, options)
+    _, job = prepared(q, k, v, setting.dtype, None, options, backward=True)
     seeds = Seeds(dy, np.zeros(q.shape[:3]), np.zeros(q.shape[:3]))
     threads = setting.threads
     operands = {at: operands_of(job, seeds, *at) for at in np.ndindex(*k.shape[:2])}
     timed: Timed = {
         "square": square_products(setting.dtype, threads),
         "forward": lambda: fast.attention(q, k, v, **keywords),
-        "forward products": lambda: forward_products(job, threads),
+        "forward products": lambda: forward_products(ahead, threads),
         "backward": lambda: fast.attention_backward(dy, q, k, v, forward=result, **keywords),
         "backward products": lambda: backward_products(job, operands, parts_of(job), threads),
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,12 +52,14 @@ class Shares:
 @dataclass(frozen=True)
 class Operands:
     """Of one key head and its G query heads, in the job's type: q times scale | -lse [G, n_q, D + 1],
-    dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1], v | 1 [n_k, Dv + 1]."""
+    dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1], v | 1 [n_k, Dv + 1]. ``finite`` is False where a look at k was asked for and found NaN
+    or infinity."""
 
     q_lse: Floats
     dy_delta: Floats
     k_one: Floats
     v_one: Floats
+    finite: bool
 
 
 def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
@@ -73,14 +76,16 @@ def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
     def dy_delta() -> Floats:
         return wide(seeds.dy[batch, heads], -seeds.delta[batch, heads], job)
 
-    def kept(name: str, arrays: tuple[Floats, ...], make: Callable[[], Floats]) -> Floats:
+    def kept(name: str, arrays: tuple[Floats, ...], make: Callable[[], Any]) -> Any:
         return job.kept.get(arrays, (name, job.dtype.name, scale, group, batch, key_head), make)
 
+    k_one = kept("k | 1", (job.k,), lambda: wide(job.k[batch, key_head], 1.0, job))
     return Operands(
         kept("q | -lse", (job.q, seeds.lse), q_lse),
         kept("dy | -delta", (seeds.dy, seeds.delta), dy_delta),
-        kept("k | 1", (job.k,), lambda: wide(job.k[batch, key_head], 1.0, job)),
+        k_one,
         kept("v | 1", (job.v,), lambda: wide(job.v[batch, key_head], 1.0, job)),
+        not job.look or kept("k is finite", (job.k,), lambda: is_finite(k_one)),
     )
 
 
@@ -143,7 +148,7 @@ def backward_tile(
     np.add(dk, np.matmul(dz.T, q_lse[:, :-1], out=one), out=dk)  # BWD-6: q holds scale
     one = SCRATCH.get("part", (q1 - q0, job.q.shape[3]), job.dtype)
     dq = shares.dq[part][of_rows]
-    np.add(dq, product(dz, k_one[:, :-1], tile, job.finite, one), out=dq)  # BWD-5
+    np.add(dq, product(dz, k_one[:, :-1], tile, operands.finite, one), out=dq)  # BWD-5
     if shares.dbias is not None:
         columns = head.columns.slice(tile.start, tile.stop)
         one_head = bias_of(shares.dbias, head)
@@ -164,7 +169,6 @@ def plain_tile(
     shape = (q_lse.shape[0], k_one.shape[0])
     p = SCRATCH.get("s", shape, job.dtype)
     np.matmul(q_lse, k_one.T, out=p)
-    hide(p, tile, 0.0)
     np.exp(p, out=p)
     hide(p, tile, 0.0)
     dz = SCRATCH.get("dp", shape, job.dtype)

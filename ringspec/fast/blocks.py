@@ -111,7 +111,7 @@ def block_backward(
     in float64 overflows.
     """
     dtype = computed_in(recipe)
-    job = make_job(q, k, v, rows, columns, terms, dtype, sizes, kept=kept)
+    job = make_job(q, k, v, rows, columns, terms, dtype, sizes, kept=kept, backward=True)
     share = backward_result(job, Seeds(dy, lse, delta), thread_count(threads))
     if dtype == "float64":
         refuse_overflow(share)

@@ -67,8 +67,9 @@ def attention(
     """
     count = thread_count(threads)
     problem, job = prepared(q, k, v, dtype, sizes, options, count)
-    o, lse = forward_result(job, count)
-    if not all_finite([o], count):
+    o, lse, finite = forward_result(job, count)
+    if not finite:
+        admitted({"q": job.q, "k": job.k, "v": job.v}, dtype, count)
         check_results(o=o)
     return Forward(o, lse.astype(job.dtype, copy=False))
 
@@ -104,9 +105,14 @@ def attention_backward(
     [1.5, 0.5]
     """
     count = thread_count(threads)
-    problem, job = prepared(q, k, v, dtype, sizes, options, count)
+    problem, job = prepared(q, k, v, dtype, sizes, options, count, backward=True)
     seed, dlse_rows = admitted_seeds(problem, dy, dlse, dtype, count)
-    o, lse = forward_result(job, count) if forward is None else given(forward, problem, dtype)
+    if forward is None:
+        parts = problem.rows, problem.columns, problem.terms
+        ahead = make_job(job.q, job.k, job.v, *parts, dtype, sizes, look=False)
+        o, lse, _ = forward_result(ahead, count)
+    else:
+        o, lse = given(forward, problem, dtype)
     delta = dy_o_sum(seed, o) - dlse_rows
     share = backward_result(job, Seeds(seed, lse, delta), count)
     sinks = problem.terms.sinks
@@ -129,14 +135,19 @@ def prepared(
     sizes: TileSizes | None,
     options: Options,
     threads: int = 1,
+    backward: bool = False,
 ) -> tuple[Problem, Job]:
-    """The checked problem, and the job in the type that is computed in."""
+    """The checked problem, and the job in the type that is computed in. What is of that type already is looked
+    through for NaN and infinity in a forward pass, by the threads that use it."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError("dtype 'float64' or 'float32'", shown(dtype), nearest(dtype, DTYPES))
     problem = checked(q, k, v, options)
-    q, k, v = admitted({"q": problem.q, "k": problem.k, "v": problem.v}, dtype, threads)
+    q, k, v = problem.q, problem.k, problem.v
+    look = not backward and all(x.dtype == dtype for x in (q, k, v))
+    if not look:
+        q, k, v = admitted({"q": q, "k": k, "v": v}, dtype, threads)
     parts = (problem.rows, problem.columns, problem.terms)
-    job = make_job(q, k, v, *parts, dtype, sizes, checked=True)
+    job = make_job(q, k, v, *parts, dtype, sizes, look, backward=backward)
     return problem, job
 
 
@@ -144,7 +155,7 @@ def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
     """As ``spec.options.check``, which makes a float64 copy of every tensor.
 
     At S = 4096 these copies of float32 tensors took a fifth of a forward pass. So arrays in
-    the right form are checked by their first columns, and their values by :func:`admitted`.
+    the right form are checked by their shapes, and their values by :func:`admitted` or in the pass.
     """
     plain = is_plain(q) and is_plain(k) and is_plain(v)
     if not plain or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3] or 0 in q.shape:
@@ -152,7 +163,8 @@ def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
     options = cast(Options, dict(options))
     if options.get("scale") is None:
         options["scale"] = default_scale(q.shape[3])
-    problem = check(q[..., :1], k[..., :1], v[..., :1], dict(options))
+    shapes = [np.broadcast_to(0.0, (*x.shape[:3], 1)) for x in (q, k, v)]
+    problem = check(shapes[0], shapes[1], shapes[2], dict(options))
     return dataclasses.replace(problem, q=q, k=k, v=v)
 
 

@@ -3,7 +3,7 @@
 Softmax needs no maximum where no score can leave the range in which exp neither overflows nor gives
 a subnormal. By Cauchy and Schwarz |s_ij| <= |q_i| max |k_j|; where that is at most :data:`BOUNDED`, a
 tile takes exp(s) as it is: one pass over the scores where the textbook has three (maximum, difference,
-exp). Elsewhere a row's shift is its maximum. A row must not depend on keys that it does not see, so in a mixed
+exp). Where NumPy's exp2 is faster than its exp, scores are in units of log 2 (``Job.unit``). Elsewhere a row's shift is its maximum. A row must not depend on keys that it does not see, so in a mixed
 tile the bound of each row is over its visible keys alone, and rows within it keep the shift 0 beside rows that
 are not: subtracting 0 and multiplying by exp(0) change no bit.
 
@@ -13,11 +13,13 @@ https://arxiv.org/abs/2307.08691 (algorithm 1).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.fast.job import Floats, Head, Job, Tile, norms_of, product, tile_of
+from ringspec.fast.job import Floats, Head, Job, Tile, is_finite, norms_of, product, tile_of
 from ringspec.fast.plan import Run, starts
 from ringspec.fast.threads import SCRATCH
 from ringspec.spec.problem import Array, Booleans
@@ -30,7 +32,8 @@ BOUNDED = {"float32": 40.0, "float64": 300.0}
 class State:
     """A row block's running softmax: ``m``, ``l`` [n] in float64, ``o`` [n, Dv] in the job's type.
 
-    ``at_zero``: so far every tile took exp(s) without a shift, so m is 0 in every row.
+    ``at_zero``: so far every tile took exp(s) without a shift, so m is 0 in every row. ``finite`` is False where
+    the queries have no finite norm, or a look at k and v found NaN or infinity.
     """
 
     m: Array
@@ -38,17 +41,20 @@ class State:
     o: Floats
     at_zero: bool = True
     empty: bool = True
+    finite: bool = True
 
 
 @dataclass(frozen=True)
 class Keys:
     """All keys of one key head: k [n, D] and v [n, Dv] in the job's type, every |k_j| [n], and the greatest
-    of these in each granule (infinity where one is NaN)."""
+    of these in each granule (infinity where one is NaN). ``finite`` is False where a look at k and v was
+    asked for and found NaN or infinity."""
 
     k: Floats
     v: Floats
     norms: Floats
     peaks: list[float]
+    finite: bool
 
     def peak(self, tile: Tile, granule: int) -> float:
         return max(self.peaks[tile.start // granule : -(-tile.stop // granule)])
@@ -58,13 +64,19 @@ def keys_of(job: Job, batch: int, key_head: int) -> Keys:
     at = batch, key_head
     k, v = typed(job, job.k, at), typed(job, job.v, at)
 
-    def lengths() -> tuple[Floats, list[float]]:
+    def lengths() -> tuple[Floats, list[float], bool]:
         norms = norms_of(k)
         peaks = np.maximum.reduceat(norms, starts(norms.size, job.sizes.granule))
-        return norms, np.where(np.isnan(peaks), np.inf, peaks).tolist()
+        finite = is_finite(norms) or is_finite(k)  # a square may leave the type
+        return norms, np.where(np.isnan(peaks), np.inf, peaks).tolist(), finite
 
     key = "lengths", job.dtype.name, job.sizes.granule, at
-    return Keys(k, v, *job.kept.get((job.k,), key, lengths))
+    norms, peaks, finite = job.kept.get((job.k,), key, lengths)
+    if job.look:
+        finite = finite and job.kept.get(
+            (job.v,), ("finite", job.dtype.name, at), lambda: is_finite(v)
+        )
+    return Keys(k, v, norms, peaks, finite or not job.look)
 
 
 def typed(job: Job, x: Floats, at: tuple[int, int]) -> Floats:
@@ -77,9 +89,9 @@ def typed(job: Job, x: Floats, at: tuple[int, int]) -> Floats:
 
 @dataclass(frozen=True)
 class Queries:
-    """A row block's queries times scale, every |q_i|, and the greatest.
+    """A row block's queries times scale, in the job's unit of scores; every |q_i|, and the greatest.
 
-    ``limit`` is that of :data:`BOUNDED`, ``ones`` as many as a run has keys at most.
+    ``limit`` is that of :data:`BOUNDED` in that unit, ``ones`` as many as a run has keys at most.
     """
 
     q: Floats
@@ -96,12 +108,13 @@ def queries_of(head: Head, q0: int, q1: int) -> Queries:
 
 
 def scaled_queries(head: Head, q0: int, q1: int) -> Queries:
-    job = head.job
-    q = np.empty((q1 - q0, job.q.shape[3]), job.dtype)
-    np.multiply(head.q[q0:q1], job.terms.scale, out=q, casting="same_kind")
+    job, shape = head.job, (q1 - q0, head.job.q.shape[3])
+    # What is not kept may lie in scratch of this thread.
+    q = SCRATCH.get("q", shape, job.dtype) if job.q.flags.writeable else np.empty(shape, job.dtype)
+    np.multiply(head.q[q0:q1], job.terms.scale * job.unit, out=q, casting="same_kind")
     norms = norms_of(q)
     ones = np.ones(job.sizes.keys, job.dtype)
-    return Queries(q, norms, float(norms.max()), BOUNDED[job.dtype.name], ones)
+    return Queries(q, norms, float(norms.max()), BOUNDED[job.dtype.name] * job.unit, ones)
 
 
 def forward_rows(head: Head, keys: Keys, q0: int, q1: int, runs: tuple[Run, ...]) -> State:
@@ -110,8 +123,13 @@ def forward_rows(head: Head, keys: Keys, q0: int, q1: int, runs: tuple[Run, ...]
     n, width = q1 - q0, job.v.shape[3]
     queries = queries_of(head, q0, q1)
     o = SCRATCH.get("o", (n, width), job.dtype)
-    state = State(np.full(n, -np.inf), np.zeros(n), o)
-    if is_plain(head) and queries.peak * max(keys.peaks, default=0.0) <= queries.limit:
+    finite = keys.finite and math.isfinite(queries.peak)
+    state = State(np.full(n, -np.inf), np.zeros(n), o, finite=finite)
+    if (
+        keys.finite
+        and is_plain(head)
+        and queries.peak * max(keys.peaks, default=0.0) <= queries.limit
+    ):
         plain_rows(state, head, queries, keys, q0, q1, runs)
         return state
     for run in runs:
@@ -125,13 +143,13 @@ def forward_rows(head: Head, keys: Keys, q0: int, q1: int, runs: tuple[Run, ...]
 
 
 def is_plain(head: Head) -> bool:
-    """Whether scores are q k^T, nothing but positions hides any, and 0 times what is hidden is 0."""
+    """Whether scores are q k^T, and nothing but positions hides any."""
     terms, rows = head.job.terms, head.rows
     dense = (rows.mask, rows.bias, rows.keep)
     features = (
         terms.softcap is not None or terms.dropout_p != 0 or any(x is not None for x in dense)
     )
-    return head.job.finite and not features
+    return not features
 
 
 def plain_rows(
@@ -149,22 +167,25 @@ def plain_rows(
     microseconds here: to take few of them was worth a tenth of a pass in float32.
     """
     q, k, v, ones = queries.q, keys.k, keys.v, queries.ones
-    l, o = np.zeros(state.l.shape), state.o
-    o[...] = 0.0
+    exponential = exponential_of(head.job)
+    l, o, empty = np.zeros(state.l.shape), state.o, True
     part = SCRATCH.get("part", o.shape, q.dtype)
     for run in runs:
         start, stop = run.start, run.stop
         e = SCRATCH.get("s", (q1 - q0, stop - start), q.dtype)
         np.matmul(q, k[start:stop].T, out=e)
-        np.exp(e, out=e)
+        exponential(e, out=e)
         if not run.whole:
             tile = tile_of(head, q0, q1, run)
             if tile is None:
                 continue
             hide(e, tile, 0.0)
         l += np.matmul(e, ones[: stop - start])
-        np.matmul(e, v[start:stop], out=part)
-        o += part
+        np.matmul(e, v[start:stop], out=o if empty else part)
+        o += 0.0 if empty else part  # zeros are +0
+        empty = False
+    if empty:
+        o[...] = 0.0
     state.m, state.l = np.where(l == 0, -np.inf, 0.0), l
 
 
@@ -174,25 +195,26 @@ def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -
     e = SCRATCH.get("s", (queries.q.shape[0], tile.stop - tile.start), job.dtype)
     np.matmul(queries.q, keys.k[tile.start : tile.stop].T, out=e)
     if tile.bias is not None:
-        e += tile.bias  # FWD-1
+        e += tile.bias * job.unit  # FWD-1
     if job.terms.softcap is not None:  # FWD-3
-        np.divide(e, job.terms.softcap, out=e)
+        softcap = job.terms.softcap * job.unit
+        np.divide(e, softcap, out=e)
         np.tanh(e, out=e)
-        e *= job.dtype.type(job.terms.softcap)
+        e *= job.dtype.type(softcap)
     bounded = bounded_rows(head, queries, keys, tile)
     m = None
     if bounded is None:
-        np.exp(e, out=e)
+        exponential_of(job)(e, out=e)
         hide(e, tile, 0.0)
     else:
-        m = shifted_exp(e, tile, bounded)
+        m = shifted_exp(e, tile, bounded, job.unit)
     l = np.matmul(e, queries.ones[: e.shape[1]]).astype(np.float64)
     if tile.keep is not None:
         e *= tile.keep  # FWD-7: o, never l
     o = state.o if state.empty else SCRATCH.get("part", state.o.shape, job.dtype)
-    product(e, keys.v[tile.start : tile.stop], tile, job.finite, o)
+    product(e, keys.v[tile.start : tile.stop], tile, keys.finite, o)
     if state.empty:
-        o += 0.0  # zeros are +0, as in plain_rows
+        o += 0.0  # as in plain_rows
     add(state, m, l, o)
 
 
@@ -201,7 +223,7 @@ def bounded_rows(head: Head, queries: Queries, keys: Keys, tile: Tile) -> Boolea
     None where that is every row."""
     terms, limit = head.job.terms, queries.limit
     if terms.softcap is not None:  # true of every key, seen or not
-        return None if terms.softcap <= limit else np.array([False])
+        return None if terms.softcap * head.job.unit <= limit else np.array([False])
     if tile.bias is not None:
         return np.array([False])
     # A row within the limit over all keys is so over those that it sees: its shift is 0 either way.
@@ -217,20 +239,33 @@ def bounded_rows(head: Head, queries: Queries, keys: Keys, tile: Tile) -> Boolea
 
 def hide(x: Floats, tile: Tile, value: float) -> None:
     if tile.hidden is not None:
-        np.copyto(x, value, where=tile.hidden)
+        np.copyto(x[:, tile.first :], value, where=tile.hidden[:, tile.first :])
 
 
-def shifted_exp(s: Floats, tile: Tile, bounded: Booleans) -> Array:
-    """exp(s - m) in place of s, 0 at hidden pairs; m [n] is 0 in bounded rows, and in others the
-    maximum over the visible keys."""
+def shifted_exp(s: Floats, tile: Tile, bounded: Booleans, unit: float) -> Array:
+    """exp(s - m) in place of s, 0 at hidden pairs, and m [n], which is 0 in bounded rows, and in others the
+    maximum over the visible keys. s is in ``unit``, m is not."""
     hide(s, tile, -np.inf)
     m = np.where(bounded, s.dtype.type(0), s.max(axis=1))
     shift = np.where(np.isneginf(m), m.dtype.type(0), m)
     s -= shift[:, None]
     hide(s, tile, 0.0)  # exp of -inf is slow
-    np.exp(s, out=s)
+    if unit == 1:
+        np.exp(s, out=s)
+    else:
+        # exp2 is slow where it underflows, as it may in rows with a shift.
+        if bounded.any():
+            np.exp2(s, out=s, where=bounded[:, None])
+        shifted = ~bounded[:, None]
+        np.divide(s, unit, out=s, where=shifted)
+        np.exp(s, out=s, where=shifted)
     hide(s, tile, 0.0)
-    return m.astype(np.float64)
+    return m.astype(np.float64) / unit
+
+
+def exponential_of(job: Job) -> Callable[..., Floats]:
+    """exp of scores in the job's unit."""
+    return np.exp if job.unit == 1 else np.exp2
 
 
 def add(state: State, m: Array | None, l: Array, o: Floats) -> None:

@@ -21,7 +21,8 @@ Made = tuple[tuple["weakref.ref[NDArray[Any]]", ...], Any]
 
 
 class Kept:
-    """Values by the arrays that they were made of; each goes when one of its arrays does.
+    """Values by the arrays that they were made of; each goes when one of its arrays does. And ``patterns`` of
+    tiles, which are made of positions: see ``job.likeness``.
 
     Every step on ``made`` is one call, so that threads need no lock: two that ask at once may both make
     the value, which is the same.
@@ -29,6 +30,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.made: dict[tuple[Any, ...], Made] = {}
+        self.patterns: dict[tuple[Any, ...], Any] = {}
 
     def get(self, arrays: tuple[NDArray[Any], ...], key: Any, make: Callable[[], Value]) -> Value:
         """``make()``, or what it gave before for the same read-only arrays and key.

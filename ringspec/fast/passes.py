@@ -34,30 +34,35 @@ def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
     return m, l, o
 
 
-def forward_result(job: Job, threads: int) -> tuple[Floats, Array]:
-    """o [B, H, n_q, Dv] in the job's type and lse [B, H, n_q] in float64 (FWD-4 to FWD-9)."""
+def forward_result(job: Job, threads: int) -> tuple[Floats, Array, bool]:
+    """o [B, H, n_q, Dv] in the job's type and lse [B, H, n_q] in float64 (FWD-4 to FWD-9); and whether o and all
+    that was looked at is finite, or else may not be."""
     lse, _, o = results(job)
+    finite: list[bool] = []
     sinks = job.terms.sinks
 
     def store(at: tuple[int, int, slice], state: State) -> None:
-        m, l = state.m, state.l
-        factor = np.ones(m.shape)
+        m, l, of_rows = state.m, state.l, o[at]
         if sinks is not None:  # FWD-5
             of_head = sinks[at[1]]
             m = np.maximum(state.m, of_head.max())
             factor = np.exp(state.m - m)
             l = factor * state.l + np.exp(of_head[None, :] - m[:, None]).sum(axis=1)
-        empty = l == 0
-        safe = np.where(empty, 1.0, l)
-        lse[at] = np.where(empty, -np.inf, np.where(empty, 0.0, m) + np.log(safe)) + 0.0
+        safe = l
+        if not l.all():
+            m, safe = np.where(l == 0, 0.0, m), np.where(l == 0, 1.0, l)
+        lse[at] = m + np.log(safe) + 0.0
+        if safe is not l:
+            lse[at][l == 0] = -np.inf
         if sinks is None:
-            np.divide(state.o, safe.astype(job.dtype)[:, None], out=state.o)
+            np.divide(state.o, safe.astype(job.dtype)[:, None], out=of_rows)
         else:
-            np.multiply(state.o, (factor / safe).astype(job.dtype)[:, None], out=state.o)
-        np.add(state.o, 0.0, out=o[at])  # zeros are +0
+            np.multiply(state.o, (factor / safe).astype(job.dtype)[:, None], out=of_rows)
+        np.add(of_rows, 0.0, out=of_rows)  # zeros are +0
+        finite.append(state.finite and is_finite(of_rows))
 
     run_forward(job, store, threads)
-    return o, lse
+    return o, lse, all(finite)
 
 
 def results(job: Job) -> tuple[Array, Array, Floats]:

@@ -1,5 +1,6 @@
 """Bits of the fast path: the same for any number of threads, and untouched by keys that are not seen."""
 
+import math
 import threading
 
 import numpy as np
@@ -10,15 +11,18 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import ringspec as rs
 from ringspec import fast
+from ringspec.errors import NonFiniteError
 from ringspec.fast.backward import Seeds
-from ringspec.fast.job import make_job
+from ringspec.fast.job import head_of, make_job, pattern_of
+from ringspec.fast.kept import Kept
 from ringspec.fast.passes import backward_result
-from ringspec.fast.plan import kinds
+from ringspec.fast.plan import Run, kinds
 from ringspec.fast.team import run_tasks
 from ringspec.spec.masks import visible
 from ringspec.spec.options import check
 
 TILES = fast.TileSizes(rows=16, keys=32, granule=16, chunk=32)
+TINY = fast.TileSizes(rows=2, keys=4, granule=2, chunk=4)
 RECIPES = ("float64", "float32")
 
 
@@ -140,6 +144,84 @@ def test_the_plan_never_calls_a_hidden_pair_visible_or_a_visible_one_hidden(data
             assert not every_pair[0, a // 3, b // 2] or tile.all()
 
 
+@settings(max_examples=40)
+@given(st.data())
+def test_a_tile_that_is_like_another_hides_the_same_pairs(data):
+    """Patterns are made once for all tiles that are alike: here over many problems at once."""
+    kept = Kept()
+    for _ in range(4):
+        seed, n = data.draw(st.integers(0, 10**6)), data.draw(st.integers(1, 12))
+        random = np.random.default_rng(seed)
+        low, document = random.integers(0, 6, n), np.sort(random.integers(0, 2, n))
+        options = data.draw(
+            st.sampled_from(
+                [
+                    {"causal": True},
+                    {"causal": True, "q_offset": -2},
+                    {"window": (2, 0)},
+                    {"causal": True, "segments_q": document, "segments_k": document},
+                    {"bound_min": low, "bound_max": low + random.integers(0, 5, n)},
+                ]
+            )
+        )
+        p = check(*(np.ones((1, 1, n, 1)) for _ in range(3)), options)
+        order = np.where(random.random(n) < 0.2, -1, np.roll(np.arange(n), seed % 3))
+        rows, columns = p.rows.take(order), p.columns.take(order)
+        tensors = [np.ones((1, 1, n, 1))] * 3
+        job = make_job(*tensors, rows, columns, p.terms, "float64", TINY, kept=kept)
+        head, seen = head_of(job, 0, 0), visible(rows, columns, p.terms)[0, 0]
+        for q0 in range(0, n, 2):
+            for start in range(0, n, 4):
+                run = Run(start, min(start + 4, n), False)
+                some, hidden, first = pattern_of(head, q0, min(q0 + 2, n), run)
+                tile = seen[q0 : q0 + 2, start : start + 4]
+                assert some == tile.any()
+                assert (~hidden == tile).all() if hidden is not None else tile.all()
+                assert tile[:, :first].all()
+
+
+def test_the_tiles_on_the_diagonal_of_a_causal_mask_are_all_alike():
+    p = check(*(np.ones((1, 1, 64, 1)) for _ in range(3)), {"causal": True})
+    job = make_job(*[np.ones((1, 1, 64, 1))] * 3, p.rows, p.columns, p.terms, "float64", TILES)
+    head = head_of(job, 0, 0)
+    for q0 in (0, 16, 32, 48):
+        pattern_of(head, q0, q0 + 16, Run(q0, q0 + 16, False))
+    assert len(job.kept.patterns) == 1
+
+
+UNITS = (1.0, math.log2(math.e))
+
+
+@pytest.mark.parametrize("dtype", RECIPES)
+@pytest.mark.parametrize("size", [1.0, 30.0, 2000.0])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 9.0}, {"window": (40, 3)}])
+def test_scores_in_units_of_log_2_give_the_same_as_natural_ones(monkeypatch, dtype, size, options):
+    """What a machine without a fast exp2 computes, and one with it; with a shift and without one."""
+    q, k, v, _ = tensors(6)
+    q *= size * np.geomspace(1e-3, 1.0, 100)[:, None]  # rows within the bound beside others
+    bias = np.random.default_rng(1).normal(size=(100, 100))
+    want = {}
+    for more in ({}, {"bias": bias}):
+        for unit in UNITS:
+            monkeypatch.setattr("ringspec.fast.job.unit_of", lambda dtype, unit=unit: unit)
+            got = fast.attention(q, k, v, sizes=TILES, dtype=dtype, **options, **more)
+            want[unit] = got
+        exact = rs.attention(q, k, v, **options, **more)
+        bound = {"float64": 1e-15, "float32": 1e-6}[dtype] * max(size, 10.0)
+        for got in want.values():
+            assert not (np.abs(got.o - exact.o) > bound).any()
+            assert not (np.abs(got.lse - exact.lse) > bound * (1 + np.abs(exact.lse))).any()
+        assert want[UNITS[0]].o.tobytes() != want[UNITS[1]].o.tobytes()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("change", ["huge", "nan", "infinite"])
+def test_in_either_unit_a_row_keeps_its_bits(monkeypatch, unit, recipe, change):
+    monkeypatch.setattr("ringspec.fast.job.unit_of", lambda dtype: unit)
+    test_a_row_keeps_its_bits_whatever_the_keys_are_that_it_does_not_see("causal", recipe, change)
+
+
 def test_plain_causal_tiles_are_all_decided_but_the_diagonal():
     p = check(*(np.ones((1, 1, 64, 1)) for _ in range(3)), {"causal": True})
     some, every = kinds(p.rows, p.columns, p.terms, fast.TileSizes(8, 8, 8, 8))
@@ -174,3 +256,16 @@ def test_calls_from_several_threads_at_once_do_not_disturb_each_other():
     for caller in callers:
         caller.join()
     assert len(got) == 6 and all(x.o.tobytes() == want.tobytes() for x in got)
+
+
+@pytest.mark.parametrize("dtype", RECIPES)
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_inputs_in_the_type_that_is_computed_in_are_looked_through_in_the_pass(dtype, which, value):
+    given = [x.astype(dtype) for x in tensors(7)[:3]]
+    given[which][0, 0, 99, 3] = value  # of keys, one that no tile has: the last, under this mask
+    with pytest.raises(NonFiniteError, match=f"in {'qkv'[which]}"):
+        fast.attention(*given, dtype=dtype, sizes=TILES, window=(None, 0), q_offset=-50)
+    given[which][0, 0, 99, 3] = 1e19 if dtype == "float32" else 1e160  # its square leaves the type
+    if which != 1:
+        fast.attention(*given, dtype=dtype, sizes=TILES, causal=True)
