@@ -216,24 +216,29 @@ def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> Pattern:
 
 
 def pattern_of(head: Head, q0: int, q1: int, run: Run) -> Pattern:
-    rows, columns = head.rows.slice(q0, q1), head.columns.slice(run.start, run.stop)
-    terms, known = head.job.terms, head.job.kept.patterns
+    rows, terms, known = head.rows.slice(q0, q1), head.job.terms, head.job.kept.patterns
     if rows.mask is not None or rows.bias is not None:
-        return made_pattern(rows, columns, terms)
-    key = likeness(rows, columns, terms)
-    if key not in known:
+        return made_pattern(rows, head.columns.slice(run.start, run.stop), terms, 0)
+    edge = max(run.start, run.mixed)
+    columns, before = head.columns.slice(edge, run.stop), edge - run.start
+    key = before, *likeness(rows, columns, terms)
+    pattern = known.get(key)
+    if pattern is None:
+        pattern = made_pattern(rows, columns, terms, before)
         if len(known) >= MAX_PATTERNS:
             known.clear()
-        known[key] = made_pattern(rows, columns, terms)
-    return known.get(key) or made_pattern(rows, columns, terms)
+        known[key] = pattern
+    return pattern
 
 
-def made_pattern(rows: Rows, columns: Columns, terms: Terms) -> Pattern:
-    allowed = visible(rows, columns, terms)[0, 0]
-    if allowed.all():
+def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pattern:
+    """Of a tile that has so many keys ``before`` the columns given, all of them visible."""
+    hidden = ~visible(rows, columns, terms)[0, 0]
+    if not hidden.any():
         return True, None, 0
-    hidden = ~allowed
-    return bool(allowed.any()), hidden, int(hidden.any(axis=0).argmax())
+    first = before + int(hidden.any(axis=0).argmax())
+    some = before > 0 or not hidden.all()
+    return some, np.pad(hidden, ((0, 0), (before, 0))), first
 
 
 def likeness(rows: Rows, columns: Columns, terms: Terms) -> tuple[Any, ...]:

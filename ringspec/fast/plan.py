@@ -61,11 +61,13 @@ def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
 
 @dataclass(frozen=True)
 class Run:
-    """Keys start..stop-1; ``whole`` when every query of the row block sees all of them."""
+    """Keys start..stop-1; ``whole`` when every query of the row block sees all of them, as it sees those
+    before ``mixed``."""
 
     start: int
     stop: int
     whole: bool
+    mixed: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tupl
             and stop - before.start <= sizes.keys
             and start % sizes.chunk != 0
         ):
-            runs[-1] = Run(before.start, stop, before.whole and whole)
+            mixed = before.mixed if not before.whole else stop if whole else start
+            runs[-1] = Run(before.start, stop, before.whole and whole, mixed)
         else:
-            runs.append(Run(start, stop, whole))
+            runs.append(Run(start, stop, whole, stop if whole else start))
     return tuple(runs)

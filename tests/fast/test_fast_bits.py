@@ -172,9 +172,11 @@ def test_a_tile_that_is_like_another_hides_the_same_pairs(data):
         head, seen = head_of(job, 0, 0), visible(rows, columns, p.terms)[0, 0]
         for q0 in range(0, n, 2):
             for start in range(0, n, 4):
-                run = Run(start, min(start + 4, n), False)
-                some, hidden, first = pattern_of(head, q0, min(q0 + 2, n), run)
                 tile = seen[q0 : q0 + 2, start : start + 4]
+                whole = tile.shape[1] if tile.all() else int((~tile).any(axis=0).argmax())
+                mixed = start + data.draw(st.integers(0, min(whole, tile.shape[1] - 1)))
+                run = Run(start, min(start + 4, n), False, mixed)
+                some, hidden, first = pattern_of(head, q0, min(q0 + 2, n), run)
                 assert some == tile.any()
                 assert (~hidden == tile).all() if hidden is not None else tile.all()
                 assert tile[:, :first].all()
