@@ -13,9 +13,11 @@ https://arxiv.org/abs/2307.08691 (algorithm 1).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -113,8 +115,15 @@ def scaled_queries(head: Head, q0: int, q1: int) -> Queries:
     q = SCRATCH.get("q", shape, job.dtype) if job.q.flags.writeable else np.empty(shape, job.dtype)
     np.multiply(head.q[q0:q1], job.terms.scale * job.unit, out=q, casting="same_kind")
     norms = norms_of(q)
-    ones = np.ones(job.sizes.keys, job.dtype)
+    ones = ones_of(job.sizes.keys, job.dtype)
     return Queries(q, norms, float(norms.max()), BOUNDED[job.dtype.name] * job.unit, ones)
+
+
+@functools.cache
+def ones_of(n: int, dtype: np.dtype[Any]) -> Floats:
+    ones = np.ones(n, dtype)
+    ones.flags.writeable = False
+    return ones
 
 
 def forward_rows(head: Head, keys: Keys, q0: int, q1: int, runs: tuple[Run, ...]) -> State:

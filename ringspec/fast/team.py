@@ -93,11 +93,12 @@ class Team:
         """Tasks of the thread's own round, then of others, until ``done``. A thread that waits for the
         last of its own tasks takes none of an outer round: it would come back too late."""
         while True:
+            found = None
             with self.change:
-                while (found := self.next_task(own)) is None:
-                    if done():
-                        return
+                while not done() and (found := self.next_task(own)) is None:
                     self.change.wait()
+                if found is None:
+                    return
             self.do(*found)
 
     def next_task(self, own: Round | None) -> tuple[Round, int, Task] | None:

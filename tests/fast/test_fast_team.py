@@ -59,6 +59,27 @@ def test_a_thread_without_tasks_takes_those_of_another_workers_block():
     assert len(who[0]) == 2
 
 
+def test_a_thread_whose_own_tasks_are_done_goes_on_with_its_worker_and_takes_no_others():
+    """A worker would wait for a task of another's block, and two threads for each other in turn."""
+    begun, took = threading.Event(), []
+
+    def worker(r):
+        def piece():
+            if r == 0:
+                assert begun.wait(20)
+            begun.set()
+            time.sleep(0.003)
+            if r == 1:
+                took.append(threading.get_ident())
+
+        run_tasks([piece] * (2 if r == 0 else 40), 2)
+        return threading.get_ident() in took
+
+    early, late = within_seconds(lambda: each(worker, range(2), threads=2))
+    assert late and not early
+    assert len(set(took)) == 2  # it helps as soon as no worker is left
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_the_first_failure_in_the_order_of_the_tasks_is_raised(threads):
     ended = []
