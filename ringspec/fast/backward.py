@@ -52,8 +52,8 @@ class Shares:
 @dataclass(frozen=True)
 class Operands:
     """Of one key head and its G query heads, in the job's type: q times scale | -lse [G, n_q, D + 1],
-    dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1], v | 1 [n_k, Dv + 1]. ``finite`` is False where a look at k was asked for and found NaN
-    or infinity."""
+    dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1], v | 1 [n_k, Dv + 1]. ``finite`` is False where a look at k was
+    asked for and found NaN or infinity."""
 
     q_lse: Floats
     dy_delta: Floats

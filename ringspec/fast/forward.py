@@ -3,9 +3,9 @@
 Softmax needs no maximum where no score can leave the range in which exp neither overflows nor gives
 a subnormal. By Cauchy and Schwarz |s_ij| <= |q_i| max |k_j|; where that is at most :data:`BOUNDED`, a
 tile takes exp(s) as it is: one pass over the scores where the textbook has three (maximum, difference,
-exp). Where NumPy's exp2 is faster than its exp, scores are in units of log 2 (``Job.unit``). Elsewhere a row's shift is its maximum. A row must not depend on keys that it does not see, so in a mixed
-tile the bound of each row is over its visible keys alone, and rows within it keep the shift 0 beside rows that
-are not: subtracting 0 and multiplying by exp(0) change no bit.
+exp). Where NumPy's exp2 is faster than its exp, scores are in units of log 2 (``Job.unit``). Elsewhere a row's
+shift is its maximum. A row must not depend on keys that it does not see, so in a mixed tile the bound of
+each row is over its visible keys alone, and rows within it keep the shift 0 beside rows that are not: subtracting 0 and multiplying by exp(0) change no bit.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Dao, FlashAttention-2,
 https://arxiv.org/abs/2307.08691 (algorithm 1).

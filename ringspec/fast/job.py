@@ -32,7 +32,9 @@ class Job:
     q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as they were given; what is
     computed in is ``dtype``. ``runs`` [P][row block] as
     :func:`~ringspec.fast.plan.plan` gives them. ``look``: k and v are looked through for NaN and infinity
-    before they are used. The forward's scores are in ``unit``: log2(e) stands for 1 where it takes exp2. ``kept`` has what was made of read-only arrays, ``patterns`` what positions hide of some tiles, for all heads.
+    before they are used. The forward's scores are in ``unit``: log2(e) stands for 1 where it takes exp2.
+    ``kept`` has what was made of read-only arrays, ``patterns`` what positions hide of some tiles, for all
+    heads.
     """
 
     q: Floats
@@ -169,9 +171,9 @@ def one(x: Any, *where: int) -> Any:
 class Tile:
     """Row block q0..q1-1 against a run of keys, and what of it the masks and dropout touch.
 
-    ``hidden`` [n, keys] marks invisible pairs, None where there are none, and no key before ``first`` has any;
-    ``keep`` is the factor of
-    dropout, ``bias`` finite, each None where there is none and broadcastable to [n, keys].
+    ``hidden`` [n, keys] marks invisible pairs, None where there are none, and no key before ``first`` has
+    any; ``keep`` is the factor of dropout, ``bias`` finite, each None where there is none and broadcastable
+    to [n, keys].
     """
 
     start: int

@@ -1,8 +1,8 @@
 """Threads that share tasks: those of one call, and those of calls that tasks make themselves.
 
 A ring's workers compute side by side, and each of their blocks is cut into tasks too. So that no core waits
-while another still has work, a thread without a task of its own takes one of any call that is open,
-innermost first.
+while another still has work, a thread without a task of its own takes one of any call that is open: a
+whole worker if there is one left, or else a part of another thread's block.
 
 A task's arithmetic never depends on which thread runs it or when, and no two tasks write to the
 same place. So results are the same bits for any number of threads.
@@ -160,8 +160,10 @@ def run_in_team(tasks: Sequence[Task], others: int) -> None:
         finally:
             HERE.team = None
             team.close()
-            wait(futures)
-    for future in futures:
+            # Those that have not begun would wait for another team's threads, which may wait for this call.
+            begun = [future for future in futures if not future.cancel()]
+            wait(begun)
+    for future in begun:
         future.result()
 
 

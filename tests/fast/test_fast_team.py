@@ -116,6 +116,19 @@ def test_a_failure_within_a_block_of_one_worker_reaches_the_caller_and_leaves_no
     assert within_seconds(run)
 
 
+def test_a_task_may_wait_for_a_thread_of_its_own_that_has_tasks_too():
+    """That thread's call finds the other threads taken by the call that waits for it."""
+
+    def task(r):
+        done = []
+        other = threading.Thread(target=lambda: run_tasks([lambda: done.append(r)] * 3, 2))
+        other.start()
+        other.join(20)
+        return len(done), other.is_alive()
+
+    assert within_seconds(lambda: each(task, range(4), threads=2)) == [(3, False)] * 4
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_functions_side_by_side_have_the_callers_settings(threads):
     def divide(x):
