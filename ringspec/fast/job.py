@@ -221,8 +221,7 @@ def pattern_of(head: Head, q0: int, q1: int, run: Run) -> Pattern:
     rows, terms, known = head.rows.slice(q0, q1), head.job.terms, head.job.kept.patterns
     if rows.mask is not None or rows.bias is not None:
         return made_pattern(rows, head.columns.slice(run.start, run.stop), terms, 0)
-    edge = max(run.start, run.mixed)
-    columns, before = head.columns.slice(edge, run.stop), edge - run.start
+    columns, before = head.columns.slice(run.mixed, run.stop), run.mixed - run.start
     key = before, *likeness(rows, columns, terms)
     pattern = known.get(key)
     if pattern is None:

@@ -61,13 +61,16 @@ def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
 
 @dataclass(frozen=True)
 class Run:
-    """Keys start..stop-1; ``whole`` when every query of the row block sees all of them, as it sees those
-    before ``mixed``."""
+    """Keys start..stop-1; every query of the row block sees those before ``mixed``."""
 
     start: int
     stop: int
-    whole: bool
-    mixed: int = 0
+    mixed: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether every query of the row block sees all of them."""
+        return self.mixed == self.stop
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tupl
     for granule in np.flatnonzero(some).tolist():
         start = granule * sizes.granule
         stop = min(start + sizes.granule, n_k)
-        whole = bool(every[granule])
+        mixed = stop if every[granule] else start
         before = runs[-1] if runs else None
         if (
             before is not None
@@ -166,8 +169,7 @@ def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tupl
             and stop - before.start <= sizes.keys
             and start % sizes.chunk != 0
         ):
-            mixed = before.mixed if not before.whole else stop if whole else start
-            runs[-1] = Run(before.start, stop, before.whole and whole, mixed)
+            runs[-1] = Run(before.start, stop, mixed if before.whole else before.mixed)
         else:
-            runs.append(Run(start, stop, whole, stop if whole else start))
+            runs.append(Run(start, stop, mixed))
     return tuple(runs)

@@ -175,7 +175,7 @@ def test_a_tile_that_is_like_another_hides_the_same_pairs(data):
                 tile = seen[q0 : q0 + 2, start : start + 4]
                 whole = tile.shape[1] if tile.all() else int((~tile).any(axis=0).argmax())
                 mixed = start + data.draw(st.integers(0, min(whole, tile.shape[1] - 1)))
-                run = Run(start, min(start + 4, n), False, mixed)
+                run = Run(start, min(start + 4, n), mixed)
                 some, hidden, first = pattern_of(head, q0, min(q0 + 2, n), run)
                 assert some == tile.any()
                 assert (~hidden == tile).all() if hidden is not None else tile.all()
@@ -187,7 +187,7 @@ def test_the_tiles_on_the_diagonal_of_a_causal_mask_are_all_alike():
     job = make_job(*[np.ones((1, 1, 64, 1))] * 3, p.rows, p.columns, p.terms, "float64", TILES)
     head = head_of(job, 0, 0)
     for q0 in (0, 16, 32, 48):
-        pattern_of(head, q0, q0 + 16, Run(q0, q0 + 16, False))
+        pattern_of(head, q0, q0 + 16, Run(q0, q0 + 16, q0))
     assert len(job.kept.patterns) == 1
 
 
