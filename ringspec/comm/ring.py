@@ -116,6 +116,7 @@ def ring_over(
     try:
         if observer is not None:
             function(observer, "observer")
+        function(each, "each")
         setup = set_up(ring.size, q, k, v, given, dict(options))
     except RingspecError as refused:
         error = refused

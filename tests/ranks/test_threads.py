@@ -283,6 +283,11 @@ def test_bad_input_is_refused_with_the_words_of_lockstep():
     with pytest.raises(LayoutError) as threads:
         ring_in_threads(**x, workers=5)
     assert str(threads.value) == str(lockstep.value)
+    with pytest.raises(OptionError) as lockstep:
+        ring(**x, workers=2, each=4)
+    with pytest.raises(OptionError) as threads:
+        ring_in_threads(**x, workers=2, each=4)
+    assert str(threads.value) == str(lockstep.value)
 
 
 def test_a_buffer_keeps_every_bit_and_every_dtype():
