@@ -222,7 +222,7 @@ def recipe_table() -> str:
     """Rounding points down, recipes across; a blank is float64."""
     names = list(RECIPES)
     rows = [["rounding point", *(f"``{name}``" for name in names)]]
-    for point in (*ROUNDING_POINTS, "merge_order", "tile_q", "tile_k"):
+    for point in (*ROUNDING_POINTS, "merge_order", "tile_q", "tile_k", "p_relative_to"):
         values = [getattr(RECIPES[name], point) for name in names]
         rows.append([f"``{point}``", *("" if v in ("float64", None) else str(v) for v in values)])
     return table(rows, " ".join(["2"] * (len(names) + 1)))

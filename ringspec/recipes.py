@@ -20,6 +20,7 @@ from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 from ringspec.formats import FORMATS, format_of
 
 MERGE_ORDERS = ("state", "normalised")
+P_REFERENCES = ("block", "running", "stale", "row", "lse", "block_lse", "any")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ class Recipe:
                             'normalised': blocks give (o, lse) normalised and are merged so
     ``tile_q``, ``tile_k``  rows and columns of a tile inside a block, None for the whole block.
                             With ``tile_k`` the softmax is online inside the block as well.
+    ``p_relative_to``       the number c of a row when P = exp(s - c) of the forward is rounded, which
+                            decides the binade that P is rounded in: 'block', the maximum of its
+                            block (a fresh state for each block, then a merge); 'running', the maximum
+                            so far (one state carried through the ring); 'stale', a maximum so far that
+                            is replaced only by one larger by 8 log(2) (lazy rescaling);
+                            'row', the maximum of the whole row (two passes); 'lse', the final lse;
+                            'block_lse', the lse of its block (a softmax of each block, then a merge).
+                            'any': one of these. All are right. None: not declared; a judge accepts each.
+                            The specification itself rounds relative to the block's maximum.
 
     Inputs that the input format cannot hold are refused. Where products accumulate in float32, an
     overflow gives infinity or NaN, as it does in a kernel; in float64 it is refused.
@@ -84,6 +94,7 @@ class Recipe:
     merge_order: str = "state"
     tile_q: int | None = None
     tile_k: int | None = None
+    p_relative_to: str | None = None
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -100,6 +111,12 @@ class Recipe:
                 "a merge order",
                 shown(self.merge_order),
                 nearest(self.merge_order, MERGE_ORDERS),
+            )
+        if self.p_relative_to is not None and self.p_relative_to not in P_REFERENCES:
+            raise UnknownNameError(
+                "what P is relative to, or None for not declared",
+                shown(self.p_relative_to),
+                nearest(self.p_relative_to, P_REFERENCES),
             )
         for size_name in ("tile_q", "tile_k"):
             size = getattr(self, size_name)
@@ -265,4 +282,12 @@ def recipe(which: str | Recipe) -> Recipe:
     return RECIPES[which]
 
 
-__all__ = ["FORMATS", "MERGE_ORDERS", "RECIPES", "ROUNDING_POINTS", "Recipe", "recipe"]
+__all__ = [
+    "FORMATS",
+    "MERGE_ORDERS",
+    "P_REFERENCES",
+    "RECIPES",
+    "ROUNDING_POINTS",
+    "Recipe",
+    "recipe",
+]

@@ -17,6 +17,13 @@ prediction that is off by the factor 1 + x then loses 102 x^2: 1 for 10 %, which
 25 % of a dS rounded twice, 50 for twice the noise. Margins are in nats: e^-margin is a likelihood ratio
 that counts the model's own error.
 
+Candidates come in an order: the declared recipe, small changes of it, other recipes. Of those within
+:data:`EVEN` nats of the best score the first is *the best*: what comes out must not depend on the last digits
+of a machine's products, and of two candidates that mean the same the simpler one is named.
+
+A fit is *good* where the rms of error / predicted lies within the band of a right kernel in every tensor. Where
+no fit is, the nearest is named as such and nothing is concluded.
+
 The declared recipe is *contradicted* where another one fits better by :data:`CONTRADICTION` nats and the
 declared one's own rms of error / predicted leaves the band of
 :func:`~ringspec.compare.statistics_types.allowance_for` in some tensor. A candidate that predicts what
@@ -25,6 +32,7 @@ the declared one does (partials, with one worker) cannot be told from it; the de
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +51,7 @@ from ringspec.recipes import recipe as recipe_of
 MODEL = 0.07  # relative error of a predicted standard deviation
 CUT = 25.0
 CONTRADICTION = 4.0
-EVEN = 1.0  # nats by which a candidate must beat the declared recipe to be named before it
+EVEN = 1.0  # nats by which a candidate must beat those before it to be named
 LEAST = 1e-2  # of the declared median variance: added to every candidate's
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 Predictor = Callable[..., Predicted]
@@ -53,11 +61,12 @@ Predictor = Callable[..., Predicted]
 class Fit:
     """How one ``candidate`` fits: ``margin`` nats below the best one, and by tensor ``rms``, the root mean
     square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5, and ``scores``. The
-    ``name`` is that of the candidate.
+    ``name`` is that of the candidate. ``good``: whether every rms is that of a kernel that computes so.
     """
 
     candidate: Candidate
     margin: float
+    good: bool = True
     rms: Mapping[str, float] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
 
@@ -89,20 +98,30 @@ class Inference:
         near = self.best.margin + CONTRADICTION
         return tuple(f for f in self.fits if f is not self.best and f.margin < near)
 
-    def lines(self) -> list[str]:
-        """In words: what fits best, by how much, and whether the declared recipe is contradicted."""
-        if self.best is self.declared:
+    def lines(self, was_declared: bool = True) -> list[str]:
+        """In words: what fits best, by how much, and whether the declared recipe is contradicted.
+
+        ``was_declared``: False where the target declares none, and that of its input format was taken.
+        """
+        name = f"the declared recipe {self.declared.name}"
+        if not was_declared:
+            name = f"recipe {self.declared.name}, taken as none is declared,"
+        others = [fit.candidate.words for fit in self.alike if fit.good]
+        if not self.best.good:
+            nearest = name if self.best is self.declared else self.best.candidate.words
             return [
-                f"the noise is that of the declared recipe {self.best.name} ({self.best.seen()})"
+                "no arithmetic that was tried has this noise",
+                f"the nearest, which does not fit: {nearest} ({self.best.seen()})",
             ]
+        if self.best is self.declared:
+            return [f"the size of the noise is that of {name} ({self.best.seen()})"]
         verdict = "contradicted" if self.contradicted else "not contradicted"
         by = self.declared.margin - self.best.margin
         lines = [
-            f"the declared recipe {self.declared.name} is {verdict} ({self.declared.seen()})",
+            f"{name} is {verdict} ({self.declared.seen()})",
             f"{self.best.candidate.words}: fits better by {by:.1f} nats ({self.best.seen()})",
         ]
-        others = "; ".join(fit.candidate.words for fit in self.alike)
-        return [*lines, f"hardly told from it: {others}"] if others else lines
+        return [*lines, f"hardly told from it: {'; '.join(others)}"] if others else lines
 
 
 def infer(
@@ -138,8 +157,12 @@ def infer(
             rms[name], scores[name] = score(
                 errors[name] - mean, variance, predicted[used, ()].sd[name]
             )
-        fits.append(Fit(candidate, -sum(scores.values()), rms, scores))
-    return concluded(fits, used)
+        good = all(
+            within(ratio, used if len(parts) > 1 else candidate.terms[0][1], name)
+            for name, ratio in rms.items()
+        )
+        fits.append(Fit(candidate, -sum(scores.values()), good, rms, scores))
+    return concluded(fits)
 
 
 def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, float]:
@@ -159,16 +182,18 @@ def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, flo
     return float(np.sqrt(np.minimum(square, CUT).mean())), worth * average
 
 
-def concluded(fits: Sequence[Fit], used: Recipe) -> Inference:
+def concluded(fits: Sequence[Fit]) -> Inference:
     """Sort, name the best, and decide on the first fit, which is the declared recipe's."""
     least = min(fit.margin for fit in fits)
-    fits = [Fit(f.candidate, f.margin - least, f.rms, f.scores) for f in fits]
+    fits = [dataclasses.replace(fit, margin=fit.margin - least) for fit in fits]
     declared = fits[0]
-    ordered = sorted(fits, key=lambda fit: fit.margin)
-    best = declared if declared.margin <= EVEN else ordered[0]
-    outside = False
-    for name, ratio in declared.rms.items():
-        band = allowance_for(used, name)
-        outside = outside or not band.low <= ratio <= band.high
-    contradicted = outside and declared.margin - best.margin >= CONTRADICTION
-    return Inference(declared, best, tuple(ordered), contradicted)
+    best = next(fit for fit in fits if fit.margin <= EVEN)
+    contradicted = not declared.good and declared.margin - best.margin >= CONTRADICTION
+    ordered = tuple(sorted(fits, key=lambda fit: fit.margin))
+    return Inference(declared, best, ordered, contradicted)
+
+
+def within(ratio: float, used: Recipe, tensor: str) -> bool:
+    """Whether an rms of error / predicted is that of a kernel that computes by this recipe."""
+    band = allowance_for(used, tensor)
+    return band.low <= ratio <= band.high

@@ -42,6 +42,17 @@ NOUNS = {
 }
 
 
+# What P is relative to when it is rounded (``p_relative_to``).
+REFERENCES = {
+    "block": "P was rounded relative to the maximum of its block, a fresh state for each block",
+    "running": "P was rounded relative to the running maximum, one state carried through the ring",
+    "stale": "P was rounded relative to an older maximum, as in lazy rescaling",
+    "row": "P was rounded relative to the maximum of the whole row",
+    "lse": "P was divided by the sum of its row before it was rounded",
+    "block_lse": "P was divided by the sum of its block before it was rounded",
+}
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute.
@@ -74,6 +85,7 @@ def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
             *not_rounded(declared, narrow),
             *partials(declared, narrow),
             *truncations(declared),
+            *references(declared),
         ]
     for other in RECIPES.values():
         # The formats of results are those of the call, whatever the kernel does inside.
@@ -140,6 +152,15 @@ def partials(declared: Recipe, narrow: str) -> list[Candidate]:
             words = f"partials were kept in float32 between steps, wider than the declared {narrow}"
         found.append(Candidate(f"partials in {fmt}", words, ((1.0, other),)))
     return found
+
+
+def references(declared: Recipe) -> list[Candidate]:
+    """P relative to other numbers than the recipe says, which all are right."""
+    return [
+        Candidate(f"p relative to {kind}", words, ((1.0, declared.replace(p_relative_to=kind)),))
+        for kind, words in REFERENCES.items()
+        if kind != (declared.p_relative_to or "block")
+    ]
 
 
 def truncations(declared: Recipe) -> list[Candidate]:

@@ -1,13 +1,13 @@
 """The rounding noise of every single element, predicted from a declared recipe and the truth.
 
-:func:`predict` gives, for each element of o, lse, dq, dk, dv (dsinks, dbias), the standard deviation and a
-hard bound of its error under a :class:`~ringspec.recipes.Recipe` and a
-:class:`~ringspec.compare.noise_problem.Geometry`; :meth:`Noise.variance_of_sums` gives the variance of weighted
-sums of errors, with what elements share (docs/conform/noise.md). The derivations stand where they are computed:
+:func:`predict` gives the standard deviation and a hard bound of the error of each element of o, lse, dq, dk, dv
+(dsinks, dbias), for a :class:`~ringspec.recipes.Recipe` and a :class:`~ringspec.compare.noise_problem.Geometry`;
+:meth:`Noise.variance_of_sums` the variance of weighted sums of errors (docs/conform/noise.md). Derivations:
 
 ======================  ==========================================================================
 ``noise_problem``       truth quantities and geometry: the input
 ``noise_rounding``      one rounding, an accumulated sum, a value that is rounded again and again
+``noise_reference``     what P is relative to when it is rounded
 ``noise_forward``       the error sources of o and lse, block by block in the ring's order
 ``noise_rows``          from these to o, lse and delta
 ``noise_backward``      P and dS of the backward pass

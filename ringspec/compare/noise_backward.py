@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.compare.noise_forward import Sources, truncation
+from ringspec.compare.noise_forward import Sources
 from ringspec.compare.noise_problem import Array, Head
 from ringspec.compare.noise_rounding import (
     Error,
@@ -26,6 +26,7 @@ from ringspec.compare.noise_rounding import (
     rounding,
     spacing,
     truncated_to,
+    truncation,
 )
 from ringspec.compare.noise_rows import ReadNoise
 from ringspec.formats import format_of, round_to

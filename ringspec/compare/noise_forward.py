@@ -10,10 +10,10 @@ one row i are independent, and to first order (p = e / l, in the final row)::
            + omega_id                                              roundings of o itself
     d lse_i = sum_j p_ij (sigma_ij + eta_ij) + lambda_i + sum_n gamma_in a_in + rounding of lse
 
-The e of a step are rounded at their size relative to the maximum m *of that step*: the block's own where
-blocks are merged, the running one inside a block with tiles. So the order of steps decides binades, and the
-largest e of each is exactly 1 and rounds without error. Partial results carry the weight exp(m - lse)
-with which they enter the final row. A rescaling factor c = exp(m_a - m) multiplies a whole partial sum: its
+The e of a step are rounded at their size relative to what the recipe names (``p_relative_to``,
+:mod:`~ringspec.compare.noise_reference`): the block's maximum where blocks are merged, the running one where a state
+is carried, and so on. So the order of steps decides binades, and an e that is exactly 1 rounds without
+error. Partial results carry the weight exp(m - lse) with which they enter the final row. A rescaling factor c = exp(m_a - m) multiplies a whole partial sum: its
 error is one number for all d (``shared``), with u = exp(m_a - lse) (o_a - l_a o), a = exp(m_a - lse) l_a.
 Rescaling between tiles of one block is counted element by element instead.
 
@@ -27,6 +27,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ringspec.compare.noise_problem import Array, Geometry, Head, Integers
+from ringspec.compare.noise_reference import (
+    POperand,
+    Reference,
+    p_rounding,
+    p_rounding_somewhere,
+)
 from ringspec.compare.noise_rounding import (
     Error,
     Merged,
@@ -38,9 +44,8 @@ from ringspec.compare.noise_rounding import (
     rounding,
     row_sum_error,
     spacing,
-    truncated_to,
 )
-from ringspec.formats import format_of, round_to, unit_roundoff
+from ringspec.formats import format_of, unit_roundoff
 from ringspec.recipes import Recipe
 
 
@@ -134,8 +139,9 @@ def forward_sources(
             continue
         state = empty_state(head, queries)
         joined = work.merge if recipe.merge_order == "state" else work.merge_normalised
+        reference = Reference(recipe.p_relative_to, head, queries)
         for t, b in enumerate(b for b in geometry.order[r] if b >= 0):
-            block = work.block(queries, geometry.key_tiles(int(b), recipe.tile_k))
+            block = work.block(queries, geometry.key_tiles(int(b), recipe.tile_k), reference)
             state = joined(queries, state, block, t == 0)
         work.finish(queries, state)
     return sources
@@ -148,9 +154,14 @@ def empty_state(head: Head, queries: Integers) -> State:
     return State(np.full(rows, -np.inf), np.zeros(rows), partial(o, no_error(o.shape)))
 
 
+def finite(m: Array) -> Array:
+    """m, and 0 for a row without keys."""
+    return np.where(np.isneginf(m), 0.0, m)
+
+
 def factor(m_part: Array, m: Array) -> Array:
     """exp(m_part - m); 0 for an empty part."""
-    return np.exp(m_part - np.where(np.isneginf(m), 0.0, m))
+    return np.exp(m_part - finite(m))
 
 
 @dataclass(frozen=True)
@@ -169,11 +180,12 @@ class Worker:
         difference = np.subtract(m, lse, where=~nothing, out=np.zeros(m.shape))
         return np.where(nothing, 0.0, np.exp(difference))
 
-    def block(self, queries: Integers, tiles: list[Integers]) -> State:
+    def block(self, queries: Integers, tiles: list[Integers], reference: Reference) -> State:
         """One block of keys, tile by tile (SOFT-1), as it leaves the block."""
         state = empty_state(self.head, queries)
+        reference.begin(tiles)
         for n, keys in enumerate(tiles):
-            state = self.absorb(queries, keys, state, n == 0)
+            state = self.absorb(queries, keys, state, reference, n == 0)
         if self.recipe.merge_order == "normalised":
             state = self.normalised(queries, state)
         o = state.o.rounded(self.recipe.block_o)
@@ -195,16 +207,17 @@ class Worker:
         lam.variance[:, queries] += error.variance * w**2
         lam.bound[:, queries] += error.bound * w
 
-    def absorb(self, queries: Integers, keys: Integers, state: State, first: bool) -> State:
+    def absorb(
+        self, queries: Integers, keys: Integers, state: State, reference: Reference, first: bool
+    ) -> State:
         """SOFT-1: e = exp(s - m), l = c l + sum e, o = c o + P v, for one tile."""
         head, recipe = self.head, self.recipe
         index = np.ix_(np.arange(head.s.shape[0]), queries, keys)
-        seen = head.seen[index]
-        s = np.where(seen, head.s[index], -np.inf)
+        s = reference.scores(keys)
         m = np.maximum(state.m, s.max(axis=2))
-        shift = np.where(np.isneginf(m), 0.0, m)[..., None]
+        shift = finite(m)[..., None]
         e = np.exp(s - shift)
-        operand = self.operand(index, e, np.where(seen, s - shift, 0.0), self.weight(queries, m))
+        operand = self.operand(index, s, reference.next(m), m, self.weight(queries, m))
         c = factor(state.m, m)
         terms = (e > unit_roundoff(recipe.statistics)).sum(axis=2)
         of_sum = row_sum_error(e.sum(axis=2), (e * e).sum(axis=2), terms, recipe.statistics)
@@ -216,14 +229,18 @@ class Worker:
         return State(m, l, self.absorbed(queries, keys, state, m, c, operand, first))
 
     def operand(
-        self, index: tuple, e: Array, argument: Array, w: Array
+        self, index: tuple, s: Array, relative_to: Array, m: Array, w: Array
     ) -> tuple[Array, Error, Array]:
-        """e and P as it enters P v, with its error and what of that is known; eta and zeta are noted.
+        """P in units of exp(m) as it enters P v, its error and what of that is known; eta, zeta are noted.
 
-        The largest e of a row is exactly 1: P is then the rounded dropout factor itself.
+        P = exp(s - ``relative_to``) is what is rounded. Where that is 1, P is then the rounded dropout
+        factor itself.
         """
         recipe, sources = self.recipe, self.sources
-        top = argument == 0
+        known_binade = recipe.p_relative_to != "any"
+        argument = np.where(np.isneginf(s), 0.0, s - finite(relative_to)[..., None])
+        e = np.where(np.isneginf(s), 0.0, np.exp(argument))
+        top = (argument == 0) & known_binade
         of_e = rounding(e, recipe.statistics)
         of_argument = rounding(argument, recipe.statistics)
         relative = of_e.relative_to(e) + of_argument
@@ -231,16 +248,13 @@ class Worker:
         sources.eta.bound[index] = np.where(top, 0.0, relative.bound)
         keep = None if self.head.keep is None else self.head.keep[index]
         x = e if keep is None else e * keep
-        grid = spacing(e, recipe.statistics) if keep is None else 0.0
-        made = rounding(x, recipe.p, grid, reach=x * relative.bound)
-        known: Array | float = 0.0
-        if self.truncated:
-            made, known = truncation(x, recipe.p, grid)
-        certain: Array | float = 0.0
-        if keep is not None:
-            certain = (truncated_to if self.truncated else round_to)(x, recipe.p) - x
-        known = np.where(top, certain, known)
-        made = Error(np.where(top, 0.0, made.variance), np.where(top, np.abs(certain), made.bound))
+        in_units = np.exp(finite(relative_to) - finite(m))[..., None]
+        if known_binade:
+            p = POperand(x, e, keep is not None, top, x * relative.bound)
+            made, known = p_rounding(p, recipe, self.truncated)
+        else:
+            made, known = p_rounding_somewhere(x, w[..., None] * in_units, recipe, self.truncated)
+        x, made, known = x * in_units, made.times(in_units), known * in_units
         noted = made.times(w[..., None])
         sources.zeta.variance[index] = noted.variance
         sources.zeta.bound[index] = noted.bound
@@ -373,11 +387,3 @@ class Worker:
         w = self.weight(queries, state.m)
         self.note_shared(queries, self.relative(c), w[..., None] * state.o.value, w * state.l)
         self.note_sum(queries, m, rounding(l, self.recipe.statistics))
-
-
-def truncation(x: Array, name: str, grid: Array | float) -> tuple[Error, Array]:
-    """Rounding toward zero: the error's spread and bound, and its mean -u/2 (0 on the grid)."""
-    u = spacing(x, name)
-    lost = (np.asarray(grid) < u) & (x != 0)
-    spread = np.where(lost, u * u / 12, 0.0)
-    return Error(spread, np.where(lost, u, 0.0)), np.where(lost, -np.copysign(u, x) / 2, 0.0)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ringspec.compare.noise_backward import PairNoise, derivatives
-from ringspec.compare.noise_forward import Sources, truncation
+from ringspec.compare.noise_forward import Sources
 from ringspec.compare.noise_problem import Array, Geometry, Head, Integers
 from ringspec.compare.noise_rounding import (
     Base,
@@ -33,6 +33,7 @@ from ringspec.compare.noise_rounding import (
     partial,
     product_error,
     spacing,
+    truncation,
 )
 from ringspec.compare.noise_rows import ReadNoise
 from ringspec.formats import unit_roundoff

@@ -142,6 +142,14 @@ def half_spacing(
     return bound
 
 
+def truncation(x: Array, name: str, grid: Array | float) -> tuple[Error, Array]:
+    """Rounding toward zero: the error's spread and bound, and its mean -u/2 (0 on the grid)."""
+    u = spacing(x, name)
+    lost = (np.asarray(grid) < u) & (x != 0)
+    spread = np.where(lost, u * u / 12, 0.0)
+    return Error(spread, np.where(lost, u, 0.0)), np.where(lost, -np.copysign(u, x) / 2, 0.0)
+
+
 def known_rounding(
     x: Array,
     name: str,

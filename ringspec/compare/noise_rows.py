@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.compare.noise_forward import Sources, truncation
+from ringspec.compare.noise_forward import Sources
 from ringspec.compare.noise_problem import Array, Head
 from ringspec.compare.noise_rounding import (
     Base,
@@ -27,6 +27,7 @@ from ringspec.compare.noise_rounding import (
     rounding,
     row_sum_error,
     spacing,
+    truncation,
 )
 from ringspec.recipes import Recipe
 

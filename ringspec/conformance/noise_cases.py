@@ -18,39 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.compare.inference import infer
-from ringspec.compare.noise import Geometry, Noise, predict
-from ringspec.compare.statistics import (
-    RATE,
-    Allowance,
-    Test,
-    alarms,
-    allowance_for,
-    errors_of,
-    examine,
-    told,
-)
-from ringspec.compare.strata import strata_for
+from ringspec.compare.statistics import RATE
 from ringspec.conformance.calls import ExpectedTensor, backward_alone, call_of, forward_alone
 from ringspec.conformance.capabilities import Capabilities, why_not
 from ringspec.conformance.cases import Judgement, Outputs, RunCase
-from ringspec.conformance.declared import declared_recipe
 from ringspec.conformance.dense import Dense, Seeds, truth_of
 from ringspec.conformance.drawing import Keyed, dealt, needs_of
 from ringspec.conformance.golden import passes_for, way
 from ringspec.conformance.judging import bounds_of, findings_of
-from ringspec.conformance.noise_of import (
-    OF_KEYS,
-    Named,
-    Question,
-    geometry_of,
-    in_order,
-    question_of,
-)
-from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.noise_judge import examined
+from ringspec.conformance.noise_of import Question, question_of
 from ringspec.conformance.target import Call, PerWorker
 from ringspec.formats import round_to
-from ringspec.recipes import Recipe
 from ringspec.vectors.case import Case
 from ringspec.vectors.catalogue import build
 from ringspec.vectors.catalogue.build import numbers, times
@@ -83,10 +62,6 @@ RINGS = (
     ("documents", 3, "contiguous", 2),
 )
 FEW_RINGS = (("causal", 4, "zigzag", 2), ("full", 2, "contiguous", 1))
-SYSTEMATIC = ("finite", "slope", "mean", "temperature")  # all that an undeclared sum allows
-READ_DELTA = ("dq", "dk")
-NAMED = 4  # alarms that a message tells
-KEPT = 40  # alarms that a report keeps
 
 
 def cases() -> Iterator[RunCase]:
@@ -204,8 +179,8 @@ def judged(claims: Capabilities, case: Case, call: Call, outputs: Outputs) -> Ju
     truth = known(without_ring(case))
     expected = {name: expected_tensor(name, truth.dense, call) for name in truth.question.truth}
     findings = findings_of(bounds_of(claims, call), expected, outputs, claims)
-    seen = examined(claims, truth.question, call, outputs)
     within = all(finding.kind == "ok" for finding in findings)
+    seen = examined(claims, truth.question, call, outputs, RATE / MOST_CASES, sure=not within)
     message = "" if not seen.alarms else seen.message()
     return Judgement(within and not seen.alarms, findings, message, noise=seen.as_dict())
 
@@ -223,100 +198,3 @@ def expected_tensor(name: str, dense: Dense, call: Call) -> ExpectedTensor:
     return ExpectedTensor(
         held(values), held(round_to(values, storage)), held(dense.scale[name]), tuple(index >= 0)
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Examined:
-    """What the tests of one call gave.
-
-    ``rms``: root mean square of error / predicted by tensor; ``alarms``: the tests that no correct
-    kernel shows, of ``count`` that were made; ``inferred``: sentences about the recipe, where one was
-    looked for.
-    """
-
-    recipe: Recipe
-    declared: bool
-    rms: dict[str, float]
-    alarms: tuple[Test, ...]
-    count: int
-    inferred: tuple[str, ...] = ()
-
-    def message(self) -> str:
-        lines = [told(test) for test in self.alarms[:NAMED]]
-        if len(self.alarms) > NAMED:
-            lines.append(f"and {len(self.alarms) - NAMED} more tests")
-        head = f"The errors are not the rounding noise of recipe {self.recipe.name}:"
-        return "\n".join([head, *lines, *self.inferred])
-
-    def as_dict(self) -> dict[str, Any]:
-        """For a report."""
-        return {
-            "recipe": self.recipe.name,
-            "declared": self.declared,
-            "rms": self.rms,
-            "tests": self.count,
-            "alarms": [told(test) for test in self.alarms[:KEPT]],
-            "inferred": list(self.inferred),
-        }
-
-
-def examined(
-    claims: Capabilities,
-    question: Question,
-    call: Call,
-    outputs: Outputs,
-    rate: float | None = None,
-) -> Examined:
-    """The tests of all tensors of an answer. ``rate``: false alarms of this call."""
-    rate = RATE / MOST_CASES if rate is None else rate
-    recipe, geometry = recipe_for(claims, call.formats), geometry_of(call)
-    noise = predict(question.attention, recipe, geometry)
-    got = in_order(call, outputs)
-    errors = {name: errors_of(x, question.truth[name]) for name, x in got.items()}
-    declared = declared_recipe(claims.recipe, call.formats["inputs"]) is not None
-    rms = {name: rms_ratio(error, noise.sd[name]) for name, error in errors.items()}
-    grouped = question.attention.q.shape[1] != question.attention.k.shape[1]
-    strata = strata_for(geometry, question.attention.p, question.attention.k.shape[1])
-
-    def tested(name: str, noise: Noise) -> list[Test]:
-        told_of = declared and not (grouped and name in OF_KEYS)
-        allowance = allowance_for(recipe, name, call.workers)
-        if not told_of:
-            allowance = widened(allowance, rms[name])
-        made = examine(
-            name, errors[name], question.truth[name], noise, strata[name], allowance=allowance,
-            direction=question.directions[name],
-        )  # fmt: skip
-        return [test for test in made if told_of or test.name in SYSTEMATIC]
-
-    by_name = {name: tested(name, noise) for name in errors}
-    raised = alarms([test for tests in by_name.values() for test in tests], rate)
-    if any(test.tensor in READ_DELTA for test in raised) and recipe.outputs != recipe.merge:
-        # A backward may read o before its last rounding, which a recipe cannot say.
-        unrounded = predict(question.attention, recipe.replace(outputs=recipe.merge), geometry)
-        again = {name: tested(name, unrounded) for name in READ_DELTA if name in errors}
-        if not alarms([test for tests in again.values() for test in tests], rate):
-            by_name |= again
-    tests = [test for made in by_name.values() for test in made]
-    raised = alarms(tests, rate)
-    words: tuple[str, ...] = ()
-    if raised:
-        words = inferred(errors, question, geometry, recipe)
-    return Examined(recipe, declared, rms, raised, len(tests), words)
-
-
-def rms_ratio(error: Any, sd: Any) -> float:
-    """Root mean square of error / sd over the elements that have noise."""
-    used = (sd > 0) & np.isfinite(error)
-    return float(np.sqrt(np.mean((error[used] / sd[used]) ** 2))) if used.any() else 1.0
-
-
-def widened(allowance: Allowance, ratio: float) -> Allowance:
-    """For a kernel that declares no recipe: as much noise as it shows is its own."""
-    return dataclasses.replace(allowance, high=max(allowance.high, 1.15 * ratio))
-
-
-def inferred(
-    errors: Named, question: Question, geometry: Geometry, recipe: Recipe
-) -> tuple[str, ...]:
-    return tuple(infer(errors, question.attention, geometry, recipe, predict).lines())

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from compare import noise_problems as simulated
 
-from ringspec.compare.inference import infer
-from ringspec.compare.inference_candidates import candidates_for, in_words, predictions_of
+from ringspec.compare.inference import Fit, concluded, infer
+from ringspec.compare.inference_candidates import (
+    Candidate,
+    candidates_for,
+    in_words,
+    predictions_of,
+)
 from ringspec.compare.noise import predict
 from ringspec.compare.statistics import errors_of
 from ringspec.formats import round_to
@@ -134,6 +139,45 @@ def test_a_kernel_that_computes_otherwise_is_contradicted_in_words(lie):
     assert found.contradicted, found.lines()
     assert words in found.best.candidate.words, found.lines()
     assert words in "\n".join(found.lines())
+
+
+def fitted(name, margin, good=True, rms=1.0):
+    return Fit(Candidate(name, f"words of {name}", ((1.0, BF16),)), margin, good, {"o": rms})
+
+
+def test_of_candidates_that_fit_alike_the_first_is_named():
+    fits = [
+        fitted("bf16", 40.0, good=False),
+        fitted("simple", 0.6),
+        fitted("same in other words", 0.0),
+    ]
+    assert concluded(fits).best.name == "simple"
+    assert concluded(fits[:1] + fits[2:]).best.name == "same in other words"
+
+
+@pytest.mark.parametrize("rms", [2.05, 685.0])
+def test_noise_that_nothing_explains_is_not_called_that_of_any_recipe(rms):
+    for fits in (
+        [fitted("bf16", 0.0, False, rms), fitted("other", 9.0, False, rms)],
+        [fitted("bf16", 9.0, False, rms), fitted("other", 0.0, False, rms)],
+    ):
+        said = concluded(fits).lines()
+        assert said[0] == "no arithmetic that was tried has this noise"
+        assert not any("the noise is that of" in line or "fits better" in line for line in said)
+
+
+def test_an_error_that_is_no_noise_fits_no_recipe():
+    given = problem()
+    truth, got = simulated.truth_of(given), simulated.run(given)
+    errors = {name: 40 * errors_of(got[name], truth[name]) for name in truth}
+    attention, geometry = simulated.attention_of(given), simulated.geometry_of(given)
+    found = infer(errors, attention, geometry, "bf16", predict)
+    assert not found.best.good and "no arithmetic" in found.lines()[0]
+
+
+def test_a_recipe_that_was_not_declared_is_not_called_declared():
+    said = concluded([fitted("bf16", 0.0)]).lines(was_declared=False)
+    assert "taken as none is declared" in said[0] and "the declared recipe" not in said[0]
 
 
 def test_partials_cannot_be_told_with_one_worker_and_the_declared_recipe_is_named():

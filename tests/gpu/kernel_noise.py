@@ -27,7 +27,8 @@ from ringspec.compare.statistics import errors_of  # noqa: E402
 from ringspec.conformance.calls import call_of  # noqa: E402
 from ringspec.conformance.capabilities import Capabilities  # noqa: E402
 from ringspec.conformance.drawing import dealt  # noqa: E402
-from ringspec.conformance.noise_cases import examined, problem  # noqa: E402
+from ringspec.conformance.noise_cases import MOST_CASES, RATE, problem  # noqa: E402
+from ringspec.conformance.noise_judge import examined  # noqa: E402
 from ringspec.conformance.noise_of import geometry_of, in_order, question_of  # noqa: E402
 from ringspec.conformance.precision import recipe_for  # noqa: E402
 from ringspec.formats import load, store  # noqa: E402
@@ -97,7 +98,7 @@ def judge(work):
     name, (dtype, mask, seed), call, outputs = work
     claims = Capabilities(recipe=None)
     question = question_of(call)
-    seen = examined(claims, question, call, outputs)
+    seen = examined(claims, question, call, outputs, RATE / MOST_CASES)
     row = {"kernel": name, "dtype": dtype, "mask": mask, "seed": seed, "tests": seen.count}
     row |= {"rms": seen.rms, "alarms": seen.as_dict()["alarms"]}
     if seed == 0:

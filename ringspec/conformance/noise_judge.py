@@ -1,0 +1,208 @@
+"""Are the errors of an answer the rounding noise of its recipe? The whole-tensor tests of one call.
+
+A kernel that declares its recipe must show no more noise than that; of one that declares none only systematic
+errors are looked for. What a recipe leaves open is accepted in every form: relative to which number P is
+rounded (``p_relative_to``), and whether the backward reads o before its last rounding. So an alarm is
+raised only where every such reading of the recipe raises one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ringspec.compare.inference import infer, score
+from ringspec.compare.noise import Geometry, Noise, predict
+from ringspec.compare.statistics import (
+    Allowance,
+    Test,
+    alarms,
+    allowance_for,
+    errors_of,
+    examine,
+    told,
+)
+from ringspec.compare.strata import strata_for
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.cases import Outputs
+from ringspec.conformance.declared import declared_recipe
+from ringspec.conformance.noise_of import OF_KEYS, Named, Question, geometry_of, in_order
+from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.target import Call
+from ringspec.formats import unit_roundoff
+from ringspec.recipes import P_REFERENCES, Recipe
+
+SYSTEMATIC = ("finite", "slope", "mean", "temperature")  # all that an undeclared sum allows
+READ_DELTA = ("dq", "dk")
+NAMED = 4  # alarms that a message tells
+KEPT = 40  # alarms that a report keeps
+
+
+@dataclasses.dataclass(frozen=True)
+class Examined:
+    """What the tests of one call gave.
+
+    ``recipe``: the declared one, or that of the input format, in the reading that fits; ``rms``: root mean
+    square of error / predicted by tensor; ``alarms``: the tests that no correct kernel shows, of ``count``
+    that were made; ``inferred``: sentences about the recipe, where one was looked for.
+    """
+
+    recipe: Recipe
+    declared: bool
+    rms: dict[str, float]
+    alarms: tuple[Test, ...]
+    count: int
+    inferred: tuple[str, ...] = ()
+
+    def message(self) -> str:
+        lines = [told(test) for test in self.alarms[:NAMED]]
+        if len(self.alarms) > NAMED:
+            lines.append(f"and {len(self.alarms) - NAMED} more tests")
+        head = f"The errors are not the rounding noise of recipe {self.recipe.name}:"
+        return "\n".join([head, *lines, *self.inferred])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "recipe": self.recipe.name,
+            "declared": self.declared,
+            "p_relative_to": self.recipe.p_relative_to if self.declared else None,
+            "rms": self.rms,
+            "tests": self.count,
+            "alarms": [told(test) for test in self.alarms[:KEPT]],
+            "inferred": list(self.inferred),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One answer beside the truth: ``errors`` by tensor, in global order.
+
+    ``declared``: whether the recipe is; ``grouped``: whether query heads share key heads; ``rate``: false
+    alarms of this call.
+    """
+
+    question: Question
+    geometry: Geometry
+    errors: Named
+    workers: int
+    declared: bool
+    grouped: bool
+    rate: float
+
+
+def examined(
+    claims: Capabilities,
+    question: Question,
+    call: Call,
+    outputs: Outputs,
+    rate: float,
+    sure: bool = False,
+) -> Examined:
+    """The tests of all tensors of an answer to ``call``.
+
+    ``rate``: false alarms of this call. ``sure``: the answer is wrong by its row bounds, so one reading of
+    the recipe is enough.
+    """
+    got = in_order(call, outputs)
+    errors = {name: errors_of(x, question.truth[name]) for name, x in got.items()}
+    at = question.attention
+    declared = declared_recipe(claims.recipe, call.formats["inputs"]) is not None
+    grouped = at.q.shape[1] != at.k.shape[1]
+    answer = Answer(question, geometry_of(call), errors, call.workers, declared, grouped, rate)
+    recipe = recipe_for(claims, call.formats)
+    best = None
+    for reading in readings(answer, recipe, forward="o" in errors and not sure):
+        seen = under(answer, reading)
+        if not seen.alarms and (best is None or not declared or no_noisier(seen, grouped)):
+            return seen
+        if best is None or 0 < len(seen.alarms) < len(best.alarms):
+            best = seen
+    assert best is not None
+    found = infer(errors, at, answer.geometry, best.recipe, predict)
+    return dataclasses.replace(best, inferred=tuple(found.lines(declared)))
+
+
+def readings(answer: Answer, recipe: Recipe, forward: bool) -> Iterator[Recipe]:
+    """What the recipe may mean, where it does not say what P is relative to.
+
+    First the maximum of the block, as the specification has it; then, where the answer has a ``forward``,
+    the others, in the order in which they fit o.
+    """
+    narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
+    if recipe.p_relative_to is not None or not narrow:
+        yield recipe
+        return
+    first, *others, somewhere = (recipe.replace(p_relative_to=x) for x in P_REFERENCES)
+    yield first
+    if forward:
+        yield from by_fit(answer, others)
+        yield somewhere
+
+
+def by_fit(answer: Answer, recipes: list[Recipe]) -> list[Recipe]:
+    """Recipes in the order of their likelihood, given the errors of o."""
+    forward = dataclasses.replace(answer.question.attention, dy=None)
+    error, scores = answer.errors["o"], []
+    sds = [predict(forward, recipe, answer.geometry).sd["o"] for recipe in recipes]
+    for sd in sds:
+        scores.append(score(error, sd**2, sds[0])[1])
+    order = sorted(range(len(recipes)), key=lambda n: -scores[n])
+    return [recipes[n] for n in order]
+
+
+def no_noisier(seen: Examined, grouped: bool) -> bool:
+    """Whether the noise is not larger than a reading predicts: more is no matter of what P is relative to.
+
+    Tests raise their alarms far beyond this: the first reading needs no more than that they raise none, but of
+    several readings the one with the most noise must not excuse what none of them explains.
+    """
+    return all(
+        ratio <= allowance_for(seen.recipe, name).high
+        for name, ratio in seen.rms.items()
+        if not (grouped and name in OF_KEYS)
+    )
+
+
+def under(answer: Answer, recipe: Recipe) -> Examined:
+    """The tests of all tensors under one reading."""
+    attention = answer.question.attention
+    noise = predict(attention, recipe, answer.geometry)
+    strata = strata_for(answer.geometry, attention.p, attention.k.shape[1])
+    rms = {name: rms_ratio(error, noise.sd[name]) for name, error in answer.errors.items()}
+
+    def of(name: str, noise: Noise) -> list[Test]:
+        strict = answer.declared and not (answer.grouped and name in OF_KEYS)
+        allowance = allowance_for(recipe, name, answer.workers)
+        if not strict:
+            allowance = widened(allowance, rms[name])
+        made = examine(
+            name, answer.errors[name], answer.question.truth[name], noise, strata[name],
+            allowance=allowance, direction=answer.question.directions[name],
+        )  # fmt: skip
+        return [test for test in made if strict or test.name in SYSTEMATIC]
+
+    by_name = {name: of(name, noise) for name in answer.errors}
+    raised = alarms([test for tests in by_name.values() for test in tests], answer.rate)
+    if any(test.tensor in READ_DELTA for test in raised) and recipe.outputs != recipe.merge:
+        # A backward may read o before its last rounding, which a recipe cannot say.
+        unrounded = predict(attention, recipe.replace(outputs=recipe.merge), answer.geometry)
+        again = {name: of(name, unrounded) for name in READ_DELTA if name in answer.errors}
+        if not alarms([test for tests in again.values() for test in tests], answer.rate):
+            by_name |= again
+    tests = [test for made in by_name.values() for test in made]
+    return Examined(recipe, answer.declared, rms, alarms(tests, answer.rate), len(tests))
+
+
+def rms_ratio(error: Any, sd: Any) -> float:
+    """Root mean square of error / sd over the elements that have noise."""
+    used = (sd > 0) & np.isfinite(error)
+    return float(np.sqrt(np.mean((error[used] / sd[used]) ** 2))) if used.any() else 1.0
+
+
+def widened(allowance: Allowance, ratio: float) -> Allowance:
+    """For a kernel that declares no recipe: as much noise as it shows is its own."""
+    return dataclasses.replace(allowance, high=max(allowance.high, 1.15 * ratio))
