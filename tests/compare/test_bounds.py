@@ -26,7 +26,7 @@ from ringspec.recipes import RECIPES, ROUNDING_POINTS, recipe
 from ringspec.spec import online_softmax
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
-SEEDS, SMALL = 10, (0, 9, 11)
+SEEDS, MANY_SEEDS, SMALL = 10, 60, (0, 9, 11)
 ENDS = {"o": "outputs", "lse": "lse", "dq": "gradients", "dk": "gradients", "dv": "gradients"}
 TYPICAL = Sizes(workers=4, keys=64, head_dim=16, queries=64, condition=20.0)
 
@@ -143,9 +143,14 @@ def test_every_recipe_stays_below_0_7_of_its_bounds(name):
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "bf16_partials", "float32"])
 def test_bounds_are_not_far_from_what_a_recipe_does(name):
-    """Over a few problems the largest error of a result comes to 1/200 of its bound and more."""
+    """The largest error of each result over the problems is at least 1/200 of its bound.
+
+    The limit holds with a margin of 2.5: over OpenBLAS's Nehalem, Haswell and SkylakeX kernels, one and
+    two threads, and NumPy without SIMD dispatch, the least of these maxima is 1/79 (float32, dk; lse in
+    16 bits 1/69). Ten problems do not suffice: in float32 the maximum of dk is then 1/151 to 1/224.
+    """
     worst = dict.fromkeys(("o", "lse", "dq", "dk", "dv"), 0.0)
-    for seed in range(SEEDS):
+    for seed in range(MANY_SEEDS):
         for verdict in verdicts(seed, name):
             if verdict.tensor in worst:
                 worst[verdict.tensor] = max(worst[verdict.tensor], verdict.error)
