@@ -45,23 +45,29 @@ def test_every_task_of_rounds_within_rounds_is_done_once(threads, sizes):
 
 
 def test_a_thread_without_tasks_takes_those_of_another_workers_block():
-    """Two long workers and one of many tasks: somebody else must do some of these."""
-    who: dict[int, set[int]] = {}
+    """Two short workers and one of many tasks: the other thread must do some of these."""
+    who: set[int] = set()
+    helped = threading.Event()
+
+    def first():
+        who.add(threading.get_ident())
+        helped.wait(20)
+
+    def later():
+        who.add(threading.get_ident())
+        if len(who) == 2:
+            helped.set()
 
     def worker(r):
-        def piece():
-            who.setdefault(r, set()).add(threading.get_ident())
-            time.sleep(0.005)
-
-        run_tasks([piece] * (1 if r else 40), 2)
+        run_tasks([lambda: None] if r else [first] + [later] * 39, 2)
 
     within_seconds(lambda: (each(worker, range(3), threads=2), True))
-    assert len(who[0]) == 2
+    assert len(who) == 2
 
 
 def test_a_thread_whose_own_tasks_are_done_goes_on_with_its_worker_and_takes_no_others():
     """A worker would wait for a task of another's block, and two threads for each other in turn."""
-    begun, took = threading.Event(), []
+    begun, helped, took = threading.Event(), threading.Event(), []
 
     def worker(r):
         def piece():
@@ -71,6 +77,10 @@ def test_a_thread_whose_own_tasks_are_done_goes_on_with_its_worker_and_takes_no_
             time.sleep(0.003)
             if r == 1:
                 took.append(threading.get_ident())
+                if len(set(took)) == 2:
+                    helped.set()
+                elif len(took) == 20:
+                    helped.wait(20)
 
         run_tasks([piece] * (2 if r == 0 else 40), 2)
         return threading.get_ident() in took
