@@ -28,12 +28,12 @@ def identical() -> None:
     wrong, number = [], 0
     for name, keywords in problems():
         x = inputs(number, tokens_of(keywords))
-        mine = ring_mpi(**x, **keywords, timeout=20)
+        mine = ring_mpi(**x, **keywords, timeout=60)
         if rank == number % W:  # the ranks share the work of comparing
             wrong += [f"{name}: {d}" for d in differences(mine, ring(**x, workers=W, **keywords))]
         number += 1
     x.pop("dy")
-    mine = ring_mpi(**x, layout=keywords["layout"], timeout=20)
+    mine = ring_mpi(**x, layout=keywords["layout"], timeout=60)
     wrong += differences(mine, ring(**x, workers=W, layout=keywords["layout"]))
     assert not wrong, wrong
     say(f"identical: {number + 1}")
@@ -43,13 +43,13 @@ def subrings() -> None:
     """Two rings of two share a batch: like one ring of two, but for sums over the batch."""
     for feature in ("causal", "dropout", "segments", "mask", "keep", "dlse", "bounds"):
         x, keywords = inputs(7, batch=4), option(feature, batch=4)
-        mine = ring_mpi(**x, **keywords, ring_size=2, root=0, timeout=20)
+        mine = ring_mpi(**x, **keywords, ring_size=2, root=0, timeout=60)
         assert (mine is None) == (rank != 0)
         if mine is not None:
             assert len(mine.workers) == 2
             assert not differences(mine, ring(**x, workers=2, **keywords)), feature
     x, keywords = inputs(7), option("sinks") | option("bias")
-    mine = ring_mpi(**x, **keywords, ring_size=2, timeout=20)
+    mine = ring_mpi(**x, **keywords, ring_size=2, timeout=60)
     halves = []
     for b in range(2):
         part = {name: value[b : b + 1] for name, value in x.items()}
@@ -77,7 +77,7 @@ def refusals() -> None:
         (NonFiniteError, {"v": np.where(rank == 3, np.nan, x["v"])}),
     ):
         try:
-            ring_mpi(**x | changed, timeout=20)
+            ring_mpi(**x | changed, timeout=60)
         except RingspecError as error:
             assert isinstance(error, kind), error
         else:
