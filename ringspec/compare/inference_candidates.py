@@ -67,6 +67,15 @@ class Candidate:
     terms: tuple[Term, ...]
     truncated: tuple[str, ...] = ()
 
+    @property
+    def meaning(self) -> tuple[object, ...]:
+        """What it says of the kernel: how P is rounded and the format at each point, without the order of sums."""
+        terms = (
+            (factor, r.p_relative_to or "block", *(getattr(r, point) for point in NOUNS))
+            for factor, r in self.terms
+        )
+        return (self.truncated, *terms)
+
 
 def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
     """The declared recipe first, then changes of one point, then the other recipes of its inputs.

@@ -142,7 +142,9 @@ def test_a_kernel_that_computes_otherwise_is_contradicted_in_words(lie):
 
 
 def fitted(name, margin, good=True, rms=1.0):
-    return Fit(Candidate(name, f"words of {name}", ((1.0, BF16),)), margin, good, {"o": rms})
+    """A candidate whose arithmetic is not that of one with another name."""
+    terms = ((float(len(name)), BF16),)
+    return Fit(Candidate(name, f"words of {name}", terms), margin, good, {"o": rms})
 
 
 def test_of_candidates_that_fit_alike_the_first_is_named():
@@ -178,6 +180,20 @@ def test_an_error_that_is_no_noise_fits_no_recipe():
 def test_a_recipe_that_was_not_declared_is_not_called_declared():
     said = concluded([fitted("bf16", 0.0)]).lines(was_declared=False)
     assert "taken as none is declared" in said[0] and "the declared recipe" not in said[0]
+
+
+@pytest.mark.parametrize("name", ["bf16_partials", "fp16_partials", "nki", "bf16"])
+def test_candidates_that_differ_in_the_order_of_summation_alone_are_one_with_the_same_words(name):
+    """Which of them fits best changes with the processor: their scores are swapped here."""
+    candidates = candidates_for(recipe(name))
+    found = []
+    for sign in (1, -1):
+        margins = [100.0] + [sign * 0.01 * n for n in range(1, len(candidates))]
+        fits = [Fit(c, margin) for c, margin in zip(candidates, margins, strict=True)]
+        found.append(concluded(fits).fits)
+    for fits in found:
+        assert len({fit.candidate.meaning for fit in fits}) == len(fits) < len(candidates)
+    assert {fit.candidate.words for fit in found[0]} == {fit.candidate.words for fit in found[1]}
 
 
 def test_partials_cannot_be_told_with_one_worker_and_the_declared_recipe_is_named():
