@@ -40,6 +40,11 @@ SMOKE = (
     "kernel-shape/contiguous-causal-w2",
     "kernel-shape/contiguous-w2",
     "kernel-shape/float32-causal-w2",
+    "kernel-shape/contiguous-causal-w4",
+    "kernel-shape/contiguous-w3",
+    "kernel-shape/striped-causal-w3",
+    "kernel-shape/zigzag-causal-w4",
+    "kernel-shape/float32-w4",
     "merge/two-parts",
 )
 RESHARDED = (2, 3, 4)

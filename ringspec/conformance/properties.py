@@ -7,7 +7,9 @@ Inputs are fixed, and each answer is compared with its own truth as well.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from ringspec.conformance.cases import Judgement, Outputs, RunCase
 from ringspec.conformance.drawing import (
     DTYPES,
     RINGS,
+    Look,
     Seen,
     call_for,
     dealt,
@@ -42,17 +45,33 @@ MASKS: dict[str, dict[str, Any]] = {
     "window": {"causal": True, "window": (20, 0)},
 }
 GRADIENTS = ("dq", "dk", "dv")
+MOST_TOKENS, MOST_WORKERS = (
+    96,
+    8,
+)  # exact truth takes seconds beyond, and so does starting processes
+WORKER_PROBLEMS = (
+    ("causal", "contiguous"),
+    ("causal", "striped"),
+    ("causal", "zigzag"),
+    ("full", "contiguous"),
+)
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Properties and special values; none of them in 'smoke'.
+    """Properties and special values; in 'smoke' rings of three workers and more alone.
 
     >>> [case.id for case in cases()][:2]
     ['property/rings/full-bf16', 'property/rings/full-f32']
     """
     if profile == "smoke":
-        return []
-    return [*ring_cases(), *linearity_cases(), *merge_cases(), *special_cases()]
+        return list(worker_cases())
+    return [
+        *ring_cases(),
+        *worker_cases(),
+        *linearity_cases(),
+        *merge_cases(),
+        *special_cases(),
+    ]
 
 
 def ring_cases() -> Iterator[RunCase]:
@@ -65,37 +84,99 @@ def ring_cases() -> Iterator[RunCase]:
 def over_rings(id: str, name: str, dtype: str, terms: dict[str, Any]) -> RunCase:
     problem = drawn(name, dtype, S=TOKENS, **terms)
     every = [dealt(problem, f"{id}-{layout}-w{w}", w, layout) for w, layout in RINGS]
+    return case_of_rings(
+        id,
+        "The same problem over every claimed ring size and layout gives the same results.",
+        lambda claims: every,
+        agree,
+        least=2,
+        rules=("LAYOUT-5", "RING-2"),
+        flags=("partials-rounded-to-16-bit", "zigzag-chunk-order", "striped-diagonal"),
+    )
 
-    def chosen(claims: Capabilities) -> list[Case]:
-        return [case for case in every if reason(claims, case) is None]
 
-    def reason(claims: Capabilities, case: Case) -> str | None:
+def case_of_rings(
+    id: str,
+    reason: str,
+    rings: Callable[[Capabilities], Sequence[Case]],
+    look: Look | None = None,
+    *,
+    least: int = 1,
+    **rest: Any,
+) -> RunCase:
+    """One case of a run from problems that differ in their rings: those that a target claims, one call each.
+
+    ``rings(claims)`` gives the problems to choose from; the case is claimed where at least ``least``
+    of them are.
+    """
+
+    every = rings(Capabilities())
+
+    def why(claims: Capabilities, case: Case) -> str | None:
         return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
 
+    def chosen(claims: Capabilities) -> list[Case]:
+        return [case for case in rings(claims) if why(claims, case) is None]
+
     def claimed(claims: Capabilities) -> str | None:
-        if len(chosen(claims)) >= 2:
+        if len(chosen(claims)) >= least:
             return None
-        first = next(filter(None, (reason(claims, case) for case in every)), "")
-        return f"fewer than two of its rings: {first}"
+        reasons = filter(None, (why(claims, case) for case in rings(claims) or every[:1]))
+        first = next(reasons, f"no ring of 3 or more workers with at most {MOST_TOKENS} tokens")
+        return first if least == 1 else f"fewer than {least} of its rings: {first}"
 
     def make(claims: Capabilities) -> list[Call]:
         return [call_for(claims, case) for case in chosen(claims)]
 
     def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
-        seen = Seen(claims, tuple(chosen(claims)), tuple(calls), tuple(outputs))
-        return judged(seen, agree)
+        return judged(Seen(claims, tuple(chosen(claims)), tuple(calls), tuple(outputs)), look)
 
     needs = {key: x for key, x in needs_of(every).items() if key not in PER_RING}
-    return RunCase(
-        id,
-        "The same problem over every claimed ring size and layout gives the same results.",
-        needs,
-        make,
-        judge,
-        rules=("LAYOUT-5", "RING-2"),
-        flags=("partials-rounded-to-16-bit", "zigzag-chunk-order", "striped-diagonal"),
-        claimed=claimed,
-    )
+    return RunCase(id, reason, needs, make, judge, claimed=claimed, **rest)
+
+
+def worker_cases() -> Iterator[RunCase]:
+    """One problem over claimed rings of three workers and more, whichever numbers these are."""
+    for mask, layout in WORKER_PROBLEMS:
+        for dtype in DTYPES:
+            id = f"property/workers/{mask}-{layout}-{dtype}"
+            yield case_of_rings(
+                id,
+                "Rings of the claimed numbers of workers from three on, where the direction matters.",
+                partial(worker_rings, id, mask, layout, dtype),
+                rules=("RING-1", "RING-2", "RING-4"),
+                flags=("ring-direction", "dkv-not-home"),
+            )
+
+
+def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabilities) -> list[Case]:
+    """The problem dealt to each of :func:`numbers_of_workers`."""
+    found = []
+    for workers in numbers_of_workers(claims):
+        tokens = tokens_for(workers, claims.tokens_multiple)
+        problem = drawn(f"workers-{mask}", dtype, S=tokens, **MASKS[mask])
+        found.append(dealt(problem, f"{id}-w{workers}", workers, layout))
+    return found
+
+
+def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
+    """The two smallest claimed W >= 3 and the largest up to 8, as far as few tokens do for them.
+
+    >>> numbers_of_workers(Capabilities(workers=(2, 4, 6, 8, 64)))
+    (4, 6, 8)
+    >>> numbers_of_workers(Capabilities()), numbers_of_workers(Capabilities(workers=(2,)))
+    ((3, 4), ())
+    """
+    several = sorted({3, 4} if claims.workers is None else {w for w in claims.workers if w >= 3})
+    fit = [w for w in several if tokens_for(w, claims.tokens_multiple) <= MOST_TOKENS]
+    few = {*fit[:2], *[w for w in fit if w <= MOST_WORKERS][-1:]}
+    return tuple(sorted(few))
+
+
+def tokens_for(workers: int, multiple: int) -> int:
+    """At least 24 tokens, of which every worker has an even number that is a multiple of ``multiple``."""
+    step = workers * math.lcm(2, multiple)
+    return step * -(-24 // step)
 
 
 PER_RING = ("workers", "layout", "tokens_per_worker")

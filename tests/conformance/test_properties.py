@@ -39,6 +39,7 @@ WRONG = [
         "o over 4 workers, contiguous is not",
     ),
     (wrong.local_indices, None, "property/rings/causal-f32", "over 2 workers, contiguous"),
+    (None, wrong.larger_on_four, "property/workers/causal-zigzag-bf16", "beyond"),
     (None, wrong.cubic_in_dy, "property/linearity/contiguous-w2-bf16", "dv is not linear in dy"),
     (wrong.ones_for_dy, None, "property/linearity/striped-w3-f32", "d[qkv] is not linear in dy"),
     (None, wrong.base_2_lse, "property/blocks-merged/bf16", "do not merge to attention"),
@@ -69,7 +70,7 @@ def test_rings_are_chosen_from_the_claims():
 def test_one_ring_alone_has_nothing_to_agree_with():
     claims = Capabilities(workers=(2,), formats=("bfloat16",))
     reason = BY_ID["property/rings/causal-bf16"].why_not(claims)
-    assert reason is not None and reason.startswith("fewer than two of its rings")
+    assert reason is not None and reason.startswith("fewer than 2 of its rings")
 
 
 def test_blocks_and_merge_must_both_be_claimed():
@@ -101,8 +102,9 @@ def test_the_third_dy_is_exactly_the_combination_of_the_other_two():
         assert not np.array_equal(dys[0], dys[1])
 
 
-def test_smoke_has_no_properties():
-    assert properties.cases("smoke") == []
+def test_smoke_has_rings_of_three_workers_and_more_and_no_other_property():
+    ids = [case.id for case in properties.cases("smoke")]
+    assert ids == [id for id in BY_ID if id.startswith("property/workers/")] != []
 
 
 def test_ids_and_inputs_do_not_change():
@@ -110,8 +112,14 @@ def test_ids_and_inputs_do_not_change():
     every = properties.cases()
     assert len({case.id for case in every}) == len(every)
     assert all(re.fullmatch(r"(property|special)(/[a-z0-9-]+){1,2}", case.id) for case in every)
+    first = [case for case in every if not case.id.startswith("property/workers/")]
+    assert digest_of(first[::11]) == "4077aa8bbbb1e075"
+    assert digest_of([case for case in every if case not in first]) == "8d394b0bbd82cc16"
+
+
+def digest_of(cases):
     digest = hashlib.sha256()
-    for case in sorted(every[::11], key=lambda case: case.id):
+    for case in sorted(cases, key=lambda case: case.id):
         for call in case.make(REFERENCES["float64"].capabilities):
             digest.update(f"{case.id} {fingerprint(call)}\n".encode())
-    assert digest.hexdigest()[:16] == "4077aa8bbbb1e075"
+    return digest.hexdigest()[:16]
