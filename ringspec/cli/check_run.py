@@ -105,7 +105,9 @@ def perform(
 
             options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
             summary = run(target, cases, spec=spec, **options)
-            footers = [writer.finish(summary.complete) for writer in lines]
+            # A replay was asked for single cases: all that they do not use would be listed.
+            coverage = None if profile == "replay" else summary.coverage
+            footers = [writer.finish(summary.complete, coverage) for writer in lines]
         report = Report(header, summary.records, footers[0])
         write_files(report, wanted)
         if not as_json:

@@ -13,7 +13,7 @@ import click
 from ringspec.cli import output
 from ringspec.conformance.diagnoser import most_likely
 from ringspec.conformance.outcome import FAILURES, Record
-from ringspec.conformance.report import Report, headline
+from ringspec.conformance.report import Report
 from ringspec.conformance.words import folded, record_text
 
 MOST_FAILURES, MOST_DETAILED = 20, 100
@@ -63,7 +63,8 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     show_unclaimed(report)
     show_diagnosis(report)
     assert report.footer is not None
-    click.echo(headline(report.footer["summary"]))
+    show_coverage(report.footer.get("coverage", {}))
+    click.echo(report.footer["headline"])
     for name, path in sorted(files.items()):
         click.echo(plain(f"{name}: {path}"))
 
@@ -114,6 +115,13 @@ def show_diagnosis(report: Report) -> None:
         ]
     text = [plain(line) for line in lines]
     click.echo("\n".join(folded(text, output.width())))
+
+
+def show_coverage(coverage: dict[str, Any]) -> None:
+    """What is claimed and was not tested, and how to have it tested."""
+    lines = [coverage.get("untested_line", ""), *coverage.get("hints", ())]
+    for line in filter(None, lines):
+        click.echo("\n".join(folded([plain(line)], output.width())))
 
 
 def show_unclaimed(report: Report) -> None:

@@ -44,7 +44,7 @@ class Checked:
     @property
     def headline(self) -> str:
         """'passed 14 of 14 claimed, 19 not claimed'."""
-        return headline(self.summary.counts)
+        return headline(self.summary.counts, self.summary.coverage.clauses)
 
     @property
     def diagnosis(self) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from ringspec.compare.explain import explain_all
 from ringspec.conformance.answers import Stop, ask, outputs_of, with_printed
 from ringspec.conformance.cases import Outputs, RunCase
 from ringspec.conformance.conventions import as_seen
+from ringspec.conformance.coverage import used_by
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.target import Target
 
@@ -31,8 +32,9 @@ def run_case(target: Target, case: RunCase, diagnose: Diagnose | None = None) ->
 def judged(target: Target, case: RunCase, diagnose: Diagnose | None) -> Record:
     """The outcome of a case that the target claims."""
     claims = target.capabilities
-    base = Record(case.id, "pass", case.needs, flags=case.flags, truth=case.truth)
     calls = list(case.make(claims))
+    used = used_by(case.needs, calls)
+    base = Record(case.id, "pass", case.needs, flags=case.flags, truth=case.truth, used=used)
     outputs: list[Outputs] = []
     printed = ""
     try:

@@ -44,6 +44,7 @@ def junit(report: Report) -> str:
         **totals,
         timestamp=clean(str(report.header.get("started", ""))),
     )
+    suite.append(properties(report))
     suite.extend(cases)
     suites = element("testsuites", **totals)
     suites.append(suite)
@@ -51,6 +52,24 @@ def junit(report: Report) -> str:
     return (
         '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, "unicode") + "\n"
     )
+
+
+def properties(report: Report) -> ElementTree.Element:
+    """The verdict and what was not tested, where the report has them."""
+    footer = report.footer or {}
+    coverage = footer.get("coverage") or {}
+    values = {
+        "verdict": footer.get("headline", ""),
+        "not tested": coverage.get("untested_line", ""),
+        "hint": " ".join(coverage.get("hints", ())),
+    }
+    made = element("properties")
+    made.extend(
+        element("property", name=name, value=clean(value))
+        for name, value in values.items()
+        if value
+    )
+    return made
 
 
 def case_element(record: Record, target: str) -> ElementTree.Element:

@@ -54,7 +54,8 @@ class Record:
     ``reason``: why it is not claimed, or on the list of expected failures. ``message`` says what is wrong; in a pass it
     is what the target printed, if anything. ``findings``: one for each compared tensor and worker.
     ``truth`` says which values it was compared with, ``seconds`` how long the case took, ``flags``
-    which known bugs the case would find. ``picture``, ``noise``, ``diagnosis``: attention pattern,
+    which known bugs the case would find, ``used`` the claimed values that its calls used, by kind
+    (:func:`ringspec.conformance.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: attention pattern,
     statistics and named bug where there are any, as plain data.
     """
 
@@ -70,3 +71,4 @@ class Record:
     picture: dict[str, Any] | None = None
     noise: dict[str, Any] | None = None
     diagnosis: dict[str, Any] | None = None
+    used: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,6 @@ installed, ``-p ringspec.conformance.pytest_plugin`` does. It does nothing to ot
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -65,26 +64,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("ringspec_case", cases, ids=[case.id for case in cases])
 
 
-def records_of(reporter: Any) -> list[tuple[str, str]]:
-    """(id, outcome) of all cases that have come back, from other processes too."""
+def records_of(reporter: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    """(id, outcome, used values) of all cases that have come back, from other processes too."""
     return [
-        (id, outcome)
+        (id, outcome, used)
         for reports in reporter.stats.values()
         for report in reports
         for name, value in getattr(report, "user_properties", ())
         if name == "ringspec" and report.when == "call"
-        for id, outcome in [json.loads(value)]
+        for id, outcome, used in [json.loads(value)]
     ]
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The headline, which counts what is not claimed."""
-    found = dict(records_of(terminalreporter))
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The headline, which counts what is not claimed, and what is claimed and was not tested."""
+    found = {one[0]: one for one in records_of(terminalreporter)}
     if found:
-        from ringspec.conformance.report import headline
+        from ringspec.conformance.coverage import coverage_of
+        from ringspec.conformance.outcome import Record
+        from ringspec.conformance.report import counts_of, headline
 
+        records = [Record(id, outcome, used=used) for id, outcome, used in found.values()]
+        coverage = coverage_of(session_run(config).target.capabilities, records)
         terminalreporter.section("ringspec")
-        terminalreporter.write_line(headline(Counter(found.values())))
+        for line in filter(None, (coverage.line, *coverage.hints)):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(headline(counts_of(records), coverage.clauses))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,7 +97,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[N
     """Zero executed cases is a failure: skips must not look like a pass."""
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    found = [outcome for _, outcome in records_of(reporter)] if reporter is not None else []
+    found = [outcome for _, outcome, _ in records_of(reporter)] if reporter is not None else []
     none_executed = bool(found) and set(found) <= {"not claimed", "not run"}
     if none_executed and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED

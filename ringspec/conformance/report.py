@@ -13,7 +13,7 @@ import math
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +23,15 @@ import numpy as np
 
 import ringspec
 from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.coverage import Coverage
 from ringspec.conformance.outcome import FAILURES, OUTCOMES, Record
-from ringspec.conformance.report_lines import lines_of, read_header, read_record, refuse
+from ringspec.conformance.report_lines import (
+    check_coverage,
+    lines_of,
+    read_header,
+    read_record,
+    refuse,
+)
 
 FORMAT = "ringspec-report-1"
 MAX_BYTES = 1 << 28
@@ -58,8 +65,10 @@ def counts_of(records: Iterable[Record]) -> dict[str, int]:
     return {outcome: counted[outcome] for outcome in OUTCOMES if counted[outcome]}
 
 
-def headline(counts: Mapping[str, int]) -> str:
+def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
     """One sentence for a whole run, from ``counts`` of cases by outcome.
+
+    ``clauses`` say what was not tested (:attr:`ringspec.conformance.coverage.Coverage.clauses`).
 
     >>> headline({"pass": 7, "mismatch": 1, "not claimed": 3, "expected failure": 1, "not run": 2})
     'passed 7 of 9 claimed, 3 not claimed; 1 expected failure; 2 not run'
@@ -79,7 +88,7 @@ def headline(counts: Mapping[str, int]) -> str:
     ):
         if count := counts.get(outcome, 0):
             parts.append(f"{count} {outcome if count == 1 else plural}")
-    return "; ".join(parts + (["no case was executed"] if claimed == 0 else []))
+    return "; ".join([*parts, *(["no case was executed"] if claimed == 0 else []), *clauses])
 
 
 def is_success(counts: Mapping[str, int]) -> bool:
@@ -152,11 +161,10 @@ class ReportWriter:
         self.counted[record.outcome] += 1
         self.line(case_line(record))
 
-    def finish(self, complete: bool) -> dict[str, Any]:
-        """Writes the footer and returns it."""
-        footer = footer_of(
-            {name: self.counted[name] for name in OUTCOMES if self.counted[name]}, complete
-        )
+    def finish(self, complete: bool, coverage: Coverage | None = None) -> dict[str, Any]:
+        """Write the footer and return it. ``coverage``: what was not tested; None: not known."""
+        counts = {name: self.counted[name] for name in OUTCOMES if self.counted[name]}
+        footer = footer_of(counts, complete, None if coverage is None else coverage.as_dict())
         self.line(footer)
         return footer
 
@@ -167,13 +175,21 @@ def case_line(record: Record) -> dict[str, Any]:
     return data
 
 
-def footer_of(counts: Mapping[str, int], complete: bool) -> dict[str, Any]:
-    """The last line. A run with cases that were not run is not complete."""
+def footer_of(
+    counts: Mapping[str, int], complete: bool, coverage: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The last line. A run with cases that were not run is not complete.
+
+    ``coverage``: what the run did not test, as :meth:`ringspec.conformance.coverage.Coverage.as_dict`
+    gives it; None: not known, and the line says nothing of it.
+    """
+    known = {} if coverage is None else {"coverage": dict(coverage)}
     return {
         "kind": "footer",
         "summary": dict(counts),
         "complete": bool(complete and not counts.get("not run")),
-        "headline": headline(counts),
+        "headline": headline(counts, (coverage or {}).get("clauses", ())),
+        **known,
     }
 
 
@@ -239,7 +255,9 @@ def report_from(data: bytes, what: str, *, partial: bool = False) -> Report:
 
 def check_footer(footer: dict[str, Any], records: tuple[Record, ...], what: str) -> None:
     """The footer says what the lines say."""
-    complete = footer.get("complete")
-    due = footer_of(counts_of(records), complete is True)
+    complete, coverage = footer.get("complete"), footer.get("coverage")
+    if coverage is not None:
+        check_coverage(coverage, f"coverage in the footer of {what}")
+    due = footer_of(counts_of(records), complete is True, coverage)
     if type(complete) is not bool or footer != due:
         refuse(f"the footer {json.dumps(due)} under the cases of {what}", footer)

@@ -92,7 +92,7 @@ def read_record(line: dict[str, Any], what: str) -> Record:
         text(data.get(name, ""), f"{name} in {what}")
     if data["outcome"] not in OUTCOMES:
         refuse(f"an outcome in {what}", data["outcome"])
-    for name in ("needs", "picture", "noise", "diagnosis"):
+    for name in ("needs", "picture", "noise", "diagnosis", "used"):
         if not isinstance(data.get(name) or {}, dict):
             refuse(f"an object as {name} in {what}", data[name])
     if "seconds" in data:
@@ -122,6 +122,28 @@ def read_finding(line: Any, what: str) -> Finding:
         refuse(f"a list as where in {what}", data["where"])
     data["where"] = tuple(whole(one, f"where in {what}") for one in data.get("where", []))
     return Finding(**data)
+
+
+def check_coverage(line: Any, what: str) -> None:
+    """What a run did not test: texts, and lists of names and numbers by kind of claim."""
+    if not isinstance(line, dict) or set(line) != {"untested", "untested_line", "clauses", "hints"}:
+        refuse(f"untested, untested_line, clauses and hints as {what}", line)
+    text(line["untested_line"], what)
+    for name in ("clauses", "hints"):
+        for one in listed(line[name], f"{name} of {what}"):
+            text(one, f"{name} of {what}")
+    if not isinstance(line["untested"], dict):
+        refuse(f"an object as untested of {what}", line["untested"])
+    for kind, values in line["untested"].items():
+        for value in listed(values, f"{kind} of {what}"):
+            if not isinstance(value, str):
+                whole(value, f"{kind} of {what}")
+
+
+def listed(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        refuse(f"a list as {what}", value)
+    return value
 
 
 def text(value: Any, what: str) -> str:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ringspec.conformance.cases import RunCase
+from ringspec.conformance.coverage import Coverage, coverage_of
 from ringspec.conformance.execute import Diagnose
 from ringspec.conformance.outcome import FAILURES, OUTCOMES, Record
 from ringspec.conformance.pool import executed
@@ -23,10 +24,14 @@ PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole run: its ``records``. ``complete`` is False where Ctrl-C ended it: the rest is 'not run'."""
+    """A whole run: its ``records``. ``complete`` is False where Ctrl-C ended it: the rest is 'not run'.
+
+    ``coverage``: what the target claims and no executed case used.
+    """
 
     records: tuple[Record, ...]
     complete: bool = True
+    coverage: Coverage = Coverage()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -105,8 +110,12 @@ def run(
         for case in chosen[len(records) :]:
             records.append(Record(case.id, "not run", case.needs, flags=case.flags))
             report(records, len(chosen), None, sink)
-        return Summary(tuple(records), complete=False)
-    return Summary(tuple(records))
+        return summary_of(target, records, complete=False)
+    return summary_of(target, records)
+
+
+def summary_of(target: Target, records: Sequence[Record], complete: bool = True) -> Summary:
+    return Summary(tuple(records), complete, coverage_of(target.capabilities, records))
 
 
 def report(records: list[Record], total: int, progress: Progress | None, sink: Sink | None) -> None:

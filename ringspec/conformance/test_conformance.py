@@ -16,7 +16,7 @@ from ringspec.conformance.words import record_text
 
 def test_case(ringspec_run: Any, ringspec_case: Any, record_property: Any) -> None:
     record = ringspec_run.record(ringspec_case)
-    record_property("ringspec", json.dumps([record.id, record.outcome]))
+    record_property("ringspec", json.dumps([record.id, record.outcome, record.used]))
     if record.outcome == "not claimed":
         pytest.skip(f"not claimed: {record.reason}")
     if record.outcome == "expected failure":

@@ -123,9 +123,24 @@ def top(header: Mapping[str, Any], footer: Mapping[str, Any] | None, cases: Sequ
         incomplete,
         bar(counts),
         element("ul", *counted, class_="counts"),
+        *untested(described((footer or {}).get("coverage"))),
         *(element("p", note, class_="note") for note in target.get("notes", ()) or ()),
         element("nav", *links),
     )
+
+
+def untested(coverage: Mapping[str, Any]) -> list[Html]:
+    """What is claimed and was not tested, each value, and how to have it tested."""
+    kinds = described(coverage.get("untested"))
+    listed = [
+        element("li", f"{str(kind).replace('_', ' ')}: {', '.join(map(str, values))}")
+        for kind, values in kinds.items()
+    ]
+    hints = [element("p", hint, class_="note") for hint in coverage.get("hints", ())]
+    if not listed:
+        return hints
+    title = element("summary", "Claimed, but used by no executed case")
+    return [*hints, element("details", title, element("ul", *listed), id="untested")]
 
 
 def bar(counts: Counter[str]) -> Html:
