@@ -58,9 +58,11 @@ def backward(
     sums = Gradients(*zeros, dbias)
     # What is subtracted from dP. With dlse it is delta - dlse, which a ring sends in place of delta.
     shift = delta if dlse is None else [x - y for x, y in zip(delta, dlse, strict=True)]
-    for step in range(ring.workers):
-        for worker in range(ring.workers):
-            add_block(ring, sums, way, worker, owner(ring, worker, step), dy, lse, shift)
+    # Hidden pairs may hold numbers whose products overflow.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for step in range(ring.workers):
+            for worker in range(ring.workers):
+                add_block(ring, sums, way, worker, owner(ring, worker, step), dy, lse, shift)
     if way.random_order:
         for i in np.random.default_rng(0).permutation(len(sums.parts)):
             worker, rows, part = sums.parts[i]
@@ -95,7 +97,11 @@ def add_block(
         for columns in cuts(ring.k[b].shape[2], way.columns):
             tile = tile_of(ring, a, b, rows, columns)
             p = ring.exp(tile.s - ring.units(finite(row_lse)))
-            dz = p * dp_minus(ring, tile, dy_rows, row_shift, way)
+            # Hidden pairs are selected away, not multiplied by 0: their dP may be infinite. The lse
+            # of a row without keys may come with a block that it could see.
+            live = (tile.s > -np.inf) & (row_lse > -np.inf)
+            p = np.where(live, p, np.zeros_like(p))
+            dz = np.where(live, p * dp_minus(ring, tile, dy_rows, row_shift, way), np.zeros_like(p))
             if tile.tanh is not None:
                 dz = dz * (1 - tile.tanh * tile.tanh)
             operand = ring.operand(dz)

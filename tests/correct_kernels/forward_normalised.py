@@ -36,7 +36,7 @@ def by_sigmoid(one: Part, two: Part) -> Part:
     nothing_old, nothing_new = lse == -np.inf, new_lse == -np.inf
     merged_o = np.where(nothing_old, new_o, np.where(nothing_new, o, merged_o))
     merged_lse = np.where(nothing_old, new_lse, np.where(nothing_new, lse, merged_lse))
-    return merged_o, merged_lse
+    return np.where(nothing_old & nothing_new, np.zeros_like(merged_o), merged_o), merged_lse
 
 
 def merge_all(combine: Callable[[Part, Part], Part], parts: list[Part]) -> Part:
