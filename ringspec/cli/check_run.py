@@ -19,7 +19,14 @@ from ringspec.conformance.junit import junit
 from ringspec.conformance.load import asked_of, load_target
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.project import target_or_default
-from ringspec.conformance.report import Report, ReportWriter, make_header, report_lines
+from ringspec.conformance.report import (
+    Report,
+    ReportWriter,
+    changed_since,
+    computed_with,
+    make_header,
+    report_lines,
+)
 from ringspec.conformance.runner import Summary, check_expected, run, selected
 from ringspec.errors import DestinationError, UnknownNameError, nearest, shown
 from ringspec.render import page
@@ -107,7 +114,8 @@ def perform(
             summary = run(target, cases, spec=spec, **options)
             # A replay was asked for single cases: all that they do not use would be listed.
             coverage = None if profile == "replay" else summary.coverage
-            footers = [writer.finish(summary.complete, coverage) for writer in lines]
+            changed = changed_since(header, computed_with(target, spec))
+            footers = [writer.finish(summary.complete, coverage, changed) for writer in lines]
         report = Report(header, summary.records, footers[0])
         write_files(report, wanted)
         if not as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from ringspec.cli import output
+from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.diagnoser import most_likely
 from ringspec.conformance.outcome import FAILURES, Record
 from ringspec.conformance.report import Report
@@ -43,8 +45,24 @@ def show_head(header: dict[str, Any], count: int) -> None:
     click.echo(
         f"profile {header['profile']}, {cases}; ringspec {versions['ringspec']}, specification "
         f"{versions['specification']}, vectors {vectors['name']} {vectors['set_version']} "
-        f"({vectors['digest'][:12]})\n"
+        f"({vectors['digest'][:12]})"
     )
+    for line in computed_with(header["versions"], header["files"]):
+        click.echo(plain(line))
+    click.echo()
+
+
+def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
+    """The packages that compute, each with the file that it was imported from.
+
+    >>> computed_with({"torch": "2.13.0", "numpy": "2.4.6"}, {"torch": "/x/torch/__init__.py"})
+    ['computed with torch 2.13.0 (/x/torch/__init__.py)']
+    """
+    names = [name for name in files if name not in ("numpy", "python")]
+    # Said where it is not the one that the reader started.
+    names += ["python"] if files.get("python", sys.executable) != sys.executable else []
+    said = Installed(versions, files)
+    return [f"computed with {said.of(name)}" for name in names]
 
 
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
@@ -63,10 +81,20 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     show_unclaimed(report)
     show_diagnosis(report)
     assert report.footer is not None
+    show_changed(report.header, report.footer)
     show_coverage(report.footer.get("coverage", {}))
     click.echo(report.footer["headline"])
     for name, path in sorted(files.items()):
         click.echo(plain(f"{name}: {path}"))
+
+
+def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:
+    """Packages that the calls imported from elsewhere than the head of the report says."""
+    first = Installed(header["versions"], header["files"])
+    last = first.merged(Installed(footer.get("versions", {}), footer.get("files", {})))
+    names = [*footer.get("versions", {}), *footer.get("files", {})]
+    for name in dict.fromkeys(names):
+        click.echo(plain(f"the calls computed with {last.of(name)}, and not {first.of(name)}"))
 
 
 def show_record(record: Record, report: Report, details: bool) -> None:

@@ -10,7 +10,7 @@ import re
 from xml.etree import ElementTree
 
 from ringspec.conformance.outcome import FAILURES, Record
-from ringspec.conformance.report import Report
+from ringspec.conformance.report import CHANGING, Report
 from ringspec.conformance.words import record_text
 
 ERRORS = ("error", "garbage", "exit", "crash", "timeout")
@@ -55,7 +55,7 @@ def junit(report: Report) -> str:
 
 
 def properties(report: Report) -> ElementTree.Element:
-    """The verdict and what was not tested, where the report has them."""
+    """The verdict, what was not tested, versions, and the files that packages were imported from."""
     footer = report.footer or {}
     coverage = footer.get("coverage") or {}
     values = {
@@ -63,9 +63,12 @@ def properties(report: Report) -> ElementTree.Element:
         "not tested": coverage.get("untested_line", ""),
         "hint": " ".join(coverage.get("hints", ())),
     }
+    for kind in CHANGING:
+        named = {**report.header.get(kind, {}), **footer.get(kind, {})}
+        values |= {f"{kind} {name}": value for name, value in named.items()}
     made = element("properties")
     made.extend(
-        element("property", name=name, value=clean(value))
+        element("property", name=clean(name), value=clean(value))
         for name, value in values.items()
         if value
     )

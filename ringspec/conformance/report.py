@@ -22,6 +22,7 @@ from typing import Any, TextIO
 import numpy as np
 
 import ringspec
+from ringspec.conformance.adapters.versions import Installed, installed, under_test
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.coverage import Coverage
 from ringspec.conformance.outcome import FAILURES, OUTCOMES, Record
@@ -31,11 +32,13 @@ from ringspec.conformance.report_lines import (
     read_header,
     read_record,
     refuse,
+    texts_by_name,
 )
 
 FORMAT = "ringspec-report-1"
 MAX_BYTES = 1 << 28
 MAX_CASES = 100_000
+CHANGING = ("versions", "files")
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,11 @@ def make_header(
 ) -> dict[str, Any]:
     """The first line: what was run on what. ``spec`` is TARGET as it was written.
 
-    ``vectors`` names the golden set: name, set_version, digest.
+    ``vectors`` names the golden set: name, set_version, digest. ``versions`` and ``files`` are those of
+    the process that computes, where the target says them (:func:`computed_with`).
     """
     claims: Capabilities = target.capabilities
+    have = computed_with(target, spec)
     notes = getattr(target, "notes", ())
     return {
         "kind": "header",
@@ -119,12 +124,14 @@ def make_header(
             "notes": [notes] if isinstance(notes, str) else [str(note) for note in notes],
         },
         "versions": {
-            "ringspec": ringspec.__version__,
-            "specification": ringspec.SPEC_VERSION,
             "python": platform.python_version(),
             "numpy": np.__version__,
             **{str(name): str(one) for name, one in getattr(target, "versions", {}).items()},
+            **have.versions,
+            "ringspec": ringspec.__version__,
+            "specification": ringspec.SPEC_VERSION,
         },
+        "files": dict(have.files),
         "capabilities": plain(claims.as_dict()),
         "machine": {
             "system": platform.system(),
@@ -135,6 +142,37 @@ def make_header(
         "profile": profile,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def computed_with(target: Any, spec: str) -> Installed:
+    """What the process that computes has of the packages under test.
+
+    The target says it in ``installed``, read in its own processes. Of a target that has none, and so
+    computes where it is loaded, it is the top package of its ``spec``.
+    """
+    have = getattr(target, "installed", None)
+    if isinstance(have, Installed):
+        return have
+    outside = spec.startswith(("cmd:", "dir:"))
+    return Installed() if outside else installed(under_test((), spec), imported=True)
+
+
+def changed_since(header: Mapping[str, Any], have: Installed) -> dict[str, dict[str, str]]:
+    """What a header does not say of the packages that the calls did import: versions and files.
+
+    >>> header = {"versions": {"a": "2"}, "files": {"a": "/x/a.py"}}
+    >>> changed_since(header, Installed({"a": "1"}, {"a": "/x/a.py"}))
+    {'versions': {'a': '1'}}
+    """
+    changed = {
+        kind: {
+            name: text
+            for name, text in getattr(have, kind).items()
+            if header.get(kind, {}).get(name) != text and name not in ("ringspec", "specification")
+        }
+        for kind in CHANGING
+    }
+    return {kind: texts for kind, texts in changed.items() if texts}
 
 
 class ReportWriter:
@@ -161,10 +199,19 @@ class ReportWriter:
         self.counted[record.outcome] += 1
         self.line(case_line(record))
 
-    def finish(self, complete: bool, coverage: Coverage | None = None) -> dict[str, Any]:
-        """Write the footer and return it. ``coverage``: what was not tested; None: not known."""
+    def finish(
+        self,
+        complete: bool,
+        coverage: Coverage | None = None,
+        changed: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Write the footer and return it.
+
+        ``coverage``: what was not tested; None: not known. ``changed`` is from :func:`changed_since`.
+        """
         counts = {name: self.counted[name] for name in OUTCOMES if self.counted[name]}
-        footer = footer_of(counts, complete, None if coverage is None else coverage.as_dict())
+        known = None if coverage is None else coverage.as_dict()
+        footer = footer_of(counts, complete, known) | dict(changed or {})
         self.line(footer)
         return footer
 
@@ -259,5 +306,8 @@ def check_footer(footer: dict[str, Any], records: tuple[Record, ...], what: str)
     if coverage is not None:
         check_coverage(coverage, f"coverage in the footer of {what}")
     due = footer_of(counts_of(records), complete is True, coverage)
-    if type(complete) is not bool or footer != due:
+    said = {name: value for name, value in footer.items() if name not in CHANGING}
+    for name in footer.keys() & set(CHANGING):
+        texts_by_name(footer[name], f"{name} in the footer of {what}")
+    if type(complete) is not bool or said != due:
         refuse(f"the footer {json.dumps(due)} under the cases of {what}", footer)

@@ -67,7 +67,16 @@ def read_header(line: dict[str, Any], what: str, format: str) -> dict[str, Any]:
             refuse(f"a {kind.__name__} as {name} in the header of {what}", line.get(name))
     if line["format"] != format:
         refuse(f"the format {format} in {what}", line["format"])
+    for name in ("versions", "files"):
+        texts_by_name(line.get(name, {}), f"{name} in the header of {what}")
     return line
+
+
+def texts_by_name(value: Any, what: str) -> None:
+    if not isinstance(value, dict):
+        refuse(f"an object as {what}", value)
+    for entry in value.values():
+        text(entry, what)
 
 
 def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:

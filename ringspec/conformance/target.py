@@ -139,7 +139,8 @@ class Target(Protocol):
     """``name`` for the report, ``capabilities`` as data, ``run`` for one call at a time.
 
     Optional: ``close()``, called once at the end; ``notes``, sentences for the report; ``printed``, what
-    a target with processes of its own wrote during the last call.
+    a target with processes of its own wrote during the last call; ``installed``
+    (:class:`~ringspec.conformance.adapters.versions.Installed`), which packages these processes have.
     """
 
     @property

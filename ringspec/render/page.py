@@ -45,7 +45,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
             section("errors", "Errors by tensor and worker", *errors(cases)),
             section("unclaimed", "Not claimed", *unclaimed(cases)),
             section("cases", f"All cases ({len(cases)})", *table(cases)),
-            section("run", "The run", run_details(header)),
+            section("run", "The run", run_details(header, footer)),
         ),
         element("script", Html(asset("page.js"))),
     )
@@ -219,10 +219,12 @@ def table(cases: Sequence[Case]) -> list[Html]:
     return [filters, element("div", all_cases(cases), class_="wide")]
 
 
-def run_details(header: Mapping[str, Any]) -> Html:
-    """Everything of the header, as it is."""
+def run_details(header: Mapping[str, Any], footer: Mapping[str, Any] | None) -> Html:
+    """Everything of the header, as it is, and what the footer says otherwise of versions."""
     rows: list[Html] = []
-    for name, value in header.items():
+    later = {f"later {kind}": (footer or {}).get(kind) for kind in ("versions", "files")}
+    said = {**header, **{name: value for name, value in later.items() if value}}
+    for name, value in said.items():
         if name in ("kind", "format"):
             continue
         entries = value if isinstance(value, Mapping) else {"": value}

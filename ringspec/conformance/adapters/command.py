@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ringspec.conformance.adapters.process import Program
+from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.adapters.wire import (
     PROTOCOL,
     Claims,
@@ -29,6 +30,7 @@ from ringspec.conformance.adapters.wire import (
     line_of,
     message_of,
     read_result,
+    said_installed,
 )
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.target import (
@@ -57,8 +59,8 @@ class CommandTarget:
 
     ``command``: text (split as a shell would, but run without one) or a list of arguments.
     ``timeout``: seconds for the answer to one call; ``start_timeout``: for the answer to hello.
-    ``name``, ``capabilities`` and ``notes`` come from the program, which is started when they are
-    first asked for; OptionError where it does not say them. ``run`` raises Refused, Crashed,
+    ``name``, ``capabilities``, ``notes`` and ``installed``, the versions that it says, come from the
+    program, which is started when they are first asked for; OptionError where it does not say them. ``run`` raises Refused, Crashed,
     Exited, TimedOut, Garbage, Mutated where the inputs file is not as it was, and Failed where the
     program says that it could not; ``log`` is what the
     program wrote to stderr during the last call, at most its last 64 KiB.
@@ -79,6 +81,7 @@ class CommandTarget:
         self.start_timeout = start_timeout
         self.log = ""
         self._claims: Claims | None = None
+        self._installed = Installed()
         self._program: Program | None = None
         self._lock = threading.RLock()
 
@@ -96,6 +99,11 @@ class CommandTarget:
     @property
     def notes(self) -> tuple[str, ...]:
         return self.claims().notes
+
+    @property
+    def installed(self) -> Installed:
+        self.claims()
+        return self._installed
 
     def claims(self) -> Claims:
         """What the program answered to hello."""
@@ -125,7 +133,9 @@ class CommandTarget:
                     data = inputs_file(call)
                     inputs.write_bytes(data)
                     message = call_message(call, str(inputs), str(folder / RESULT))
-                    check_answer(asked(program, message, self.timeout), call.id)
+                    answer = asked(program, message, self.timeout)
+                    check_answer(answer, call.id)
+                    self._installed = self._installed.merged(said_installed(answer))
                     result = read_result(folder, RESULT, call)
                     check_unchanged(folder, inputs.name, data)
                     return result
@@ -146,7 +156,9 @@ class CommandTarget:
             self._program = Program(self.command)
             message = {"kind": "hello", "protocol": PROTOCOL}
             answer = asked(self._program, message, self.start_timeout)
-            self._claims = self._claims or hello_answer(answer, self.command)
+            claims = hello_answer(answer, self.command)
+            self._claims = self._claims or claims
+            self._installed = self._installed.merged(claims.installed)
         return self._program
 
     @contextlib.contextmanager

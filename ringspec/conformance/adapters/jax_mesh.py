@@ -13,22 +13,23 @@ cannot be forked, and the number of CPU devices is fixed when JAX starts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import ringspec
+from ringspec.conformance.adapters import rank_start
 from ringspec.conformance.adapters.command import CommandTarget
 from ringspec.conformance.adapters.torch_processes import check_operation, named
-from ringspec.conformance.adapters.versions import installed
+from ringspec.conformance.adapters.versions import Installed, under_test
 from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.target import Call, Result
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 
 PLATFORMS = ("cpu", "gpu")
+WORKER = "ringspec.conformance.adapters.jax_worker"
 START_SECONDS = 120.0
 CALL_SECONDS = 120.0
 
@@ -43,8 +44,9 @@ class JaxTarget:
     ``devices``       how many CPU devices there are: the largest W. GPUs are as many as there are
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report
     ``timeout``       seconds for one call, which JAX compiles; ``start_timeout`` for importing JAX
-    ``python``        the interpreter of the process: one that has jax, NumPy and ml_dtypes
-    ``packages``      distributions whose versions the report names
+    ``python``        the interpreter of the process: one that has jax, NumPy and ml_dtypes; it
+                      needs no ringspec, and nothing that it has is shadowed
+    ``packages``      distributions whose versions the report names, beside the function's own package
 
     64-bit types are enabled for float64 calls and for no others. Results come back in the dtype that
     the function gave them. ``run`` raises Refused, Failed (an exception, with its traceback), Crashed,
@@ -81,7 +83,7 @@ class JaxTarget:
         self.devices = devices
         self.options = plain(options or {})
         self.notes = notes
-        self.versions = installed(packages, self.python)
+        self.packages = under_test(packages, self.function)
         self.timeout = CALL_SECONDS if timeout is None else timeout
         self.start_timeout = start_timeout
         self._program: CommandTarget | None = None
@@ -92,10 +94,22 @@ class JaxTarget:
     def run(self, call: Call) -> Result:
         """One call on the first ``call.workers`` devices."""
         check_operation(call)
+        program = self.program()
+        program.timeout = self.timeout
+        return program.run(call)
+
+    def program(self) -> CommandTarget:
+        """The process, which starts when it is first asked something."""
         if self._program is None:
             self._program = CommandTarget(self.command(), start_timeout=self.start_timeout)
-        self._program.timeout = self.timeout
-        return self._program.run(call)
+        return self._program
+
+    @property
+    def installed(self) -> Installed:
+        """What the process has of ``packages``, as far as it can be started."""
+        with contextlib.suppress(OptionError):  # which each case will tell
+            return self.program().installed
+        return Installed()
 
     @property
     def printed(self) -> str:
@@ -117,7 +131,6 @@ class JaxTarget:
             "options": self.options,
             "platform": self.platform,
             "devices": self.devices,
-            # The process finds what this one finds, whatever started this one.
-            "path": [str(Path(ringspec.__file__).parent.parent)],
+            "packages": self.packages,
         }
-        return (self.python, str(Path(__file__).with_name("jax_worker.py")), json.dumps(setup))
+        return (self.python, str(rank_start.__file__), WORKER, json.dumps(setup))

@@ -13,7 +13,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
+
+from ringspec.conformance.adapters.versions import installed
 
 AXIS = "workers"
 MOST_TEXT = 1900
@@ -141,8 +144,13 @@ def derived(
     return gradients
 
 
-def answer(function: Callable[..., Any] | str, message: Message) -> Message:
-    """The answer to one call, whatever happens; its results lie in the file that it names."""
+def answer(
+    function: Callable[..., Any] | str, message: Message, packages: tuple[str, ...] = ()
+) -> Message:
+    """The answer to one call, whatever happens; its results lie in the file that it names.
+
+    It says which of the ``packages`` this process has imported by then.
+    """
     from ringspec.conformance.target import Refused
     from ringspec.tensorfile import read_tensors, write_tensors
 
@@ -155,7 +163,8 @@ def answer(function: Callable[..., Any] | str, message: Message) -> Message:
         return {"kind": "refused", "id": message["id"], "reason": str(refused)}
     except Exception:
         return {"kind": "error", "id": message["id"], "message": last_of_traceback()}
-    return {"kind": "result", "id": message["id"]}
+    have = asdict(installed(packages, imported=True))
+    return {"kind": "result", "id": message["id"]} | have
 
 
 def last_of_traceback() -> str:
@@ -178,11 +187,15 @@ def loaded(setup: Mapping[str, Any]) -> Callable[..., Any] | str:
         return last_of_traceback()
 
 
+def hello(message: Message, setup: Mapping[str, Any]) -> Message:
+    """The answer to hello: the function's name, and what this process has of the packages."""
+    have = asdict(installed(setup["packages"]))
+    return {"kind": "hello", "protocol": message["protocol"], "name": setup["function"]} | have
+
+
 def main() -> None:
     """Answer requests until the control stream ends."""
     setup = json.loads(sys.argv[1])
-    # Python put this script's folder there, where a module of any name might lie.
-    sys.path[:1] = ["", *setup["path"]]
     control = os.fdopen(os.dup(0), encoding="utf-8")
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -192,11 +205,10 @@ def main() -> None:
     function = loaded(setup)
     for line in control:
         message = json.loads(line)
-        reply = (
-            {"kind": "hello", "protocol": message["protocol"], "name": setup["function"]}
-            if message["kind"] == "hello"
-            else answer(function, message)
-        )
+        if message["kind"] == "hello":
+            reply = hello(message, setup)
+        else:
+            reply = answer(function, message, setup["packages"])
         sys.stdout.flush()
         out.write(json.dumps(reply) + "\n")
         out.flush()

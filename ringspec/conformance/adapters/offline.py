@@ -2,6 +2,7 @@
 
     FOLDER/README.md              what to do there
     FOLDER/index.json             profile, pattern, claims, and for each call its folder and digest
+    FOLDER/versions.json          from the other side, if it likes: which packages computed the results
     FOLDER/calls/<case>[.n]/      call.json and inputs.safetensors; n counts further calls of a case
                                   and result.safetensors, or refused.txt, from the other side
 
@@ -23,6 +24,7 @@ from typing import Any
 
 from ringspec.conformance.adapters.command import check_unchanged
 from ringspec.conformance.adapters.readme import README
+from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.adapters.wire import (
     MAX_TEXT,
     PROTOCOL,
@@ -33,6 +35,7 @@ from ringspec.conformance.adapters.wire import (
     line_of,
     message_of,
     read_result,
+    said_installed,
 )
 from ringspec.conformance.capabilities import (
     CIRCULATIONS,
@@ -49,7 +52,7 @@ from ringspec.conformance.target import Call, Garbage, Refused, Result
 from ringspec.errors import FileFormatError, VectorError, shown
 from ringspec.vectors.files import new_folder, read_plain
 
-INDEX, CALLS = "index.json", "calls"
+INDEX, CALLS, VERSIONS = "index.json", "calls", "versions.json"
 CALL, INPUTS, RESULT, REFUSED = (
     "call.json",
     "inputs.safetensors",
@@ -157,8 +160,8 @@ class OfflineTarget:
     raises Refused with the text of refused.txt where that lies instead, Mutated where the inputs beside
     it are not those that were written (they may be gone), and Garbage for a file that is no result and
     for a call that was never written. Raises FileFormatError for a folder without
-    a proper index.json. ``profile`` and ``only``: those that it was written with. Nothing runs, so ``timeout`` is
-    never reached.
+    a proper index.json, or with a versions.json that is none. ``profile`` and ``only``: those that it was
+    written with; ``installed``: what versions.json says. Nothing runs, so ``timeout`` is never reached.
     """
 
     timeout: float | None = None
@@ -176,6 +179,7 @@ class OfflineTarget:
         except Garbage as fault:
             raise FileFormatError(f"an index.json in {self.root.name}", str(fault), MEND) from None
         self.name, self.capabilities, self.notes = claims.name, claims.capabilities, claims.notes
+        self.installed = read_versions(self.root)
 
     def run(self, call: Call) -> Result:
         """What the other machine says to this call."""
@@ -204,6 +208,19 @@ class OfflineTarget:
         except VectorError as error:
             raise Garbage(f"{REFUSED}: expected {error.expected}; got {error.got}") from None
         raise Refused(text.decode("utf-8", "replace").strip()[:MAX_TEXT])
+
+
+def read_versions(root: Path) -> Installed:
+    """What the other machine says that it computed with; nothing where it does not say it."""
+    if not os.path.lexists(root / VERSIONS):
+        return Installed()
+    mend = 'write {"versions": {"package": "1.0"}}, or remove the file'
+    try:
+        return said_installed(message_of(read_plain(root, VERSIONS, MAX_REFUSED), VERSIONS))
+    except Garbage as fault:
+        raise FileFormatError(f"versions by package in {VERSIONS}", str(fault), mend) from None
+    except VectorError as fault:
+        raise FileFormatError(f"a plain file {VERSIONS}", fault.got, mend) from None
 
 
 def read_index(root: Path) -> dict[str, Any]:

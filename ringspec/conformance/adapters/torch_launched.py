@@ -8,6 +8,7 @@ and no port but torchrun's is needed, so the ranks may be on many hosts. A crash
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
 import os
 from datetime import timedelta
@@ -17,6 +18,7 @@ import numpy as np
 
 from ringspec.conformance.adapters import torch_pool
 from ringspec.conformance.adapters.torch_worker import Place, answer, load_function
+from ringspec.conformance.adapters.versions import agreed, installed, plain_installed
 from ringspec.conformance.target import Call, Refused, Result
 from ringspec.errors import OptionError
 from ringspec.tensorfile import decode, encode
@@ -70,14 +72,16 @@ def joined(device: str, seconds: float) -> tuple[Place, Any]:
 
 def launched(target: TorchTarget) -> TorchTarget:
     """The target on rank 0; on other ranks, answer until rank 0 is done and end (SystemExit)."""
-    import dataclasses
-
     place, control = joined(target.device, target.timeout)
     function = load_function(target.function, target.options)
+    have = installed(target.packages)
     if place.rank != 0:
+        send_bytes(json.dumps(dataclasses.asdict(have)).encode(), 0, control)
         serve(function, place, control)
         raise SystemExit(0)
-    driver = Driver(function, place, control)
+    others = [json.loads(receive_bytes(rank, control)) for rank in range(1, place.workers)]
+    target.note(agreed([have, *map(plain_installed, others)]))
+    driver = Driver(target, function, place, control)
     target.capabilities = dataclasses.replace(target.capabilities, workers=(place.workers,))
     target.run = driver.run  # type: ignore[method-assign]
     target.close = driver.close  # type: ignore[method-assign]
@@ -97,8 +101,8 @@ def serve(function: Any, place: Place, control: Any) -> None:
 class Driver:
     """Rank 0: ask the others, answer too, gather."""
 
-    def __init__(self, function: Any, place: Place, control: Any) -> None:
-        self.function, self.place, self.control = function, place, control
+    def __init__(self, target: TorchTarget, function: Any, place: Place, control: Any) -> None:
+        self.target, self.function, self.place, self.control = target, function, place, control
         self.closed = False
 
     def run(self, call: Call) -> Result:
@@ -107,7 +111,7 @@ class Driver:
         own.check_operation(call)
         if call.workers != self.place.workers:
             raise Refused(f"{call.workers} workers: torchrun started {self.place.workers}")
-        request = own.request_of(call)
+        request = own.request_of(call) | {"packages": self.target.packages}
         others = range(1, call.workers)
         for rank in others:
             send_bytes(json.dumps(request).encode(), rank, self.control)
@@ -119,6 +123,7 @@ class Driver:
         replies = {rank: reply for rank, (reply, _) in enumerate(answers)}
         torch_pool.judge_replies(replies, call.workers, 0.0)
         own.raise_changed(list(replies.values()))
+        self.target.note(agreed([*map(plain_installed, replies.values())]))
         return own.gathered([arrays for _, arrays in answers])
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 A crash, a hang or an exception of one rank leaves the others waiting in a collective, so after
 any of them the whole pool is ended; whoever asks next starts another. The processes are started
-with ``python -m`` and not forked: the harness may hold threads, and ``python`` may be that of
-another environment.
+by :mod:`ringspec.conformance.adapters.rank_start` and not forked: the harness may hold threads, and
+``python`` may be that of another environment, of which nothing is shadowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ringspec
+from ringspec.conformance.adapters import rank_start
+from ringspec.conformance.adapters.versions import agreed, plain_installed
 from ringspec.conformance.target import Failed, Garbage, Refused, TimedOut, ended
 
 WORKER = "ringspec.conformance.adapters.torch_worker"
@@ -34,8 +35,9 @@ Message = dict[str, Any]
 class Pool:
     """W running processes. ``ask`` raises Refused, Failed, Crashed, Exited or TimedOut.
 
-    ``setup`` is what each process is told first: ``function``, ``options``, ``device``. ``alive`` is
-    False once the pool has been ended. ``printed`` is what the ranks wrote during the last call, with
+    ``setup`` is what each process is told first: ``function``, ``options``, ``device``, ``packages``.
+    ``alive`` is False once the pool has been ended. ``installed``: what the processes have of those
+    packages (Failed where two have different versions). ``printed`` is what the ranks wrote during the last call, with
     stdout and stderr in one. ``folder`` is for the files of calls, and goes with the pool.
     """
 
@@ -49,7 +51,8 @@ class Pool:
             for rank in range(workers):
                 self.processes.append(self.started(rank, python))
             shared = {"workers": workers, "rendezvous": str(self.folder / "rendezvous")}
-            self.ask([setup | shared | {"rank": rank} for rank in range(workers)], seconds)
+            requests = [setup | shared | {"rank": rank} for rank in range(workers)]
+            self.installed = agreed([*map(plain_installed, self.ask(requests, seconds))])
         except BaseException:
             self.end()
             raise
@@ -57,7 +60,7 @@ class Pool:
     def started(self, rank: int, python: str) -> subprocess.Popen[bytes]:
         with open(self.log_path(rank), "wb") as log:
             return subprocess.Popen(
-                [python, "-m", WORKER],
+                [python, str(rank_start.__file__), WORKER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -168,10 +171,8 @@ def judge_replies(replies: dict[int, Message], workers: int, seconds: float) -> 
 
 
 def environment() -> dict[str, str]:
-    """This environment, from which ringspec can be imported and gloo needs no name service."""
-    root = str(Path(ringspec.__file__).parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    chosen = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    """This environment, in which gloo needs no name service."""
+    chosen = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
     chosen.setdefault("OMP_NUM_THREADS", "1")
     if sys.platform == "linux":
         chosen.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -8,6 +8,7 @@ returns o, or (o, lse), connected to its inputs for autograd; lse too where dlse
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -18,10 +19,15 @@ from typing import Any
 import numpy as np
 
 from ringspec.conformance.adapters.torch_pool import Pool
-from ringspec.conformance.adapters.versions import installed
+from ringspec.conformance.adapters.versions import (
+    Installed,
+    agreed,
+    plain_installed,
+    under_test,
+)
 from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import RESULTS, Call, Mutated, Refused, Result
+from ringspec.conformance.target import RESULTS, Call, Failed, Mutated, Refused, Result
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 from ringspec.tensorfile import read_tensors, write_tensors
 
@@ -40,12 +46,15 @@ class TorchTarget:
     ``device``        'cpu' or 'cuda'
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report
     ``timeout``       seconds for one call, ``start_timeout`` for starting the processes
-    ``python``        the interpreter of the processes: one that has torch, NumPy and ml_dtypes
-    ``packages``      distributions whose versions the report names
+    ``python``        the interpreter of the processes: one that has torch, NumPy and ml_dtypes; it
+                      needs no ringspec, and nothing that it has is shadowed
+    ``packages``      distributions whose versions the report names, beside the function's own package
     ``pools``         so many pools (one for each W) stay alive between calls
 
     ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, Exited,
-    TimedOut and Mutated; ``printed`` is what the ranks wrote during the last call. With a backward, the function computes its own forward; o and lse that a call of a
+    TimedOut and Mutated; ``printed`` is what the ranks wrote during the last call. ``installed`` is read in
+    the ranks: before the first call it starts those of the smallest W. Ranks with different versions are
+    Failed. With a backward, the function computes its own forward; o and lse that a call of a
     backward alone brings are not used.
 
     >>> target = TorchTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
@@ -79,7 +88,8 @@ class TorchTarget:
         self.timeout = CALL_SECONDS if timeout is None else timeout
         self.start_timeout = start_timeout
         self.notes = notes
-        self.versions = installed(packages, self.python)
+        self.packages = under_test(packages, self.function)
+        self._installed: Installed | None = None
         self.printed = ""
         self.most_pools = pools
         self.pools: dict[int, Pool] = {}
@@ -96,10 +106,12 @@ class TorchTarget:
         for rank in range(call.workers):
             given, results = (pool.folder / f"{rank}.{kind}" for kind in ("given", "results"))
             write_tensors(given, local_arrays(call, rank))
-            requests.append(request_of(call) | {"given": str(given), "results": str(results)})
+            request = request_of(call) | {"packages": self.packages}
+            requests.append(request | {"given": str(given), "results": str(results)})
         replies = pool.ask(requests, self.timeout)
         self.printed = pool.printed
         raise_changed(replies)
+        self.note(agreed([*map(plain_installed, replies)]))
         return gathered([read_tensors(request["results"]) for request in requests])
 
     def pool(self, workers: int) -> Pool:
@@ -108,10 +120,25 @@ class TorchTarget:
         if pool is None or not pool.alive:
             while len(self.pools) >= self.most_pools:
                 self.pools.pop(next(iter(self.pools))).close()
-            setup = {"function": self.function, "options": self.options, "device": self.device}
+            names = ("function", "options", "device", "packages")
+            setup = {name: getattr(self, name) for name in names}
             pool = Pool(workers, setup, self.python, self.start_timeout)
+            self.note(pool.installed)
         self.pools[workers] = pool
         return pool
+
+    @property
+    def installed(self) -> Installed:
+        """What the ranks have of ``packages``, as far as they can be started."""
+        if self._installed is None:
+            self._installed = Installed()
+            with contextlib.suppress(Failed, OSError):  # which each case will tell
+                self.pool(min(self.capabilities.workers or (1,)))
+        return self._installed
+
+    def note(self, said: Installed) -> None:
+        """Keep what ranks have ``said`` that they have; the latest counts."""
+        self._installed = (self._installed or Installed()).merged(said)
 
     def close(self) -> None:
         """End all processes."""

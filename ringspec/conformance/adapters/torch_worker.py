@@ -1,6 +1,6 @@
 """What one process of a PyTorch target does: one rank of a process group, one call after the other.
 
-:mod:`ringspec.conformance.adapters.torch_processes` starts it with ``python -m``. Control goes as JSON
+:mod:`ringspec.conformance.adapters.torch_processes` starts it. Control goes as JSON
 lines through what were standard input and output; whatever the target prints goes to the log.
 torch is imported when a process begins, not when this module is.
 """
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.conformance.adapters.versions import installed
 from ringspec.conformance.target import Refused
 from ringspec.errors import DtypeError, OptionError, shown
 from ringspec.formats import FORMATS
@@ -181,14 +182,18 @@ def evaluate(
 def answer(
     function: Callable[..., Any], request: Mapping[str, Any], place: Place, given: Arrays
 ) -> tuple[dict[str, Any], Arrays]:
-    """The reply to one request, whatever happens, and the results."""
+    """The reply to one request, whatever happens, and the results.
+
+    It says which of the request's ``packages`` this process has imported by then.
+    """
     try:
         arrays, changed = evaluate(function, request, place, given)
     except Refused as refused:
         return {"refused": str(refused)}, {}
     except Exception:
         return {"error": traceback.format_exc()}, {}
-    return {"changed": changed}, arrays
+    have = installed(request["packages"], imported=True)
+    return {"changed": changed} | dataclasses.asdict(have), arrays
 
 
 def joined(setup: Mapping[str, Any]) -> Place:
@@ -251,7 +256,7 @@ def main() -> None:
     except Exception:
         reply({"error": traceback.format_exc()})
         return
-    reply({"ready": True})
+    reply({"ready": True} | dataclasses.asdict(installed(setup.get("packages", ()))))
     while True:
         request = requests.get()
         message, arrays = answer(function, request, place, read_tensors(request["given"]))

@@ -1,37 +1,189 @@
-"""Which versions of the packages under test a report names."""
+"""Which packages computed: versions and files, read in the process that has them imported.
+
+A report names them. What the harness has installed says nothing about a worker, whose interpreter,
+import path and environment may be others; so each worker says what it has, and sends it along.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
+import platform
+import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from ringspec.conformance.target import Failed
 from ringspec.errors import MissingPackageError, shown
 
+LONGEST = 4096
 
-def installed(packages: tuple[str, ...], python: str = sys.executable) -> dict[str, str]:
-    """The installed versions of distributions, by name; those that are not installed are left out.
 
-    For another interpreter than this one nothing is known: {}.
+@dataclass(frozen=True)
+class Installed:
+    """Packages by name: their ``versions`` and the ``files`` that they are imported from.
 
-    >>> sorted(installed(("numpy", "no-such-package")))
-    ['numpy']
-    >>> installed(("numpy",), python="/another/python")
-    {}
+    A package without a version, or without a file, is missing in that mapping.
     """
-    if python != sys.executable:
-        return {}
-    found = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def merged(self, later: Installed) -> Installed:
+        """Both; of a package in both, what ``later`` says.
+
+        >>> Installed({"a": "1"}, {"a": "/x"}).merged(Installed({"a": "2"}, {"a": "/y"})).files
+        {'a': '/y'}
+        """
+        return Installed({**self.versions, **later.versions}, {**self.files, **later.files})
+
+    def of(self, name: str) -> str:
+        """A package in words.
+
+        >>> Installed({"a": "1.0"}, {"a": "/x/a.py", "b": "/x/b.py"}).of("a")
+        'a 1.0 (/x/a.py)'
+        """
+        version, file = self.versions.get(name), self.files.get(name)
+        return " ".join([name, *filter(None, [version, file and f"({file})"])])
+
+
+def under_test(packages: Iterable[str], function: str) -> tuple[str, ...]:
+    """``packages``, and the top package of a function 'package.module:name'.
+
+    >>> under_test(("torch",), "my_kernel.ring:attention"), under_test(("torch",), "/x/y.py:f")
+    (('torch', 'my_kernel'), ('torch',))
+    """
+    place = function.rpartition(":")[0]
+    own = "" if place.endswith(".py") else place.partition(".")[0]
+    return tuple(dict.fromkeys([*packages, *([own] if own not in ("", "ringspec") else [])]))
+
+
+def installed(packages: Iterable[str], *, imported: bool = False) -> Installed:
+    """What this process has of Python, NumPy and ``packages`` (names of distributions).
+
+    A package that was imported already is described as it is; for another one the import path is
+    searched, without importing it, unless only ``imported`` ones are wanted. What is not there is
+    left out.
+
+    >>> sorted(installed(("no-such-package",)).versions)
+    ['numpy', 'python']
+    """
+    versions, files = {"python": platform.python_version()}, {"python": sys.executable}
+    for package in dict.fromkeys(["numpy", *packages]):
+        name = module_name(package)
+        module = sys.modules.get(name)
+        if module is None and imported:
             continue
-    return found
+        file = file_of(name)
+        if file is None and module is None:
+            continue
+        version = version_of(package, file, str(getattr(module, "__version__", "")))
+        if version:
+            versions[package] = version
+        if file is not None:
+            files[package] = file
+    return Installed(versions, files)
 
 
-def require(modules: tuple[str, ...], package: str, version: str, command: str) -> None:
-    """Return if the modules can be imported and the distribution has this version.
+@functools.cache
+def module_name(package: str) -> str:
+    """The name under which a distribution is imported: its own one, or what it says.
+
+    >>> module_name("ring-attention-pytorch")
+    'ring_attention_pytorch'
+    """
+    name = package.replace("-", "_")
+    if name in sys.modules or located(name) is not None:
+        return name
+    try:
+        listed = importlib.metadata.distribution(package).read_text("top_level.txt") or ""
+    except importlib.metadata.PackageNotFoundError:
+        listed = ""
+    return listed.split()[0] if listed.split() else name
+
+
+def located(name: str) -> Any:
+    """The spec of a top-level module; None where there is none. Nothing is imported."""
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # a module without a spec, such as one made by hand
+        return None
+
+
+def file_of(name: str) -> str | None:
+    """The file of a top-level module; the folder of a package that has no file."""
+    module = sys.modules.get(name)
+    spec = None if module is not None else located(name)
+    file = getattr(module, "__file__", None) if spec is None else spec.origin
+    if file is not None:
+        return str(file)
+    folders = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
+    return next((str(folder) for folder in folders or ()), None)
+
+
+@functools.cache
+def version_of(package: str, file: str | None, own: str) -> str:
+    """The version of the distribution that lies beside a module's file, else the module's ``own``.
+
+    Another distribution of this name, which may lie elsewhere on the import path, comes last.
+    """
+    if file is not None:
+        place = Path(file)
+        root = place.parents[1] if place.stem == "__init__" else place.parent
+        for one in importlib.metadata.distributions(name=package, path=[str(root)]):
+            return str(one.version)
+    if own:
+        return own
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return ""
+
+
+def plain_installed(message: Mapping[str, Any]) -> Installed:
+    """``versions`` and ``files`` of a message that a worker or a program sent; both may be missing.
+
+    Raises ValueError where they are not texts by name.
+    """
+    return Installed(*(texts(message.get(name, {}), name) for name in ("versions", "files")))
+
+
+def texts(value: object, what: str) -> dict[str, str]:
+    """
+    >>> texts({"a": "1.0"}, "versions")
+    {'a': '1.0'}
+    """
+    if not isinstance(value, dict) or not all(
+        isinstance(x, str) and len(x) <= LONGEST for pair in value.items() for x in pair
+    ):
+        raise ValueError(f"expected {what} as texts by name; got {shown(value)}")
+    return value
+
+
+def agreed(workers: Sequence[Installed]) -> Installed:
+    """What all workers have; Failed where two of them have different versions of a package.
+
+    >>> agreed([Installed({"a": "1"}), Installed({"a": "2"}, {"a": "/y/a.py"})])
+    Traceback (most recent call last):
+    ringspec.conformance.target.Failed: the workers have different versions: worker 0 has a 1, worker 1 has a 2 (/y/a.py)
+    """
+    first = workers[0]
+    for worker, other in enumerate(workers):
+        for name in sorted(first.versions.keys() & other.versions.keys()):
+            if first.versions[name] != other.versions[name]:
+                raise Failed(
+                    f"the workers have different versions: worker 0 has {first.of(name)}, "
+                    f"worker {worker} has {other.of(name)}"
+                )
+    return functools.reduce(Installed.merged, reversed(workers))
+
+
+def require(modules: tuple[str, ...], package: str, floor: str, command: str) -> None:
+    """Return if the modules can be imported and the distribution has at least this version.
 
     Else :class:`~ringspec.errors.MissingPackageError`, with the ``command`` that installs it.
     """
@@ -42,5 +194,18 @@ def require(modules: tuple[str, ...], package: str, version: str, command: str) 
         found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         raise MissingPackageError(f"the package {package}", "none", f"run: {command}") from None
-    if found != version:
-        raise MissingPackageError(f"{package} {version}", shown(found), f"run: {command}")
+    if release(found) < release(floor):
+        raise MissingPackageError(f"{package} >= {floor}", shown(found), f"run: {command}")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, without zeros at their end.
+
+    >>> release("0.42.1"), release("2.13.0+cpu"), release("1.0rc1") == release("1")
+    ((0, 42, 1), (2, 13), True)
+    """
+    match = re.match(r"(?:\d+!)?(\d+(?:\.\d+)*)", version)
+    numbers = [int(part) for part in match[1].split(".")] if match else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

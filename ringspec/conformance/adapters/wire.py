@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.conformance.adapters.versions import Installed, plain_installed
 from ringspec.conformance.capabilities import Capabilities, capabilities_from
 from ringspec.conformance.target import RESULTS, Call, Failed, Garbage, Refused, Result
 from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
@@ -33,6 +34,7 @@ PROTOCOL = 1
 MAX_LINE = 1 << 20
 TABLES = ("index_q", "index_k", "position_q", "position_k")
 SPARE_BYTES = 1 << 24
+VERSIONS = ("versions", "files")
 MAX_TEXT = 2000
 
 
@@ -109,7 +111,7 @@ def check_answer(message: Mapping[str, Any], id: str) -> None:
     kind, texts = message.get("kind"), {"refused": "reason", "error": "message"}
     if kind != "result" and not (isinstance(kind, str) and kind in texts):
         raise Garbage(f"an answer of kind {shown(kind)}; known are result, refused, error")
-    allowed = {"kind", "id", texts.get(kind, "kind")}
+    allowed = {"kind", "id", *([texts[kind]] if kind in texts else VERSIONS)}
     for key in message:
         if key not in allowed:
             raise Garbage(f"an answer of kind {kind!r} with the unknown key {shown(key)}")
@@ -193,11 +195,12 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """What a program says of itself: a name, capabilities, and sentences for the report."""
+    """What a program says of itself: a name, capabilities, sentences for the report, versions."""
 
     name: str
     capabilities: Capabilities
     notes: tuple[str, ...] = ()
+    installed: Installed = dataclasses.field(default_factory=Installed)
 
 
 def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
@@ -206,7 +209,7 @@ def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
     >>> claims_from({"name": "mine", "capabilities": {"workers": [2]}}, "").capabilities.workers
     (2,)
     """
-    known = {"kind", "protocol", "name", "capabilities", "notes"}
+    known = {"kind", "protocol", "name", "capabilities", "notes", *VERSIONS}
     for key in data:
         if key not in known:
             raise Garbage(f"claims with the unknown key {shown(key)}")
@@ -223,4 +226,17 @@ def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
         claims = capabilities_from(capabilities)
     except RingspecError as error:
         raise Garbage(f"capabilities: {error}") from None
-    return Claims(name[:MAX_TEXT], claims, tuple(note[:MAX_TEXT] for note in notes[:100]))
+    sentences = tuple(note[:MAX_TEXT] for note in notes[:100])
+    return Claims(name[:MAX_TEXT], claims, sentences, said_installed(data))
+
+
+def said_installed(message: Mapping[str, Any]) -> Installed:
+    """``versions`` and ``files`` that a program says, both optional; Garbage for what is none.
+
+    >>> said_installed({"kind": "result", "versions": {"my_kernel": "1.2"}}).versions
+    {'my_kernel': '1.2'}
+    """
+    try:
+        return plain_installed(message)
+    except ValueError as error:
+        raise Garbage(str(error)) from None

@@ -1,0 +1,69 @@
+"""Start a worker: let its interpreter import ringspec, and nothing else of this environment.
+
+    python .../ringspec/conformance/adapters/rank_start.py MODULE ARGUMENT...
+
+The environment of a worker is the one under test, so no folder is added to its import path, and no
+package that it has is shadowed. The package ``ringspec`` that holds this file is loaded by its
+location. NumPy and ml_dtypes, which are all that ringspec needs in a worker, come from the worker's
+own environment; where they are missing the process ends with a sentence that says what to install.
+
+The rest is as with ``python -m``: the current folder is first on the import path (unless
+PYTHONSAFEPATH or ``-P`` forbids it), and PYTHONPATH means what it means elsewhere. A process that
+:mod:`multiprocessing` spawns in a worker runs this file again as ``__mp_main__``, so it imports the
+same ringspec. Any other program that a worker starts imports the ringspec that it finds itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2]
+OLDEST = (3, 11)
+NEEDED = ("numpy", "ml_dtypes")
+
+
+def load_ringspec() -> None:
+    """Make ``import ringspec`` mean the package in FOLDER, whatever lies on the import path."""
+    check_environment()
+    place = str(FOLDER / "__init__.py")
+    spec = importlib.util.spec_from_file_location(
+        "ringspec", place, submodule_search_locations=[str(FOLDER)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ringspec"] = module
+    spec.loader.exec_module(module)
+
+
+def check_environment() -> None:
+    """End the process with a sentence where ringspec cannot work in it."""
+    python = sys.executable or "python"
+    if sys.version_info < OLDEST:  # the interpreter of `python=` may be any
+        oldest, own = (".".join(map(str, one)) for one in (OLDEST, sys.version_info[:3]))
+        raise SystemExit(f"expected Python >= {oldest} as {python}; got {own}. Fix: name another")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " ".join(missing)
+        raise SystemExit(
+            f"expected NumPy and ml_dtypes in the environment of {python}; "
+            f"got none of {names}. Fix: {python} -m pip install {names}"
+        )
+
+
+def main() -> None:
+    """Run ``main()`` of the module of ringspec that the command line names."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()  # it was this script's folder, where any name might lie
+    load_ringspec()
+    del sys.argv[0]
+    importlib.import_module(sys.argv[0]).main()
+
+
+if __name__ == "__mp_main__":
+    load_ringspec()
+if __name__ == "__main__":
+    main()
