@@ -17,6 +17,7 @@ from ringspec.conformance.adapters.command import CommandTarget
 from ringspec.conformance.adapters.versions import Installed, agreed, installed
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.report import make_header, read_report
+from ringspec.conformance.target import Refused
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
 
@@ -284,6 +285,15 @@ def test_workers_with_different_versions_are_an_error_that_names_both(other, har
     assert (
         f"worker 0 has {right}, worker 1 has {PACKAGE} 3.0 ({tmp_path / 'mine'}" in record.message
     )
+
+
+def test_a_function_that_lacks_a_keyword_is_refused_in_a_sentence_that_names_it():
+    def theirs(q, *, causal=False):
+        return q
+
+    versions.check_keywords(theirs, ("causal",), "theirs", "1.0")
+    with pytest.raises(Refused, match="expected theirs with bucket_size, as theirs 1.0 has it"):
+        versions.check_keywords(theirs, ("causal", "bucket_size"), "theirs", "1.0")
 
 
 def test_a_package_that_only_one_worker_has_imported_is_no_difference():

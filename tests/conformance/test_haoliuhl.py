@@ -8,6 +8,7 @@ import pytest
 
 from ringspec.conformance import golden
 from ringspec.conformance.runner import run
+from ringspec.conformance.target import Refused
 from ringspec.conformance.targets import haoliuhl
 from ringspec.errors import MissingPackageError
 
@@ -67,12 +68,27 @@ def test_without_the_package_the_error_names_the_command(monkeypatch):
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(importlib.metadata, "version", absent)
-    with pytest.raises(MissingPackageError, match="pip install jax .*ringattention==0.1.2"):
+    with pytest.raises(MissingPackageError, match="pip install jax .*'ringattention>=0.1.2'"):
         _ = haoliuhl.haoliuhl
 
 
-def test_another_version_is_refused(monkeypatch):
+def test_an_older_version_is_refused_and_a_later_one_is_taken(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.2.0")
-    with pytest.raises(MissingPackageError, match="ringattention 0.1.2; got '0.2.0'"):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.1")
+    with pytest.raises(MissingPackageError, match="ringattention >= 0.1.2; got '0.1.1'"):
         haoliuhl.target()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.2.0")
+    haoliuhl.check_installed()
+
+
+def test_a_version_without_the_file_is_refused_in_a_sentence(monkeypatch, tmp_path):
+    class Distribution:
+        def locate_file(self, path):
+            return tmp_path / path
+
+        def read_text(self, path):
+            return None
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
+    with pytest.raises(Refused, match="ringattention_jax.py, as ringattention 0.1.2 has it; got"):
+        haoliuhl.module_file.__wrapped__()

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringspec.conformance.target import Failed
+from ringspec.conformance.target import Failed, Refused
 from ringspec.errors import MissingPackageError, shown
 
 LONGEST = 4096
@@ -180,6 +181,41 @@ def agreed(workers: Sequence[Installed]) -> Installed:
                     f"worker {worker} has {other.of(name)}"
                 )
     return functools.reduce(Installed.merged, reversed(workers))
+
+
+def check_names(module: Any, names: Iterable[str], package: str, known: str) -> None:
+    """Refuse a call where a module of the package under test lacks one of the names.
+
+    ``known``: the versions that have them. Targets that use names which are not public call it, so
+    that another version gets a sentence and not a traceback.
+    """
+    missing = [name for name in names if not hasattr(module, name)]
+    if missing:
+        raise unknown_version(f"{', '.join(missing)} in {module.__name__}", package, known)
+
+
+def check_keywords(
+    function: Callable[..., Any], names: Iterable[str], package: str, known: str
+) -> None:
+    """The same for the keywords that a function takes.
+
+    >>> check_keywords(sorted, ("key", "reverse"), "python", "3.11")
+    """
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    missing = [name for name in names if name not in parameters]
+    if missing:
+        raise unknown_version(f"{function.__name__} with {', '.join(missing)}", package, known)
+
+
+def unknown_version(what: str, package: str, known: str) -> Refused:
+    """To raise where this version of a package lacks something that the ``known`` versions have."""
+    have = installed((package,)).of(package)
+    return Refused(
+        f"expected {what}, as {package} {known} has it; got {have} without it. "
+        "Fix: report this version to ringspec, whose target does not know it yet"
+    )
 
 
 def require(modules: tuple[str, ...], package: str, floor: str, command: str) -> None:

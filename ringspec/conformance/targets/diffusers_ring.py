@@ -1,4 +1,4 @@
-"""Hugging Face diffusers' ring attention, version 0.39.0. Publicly known wrong (issue 14265).
+"""Hugging Face diffusers' ring attention, of whatever version is installed, from 0.39.0 on.
 
 ``TemplatedRingAttention`` is called as diffusers calls it, through
 ``_templated_context_parallel_attention`` with its flash-attention operations, and nothing of it is
@@ -7,16 +7,20 @@ for CUDA. On a CPU there are no such kernels: here two functions of ours stand i
 (:func:`kernel_forward`, :func:`kernel_backward`), of the same signature, that compute in float64 and
 round once. So what is wrong in a result is wrong in the ring.
 
-What the harness sees: o and lse are right; dq, dk and dv are wrong from W = 2. The operation reads q, k, v,
-o and lse from ``ctx.saved_tensors``, which were saved at step 0, so that every step of the backward
+What the harness sees of 0.39.0 (issue 14265): o and lse are right; dq, dk and dv are wrong from W = 2. The
+operation reads q, k, v, o and lse from ``ctx.saved_tensors``, which were saved at step 0, so that every step of the backward
 differentiates the worker's own block, with that block's own lse and o: dq is W times the gradient of
 that block alone, and dk and dv are on every worker the same sum of all workers' block gradients.
+
+What it sees of 0.42.1: dk and dv are wrong from W = 3. Step i of worker r takes the block of r + i, but the
+sums of dk and dv go from r to r + 1, to the worker that is two blocks further on. With W = 2 that is the
+same block.
 
 It takes no causal mask, as many key heads as query heads, and Dv = D. With one worker, which its configuration
 refuses, its ring is run all the same: there the gradients are right, which tells that the two
 functions are.
 
-Source: diffusers/models/attention_dispatch.py and _modeling_parallel.py of diffusers 0.39.0;
+Source: diffusers/models/attention_dispatch.py and _modeling_parallel.py of diffusers 0.39.0 and 0.42.1;
 https://github.com/huggingface/diffusers/issues/14265.
 """
 
@@ -27,11 +31,20 @@ from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
-from ringspec.conformance.adapters.versions import require
+from ringspec.conformance.adapters.versions import check_names, require
 from ringspec.conformance.capabilities import Capabilities
 
-PACKAGE, VERSION = "diffusers", "0.39.0"
-COMMAND = f"pip install torch==2.13.0 {PACKAGE}=={VERSION}"
+PACKAGE, FLOOR, KNOWN = "diffusers", "0.39.0", "0.39.0 and 0.42.1"
+COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"
+# What is taken of its attention_dispatch; these names are not public.
+NAMES = (
+    "TemplatedRingAttention",
+    "_flash_attention_backward_op",
+    "_flash_attention_forward_op",
+    "_templated_context_parallel_attention",
+    "_wrapped_flash_attn_backward",
+    "_wrapped_flash_attn_forward",
+)
 # What diffusers asks of flash-attn for "no dropout, but do give the lse".
 NO_DROPOUT = 1e-30
 
@@ -52,7 +65,8 @@ CLAIMS = Capabilities(
 NOTES = (
     "diffusers' ring code is not changed; its flash-attn kernel pair for CUDA is replaced by two"
     " functions of ringspec that compute in float64 and round once",
-    "known wrong: https://github.com/huggingface/diffusers/issues/14265",
+    f"known to run with {PACKAGE} {KNOWN}; the gradients of 0.39.0 are wrong"
+    " (https://github.com/huggingface/diffusers/issues/14265), and dk and dv of 0.42.1 from 3 workers on",
 )
 
 
@@ -105,9 +119,9 @@ def kernel_backward(
     import torch
 
     check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)
-    # diffusers hands over a view [B, n, H]; the kernel reads the memory, which is [B, H, n].
-    lse = lse.permute(0, 2, 1)
-    assert lse.is_contiguous()
+    # The kernel reads the memory of lse as [B, H, n], whatever view of it (0.39.0: [B, n, H]) it is given.
+    batch, n, heads, _ = q.shape
+    lse = lse.as_strided((batch, heads, n), (heads * n, n, 1))
     wide_q, wide_k, wide_v, wide_dy = (x.double() for x in (q, k, v, dy))
     s = torch.einsum("bihd,bjhd->bhij", wide_q, wide_k) * softmax_scale
     p = torch.exp(s - lse.double()[..., None])
@@ -138,6 +152,7 @@ def dispatch() -> Any:
     """diffusers' module with our pair in the place of flash-attn's."""
     from diffusers.models import attention_dispatch
 
+    check_names(attention_dispatch, NAMES, PACKAGE, KNOWN)
     attention_dispatch._wrapped_flash_attn_forward = kernel_forward
     attention_dispatch._wrapped_flash_attn_backward = kernel_backward
     return attention_dispatch
@@ -147,12 +162,13 @@ def dispatch() -> Any:
 def configuration(rank: int, workers: int, in_float32: bool) -> Any:
     """diffusers' own parallel configuration on a mesh of this process group."""
     import torch
-    from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
+    from diffusers.models import _modeling_parallel as theirs
     from torch.distributed.device_mesh import init_device_mesh
 
-    context = ContextParallelConfig(ring_degree=max(workers, 2), convert_to_fp32=in_float32)
+    check_names(theirs, ("ContextParallelConfig", "ParallelConfig"), PACKAGE, KNOWN)
+    context = theirs.ContextParallelConfig(ring_degree=max(workers, 2), convert_to_fp32=in_float32)
     context.ring_degree = workers
-    parallel = ParallelConfig(context_parallel_config=context)
+    parallel = theirs.ParallelConfig(context_parallel_config=context)
     mesh = init_device_mesh("cpu", (workers, 1), mesh_dim_names=("ring", "ulysses"))
     parallel.setup(rank, workers, torch.device("cpu"), mesh=mesh)
     return parallel
@@ -184,7 +200,7 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> tuple[A
 
 def check_installed() -> None:
     """Return if torch and diffusers are here; else say how to get them."""
-    require(("torch", PACKAGE), PACKAGE, VERSION, COMMAND)
+    require(("torch", PACKAGE), PACKAGE, FLOOR, COMMAND)
 
 
 def target(**settings: Any) -> TorchTarget:

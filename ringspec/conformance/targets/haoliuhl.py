@@ -1,4 +1,4 @@
-"""haoliuhl's ``ringattention`` 0.1.2: the ring attention of the paper's authors, in JAX.
+"""haoliuhl's ``ringattention``, from 0.1.2 on: the ring attention of the paper's authors, in JAX.
 
 The function under test is ``ring_attention`` of ``ringattention/ringattention_jax.py``, the blockwise
 one for CPU and any other platform. The package itself does not import on a JAX without
@@ -27,6 +27,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,14 +35,13 @@ import numpy as np
 
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
-from ringspec.conformance.adapters.versions import require
+from ringspec.conformance.adapters.versions import check_names, require, unknown_version
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.errors import MissingPackageError
 
 PACKAGE, FILE = "ringattention", "ringattention/ringattention_jax.py"
-VERSION = "0.1.2"
+FLOOR = KNOWN = "0.1.2"
 NEEDED = ("jax", "flax", "einops")
-COMMAND = f"pip install jax flax einops {PACKAGE}=={VERSION}"
+COMMAND = f"pip install jax flax einops '{PACKAGE}>={FLOOR}'"
 
 CLAIMS = Capabilities(
     layouts=("contiguous",),
@@ -59,12 +59,13 @@ CLAIMS = Capabilities(
 NOTES = (
     f"{FILE} is loaded alone, by its path; its package does not import on this JAX",
     "bfloat16 and float16 inputs are widened to float32, and its results are rounded once",
+    f"known to run with {PACKAGE} {KNOWN}",
 )
 
 
 def check_installed() -> None:
     """Return if the distribution and what its file imports are here; else say how to get them."""
-    require(NEEDED, PACKAGE, VERSION, COMMAND)
+    require(NEEDED, PACKAGE, FLOOR, COMMAND)
 
 
 @functools.cache
@@ -72,10 +73,11 @@ def module_file() -> ModuleType:
     """The file of the installed distribution, as a module of its own."""
     path = importlib.metadata.distribution(PACKAGE).locate_file(FILE)
     spec = importlib.util.spec_from_file_location("ringattention_jax_file", str(path))
-    if spec is None or spec.loader is None:
-        raise MissingPackageError(f"the file {FILE} of {PACKAGE}", "none", f"run: {COMMAND}")
+    if spec is None or spec.loader is None or not Path(str(path)).is_file():
+        raise unknown_version(f"the file {FILE}", PACKAGE, KNOWN)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    check_names(module, ("ring_attention",), PACKAGE, KNOWN)
     return module
 
 

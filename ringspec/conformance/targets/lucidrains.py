@@ -1,4 +1,4 @@
-"""lucidrains' ring-attention-pytorch, version 0.5.20: its ring in plain PyTorch, nothing of it changed.
+"""lucidrains' ring-attention-pytorch, from version 0.5.20 on: its ring in plain PyTorch, nothing changed.
 
 ``ring_flash_attn`` of ``ring_attention_pytorch.ring_flash_attention`` is called as its ``RingAttention``
 module calls it on a CPU, with one bucket a worker: contiguous blocks, or its striped order, which with one
@@ -14,11 +14,20 @@ from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
-from ringspec.conformance.adapters.versions import require
+from ringspec.conformance.adapters.versions import check_keywords, check_names, require
 from ringspec.conformance.capabilities import Capabilities
 
-PACKAGE, VERSION = "ring-attention-pytorch", "0.5.20"
-COMMAND = f"pip install torch==2.13.0 {PACKAGE}=={VERSION}"
+PACKAGE, FLOOR, KNOWN = "ring-attention-pytorch", "0.5.20", "0.5.20"
+COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"
+KEYWORDS = (
+    "bucket_size",
+    "causal",
+    "ring_reduce_col",
+    "ring_size",
+    "softclamp_qk_sim",
+    "softclamp_value",
+    "striped_ring_attn",
+)
 
 CLAIMS = Capabilities(
     layouts=("contiguous", "striped"),
@@ -34,19 +43,24 @@ CLAIMS = Capabilities(
     lse="hidden",
     axes="BSHD",
 )
-NOTES = ("ring-attention-pytorch is not changed; its CPU path, one bucket a worker",)
+NOTES = (
+    "ring-attention-pytorch is not changed; its CPU path, one bucket a worker",
+    f"known to run with {PACKAGE} {KNOWN}",
+)
 
 
 def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> Any:
     """o [B, n, H, D] of one worker."""
-    from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
+    from ring_attention_pytorch import ring_flash_attention
 
+    check_names(ring_flash_attention, ("ring_flash_attn",), PACKAGE, KNOWN)
+    check_keywords(ring_flash_attention.ring_flash_attn, KEYWORDS, PACKAGE, KNOWN)
     batch, n, heads, width = q.shape
     kv_heads = k.shape[2]
     shared = (batch, n, kv_heads, heads // kv_heads, width)
     theirs = q.reshape(shared).transpose(2, 3).reshape(q.shape)
     softcap = call.terms.get("softcap")
-    o = ring_flash_attn(
+    o = ring_flash_attention.ring_flash_attn(
         theirs,
         k,
         v,
@@ -64,7 +78,7 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> Any:
 
 def check_installed() -> None:
     """Return if torch and the package are here; else say how to get them."""
-    require(("torch", "ring_attention_pytorch"), PACKAGE, VERSION, COMMAND)
+    require(("torch", "ring_attention_pytorch"), PACKAGE, FLOOR, COMMAND)
 
 
 def target(**settings: Any) -> TorchTarget:

@@ -14,8 +14,8 @@ backend        device  how
 
 Layout ``contiguous`` is torch without load balance, ``zigzag`` with its head-tail load balance, which
 torch offers for causal attention only. The targets are called layout_rotation_backend, without
-``cpu``: ``zigzag_alltoall``, ``contiguous_allgather_16bit``, ``zigzag_alltoall_sdpa_flash``. Made for torch 2.13.0
-(requirements-torch.txt); the names that it takes from torch are not public and move between versions.
+``cpu``: ``zigzag_alltoall``, ``contiguous_allgather_16bit``, ``zigzag_alltoall_sdpa_flash``. Any torch is
+judged; known to run is 2.13.0. The names that it takes from torch are not public and move between versions.
 
 Source: torch/distributed/tensor/experimental/_context_parallel/_attention.py, PyTorch 2.13.0.
 """
@@ -31,6 +31,7 @@ from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.adapters.versions import check_names
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.target import Refused
 
@@ -39,6 +40,14 @@ ROTATIONS = ("alltoall", "allgather")
 BACKENDS = ("cpu", "16bit", "flash", "cudnn", "sdpa-flash", "sdpa-cudnn")
 ON_CPU = ("cpu", "16bit")
 SEQ_AXIS = 2
+KNOWN = "2.13.0"
+# What is taken of torch's module, each with its backward; these names are not public.
+RINGS = {
+    "cpu": "_templated_ring_attention",
+    "16bit": "_templated_ring_attention",
+    "flash": "_scaled_dot_product_ring_flash_attention",
+    "cudnn": "_scaled_dot_product_ring_cudnn_attention",
+}
 # By layout: the expected failures of the targets with 16-bit inputs.
 EXPECTED = {
     layout: Path(__file__).with_name(f"torch_cp_expected_{layout}.toml")
@@ -61,6 +70,7 @@ def options(call: LocalCall, rotation: str) -> Iterator[None]:
     """torch reads these globals in the forward, and again in the backward."""
     from torch.distributed.tensor.experimental import _attention as cp
 
+    check_names(cp, ("_cp_options", "set_rotate_method"), "torch", KNOWN)
     before = cp._cp_options.enable_load_balance
     cp._cp_options.enable_load_balance = call.layout == "zigzag"
     cp.set_rotate_method(rotation)
@@ -71,12 +81,13 @@ def options(call: LocalCall, rotation: str) -> Iterator[None]:
 
 
 @functools.cache
-def operations() -> SimpleNamespace:
+def operations(backend: str) -> SimpleNamespace:
     """torch's ring functions, wherever this version keeps them."""
     try:
         from torch.distributed.tensor.experimental._context_parallel import _attention
     except ImportError:  # before 2.10
         from torch.distributed.tensor.experimental import _attention
+    check_names(_attention, (RINGS[backend], f"{RINGS[backend]}_backward"), "torch", KNOWN)
     return _attention
 
 
@@ -96,13 +107,13 @@ def forward_of(
     chosen = {"is_causal": call.causal, "scale": call.scale}
     if backend in ON_CPU:
         operation = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return operations()._templated_ring_attention(
+        return operations(backend)._templated_ring_attention(
             group, SEQ_AXIS, operation, q, k, v, dropout_p=0.0, **chosen
         )
     mesh = mesh_of(group, q.device.type)
     if backend == "flash":
-        return operations()._scaled_dot_product_ring_flash_attention(mesh, q, k, v, **chosen)
-    return operations()._scaled_dot_product_ring_cudnn_attention(mesh, q, k, v, **chosen)
+        return operations(backend)._scaled_dot_product_ring_flash_attention(mesh, q, k, v, **chosen)
+    return operations(backend)._scaled_dot_product_ring_cudnn_attention(mesh, q, k, v, **chosen)
 
 
 def backward_of(
@@ -113,7 +124,7 @@ def backward_of(
 
     q, k, v, o, lse, *rest = saved
     if backend in ON_CPU:
-        return operations()._templated_ring_attention_backward(
+        return operations(backend)._templated_ring_attention_backward(
             group,
             SEQ_AXIS,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
@@ -132,9 +143,9 @@ def backward_of(
     cum_q, cum_k, max_q, max_k, seed, offset = rest[:6]
     tensors, lengths = (mesh, dy, q, k, v, o, lse), (cum_q, cum_k, max_q, max_k, 0.0, call.causal)
     if backend == "flash":
-        function = operations()._scaled_dot_product_ring_flash_attention_backward
+        function = operations(backend)._scaled_dot_product_ring_flash_attention_backward
         return function(*tensors, *lengths, seed, offset, scale=call.scale)[:3]
-    function = operations()._scaled_dot_product_ring_cudnn_attention_backward
+    function = operations(backend)._scaled_dot_product_ring_cudnn_attention_backward
     return function(*tensors, seed, offset, None, *lengths, scale=call.scale)[:3]
 
 
@@ -308,7 +319,11 @@ def target(layout: str, rotation: str, backend: str = "cpu", **settings: Any) ->
         name=f"torch_cp.{name_of(layout, rotation, backend)}",
         device="cpu" if backend in ON_CPU else "cuda",
         options={"rotation": rotation, "backend": backend},
-        notes=("torch's ring code is not changed", *NOTES[backend]),
+        notes=(
+            "torch's ring code is not changed",
+            f"known to run with torch {KNOWN}",
+            *NOTES[backend],
+        ),
         **settings,
     )
 
