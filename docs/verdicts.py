@@ -118,7 +118,9 @@ def wrong(row: dict) -> str:
         parts.append(", ".join(row["failed_in"]) + " wrong")
     found = row["diagnosis"]
     if found and found["id"]:
-        reports = [link for link in found["links"] if re.search(r"/(issues|pull|commit)/", link)]
+        # A report to another project, which had the same bug, is none of this one.
+        own = re.escape(row["link"]) + "/(issues|pull|commit)/"
+        reports = [link for link in found["links"] if re.match(own, link)]
         where = f" ([report]({reports[0]}))" if reports else ""
         parts.append(f"{found['title']}: `{found['id']}`{where}")
     if row["counts"].get("expected failure"):

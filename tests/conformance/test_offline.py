@@ -21,6 +21,7 @@ from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.golden import cases as golden_cases
 from ringspec.conformance.load import load_target
+from ringspec.conformance.report import make_header
 from ringspec.conformance.runner import run
 from ringspec.conformance.target import Garbage
 from ringspec.errors import DestinationError, FileFormatError, OptionError, UnknownNameError
@@ -430,3 +431,28 @@ def test_claims_that_are_none_end_with_2(tmp_path, text):
 def test_unknown_profiles_are_refused_in_python_too():
     with pytest.raises((UnknownNameError, OptionError)):
         run_cases("nightly")
+
+
+# What the other machine says of its packages
+
+
+def test_versions_that_the_other_machine_says_are_in_the_report(folder):
+    (folder / "versions.json").write_text('{"versions": {"mine": "1.2"}, "files": {"mine": "/m"}}')
+    header = make_header(OfflineTarget(folder), spec=f"dir:{folder}", profile="core")
+    assert (header["versions"]["mine"], header["files"]) == ("1.2", {"mine": "/m"})
+
+
+@pytest.mark.parametrize(
+    "text", ["1.2", "[]", '{"versions": {"mine": 1.2}}', '{"versions": "1.2"}']
+)
+def test_versions_of_another_form_are_refused(folder, text):
+    (folder / "versions.json").write_text(text)
+    with pytest.raises(FileFormatError, match=r"versions\.json"):
+        OfflineTarget(folder)
+
+
+def test_a_link_in_the_place_of_the_versions_is_refused(folder, tmp_path):
+    (tmp_path / "elsewhere").write_text('{"versions": {"mine": "1.2"}}')
+    (folder / "versions.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileFormatError, match=r"versions\.json"):
+        OfflineTarget(folder)

@@ -141,6 +141,7 @@ CHOSEN = {
     "ringspec.conformance.adapters.torch_processes": ("TorchTarget",),
     "ringspec.conformance.adapters.torch_launched": ("launched",),
     "ringspec.conformance.adapters.torch_worker": ("LocalCall",),
+    "ringspec.conformance.adapters.versions": ("Installed", "installed"),
     "ringspec.conformance.capabilities": ("Capabilities", "capabilities_from", "why_not"),
     "ringspec.conformance.cases": ("Judgement", "RunCase", "run_cases"),
     "ringspec.conformance.declared": ("declared_recipe",),

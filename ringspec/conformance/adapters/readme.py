@@ -10,6 +10,7 @@ the result beside them:
     calls/<name>/inputs.safetensors    the inputs
     calls/<name>/result.safetensors    yours: o, lse, dq, dk, dv, dsinks, dbias, as far as asked for
     calls/<name>/refused.txt           yours instead, if your program does not take the call: why
+    versions.json                      yours, if you like: {"versions": {"my_kernel": "1.2.0"}}, for the report
 
 Then `ringspec check dir:THIS_FOLDER` compares the results with the truth, here or wherever the folder is
 taken, for the profile that it was written with. The inputs stay as they are, or may stay behind. A call

@@ -137,7 +137,7 @@ class TorchTarget:
         return self._installed
 
     def note(self, said: Installed) -> None:
-        """Keep what ranks have ``said`` that they have; the latest counts."""
+        """Keep what ranks have ``said`` of their packages; the latest counts."""
         self._installed = (self._installed or Installed()).merged(said)
 
     def close(self) -> None:
