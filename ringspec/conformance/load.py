@@ -29,6 +29,7 @@ from ringspec.conformance.target import Target
 from ringspec.errors import OptionError, nearest, shown
 
 GROUP = "ringspec.targets"
+LOADED = "ringspec_target_"  # before the name of a module that was loaded by its path
 # Each has the cases of those before it.
 NESTED = ("smoke", "core", "full")
 MEND = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOLDER"
@@ -126,7 +127,7 @@ def from_file(path: Path, spec: str) -> ModuleType:
     """A file as a module, whose neighbours it may import."""
     if not path.is_file():
         raise OptionError(f"a file {path}", "none", "write the path from this folder")
-    name = f"ringspec_target_{path.stem}"
+    name = f"{LOADED}{path.stem}"
     located = importlib.util.spec_from_file_location(name, path)
     if located is None or located.loader is None:
         raise OptionError("a Python file", str(path), MEND)

@@ -25,6 +25,7 @@ import ringspec
 from ringspec.conformance.adapters.versions import Installed, installed, under_test
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.coverage import Coverage
+from ringspec.conformance.load import LOADED
 from ringspec.conformance.outcome import FAILURES, OUTCOMES, Record
 from ringspec.conformance.report_lines import (
     check_coverage,
@@ -148,13 +149,17 @@ def computed_with(target: Any, spec: str) -> Installed:
     """What the process that computes has of the packages under test.
 
     The target says it in ``installed``, read in its own processes. Of a target that has none, and so
-    computes where it is loaded, it is the top package of its ``spec``.
+    computes where it is loaded, it is the top package of its ``spec`` and of its ``function``.
     """
     have = getattr(target, "installed", None)
     if isinstance(have, Installed):
         return have
-    outside = spec.startswith(("cmd:", "dir:"))
-    return Installed() if outside else installed(under_test((), spec), imported=True)
+    if spec.startswith(("cmd:", "dir:")):
+        return Installed()
+    module = str(getattr(getattr(target, "function", None), "__module__", ""))
+    if module.startswith(LOADED):  # a file that the spec names
+        module = ""
+    return installed(under_test(under_test((), spec), f"{module}:"), imported=True)
 
 
 def changed_since(header: Mapping[str, Any], have: Installed) -> dict[str, dict[str, str]]:

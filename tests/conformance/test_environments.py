@@ -14,10 +14,15 @@ from conformance.environments import PACKAGE, RIGHT
 
 from ringspec.conformance.adapters import rank_start, versions
 from ringspec.conformance.adapters.command import CommandTarget
+from ringspec.conformance.adapters.jax_mesh import JaxTarget
+from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.versions import Installed, agreed, installed
+from ringspec.conformance.calls import call_of
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.report import make_header, read_report
-from ringspec.conformance.target import Refused
+from ringspec.conformance.load import LOADED, load_target
+from ringspec.conformance.report import computed_with, make_header, read_report
+from ringspec.conformance.target import Failed, Refused
+from ringspec.vectors import open_set
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
 
@@ -136,6 +141,18 @@ def test_a_worker_without_numpy_or_ml_dtypes_says_what_to_install(here, harness,
     missing = " ".join(name for name in rank_start.NEEDED if name not in here)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"-m pip install {missing}\n" in done.stderr
+
+
+@pytest.mark.parametrize("kind", [TorchTarget, JaxTarget])
+def test_what_is_missing_is_said_with_every_call_and_does_not_end_the_harness(kind, tmp_path):
+    site = env.environment(tmp_path / "env")
+    target = kind("module:name", python=env.python_of(site))
+    assert target.installed == Installed()
+    core = open_set("core")
+    with pytest.raises(Failed) as raised:
+        target.run(call_of(core.case(CASE), core.tensors(CASE)))
+    target.close()
+    assert f"Fix: {env.python_of(site)} -m pip install numpy ml_dtypes" in raised.value.log
 
 
 # Which version is judged, and which one a report names
@@ -302,6 +319,32 @@ def test_a_package_that_only_one_worker_has_imported_is_no_difference():
 
 
 # What a process says of itself
+
+
+def test_of_a_function_in_this_process_the_report_names_its_package(tmp_path, monkeypatch):
+    env.put_package(tmp_path, RIGHT)
+    (tmp_path / PACKAGE / "ring.py").write_text("def attention(q, k, v):\n    return {}\n")
+    (tmp_path / "mine.py").write_text(
+        f"from {PACKAGE}.ring import attention\n"
+        "from ringspec.conformance.adapters.numpy_lists import NumPyTarget\n"
+        "target = NumPyTarget(attention)\n"
+    )
+    before, loaded = list(sys.path), set(sys.modules)
+    spec = f"{tmp_path / 'mine.py'}:target"
+    try:
+        header = make_header(load_target(spec), spec=spec, profile="core")
+    finally:
+        sys.path[:] = before
+        for name in set(sys.modules) - loaded:
+            if name.startswith((PACKAGE, LOADED)):
+                del sys.modules[name]
+    assert header["versions"][PACKAGE] == RIGHT
+    assert header["files"][PACKAGE] == str(tmp_path / PACKAGE / "__init__.py")
+
+
+def test_of_a_function_in_the_file_that_is_loaded_no_package_is_named():
+    spec = f"{ROOT / 'docs' / 'conform' / 'example_numpy.py'}:target"
+    assert set(computed_with(load_target(spec), spec).files) == {"python", "numpy"}
 
 
 def test_of_an_imported_module_the_version_beside_its_file_counts(tmp_path, monkeypatch):
