@@ -9,23 +9,27 @@ from ringspec.conformance.adapters.numpy_lists import NumPyTarget
 from ringspec.conformance.capabilities import Capabilities
 
 
-def ring_attention(q, k, v, scale, position_q, position_k, causal=False):
-    """Lists with one array a worker: o [B, H, n, D] and lse [B, H, n]."""
+def ring_attention(q, k, v, scale, position_q, position_k, formats, causal=False):
+    """Lists with one array a worker: o [B, H, n, D] in the call's type, lse [B, H, n] in float32.
+
+    One state goes round the ring. 16-bit inputs are widened: all arithmetic is float32.
+    """
     workers, o, lse = len(q), [], []
+    q, k, v = ([x.astype(np.float32) for x in given] for given in (q, k, v))
     for r in range(workers):
-        total, weight, m = 0.0, 0.0, -np.inf
+        total, weight, m = 0.0, 0.0, np.float32(-np.inf)
         for step in range(workers):
             block = (r - step) % workers
-            s = scale * q[r].astype(np.float64) @ k[block].swapaxes(2, 3)
+            s = scale * (q[r] @ k[block].swapaxes(2, 3))
             if causal:
                 hidden = position_k[block][:, None, None, :] > position_q[r][:, None, :, None]
                 s = np.where(hidden, -np.inf, s)
             new = np.maximum(m, s.max(axis=3, keepdims=True))
-            old, p = np.exp(m - np.maximum(new, -1e300)), np.exp(s - np.maximum(new, -1e300))
+            old, p = np.exp(m - np.maximum(new, -1e38)), np.exp(s - np.maximum(new, -1e38))
             total = total * old + p @ v[block]
             weight, m = weight * old + p.sum(axis=3, keepdims=True), new
-        o.append((total / weight).astype(q[r].dtype))
-        lse.append((m + np.log(weight))[..., 0].astype(q[r].dtype))
+        o.append((total / weight).astype(formats["outputs"]))
+        lse.append((m + np.log(weight))[..., 0])
     return {"o": o, "lse": lse}
 
 
@@ -36,7 +40,7 @@ target = NumPyTarget(
         layouts=("contiguous", "striped", "zigzag"),
         masks=("causal",),
         features=("scale", "unequal-lengths"),
-        formats=("float32",),
+        formats=("bfloat16", "float16", "float32"),
         head_ratios=(1,),
     ),
 )
