@@ -11,13 +11,16 @@ The noise is that of the mutant itself, so that large wrong numbers are allowed 
 mutant *fits* where every tensor lies within :data:`FIT` of such standard deviations, and it is *named*
 where it fits and is clearly nearer than the right program. Mutants that cannot be told from the named
 one on this case are listed beside it. Where none fits as it is, the guises of mutants are tried, and the
-ways of going round that are left open (:mod:`ringspec.conformance.mutants.ways`). A kernel whose values are
-right up to their noise, but whose noise is not that of its recipe, is compared by the size of its noise
-(:func:`by_noise`).
+ways of going round that are left open (:mod:`ringspec.conformance.mutants.ways`).
+
+Where the right program fits as well, or is within the noise of the mutant, a distance in units of noise
+decides nothing. The mutant is then named only if its rounding errors are those of the answers, element by
+element (:func:`by_rounding`, :mod:`ringspec.conformance.explained`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,26 +31,27 @@ import numpy as np
 
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import Outputs
+from ringspec.conformance.explained import alike as deviate_alike
+from ringspec.conformance.explained import explained
 from ringspec.conformance.mutants import MUTANTS
 from ringspec.conformance.mutants.conditions import Condition, either
 from ringspec.conformance.mutants.mutant import Mutant
 from ringspec.conformance.mutants.mutant import mutant as made
 from ringspec.conformance.mutants.precision_bugs import BUGS as PRECISION
-from ringspec.conformance.mutants.ways import NORMALISED, ways_of
-from ringspec.conformance.suspects import Suspect, View, rms_of, standardised
+from ringspec.conformance.mutants.ways import NORMALISED, USUAL, ways_of
+from ringspec.conformance.suspects import Suspect, View, standardised
 from ringspec.conformance.target import Call
 from ringspec.recipes import RECIPES
 
 FIT = 3.0
 FURTHEST = 100.0  # of a single element: sigma is an estimate from few numbers
 NEARER = 0.5  # of the right program's distance
+ABOUT_AS_MUCH = 0.7  # of what a form explains
 REFINED = 10  # suspects that are also run in float64
 OF_ONE = 2  # of them of the same mutant
-SAME_NOISE = 1.5  # ratio of rms errors between which an answer's noise is a program's
-SAME_SIZE = 1.02  # and between which two programs' cannot be told apart
 MANY_PAIRS = 1 << 16  # B * H * Sq * Sk from which on only bugs of rounding are tried
 RIGHT = made("", "the right program", "", applies=lambda call: True)
-SMALL = 0.05  # relative error below which a whole tensor is right up to noise
+IN_NOISE, UNEXPLAINED = "units of rounding noise", "part left unexplained"
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Diagnosis:
     ``runner_up``  the nearest one that is not alike
     ``right``      the right program, with its distance
     ``tried``      how many mutants could show in the case
+    ``measure``    what all three distances are: units of rounding noise; or the part of the deviation from
+                   the right program that stays unexplained, 1 for the right program itself
     """
 
     named: Candidate | None
@@ -87,11 +93,13 @@ class Diagnosis:
     runner_up: Candidate | None
     right: Candidate
     tried: int
+    measure: str = IN_NOISE
 
     def lines(self) -> list[str]:
         """In words, for a report."""
         if self.named is None or self.named.mutant is None:
-            return [f"no known bug ({self.tried} were tried)"]
+            fits = "; the right program fits within noise" if self.right.fits else ""
+            return [f"no known bug fits ({self.tried} were tried){fits}"]
         lines = [f"{self.named.mutant.title} [{self.named.id}]", self.named.mutant.what]
         if self.named.how:
             lines.append(f"in this form: {self.named.how}")
@@ -103,6 +111,13 @@ class Diagnosis:
 
     def how_sure(self) -> str:
         assert self.named is not None
+        if self.measure == UNEXPLAINED:
+            found = (
+                f"it explains {1 - self.named.distance:.0%} of what differs from the right program"
+            )
+            if self.runner_up is None:
+                return found
+            return f"{found}; {self.runner_up.id} explains {1 - self.runner_up.distance:.0%}"
         far = [
             f"{one.distance:.3g} for {one.id or 'the right program'}"
             for one in (self.runner_up, self.right)
@@ -125,6 +140,7 @@ class Diagnosis:
             "runner_up_distance": None if self.runner_up is None else self.runner_up.distance,
             "right_distance": self.right.distance,
             "tried": self.tried,
+            "measure": self.measure,
         }
 
 
@@ -150,19 +166,42 @@ def diagnose(
     views = [View(claims, call, got) for call, got in zip(calls, outputs, strict=True)]
     right = placed(views, None)
     if right.fits:
-        return by_noise(views, plain, right, tried)
-    found = nearest(views, plain)
+        return by_rounding(views, plain, right, tried)
+    found = earned(views, nearest(views, plain))
     if not named(found, right):
-        others = list(disguised(known, views)) if small else []
-        found = sorted((*found, *nearest(views, others)), key=lambda one: one.distance)
-        found = first_of_each(found)
+        others = earned(views, nearest(views, list(disguised(known, views))))
+        found = first_of_each(sorted((*found, *others), key=lambda one: one.distance))
     if not named(found, right):
+        rounding = by_rounding(
+            views, [one for one in plain if one.mutant in PRECISION], right, tried
+        )
+        if rounding.named is not None:
+            return rounding
         return Diagnosis(None, (), found[0] if found else None, right, tried)
     best, rest = found[0], found[1:]
     assert best.suspect is not None
-    alike = [one for one in rest if one.fits and agree(views, best.suspect, one.suspect)]
-    left = [one for one in rest if one not in alike]
-    return Diagnosis(best, tuple(alike), left[0] if left else None, right, tried)
+    same = [best, *(one for one in rest if one.fits and agree(views, best.suspect, one.suspect))]
+    left = [one for one in rest if one not in same]
+    same.sort(key=lambda one: not supposed(views, one))
+    return Diagnosis(same[0], tuple(same[1:]), left[0] if left else None, right, tried)
+
+
+def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates that the right program is not within the noise of, or that explain the answers.
+
+    The own noise of a bug of rounding is large: answers with any other fault fit it as well.
+    """
+    return [
+        one
+        for one in found
+        if one.suspect is not None
+        and (not agree(views, one.suspect, None) or explained(views, one.suspect).enough)
+    ]
+
+
+def supposed(views: Sequence[View], one: Candidate) -> bool:
+    """Whether some call has what the mutant's title takes for granted."""
+    return one.mutant is not None and any(one.mutant.supposes(view.call) for view in views)
 
 
 def applies_somehow(mutant: Mutant) -> Condition:
@@ -222,6 +261,20 @@ def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
+def simplest_of_each(found: Sequence[Candidate]) -> list[Candidate]:
+    """Of each mutant the nearest form, or the mutant as it is where that explains about as much."""
+    first = {one.id: one for one in reversed(found)}
+    for one in found:
+        plain = one.suspect is not None and one.suspect.guise is None
+        if plain and 1 - one.distance >= ABOUT_AS_MUCH * (1 - first[one.id].distance):
+            first[one.id] = min(first[one.id], one, key=guised)
+    return sorted(first.values(), key=lambda one: one.distance)
+
+
+def guised(one: Candidate) -> bool:
+    return one.suspect is not None and one.suspect.guise is not None
+
+
 def named(found: Sequence[Candidate], right: Candidate) -> bool:
     """Whether the nearest is clearly nearer than the right program, and within noise."""
     return bool(found) and found[0].fits and found[0].distance < NEARER * right.distance
@@ -279,66 +332,42 @@ def agree(views: Sequence[View], one: Suspect, other: Suspect | None) -> bool:
     return True
 
 
-def by_noise(
+def by_rounding(
     views: Sequence[View], suspects: Sequence[Suspect], right: Candidate, tried: int
 ) -> Diagnosis:
-    """The suspect whose rounding noise has the sizes that the answers' errors have.
+    """The suspect whose rounding errors the answers have, where the right program fits as well.
 
-    Looked for where every value is right up to noise. The errors of the right program and of each
-    suspect under the recipe are compared tensor by tensor with the answer's, all against float64.
+    Distances are parts of the deviation from the right program that stay unexplained, so that the right
+    program is at 1. Bugs of rounding are tried in every form, and all in both orders of merging, each beside
+    the right program in the same order.
     """
-    # A merge of normalised parts has an lse of twice the noise.
-    of_rounding = [one for one in suspects if one.mutant in PRECISION]
-    known = [Suspect(RIGHT), *suspects]
-    known += [Suspect(one.mutant, None, NORMALISED) for one in (known[0], *of_rounding)]
-    seen = [
-        rms_of(view.pairs(view.of(None, exact=True), x)) for view in views for x in view.formats
+    forms = [
+        Suspect(one.mutant, form)
+        for one in suspects
+        if one.mutant in PRECISION
+        for form in one.mutant.guises
     ]
-    found: list[Candidate] = []
-    sizes: dict[str, list[float]] = {}
-    for one in known:
-        noise = noise_sizes(views, one)
-        if noise is not None:
-            ratios = [log_ratio(a, b) for a, b in zip(seen, noise, strict=True)]
-            spread = float(np.sqrt(np.mean(np.square(ratios))))
-            found.append(Candidate(one, spread, max(ratios) <= math.log(SAME_NOISE)))
-            sizes[one.key] = noise
-    found = first_of_each(sorted(found, key=lambda one: one.distance))
-    if not found or not found[0].id or not found[0].fits:
+    found = []
+    for way, base in ((USUAL, None), (NORMALISED, Suspect(RIGHT, None, NORMALISED))):
+        for one in (*suspects, *forms):
+            suspect = Suspect(one.mutant, one.guise, way)
+            seen = explained(views, suspect, base)
+            found.append(Candidate(suspect, 1.0 - seen.part, seen.enough))
+    found.sort(key=lambda one: round(one.distance, 2))
+    possible = simplest_of_each([one for one in found if one.fits])
+    if not possible:
         return Diagnosis(None, (), None, right, tried)
-    best, rest = found[0], found[1:]
+    best = possible[0]
     assert best.suspect is not None
-    alike: list[Candidate] = []
-    left: list[Candidate] = []
-    for candidate in rest:
-        assert candidate.suspect is not None
-        pairs = zip(sizes[best.suspect.key], sizes[candidate.suspect.key], strict=True)
-        same = max(log_ratio(a, b) for a, b in pairs) <= math.log(SAME_SIZE)
-        (alike if candidate.id and same else left).append(candidate)
-    return Diagnosis(best, tuple(alike), left[0] if left else None, right, tried)
-
-
-def noise_sizes(views: Sequence[View], suspect: Suspect) -> list[float] | None:
-    """Root mean squares of a suspect's errors, one for each tensor; None where one is no noise."""
-    sizes = []
-    for view in views:
-        exact, ours = view.of(None, exact=True), view.of(suspect)
-        for name in view.formats:
-            pairs = [
-                (view.tokens(a, name, worker), view.tokens(b, name, worker))
-                for worker, (a, b) in enumerate(zip(ours[name], exact[name], strict=True))
-            ]
-            size = rms_of([(b, np.zeros(b.shape)) for _, b in pairs])
-            sizes.append(rms_of(pairs))
-            if not sizes[-1] <= SMALL * size:
-                return None
-    return sizes
-
-
-def log_ratio(a: float, b: float) -> float:
-    """|log(a / b)|; 0 where one of them is 0, which says nothing.
-
-    >>> round(log_ratio(1.0, 2.0), 3), log_ratio(0.0, 2.0)
-    (0.693, 0.0)
-    """
-    return abs(math.log(a / b)) if a > 0 and b > 0 else 0.0
+    alike = tuple(
+        one
+        for one in possible[1:]
+        if one.suspect is not None and deviate_alike(views, best.suspect, one.suspect)
+    )
+    same = {one.id for one in (best, *alike)}
+    left = [one for one in first_of_each(found) if one.id not in same]
+    rivals = [one for one in possible if one.id not in same]
+    if rivals and not 1 - rivals[0].distance <= NEARER * (1 - best.distance):
+        return Diagnosis(None, (), best, right, tried)
+    right = dataclasses.replace(right, distance=1.0)
+    return Diagnosis(best, alike, left[0] if left else None, right, tried, UNEXPLAINED)

@@ -176,7 +176,7 @@ def test_what_is_spoilt_is_alike_but_an_empty_row_is_not():
     assert (standardised(got, np.zeros(4), one) > 100).all()
 
 
-def test_rounding_is_told_by_its_size_whatever_the_order_of_the_merge():
+def test_rounding_is_named_by_its_errors_whatever_the_order_of_the_merge():
     """Results truncated, with parts normalised: the noise of lse is not the recipe's, and that of o is."""
     call = noise_call("size", "bf16", 4, tokens=128, head_dim=16)
     for id, expected in (("truncated-results", "truncated-results"), (None, None)):
@@ -186,6 +186,11 @@ def test_rounding_is_told_by_its_size_whatever_the_order_of_the_merge():
         assert found.right.fits
         assert (found.named.id if found.named else None) == expected
         assert all(one.id != "" for one in found.alike)
+        if expected:
+            assert found.right.distance == 1 and found.named.distance < 0.5
+            assert "it explains" in found.how_sure()
+        else:
+            assert "the right program fits within noise" in found.lines()[0]
 
 
 def diagnosed_record(case, id, *alike, **more):

@@ -25,6 +25,11 @@ def ring(least: int = 1) -> Condition:
     return lambda call: call.operation == "ring" and call.workers >= least
 
 
+def anything(call: Call) -> bool:
+    """Every call."""
+    return True
+
+
 def attends(call: Call) -> bool:
     """Anything but a merge alone."""
     return call.operation != "merge"

@@ -49,6 +49,18 @@ def natural_at_last(
     return finish(normal(running, LN2), sinks, recipe)
 
 
+def base_2_weights_of_o(
+    at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
+) -> SoftmaxState:
+    """lse is merged rightly; o takes the natural exponentials of lse / ln 2 for weights."""
+    right = merged(at, running, part, recipe)
+    a, b = normal(running, 1 / LN2), normal(part, 1 / LN2)
+    c_a, c_b, _ = weights(a, b)
+    total = np.where(c_a * a.l + c_b * b.l == 0, 1.0, c_a * a.l + c_b * b.l)
+    o = (c_a * a.l / total)[..., None] * a.o + (c_b * b.l / total)[..., None] * b.o
+    return SoftmaxState(right.m, right.l, o * right.l[..., None])
+
+
 def powers_of_two(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
@@ -168,6 +180,11 @@ BUGS = (
                 when(ring(1), forward),
                 part=base_2_part,
                 finish=natural_at_last,
+            ),
+            guise(
+                "o alone, and lse is merged rightly",
+                when(merges, forward),
+                merge=base_2_weights_of_o,
             ),
         ),
     ),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringspec.conformance.calls import due_of
+from ringspec.conformance.mutants.conditions import Condition, anything
 from ringspec.conformance.mutants.hooks import Hooks, Results
 from ringspec.conformance.mutants.kills import KILLS
 from ringspec.conformance.mutants.ring import RESULTS
@@ -21,7 +22,6 @@ from ringspec.recipes import Recipe
 from ringspec.vectors.flag import SITE
 
 RECIPES = ("bf16", "float32")
-Condition = Callable[[Call], bool]
 Make = Callable[[Call, Recipe], Hooks]
 
 
@@ -46,7 +46,9 @@ class Mutant:
     and what hides it. ``links`` are public reports (empty: a mistake that the definition makes easy, of
     which no report is known); ``flags`` are classes of :data:`ringspec.vectors.flags.FLAGS`.
     ``applies(call)`` is False where the bug cannot change a result. ``unseen`` maps a recipe in which
-    nothing can show the bug to the reason. ``guises`` are other forms of the same bug.
+    nothing can show the bug to the reason. ``guises`` are other forms of the same bug. ``supposes(call)``
+    is False where the call lacks what the title takes for granted, a mask for example: another name for
+    the same numbers is then preferred.
     """
 
     id: str
@@ -58,6 +60,7 @@ class Mutant:
     hooks: Make
     unseen: Mapping[str, str] = field(default_factory=dict)
     guises: tuple[Guise, ...] = ()
+    supposes: Condition = anything
 
     @property
     def kills(self) -> Mapping[str, str]:
@@ -85,13 +88,23 @@ def mutant(
     flags: tuple[str, ...] = (),
     unseen: Mapping[str, str] | None = None,
     guises: Sequence[Guise] = (),
+    supposes: Condition = anything,
     **pieces: Any,
 ) -> Mutant:
     """A mutant; ``links`` are paths below https://github.com, ``pieces`` those that are always the same."""
     addresses = tuple(SITE + link for link in links)
     made = made_of(hooks, pieces)
     return Mutant(
-        id, title, what, addresses, flags, applies, made, dict(unseen or {}), tuple(guises)
+        id,
+        title,
+        what,
+        addresses,
+        flags,
+        applies,
+        made,
+        dict(unseen or {}),
+        tuple(guises),
+        supposes,
     )
 
 

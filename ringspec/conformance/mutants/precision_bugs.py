@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
 from ringspec.conformance.mutants.conditions import attends, backward, forward, merges, ring, when
-from ringspec.conformance.mutants.hooks import Hooks, Results
-from ringspec.conformance.mutants.mutant import guise, mutant
+from ringspec.conformance.mutants.hooks import Hooks, Results, probabilities
+from ringspec.conformance.mutants.mutant import Make, guise, mutant
 from ringspec.conformance.target import Call
 from ringspec.formats import format_of, round_to
 from ringspec.recipes import Recipe
-from ringspec.spec.online_softmax import SoftmaxState, finite_shift, product, row_sum
+from ringspec.spec.online_softmax import SoftmaxState, finish, finite_shift, product, row_sum
 from ringspec.spec.problem import Array
 
 NARROW = ("bfloat16", "float16")
@@ -41,9 +42,11 @@ def rounding(*points: str) -> Callable[[Recipe], Recipe]:
     return changed
 
 
+PARTIAL = ("block_o", "carried_o", "block_gradients", "carried_dq", "carried_dkv")
+
+
 def partials(recipe: Recipe) -> Recipe:
-    points = ("block_o", "carried_o", "block_gradients", "carried_dq", "carried_dkv")
-    return rounding(*points)(recipe).replace(merge_order="normalised")
+    return rounding(*PARTIAL)(recipe).replace(merge_order="normalised")
 
 
 def cut_p(
@@ -59,6 +62,23 @@ def cut_p(
     return SoftmaxState(m, l, round_to(o, recipe.products))
 
 
+def narrow_exponentials(
+    state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
+) -> SoftmaxState:
+    """One tile, whose exp(s - m) has 16 bits before it is summed; l and the factors of merging do not."""
+    m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
+    shift = finite_shift(m)
+    c = round_to(np.exp(state.m - shift), recipe.statistics)
+    e = round_to(np.exp(s - shift[..., None]), narrow_of(recipe))
+    l = round_to(c * state.l + row_sum(e, recipe.statistics), recipe.statistics)
+    o = c[..., None] * state.o + product(round_to(e * keep, recipe.p), v, recipe.products)
+    return SoftmaxState(m, l, round_to(o, recipe.products))
+
+
+def narrow_probabilities(s: Array, lse: Array, recipe: Recipe) -> Array:
+    return round_to(probabilities(s, lse, recipe), narrow_of(recipe))
+
+
 def cut_operand(which: str) -> Callable[[str, Array, Recipe], Array]:
     def operand(name: str, x: Array, recipe: Recipe) -> Array:
         cut = truncated if name == which else round_to
@@ -67,19 +87,36 @@ def cut_operand(which: str) -> Callable[[str, Array, Recipe], Array]:
     return operand
 
 
-def cut_results(call: Call, recipe: Recipe) -> Hooks:
+def cut_results(names: tuple[str, ...], *points: str) -> Make:
     """Results are cut to their format, from one that is wide enough."""
-    format = call.formats["outputs"]
 
-    def cut(results: Results) -> Results:
-        return results | {
-            name: [truncated(x, format) for x in results[name]]
-            for name in ("o", "dq", "dk", "dv")
-            if name in results
-        }
+    def hooks(call: Call, recipe: Recipe) -> Hooks:
+        format = call.formats["outputs"]
 
-    wide = "float64" if recipe.products == "float64" else "float32"
-    return Hooks(recipe=lambda used: used.replace(outputs=wide, gradients=wide), results=cut)
+        def cut(results: Results) -> Results:
+            return results | {
+                name: [truncated(x, format) for x in results[name]]
+                for name in names
+                if name in results
+            }
+
+        wide = "float64" if recipe.products == "float64" else "float32"
+        return Hooks(recipe=lambda used: used.replace(**dict.fromkeys(points, wide)), results=cut)
+
+    return hooks
+
+
+def cut_before_backward(call: Call, recipe: Recipe) -> Hooks:
+    """As :func:`cut_results`, and dy_o_sum is taken from the o that was cut."""
+    made = cut_results(("dq", "dk", "dv"), "outputs", "gradients")(call, recipe)
+
+    def finished(
+        worker: int, running: SoftmaxState, sinks: Array | None, used: Recipe
+    ) -> tuple[Array, Array]:
+        o, lse = finish(running, sinks, used)
+        return truncated(o, call.formats["outputs"]), lse
+
+    return dataclasses.replace(made, finish=finished)
 
 
 def dq_in_bfloat16(results: Results) -> Results:
@@ -121,6 +158,15 @@ BUGS = (
         flags=("partials-rounded-to-16-bit",),
         applies=lambda call: True,
         recipe=partials,
+        guises=(
+            guise("o of the block alone", when(attends, forward), recipe=rounding("block_o")),
+            guise(
+                "gradients of the block alone",
+                when(attends, backward),
+                recipe=rounding("block_gradients"),
+            ),
+            guise("parts are merged as (m, l, o)", ring(2), recipe=rounding(*PARTIAL)),
+        ),
     ),
     mutant(
         "dkv-accumulated-in-16-bit",
@@ -148,6 +194,9 @@ BUGS = (
         flags=("partials-rounded-to-16-bit",),
         applies=when(merges, forward),
         recipe=rounding("merge", "carried_o"),
+        guises=(
+            guise("o between steps alone", when(ring(2), forward), recipe=rounding("carried_o")),
+        ),
     ),
     mutant(
         "statistics-in-16-bit",
@@ -156,6 +205,14 @@ BUGS = (
         flags=("partials-rounded-to-16-bit",),
         applies=lambda call: True,
         recipe=rounding("statistics"),
+        guises=(
+            guise(
+                "exponentials alone",
+                attends,
+                absorb_tile=narrow_exponentials,
+                probabilities=narrow_probabilities,
+            ),
+        ),
     ),
     mutant(
         "scores-in-16-bit",
@@ -180,6 +237,12 @@ BUGS = (
         "The error is the same for a whole row of ds; dv is right.",
         applies=when(attends, backward),
         recipe=rounding("delta", "dy_o_products"),
+        guises=(
+            guise("the sum alone", when(attends, backward), recipe=rounding("delta")),
+            guise(
+                "the products dy * o alone", when(attends, backward), recipe=rounding("dy_o_products")
+            ),
+        ),
     ),
     mutant(
         "dtype-hard-coded",
@@ -200,6 +263,9 @@ BUGS = (
         applies=attends,
         absorb_tile=cut_p,
         operand=cut_operand("p"),
+        guises=(
+            guise("in the backward alone", when(attends, backward), operand=cut_operand("p")),
+        ),
         unseen={"float32": LAST_BIT},
     ),
     mutant(
@@ -217,7 +283,19 @@ BUGS = (
         "o and the gradients lose up to one unit in the last place, always towards 0.",
         flags=("double-rounding",),
         applies=attends,
-        hooks=cut_results,
+        hooks=cut_results(("o", "dq", "dk", "dv"), "outputs", "gradients"),
+        guises=(
+            guise(
+                "the gradients alone",
+                when(attends, backward),
+                cut_results(("dq", "dk", "dv"), "gradients"),
+            ),
+            guise(
+                "and the backward reads the o that was cut",
+                when(attends, forward, backward),
+                cut_before_backward,
+            ),
+        ),
     ),
     mutant(
         "subnormal-flushed",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ringspec.conformance.mutants.conditions import (
     backward,
     circulates,
+    hides,
     layout,
     ring,
     term,
@@ -149,6 +150,7 @@ BUGS = (
         "pytorch/pytorch/pull/129514", "zhuzilin/ring-flash-attention/pull/10",
         flags=("ring-direction",),
         applies=when(ring(3), circulates("kv", "q")),
+        supposes=hides,
         hop=keys_against,
         guises=(
             guise(
