@@ -46,7 +46,8 @@ class RunCase:
     array a worker, of the due shape in axis order [B, H, n, d] and in its storage dtype (a hidden
     lse is left out; a base-2 lse has become natural, float64). Missing tensors, wrong shapes and
     dtypes, exceptions and changed inputs never reach a judge. ``claimed(claims)`` is the reason why
-    the case is not claimed, None if it is; by default it follows from ``needs``.
+    the case is not claimed, None if it is; by default it follows from ``needs``. ``narrowed(claims)``: what
+    the case needs as that target is given it, where this is less than ``needs``.
     """
 
     id: str
@@ -58,25 +59,30 @@ class RunCase:
     rules: tuple[str, ...] = ()
     truth: str = "exact"
     claimed: Callable[[Capabilities], str | None] | None = None
+    narrowed: Callable[[Capabilities], dict[str, Any]] | None = None
 
     def why_not(self, claims: Capabilities) -> str | None:
         """The first reason why a target does not claim this case; None: it does."""
         return why_not(claims, self.needs) if self.claimed is None else self.claimed(claims)
 
+    def needs_of(self, claims: Capabilities) -> dict[str, Any]:
+        """What the case requires as a target with these claims is given it."""
+        return self.needs if self.narrowed is None else self.narrowed(claims)
+
 
 def run_cases(profile: str = "core") -> list[RunCase]:
     """All cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order in which they are run.
 
-    Exact probes first, which say most about a fault, then golden vectors, then properties; each of
+    Exact probes first, which say most about a fault, then golden vectors, properties and pairs; each of
     these modules has a function ``cases(profile)``. Then, but for 'smoke', the noise of whole tensors.
     'noise' is that alone; 'seeds' has cases of its own. Raises UnknownNameError for another name.
     """
     if profile not in PROFILES:
         raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))
-    from ringspec.conformance import golden, noise_cases, probes, properties, seeded
+    from ringspec.conformance import golden, noise_cases, pairs, probes, properties, seeded
 
     if profile == "seeds":
         return list(seeded.cases())
-    parts = () if profile == "noise" else (probes, golden, properties)
+    parts = () if profile == "noise" else (probes, golden, properties, pairs)
     found = [case for part in parts for case in part.cases(profile)]
     return found if profile == "smoke" else [*found, *noise_cases.cases()]

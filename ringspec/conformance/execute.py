@@ -33,8 +33,9 @@ def judged(target: Target, case: RunCase, diagnose: Diagnose | None) -> Record:
     """The outcome of a case that the target claims."""
     claims = target.capabilities
     calls = list(case.make(claims))
-    used = used_by(case.needs, calls)
-    base = Record(case.id, "pass", case.needs, flags=case.flags, truth=case.truth, used=used)
+    needs = case.needs_of(claims)
+    used = used_by(needs, calls)
+    base = Record(case.id, "pass", needs, flags=case.flags, truth=case.truth, used=used)
     outputs: list[Outputs] = []
     printed = ""
     try:
