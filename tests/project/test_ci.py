@@ -5,16 +5,55 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
+HELPERS = ("add_up", "arrangements", "blas_matrix", "float_tests", "readme_commands", "wheel_files")
 
-@pytest.mark.parametrize("name", ["add_up", "blas_matrix", "readme_commands", "wheel_files"])
-def test_the_examples_of_a_helper_hold(root, name):
-    spec = importlib.util.spec_from_file_location(name, root / ".ci" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert doctest.testmod(module).failed == 0
+
+@pytest.fixture
+def helper(root, monkeypatch):
+    """A function that imports a file of .ci as a script there would be: its neighbours are on the path."""
+    monkeypatch.syspath_prepend(root / ".ci")
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(name, root / ".ci" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_every_helper_is_tested(root):
+    assert {path.stem for path in (root / ".ci").glob("*.py")} == set(HELPERS)
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_the_examples_of_a_helper_hold(helper, name):
+    assert doctest.testmod(helper(name)).failed == 0
+
+
+def test_the_tests_that_the_leg_floats_leaves_out_are_there_and_multiply_no_matrices(root, helper):
+    """tests/exact and tests/vectors are left out whole: the leg vectors generates their truth."""
+    floats = helper("float_tests")
+    assert not {"tests/compare", "tests/fast", "tests/nki_impl"} & set(floats.LEFT_OUT)
+    for name in {**floats.LEFT_OUT, **floats.LEFT_OUT_WITH_TWO_THREADS}:
+        assert (root / name).exists(), name
+    for name in floats.LEFT_OUT:
+        if name.endswith(".py"):
+            products = re.findall(r" @ \w|matmul|einsum", (root / name).read_text("utf-8"))
+            assert not products, (name, products)
+
+
+def test_an_arrangement_that_is_not_in_force_fails(helper):
+    arrangements = helper("arrangements")
+    wanted = arrangements.Arrangement("x", {}, "Nehalem", 1)
+    assert not arrangements.faults(wanted, {"blas": [("Nehalem", 1)] * 2, "dispatch": []})
+    for blas in ([("Haswell", 1)], [("Nehalem", 1), ("Haswell", 1)], [("Nehalem", 2)], []):
+        assert arrangements.faults(wanted, {"blas": blas, "dispatch": []}), blas
 
 
 def test_every_leg_has_its_script(root):

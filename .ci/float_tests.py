@@ -1,0 +1,115 @@
+"""Run the tests whose outcome can depend on floating point in every arrangement of this machine.
+
+    python .ci/float_tests.py                            the tests below, in every arrangement
+    python .ci/float_tests.py --whole --only '*1 thread' every test, under each BLAS kernel
+    python .ci/float_tests.py --only 'Haswell*' tests/fast -k bits
+
+Each arrangement (.ci/arrangements.py) is one pytest in a process of its own, as many at once as the
+cores allow. In the end that process says what BLAS and NumPy used. An arrangement that this processor
+lacks is named and left out. Exit code 1 where a test failed or an arrangement was not in force.
+
+Chosen are all tests but those marked slow and those below, so a new file is in by itself.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from arrangements import THREADS, Arrangement, arrangements, faults, in_force
+
+ROOT = Path(__file__).parents[1]
+CLOSING = 40  # lines of a log that are shown where a test failed
+# What no rounding reaches, or what another leg holds in every arrangement, and why.
+LEFT_OUT = {
+    "tests/cli/test_check.py": "the command line around judges; tests/conformance has the judges",
+    "tests/cli/test_vectors.py": "files of golden vectors",
+    "tests/conformance/test_command.py": "programs behind pipes and how they go wrong",
+    "tests/conformance/test_load.py": "targets found by name",
+    "tests/conformance/test_offline.py": "files that go to another machine and back",
+    "tests/conformance/test_report.py": "files of reports",
+    "tests/conformance/test_runner.py": "processes of targets and how they end",
+    "tests/conformance/test_testing.py": "the pytest plugin around the judges",
+    "tests/exact": "exact truth, which the leg vectors generates in every arrangement",
+    "tests/project": "documents and the tree",
+    "tests/vectors": "golden vectors, which the leg vectors generates in every arrangement",
+}
+# Not repeated with two threads, to save a third of the time.
+LEFT_OUT_WITH_TWO_THREADS = {
+    "tests/conformance": "its judges are those of tests/compare, which is repeated",
+}
+
+
+def arguments_of(threads: int, whole: bool, given: list[str]) -> list[str]:
+    """What pytest is called with.
+
+    >>> arguments_of(1, True, ["-k", "bits"])
+    ['-q', '-n', '0', '-p', 'no:cacheprovider', '-k', 'bits']
+    """
+    left_out = LEFT_OUT if threads == 1 else LEFT_OUT | LEFT_OUT_WITH_TWO_THREADS
+    paths_given = any((ROOT / one).exists() for one in given)
+    ignored = [] if whole or paths_given else [f"--ignore={path}" for path in left_out]
+    return ["-q", "-n", "0", "-p", "no:cacheprovider", *ignored, *given]
+
+
+def child(report: str, arguments: list[str]) -> int:
+    """Run pytest here, and write what this process used."""
+    import pytest
+
+    code = int(pytest.main(arguments))
+    Path(report).write_text(json.dumps(in_force()), encoding="utf-8")
+    return code
+
+
+def run(one: Arrangement, folder: str, arguments: list[str]) -> list[str]:
+    """One arrangement; what is wrong with it. Says how it went."""
+    report, started = Path(folder) / f"{one.name}.json", time.monotonic()
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", str(report), *arguments],
+        cwd=ROOT,
+        env={**os.environ, **one.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = done.stdout.splitlines() or ["no output"]
+    shown = lines[-CLOSING:] if done.returncode else lines[-1:]
+    took = f"{one.name}: {time.monotonic() - started:.0f} s: "
+    print(took + "\n".join(shown), flush=True)
+    found = [f"{one.name}: pytest ended with {done.returncode}"] if done.returncode else []
+    if not report.exists():
+        return [*found, f"{one.name}: did not say what it used"]
+    return found + faults(one, json.loads(report.read_text(encoding="utf-8")))
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--child"]:
+        return child(sys.argv[2], sys.argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--whole", action="store_true", help="leave out nothing but slow tests")
+    parser.add_argument("--only", default="*", help="pattern of names of arrangements")
+    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="how many to use")
+    given, rest = parser.parse_known_args()
+    chosen = [one for one in arrangements() if fnmatch.fnmatchcase(one.name, given.only)]
+    found = []
+    # Threads of BLAS wait by spinning: processes that share their cores would slow each other down.
+    for threads in THREADS:
+        alike = [one for one in chosen if one.threads == threads]
+        arguments = arguments_of(threads, given.whole, rest)
+        jobs = max(1, given.cores // threads)
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+            for part in pool.map(partial(run, folder=folder, arguments=arguments), alike):
+                found += part
+    print(f"{len(chosen)} arrangements, {len(found)} faults", *found, sep="\n")
+    return 1 if found or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
