@@ -30,12 +30,13 @@ ROOT = Path(__file__).parents[2]
 CASE = "ring/float32-zigzag-w4"
 NAIVE = ROOT / "docs" / "examples" / "naive_ring.py"
 PROBE = """
-import importlib.util, json, multiprocessing, sys
+import concurrent.futures, importlib.util, json, multiprocessing, sys
 import ringspec.conformance.adapters.versions as versions
 
 def main():
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        spawned = pool.apply(versions.release, ("1.5",))
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        spawned = pool.submit(versions.release, "1.5").result()
     found = importlib.util.find_spec("ringspec_dummy")
     print(json.dumps({
         "path": sys.path, "ringspec": versions.__file__, "dummy": found and found.origin,
