@@ -73,7 +73,7 @@ def test_the_forward_is_right_and_the_gradients_are_wrong_where_this_version_has
 
 
 def known(by_version):
-    """A later version may have mended it, or have other bugs."""
+    """A later version may have fixed it, or have other bugs."""
     if VERSION not in by_version:
         pytest.skip(f"known are the gradients of diffusers {', '.join(by_version)}")
 

@@ -214,13 +214,13 @@ def read_versions(root: Path) -> Installed:
     """What the other machine says that it computed with; nothing where it does not say it."""
     if not os.path.lexists(root / VERSIONS):
         return Installed()
-    mend = 'write {"versions": {"package": "1.0"}}, or remove the file'
+    fix = 'write {"versions": {"package": "1.0"}}, or remove the file'
     try:
         return said_installed(message_of(read_plain(root, VERSIONS, MAX_REFUSED), VERSIONS))
     except Garbage as fault:
-        raise FileFormatError(f"versions by package in {VERSIONS}", str(fault), mend) from None
+        raise FileFormatError(f"versions by package in {VERSIONS}", str(fault), fix) from None
     except VectorError as fault:
-        raise FileFormatError(f"a plain file {VERSIONS}", fault.got, mend) from None
+        raise FileFormatError(f"a plain file {VERSIONS}", fault.got, fix) from None
 
 
 def read_index(root: Path) -> dict[str, Any]:
