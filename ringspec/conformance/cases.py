@@ -73,16 +73,16 @@ class RunCase:
 def run_cases(profile: str = "core") -> list[RunCase]:
     """All cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order in which they are run.
 
-    Exact probes first, which say most about a fault, then golden vectors, properties and pairs; each of
+    Exact probes first, which say most about a fault, then golden vectors, properties, pairs and edges; each of
     these modules has a function ``cases(profile)``. Then, but for 'smoke', the noise of whole tensors.
     'noise' is that alone; 'seeds' has cases of its own. Raises UnknownNameError for another name.
     """
     if profile not in PROFILES:
         raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))
-    from ringspec.conformance import golden, noise_cases, pairs, probes, properties, seeded
+    from ringspec.conformance import edges, golden, noise_cases, pairs, probes, properties, seeded
 
     if profile == "seeds":
         return list(seeded.cases())
-    parts = () if profile == "noise" else (probes, golden, properties, pairs)
+    parts = () if profile == "noise" else (probes, golden, properties, pairs, edges)
     found = [case for part in parts for case in part.cases(profile)]
     return found if profile == "smoke" else [*found, *noise_cases.cases()]

@@ -134,6 +134,19 @@ class Keyed:
         return isinstance(other, Keyed) and self.case == other.case
 
 
+class ClaimsKey:
+    """Claims as the key of a cache: they may hold lists and mappings."""
+
+    def __init__(self, claims: Capabilities) -> None:
+        self.claims, self.text = claims, repr(claims)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClaimsKey) and self.text == other.text
+
+
 def tensors_of(case: Case) -> Tensors:
     """``in``, ``layout``, ``position``, ``out`` and ``scale`` tensors, as ``tensors_of_case``."""
     return evaluated(Keyed(case))

@@ -21,7 +21,7 @@ from typing import Any
 from ringspec.conformance.calls import backward_alone, call_of, forward_alone
 from ringspec.conformance.capabilities import Capabilities, why_not
 from ringspec.conformance.cases import Judgement, Outputs, RunCase
-from ringspec.conformance.drawing import Seen, judged, shuffled, tensors_of
+from ringspec.conformance.drawing import ClaimsKey, Seen, judged, shuffled, tensors_of
 from ringspec.conformance.golden import passes_for
 from ringspec.conformance.target import Call
 from ringspec.vectors.case import Case, Patch, Ring
@@ -125,13 +125,13 @@ def cases(profile: str = "core") -> list[RunCase]:
 
 def pair_case(id: str, number: int) -> RunCase:
     def fitted(claims: Capabilities) -> Case | None:
-        return fitted_case(number, Hashed(claims))
+        return fitted_case(number, ClaimsKey(claims))
 
     def claimed(claims: Capabilities) -> str | None:
         case = fitted(claims)
         if case is None:
             return f"workers {ROWS[number].workers}"
-        if is_repeated(number, Hashed(claims)):
+        if is_repeated(number, ClaimsKey(claims)):
             return "what is left of its features is in another case of pairs"
         if max(case.requires["lengths"]) > MOST_TOKENS:
             return f"no ring of at most {MOST_TOKENS} tokens"
@@ -173,21 +173,8 @@ def call_for(case: Case, claims: Capabilities) -> Call:
     return forward_alone(call) if passes == ("forward",) else backward_alone(call, case, tensors)
 
 
-class Hashed:
-    """Claims as the key of a cache: they may hold lists and mappings."""
-
-    def __init__(self, claims: Capabilities) -> None:
-        self.claims, self.text = claims, repr(claims)
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Hashed) and self.text == other.text
-
-
 @lru_cache(maxsize=1024)
-def fitted_case(number: int, claims: Hashed) -> Case | None:
+def fitted_case(number: int, claims: ClaimsKey) -> Case | None:
     """The problem of a row with nothing that a target does not claim; None: no ring is left."""
     found = fitted_row(ROWS[number], claims.claims, number)
     if found is None:
@@ -274,7 +261,7 @@ def with_terms(one: Row, claims: Capabilities) -> Row:
 
 
 @lru_cache(maxsize=1024)
-def is_repeated(number: int, claims: Hashed) -> bool:
+def is_repeated(number: int, claims: ClaimsKey) -> bool:
     """Whether an earlier row has become the same problem for these claims."""
     own = fitted_row(ROWS[number], claims.claims, number)
     earlier = (fitted_row(ROWS[n], claims.claims, n) for n in range(number))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ringspec.conformance.cases import Judgement, Outputs, RunCase
 from ringspec.conformance.drawing import (
     DTYPES,
     RINGS,
-    Look,
+    ClaimsKey,
     Seen,
     call_for,
     dealt,
@@ -88,7 +88,7 @@ def over_rings(id: str, name: str, dtype: str, terms: dict[str, Any]) -> RunCase
         id,
         "The same problem over every claimed ring size and layout gives the same results.",
         lambda claims: every,
-        agree,
+        partial(judged, look=agree),
         least=2,
         rules=("LAYOUT-5", "RING-2"),
         flags=("partials-rounded-to-16-bit", "zigzag-chunk-order", "striped-diagonal"),
@@ -99,7 +99,7 @@ def case_of_rings(
     id: str,
     reason: str,
     rings: Callable[[Capabilities], Sequence[Case]],
-    look: Look | None = None,
+    judge_seen: Callable[[Seen], Judgement] = judged,
     *,
     least: int = 1,
     **rest: Any,
@@ -111,12 +111,17 @@ def case_of_rings(
     """
 
     every = rings(Capabilities())
+    needs = {key: x for key, x in needs_of(every).items() if key not in PER_RING}
 
     def why(claims: Capabilities, case: Case) -> str | None:
         return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
 
-    def chosen(claims: Capabilities) -> list[Case]:
-        return [case for case in rings(claims) if why(claims, case) is None]
+    @lru_cache(maxsize=4)
+    def chosen_by(key: ClaimsKey) -> tuple[Case, ...]:
+        return tuple(case for case in rings(key.claims) if why(key.claims, case) is None)
+
+    def chosen(claims: Capabilities) -> tuple[Case, ...]:
+        return chosen_by(ClaimsKey(claims))
 
     def claimed(claims: Capabilities) -> str | None:
         if len(chosen(claims)) >= least:
@@ -129,10 +134,12 @@ def case_of_rings(
         return [call_for(claims, case) for case in chosen(claims)]
 
     def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
-        return judged(Seen(claims, tuple(chosen(claims)), tuple(calls), tuple(outputs)), look)
+        return judge_seen(Seen(claims, chosen(claims), tuple(calls), tuple(outputs)))
 
-    needs = {key: x for key, x in needs_of(every).items() if key not in PER_RING}
-    return RunCase(id, reason, needs, make, judge, claimed=claimed, **rest)
+    def narrowed(claims: Capabilities) -> dict[str, Any]:
+        return {key: x for key, x in needs_of(chosen(claims)).items() if key not in PER_RING}
+
+    return RunCase(id, reason, needs, make, judge, claimed=claimed, narrowed=narrowed, **rest)
 
 
 def worker_cases() -> Iterator[RunCase]:

@@ -19,6 +19,7 @@ from ringspec.conformance.capabilities import (
     why_not,
 )
 from ringspec.conformance.cases import run_cases
+from ringspec.conformance.drawing import ClaimsKey
 from ringspec.conformance.golden import needs_of
 from ringspec.conformance.runner import run
 from ringspec.conformance.targets.reference import REFERENCES
@@ -120,7 +121,7 @@ def test_a_target_of_few_claims_gets_every_pair_of_them(who):
     claims = NARROW[who]
     golden = [case for case in GOLDEN if why_not(claims, needs_of(case)) is None]
     rows = [
-        pairs.fitted_case(n, pairs.Hashed(claims))
+        pairs.fitted_case(n, ClaimsKey(claims))
         for n, case in enumerate(CASES)
         if case.why_not(claims) is None
     ]
