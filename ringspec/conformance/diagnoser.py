@@ -27,7 +27,7 @@ from ringspec.errors import RingspecError
 
 MOST = {
     "probe": 2, "property": 2, "special": 1, "adversarial": 2, "attention": 3, "ring": 8, "noise": 2,
-    "other": 3,
+    "pairs": 2, "other": 3,
 }  # fmt: skip
 ENOUGH = 3  # cases that name a bug, from which on no other case refutes them
 FEWEST = 0.4  # part of the diagnosed failures that a name must explain

@@ -15,7 +15,7 @@ from ringspec.conformance.drawing import needs_of
 from ringspec.conformance.runner import run
 from ringspec.conformance.targets.reference import REFERENCES
 
-CASES = edges.cases()
+CASES = edges.cases("full")
 BY_ID = {case.id: case for case in CASES}
 EVERYTHING = REFERENCES["float64"].capabilities
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -70,6 +70,16 @@ def test_documents_are_of_no_token_of_a_chunk_of_a_shard_and_of_all(layout, leng
         # An empty document in the middle, and tokens after the last one.
         assert any(0 < starts[1] == starts[2] for starts in (c.terms[terms] for c in made))
         assert any(case.terms[terms][-1] < size for case in made)
+
+
+def test_core_tries_every_parameter_in_every_layout_and_with_unequal_lengths_either_way():
+    ids = {case.id for case in edges.cases("core")}
+    assert ids < set(BY_ID)
+    for parameter in edges.PARAMETERS:
+        for layout in LAYOUTS:
+            assert f"edges/{parameter}/{layout}" in ids
+        assert f"edges/{parameter}/contiguous-more-keys" in ids
+        assert f"edges/{parameter}/zigzag-more-queries" in ids
 
 
 def test_soft_caps_lie_far_below_the_scores_between_them_and_far_above():

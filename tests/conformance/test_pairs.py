@@ -4,6 +4,7 @@ import hashlib
 import math
 
 import pytest
+from conformance.wrong_targets import Wrong, like
 from pair_coverage import FACTORS, IMPOSSIBLE, NONE, OF_RINGS, met, named, possible, values_of
 
 from ringspec.conformance import pairs
@@ -19,10 +20,12 @@ from ringspec.conformance.capabilities import (
     why_not,
 )
 from ringspec.conformance.cases import run_cases
+from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.drawing import ClaimsKey
 from ringspec.conformance.golden import needs_of
 from ringspec.conformance.runner import run
 from ringspec.conformance.targets.reference import REFERENCES
+from ringspec.formats import load
 from ringspec.vectors.catalogue import catalogue
 
 EVERYTHING = REFERENCES["float64"].capabilities
@@ -158,6 +161,30 @@ def test_core_and_full_have_the_pairs_and_smoke_does_not():
 def test_a_default_scale_is_no_power_of_two():
     for case in ROWS:
         assert math.frexp(case.terms["scale"])[0] != 0.5, case.id
+
+
+def without_scale(call, result):
+    if result.dq is not None:
+        result.dq = [like(x, load(x) / call.terms["scale"]) for x in result.dq]
+
+
+def counted_twice(call, result):
+    if result.dq is not None:
+        result.dq = [like(x, load(x) * 2) for x in result.dq]
+
+
+@pytest.mark.parametrize(
+    ("answer", "golden", "pair"),
+    [
+        (without_scale, "scale-missing-in-dq", "scale-missing-in-dq"),
+        (counted_twice, "scale-missing-in-dq", None),  # D = 4: the scale is 1/2
+    ],
+)
+def test_a_missing_scale_is_told_apart_from_a_gradient_that_counts_twice(answer, golden, pair):
+    cases = [case for case in run_cases("core") if case.id in ("attention/causal", "pairs/002")]
+    summary = run(Wrong(answer=answer), cases, diagnose=Diagnoser())
+    names = [record.diagnosis["id"] for record in summary.records]
+    assert names == [golden, pair]
 
 
 def test_inputs_of_pairs_do_not_change():
