@@ -1,0 +1,230 @@
+"""Run the collection against the judge and list its alarms. All members are correct: each alarm is a fault.
+
+``PYTHONPATH=.:tests python tests/correct_kernels/run.py --profile noise --seeds 20 --jobs 16 --json out.json``
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+from unittest import mock
+
+# Processes share the cores, so each uses one thread. NumPy reads this when it is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import click
+import numpy as np
+from correct_kernels.members import MEMBERS
+from correct_kernels.target import member_target
+
+from ringspec.compare.noise import Geometry
+from ringspec.conformance import noise_cases
+from ringspec.conformance.cases import RunCase, run_cases
+from ringspec.conformance.execute import run_case
+from ringspec.conformance.outcome import FAILURES
+
+PROGRESS = 20  # cases between two lines on stderr
+
+
+@dataclass(frozen=True)
+class Work:
+    """One case for all members. ``seed`` of a noise case, None for a case of another profile."""
+
+    profile: str
+    index: int
+    id: str
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One failure of a correct kernel. ``tests``: what alarmed, with its statistic."""
+
+    member: str
+    declared: bool
+    case: str
+    seed: int | None
+    outcome: str
+    tests: tuple[str, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """What one case gave: how many members ran it, the noise ratios that they showed, the alarms."""
+
+    work: Work
+    seconds: float
+    ran: int
+    rms: dict[str, dict[str, float]]
+    alarms: tuple[Alarm, ...]
+
+
+def noise_work(seeds: int, formats: Iterable[str]) -> list[Work]:
+    """The noise cases of these formats, each with the seeds 0 to seeds - 1."""
+    ids = [case.id for case in noise_cases.cases()]
+    chosen = [(i, id) for i, id in enumerate(ids) if id.rsplit("-", 1)[1] in formats]
+    return [Work("noise", i, id, seed) for seed in range(seeds) for i, id in chosen]
+
+
+def core_work() -> list[Work]:
+    """The cases of profile core; its noise cases are left to :func:`noise_work`."""
+    return [
+        Work("core", i, case.id, None)
+        for i, case in enumerate(known_cases("core"))
+        if not case.id.startswith("noise/")
+    ]
+
+
+def case_of(work: Work) -> RunCase:
+    """The case itself, built where it is run."""
+    if work.seed is None:
+        return known_cases(work.profile)[work.index]
+    seeded = functools.partial(noise_cases.problem, seed=work.seed)
+    with mock.patch.object(noise_cases, "problem", seeded):
+        return list(noise_cases.cases())[work.index]
+
+
+@functools.cache
+def known_cases(profile: str) -> list[RunCase]:
+    return run_cases(profile)
+
+
+@contextlib.contextmanager
+def fast_judge() -> Iterator[None]:
+    """Predict once for all members of a case, and infer no recipe after an alarm."""
+    predict, known = noise_cases.predict, {}
+
+    def predicted(
+        attention: Any, recipe: Any, geometry: Geometry | None = None, **more: Any
+    ) -> Any:
+        arrays = () if geometry is None else vars(geometry).items()
+        ring = tuple((name, x.tobytes() if isinstance(x, np.ndarray) else x) for name, x in arrays)
+        key = (id(attention), recipe, ring, tuple(sorted(more.items())))
+        if key not in known:
+            # The attention is kept beside its noise, so that its id stays taken.
+            known[key] = predict(attention, recipe, geometry, **more), attention
+        return known[key][0]
+
+    with (
+        mock.patch.object(noise_cases, "predict", predicted),
+        mock.patch.object(noise_cases, "inferred", lambda *_: ()),
+    ):
+        yield
+
+
+def done(work: Work, members: tuple[str, ...], ways: tuple[bool, ...]) -> Done:
+    """One case against all members, undeclared and declared."""
+    started, case = time.perf_counter(), case_of(work)
+    ran, rms, alarms = 0, {}, []
+    with fast_judge():
+        for name in members:
+            for declared in ways:
+                record = run_case(member_target(name, declared), case)
+                if record.outcome == "not claimed":
+                    continue
+                ran += 1
+                noise = record.noise or {}
+                if noise:
+                    rms[name] = noise["rms"]
+                if record.outcome in FAILURES:
+                    told = tuple(noise.get("alarms", ()))
+                    alarms.append(
+                        Alarm(
+                            name, declared, work.id, work.seed, record.outcome, told, record.message
+                        )
+                    )
+    return Done(work, time.perf_counter() - started, ran, rms, tuple(alarms))
+
+
+def done_of(task: tuple[Work, tuple[str, ...], tuple[bool, ...]]) -> Done:
+    return done(*task)
+
+
+def results(
+    work: list[Work], members: tuple[str, ...], ways: tuple[bool, ...], jobs: int
+) -> Iterator[Done]:
+    """Each case's result as it is done; in this process with one job."""
+    tasks = [(one, members, ways) for one in work]
+    if jobs == 1:
+        yield from map(done_of, tasks)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(done_of, tasks, chunksize=4)
+
+
+def table(found: list[Done]) -> list[str]:
+    """Alarms by member and by whether its recipe was declared."""
+    lines = []
+    for name in MEMBERS:
+        for declared in (False, True):
+            own = [
+                x for one in found for x in one.alarms if (x.member, x.declared) == (name, declared)
+            ]
+            if own:
+                cases = sorted({alarm.case for alarm in own})
+                lines.append(
+                    f"{name}{', declared' if declared else ''}: {len(own)} alarms in "
+                    f"{len(cases)} cases, such as {', '.join(cases[:3])}"
+                )
+    return lines
+
+
+@click.command()
+@click.option(
+    "--profile", type=click.Choice(["noise", "core", "both"]), default="noise", show_default=True
+)
+@click.option("--seeds", default=20, show_default=True, help="Seeds of each noise case.")
+@click.option("--formats", default="bf16,fp16,f32", show_default=True, help="Of the noise cases.")
+@click.option(
+    "--members", default=",".join(MEMBERS), help="Names, separated by commas; default: all."
+)
+@click.option("--cases", default="", help="Only cases whose id contains this text.")
+@click.option(
+    "--declared", type=click.Choice(["no", "yes", "both"]), default="both", show_default=True
+)
+@click.option("--jobs", default=1, show_default=True, help="Processes.")
+@click.option("--json", "output", type=click.Path(dir_okay=False), help="Write all results here.")
+def main(
+    profile: str, seeds: int, formats: str, members: str, cases: str, declared: str, jobs: int,
+    output: str | None,
+) -> None:  # fmt: skip
+    """Run correct kernels against the judge. Exit status 1: some were accused."""
+    names = tuple(members.split(","))
+    for name in names:
+        if name not in MEMBERS:
+            raise click.BadParameter(f"expected one of {', '.join(MEMBERS)}, got {name!r}")
+    work = [] if profile == "core" else noise_work(seeds, formats.split(","))
+    work += [] if profile == "noise" else core_work()
+    work = [one for one in work if cases in one.id]
+    ways = {"no": (False,), "yes": (True,), "both": (False, True)}[declared]
+    found = []
+    for one in results(work, names, ways, jobs):
+        found.append(one)
+        for alarm in one.alarms:
+            told = "; ".join(alarm.tests) or alarm.message
+            said = "declared" if alarm.declared else "undeclared"
+            seed = "" if alarm.seed is None else f", seed {alarm.seed}"
+            click.echo(f"{alarm.member}, {said}: {alarm.case}{seed}: {alarm.outcome}: {told}")
+        sys.stdout.flush()
+        if len(found) % PROGRESS == 0:
+            click.echo(f"{len(found)} of {len(work)} cases", err=True)
+    ran, accused = sum(one.ran for one in found), sum(len(one.alarms) for one in found)
+    click.echo("\n".join(table(found)))
+    click.echo(f"{accused} alarms in {ran} runs of {len(work)} cases; {len(names)} correct kernels")
+    if output:
+        with open(output, "w") as file:
+            json.dump([asdict(one) for one in found], file, indent=1)
+    sys.exit(1 if accused else 0)
+
+
+if __name__ == "__main__":
+    main()
