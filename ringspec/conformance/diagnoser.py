@@ -11,19 +11,25 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ringspec.compare.noise import predict
+from ringspec.conformance.calls import due_of
 from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.cases import Outputs, RunCase
+from ringspec.conformance.cases import Outputs, RunCase, run_cases
 from ringspec.conformance.diagnose import diagnose, pairs_of
 from ringspec.conformance.localise import localise
-from ringspec.conformance.mutants import MUTANTS
+from ringspec.conformance.mutants import MUTANTS, run_mutant
 from ringspec.conformance.noise_of import geometry_of, in_order, question_of
 from ringspec.conformance.outcome import FAILURES, Record
 from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.suspects import Suspect
 from ringspec.conformance.target import Call
 from ringspec.errors import RingspecError
+from ringspec.formats import store
 
 MOST = {
     "probe": 2, "property": 2, "special": 1, "adversarial": 2, "attention": 3, "ring": 8, "noise": 2,
@@ -77,6 +83,11 @@ def diagnosed(
     lines: list[str] = []
     if found is not None:
         data, lines = found.as_dict(), found.lines()
+        data["must_fail"] = {
+            one.id: must_fail(claims, calls, one.suspect)
+            for one in (found.named, *found.alike)
+            if one is not None and one.suspect is not None
+        }
     if data["id"] is None:
         data["where"] = where(claims, calls, outputs)
         lines += data["where"]
@@ -99,58 +110,111 @@ def where(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs
     return []
 
 
+@lru_cache(maxsize=1)
+def core_cases() -> dict[str, RunCase]:
+    return {case.id: case for case in run_cases("core")}
+
+
+def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> list[str]:
+    """Ids of cases that a target with these claims fails if it has the suspect's bug on its way of ``calls``.
+
+    Of the cases that the mutant is known to fail those that the target claims, that go the same way (operation
+    and circulation: a kernel may have the bug in its Q ring alone), and whose judge fails what the suspect
+    gives. Noise cases are left out: what they find depends on the declared recipe.
+    """
+    found = []
+    for id in sorted(set(suspect.mutant.kills.values())):
+        case = core_cases().get(id)
+        if case is None or id.startswith("noise/") or case.why_not(claims) is not None:
+            continue
+        asked = list(case.make(claims))
+        if not {way_of(call) for call in asked} <= {way_of(call) for call in calls}:
+            continue
+        outputs = [given_by(claims, call, suspect) for call in asked]
+        if not case.judge(claims, asked, outputs).passed:
+            found.append(id)
+    return found
+
+
+def way_of(call: Call) -> tuple[str, str]:
+    """Operation and circulation; a ring of one worker does not circulate."""
+    return call.operation, call.circulation if call.workers > 1 else ""
+
+
+def given_by(claims: Capabilities, call: Call, suspect: Suspect) -> Outputs:
+    """What a suspect gives for a call, as a judge sees it."""
+    recipe = recipe_for(claims, call.formats)
+    results = run_mutant(suspect.program, call, recipe, suspect.way)
+    return {
+        name: tuple(store(np.asarray(x), due.format) for x in results[name])
+        for name, due in due_of(call).items()
+        if name != "lse" or claims.lse != "hidden"
+    }
+
+
 def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
-    """What the diagnosed failures of a run say together.
+    """What the diagnosed failures of a run say together; None where no case was diagnosed.
 
     ``title``, ``id``, ``links`` of the bug that most of them name, or may be, ``count`` of them and of how
-    many (expected failures have their reason already and are left out); ``alike``: ids that no case tells from it; None where no case was diagnosed. Ties go to the bug
-    that was named outright more often. A bug that explains fewer than :data:`FEWEST` of them is none, and
-    so is one that few of them name while the case that it must fail passes (:func:`refuted`).
+    many (expected failures have their reason already and are left out); ``alike``: ids that no case tells
+    from it. Ties go to the bug that was named outright more often. A bug that explains fewer than
+    :data:`FEWEST` of them is none, and so is one that few of them name and that other cases refute
+    (:func:`refuting`). ``also``: bugs that were named in cases which this one does not explain, as
+    {id, title, count, refuted_by}.
     """
     failed = [record for record in records if record.outcome != "expected failure"]
     diagnoses = [record.diagnosis for record in failed if record.diagnosis]
     if not diagnoses:
         return None
     named, possible = Counter[str](), Counter[str]()
-    in_other_forms: set[str] = set()
     for one in diagnoses:
         if one.get("id"):
             named[one["id"]] += 1
             possible.update({one["id"], *one.get("alike", [])})
-            in_other_forms.update(one.get("forms", {}))
-    passed = {record.id for record in records if record.outcome == "pass"}
-    for id in [id for id, count in possible.items() if count < ENOUGH and id not in in_other_forms]:
-        if refuted(id, passed, records):
-            del possible[id]
-    explaining = [id for id, n in possible.items() if named[id] or n == len(diagnoses)]
-    best = max(explaining, key=lambda id: (possible[id], named[id]), default=None)
-    if best is None or possible[best] < FEWEST * len(diagnoses):
-        return {
-            "id": None,
-            "title": "no known bug",
-            "count": 0,
-            "of": len(diagnoses),
-            "links": [],
-            "alike": [],
-        }
-    about = next((one for one in diagnoses if one.get("id") == best), None)
-    about = about or {"title": MUTANTS[best].title, "links": list(MUTANTS[best].links)}
-    return {
+    refuted = {id: refuting(id, records) for id, count in possible.items() if count < ENOUGH}
+    left = Counter({id: count for id, count in possible.items() if not refuted.get(id)})
+    explaining = [id for id, n in left.items() if named[id] or n == len(diagnoses)]
+    best = max(explaining, key=lambda id: (left[id], named[id]), default=None)
+    if best is not None and left[best] < FEWEST * len(diagnoses):
+        best = None
+    unexplained = [one for one in diagnoses if best not in (one.get("id"), *one.get("alike", []))]
+    others = Counter(one["id"] for one in unexplained if one.get("id"))
+    summary: dict[str, Any] = {
+        "id": None, "title": "no known bug", "count": 0, "of": len(diagnoses), "links": [], "alike": [],
+        "also": [
+            {"id": id, "title": title_of(id, diagnoses), "count": n, "refuted_by": refuted.get(id, [])}
+            for id, n in others.most_common()
+        ],
+    }  # fmt: skip
+    if best is None:
+        return summary
+    about = next((one for one in diagnoses if one.get("id") == best), {})
+    return summary | {
         "id": best,
-        "title": about["title"],
-        "links": about.get("links", []),
-        "alike": [id for id, n in possible.items() if n == possible[best] and id != best],
-        "count": possible[best],
-        "of": len(diagnoses),
+        "title": title_of(best, diagnoses),
+        "links": about.get("links") or list(MUTANTS[best].links if best in MUTANTS else ()),
+        "alike": [id for id, n in left.items() if n == left[best] and id != best],
+        "count": left[best],
     }
 
 
-def refuted(id: str, passed: set[str], records: Sequence[Record]) -> bool:
-    """Whether the cases that a mutant is known to fail were run, and all of them passed.
+def title_of(id: str, diagnoses: Sequence[dict[str, Any]]) -> str:
+    """The title of a bug, as a diagnosis that names it has it."""
+    titles = (str(one["title"]) for one in diagnoses if one.get("id") == id)
+    return next(titles, MUTANTS[id].title if id in MUTANTS else id)
 
-    That a few cases look like the mutant is then chance: a tiny case in which every row is empty looks
-    like any bug that hides all keys.
+
+def refuting(id: str, records: Sequence[Record]) -> list[str]:
+    """The cases that a named bug must fail, if some of them were run and all of these passed.
+
+    That a few cases look like the bug is then chance: a tiny case in which every row is empty looks like any
+    bug that hides all keys.
     """
-    known = set(MUTANTS[id].kills.values()) if id in MUTANTS else set()
-    ran = known & {record.id for record in records if record.outcome in ("pass", *FAILURES)}
-    return bool(ran) and ran <= passed
+    known = {
+        case
+        for record in records
+        for case in (record.diagnosis or {}).get("must_fail", {}).get(id, ())
+    }
+    ran = {one.id: one.outcome for one in records if one.outcome in ("pass", *FAILURES)}
+    ours = sorted(known & ran.keys())
+    return ours if all(ran[case] == "pass" for case in ours) else []

@@ -10,7 +10,7 @@ from ringspec.conformance.answers import outputs_of
 from ringspec.conformance.calls import due_of
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.diagnose import diagnose
-from ringspec.conformance.diagnoser import Diagnoser, kind_of, most_likely
+from ringspec.conformance.diagnoser import Diagnoser, kind_of, most_likely, must_fail
 from ringspec.conformance.execute import run_case
 from ringspec.conformance.localise import localise
 from ringspec.conformance.mutants import MUTANTS, MutantTarget, run_mutant
@@ -22,7 +22,7 @@ from ringspec.conformance.precision import base_recipe
 from ringspec.conformance.report import case_line
 from ringspec.conformance.report_lines import read_record
 from ringspec.conformance.runner import run
-from ringspec.conformance.suspects import standardised
+from ringspec.conformance.suspects import Suspect, standardised
 from ringspec.conformance.target import Result
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.conformance.words import record_text
@@ -194,32 +194,112 @@ def test_rounding_is_named_by_its_errors_whatever_the_order_of_the_merge():
 
 
 def diagnosed_record(case, id, *alike, **more):
-    about = {"id": id, "title": id or "no known bug", "alike": list(alike)} | more
-    return Record(case, "mismatch", diagnosis=about)
+    about = {"id": id, "title": id or "no known bug", "alike": list(alike)}
+    return Record(case, "mismatch", diagnosis=about | more)
 
 
 def test_a_name_from_few_cases_does_not_stand_against_the_case_that_it_must_fail():
     id = "causal-as-empty-band"
-    known = [Record(case, "pass") for case in set(MUTANTS[id].kills.values())]
-    one = diagnosed_record("a", id)
+    known = [Record(case, "pass") for case in ("x", "y")]
+    because = {"must_fail": {id: ["x", "y"]}}
+    one = diagnosed_record("a", id, **because)
     assert most_likely([one])["id"] == id
-    assert most_likely([one, *known])["id"] is None
+    refuted = most_likely([one, *known])
+    assert refuted["id"] is None
+    [also] = refuted["also"]
+    assert (also["id"], also["count"], also["refuted_by"]) == (id, 1, ["x", "y"])
     failed = [Record(record.id, "mismatch") for record in known]
     assert most_likely([one, *failed])["id"] == id
-    three = [diagnosed_record(case, id) for case in "abc"]
+    assert most_likely([one, failed[0], known[1]])["id"] == id
+    three = [diagnosed_record(case, id, **because) for case in "abc"]
     assert most_likely([*three, *known])["id"] == id
-    other_form = diagnosed_record("a", id, forms={id: "in the backward alone"})
-    assert most_likely([other_form, *known])["id"] == id
+    unseen = diagnosed_record("a", id, must_fail={id: []})
+    assert most_likely([unseen, *known])["id"] == id
 
 
 def test_where_a_name_is_refuted_a_bug_that_is_possible_everywhere_takes_its_place():
     id, other = "no-maximum", "running-max-of-masked-block"
-    known = [Record(case, "pass") for case in set(MUTANTS[id].kills.values())]
-    found = most_likely([diagnosed_record("a", id, other), *known])
+    known, because = [Record("x", "pass")], {"must_fail": {id: ["x"]}}
+    found = most_likely([diagnosed_record("a", id, other, **because), *known])
     assert found["id"] == other and found["title"] == MUTANTS[other].title
     assert found["links"] == list(MUTANTS[other].links)
-    both = [diagnosed_record("a", id, other), diagnosed_record("b", None)]
+    both = [diagnosed_record("a", id, other, **because), diagnosed_record("b", None)]
     assert most_likely([*both, *known])["id"] is None
+
+
+def test_a_name_of_one_case_stays_in_the_verdict_of_the_run():
+    records = [diagnosed_record("a", "log2-lse"), *(diagnosed_record(x, None) for x in "bcde")]
+    found = most_likely(records)
+    assert found["id"] is None
+    assert [(one["id"], one["count"]) for one in found["also"]] == [("log2-lse", 1)]
+    records = [
+        diagnosed_record("a", "log2-lse"),
+        *(diagnosed_record(x, "dlse-sign") for x in "bcd"),
+    ]
+    found = most_likely(records)
+    assert found["id"] == "dlse-sign" and [one["id"] for one in found["also"]] == ["log2-lse"]
+
+
+class OnlyWhere:
+    """A mutant on some calls, the right program on all others."""
+
+    def __init__(self, id, where, **claims):
+        self.wrong, self.where, self.name = MutantTarget(MUTANTS[id], "bf16"), where, id
+        self.capabilities = dataclasses.replace(RIGHT.capabilities, **claims)
+
+    def run(self, call):
+        return (self.wrong if self.where(call) else RIGHT).run(call)
+
+
+def test_a_bug_of_the_q_ring_alone_keeps_its_name_where_the_kv_ring_passes(cases):
+    id = "last-step-dropped"
+    target = OnlyWhere(id, lambda call: call.circulation == "q")
+    chosen = [cases[x] for x in ("ring/bias-q-ring-w3", *set(MUTANTS[id].kills.values()))]
+    summary = run(target, chosen, diagnose=Diagnoser())
+    assert {record.outcome for record in summary.records} == {"pass", "mismatch"}
+    assert most_likely(summary.records)["id"] == id
+
+
+def test_only_what_the_target_claims_and_the_bug_changes_can_refute_a_name():
+    call, log2 = (
+        noise_call("refuted", "bf16", 2, tokens=16, head_dim=8),
+        Suspect(MUTANTS["log2-lse"]),
+    )
+    known = set(MUTANTS["log2-lse"].kills.values())
+    claims = RIGHT.capabilities
+    assert set(must_fail(claims, [call], log2)) == known
+    assert must_fail(dataclasses.replace(claims, circulations=("q",)), [call], log2) == []
+    assert must_fail(claims, [dataclasses.replace(call, circulation="q")], log2) == []
+    rebased = Suspect(MUTANTS["lse-rebased-twice"])  # changes lse alone
+    assert must_fail(claims, [call], rebased)
+    assert must_fail(dataclasses.replace(claims, lse="hidden"), [call], rebased) == []
+
+
+def test_of_two_names_for_the_same_numbers_the_one_that_supposes_no_mask_is_preferred(cases):
+    target = MutantTarget(MUTANTS["ring-direction-of-keys"], "bf16")
+    record = run_case(target, cases["ring/contiguous-w3"], Diagnoser())
+    assert record.diagnosis["id"] == "ring-direction"
+    assert record.diagnosis["alike"] == ["ring-direction-of-keys"]
+    record = run_case(target, cases["ring/contiguous-causal-w3"], Diagnoser())
+    assert record.diagnosis["id"] == "ring-direction-of-keys"
+
+
+def test_base_2_weights_of_o_are_named_where_lse_is_hidden(cases):
+    """o alone is merged with base-2 lse; the backward is right."""
+
+    class Weights(OnlyWhere):
+        def run(self, call):
+            forward = [one for one in MUTANTS["log2-lse"].guises if one.words.startswith("o alone")]
+            results = run_mutant(forward[0], call, base_recipe(self.capabilities, "bfloat16"))
+            due = due_of(call)
+            return Result(
+                **{n: [store(x, due[n].format) for x in results[n]] for n in due if n != "lse"}
+            )
+
+    target = Weights("log2-lse", None, lse="hidden")
+    record = run_case(target, cases["ring/contiguous-causal-w4"], Diagnoser())
+    assert record.diagnosis["id"] == "log2-lse"
+    assert "o alone" in record.diagnosis["forms"]["log2-lse"]
 
 
 def test_bugs_of_the_independent_ring_are_mapped_to_known_bugs():
