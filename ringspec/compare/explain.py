@@ -9,7 +9,7 @@ want 0.12 (412 times the bound)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ringspec.compare.verdict import TensorVerdict
 
@@ -57,12 +57,30 @@ def explain(verdict: TensorVerdict) -> str:
 
 
 def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
-    """The failing ones of ``verdicts``, a line each, at most ``most`` and then how many more; '' if all pass."""
-    failing = [v for v in verdicts if v.kind != "ok"]
-    lines = [explain(v) for v in failing[:most]]
+    """The failing ones of ``verdicts``, a line for each tensor of a worker, at most ``most`` and then how many more; '' if all pass."""
+    failing = grouped(v for v in verdicts if v.kind != "ok")
+    lines = [told(group) for group in failing[:most]]
     if len(failing) > most:
         lines.append(f"and {len(failing) - most} more tensors of workers")
     return "\n".join(lines)
+
+
+def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
+    """The verdicts on one tensor of one worker together, NaN and the largest error first.
+
+    A case of several calls has one for each call.
+    """
+    found: dict[tuple[str, int], list[TensorVerdict]] = {}
+    for one in verdicts:
+        found.setdefault((one.tensor, one.worker), []).append(one)
+    for group in found.values():
+        group.sort(key=lambda one: (one.kind != "NaN", -one.error))
+    return list(found.values())
+
+
+def told(group: Sequence[TensorVerdict]) -> str:
+    """The first verdict of a group in words, and of how many calls it is."""
+    return explain(group[0]) + (f"; wrong in {len(group)} calls" if len(group) > 1 else "")
 
 
 def place(verdict: TensorVerdict) -> str:

@@ -346,6 +346,7 @@ def by_rounding(
         for one in suspects
         if one.mutant in PRECISION
         for form in one.mutant.guises
+        if any(form.applies(view.call) for view in views)
     ]
     found = []
     for way, base in ((USUAL, None), (NORMALISED, Suspect(RIGHT, None, NORMALISED))):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -21,10 +21,10 @@ from ringspec.conformance.calls import due_of
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import Outputs, RunCase, run_cases
 from ringspec.conformance.diagnose import diagnose, pairs_of
-from ringspec.conformance.localise import localise
+from ringspec.conformance.localise import ORDER, localise
 from ringspec.conformance.mutants import MUTANTS, run_mutant
 from ringspec.conformance.noise_of import geometry_of, in_order, question_of
-from ringspec.conformance.outcome import FAILURES, Record
+from ringspec.conformance.outcome import FAILURES, Finding, Record
 from ringspec.conformance.precision import recipe_for
 from ringspec.conformance.suspects import Suspect
 from ringspec.conformance.target import Call
@@ -53,8 +53,9 @@ class Diagnoser:
         case: RunCase,
         calls: Sequence[Call],
         outputs: Sequence[Outputs],
+        findings: Sequence[Finding] = (),
     ) -> dict[str, Any] | None:
-        """The diagnosis as plain data; None where none is made."""
+        """The diagnosis as plain data; None where none is made. ``findings`` are those of the judge."""
         kind = kind_of(case.id)
         if any(pairs_of(call) > MOST_PAIRS for call in calls):
             return None
@@ -62,7 +63,7 @@ class Diagnoser:
             if self.taken[kind] >= MOST[kind]:
                 return None
             self.taken[kind] += 1
-        return diagnosed(claims, calls, outputs)
+        return diagnosed(claims, calls, outputs, findings)
 
 
 def kind_of(id: str) -> str:
@@ -75,7 +76,10 @@ def kind_of(id: str) -> str:
 
 
 def diagnosed(
-    claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]
+    claims: Capabilities,
+    calls: Sequence[Call],
+    outputs: Sequence[Outputs],
+    findings: Sequence[Finding] = (),
 ) -> dict[str, Any] | None:
     """The bug by name, or where the answer is wrong."""
     found = diagnose(claims, calls, outputs)
@@ -89,13 +93,19 @@ def diagnosed(
             if one is not None and one.suspect is not None
         }
     if data["id"] is None:
-        data["where"] = where(claims, calls, outputs)
+        failing = {one.tensor for one in findings if one.kind != "ok"}
+        data["where"] = where(claims, calls, outputs, failing or ORDER)
         lines += data["where"]
     return data | {"text": "\n".join(lines)}
 
 
-def where(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> list[str]:
-    """Localisation of the first ring call that is wrong."""
+def where(
+    claims: Capabilities,
+    calls: Sequence[Call],
+    outputs: Sequence[Outputs],
+    failing: Collection[str] = ORDER,
+) -> list[str]:
+    """Localisation of the first ring call that is wrong in the ``failing`` tensors."""
     for call, got in zip(calls, outputs, strict=True):
         if call.operation != "ring":
             continue
@@ -104,7 +114,7 @@ def where(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs
             noise = predict(question.attention, recipe_for(claims, call.formats), geometry)
         except RingspecError:  # inputs at the edge of what float64 holds
             continue
-        lines = localise(question, geometry, in_order(call, got), noise.sd)
+        lines = localise(question, geometry, in_order(call, got), noise.sd, failing)
         if lines:
             return lines
     return []

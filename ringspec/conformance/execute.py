@@ -15,7 +15,7 @@ from ringspec.conformance.coverage import used_by
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.target import Target
 
-# Of a case that failed: its claims, calls and answers make a diagnosis (``diagnoser``), or None.
+# Of a case that failed: its claims, calls, answers and findings make a diagnosis (``diagnoser``), or None.
 Diagnose = Callable[..., dict[str, Any] | None]
 
 
@@ -51,7 +51,7 @@ def judged(target: Target, case: RunCase, diagnose: Diagnose | None) -> Record:
     message = verdict.message or explain_all(verdict.findings)
     diagnosis = None
     if diagnose is not None and not verdict.passed:
-        diagnosis = diagnose(claims, case, calls, outputs)
+        diagnosis = diagnose(claims, case, calls, outputs, verdict.findings)
     return dataclasses.replace(
         base,
         outcome="pass" if verdict.passed else "mismatch",

@@ -87,7 +87,12 @@ class Explained:
 
 
 def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = None) -> Explained:
-    """What ``suspect`` explains of the answers' deviation from ``right`` (None: the right program)."""
+    """What ``suspect`` explains of the answers' deviation from ``right`` (None: the right program).
+
+    Nothing where an answer is infinite or NaN and the right program's is not: no rounding gives that.
+    """
+    if any(spoilt(view, right) for view in views):
+        return Explained({})
     found = {}
     for name in dict.fromkeys(name for view in views for name in view.formats):
         e, d, own = (
@@ -118,9 +123,10 @@ def deviations(
     if name not in view.formats:
         return (np.zeros(0),) * 3
     base, exact, noise = view.of(right), view.of(None, exact=True), view.noise(None)
+    ours = view.of(suspect if suspect.program.applies(view.call) else right)
     found = []
     for (got, theirs), (_, suspected), (_, true), (_, sigma) in zip(
-        *(view.pairs(of, name) for of in (base, view.of(suspect), exact, spread(noise, base))),
+        *(view.pairs(of, name) for of in (base, ours, exact, spread(noise, base))),
         strict=True,
     ):
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -128,6 +134,15 @@ def deviations(
         found.append(parts[:, np.isfinite(parts).all(axis=0)])
     e, d, own = np.concatenate(found, axis=1) if found else np.zeros((3, 0))
     return e, d, own
+
+
+def spoilt(view: View, right: Suspect | None) -> bool:
+    """Whether an answer is not finite where the right program is."""
+    return any(
+        bool((np.isfinite(ours) & ~np.isfinite(got)).any())
+        for name in view.formats
+        for got, ours in view.pairs(view.of(right), name)
+    )
 
 
 def spread(noise: dict[str, list[Array]], like: dict[str, list[Array]]) -> dict[str, list[Array]]:

@@ -8,7 +8,7 @@ that the block is missing, plus the share that it counts twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,11 @@ FAR = 8.0
 EXPLAINED = 0.98  # part of an error's square that a block's share must explain
 KEY_TENSORS = ("dk", "dv")
 ORDER = ("o", "lse", "dq", "dk", "dv")
+# Of a block that is all of a result, what explains the same error.
+OR_ELSE = {
+    "is missing from": ", or all of it is missing",
+    "counts twice in": ", or a factor 1/2 is missing: all of it is twice what it should be",
+}
 
 
 @dataclass(frozen=True)
@@ -36,22 +41,29 @@ class Wrong:
 
 
 def localise(
-    question: Question, geometry: Geometry, got: Mapping[str, Array], sd: Mapping[str, Array]
+    question: Question,
+    geometry: Geometry,
+    got: Mapping[str, Array],
+    sd: Mapping[str, Array],
+    failing: Collection[str] = ORDER,
 ) -> list[str]:
     """Sentences about where ``got`` (global, float64) differs from the truth by more than noise.
 
-    ``sd``: predicted standard deviation of each element's error, by tensor.
+    ``sd``: predicted standard deviation of each element's error, by tensor. ``failing``: the tensors that the
+    case failed, default all; no other is called wrong, however far from its predicted noise it is.
     """
     found = [
         Wrong(name, wrong_rows(got[name], question.truth[name], sd[name]), owner_of(name, geometry))
         for name in ORDER
         if name in got
     ]
-    wrong = [one for one in found if one.rows.any()]
+    wrong = [one for one in found if one.name in failing and one.rows.any()]
     if not wrong:
         return []
-    right = [one.name for one in found if not one.rows.any()]
-    lines = [f"wrong: {', '.join(one.name for one in wrong)}; right: {', '.join(right) or 'none'}"]
+    named = [one.name for one in wrong]
+    right = [one.name for one in found if one.name not in named]
+    lines = [f"wrong: {', '.join(named)}; right: {', '.join(right) or 'none'}"]
+    lines += [f"{one.name} holds NaN" for one in wrong if np.isnan(got[one.name]).any()]
     lines += [described(one, geometry) for one in wrong]
     for one in wrong:
         lines += blocks_that_count_wrongly(one.name, question, geometry, got[one.name])
@@ -118,7 +130,10 @@ def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
 def blocks_that_count_wrongly(
     name: str, question: Question, geometry: Geometry, got: Array
 ) -> Iterator[str]:
-    """Blocks whose missing, or counting twice, explains a worker's error."""
+    """Blocks whose missing, or counting twice, explains a worker's error.
+
+    Where a block is all of a worker's result, a missing factor explains the error as well, and is told.
+    """
     if name == "lse":
         return
     shares = shares_of(name, question, geometry)
@@ -129,13 +144,22 @@ def blocks_that_count_wrongly(
         size = float((mine * mine).sum()) if np.isfinite(mine).all() else 0.0
         if not size > 0:
             continue
+        truth = question.truth[name][:, :, owner == r]
+        whole = {"is missing from": -truth, "counts twice in": truth}
         for other, missing, twice in shares[r]:
             for effect, words in ((missing, "is missing from"), (twice, "counts twice in")):
-                rest = mine - effect
-                if float((rest * rest).sum()) <= (1 - EXPLAINED) * size:
-                    whose = "queries" if name in KEY_TENSORS else "keys"
-                    step = step_of(name, geometry, r, other)
-                    yield f"the block of {whose} of worker {other} (step {step}) {words} {name} of worker {r}"
+                if not explains(effect, mine):
+                    continue
+                whose = "queries" if name in KEY_TENSORS else "keys"
+                step = step_of(name, geometry, r, other)
+                line = f"the block of {whose} of worker {other} (step {step}) {words} {name} of worker {r}"
+                yield line + (OR_ELSE[words] if explains(whole[words], mine) else "")
+
+
+def explains(effect: Array, error: Array) -> bool:
+    """Whether an effect is the error, up to a small part of its square."""
+    rest = error - effect
+    return float((rest * rest).sum()) <= (1 - EXPLAINED) * float((error * error).sum())
 
 
 def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:

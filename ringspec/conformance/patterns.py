@@ -32,11 +32,13 @@ from ringspec.conformance.drawing import (
     tensors_of,
 )
 from ringspec.conformance.picture import (
+    KEYS_FIRST,
     describe,
     first_difference,
     gathered,
+    not_a_number,
     patterns,
-    picture_of,
+    pictured,
 )
 from ringspec.vectors.case import TensorRecipe
 from ringspec.vectors.catalogue import build
@@ -174,7 +176,10 @@ def read(
     got, keys = gathered(shards, rows), int((columns >= 0).sum())
     expected, seen = patterns(name, join(in_order), join(got), keys)
     at = first_difference(expected, seen)
+    if np.isnan(got).any():
+        rows_side = "kq" if name in KEYS_FIRST else "qk"
+        return not_a_number(name, got, tables[rows_side[0]]), pictured(expected, seen, at)
     if at is None:
         return "", None
     what = describe(name, expected[at], seen[at], tables)
-    return f"In batch {at[0]}, head {at[1]}, {what}", picture_of(expected[at], seen[at])
+    return f"In batch {at[0]}, head {at[1]}, {what}", pictured(expected, seen, at)

@@ -39,7 +39,8 @@ def gathered(shards: Sequence[NDArray], table: Integers) -> NDArray[np.float64]:
 def patterns(name: str, want: NDArray, got: NDArray, columns: int) -> tuple[Booleans, Booleans]:
     """Expected and read pattern [B, H, queries, keys] from the first columns of a tensor.
 
-    A pair counts as seen from half of the least weight that any pair should have; NaN counts as seen.
+    A pair counts as seen from half of the least weight that any pair should have. NaN counts as seen in the
+    picture; in words it is told as NaN (:func:`not_a_number`).
     """
     size, read = np.abs(want[..., :columns]), np.abs(got[..., :columns])
     least = size[size > 0].min(initial=np.inf)
@@ -71,6 +72,31 @@ def picture_of(expected: Booleans, seen: Booleans) -> dict[str, Any]:
         "got": seen[part].astype(int).tolist(),
         "origin": [top, left],
     }
+
+
+def pictured(
+    expected: Booleans, seen: Booleans, at: tuple[int, int] | None
+) -> dict[str, Any] | None:
+    """The picture of one batch entry and head; None where no pattern differs."""
+    return None if at is None else picture_of(expected[at], seen[at])
+
+
+def not_a_number(name: str, got: NDArray, table: Integers) -> str:
+    """Which rows of a tensor hold NaN. Nothing is said of a pattern, which NaN does not show.
+
+    >>> got = np.zeros((1, 1, 4, 2)); got[0, 0, 3] = np.nan
+    >>> not_a_number("dk", got, np.array([[0, 1], [2, 3]]))
+    'dk holds NaN in 1 of 4 rows, of worker 1; first in batch 0, head 0, key 3 (worker 1, slot 1).'
+    """
+    rows = np.isnan(got).any(axis=3)
+    batch, head, row = (int(i) for i in np.argwhere(rows)[0])
+    worker, slot = place(row, table)
+    workers = sorted({place(int(i), table)[0] for i in np.flatnonzero(rows.any(axis=(0, 1)))})
+    what = "key" if name in KEYS_FIRST else "query"
+    return (
+        f"{name} holds NaN in {int(rows.sum())} of {rows.size} rows, of {numbers('worker', workers)}; first in "
+        f"batch {batch}, head {head}, {what} {row} (worker {worker}, slot {slot})."
+    )
 
 
 def start(first: int, length: int) -> int:

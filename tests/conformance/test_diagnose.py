@@ -99,6 +99,19 @@ def test_a_block_that_counts_wrongly_is_told_with_its_step(change):
     assert f"the block of queries of worker 1 (step 1) {words} dv of worker 0" in lines
 
 
+@pytest.mark.parametrize(("factor", "words"), [(2.0, "counts twice in"), (0.0, "is missing from")])
+def test_a_factor_is_not_told_as_a_block_where_the_block_is_all_of_the_result(factor, words):
+    """Causal, contiguous: worker 0's queries see its own keys alone."""
+    call = noise_call("factor", "bf16", 3, "contiguous", "causal", tokens=24, head_dim=4)
+    question, geometry = question_of(call), geometry_of(call)
+    noise = predict(question.attention, "bf16", geometry)
+    got = {"dq": question.truth["dq"] * factor}
+    lines = [line for line in localise(question, geometry, got, noise.sd) if words in line]
+    also = {2.0: ", or a factor 1/2 is missing", 0.0: ", or all of it is missing"}[factor]
+    assert any(f"{words} dq of worker 0{also}" in line for line in lines)
+    assert all(also in line for line in lines)
+
+
 def test_a_run_says_what_most_of_its_diagnoses_say(cases):
     target = MutantTarget(MUTANTS["stale-keys"], "bf16")
     chosen = [case for id, case in cases.items() if id.startswith("ring/contiguous")]

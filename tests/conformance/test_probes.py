@@ -11,11 +11,13 @@ from conformance.wrong_targets import Wrong
 from ringspec.conformance import probes
 from ringspec.conformance.calls import due_of, fingerprint
 from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.drawing import dealt, drawn, tensors_of
 from ringspec.conformance.known import value_of
 from ringspec.conformance.runner import run
 from ringspec.conformance.target import Result
 from ringspec.conformance.targets.reference import REFERENCES, options_of, whole, workers_of
+from ringspec.conformance.words import record_text
 from ringspec.formats import load, store
 from ringspec.spec.attention import attention
 from ringspec.spec.block_attention import block_backward
@@ -220,3 +222,52 @@ def test_stale_keys_in_the_backward_show_in_dq_alone():
     assert (
         "dq shows another attention pattern in 48 of 48 rows, of workers 0, 1" in gradient.message
     )
+
+
+def nan_in(name):
+    """NaN in one row of worker 1."""
+
+    def answer(call, result):
+        if getattr(result, name) is not None:
+            shards = list(getattr(result, name))
+            values = load(shards[1]).copy()
+            values[0, 0, 3] = np.nan
+            shards[1] = wrong.like(shards[1], values)
+            setattr(result, name, shards)
+
+    return answer
+
+
+NAN = [
+    ("o", "probe/pattern/causal-contiguous-w2-bf16", "query 27"),
+    ("dq", "probe/gradient-pattern/causal-contiguous-w2-bf16", "query 27"),
+    ("dk", "probe/gradient-pattern/full-contiguous-w2-bf16", "key 27"),
+]
+
+
+@pytest.mark.parametrize(("name", "id", "where"), NAN)
+def test_nan_is_told_as_nan_and_as_no_pattern(name, id, where):
+    target = Wrong("bf16", answer=nan_in(name))
+    [record] = run(target, [BY_ID[id]], diagnose=Diagnoser()).records
+    assert record.message.startswith(f"{name} holds NaN in 1 of 96 rows, of worker 1")
+    assert where in record.message and "hidden" not in record.message
+    assert record.diagnosis["id"] is None
+    assert f"{name} holds NaN" in record.diagnosis["where"]
+
+
+def test_a_gradient_probe_tells_each_tensor_of_a_worker_once():
+    target = Wrong("bf16", ask=wrong.sees_next_key)
+    [record] = records(target, "probe/gradient-pattern/causal-contiguous-w3-bf16")
+    lines = record_text(record, 99).splitlines()[1:]
+    told = [line.split(":")[0] for line in lines if " of worker " in line]
+    assert len(told) == len(set(told)) == 15  # o, lse, dq, dk and dv of three workers
+    assert sum(line.endswith("; wrong in 2 calls") for line in lines) == 9  # dq and dk: in one call
+
+
+def test_the_summary_of_a_gradient_probe_agrees_with_its_findings():
+    target = Wrong("bf16", answer=wrong.dk_one_hop_short)
+    case = BY_ID["probe/gradient-pattern/causal-contiguous-w3-bf16"]
+    [record] = run(target, [case], diagnose=Diagnoser()).records
+    assert {one.tensor for one in record.findings if one.kind != "ok"} == {"dk"}
+    if record.diagnosis["id"] is None:
+        assert record.diagnosis["where"][0] == "wrong: dk; right: o, lse, dq, dv"
