@@ -16,7 +16,7 @@ from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.diagnoser import most_likely
 from ringspec.conformance.outcome import FAILURES, Record
 from ringspec.conformance.report import Report
-from ringspec.conformance.words import folded, record_text
+from ringspec.conformance.words import folded, record_text, verdict_lines
 
 MOST_FAILURES, MOST_DETAILED = 20, 100
 MOST_LINES = 30
@@ -129,20 +129,7 @@ def show_diagnosis(report: Report) -> None:
     found = most_likely(report.records)
     if found is None:
         return
-    most = "most of " if found["also"] else ""
-    lines = [f"no known bug explains {most}the {found['of']} failures that were diagnosed"]
-    if found["id"] is not None:
-        lines = [
-            f"diagnosis: {found['title']} [{found['id']}], in {found['count']} of the {found['of']} "
-            "failures that were diagnosed",
-            *(f"  {link}" for link in found["links"]),
-            *(
-                [f"  the same in all of them: {', '.join(found['alike'])}"]
-                if found["alike"]
-                else []
-            ),
-        ]
-    text = [plain(line) for line in (*lines, *map(also_named, found["also"]))]
+    text = [plain(line) for line in verdict_lines(found)]
     click.echo("\n".join(folded(text, output.width())))
 
 
@@ -151,20 +138,6 @@ def show_coverage(coverage: dict[str, Any]) -> None:
     lines = [coverage.get("untested_line", ""), *coverage.get("hints", ())]
     for line in filter(None, lines):
         click.echo("\n".join(folded([plain(line)], output.width())))
-
-
-def also_named(one: dict[str, Any]) -> str:
-    """A bug that some case names and that the verdict of the run is not.
-
-    >>> also_named({"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]})
-    '  a sign [dlse-sign] was named in 1 other failure; ring/a passes, which would fail'
-    """
-    failures = "1 other failure" if one["count"] == 1 else f"{one['count']} other failures"
-    text = f"  {one['title']} [{one['id']}] was named in {failures}"
-    if not one["refuted_by"]:
-        return text
-    cases, verb = ", ".join(one["refuted_by"]), "passes" if len(one["refuted_by"]) == 1 else "pass"
-    return f"{text}; {cases} {verb}, which would fail"
 
 
 def show_unclaimed(report: Report) -> None:

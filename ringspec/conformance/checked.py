@@ -13,7 +13,7 @@ from ringspec.conformance.outcome import Record
 from ringspec.conformance.report import headline
 from ringspec.conformance.runner import Progress, Summary, run
 from ringspec.conformance.target import Target
-from ringspec.conformance.words import folded, record_text
+from ringspec.conformance.words import folded, record_text, verdict_lines
 
 WIDTH, MOST_TOLD = 86, 4
 
@@ -65,12 +65,8 @@ class Checked:
         if len(self.failures) > MOST_TOLD:
             lines += [f"and {len(self.failures) - MOST_TOLD} more failures", ""]
         found = self.diagnosis
-        if found is not None and found["id"] is None:
-            lines.append(f"no known bug explains the {found['of']} failures that were diagnosed")
-        elif found is not None:
-            where = f"in {found['count']} of the {found['of']} failures that were diagnosed"
-            lines += folded([f"diagnosis: {found['title']} [{found['id']}], {where}"], WIDTH)
-            lines += [f"  {link}" for link in found["links"]]
+        if found is not None:
+            lines += folded(verdict_lines(found), WIDTH)
         return "\n".join([*lines, self.headline])
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ringspec.compare.explain import explain_all
 from ringspec.conformance.outcome import OUTCOMES, Record
@@ -42,6 +43,36 @@ def diagnosis_lines(record: Record) -> list[str]:
     return [
         f"  {'diagnosis: ' if n == 0 else '  '}{line}" for n, line in enumerate(text.splitlines())
     ]
+
+
+def verdict_lines(found: Mapping[str, Any]) -> list[str]:
+    """The verdict of a run (:func:`ringspec.conformance.diagnoser.most_likely`), and names that it is not.
+
+    >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
+    >>> print("\\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
+    no known bug explains most of the 5 failures that were diagnosed
+      a sign [dlse-sign] was named in 1 other failure; ring/a passes, which would fail
+    """
+    if found["id"] is None:
+        most = "most of " if found["also"] else ""
+        lines = [f"no known bug explains {most}the {found['of']} failures that were diagnosed"]
+    else:
+        where = f"in {found['count']} of the {found['of']} failures that were diagnosed"
+        lines = [f"diagnosis: {found['title']} [{found['id']}], {where}"]
+        lines += [f"  {link}" for link in found["links"]]
+        if found["alike"]:
+            lines.append(f"  the same in all of them: {', '.join(found['alike'])}")
+    return lines + [also_named(one) for one in found["also"]]
+
+
+def also_named(one: Mapping[str, Any]) -> str:
+    """A bug that some failure was named, and that the verdict of the run is not."""
+    failures = "1 other failure" if one["count"] == 1 else f"{one['count']} other failures"
+    text = f"  {one['title']} [{one['id']}] was named in {failures}"
+    if not one["refuted_by"]:
+        return text
+    cases, verb = ", ".join(one["refuted_by"]), "passes" if len(one["refuted_by"]) == 1 else "pass"
+    return f"{text}; {cases} {verb}, which would fail"
 
 
 def folded(lines: Sequence[str], width: int) -> list[str]:

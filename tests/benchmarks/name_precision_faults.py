@@ -5,7 +5,7 @@
 Each fault of tests/independent/numpy_faults.py is one switched rounding point of a NumPy kernel that shares no
 code with ringspec; what is right to say of it is in the table of faults. It is run over noise cases with the
 recipe bf16 declared. A line is printed for each fault, then the counts; --out appends JSON lines.
-Measured with the defaults: 32 faults and 6 right kernels, about 15 minutes on one core.
+A case that fails takes up to a minute, most of it for the inference.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """A verdict as a sentence: every fact that the verdict holds is in it."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -72,11 +73,20 @@ def test_an_infinite_error_needs_no_figure():
 
 
 def test_many_failures_are_cut_short_and_counted():
-    wrong = [verdict("beyond bound")] * 11 + [TensorVerdict("o", 0, "ok")]
+    one = verdict("beyond bound")
+    wrong = [dataclasses.replace(one, worker=n) for n in range(11)] + [TensorVerdict("o", 0, "ok")]
     lines = explain_all(wrong, most=3).splitlines()
     assert len(lines) == 4 and lines[-1] == "and 8 more tensors of workers"
     assert explain_all([TensorVerdict("o", 0, "ok")]) == ""
     assert len(explain_all(wrong[:2]).splitlines()) == 2
+
+
+def test_a_tensor_of_a_worker_that_is_wrong_in_several_calls_is_told_once_and_nan_first():
+    small, large = (dataclasses.replace(verdict("beyond bound"), error=x) for x in (3.0, 7.0))
+    [line] = explain_all([small, large]).splitlines()
+    assert "(7 times the bound)" in line and line.endswith("; wrong in 2 calls")
+    [line] = explain_all([large, verdict("NaN")]).splitlines()
+    assert "first NaN" in line
 
 
 def test_a_real_verdict_reads_as_it_should():
