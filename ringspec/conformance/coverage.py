@@ -29,8 +29,8 @@ class Coverage:
 
     ``untested``: kind of claim (``workers``, ``layouts``, ...) to the claimed values that no executed
     case used; kinds without such values are left out. ``claimed``: how many values of each of these
-    kinds are claimed. ``undeclared``: 16-bit input formats that some ring of two workers or more was
-    called with and that no recipe is declared for; ``declared``: those that have one.
+    kinds are claimed. ``undeclared``: 16-bit input formats in which some ring of two workers or more
+    passed and that no recipe is declared for; ``declared``: those that have one.
     """
 
     untested: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -172,7 +172,10 @@ def coverage_of(claims: Capabilities, records: Iterable[Record]) -> Coverage:
     {'workers': (4,), 'directions': (1,)}
     """
     used: dict[str, set[Any]] = {}
+    passed: set[str] = set()
     for record in records:
+        if record.outcome == "pass":
+            passed.update(record.used.get("ring_formats", ()))
         if record.outcome not in NOT_EXECUTED:
             for kind, values in record.used.items():
                 used.setdefault(kind, set()).update(values)
@@ -182,7 +185,7 @@ def coverage_of(claims: Capabilities, records: Iterable[Record]) -> Coverage:
         for kind, values in claimed.items()
     }
     untested = {kind: values for kind, values in missing.items() if values}
-    rings = [one for one in SIXTEEN_BITS if one in used.get("ring_formats", ())]
+    rings = [one for one in SIXTEEN_BITS if one in passed]
     known = {one: declared_recipe(claims.recipe, one) is not None for one in rings}
     return Coverage(
         untested,

@@ -124,6 +124,8 @@ def test_the_verdict_says_nothing_of_recipes_where_that_does_not_apply():
     assert coverage_of(claims, records(("float32",))).clauses == ()
     assert coverage_of(claims, records(workers=1)).clauses == ()
     assert coverage_of(claims, records(outcome="not claimed")).clauses == ()
+    # A run in which no ring passed gives no false confidence.
+    assert coverage_of(claims, records(outcome="mismatch")).clauses == ()
 
 
 def test_the_declaration_that_the_report_advises_is_one_that_ends_the_clause():
