@@ -39,6 +39,8 @@ SYSTEMATIC = ("finite", "slope", "mean", "temperature")  # all that an undeclare
 READ_DELTA = ("dq", "dk")
 NAMED = 4  # alarms that a message tells
 KEPT = 40  # alarms that a report keeps
+FEW = 0.05  # part of the elements that does not count in the usual noise
+LEFT = 0.759  # mean square of a normal deviate without the 5 % that are furthest out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +147,7 @@ def readings(answer: Answer, recipe: Recipe, forward: bool) -> Iterator[Recipe]:
 
 def by_fit(answer: Answer, recipes: list[Recipe]) -> list[Recipe]:
     """Recipes in the order of their likelihood, given the errors of o."""
-    forward = dataclasses.replace(answer.question.attention, dy=None)
+    forward = answer.question.forward
     error, scores = answer.errors["o"], []
     sds = [predict(forward, recipe, answer.geometry).sd["o"] for recipe in recipes]
     for sd in sds:
@@ -178,7 +180,7 @@ def under(answer: Answer, recipe: Recipe) -> Examined:
         strict = answer.declared and not (answer.grouped and name in OF_KEYS)
         allowance = allowance_for(recipe, name, answer.workers)
         if not strict:
-            allowance = widened(allowance, rms[name])
+            allowance = widened(allowance, usual_ratio(answer.errors[name], noise.sd[name]))
         made = examine(
             name, answer.errors[name], answer.question.truth[name], noise, strata[name],
             allowance=allowance, direction=answer.question.directions[name],
@@ -203,6 +205,20 @@ def rms_ratio(error: Any, sd: Any) -> float:
     return float(np.sqrt(np.mean((error[used] / sd[used]) ** 2))) if used.any() else 1.0
 
 
+def usual_ratio(error: Any, sd: Any) -> float:
+    """The same without the FEW elements that are furthest out, in units of what a normal deviate leaves.
+
+    Rows that see one key have almost no predicted noise: there any fault is 10^10 standard deviations, which
+    must not be taken for the noise of the whole tensor.
+    """
+    used = (sd > 0) & np.isfinite(error)
+    if not used.any():
+        return 1.0
+    square = (error[used] / sd[used]) ** 2
+    least = np.sort(square)[: max(round((1 - FEW) * square.size), 1)]
+    return float(np.sqrt(least.mean() / LEFT))
+
+
 def widened(allowance: Allowance, ratio: float) -> Allowance:
-    """For a kernel that declares no recipe: as much noise as it shows is its own."""
+    """For a kernel that declares no recipe: as much noise as it usually shows is its own."""
     return dataclasses.replace(allowance, high=max(allowance.high, 1.15 * ratio))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,11 @@ class Question:
     truth: Named
     directions: Named
     attention: Attention
+
+    @cached_property
+    def forward(self) -> Attention:
+        """``attention`` without its backward pass."""
+        return dataclasses.replace(self.attention, dy=None)
 
 
 def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Question:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -23,14 +24,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import click
 import numpy as np
 from correct_kernels.members import MEMBERS
-from correct_kernels.target import member_target
+from correct_kernels.target import WAYS, member_target
 
 from ringspec.compare.noise import Geometry
-from ringspec.conformance import noise_cases
+from ringspec.conformance import noise_cases, noise_judge
 from ringspec.conformance.cases import RunCase, run_cases
 from ringspec.conformance.execute import run_case
 from ringspec.conformance.outcome import FAILURES
 
+NOTHING = SimpleNamespace(lines=lambda declared: ())
 PROGRESS = 20  # cases between two lines on stderr
 
 
@@ -49,7 +51,7 @@ class Alarm:
     """One failure of a correct kernel. ``tests``: what alarmed, with its statistic."""
 
     member: str
-    declared: bool
+    way: str
     case: str
     seed: int | None
     outcome: str
@@ -101,7 +103,7 @@ def known_cases(profile: str) -> list[RunCase]:
 @contextlib.contextmanager
 def fast_judge() -> Iterator[None]:
     """Predict once for all members of a case, and infer no recipe after an alarm."""
-    predict, known = noise_cases.predict, {}
+    predict, known = noise_judge.predict, {}
 
     def predicted(
         attention: Any, recipe: Any, geometry: Geometry | None = None, **more: Any
@@ -115,20 +117,22 @@ def fast_judge() -> Iterator[None]:
         return known[key][0]
 
     with (
-        mock.patch.object(noise_cases, "predict", predicted),
-        mock.patch.object(noise_cases, "inferred", lambda *_: ()),
+        mock.patch.object(noise_judge, "predict", predicted),
+        mock.patch.object(noise_judge, "infer", lambda *_: NOTHING),
     ):
         yield
 
 
-def done(work: Work, members: tuple[str, ...], ways: tuple[bool, ...]) -> Done:
-    """One case against all members, undeclared and declared."""
+def done(work: Work, members: tuple[str, ...], ways: tuple[str, ...]) -> Done:
+    """One case against all members, in each of the ``ways`` to declare a recipe that is one of theirs."""
     started, case = time.perf_counter(), case_of(work)
     ran, rms, alarms = 0, {}, []
     with fast_judge():
         for name in members:
-            for declared in ways:
-                record = run_case(member_target(name, declared), case)
+            for way in ways:
+                if way == "declared" and not MEMBERS[name].declares:
+                    continue
+                record = run_case(member_target(name, way), case)
                 if record.outcome == "not claimed":
                     continue
                 ran += 1
@@ -138,19 +142,17 @@ def done(work: Work, members: tuple[str, ...], ways: tuple[bool, ...]) -> Done:
                 if record.outcome in FAILURES:
                     told = tuple(noise.get("alarms", ()))
                     alarms.append(
-                        Alarm(
-                            name, declared, work.id, work.seed, record.outcome, told, record.message
-                        )
+                        Alarm(name, way, work.id, work.seed, record.outcome, told, record.message)
                     )
     return Done(work, time.perf_counter() - started, ran, rms, tuple(alarms))
 
 
-def done_of(task: tuple[Work, tuple[str, ...], tuple[bool, ...]]) -> Done:
+def done_of(task: tuple[Work, tuple[str, ...], tuple[str, ...]]) -> Done:
     return done(*task)
 
 
 def results(
-    work: list[Work], members: tuple[str, ...], ways: tuple[bool, ...], jobs: int
+    work: list[Work], members: tuple[str, ...], ways: tuple[str, ...], jobs: int
 ) -> Iterator[Done]:
     """Each case's result as it is done; in this process with one job."""
     tasks = [(one, members, ways) for one in work]
@@ -165,14 +167,12 @@ def table(found: list[Done]) -> list[str]:
     """Alarms by member and by whether its recipe was declared."""
     lines = []
     for name in MEMBERS:
-        for declared in (False, True):
-            own = [
-                x for one in found for x in one.alarms if (x.member, x.declared) == (name, declared)
-            ]
+        for way in WAYS:
+            own = [x for one in found for x in one.alarms if (x.member, x.way) == (name, way)]
             if own:
                 cases = sorted({alarm.case for alarm in own})
                 lines.append(
-                    f"{name}{', declared' if declared else ''}: {len(own)} alarms in "
+                    f"{name}, {way}: {len(own)} alarms in "
                     f"{len(cases)} cases, such as {', '.join(cases[:3])}"
                 )
     return lines
@@ -188,13 +188,11 @@ def table(found: list[Done]) -> list[str]:
     "--members", default=",".join(MEMBERS), help="Names, separated by commas; default: all."
 )
 @click.option("--cases", default="", help="Only cases whose id contains this text.")
-@click.option(
-    "--declared", type=click.Choice(["no", "yes", "both"]), default="both", show_default=True
-)
+@click.option("--ways", default=",".join(WAYS), show_default=True, help="How recipes are declared.")
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
 @click.option("--json", "output", type=click.Path(dir_okay=False), help="Write all results here.")
 def main(
-    profile: str, seeds: int, formats: str, members: str, cases: str, declared: str, jobs: int,
+    profile: str, seeds: int, formats: str, members: str, cases: str, ways: str, jobs: int,
     output: str | None,
 ) -> None:  # fmt: skip
     """Run correct kernels against the judge. Exit status 1: some were accused."""
@@ -205,15 +203,13 @@ def main(
     work = [] if profile == "core" else noise_work(seeds, formats.split(","))
     work += [] if profile == "noise" else core_work()
     work = [one for one in work if cases in one.id]
-    ways = {"no": (False,), "yes": (True,), "both": (False, True)}[declared]
     found = []
-    for one in results(work, names, ways, jobs):
+    for one in results(work, names, tuple(ways.split(",")), jobs):
         found.append(one)
         for alarm in one.alarms:
             told = "; ".join(alarm.tests) or alarm.message
-            said = "declared" if alarm.declared else "undeclared"
             seed = "" if alarm.seed is None else f", seed {alarm.seed}"
-            click.echo(f"{alarm.member}, {said}: {alarm.case}{seed}: {alarm.outcome}: {told}")
+            click.echo(f"{alarm.member}, {alarm.way}: {alarm.case}{seed}: {alarm.outcome}: {told}")
         sys.stdout.flush()
         if len(found) % PROGRESS == 0:
             click.echo(f"{len(found)} of {len(work)} cases", err=True)

@@ -34,6 +34,7 @@ from correct_kernels.members import MEMBERS, Member, both_passes, forward_of
 from correct_kernels.ring import Ring
 from correct_kernels.rounding import narrowed
 
+WAYS = ("undeclared", "named", "declared")
 RECIPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32"}
 STORAGE = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -46,8 +47,11 @@ OF_STATISTICS = ("lse", "dsinks")
 Workers = list[NDArray[Any]]
 
 
-def member_target(name: str, declared: bool = False, format: str | None = None) -> NumPyTarget:
-    """A member as a target. ``declared``: it says by which recipe it computes, for each input format.
+def member_target(name: str, way: str = "undeclared", format: str | None = None) -> NumPyTarget:
+    """A member as a target, with one of the WAYS to declare the recipe of each input format.
+
+    'undeclared': it declares none; 'named': the name alone; 'declared': also what the member knows of tiles,
+    merges and of what P is relative to.
 
     ``format``: the only one that it claims; None: bfloat16, float16 and float32.
     """
@@ -56,7 +60,10 @@ def member_target(name: str, declared: bool = False, format: str | None = None) 
     def run(call: Call) -> dict[str, Workers]:
         return answer(member, call)
 
-    recipe = {x: {"base": RECIPES[x]} | member.declares for x in RECIPES} if declared else None
+    recipe: dict[str, Any] | None = None
+    if way != "undeclared":
+        changes = member.declares if way == "declared" else {}
+        recipe = {x: {"base": RECIPES[x]} | changes for x in RECIPES}
     return NumPyTarget(
         run,
         Capabilities(
