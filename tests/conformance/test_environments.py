@@ -15,6 +15,7 @@ from conformance.environments import PACKAGE, RIGHT
 from ringspec.conformance.adapters import rank_start, versions
 from ringspec.conformance.adapters.command import CommandTarget
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
+from ringspec.conformance.adapters.torch_pool import Pool
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.versions import Installed, agreed, installed
 from ringspec.conformance.calls import call_of
@@ -144,6 +145,22 @@ def test_a_worker_without_numpy_or_ml_dtypes_says_what_to_install(here, harness,
     assert f"-m pip install {missing}\n" in done.stderr
 
 
+def test_what_a_worker_says_before_it_is_asked_anything_is_told(tmp_path, monkeypatch):
+    """It may end before its first request is sent, as on a machine with much to do."""
+    started = Pool.started
+
+    def and_ended(self, rank, python):
+        process = started(self, rank, python)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(Pool, "started", and_ended)
+    python = env.python_of(env.environment(tmp_path / "env"))
+    with pytest.raises(Failed) as raised:
+        Pool(1, {}, python, 60.0)
+    assert f"Fix: {python} -m pip install numpy ml_dtypes" in raised.value.log
+
+
 @pytest.mark.parametrize("kind", [TorchTarget, JaxTarget])
 def test_what_is_missing_is_said_with_every_call_and_does_not_end_the_harness(kind, tmp_path):
     site = env.environment(tmp_path / "env")
@@ -159,6 +176,7 @@ def test_what_is_missing_is_said_with_every_call_and_does_not_end_the_harness(ki
 # Which version is judged, and which one a report names
 
 TORCH = """
+from ringspec.conformance.adapters.torch_pool import Pool
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.capabilities import Capabilities
 

@@ -46,6 +46,7 @@ class Pool:
         self.workers = workers
         self.alive = True
         self.printed = ""
+        self.asked = False
         self.processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(workers):
@@ -70,8 +71,12 @@ class Pool:
 
     def ask(self, requests: list[Message], seconds: float) -> list[Message]:
         """Send each rank its request, wait for all replies."""
-        # What earlier calls wrote is not of this one; the processes append.
-        offsets = [self.log_path(rank).stat().st_size for rank in range(self.workers)]
+        # What earlier calls wrote is not of this one; the processes append. What they wrote before they
+        # were asked anything is of the first, or a process that cannot start would say nothing.
+        offsets = [
+            self.log_path(rank).stat().st_size if self.asked else 0 for rank in range(self.workers)
+        ]
+        self.asked = True
         try:
             replies = self.exchanged(requests, seconds)
         except Refused:  # by all of them: none waits for another
