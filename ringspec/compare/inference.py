@@ -21,8 +21,9 @@ Candidates come in an order: the declared recipe, small changes of it, other rec
 :data:`EVEN` nats of the best score the first is *the best*: what comes out must not depend on the last digits
 of a machine's products, and of two candidates that mean the same the simpler one is named.
 
-A fit is *good* where the rms of error / predicted lies within the band of a right kernel in every tensor. Where
-no fit is, the nearest is named as such and nothing is concluded.
+A fit is *good* where the rms of error / predicted, uncut, lies within the band of a right kernel in every tensor.
+Where no fit is, the nearest is named as such and nothing is concluded. The batch and key head with the largest
+errors are looked at.
 
 The declared recipe is *contradicted* where another one fits better by :data:`CONTRADICTION` nats and the
 declared one's own rms of error / predicted leaves the band of
@@ -35,15 +36,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringspec.compare.inference_candidates import (
     Candidate,
     candidates_for,
     predictions_of,
 )
+from ringspec.compare.noise_problem import Attention, Geometry
 from ringspec.compare.statistics_types import Array, Predicted, allowance_for
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
@@ -126,8 +128,8 @@ class Inference:
 
 def infer(
     errors: Mapping[str, Array],
-    attention: Any,
-    geometry: Any,
+    attention: Attention,
+    geometry: Geometry,
     declared: str | Recipe,
     predict: Predictor,
     candidates: Sequence[Candidate] | None = None,
@@ -142,40 +144,84 @@ def infer(
     """
     used = recipe_of(declared)
     candidates = candidates_for(used) if candidates is None else tuple(candidates)
+    names = [name for name in TENSORS if name in errors]
+    attention, errors = worst_head(attention, errors, predict(attention, used, geometry))
     predicted = {
         (recipe, truncated): predict(attention, recipe, geometry, truncated=truncated)
         for recipe, truncated in predictions_of(candidates)
     }
-    names = [name for name in TENSORS if name in errors]
     fits = []
     for candidate in candidates:
         parts = [(x, predicted[recipe, candidate.truncated]) for x, recipe in candidate.terms]
-        rms, scores = {}, {}
+        bands = used if len(parts) > 1 else candidate.terms[0][1]
+        rms, scores, good = {}, {}, True
         for name in names:
             variance = np.asarray(sum(factor * noise.sd[name] ** 2 for factor, noise in parts))
-            mean = parts[0][1].mean.get(name, 0.0)
-            rms[name], scores[name] = score(
-                errors[name] - mean, variance, predicted[used, ()].sd[name]
-            )
-        good = all(
-            within(ratio, used if len(parts) > 1 else candidate.terms[0][1], name)
-            for name, ratio in rms.items()
-        )
+            error = errors[name] - parts[0][1].mean.get(name, 0.0)
+            declared_sd = predicted[used, ()].sd[name]
+            rms[name], scores[name] = score(error, variance, declared_sd)
+            good = good and within(uncut_rms(error, variance, declared_sd), bands, name)
         fits.append(Fit(candidate, -sum(scores.values()), good, rms, scores))
     return concluded(fits)
 
 
-def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, float]:
-    """rms of error / sd, and the score of one tensor.
+def worst_head(
+    attention: Attention, errors: Mapping[str, Array], noise: Predicted
+) -> tuple[Attention, dict[str, Array]]:
+    """The batch and key head whose errors are largest in units of ``noise``, as a problem of one key head.
 
-    Every candidate's variance is held from below by a hundredth of the declared median, so that
-    elements almost without noise do not decide.
+    One head has rows enough to tell recipes apart, and a candidate costs less time.
+    """
+    size = np.zeros(attention.k.shape[:2])
+    for name in (x for x in TENSORS if x in errors):
+        sd, error = noise.sd[name], errors[name]
+        used = np.isfinite(error) & (sd > 0)
+        square = np.where(used, np.minimum((error / np.where(used, sd, 1.0)) ** 2, CUT), 0.0)
+        size += square.reshape(*size.shape, -1).mean(axis=2)
+    b, h = (int(x) for x in np.unravel_index(int(size.argmax()), size.shape))
+    one, heads = slice(b, b + 1), slice(h * attention.group, (h + 1) * attention.group)
+
+    def of_queries(x: Array | None) -> Array | None:
+        if x is None or x.ndim < 3:
+            return x
+        return x[one if x.shape[0] > 1 else slice(None), heads if x.shape[1] > 1 else slice(None)]
+
+    fields = {x.name: getattr(attention, x.name) for x in dataclasses.fields(attention)}
+    changed = {name: of_queries(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
+    changed |= {name: fields[name][one, h : h + 1] for name in ("k", "v")}
+    if attention.sinks is not None:
+        changed["sinks"] = attention.sinks[heads]
+    chosen = {
+        name: x[one, h : h + 1] if name in ("dk", "dv") else x[one, heads]
+        for name, x in errors.items()
+    }
+    return dataclasses.replace(attention, **changed), chosen  # type: ignore[arg-type]
+
+
+def uncut_rms(error: Array, variance: Array, declared_sd: Array) -> float:
+    """rms of error / sd where no element is cut; what :func:`score` leaves out is left out."""
+    held, used = held_variance(error, variance, declared_sd)
+    return float(np.sqrt((error[used] ** 2 / held).mean())) if used.any() else 1.0
+
+
+def held_variance(
+    error: Array, variance: Array, declared_sd: Array
+) -> tuple[Array, NDArray[np.bool_]]:
+    """The variance of the elements that are used, and which these are.
+
+    It is held from below by a hundredth of the declared median, so that elements almost without noise do
+    not decide.
     """
     used = np.isfinite(error) & (declared_sd > 0)
+    least = LEAST * float(np.median(declared_sd[used])) ** 2 if used.any() else 0.0
+    return np.maximum(variance[used], 0.0) + least, used
+
+
+def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, float]:
+    """rms of error / sd, where an element counts at most sqrt(CUT), and the score of one tensor."""
+    held, used = held_variance(error, variance, declared_sd)
     if not used.any():
         return 1.0, 0.0
-    least = LEAST * float(np.median(declared_sd[used])) ** 2
-    held = np.maximum(variance[used], 0.0) + least
     square = error[used] ** 2 / held
     average = float((-0.5 * np.log(held) - 0.5 * np.minimum(square, CUT)).mean())
     worth = min(1.0 / (2.0 * MODEL**2), float(error.shape[0] * error.shape[1] * error.shape[2]))

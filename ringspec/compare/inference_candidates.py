@@ -42,6 +42,17 @@ NOUNS = {
 }
 
 
+# Points that some kernel rounds to 16 bits though its recipe says float32.
+ALONE = (
+    "scores",
+    "statistics",
+    "carried_o",
+    "backward_lse",
+    "dy_o_products",
+    "delta",
+    "carried_dq",
+    "carried_dkv",
+)
 # What P is relative to when it is rounded (``p_relative_to``).
 REFERENCES = {
     "block": "P was rounded relative to the maximum of its block, a fresh state for each block",
@@ -95,6 +106,7 @@ def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
             *partials(declared, narrow),
             *truncations(declared),
             *references(declared),
+            *alone(declared, narrow),
         ]
     for other in RECIPES.values():
         # The formats of results are those of the call, whatever the kernel does inside.
@@ -163,6 +175,19 @@ def partials(declared: Recipe, narrow: str) -> list[Candidate]:
     return found
 
 
+def alone(declared: Recipe, narrow: str) -> list[Candidate]:
+    """One point that is declared wide rounded to the narrow format, and no other."""
+    return [
+        Candidate(
+            f"{point} {narrow}",
+            f"{NOUNS[point]} rounded to {narrow}",
+            ((1.0, declared.replace(**{point: narrow})),),
+        )
+        for point in ALONE
+        if unit_roundoff(getattr(declared, point)) < unit_roundoff(narrow)
+    ]
+
+
 def references(declared: Recipe) -> list[Candidate]:
     """P relative to other numbers than the recipe says, which all are right."""
     return [
@@ -174,9 +199,16 @@ def references(declared: Recipe) -> list[Candidate]:
 
 def truncations(declared: Recipe) -> list[Candidate]:
     """Cut towards zero where the recipe rounds to nearest."""
-    plan = (("P was", ("p",)), ("dS was", ("ds",)), ("the results were", ("outputs", "gradients")))
+    plan = (
+        ("P was", ("p",)),
+        ("dS was", ("ds",)),
+        ("the results were", ("outputs", "gradients")),
+        ("the gradients were", ("gradients",)),
+    )
     return [
-        Candidate(f"{points[0]} truncated", f"{noun} truncated", ((1.0, declared),), points)
+        Candidate(
+            f"{' and '.join(points)} truncated", f"{noun} truncated", ((1.0, declared),), points
+        )
         for noun, points in plan
         if unit_roundoff(getattr(declared, points[0])) > unit_roundoff("float32")
     ]

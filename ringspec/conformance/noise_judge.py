@@ -124,8 +124,14 @@ def examined(
         if best is None or 0 < len(seen.alarms) < len(best.alarms):
             best = seen
     assert best is not None
-    found = infer(errors, at, answer.geometry, best.recipe, predict)
-    return dataclasses.replace(best, inferred=tuple(found.lines(declared)))
+    return dataclasses.replace(best, inferred=inferred(answer, best.recipe))
+
+
+def inferred(answer: Answer, recipe: Recipe) -> tuple[str, ...]:
+    """Sentences about the arithmetic that made the errors."""
+    attention = answer.question.attention
+    found = infer(answer.errors, attention, answer.geometry, recipe, predict)
+    return tuple(found.lines(answer.declared))
 
 
 def readings(answer: Answer, recipe: Recipe, forward: bool) -> Iterator[Recipe]:

@@ -28,7 +28,7 @@ import numpy as np
 
 from ringspec.compare.rivals import RULES, Seen
 from ringspec.compare.rivals_naive import naive_of, sizes
-from ringspec.conformance import noise_cases
+from ringspec.conformance import noise_judge
 from ringspec.conformance.calls import call_of, due_of
 from ringspec.conformance.cases import RunCase, run_cases
 from ringspec.conformance.drawing import dealt, drawn
@@ -68,7 +68,7 @@ def killed(recipe: str, id: str, mutants: list[str]) -> dict[str, Any]:
     calls = case.make(REFERENCES[recipe].capabilities)
     applied, kills = [], {}
     if id.startswith("noise/"):  # seconds each, and other cases kill the other mutants
-        noise_cases.inferred = lambda *given: ()  # most of those seconds, and not asked here
+        noise_judge.inferred = lambda *given: ()  # most of those seconds, and not asked here
         mutants = [name for name in mutants if name in PRECISION]
     for name in mutants:
         if not any(MUTANTS[name].applies(call) for call in calls):

@@ -69,7 +69,8 @@ def test_smoke_asks_a_target_of_long_blocks_and_a_target_of_float32():
     assert "probe/pattern/long-causal-contiguous-w2-d128-bf16" in asked
     assert "probe/pattern/long-causal-zigzag-w2-d128-bf16" in asked
     asked = [c.id for c in golden.cases("smoke") if c.why_not(Capabilities()) is None]
-    assert asked == ["attention/float32", "kernel-shape/float32-causal-w2"]
+    rings = ["kernel-shape/float32-causal-w2", "kernel-shape/float32-w4"]
+    assert asked == ["attention/float32", *rings]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conformance import wrong_targets as wrong
 
-from ringspec.conformance import noise_cases
+from ringspec.conformance import noise_judge
 from ringspec.conformance.calls import call_of, due_of
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.execute import run_case
@@ -73,7 +73,7 @@ def test_without_a_bug_the_ring_of_the_mutants_is_the_specification_bit_for_bit(
 @pytest.mark.parametrize(("id", "recipe"), NAMED)
 def test_a_mutant_is_killed_by_the_case_that_it_names(cases, id, recipe, monkeypatch):
     # Which recipe fits takes most of the time of a noise case, and is not asked here.
-    monkeypatch.setattr(noise_cases, "inferred", lambda *given: ())
+    monkeypatch.setattr(noise_judge, "inferred", lambda *given: ())
     record = run_case(MutantTarget(MUTANTS[id], recipe), cases[MUTANTS[id].kills[recipe]])
     assert record.outcome == "mismatch", record.message
 

@@ -1,7 +1,6 @@
 """Cases whose errors are examined as whole tensors: what passes, what fails, and what is said."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,9 +24,6 @@ PASSING = [
     ("float32", FULL.format("f32")),
     ("float32", FULL.format("bf16")),  # its backward reads o as it was before the rounding to bf16
 ]
-
-
-NOTHING = SimpleNamespace(lines=lambda declared: ())  # inferred: it takes a second
 
 
 class Changed:
@@ -73,7 +69,7 @@ def test_without_a_declared_recipe_only_systematic_errors_fail():
 
 
 def test_dk_and_dv_of_grouped_heads_may_be_added_after_rounding(monkeypatch):
-    monkeypatch.setattr(noise_judge, "infer", lambda *given: NOTHING)
+    monkeypatch.setattr(noise_judge, "inferred", lambda *given: ())
     grouped, single = FULL.format("bf16"), "noise/full-contiguous-w8-bf16"
 
     def change(result):  # a second rounding, as when a head's result is rounded before the sum
@@ -100,7 +96,7 @@ def test_a_recipe_may_be_declared_for_each_input_format():
 
 
 def test_a_nan_in_one_element_is_an_alarm(monkeypatch):
-    monkeypatch.setattr(noise_judge, "infer", lambda *given: NOTHING)
+    monkeypatch.setattr(noise_judge, "inferred", lambda *given: ())
 
     def change(result):
         dk = [np.array(x) for x in result.dk]

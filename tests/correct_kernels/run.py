@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,7 +31,6 @@ from ringspec.conformance.cases import RunCase, run_cases
 from ringspec.conformance.execute import run_case
 from ringspec.conformance.outcome import FAILURES
 
-NOTHING = SimpleNamespace(lines=lambda declared: ())
 PROGRESS = 20  # cases between two lines on stderr
 
 
@@ -118,7 +116,7 @@ def fast_judge() -> Iterator[None]:
 
     with (
         mock.patch.object(noise_judge, "predict", predicted),
-        mock.patch.object(noise_judge, "infer", lambda *_: NOTHING),
+        mock.patch.object(noise_judge, "inferred", lambda *_: ()),
     ):
         yield
 
