@@ -63,13 +63,15 @@ def examine(
     *,
     allowance: Allowance,
     direction: Array | None = None,
+    merging: Array | float = 0.0,
 ) -> tuple[Test, ...]:
     """All tests of the tensor ``name``, over all of it and over the parts in ``strata``.
 
     ``error`` = got - truth (:func:`errors_of`) and ``truth``, float64 of one shape: [B, H, S, d], or
     [B, H, S] for lse; other shapes (dsinks, dbias) get the tests of the whole tensor. ``direction``: d truth /
     d log(scale), for the test of the temperature. ``allowance``: :func:`allowance_for` of the recipe
-    and tensor. Raises :class:`~ringspec.errors.ShapeError` for unlike shapes.
+    and tensor. ``merging``: what a float32 result may be off beside its noise, absolute, broadcastable to error
+    (recipes do not say how parts are merged). Raises :class:`~ringspec.errors.ShapeError` for unlike shapes.
 
     What the noise predicts in full (``noise.mean``) is taken off the error first. Where an error is not finite, that is an alarm by itself and the other tests leave the element out.
     """
@@ -95,7 +97,7 @@ def examine(
     if not whole:
         # Random signs, the same for the same problem.
         rng = np.random.default_rng([zlib.crc32(name.encode()), *error.shape])
-        tests += spread_tests(name, error, truth, noise, strata, allowance, direction, rng)
+        tests += spread_tests(name, error, truth, noise, strata, allowance, direction, rng, merging)
         tests += serial_tests(name, steady, truth, noise, allowance, direction, rng)
     return tuple(tests)
 

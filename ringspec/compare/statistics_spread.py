@@ -23,7 +23,8 @@ a row, plus the same between rows. :data:`PROBES` sign vectors are taken, and th
 y / high, after the allowed mean error is taken off each abs(y). Too *small* a variance is no alarm: a
 kernel may be better than it declares (:mod:`ringspec.compare.inference` tells).
 
-**Outliers**: an error is that of the last rounding, at most half a spacing, and what came before it, which
+**Outliers**: an error is that of the last rounding, at most half a spacing (of a float32 result also that of
+its merges, of which recipes do not say how they are made), and what came before it, which
 is sub-Gaussian with no more than the predicted variance. So the errors beyond half a spacing are looked
 at, by the sub-Gaussian tail of each element and their number. (Where almost all of the predicted noise
 is that of the last rounding and the truth lies on the grid, a rare error of a whole spacing is many sd.)
@@ -153,8 +154,9 @@ def spread_tests(
     allowance: Allowance,
     direction: Array | None,
     rng: np.random.Generator,
+    merging: Array | float = 0.0,
 ) -> Iterator[Test]:
-    """Outliers and excess variance over all and over every stratum."""
+    """Outliers and excess variance over all and over every stratum; ``merging`` of float32 results."""
     sd = noise.sd[name]
     noisy = sd > 0
     if not noisy.any():
@@ -163,6 +165,8 @@ def spread_tests(
     z = unit * error
     mean = unit * allowance.slope * size_of(name, truth, direction) + allowance.share
     half = 0.5 * unit * spacing(np.abs(truth) + np.abs(error), allowance.last)
+    if allowance.last == "float32":
+        half = np.maximum(half, unit * merging)
     yield outliers(name, z[noisy], half[noisy], mean[noisy], allowance)
     known = correlation(noise, name, unit, rng)
     groups = float(noisy.sum())

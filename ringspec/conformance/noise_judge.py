@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.compare.inference import infer, score
+from ringspec.compare.inference import EVEN, infer, score
 from ringspec.compare.noise import Geometry, Noise, predict
 from ringspec.compare.statistics import (
     Allowance,
@@ -29,7 +29,7 @@ from ringspec.compare.strata import strata_for
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import Outputs
 from ringspec.conformance.declared import declared_recipe
-from ringspec.conformance.noise_of import OF_KEYS, Named, Question, geometry_of, in_order
+from ringspec.conformance.noise_of import OF_KEYS, Array, Named, Question, geometry_of, in_order
 from ringspec.conformance.precision import recipe_for
 from ringspec.conformance.target import Call
 from ringspec.formats import unit_roundoff
@@ -138,28 +138,29 @@ def readings(answer: Answer, recipe: Recipe, forward: bool) -> Iterator[Recipe]:
     """What the recipe may mean, where it does not say what P is relative to.
 
     First the maximum of the block, as the specification has it; then, where the answer has a ``forward``,
-    the others, in the order in which they fit o.
+    those that fit o better.
     """
     narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
     if recipe.p_relative_to is not None or not narrow:
         yield recipe
         return
-    first, *others, somewhere = (recipe.replace(p_relative_to=x) for x in P_REFERENCES)
+    first, *others = (recipe.replace(p_relative_to=x) for x in P_REFERENCES)
     yield first
     if forward:
-        yield from by_fit(answer, others)
-        yield somewhere
+        yield from fitting_better(answer, first, others)
 
 
-def by_fit(answer: Answer, recipes: list[Recipe]) -> list[Recipe]:
-    """Recipes in the order of their likelihood, given the errors of o."""
-    forward = answer.question.forward
+def fitting_better(answer: Answer, first: Recipe, others: list[Recipe]) -> list[Recipe]:
+    """The ``others`` under which the errors of o are clearly more likely, the most likely first.
+
+    One that only predicts more noise than o has would excuse a fault of the backward pass.
+    """
     error, scores = answer.errors["o"], []
-    sds = [predict(forward, recipe, answer.geometry).sd["o"] for recipe in recipes]
+    sds = [predict(answer.question.forward, x, answer.geometry).sd["o"] for x in (first, *others)]
     for sd in sds:
         scores.append(score(error, sd**2, sds[0])[1])
-    order = sorted(range(len(recipes)), key=lambda n: -scores[n])
-    return [recipes[n] for n in order]
+    order = sorted(range(1, len(sds)), key=lambda n: -scores[n])
+    return [others[n - 1] for n in order if scores[n] > scores[0] + EVEN]
 
 
 def no_noisier(seen: Examined, grouped: bool) -> bool:
@@ -190,6 +191,7 @@ def under(answer: Answer, recipe: Recipe) -> Examined:
         made = examine(
             name, answer.errors[name], answer.question.truth[name], noise, strata[name],
             allowance=allowance, direction=answer.question.directions[name],
+            merging=merging(answer, name),
         )  # fmt: skip
         return [test for test in made if strict or test.name in SYSTEMATIC]
 
@@ -203,6 +205,15 @@ def under(answer: Answer, recipe: Recipe) -> Examined:
             by_name |= again
     tests = [test for made in by_name.values() for test in made]
     return Examined(recipe, answer.declared, rms, alarms(tests, answer.rate), len(tests))
+
+
+def merging(answer: Answer, name: str) -> Array:
+    """What W merges in float32 may add to an error, in whichever way the weights of parts are formed.
+
+    exp(lse_n - lse) has the error of a rounded lse, and o - w (o - o_n), the sigmoid form, that of the larger
+    part even where w is 1.
+    """
+    return answer.workers * unit_roundoff("float32") * answer.question.sizes[name]
 
 
 def rms_ratio(error: Any, sd: Any) -> float:

@@ -18,7 +18,7 @@ from ringspec.compare.noise import Attention, Geometry
 from ringspec.conformance.target import Call, PerWorker
 from ringspec.conformance.targets.reference import options_of, whole
 from ringspec.formats import load
-from ringspec.spec.attention import backward, forward, normalise, scores
+from ringspec.spec.attention import backward, forward, normalise, over_group, scores
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.layout import Layout, unshard
 from ringspec.spec.options import check, check_gradients
@@ -49,6 +49,30 @@ class Question:
     def forward(self) -> Attention:
         """``attention`` without its backward pass."""
         return dataclasses.replace(self.attention, dy=None)
+
+    @cached_property
+    def sizes(self) -> Named:
+        """For each row of a result its terms in absolute values, times 1 + abs(lse): what a relative error of the
+        weights makes of it. [B, H, S, 1], and [B, H, S] for lse.
+        """
+        at = self.attention
+        lse = 1.0 + np.where(np.isneginf(at.lse), 0.0, np.abs(at.lse))
+        p = at.p * lse[..., None]
+        k, v = (np.repeat(largest(x), at.group, axis=1) for x in (at.k, at.v))
+        sizes = {"o": (p @ v), "lse": lse}
+        if at.dy is None:
+            return sizes
+        dp = np.abs(at.dy @ np.repeat(at.v, at.group, axis=1).swapaxes(2, 3))
+        a = abs(at.scale) * p * (dp + np.abs((at.dy * at.o).sum(axis=3, keepdims=True)))
+        turned = ((a.swapaxes(2, 3), largest(at.q)), (p.swapaxes(2, 3), largest(at.dy)))
+        sizes["dq"] = a @ k
+        sizes["dk"], sizes["dv"] = (over_group(x @ y, at.group) for x, y in turned)
+        return sizes
+
+
+def largest(x: Array) -> Array:
+    """The largest magnitude of each row, [..., 1]."""
+    return np.asarray(np.abs(x).max(axis=-1, keepdims=True))
 
 
 def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Question:

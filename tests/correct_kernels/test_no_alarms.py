@@ -69,6 +69,13 @@ def test_no_member_is_accused_by_one_noise_case(sampled, way):
     assert [alarm for alarm in sampled.alarms if alarm.way == way] == []
 
 
+@pytest.mark.parametrize("name", ["sigmoid-merge", "normalised-merge"])
+def test_a_merge_of_normalised_parts_in_float32_is_not_accused_of_single_elements(name):
+    """Where one key has all the weight nearly no noise is predicted, and a weight of 1 still rounds."""
+    for id, seed in (("noise/full-contiguous-w2-f32", 3), ("noise/full-contiguous-w8-f32", 1)):
+        assert told(run.done(noise(id, seed), (name,), ("named",))) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("id", NOISE)
