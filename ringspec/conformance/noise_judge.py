@@ -138,7 +138,7 @@ def readings(answer: Answer, recipe: Recipe, forward: bool) -> Iterator[Recipe]:
     """What the recipe may mean, where it does not say what P is relative to.
 
     First the maximum of the block, as the specification has it; then, where the answer has a ``forward``,
-    those that fit o better.
+    those that fit o as well.
     """
     narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
     if recipe.p_relative_to is not None or not narrow:
@@ -147,20 +147,26 @@ def readings(answer: Answer, recipe: Recipe, forward: bool) -> Iterator[Recipe]:
     first, *others = (recipe.replace(p_relative_to=x) for x in P_REFERENCES)
     yield first
     if forward:
-        yield from fitting_better(answer, first, others)
+        yield from as_likely(answer, first, others)
 
 
-def fitting_better(answer: Answer, first: Recipe, others: list[Recipe]) -> list[Recipe]:
-    """The ``others`` under which the errors of o are clearly more likely, the most likely first.
+def as_likely(answer: Answer, first: Recipe, others: list[Recipe]) -> list[Recipe]:
+    """Those of ``others`` under which the errors of o are as likely as under ``first``, the most likely first.
 
-    One that only predicts more noise than o has would excuse a fault of the backward pass.
+    One that only predicts more noise than o has would excuse a fault of the backward pass; so would one
+    the fault of a forward, if that explains o better: partial results in the narrow format of P.
     """
-    error, scores = answer.errors["o"], []
-    sds = [predict(answer.question.forward, x, answer.geometry).sd["o"] for x in (first, *others)]
-    for sd in sds:
-        scores.append(score(error, sd**2, sds[0])[1])
-    order = sorted(range(1, len(sds)), key=lambda n: -scores[n])
-    return [others[n - 1] for n in order if scores[n] > scores[0] + EVEN]
+    error, narrow = answer.errors["o"], first.p
+    faults = [
+        first.replace(**dict.fromkeys(points, narrow))
+        for points in (("block_o",), ("carried_o",), ("block_o", "carried_o"))
+    ]
+    known = [first, *others, *faults]
+    sds = [predict(answer.question.forward, x, answer.geometry).sd["o"] for x in known]
+    scores = [score(error, sd**2, sds[0])[1] for sd in sds]
+    least = max(scores[0] - EVEN, *scores[len(others) + 1 :])
+    order = sorted(range(1, len(others) + 1), key=lambda n: -scores[n])
+    return [known[n] for n in order if scores[n] >= least]
 
 
 def no_noisier(seen: Examined, grouped: bool) -> bool:

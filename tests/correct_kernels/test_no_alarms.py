@@ -8,6 +8,7 @@ from correct_kernels import run
 from correct_kernels.forward_states import fresh
 from correct_kernels.members import MEMBERS
 from correct_kernels.target import WAYS
+from independent.numpy_target import NumpyRing
 
 from ringspec.compare.inference_candidates import REFERENCES
 from ringspec.conformance import noise_cases
@@ -81,6 +82,18 @@ def test_a_merge_of_normalised_parts_in_float32_is_not_accused_of_single_element
 @pytest.mark.parametrize("id", NOISE)
 def test_no_member_is_accused_by_noise_of_twenty_seeds(id, seed):
     assert told(run.done(noise(id, seed), ALL, WAYS)) == []
+
+
+@pytest.mark.parametrize("name", ["keys-backwards", "carried-state"])
+def test_a_reference_that_fits_little_better_than_the_block_s_is_accepted(name):
+    for id in ("noise/causal-zigzag-w2-bf16", "noise/causal-contiguous-w4-bf16"):
+        assert told(run.done(noise(id, 0), (name,), ("named",))) == []
+
+
+@pytest.mark.parametrize("fault", ["block-o-16", "delta-16"])
+def test_what_p_is_relative_to_excuses_no_other_rounding(fault):
+    case = run.case_of(noise("noise/causal-contiguous-w4-bf16", 0))
+    assert run_case(NumpyRing(fault, "bf16"), case).outcome == "mismatch"
 
 
 @pytest.mark.parametrize(("name", "found"), [("carried-state", "running"), ("normalised-p", "lse")])
