@@ -1,13 +1,17 @@
 """The sizes that ``ringspec power`` names are found when they are injected, and not much smaller ones."""
 
+import dataclasses
 import functools
 
 import numpy as np
 import pytest
 
+from ringspec.compare.noise import predict
 from ringspec.compare.rivals import RULES
+from ringspec.compare.statistics import errors_of
 from ringspec.compare.strata import masses
-from ringspec.conformance.noise_of import results
+from ringspec.conformance.noise_judge import Answer, as_likely
+from ringspec.conformance.noise_of import Question, results
 from ringspec.conformance.power import Asked, Rivals, found_in, injected, measure, steps
 from ringspec.conformance.power_defects import (
     defects_of,
@@ -23,6 +27,7 @@ from ringspec.conformance.power_problem import inputs_of, setting_of
 from ringspec.conformance.power_reach import answer, reach_in
 from ringspec.errors import OptionError
 from ringspec.formats import round_to
+from ringspec.recipes import P_REFERENCES
 from ringspec.spec.options import check
 
 SMALL = {"tokens": 96, "head_dim": 16, "workers": 4}
@@ -171,6 +176,41 @@ def test_ringspec_sees_smaller_scale_errors_than_any_rule():
     for row in measured(tokens=256, head_dim=32, gradients=False).rows:
         if row.name in ("factor", "scale"):
             assert all(x.size is None or x.size > 3 * row.size for x in row.rivals.values())
+
+
+# Of 256 tokens, D = 32, W = 4, before recipes said what P is relative to: the judge may see more, never less.
+LIMITS = {
+    "forward": (3.87877e-4, 2.74197e-4, 1.38671e-4, 4.3548e-3, 0.24491, 128),
+    "gradients": (3.87877e-4, 2.74197e-4, 1.23805e-6, 4.3548e-3, 0.191744, 128),
+}
+
+
+def test_detection_limits_are_no_worse_than_recorded():
+    rows = measure(Asked(tokens=256, head_dim=32, workers=4), confirm=False).rows
+    assert [row.passes for row in rows] == ["forward"] * 6 + ["gradients"] * 6
+    for row, limit in zip(rows, [*LIMITS["forward"], *LIMITS["gradients"]], strict=True):
+        if row.unit == "n":  # a larger n is a finer defect
+            assert row.size >= limit, row
+        else:
+            assert row.size <= 1.001 * limit, row
+
+
+def test_what_p_is_relative_to_moves_the_limits_of_o_by_less_than_a_fifth():
+    """A case fails only if it does under each reference that fits as well: the largest limit counts."""
+    made = setting()
+    got = made.got(factor(made).pattern(reach_in(made, "o", factor(made).direction["o"])))
+    errors = {"o": errors_of(got["o"], made.truth["o"])}
+    question = Question(made.truth, made.directions, made.attention)
+    answer = Answer(question, made.geometry, errors, 4, True, False, 1e-9)
+    first, *others = (made.recipe.replace(p_relative_to=x) for x in P_REFERENCES)
+    found = as_likely(answer, first, others)
+    assert {"lse", "any"}.isdisjoint({recipe.p_relative_to for recipe in found})
+    for recipe in found:
+        noise = predict(made.attention, recipe, made.geometry)
+        other = dataclasses.replace(made, recipe=recipe, noise=noise)
+        for defect in (factor(made), softmax_scale(made)):
+            limit, own = (reach_in(x, "o", defect.direction["o"]) for x in (other, made))
+            assert limit <= 1.2 * own
 
 
 def test_steps_are_an_upper_bound_of_the_ticks():
