@@ -28,9 +28,14 @@ def rms(x: Tensor) -> float:
 
 @functools.cache
 def noise(name: str, dtype: torch.dtype) -> dict[str, float]:
-    """Relative rms error of each tensor of the right ring, the largest of some seeds."""
+    """Relative rms error of each tensor of the right ring, the largest of some seeds.
+
+    In float64 the dense truth is rounded as well, and one score can decide an rms: dv of 'rising' has 2e-16
+    to 3.5e-15 over 24 seeds (PyTorch 2.13, AVX2). Less than 32 unit roundoffs, 3.6e-15, is no difference there.
+    """
     runs = [measured(name, dtype, seed) for seed in SEEDS]
-    least = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+    wide = dtype == torch.float64
+    least = 32 * torch.finfo(dtype).eps / 2 if wide else torch.finfo(torch.float32).eps / 2
     return {key: max(least, *(relative(*run[key]) for run in runs)) for key in runs[0]}
 
 
