@@ -4,7 +4,7 @@
     python .ci/float_tests.py --whole --only '*1 thread' every test, under each BLAS kernel
     python .ci/float_tests.py --only 'Haswell*' tests/fast -k bits
 
-Each arrangement (.ci/arrangements.py) is one pytest in a process of its own, as many at once as the
+Each arrangement (.ci/arrangements.py) is one pytest in a separate process, as many at once as the
 cores allow. In the end that process says what BLAS and NumPy used. An arrangement that this processor
 lacks is named and left out. Exit code 1 where a test failed or an arrangement was not in force.
 

@@ -30,6 +30,7 @@ from ringspec.compare.noise_problem import Array, Geometry, Head, Integers
 from ringspec.compare.noise_reference import (
     POperand,
     Reference,
+    finite,
     p_rounding,
     p_rounding_somewhere,
 )
@@ -152,11 +153,6 @@ def empty_state(head: Head, queries: Integers) -> State:
     o = np.zeros((group, queries.size, width))
     rows = (group, queries.size)
     return State(np.full(rows, -np.inf), np.zeros(rows), partial(o, no_error(o.shape)))
-
-
-def finite(m: Array) -> Array:
-    """m, and 0 for a row without keys."""
-    return np.where(np.isneginf(m), 0.0, m)
 
 
 def factor(m_part: Array, m: Array) -> Array:

@@ -56,9 +56,9 @@ class Reference:
             return
         keys = np.concatenate(tiles) if tiles else np.zeros(0, dtype=np.int64)
         m = self.largest(keys)
-        finite = np.where(np.isneginf(m), 0.0, m)
-        total = np.exp(self.scores(keys) - finite[..., None]).sum(axis=2)
-        self.of_block = np.where(total > 0, finite + np.log(np.where(total > 0, total, 1.0)), m)
+        shift = finite(m)
+        total = np.exp(self.scores(keys) - shift[..., None]).sum(axis=2)
+        self.of_block = np.where(total > 0, shift + np.log(np.where(total > 0, total, 1.0)), m)
 
     def next(self, m: Array) -> Array:
         """c of the next tile, where ``m`` [G, n] is the maximum of its block so far."""
@@ -75,6 +75,11 @@ class Reference:
         else:
             self.seen = np.maximum(self.seen, m)
         return near(self.seen, m)
+
+
+def finite(m: Array) -> Array:
+    """m, and 0 for a row without keys."""
+    return np.where(np.isneginf(m), 0.0, m)
 
 
 def near(c: Array, m: Array) -> Array:

@@ -153,8 +153,8 @@ def readings(answer: Answer, recipe: Recipe, forward: bool) -> Iterator[Recipe]:
 def as_likely(answer: Answer, first: Recipe, others: list[Recipe]) -> list[Recipe]:
     """Those of ``others`` under which the errors of o are as likely as under ``first``, the most likely first.
 
-    One that only predicts more noise than o has would excuse a fault of the backward pass; so would one
-    the fault of a forward, if that explains o better: partial results in the narrow format of P.
+    One that only predicts more noise than o has would excuse a fault of the backward pass. One that explains o
+    less well than partial results in the narrow format of P would excuse that fault of the forward.
     """
     error, narrow = answer.errors["o"], first.p
     faults = [
