@@ -9,12 +9,11 @@ raised only where every such reading of the recipe raises one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ringspec.compare.inference import EVEN, infer, score
+from ringspec.compare.inference import CONTRADICTION, EVEN, infer, score
 from ringspec.compare.noise import Geometry, Noise, predict
 from ringspec.compare.statistics import (
     Allowance,
@@ -37,6 +36,7 @@ from ringspec.recipes import P_REFERENCES, Recipe
 
 SYSTEMATIC = ("finite", "slope", "mean", "temperature")  # all that an undeclared sum allows
 READ_DELTA = ("dq", "dk")
+TILES = (128, 64, 32, 16)  # keys, of a kernel that does not say
 NAMED = 4  # alarms that a message tells
 KEPT = 40  # alarms that a report keeps
 FEW = 0.05  # part of the elements that does not count in the usual noise
@@ -116,15 +116,22 @@ def examined(
     grouped = at.q.shape[1] != at.k.shape[1]
     answer = Answer(question, geometry_of(call), errors, call.workers, declared, grouped, rate)
     recipe = recipe_for(claims, call.formats)
-    best = None
-    for reading in readings(answer, recipe, forward="o" in errors and not sure):
-        seen = under(answer, reading)
-        if not seen.alarms and (best is None or not declared or no_noisier(seen, grouped)):
-            return seen
-        if best is None or 0 < len(seen.alarms) < len(best.alarms):
-            best = seen
-    assert best is not None
-    return dataclasses.replace(best, inferred=inferred(answer, best.recipe))
+    first, *others = readings(recipe, longest_block(answer.geometry))
+    seen = under(answer, first)
+    if not seen.alarms:
+        return seen
+    likely = []
+    if "o" in errors and not sure:
+        likely = as_likely(answer, first, others, in_o(seen))
+    told_of = seen
+    for reading in likely:
+        result = under(answer, reading)
+        if not result.alarms and (not declared or no_noisier(result, grouped)):
+            return result
+        if result.alarms and in_o(told_of) and not in_o(result):
+            told_of = result  # the fault is another one than what P is relative to
+    about = told_of.recipe.replace(tile_k=recipe.tile_k)  # a tile that nobody declared is no news
+    return dataclasses.replace(told_of, inferred=inferred(answer, about))
 
 
 def inferred(answer: Answer, recipe: Recipe) -> tuple[str, ...]:
@@ -134,27 +141,39 @@ def inferred(answer: Answer, recipe: Recipe) -> tuple[str, ...]:
     return tuple(found.lines(answer.declared))
 
 
-def readings(answer: Answer, recipe: Recipe, forward: bool) -> Iterator[Recipe]:
-    """What the recipe may mean, where it does not say what P is relative to.
+def readings(recipe: Recipe, block: int) -> list[Recipe]:
+    """What the recipe may mean: P relative to the maximum of the block first, as the specification has it.
 
-    First the maximum of the block, as the specification has it; then, where the answer has a ``forward``,
-    those that fit o as well.
+    A state that is carried through the tiles of a ``block`` of keys has a maximum for each of them.
     """
     narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
     if recipe.p_relative_to is not None or not narrow:
-        yield recipe
-        return
-    first, *others = (recipe.replace(p_relative_to=x) for x in P_REFERENCES)
-    yield first
-    if forward:
-        yield from as_likely(answer, first, others)
+        return [recipe]
+    whole = [recipe.replace(p_relative_to=x) for x in P_REFERENCES]
+    if recipe.tile_k is not None:
+        return whole
+    tiles = [size for size in TILES if size < block]
+    return whole + [
+        recipe.replace(p_relative_to=x, tile_k=size) for x in ("running", "stale") for size in tiles
+    ]
 
 
-def as_likely(answer: Answer, first: Recipe, others: list[Recipe]) -> list[Recipe]:
-    """Those of ``others`` under which the errors of o are as likely as under ``first``, the most likely first.
+def longest_block(geometry: Geometry) -> int:
+    """The most keys that a worker owns."""
+    return int(np.bincount(geometry.owner_k).max())
 
-    One that only predicts more noise than o has would excuse a fault of the backward pass. One that explains o
-    less well than partial results in the narrow format of P would excuse that fault of the forward.
+
+def in_o(seen: Examined) -> bool:
+    """Whether errors of o itself raised an alarm."""
+    return any(test.tensor == "o" for test in seen.alarms)
+
+
+def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -> list[Recipe]:
+    """Those of ``others`` that may explain the errors of o, the most likely first.
+
+    One that explains o less well than partial results in the narrow format of P would excuse that fault of
+    the forward. One under which o is less likely than under ``first`` only predicts more noise than o has;
+    where ``first`` explains o itself (not ``of_o``), it would excuse a fault of the backward pass.
     """
     error, narrow = answer.errors["o"], first.p
     faults = [
@@ -164,7 +183,7 @@ def as_likely(answer: Answer, first: Recipe, others: list[Recipe]) -> list[Recip
     known = [first, *others, *faults]
     sds = [predict(answer.question.forward, x, answer.geometry).sd["o"] for x in known]
     scores = [score(error, sd**2, sds[0])[1] for sd in sds]
-    least = max(scores[0] - EVEN, *scores[len(others) + 1 :])
+    least = max(scores[0] - (CONTRADICTION if of_o else EVEN), *scores[len(others) + 1 :])
     order = sorted(range(1, len(others) + 1), key=lambda n: -scores[n])
     return [known[n] for n in order if scores[n] >= least]
 

@@ -1,6 +1,6 @@
 """Run the collection against the judge and list its alarms. All members are correct: each alarm is a fault.
 
-``PYTHONPATH=.:tests python tests/correct_kernels/run.py --profile noise --seeds 20 --jobs 16 --json out.json``
+``PYTHONPATH=.:tests python tests/correct_kernels/run.py --profile noise --seeds 20 --jobs 16 --json out.jsonl``
 """
 
 from __future__ import annotations
@@ -158,7 +158,21 @@ def results(
         yield from map(done_of, tasks)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(done_of, tasks, chunksize=4)
+        yield from pool.imap_unordered(done_of, tasks)
+
+
+def recorded(output: str | None) -> list[Done]:
+    """The results of an earlier run that stand in this file; none if there is no such file."""
+    if output is None or not os.path.exists(output):
+        return []
+    with open(output) as file:
+        lines = [json.loads(line) for line in file if line.endswith("\n")]
+    for line in lines:
+        line["work"] = Work(**line["work"])
+        line["alarms"] = tuple(
+            Alarm(**alarm | {"tests": tuple(alarm["tests"])}) for alarm in line["alarms"]
+        )
+    return [Done(**line) for line in lines]
 
 
 def table(found: list[Done]) -> list[str]:
@@ -188,7 +202,10 @@ def table(found: list[Done]) -> list[str]:
 @click.option("--cases", default="", help="Only cases whose id contains this text.")
 @click.option("--ways", default=",".join(WAYS), show_default=True, help="How recipes are declared.")
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
-@click.option("--json", "output", type=click.Path(dir_okay=False), help="Write all results here.")
+@click.option(
+    "--json", "output", type=click.Path(dir_okay=False),
+    help="Add a line for each case as it is done; cases in the file are not run again.",
+)  # fmt: skip
 def main(
     profile: str, seeds: int, formats: str, members: str, cases: str, ways: str, jobs: int,
     output: str | None,
@@ -201,9 +218,13 @@ def main(
     work = [] if profile == "core" else noise_work(seeds, formats.split(","))
     work += [] if profile == "noise" else core_work()
     work = [one for one in work if cases in one.id]
-    found = []
-    for one in results(work, names, tuple(ways.split(",")), jobs):
+    found = recorded(output)
+    known = {one.work for one in found}
+    for one in results([x for x in work if x not in known], names, tuple(ways.split(",")), jobs):
         found.append(one)
+        if output:
+            with open(output, "a") as file:
+                file.write(json.dumps(asdict(one)) + "\n")
         for alarm in one.alarms:
             told = "; ".join(alarm.tests) or alarm.message
             seed = "" if alarm.seed is None else f", seed {alarm.seed}"
@@ -214,9 +235,6 @@ def main(
     ran, accused = sum(one.ran for one in found), sum(len(one.alarms) for one in found)
     click.echo("\n".join(table(found)))
     click.echo(f"{accused} alarms in {ran} runs of {len(work)} cases; {len(names)} correct kernels")
-    if output:
-        with open(output, "w") as file:
-            json.dump([asdict(one) for one in found], file, indent=1)
     sys.exit(1 if accused else 0)
 
 

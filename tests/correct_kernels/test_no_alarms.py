@@ -90,6 +90,19 @@ def test_a_reference_that_fits_little_better_than_the_block_s_is_accepted(name):
         assert told(run.done(noise(id, 0), (name,), ("named",))) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "id", "seed"),
+    [
+        ("lazy-rescaling", "noise/causal-contiguous-w1-bf16", 3),
+        ("lazy-rescaling-base2", "noise/causal-contiguous-w1-bf16", 6),
+        ("lazy-rescaling", "noise/documents-contiguous-w3-bf16", 1),
+        ("keys-backwards", "noise/causal-zigzag-w4-bf16", 1),
+    ],
+)
+def test_a_state_carried_through_tiles_is_accepted_where_its_tile_is_not_declared(name, id, seed):
+    assert told(run.done(noise(id, seed), (name,), ("named",))) == []
+
+
 @pytest.mark.parametrize("fault", ["block-o-16", "delta-16"])
 def test_what_p_is_relative_to_excuses_no_other_rounding(fault):
     case = run.case_of(noise("noise/causal-contiguous-w4-bf16", 0))
