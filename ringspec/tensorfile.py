@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ringspec.errors import DtypeError, FileFormatError, OptionError, ShapeError, described, shown
 from ringspec.formats import FORMATS
+from ringspec.plainfile import read_plain_file
 
 MAX_HEADER = 1 << 20
 MAX_RANK = 16
@@ -163,12 +164,12 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray]:
 
     Raises FileFormatError for anything that is not such a file.
     """
-    return decode(Path(path).read_bytes(), str(path))
+    return decode(read_plain_file(path), str(path))
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The ``__metadata__`` of the file at ``path``; an empty dict without it."""
-    header, _ = split(Path(path).read_bytes(), str(path))
+    header, _ = split(read_plain_file(path), str(path))
     return check_metadata(header.get("__metadata__", {}), str(path))
 
 

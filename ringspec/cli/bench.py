@@ -20,6 +20,7 @@ from ringspec.cli.bench_parts import core_lines, exact_lines, nki_lines, noise_l
 from ringspec.cli.bench_text import against, exponents, table
 from ringspec.errors import FileFormatError, OptionError, UnknownNameError, nearest
 from ringspec.fast.team import thread_count
+from ringspec.plainfile import read_plain_file
 
 PARTS = ("dense", "ring", "memory", "exact", "noise", "core", "nki")
 DEFAULT_PARTS = ("dense", "ring", "memory")
@@ -182,7 +183,7 @@ def report(lines: list[Line], threads: int, earlier: dict[str, Any] | None) -> d
 def read_baseline(path: Path) -> dict[str, Any]:
     """An earlier document, with the lines that can be compared."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_plain_file(path))
         assert all(type(line) is dict for line in document["lines"])
         measured = [
             x

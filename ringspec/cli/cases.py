@@ -95,12 +95,10 @@ def read_claims(path: Path) -> Claims:
     from ringspec.conformance.adapters.wire import claims_from, message_of
     from ringspec.conformance.target import Garbage
     from ringspec.errors import FileFormatError
+    from ringspec.plainfile import read_plain_file
 
-    with open(path, "rb") as file:
-        data = file.read(MAX_CLAIMS + 1)
+    data = read_plain_file(path, MAX_CLAIMS)
     try:
-        if len(data) > MAX_CLAIMS:
-            raise Garbage(f"more than {MAX_CLAIMS} bytes")
         return claims_from(message_of(data, path.name), path.stem)
     except Garbage as fault:
         raise FileFormatError(

@@ -16,7 +16,7 @@ from ringspec.conformance.cases import PROFILES, RunCase, run_cases
 from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.expected import read_expected
 from ringspec.conformance.junit import junit
-from ringspec.conformance.load import asked_of, load_target
+from ringspec.conformance.load import asked_of, load_target, telling_of
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.project import target_or_default
 from ringspec.conformance.report import (
@@ -122,15 +122,19 @@ def perform(
             check_text.show_end(report, wanted, details=profile in ("smoke", "replay"))
         exit_with(summary)
     finally:
-        close = getattr(target, "close", None)
-        if close is not None:
-            close()
+        with telling_of(f"a close() of {spec} that ends", "let it end without an exception"):
+            getattr(target, "close", lambda: None)()
 
 
 def check_destination(path: Path) -> None:
     """Said before the run, not after it."""
     if not path.absolute().parent.is_dir():
         raise DestinationError(f"a folder for {path}", "none", "make it, or write elsewhere")
+    # Opening a pipe to write would wait for a reader. A device such as /dev/stdout is one's own choice.
+    if path.is_fifo() or path.is_socket() or path.is_dir():
+        raise DestinationError(
+            f"a file at {path}", "a folder, a pipe or a socket", "write elsewhere"
+        )
 
 
 def vectors_data() -> dict[str, Any]:

@@ -22,6 +22,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ringspec.errors import FileFormatError
+from ringspec.plainfile import check_plain
 
 MAX_MEMBERS = 1000
 MAX_HEADER = 10_000
@@ -38,6 +39,7 @@ def read_npz(
     """
     names = set(wanted)
     try:
+        check_plain(path, path.stat().st_mode)
         with zipfile.ZipFile(path) as archive:
             members = members_by_name(archive, path)
             total = sum(info.file_size for name, info in members.items() if name in names)

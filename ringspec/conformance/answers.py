@@ -10,6 +10,7 @@ import contextlib
 import io
 import threading
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,11 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
     """
     outputs: dict[str, PerWorker] = {}
     faults: list[tuple[str, Finding, str]] = []
+    unasked = [name for name in RESULTS if name not in due_of(call) and given(result, name)]
+    if unasked:
+        passes = " and ".join(call.passes)
+        text = f"{', '.join(unasked)} came, and was not asked for ({call.operation}, {passes})"
+        raise Stop("garbage", f"{text}; leave it out, or None")
     axes = "BHSD" if call.operation == "merge" else claims.axes
     recipe = declared_recipe(claims.recipe, call.formats["inputs"])
     for name in due_names(call, claims):
@@ -143,6 +149,16 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
             more = f", and {len(texts) - 1} more like it" if len(texts) > 1 else ""
             raise Stop(kind, texts[0] + more, tuple(finding for _, finding, _ in faults))
     return outputs
+
+
+def given(result: Result, name: str) -> bool:
+    """Whether a result has a tensor of any worker."""
+    value = getattr(result, name)
+    return value is not None and not (isinstance(value, list | tuple) and all_none(value))
+
+
+def all_none(value: Sequence[Any]) -> bool:
+    return all(x is None for x in value)
 
 
 def due_names(call: Call, claims: Capabilities) -> list[str]:

@@ -150,6 +150,8 @@ def to_numpy(x: Any, what: str = "array") -> NDArray:
     try:
         if hasattr(x, "detach") and hasattr(x, "cpu"):
             return from_torch(x)
+        if np.ma.is_masked(x):
+            raise TypeError("a masked array, whose masked elements have no value")
         array = np.asarray(x)
     except Exception as error:
         raise DtypeError(f"{what} as an array", described(x, error), "return arrays") from None

@@ -39,7 +39,7 @@ from ringspec.conformance.mutants.mutant import Mutant
 from ringspec.conformance.mutants.mutant import mutant as made
 from ringspec.conformance.mutants.precision_bugs import BUGS as PRECISION
 from ringspec.conformance.mutants.ways import NORMALISED, USUAL, ways_of
-from ringspec.conformance.suspects import Suspect, View, standardised
+from ringspec.conformance.suspects import CannotRun, Suspect, View, standardised
 from ringspec.conformance.target import Call
 from ringspec.recipes import RECIPES
 
@@ -86,6 +86,7 @@ class Diagnosis:
     ``tried``      how many mutants could show in the case
     ``measure``    what all three distances are: units of rounding noise; or the part of the deviation from
                    the right program that stays unexplained, 1 for the right program itself
+    ``dropped``    mutants that raised an exception, which is ringspec's fault, with its text
     """
 
     named: Candidate | None
@@ -94,12 +95,13 @@ class Diagnosis:
     right: Candidate
     tried: int
     measure: str = IN_NOISE
+    dropped: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """In words, for a report."""
         if self.named is None or self.named.mutant is None:
             fits = "; the right program fits within noise" if self.right.fits else ""
-            return [f"no known bug fits ({self.tried} were tried){fits}"]
+            return [f"no known bug fits ({self.tried} were tried){fits}", *self.not_compared()]
         lines = [f"{self.named.mutant.title} [{self.named.id}]", self.named.mutant.what]
         if self.named.how:
             lines.append(f"in this form: {self.named.how}")
@@ -107,7 +109,10 @@ class Diagnosis:
         if self.alike:
             lines.append("the same here: " + ", ".join(one.id for one in self.alike))
         lines.append(self.how_sure())
-        return lines
+        return lines + self.not_compared()
+
+    def not_compared(self) -> list[str]:
+        return [f"not compared, by a fault of ringspec: {one}" for one in self.dropped]
 
     def how_sure(self) -> str:
         assert self.named is not None
@@ -158,12 +163,27 @@ def diagnose(
     False
     """
     small = all(pairs_of(call) <= MANY_PAIRS for call in calls)
-    known = list(MUTANTS.values()) if small else list(PRECISION)
+    known = dict(MUTANTS) if small else {one.id: one for one in PRECISION}
+    views = [View(claims, call, got) for call, got in zip(calls, outputs, strict=True)]
+    dropped: list[str] = []
+    while True:
+        try:
+            found = compared(views, list(known.values()))
+        except CannotRun as fault:  # what was computed is kept by the views
+            if known.pop(fault.suspect.mutant.id, None) is None:
+                raise
+            dropped.append(str(fault))
+        else:
+            return found and dataclasses.replace(found, dropped=tuple(dropped))
+
+
+def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None:
+    """The ``known`` mutants beside the answers; :class:`CannotRun` where one of them raises."""
+    calls = [view.call for view in views]
     plain = [Suspect(mutant) for mutant in known if any(map(mutant.applies, calls))]
     tried = sum(any(map(applies_somehow(mutant), calls)) for mutant in known)
     if not tried:
         return None
-    views = [View(claims, call, got) for call, got in zip(calls, outputs, strict=True)]
     right = placed(views, None)
     if right.fits:
         return by_rounding(views, plain, right, tried)

@@ -15,6 +15,7 @@ import tomllib
 from pathlib import Path
 
 from ringspec.errors import FileFormatError, UnknownNameError, nearest, shown
+from ringspec.plainfile import read_plain_file
 
 MAX_BYTES = 1 << 20
 KEYS = ("reason",)
@@ -27,14 +28,11 @@ def read_expected(path: str | Path) -> dict[str, str]:
     """
     file = Path(path)
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_BYTES + 1)
+        data = read_plain_file(file, MAX_BYTES)
     except OSError as error:
         raise FileFormatError(
             "a file of expected failures", f"{file}: {error.strerror}", "name a file"
         ) from None
-    if len(data) > MAX_BYTES:
-        raise FileFormatError(f"at most {MAX_BYTES} bytes in {file}", "more", "shorten the list")
     return expected_from(data, str(file))
 
 

@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +32,8 @@ GROUP = "ringspec.targets"
 LOADED = "ringspec_target_"  # before the name of a module that was loaded by its path
 # Each has the cases of those before it.
 NESTED = ("smoke", "core", "full")
+MOST_NAME = 200
+ATTRIBUTES = "see the target protocol, ringspec.conformance.target.Target"
 MEND = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOLDER"
 
 
@@ -151,18 +153,20 @@ def importable(folder: Path) -> Iterator[None]:
             sys.path.append(place)
 
 
+def telling(spec: str) -> contextlib.AbstractContextManager[None]:
+    """An exception of the target's own code while it is imported or made."""
+    needs = "install what it needs, in the environment in which ringspec runs"
+    return telling_of(f"a target {spec} that can be imported", needs)
+
+
 @contextlib.contextmanager
-def telling(spec: str) -> Iterator[None]:
-    """An exception of the target's own code names the target and keeps its last lines."""
+def telling_of(expected: str, fix: str) -> Iterator[None]:
+    """An exception of the target's own code tells what was expected of it, and keeps its last lines."""
     try:
         yield
     except (Exception, SystemExit) as error:
         text = "".join(traceback.format_exception(error, limit=-3)).strip()
-        raise OptionError(
-            f"a target {spec} that can be imported",
-            f"{type(error).__name__}: {error}\n{text}\n",
-            "install what it needs, in the environment in which ringspec runs",
-        ) from None
+        raise OptionError(expected, f"{type(error).__name__}: {error}\n{text}\n", fix) from None
 
 
 def made(value: Any, spec: str) -> Any:
@@ -175,7 +179,8 @@ def made(value: Any, spec: str) -> Any:
 
 def checked(value: Any, spec: str) -> Target:
     """It has a name, capabilities and run."""
-    lacks = [name for name in ("name", "capabilities", "run") if not hasattr(value, name)]
+    with telling_of(f"name, capabilities and run of {spec} that can be read", ATTRIBUTES):
+        lacks = [name for name in ("name", "capabilities", "run") if not hasattr(value, name)]
     if lacks:
         raise OptionError(
             f"a target with name, capabilities and run as {spec}",
@@ -188,5 +193,26 @@ def checked(value: Any, spec: str) -> Target:
             shown(value.capabilities),
             "make them with ringspec.conformance.capabilities",
         )
+    with telling_of(f"name, notes, versions and close of {spec} that can be read", ATTRIBUTES):
+        check_told(value, spec)
     target: Target = value
     return target
+
+
+def check_told(value: Any, spec: str) -> None:
+    """What a target says of itself for the report; :class:`~ringspec.errors.OptionError` if it is no text."""
+    notes, versions = getattr(value, "notes", ()), getattr(value, "versions", {})
+    if not isinstance(value.name, str) or not value.name.strip() or len(value.name) > MOST_NAME:
+        raise OptionError(f"a name of {spec}, a short text", shown(value.name), ATTRIBUTES)
+    if not isinstance(notes, str) and not (
+        isinstance(notes, Sequence) and all(isinstance(note, str) for note in notes)
+    ):
+        raise OptionError(f"notes of {spec}, a list of sentences", shown(notes), ATTRIBUTES)
+    if not isinstance(versions, Mapping) or not all(
+        isinstance(text, str) for entry in versions.items() for text in entry
+    ):
+        raise OptionError(f"versions of {spec}, text by package", shown(versions), ATTRIBUTES)
+    if not callable(getattr(value, "close", print)) or not callable(value.run):
+        raise OptionError(
+            f"run and close of {spec}, which can be called", "no function", ATTRIBUTES
+        )

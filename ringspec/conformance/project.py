@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 from ringspec.errors import FileFormatError, OptionError, UnknownNameError, nearest, shown
+from ringspec.plainfile import read_plain_file
 
 KEYS = ("target",)
 MAX_BYTES = 1 << 20
@@ -35,10 +36,9 @@ def default_target(start: Path | None = None) -> str | None:
 
 def target_in(file: Path) -> str | None:
     """``[tool.ringspec] target`` of one file."""
-    if file.stat().st_size > MAX_BYTES:
-        raise FileFormatError(f"at most {MAX_BYTES} bytes", f"{file}", "shorten it")
+    text = read_plain_file(file, MAX_BYTES)
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        data = tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"TOML in {file}", shown(str(error)), "mend the file") from None
     tool = data.get("tool")

@@ -35,6 +35,7 @@ from ringspec.conformance.report_lines import (
     refuse,
     texts_by_name,
 )
+from ringspec.plainfile import read_plain_file
 
 FORMAT = "ringspec-report-1"
 MAX_BYTES = 1 << 28
@@ -276,10 +277,7 @@ def read_report(path: Path, *, partial: bool = False) -> Report:
     ``partial`` takes a file that ends early (its last line may be cut), which else is refused.
     Raises :class:`~ringspec.errors.FileFormatError`.
     """
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        refuse(f"at most {MAX_BYTES} bytes in {path}", size)
-    return report_from(path.read_bytes(), str(path), partial=partial)
+    return report_from(read_plain_file(path, MAX_BYTES), str(path), partial=partial)
 
 
 def report_from(data: bytes, what: str, *, partial: bool = False) -> Report:

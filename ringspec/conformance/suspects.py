@@ -54,6 +54,14 @@ class Suspect:
         return "; ".join(filter(None, (words, self.way.told())))
 
 
+class CannotRun(Exception):
+    """A suspect raised an exception, which is a fault of ours and none of the target's."""
+
+    def __init__(self, suspect: Suspect, error: Exception) -> None:
+        super().__init__(f"{suspect.mutant.id} ({type(error).__name__}: {error})")
+        self.suspect = suspect
+
+
 class View:
     """One call with its answer, and what programs give for it, each computed once."""
 
@@ -80,11 +88,7 @@ class View:
         key = ("" if suspect is None else suspect.key, exact)
         if key not in self.kept:
             recipe = RECIPES["float64"] if exact else self.recipe
-            results = (
-                run_right(self.call, recipe)
-                if suspect is None
-                else run_mutant(suspect.program, self.call, recipe, suspect.way)
-            )
+            results = self.run(suspect, recipe)
             self.kept[key] = {
                 name: [
                     load(x) if exact else load(store(np.asarray(x), self.formats[name]))
@@ -93,6 +97,15 @@ class View:
                 for name in self.formats
             }
         return self.kept[key]
+
+    def run(self, suspect: Suspect | None, recipe: Recipe) -> Results:
+        """Raises :class:`CannotRun` where a suspect raises anything."""
+        if suspect is None:
+            return run_right(self.call, recipe)
+        try:
+            return run_mutant(suspect.program, self.call, recipe, suspect.way)
+        except Exception as error:
+            raise CannotRun(suspect, error) from error
 
     def tokens(self, x: Array, name: str, worker: int) -> Array:
         """A worker's array without its padding slots."""

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from ringspec.errors import HardwareError, nearest, shown
+from ringspec.errors import FileFormatError, HardwareError, nearest, shown
+from ringspec.plainfile import read_plain_file
 from ringspec.plan.hardware import FORMATS_RATED, Hardware, Link, Rate, positive
 
 MAX_BYTES = 1 << 16
@@ -62,21 +62,15 @@ def read_hardware(path: str | os.PathLike[str]) -> Hardware:
 def content(where: Path) -> str:
     """The text of a plain file of a bounded length."""
     try:
-        # A pipe or a device could block, or never end.
-        if not stat.S_ISREG(where.stat().st_mode):
-            raise HardwareError(f"a plain file at {shown(str(where))}", "something else", MEND)
-        with where.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = read_plain_file(where, MAX_BYTES)
+    except FileFormatError as cause:
+        raise HardwareError(cause.expected, cause.got, MEND) from None
     except (OSError, ValueError) as cause:
-        if isinstance(cause, HardwareError):
-            raise
         raise HardwareError(
             f"a file that can be read at {shown(str(where))}",
             type(cause).__name__,
             "check the path",
         ) from None
-    if len(raw) > MAX_BYTES:
-        raise HardwareError(f"a file of at most {MAX_BYTES} bytes", "a longer one", MEND)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:

@@ -8,9 +8,11 @@ anything is read.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -29,6 +31,10 @@ from ringspec.errors import (
 )
 from ringspec.vectors.digest import sha256
 
+if sys.platform != "win32":
+    import fcntl
+
+UNFINISHED = ".unfinished"
 AGAIN = "take the set from its source again"
 
 
@@ -143,12 +149,40 @@ def check_destination(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def in_work(temporary: Path) -> Iterator[None]:
+    """Holds a lock that ends with this process, however it ends."""
+    handle = os.open(temporary, os.O_RDONLY)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_left(path: Path) -> None:
+    """Removes what processes left beside ``path`` that were killed before they finished it."""
+    if sys.platform == "win32":  # which does not tell who works on a folder
+        return
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
+        with contextlib.suppress(OSError):  # also BlockingIOError: somebody works on it
+            handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            finally:
+                os.close(handle)
+
+
+@contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill; it becomes ``path`` when the block ends, and vanishes when it fails."""
     check_destination(path)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    remove_left(path)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent))
     try:
-        yield temporary
+        with in_work(temporary):
+            yield temporary
         os.chmod(temporary, 0o777 & ~current_umask())
         sync_folders(temporary)
         check_destination(path)

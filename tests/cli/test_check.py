@@ -61,6 +61,11 @@ waiting = Changed("waiting", stays)
 wrong = Changed("\\x1b[31mwrong", wrong_dk)
 crash = Changed("crash", crashing)
 stopped = Changed("stopped", interrupted)
+class Closing(Changed):
+    def close(self):
+        raise RuntimeError("the device is gone")
+
+closing = Closing("closing", lambda call, result: result)
 nothing = Changed("nothing", None)
 nothing.capabilities = Capabilities(operations=("merge",), formats=("float16",))
 '''
@@ -121,6 +126,13 @@ def test_a_crash_is_one_outcome_and_the_run_goes_on(target):
     assert "about to crash" in crashed["message"]
     assert outcomes["ring/zigzag-causal-w2"]["outcome"] == "pass"
     assert lines[-1]["complete"] is True
+
+
+def test_a_target_that_cannot_be_closed_is_bad_input_and_a_sentence(target):
+    result = check(target("closing"), code=2)
+    assert "passed " in result.stdout  # the run itself is told
+    assert "a close() of mine.py:closing that ends" in result.stderr
+    assert "the device is gone" in result.stderr
 
 
 def test_nothing_executed_is_a_failure_of_its_own(target):

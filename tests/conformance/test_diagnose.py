@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ringspec.compare.noise import predict
+from ringspec.conformance import suspects
 from ringspec.conformance.answers import outputs_of
 from ringspec.conformance.calls import due_of
 from ringspec.conformance.cases import run_cases
@@ -238,6 +239,48 @@ def test_where_a_name_is_refuted_a_bug_that_is_possible_everywhere_takes_its_pla
     assert found["links"] == list(MUTANTS[other].links)
     both = [diagnosed_record("a", id, other, **because), diagnosed_record("b", None)]
     assert most_likely([*both, *known])["id"] is None
+
+
+@pytest.mark.parametrize("tile", [3, 5])
+def test_a_kernel_with_tiles_smaller_than_a_block_is_diagnosed(cases, tile):
+    recipe = {"bfloat16": {"base": "bf16", "tile_k": tile}}
+    target = MutantTarget(MUTANTS["scale-twice-in-dk"], "bf16")
+    target.capabilities = dataclasses.replace(target.capabilities, recipe=recipe)
+    record = run_case(target, cases["ring/bias-of-keys-w3"], Diagnoser())
+    assert record.diagnosis["id"] == "scale-twice-in-dk"
+    assert "not compared" not in record.diagnosis["text"]
+
+
+def raising(broken):
+    def run(program, *given):
+        if getattr(program, "id", None) in broken:
+            raise IndexError("a fault of the mutant")
+        return run_mutant(program, *given)
+
+    return run
+
+
+def test_a_mutant_that_raises_is_left_out_and_noted(cases, monkeypatch):
+    monkeypatch.setattr(suspects, "run_mutant", raising({"dkv-not-home"}))
+    target = MutantTarget(MUTANTS["stale-keys"], "bf16")
+    record = run_case(target, cases["ring/zigzag-causal-w4"], Diagnoser())
+    assert record.diagnosis["id"] == "stale-keys"
+    told = "not compared, by a fault of ringspec: dkv-not-home (IndexError: a fault of the mutant)"
+    assert told in record.diagnosis["text"]
+    assert read_record(case_line(record), "a line").diagnosis["text"] == record.diagnosis["text"]
+
+
+def test_a_diagnosis_that_fails_is_noted_and_the_run_goes_on(cases, monkeypatch):
+    def broken(*given):
+        raise IndexError("a fault of ours")
+
+    monkeypatch.setattr(suspects, "run_right", broken)
+    chosen = [cases[id] for id in ("ring/zigzag-causal-w4", "ring/bias-of-keys-w3")]
+    found = run(MutantTarget(MUTANTS["stale-keys"], "bf16"), chosen, diagnose=Diagnoser())
+    assert [record.outcome for record in found.records] == ["mismatch"] * 2
+    for record in found.records:
+        assert "the diagnosis itself failed (IndexError" in record.diagnosis["text"]
+    assert most_likely(found.records)["id"] is None
 
 
 def test_a_name_of_one_case_stays_in_the_verdict_of_the_run():

@@ -107,6 +107,42 @@ def test_texts_that_name_nothing_are_refused(spec):
         load_target(spec)
 
 
+MADE = """
+from ringspec.conformance.targets.reference import reference_float64 as good
+
+class Target:
+    name, capabilities = "mine", good.capabilities
+    def run(self, call):
+        return good.run(call)
+"""
+TOLD = {
+    "name = 3": "name",
+    "name = ''": "name",
+    "name = 'x' * 300": "name",
+    "notes = 3": "notes",
+    "notes = [3]": "notes",
+    "versions = 3": "versions",
+    "versions = {'a': 3}": "versions",
+    "close = 3": "close",
+    "run = 3": "run",
+    "name = property(lambda self: 1 / 0)": "ZeroDivisionError",
+    "notes = property(lambda self: 1 / 0)": "ZeroDivisionError",
+    "capabilities = property(lambda self: 1 / 0)": "ZeroDivisionError",
+}
+
+
+@pytest.mark.parametrize("line", TOLD)
+def test_what_a_target_says_wrongly_of_itself_is_told_when_it_is_loaded(tmp_path, line):
+    (tmp_path / "told.py").write_text(f"{MADE}    {line}\n")
+    with pytest.raises(RingspecError, match=TOLD[line]):
+        load_target(f"{tmp_path / 'told.py'}:Target")
+
+
+def test_notes_may_be_one_sentence(tmp_path):
+    (tmp_path / "told.py").write_text(f"{MADE}    notes = 'one sentence'\n")
+    assert load_target(f"{tmp_path / 'told.py'}:Target").notes == "one sentence"
+
+
 def test_an_exception_while_importing_names_it(tmp_path):
     (tmp_path / "bad.py").write_text("import no_such_module_at_all\n")
     with pytest.raises(RingspecError, match="no_such_module_at_all"):

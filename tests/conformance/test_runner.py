@@ -5,8 +5,10 @@ import multiprocessing
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conformance import faulty_targets
+from conformance.faulty_targets import Faulty
 from conformance.named_faults import ID, assert_named, each_fault
 
 from ringspec.conformance import golden
@@ -102,6 +104,26 @@ def test_an_end_of_the_process_is_named_and_the_run_goes_on(name, outcome, says)
     assert all(says in record.message for record in summary.records)
     if name == "aborting":
         assert "about to end" in summary.records[1].message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("dsinks", lambda o: [o[0][:, 0, 0]] * len(o), "dsinks came, and was not asked for"),
+        ("o", lambda o: [np.ma.masked_all_like(x) for x in o], "masked"),
+        ("o", lambda o: [np.ma.masked_invalid(x / (x > 0)) for x in o], "masked"),
+    ],
+)
+def test_what_is_no_answer_to_the_call_is_garbage(name, value, says):
+    with np.errstate(all="ignore"):
+        target = Faulty("wrong", behind=lambda result, _: setattr(result, name, value(result.o)))
+        [record] = run(target, FLOAT32[1:]).records
+    assert record.outcome == "garbage" and says in record.message
+
+
+def test_what_was_not_asked_for_may_be_none_for_each_worker():
+    target = Faulty("right", behind=lambda result, _: setattr(result, "dsinks", [None]))
+    assert run(target, FLOAT32[1:]).records[0].outcome == "pass"
 
 
 def test_a_hang_is_a_timeout_and_the_run_goes_on():

@@ -21,6 +21,7 @@ from ringspec.errors import (
 )
 from ringspec.vectors import check_set, export_set, open_set, write_set
 from ringspec.vectors.case import Case
+from ringspec.vectors.files import new_folder, remove_left
 from ringspec.vectors.flag import Flag
 from ringspec.vectors.manifest import LIMITS
 
@@ -171,8 +172,19 @@ def test_a_killed_writer_leaves_no_set(tmp_path):
     assert writer.wait(timeout=30) == -signal.SIGKILL
     writer.stdout.close()
     assert not (tmp_path / "set").exists()
+    assert len(os.listdir(tmp_path)) == 1  # what the killed process has left
     samples.write(tmp_path / "set")
     check_set(tmp_path / "set")
+    assert os.listdir(tmp_path) == ["set"]
+
+
+def test_what_a_living_process_writes_at_the_same_place_is_left_alone(tmp_path):
+    with new_folder(tmp_path / "set") as folder:
+        (folder / "begun").write_text("half")
+        with new_folder(tmp_path / "other"):
+            remove_left(tmp_path / "set")
+        assert (folder / "begun").read_text() == "half"
+    assert (tmp_path / "set/begun").exists()
 
 
 def test_a_set_that_others_may_read_has_their_permissions(tmp_path):

@@ -118,16 +118,20 @@ def times(dq: float = 0.0, dk: float = 0.0) -> Products:
 def ds_as_it_lies(
     kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
 ) -> tuple[Array, Array, Array]:
-    """dk = dz q, and not its transpose times q."""
-    dq, _, dv = products(kept, dz, q, k, dy, terms, recipe)
+    """dk = dz q, and not its transpose times q: a square tile alone can be read so."""
+    dq, dk, dv = products(kept, dz, q, k, dy, terms, recipe)
+    if dz.shape[2] != dz.shape[3]:
+        return dq, dk, dv
     return dq, terms.scale * product(dz, q, recipe.products), dv
 
 
 def p_as_it_lies(
     kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
 ) -> tuple[Array, Array, Array]:
-    """dv = p dy, and not its transpose times dy."""
-    dq, dk, _ = products(kept, dz, q, k, dy, terms, recipe)
+    """dv = p dy, and not its transpose times dy: a square tile alone can be read so."""
+    dq, dk, dv = products(kept, dz, q, k, dy, terms, recipe)
+    if kept.shape[2] != kept.shape[3]:
+        return dq, dk, dv
     return dq, dk, product(kept, dy, recipe.products)
 
 

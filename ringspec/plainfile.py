@@ -1,0 +1,41 @@
+"""Reading one plain file from outside, which is hostile until it was looked at."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ringspec.errors import FileFormatError, shown
+
+MAX_BYTES = 1 << 34
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+def read_plain_file(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
+    """The bytes of the plain file at ``path``, at most ``limit``.
+
+    Raises :class:`~ringspec.errors.FileFormatError` for a folder, a pipe, a socket or a device, on which
+    reading could wait for ever, and for a longer file; OSError for what cannot be opened.
+
+    >>> read_plain_file(".")
+    Traceback (most recent call last):
+    ringspec.errors.FileFormatError: expected a plain file at '.'; got a folder. To mend it: name a file.
+    """
+    # Opening a pipe would wait for a writer.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        check_plain(path, os.fstat(handle).st_mode)
+        with os.fdopen(os.dup(handle), "rb") as file:
+            data = file.read(limit + 1)
+    finally:
+        os.close(handle)
+    if len(data) > limit:
+        raise FileFormatError(f"at most {limit} bytes in {path}", "more", "name a shorter file")
+    return data
+
+
+def check_plain(path: str | os.PathLike[str], mode: int) -> None:
+    """Refuse what has this ``mode`` (``st_mode``) and is no plain file."""
+    if not stat.S_ISREG(mode):
+        got = KINDS.get(stat.S_IFMT(mode), "a device")
+        raise FileFormatError(f"a plain file at {shown(os.fspath(path))}", got, "name a file")
