@@ -215,6 +215,33 @@ def test_what_was_not_recorded_is_refused_with_the_way_to_record_it():
         recorded.state(worker=0, step=0, when="later")
 
 
+@pytest.mark.parametrize("worker", [W, -1, 0.5, True, "0", None])
+def test_a_worker_that_is_not_there_is_told_which_workers_are(worker):
+    run = rs.ring(*tensors()[:3], workers=W, record=True)
+    for call in (run.worker, lambda r: run.moment(r, 0), lambda r: run.state(worker=r, step=0)):
+        with pytest.raises(NotRecordedError) as refused:
+            call(worker)
+        assert str(refused.value).startswith(f"expected a worker from 0 to 2; got {worker!r}. ")
+        assert "forward" not in str(refused.value)
+
+
+@pytest.mark.parametrize("circulation, last", [("kv", W - 1), ("gather", W)])
+def test_a_step_that_is_not_there_is_told_which_steps_are(circulation, last):
+    run = rs.ring(*tensors()[:3], workers=W, circulation=circulation, record=True)
+    assert run.state(worker=W - 1, step=last).step == last + 1
+    with pytest.raises(NotRecordedError, match=f"a step from 0 to {last}; got {last + 1}"):
+        run.state(worker=0, step=last + 1)
+
+
+def test_a_phase_that_was_not_run_is_told_which_phases_were():
+    q, k, v, dy = tensors()
+    forward, both = (rs.ring(q, k, v, x, workers=W, record=True) for x in (None, dy))
+    with pytest.raises(NotRecordedError, match="expected phase 'forward'; got 'backward'.*pass dy"):
+        forward.state(worker=0, step=0, phase="backward")
+    with pytest.raises(NotRecordedError, match="phase 'forward' or 'backward'; got 'sideways'"):
+        both.state(worker=0, step=0, phase="sideways")
+
+
 def test_print_shows_who_computes_what_and_what_travels():
     q, k, v, dy = tensors()
     text = str(rs.ring(q, k, v, dy, workers=W, causal=True, circulation="q"))

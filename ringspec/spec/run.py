@@ -107,27 +107,21 @@ class Run:
 
     def worker(self, worker: int) -> WorkerResult:
         """The local results of one worker; NotRecordedError where there is no such worker."""
-        whole = isinstance(worker, (int, np.integer)) and not isinstance(worker, bool)
-        if not whole or not 0 <= worker < len(self.workers):
-            raise NotRecordedError(
-                f"a worker 0..{len(self.workers) - 1}", shown(worker), "workers count from 0"
-            )
+        check_number("worker", worker, len(self.workers))
         return self.workers[worker]
 
     def moment(self, worker: int, step: int, phase: str = "forward") -> Moment:
         """The recorded step of one worker; NotRecordedError without ``ring(..., record=True)``."""
-        known = isinstance(phase, str) and all(
-            isinstance(n, (int, np.integer)) for n in (worker, step)
-        )
-        for moment in self.moments:
-            if known and (moment.phase, moment.step, moment.worker) == (phase, step, worker):
-                return moment
-        phases = sorted({moment.phase for moment in self.moments})
-        raise NotRecordedError(
-            "a recorded worker, step and phase",
-            f"worker={shown(worker)}, step={shown(step)}, phase={shown(phase)}",
-            f"recorded phases: {', '.join(phases)}" if phases else "call ring(..., record=True)",
-        )
+        if not self.moments:
+            raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
+        phases = list(dict.fromkeys(moment.phase for moment in self.moments))
+        if not isinstance(phase, str) or phase not in phases:
+            fix = "pass dy to ring(...) for a backward pass" if len(phases) == 1 else "use one"
+            raise NotRecordedError(f"phase {' or '.join(map(repr, phases))}", shown(phase), fix)
+        steps = [moment for moment in self.moments if moment.phase == phase]
+        check_number("worker", worker, len(self.workers))
+        check_number("step", step, len(steps) // len(self.workers))
+        return next(one for one in steps if (one.step, one.worker) == (step, worker))
 
     def state(
         self, worker: int, step: int, phase: str = "forward", when: str = "after"
@@ -195,3 +189,16 @@ class Run:
         """Write results and recorded states to one .safetensors file at ``path`` (``tensorfile``)."""
         tensors, meaning = run_tensors(self)
         write_tensors(path, tensors, meaning)
+
+
+def check_number(what: str, number: object, count: int) -> None:
+    """Raise NotRecordedError unless ``number`` is an int from 0 to ``count`` - 1.
+
+    >>> check_number("worker", 3, 3)
+    Traceback (most recent call last):
+    ringspec.errors.NotRecordedError: expected a worker from 0 to 2; got 3. To mend it: count workers from 0.
+    """
+    whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+    if not (whole and 0 <= number < count):  # type: ignore[operator]
+        wanted = f"a {what} from 0 to {count - 1}" if count > 1 else f"the only {what}, 0"
+        raise NotRecordedError(wanted, shown(number), f"count {what}s from 0")
