@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import ringspec as rs
+from ringspec.comm.threads import ring_in_threads
 from ringspec.errors import NotRecordedError, OptionError
 from ringspec.recipes import recipe
 from ringspec.spec.block_attention import block_backward, block_forward
 from ringspec.spec.options import check
-from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step
-from ringspec.spec.ring_forward import forward_finish, forward_start, forward_step
-from ringspec.spec.worker import Moment
+from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, plus
+from ringspec.spec.ring_forward import absorb_block, forward_finish, forward_start, forward_step
+from ringspec.spec.worker import KeySide, Message, Moment
 from ringspec.tensorfile import read_metadata
 
 W, S, H = 3, 12, 2
@@ -149,6 +150,78 @@ def test_a_step_gives_the_same_result_when_it_is_repeated():
     assert len(again) == len(run.moments) == 2 * W * W
     for moment, repeated in zip(run.moments, again, strict=True):
         assert same(moment, repeated)
+
+
+def test_a_replay_merges_and_adds_as_the_run_did():
+    """A run that merges and adds in another way, of which the specification's own knows nothing."""
+    used = []
+
+    def absorb(running, part, recipe):
+        used.append("absorb")
+        return dataclasses.replace(absorb_block(running, part, recipe), o=running.o + 2 * part.o)
+
+    def accumulate(total, share, accumulator):
+        used.append("accumulate")
+        return total + 2 * share
+
+    q, k, v, dy = tensors()
+    run = rs.ring(q, k, v, dy, workers=W, record=True, absorb=absorb, accumulate=accumulate)
+    used.clear()
+    for moment, repeated in zip(run.moments, run.replay(), strict=True):
+        assert same(moment, repeated)
+    # dq, dk and dv of each pair
+    assert used == ["absorb"] * W * W + ["accumulate"] * 3 * W * W
+
+
+TINY = 2.0**-9  # half a unit in the last place of 1.0 in bfloat16
+
+
+def gathered_home(format: str, parts: list[float], accumulate=plus):
+    """What worker 0 makes of the parts of its dk and dv that a reduce-scatter brings home."""
+    of_format = dataclasses.replace(EXACT, carried_dkv=format)
+    q, k, v, dy = (x[:, :, : S // W] for x in tensors())
+    problem = check(q, k, v, {})
+    zeros = np.zeros(q.shape[:3])
+    given = (0, q, k, v, dy, zeros, q, zeros, problem.rows, problem.columns, problem.terms)
+    state = backward_start(*given, of_format)
+    messages = tuple(
+        Message(source, 0, "reduce_scatter", KeySide(0, dk=k * 0 + 2 * part, dv=v * 0 + part))
+        for source, part in enumerate(parts)
+    )
+    state = dataclasses.replace(state, step=W)
+    return backward_finish(state, rs.backward_schedule("gather", W), messages, accumulate).key
+
+
+@pytest.mark.rule("NUM-2")
+def test_a_reduce_scatter_rounds_dk_and_dv_after_every_addition():
+    rounded = gathered_home("bfloat16", [1.0, TINY, TINY])
+    assert (rounded.dk == 2.0).all() and (rounded.dv == 1.0).all()
+    exact = gathered_home("float64", [1.0, TINY, TINY])
+    assert (exact.dk == 2.0 + 4 * TINY).all() and (exact.dv == 1.0 + 2 * TINY).all()
+
+
+def test_a_reduce_scatter_adds_with_the_accumulate_that_the_ring_was_given():
+    def larger(total, share, accumulator):
+        assert accumulator == "bfloat16"
+        return np.maximum(total, share)
+
+    key = gathered_home("bfloat16", [1.0, 3.0, 2.0], larger)
+    assert (key.dk == 6.0).all() and (key.dv == 3.0).all()
+
+    formats, recipe_named = [], dataclasses.replace(EXACT, name="other", carried_dkv="bfloat16")
+
+    def counted(total, share, accumulator):
+        formats.append(accumulator)
+        return plus(total, share, accumulator)
+
+    q, k, v, dy = tensors()
+    keywords = {"workers": W, "circulation": "gather", "recipe": recipe_named}
+    rs.ring(q, k, v, dy, **keywords, accumulate=counted)
+    # Of each worker, dk and dv: W blocks, and W - 1 additions of what W workers send home.
+    assert formats.count("bfloat16") == 2 * W * W + 2 * W * (W - 1)
+    formats.clear()
+    ring_in_threads(q, k, v, dy, **keywords, accumulate=counted)
+    assert formats.count("bfloat16") == 2 * W * W + 2 * W * (W - 1)
 
 
 def test_the_observer_sees_every_step_of_every_worker_in_order():

@@ -109,7 +109,7 @@ def run_backward(
     halves = Halves(backward_share, functools.partial(add, accumulate=setup.blocks[3]))
     backward = "backward", halves, state, setup.backward, setup.blocks[1], observe
     state, inbox = circulate(links, *backward)
-    state = backward_finish(state, setup.backward, inbox)
+    state = backward_finish(state, setup.backward, inbox, setup.blocks[3])
     return dataclasses.replace(
         result,
         dq=state.query.dq,

@@ -330,7 +330,7 @@ def run_backward(
     states, inboxes = lockstep("backward", one_step, states, schedule, block, observe, each)
 
     def end(r: int) -> WorkerResult:
-        state = backward_finish(states[r], schedule, inboxes[r])
+        state = backward_finish(states[r], schedule, inboxes[r], accumulate)
         query, key = state.query, state.key
         return dataclasses.replace(
             results[r], dq=query.dq, dk=key.dk, dv=key.dv, dsinks=dsinks[r], dbias=query.dbias

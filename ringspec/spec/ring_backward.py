@@ -137,21 +137,26 @@ def add(state: WorkerState, share: BlockGradients, accumulate: Accumulate = plus
 
 
 def backward_finish(
-    state: WorkerState, schedule: Schedule, received: tuple[Message, ...]
+    state: WorkerState,
+    schedule: Schedule,
+    received: tuple[Message, ...],
+    accumulate: Accumulate = plus,
 ) -> WorkerState:
     """Take in the accumulators that came home with the last transfer, and round the results.
 
     ``state`` is that after the last step of ``schedule``, ``received`` what came to this worker then.
+    ``accumulate`` adds the parts of a reduce-scatter in the order of their senders, as :func:`plus` does.
     """
     state = receive(state, schedule, received)
     returned = [message.side for message in received if message.kind == "reduce_scatter"]
     query, key, recipe = state.query, state.key, state.recipe
+    carried = recipe.carried_dkv
     if returned:
         key = KeySide(state.worker)
         for side in returned:
             assert isinstance(side, KeySide) and side.dk is not None and side.dv is not None
-            dk = side.dk if key.dk is None else plus(key.dk, side.dk, recipe.carried_dkv)
-            dv = side.dv if key.dv is None else plus(key.dv, side.dv, recipe.carried_dkv)
+            dk = side.dk if key.dk is None else accumulate(key.dk, side.dk, carried)
+            dv = side.dv if key.dv is None else accumulate(key.dv, side.dv, carried)
             key = dataclasses.replace(key, dk=dk, dv=dv)
     assert query.dq is not None and key.dk is not None and key.dv is not None
     # + 0.0: zeros are +0
