@@ -267,6 +267,54 @@ def test_growth_is_told_from_steady_noise():
     assert growth("o", [(w, 1 / w, 500.0) for w in (1, 2, 4, 8)], BF16).p_allowed == 1.0
 
 
+@pytest.mark.parametrize("name", ["dq", "dsinks"])
+def test_a_drift_that_the_noise_predicts_is_taken_off_sums_of_errors(name):
+    """What a sum holds after the predicted drift is the noise; without it, the drift is a slope."""
+    shape = (1, 2, 64, 16) if name == "dq" else (2, 16)
+    truth = np.random.default_rng(8).standard_normal(shape)
+    drift = 1e-3 * truth
+    error = drift + 1e-6 * np.random.default_rng(9).standard_normal(shape)
+    noise = Drifting(name, np.full(shape, 1e-5), drift)
+    tests = examine(name, error, truth, noise, allowance=PLAIN, direction=2 * truth)
+    sums = [t for t in tests if t.name in LINEAR or t.name.startswith("serial")]
+    assert {"slope", "mean", "temperature"} <= {t.name for t in sums}
+    assert not alarms(sums)
+    assert abs(pick(tests, "slope").statistic) <= 1.0
+    without = dataclasses.replace(noise, taken_off=np.zeros(shape))
+    tests = examine(name, error, truth, without, allowance=PLAIN, direction=2 * truth)
+    assert pick(alarms(tests), "slope").statistic > 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Drifting:
+    """Independent errors of one size, and a drift."""
+
+    name: str
+    own: np.ndarray
+    taken_off: np.ndarray
+
+    @property
+    def sd(self):
+        return {self.name: self.own}
+
+    @property
+    def mean(self):
+        return {}
+
+    @property
+    def drift(self):
+        return {self.name: self.taken_off}
+
+    def variance_of_sums(self, name, weights, labels=None):
+        labels = np.zeros(self.own.shape, int) if labels is None else labels
+        labels = np.broadcast_to(
+            labels.reshape(labels.shape + (1,) * (weights.ndim - labels.ndim)), weights.shape
+        )
+        here = labels >= 0
+        variances = (weights * self.own)[here] ** 2
+        return np.bincount(labels[here], weights=variances, minlength=int(labels.max()) + 1)
+
+
 def test_the_threshold_of_a_run_is_near_seven_standard_deviations():
     assert 7.0 < threshold(1e-9 / 500) < 7.5
 

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from ranks.ringcases import W, differences, inputs, option, problems, tokens_of
 
 from ringspec.comm import part
 from ringspec.comm.agreement import error_bytes, error_from
+from ringspec.comm.ring import ring_over
 from ringspec.comm.threads import Hall, ThreadLinks, ring_in_threads
 from ringspec.comm.traffic import traffic
 from ringspec.comm.wire import Header, check_header, frame_of, pack, side_from
@@ -178,8 +180,6 @@ def same(one, other):
 
 def run_with(kind, only=None, timeout=PLENTY, keywords_of=lambda rank: {}, **keywords):
     """A ring of four threads with links of another kind on rank ``only``; the error of each rank."""
-    from ringspec.comm.ring import ring_over
-
     hall, errors, x = Hall(W), [None] * W, inputs(0)
 
     def one(rank):
@@ -289,6 +289,36 @@ def test_bad_input_is_refused_with_the_words_of_lockstep():
     with pytest.raises(OptionError) as threads:
         ring_in_threads(**x, workers=2, each=4)
     assert str(threads.value) == str(lockstep.value)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_forward_whose_o_leaves_float64_is_refused_with_the_words_of_lockstep():
+    """Sums of two v overflow before they are divided, though every mean of them is a float64."""
+    x = inputs(0)
+    x = {"q": 0 * x["q"], "k": x["k"], "v": np.full_like(x["v"], 1.7e308)}
+    with pytest.raises(NonFiniteError) as lockstep:
+        ring(**x, workers=W)
+    with pytest.raises(NonFiniteError) as threads:
+        ring_in_threads(**x, workers=W)
+    assert str(threads.value) == str(lockstep.value)
+
+
+@pytest.mark.parametrize("feature", ["dropout", "keep", "dlse", "mask", "segments", "bounds"])
+def test_two_rings_that_share_a_batch_give_the_bits_of_one(feature):
+    """Entry b of the batch is entry b of the whole, whichever ring has it (DROP-2)."""
+    x, keywords = inputs(7, batch=4), option(feature, batch=4)
+    everyone, rings = Hall(W), [Hall(W // 2), Hall(W // 2)]
+
+    def one(rank):
+        links = ThreadLinks(everyone, rank, PLENTY)
+        group, worker = divmod(rank, W // 2)
+        own = ThreadLinks(rings[group], worker, PLENTY)
+        return ring_over(links, **x, ring=own, **keywords)
+
+    with ThreadPoolExecutor(W) as pool:
+        runs = list(pool.map(one, range(W)))
+    expected = ring(**x, workers=W // 2, **keywords)
+    assert not [name for run in runs for name in differences(run, expected)]
 
 
 def test_a_buffer_keeps_every_bit_and_every_dtype():

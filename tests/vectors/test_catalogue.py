@@ -20,6 +20,7 @@ from ringspec.formats import load
 from ringspec.spec.rules import RULES
 from ringspec.vectors.case import case_from_json, case_to_json
 from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
+from ringspec.vectors.catalogue.build import ring as ring_case
 from ringspec.vectors.catalogue.size import estimated_bytes, estimated_seconds
 from ringspec.vectors.flag import STATUSES
 from ringspec.vectors.flags import FLAGS
@@ -221,6 +222,31 @@ def test_every_feature_mask_and_format_is_in_attention_and_in_a_ring(operation):
     for name in ("bfloat16", "float16", "float32", "float64"):
         assert of(CORE, operation=operation, inputs=name), name
     assert of(CORE, operation="ring", features="padding-slots")
+
+
+PADDED = ((0, 1, 2), (3, 4, -1), (5, -1, 6))
+UNPADDED = ((0, 1), (2, 3), (4, 5))
+
+
+@pytest.mark.parametrize(
+    "queries, keys, padding",
+    [(UNPADDED, UNPADDED, False), (PADDED, UNPADDED, True), (UNPADDED, PADDED, True)],
+    ids=["neither", "queries", "keys"],
+)
+def test_a_padding_slot_of_queries_or_of_keys_is_a_feature(queries, keys, padding):
+    lengths = {"Sq": 7 if queries is PADDED else 6, "Sk": 7 if keys is PADDED else 6}
+    made = ring_case("ring/a", "a", "LAYOUT-5", W=3, **lengths, table_q=queries, table_k=keys)
+    assert ("padding-slots" in made.requires["features"]) is padding
+
+
+def test_documents_of_the_keys_alone_may_need_padding_slots():
+    """Documents of 4 and 4 queries fill the chunks of two workers; of 3 and 5 keys they do not."""
+    lengths = {"cu_seqlens": (0, 4, 8), "cu_seqlens_k": (0, 3, 8)}
+    ring = {"W": 2, "layout": "zigzag_per_document", "S": 8}
+    made = ring_case("ring/a", "a", "LAYOUT-4", **ring, **lengths)
+    assert "padding-slots" in made.requires["features"]
+    even = ring_case("ring/a", "a", "LAYOUT-4", **ring, cu_seqlens=(0, 4, 8))
+    assert "padding-slots" not in even.requires["features"]
 
 
 def test_windows_dropout_and_bias_come_in_every_form():
