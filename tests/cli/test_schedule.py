@@ -4,7 +4,7 @@ import pytest
 from cli.commands import call as call_any
 from cli.commands import document as document_of
 
-from ringspec.cli.passes import runs, tokens_text
+from ringspec.cli.passes import runs, then_lines, tokens_text
 
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document")
 SMALL = ("--workers", 3, "--length", 12, "--heads", 1)
@@ -116,6 +116,15 @@ def test_text_is_plain_and_shows_tokens_table_and_offsets():
         assert max(map(len, result.stdout.splitlines())) <= 100
         assert "worker  tokens" in result.stdout and "q3 x k0" in result.stdout
     assert "no table for W > 16" in call("--workers", 17).stdout
+
+
+def test_steps_after_which_the_same_travels_are_named_by_the_first_and_the_last():
+    steps = [{"then": name, "transfers": [name]} for name in ("k", "v", "v", "v", "dk")]
+    steps += [{"then": "nothing", "transfers": []}] * 2
+    assert then_lines(steps) == ["after step 0: k", "after steps 1 to 3: v", "after step 4: dk"]
+    text = call("--workers", 5, "--circulation", "q").stdout
+    assert "after steps 0 to 3: q dy lse delta rows dq dbias" in text
+    assert "after step 4: dq dbias" in text
 
 
 def test_tokens_in_words_name_every_token():

@@ -87,6 +87,16 @@ def test_every_option_gives_a_document_that_fits_the_schema_and_stays_in_bound(a
     assert call(*SMALL, *arguments).exit_code == 0
 
 
+def test_one_number_as_a_window_is_both_of_its_sides():
+    shown = [
+        document("--workers", 3, "--length", 12, "--no-causal", "--window", text)
+        for text in ("4", "4,4")
+    ]
+    assert shown[0]["problem"]["window"] == [4, 4] and shown[0] == shown[1]
+    # 5 + 6 + 7 + 8 + 4 * 9 + 8 + 7 + 6 + 5 pairs of each of two heads
+    assert shown[0]["passes"][0]["visible_pairs"] == 2 * 88
+
+
 @pytest.mark.parametrize("name", [n for n in rs.RECIPES if n != "float64"])
 def test_narrow_recipes_have_no_bound_and_say_so(name):
     data = document(*SMALL, "--recipe", name)
