@@ -16,7 +16,7 @@ from ringspec.conformance.cases import PROFILES, RunCase, run_cases
 from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.expected import read_expected
 from ringspec.conformance.junit import junit
-from ringspec.conformance.load import asked_of, load_target, telling_of
+from ringspec.conformance.load import asked_of, load_target, telling
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.project import target_or_default
 from ringspec.conformance.report import (
@@ -122,7 +122,7 @@ def perform(
             check_text.show_end(report, wanted, details=profile in ("smoke", "replay"))
         exit_with(summary)
     finally:
-        with telling_of(f"a close() of {spec} that ends", "let it end without an exception"):
+        with telling(f"a close() of {spec} that ends"):
             getattr(target, "close", lambda: None)()
 
 

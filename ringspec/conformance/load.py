@@ -26,7 +26,7 @@ from typing import Any
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import PROFILES
 from ringspec.conformance.target import Target
-from ringspec.errors import OptionError, nearest, shown
+from ringspec.errors import OptionError, RingspecError, nearest, shown
 
 GROUP = "ringspec.targets"
 LOADED = "ringspec_target_"  # before the name of a module that was loaded by its path
@@ -115,13 +115,13 @@ def registered(name: str) -> Any:
     if name not in known:
         choice = nearest(name, known) if known else MEND
         raise OptionError(f"the name of a target registered under {GROUP}", shown(name), choice)
-    with telling(name):
+    with telling(f"a target {name} that can be imported"):
         return known[name].load()
 
 
 def from_module(name: str, spec: str) -> ModuleType:
     """A module by its dotted name; the folder in which the program was started counts."""
-    with telling(spec), importable(Path.cwd()):
+    with telling(f"a target {spec} that can be imported"), importable(Path.cwd()):
         return importlib.import_module(name)
 
 
@@ -135,7 +135,7 @@ def from_file(path: Path, spec: str) -> ModuleType:
         raise OptionError("a Python file", str(path), MEND)
     module = importlib.util.module_from_spec(located)
     sys.modules[name] = module
-    with telling(spec), importable(path.parent.resolve()):
+    with telling(f"a target {spec} that can be imported"), importable(path.parent.resolve()):
         located.loader.exec_module(module)
     return module
 
@@ -153,57 +153,57 @@ def importable(folder: Path) -> Iterator[None]:
             sys.path.append(place)
 
 
-def telling(spec: str) -> contextlib.AbstractContextManager[None]:
-    """An exception of the target's own code while it is imported or made."""
-    needs = "install what it needs, in the environment in which ringspec runs"
-    return telling_of(f"a target {spec} that can be imported", needs)
-
-
 @contextlib.contextmanager
-def telling_of(expected: str, fix: str) -> Iterator[None]:
-    """An exception of the target's own code tells what was expected of it, and keeps its last lines."""
+def telling(expected: str) -> Iterator[None]:
+    """An exception of the target's own code tells what was expected of it, its last lines, and one remedy."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        text = "".join(traceback.format_exception(error, limit=-3)).strip()
-        raise OptionError(expected, f"{type(error).__name__}: {error}\n{text}\n", fix) from None
+        said, fix = str(error), "see the line that is named last"
+        if isinstance(error, ImportError):
+            fix = "install what it needs, in the environment in which ringspec runs"
+        elif isinstance(error, RingspecError):  # it has a remedy already
+            said, fix = f"expected {error.expected}; got {error.got}", error.mend
+        lines = "".join(traceback.format_tb(error.__traceback__, limit=-3)).rstrip()
+        raise OptionError(expected, f"{type(error).__name__}: {said}\n{lines}\n", fix) from None
 
 
 def made(value: Any, spec: str) -> Any:
     """A class or a function is called."""
     if inspect.isclass(value) or inspect.isroutine(value):
-        with telling(spec):
+        with telling(f"a target {spec} that can be imported"):
             return value()
     return value
 
 
 def checked(value: Any, spec: str) -> Target:
     """It has a name, capabilities and run."""
-    with telling_of(f"name, capabilities and run of {spec} that can be read", ATTRIBUTES):
-        lacks = [name for name in ("name", "capabilities", "run") if not hasattr(value, name)]
+    names = ("name", "capabilities", "run", "notes", "versions", "close")
+    with telling(f"attributes of {spec} that can be read"):
+        has = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    lacks = [name for name in names[:3] if name not in has]
     if lacks:
         raise OptionError(
             f"a target with name, capabilities and run as {spec}",
             f"a {type(value).__name__} without {', '.join(lacks)}",
             "wrap a function with an adapter, such as NumPyTarget(function, Capabilities(...))",
         )
-    if not isinstance(value.capabilities, Capabilities):
+    if not isinstance(has["capabilities"], Capabilities):
         raise OptionError(
             f"capabilities of {spec} as Capabilities(...)",
-            shown(value.capabilities),
+            shown(has["capabilities"]),
             "make them with ringspec.conformance.capabilities",
         )
-    with telling_of(f"name, notes, versions and close of {spec} that can be read", ATTRIBUTES):
-        check_told(value, spec)
+    check_told(has, spec)
     target: Target = value
     return target
 
 
-def check_told(value: Any, spec: str) -> None:
+def check_told(has: Mapping[str, Any], spec: str) -> None:
     """What a target says of itself for the report; :class:`~ringspec.errors.OptionError` if it is no text."""
-    notes, versions = getattr(value, "notes", ()), getattr(value, "versions", {})
-    if not isinstance(value.name, str) or not value.name.strip() or len(value.name) > MOST_NAME:
-        raise OptionError(f"a name of {spec}, a short text", shown(value.name), ATTRIBUTES)
+    name, notes, versions = has["name"], has.get("notes", ()), has.get("versions", {})
+    if not isinstance(name, str) or not name.strip() or len(name) > MOST_NAME:
+        raise OptionError(f"a name of {spec}, a short text", shown(name), ATTRIBUTES)
     if not isinstance(notes, str) and not (
         isinstance(notes, Sequence) and all(isinstance(note, str) for note in notes)
     ):
@@ -212,7 +212,6 @@ def check_told(value: Any, spec: str) -> None:
         isinstance(text, str) for entry in versions.items() for text in entry
     ):
         raise OptionError(f"versions of {spec}, text by package", shown(versions), ATTRIBUTES)
-    if not callable(getattr(value, "close", print)) or not callable(value.run):
-        raise OptionError(
-            f"run and close of {spec}, which can be called", "no function", ATTRIBUTES
-        )
+    for function in ("run", "close"):
+        if function in has and not callable(has[function]):
+            raise OptionError(f"a function {function} of {spec}", shown(has[function]), ATTRIBUTES)

@@ -149,6 +149,27 @@ def test_an_exception_while_importing_names_it(tmp_path):
         load_target(f"{tmp_path / 'bad.py'}:x")
 
 
+@pytest.mark.parametrize(
+    ("line", "named", "fix"),
+    [
+        ("import no_such_module_at_all", "no_such_module_at_all", "install what it needs, in the"),
+        ("Capabilities(masks=('causl',))", "a name in masks; got 'causl'", "write 'causal'."),
+        ("Capabilities(workers_=(2,))", "workers_", "see the line that is named last."),
+        ("raise SystemExit('no GPU')", "SystemExit: no GPU", "see the line that is named last."),
+        ("def (", "invalid syntax (bad.py, line 2)", "see the line that is named last."),
+    ],
+)
+def test_a_target_that_cannot_be_loaded_is_told_once_with_one_remedy(tmp_path, line, named, fix):
+    text = f"from ringspec.conformance.capabilities import Capabilities\n{line}\n"
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(RingspecError) as refused:
+        load_target(f"{tmp_path / 'bad.py'}:x")
+    said = str(refused.value)
+    assert named in said.splitlines()[0]
+    assert said.count("To mend it: ") == 1 and said.partition("To mend it: ")[2].startswith(fix)
+    assert line.startswith("def") or 'bad.py", line 2' in said
+
+
 def test_loading_imports_neither_torch_nor_jax():
     program = (
         "import sys; from ringspec.conformance import load, runner, golden;"
