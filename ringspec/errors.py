@@ -7,7 +7,7 @@ All classes derive from :class:`RingspecError`, which is a :class:`ValueError`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class RingspecError(ValueError):
@@ -259,8 +259,14 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return "use one of " + ", ".join(names)
 
 
-def refuse_unknown(unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Raise :class:`UnknownKeywordError` for the first name in ``unknown``."""
+def refuse_unknown(
+    unknown: Iterable[str], known: Iterable[str], instead: Mapping[str, str] | None = None
+) -> None:
+    """Raise :class:`UnknownKeywordError` for the first name in ``unknown``.
+
+    ``instead``: the remedy by name, where the nearest of the names ``known`` means something else.
+    """
     names = tuple(known)
     for name in unknown:
-        raise UnknownKeywordError("keywords that ringspec knows", f"{name!r}", nearest(name, names))
+        fix = (instead or {}).get(name) or nearest(name, names)
+        raise UnknownKeywordError("keywords that ringspec knows", f"{name!r}", fix)

@@ -268,18 +268,45 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+# The recipe of a number format, by the names that libraries give the format.
+OF_FORMAT = {
+    "bf16": ("bfloat16",),
+    "fp16": ("float16", "half", "f16"),
+    "float32": ("fp32", "f32", "single", "float"),
+    "float64": ("fp64", "f64", "double"),
+    "fp8_e4m3": ("float8_e4m3fn", "float8_e4m3", "fp8"),
+    "fp8_e5m2": ("float8_e5m2",),
+}
+
+
 def recipe(which: str | Recipe) -> Recipe:
     """The recipe of the name ``which``, or the given recipe itself.
 
-    Raises :class:`~ringspec.errors.UnknownNameError` with the nearest name.
+    Raises :class:`~ringspec.errors.UnknownNameError` with the nearest name, which for the name of a
+    number format is the recipe of that format.
+
+    >>> recipe("bfloat16")
+    Traceback (most recent call last):
+    ringspec.errors.UnknownNameError: expected the name of a recipe, or a Recipe; got 'bfloat16'. To mend it: write 'bf16'.
     """
     if isinstance(which, Recipe):
         return which
     if not isinstance(which, str) or which not in RECIPES:
-        raise UnknownNameError(
-            "the name of a recipe, or a Recipe", shown(which), nearest(which, RECIPES)
-        )
+        raise UnknownNameError("the name of a recipe, or a Recipe", shown(which), nearest_to(which))
     return RECIPES[which]
+
+
+def nearest_to(which: object) -> str:
+    """The remedy for a name that no recipe has.
+
+    >>> nearest_to("torch.bfloat16"), nearest_to("FP64"), nearest_to("bf16-partials")
+    ("write 'bf16'", "write 'float64'", "write 'bf16_partials'")
+    """
+    name = which.lower().rpartition(".")[2] if isinstance(which, str) else which
+    of_format = {other: own for own, others in OF_FORMAT.items() for other in others}
+    if isinstance(name, str):
+        name = of_format.get(name, name)
+    return nearest(name, RECIPES)
 
 
 __all__ = [

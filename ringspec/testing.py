@@ -336,6 +336,9 @@ def told(
     """What was compared, and where it differs."""
     names = [name for name, value in options.items() if value is not None and value is not False]
     words = [f"W = {workers}", layout if isinstance(layout, str) else "a layout table", *names]
-    words += [f"recipe {judge.recipe.name}", f"against {judge.truth.source} values"]
+    words += [
+        f"recipe {judge.recipe.name}",
+        f"against {judge.truth.source.removesuffix(' values')} values",
+    ]
     lines = [*explain_all(verdicts).splitlines(), *judge.notes.values()]
     return f"{', '.join(words)}: mismatch\n  " + "\n  ".join(lines)

@@ -156,6 +156,26 @@ def test_the_backward_reads_the_rounded_o_and_lse_of_the_forward():
     assert np.abs(state.delta - (dy * run.o)[:, :, rows].sum(axis=3)).max() <= 1e-15 * 8
 
 
+@pytest.mark.parametrize(
+    ("format", "own"),
+    [("bfloat16", "bf16"), ("torch.bfloat16", "bf16"), ("BF16", "bf16"), ("float16", "fp16"),
+     ("half", "fp16"), ("fp32", "float32"), ("fp64", "float64"), ("double", "float64"),
+     ("float8_e4m3fn", "fp8_e4m3"), ("float8_e5m2", "fp8_e5m2")],
+)  # fmt: skip
+def test_the_name_of_a_format_is_refused_with_the_recipe_of_that_format(format, own):
+    with pytest.raises(UnknownNameError) as refused:
+        recipe(format)
+    assert refused.value.mend == f"write {own!r}"
+    assert recipe(own).name == own
+
+
+def test_every_input_format_has_the_recipe_that_its_name_suggests():
+    for one in {known.inputs for known in RECIPES.values()} - set(RECIPES):
+        with pytest.raises(UnknownNameError) as refused:
+            recipe(one)
+        assert recipe(refused.value.mend.split("'")[1]).inputs == one
+
+
 def test_recipes_are_data_that_refuses_what_it_does_not_know():
     assert dataclasses.asdict(recipe("nki"))["merge"] == NARROW
     assert recipe(RECIPES["bf16"]) is RECIPES["bf16"]

@@ -1,6 +1,6 @@
 """Capabilities: what a target claims, as data that is matched before anything is run.
 
-A claim is a tuple of names or numbers; None claims everything. A case that asks for something else is
+A claim is a tuple of names or numbers, or a single one; None claims everything. A case that asks for something else is
 "not claimed", with the first reason; a claimed case that the target refuses is a failure.
 """
 
@@ -37,6 +37,11 @@ FORMATS = ("bfloat16", "float16", "float32", "float64")
 LSE = ("natural", "base2", "hidden")
 AXES = ("BHSD", "BSHD", "SBHD", "HSD", "SHD")
 EMPTY = ("minus-infinity", "plus-infinity", "finite")
+# Claims of several names or numbers.
+SEVERAL = (
+    "operations", "layouts", "circulations", "directions", "workers", "masks", "features", "formats",
+    "head_ratios", "head_dims", "value_dims", "batch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,8 @@ class Capabilities:
             value = getattr(self, f.name)
             if isinstance(value, list):
                 object.__setattr__(self, f.name, tuple(value))
+            elif f.name in SEVERAL and isinstance(value, (str, int)):
+                object.__setattr__(self, f.name, (value,))  # "causal" is one name, not six
         for name, names in known.items():
             for value in getattr(self, name) or ():
                 if value not in names:

@@ -33,6 +33,7 @@ def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Html:
         element("span", worst_text(case), class_="worst"),
     )
     findings = listed(case.get("findings"))
+    truth = str(case.get("truth") or "").removesuffix(" values")
     grid = None
     if findings:
         held = 1 + max(number_of(one) for one in findings)
@@ -53,8 +54,8 @@ def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Html:
             element("button", "Copy", type="button", data_copy=command),
             class_="reproduce",
         ),
-        element("p", f"Compared with {case['truth']} values.", class_="truth")
-        if findings and case.get("truth")
+        element("p", f"Compared with {truth} values.", class_="truth")
+        if findings and truth
         else None,
     )
     return element("details", summary, *content, class_="failure", open="" if opened else None)

@@ -95,6 +95,14 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(Options.__annotations__) | {
     "q_offset": 0,
 }
 
+# Keywords of other libraries whose nearest name here means something else.
+INSTEAD = {
+    "cp_offset": "leave it out: layout, worker and step decide it (ringspec.cp_offset shows it)",
+    "softmax_scale": "write 'scale'",
+    "cu_seqlens_q": "write 'cu_seqlens'",
+    "seed": "write 'dropout_seed'",
+}
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -110,7 +118,7 @@ def takes_options(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(*arguments: Any, **keywords: Any) -> Any:
-        refuse_unknown((name for name in keywords if name not in known), known)
+        refuse_unknown((name for name in keywords if name not in known), known, INSTEAD)
         return function(*arguments, **keywords)
 
     checked.__signature__ = signature.replace(parameters=own + options)  # type: ignore[attr-defined]
@@ -134,7 +142,7 @@ def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; ``options`` by the names of
     :class:`Options`. Raises OptionError, or another subclass of RingspecError.
     """
-    refuse_unknown((name for name in options if name not in DEFAULTS), DEFAULTS)
+    refuse_unknown((name for name in options if name not in DEFAULTS), DEFAULTS, INSTEAD)
     values = DEFAULTS | options
     q, k, v = check_qkv(q, k, v)
     batch, heads, n_q, head_dim = q.shape

@@ -246,6 +246,28 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_name(function, wrong, ri
 
 
 @pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("softmax_scale", "scale"), ("cu_seqlens_q", "cu_seqlens"), ("seed", "dropout_seed")],
+)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_a_keyword_of_other_libraries_is_refused_with_the_name_that_means_the_same(
+    function, wrong, right
+):
+    error = refused(UnknownKeywordError, lambda: function(**{wrong: 1}))
+    assert error.mend == f"write {right!r}"
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_cp_offset_is_said_to_follow_from_the_layout(function):
+    error = refused(UnknownKeywordError, lambda: function(cp_offset=1))
+    assert error.mend.startswith("leave it out: layout, worker and step decide it")
+    assert (
+        "q_offset" not in str(error)
+        and rs.cp_offset("striped", 0, 1, workers=2, n_q=4, n_k=4) == -1
+    )
+
+
+@pytest.mark.parametrize(
     ("function", "wrong", "right"),
     [(ring, "circulaton", "circulation"), (ring, "layuot", "layout"), (ring, "recipes", "recipe"),
      (ring, "skip_mask", "skip_masked"), (ring, "recorded", "record"), (ring, "dir", "direction"),

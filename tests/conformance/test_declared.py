@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringspec.conformance.capabilities import Capabilities, capabilities_from
+from ringspec.conformance.capabilities import Capabilities, capabilities_from, why_not
 from ringspec.conformance.declared import declared_recipe
 from ringspec.conformance.precision import recipe_for
 from ringspec.errors import OptionError, UnknownNameError
@@ -18,6 +18,19 @@ def test_a_name_a_mapping_and_nothing():
     assert declared_recipe(own, "float16") is RECIPES["fp16_partials"]
     assert declared_recipe(own, "float32") is None
     assert declared_recipe(own, "bfloat16") == RECIPES["bf16"].replace(name="ours", tile_k=64)
+
+
+def test_a_single_name_or_number_is_a_claim_of_one():
+    claims = Capabilities(masks="causal", layouts="zigzag", formats="float32", workers=4)
+    assert claims == Capabilities(
+        masks=("causal",), layouts=("zigzag",), formats=("float32",), workers=(4,)
+    )
+    assert why_not(claims, {"operation": "ring", "passes": ["forward"], "workers": 2}) == (
+        "workers 2"
+    )
+    assert capabilities_from({"operations": "ring-forward"}).operations == ("ring-forward",)
+    with pytest.raises(UnknownNameError, match="a name in masks; got 'casual'.*write 'causal'"):
+        Capabilities(masks="casual")
 
 
 def test_calls_are_judged_by_what_is_declared_for_their_format():

@@ -60,6 +60,14 @@ def test_the_page_names_target_headline_failures_and_commands():
     assert "stale-keys" in outline.text
 
 
+@pytest.mark.parametrize("truth", ["exact", "float64, sampled rows checked against exact values"])
+def test_the_page_says_once_which_values_were_compared(truth):
+    wrong = findings([Finding("o", 1, "beyond bound", 3.5, (0, 0, 2, 1), 1.0, 0.0, 4, 24)])
+    text = page_of([Record("a", "mismatch", needs(), findings=wrong, truth=truth)])
+    assert f"Compared with {truth.removesuffix(' values')} values." in text
+    assert "values values" not in text
+
+
 def test_every_outcome_has_its_name_on_the_page():
     of = [Record(f"case/{n}", outcome, needs()) for n, outcome in enumerate(OUTCOMES)]
     text = Outline(page_of(of)).text

@@ -316,6 +316,21 @@ def test_gradients_in_float64_are_held_against_exact_ones_before_they_are_truth(
         assert_ring_attention(got, **given)
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (1 << 23, "against exact values: "),
+        (0, "against float64, 16 rows checked against exact values: "),
+    ],
+)
+def test_the_text_says_once_which_values_were_compared(monkeypatch, limit, said):
+    monkeypatch.setattr(dense, "EXACT_LIMIT", limit)
+    x, ring = drawn(), RINGS[0]
+    with pytest.raises(AssertionError) as caught:
+        assert_ring_attention(ring_of(x, **ring) | {"o": x["q"]}, **x, **ring)
+    assert said in str(caught.value) and "values values" not in str(caught.value)
+
+
 def test_float64_and_exact_truth_agree_in_shares_of_workers_too(monkeypatch):
     monkeypatch.setattr(dense, "PART", 1 << 10)
     got, given = with_parameters(BIASES["for all queries"], workers=4, layout=RAGGED)
