@@ -84,7 +84,8 @@ def report_options(function: Function) -> Function:
     "--expected-failures",
     type=FILE,
     metavar="FILE",
-    help="TOML: ids of cases that fail, a reason each. One that passes is a failure.",
+    help="TOML: ids of cases that fail, or patterns with a count, a reason each. A case that "
+    "passes all the same is a failure.",
 )
 @report_options
 def check_command(**given: Any) -> None:

@@ -14,7 +14,7 @@ from ringspec.cli import check_text, ranks
 from ringspec.cli.vectors_bar import counting
 from ringspec.conformance.cases import PROFILES, RunCase, run_cases
 from ringspec.conformance.diagnoser import Diagnoser
-from ringspec.conformance.expected import read_expected
+from ringspec.conformance.expected import Expectation, read_expected
 from ringspec.conformance.junit import junit
 from ringspec.conformance.load import asked_of, load_target, telling
 from ringspec.conformance.outcome import Record
@@ -27,7 +27,7 @@ from ringspec.conformance.report import (
     make_header,
     report_lines,
 )
-from ringspec.conformance.runner import Summary, check_expected, run, selected
+from ringspec.conformance.runner import Summary, run, selected
 from ringspec.errors import DestinationError, UnknownNameError, nearest, shown
 from ringspec.render import page
 from ringspec.vectors import open_set
@@ -95,7 +95,7 @@ def perform(
     chosen = selected(cases, options.get("only"))
     target = load_target(spec)
     try:
-        check_expected(target, cases, options.get("expected_failures") or {})
+        Expectation(options.get("expected_failures") or {}, target, cases)
         links = options.get("links")
         if links is not None and links.rank:
             run(target, cases, spec=spec, **options, diagnose=Diagnoser())

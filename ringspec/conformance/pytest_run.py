@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringspec.conformance.cases import RunCase, run_cases
 from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.execute import run_case
-from ringspec.conformance.expected import read_expected
+from ringspec.conformance.expected import Expectation, read_expected
 from ringspec.conformance.load import asked_of, load_target
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.pool import called_by, close
 from ringspec.conformance.project import target_or_default
-from ringspec.conformance.runner import check_expected, selected, settle
+from ringspec.conformance.runner import selected
 from ringspec.conformance.target import Target
 from ringspec.errors import OptionError, shown
 
@@ -27,12 +26,12 @@ class PytestRun:
     target: Target
     caller: Target
     cases: list[RunCase]
-    expected: Mapping[str, str]
+    expected: Expectation
     diagnose: Diagnoser = field(default_factory=Diagnoser)
 
     def record(self, case: RunCase) -> Record:
         """One case."""
-        return settle(run_case(self.caller, case, self.diagnose), self.expected)
+        return self.expected.settle(run_case(self.caller, case, self.diagnose))
 
     def close(self) -> None:
         close(self.caller)
@@ -52,8 +51,8 @@ def start(
     cases = selected(run_cases(chosen), only or None)
     expected = {} if expected_failures is None else read_expected(Path(expected_failures))
     loaded = load_target(spec)
-    check_expected(loaded, cases, expected)
-    return PytestRun(spec, loaded, called_by(loaded, seconds(timeout), spec), cases, expected)
+    held = Expectation(expected, loaded, cases)
+    return PytestRun(spec, loaded, called_by(loaded, seconds(timeout), spec), cases, held)
 
 
 def seconds(text: str | None) -> float | None:

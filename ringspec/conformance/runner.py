@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from ringspec.conformance.cases import RunCase
 from ringspec.conformance.coverage import Coverage, coverage_of
 from ringspec.conformance.execute import Diagnose
+from ringspec.conformance.expected import Expectation, Listed
 from ringspec.conformance.outcome import FAILURES, OUTCOMES, Record
 from ringspec.conformance.pool import executed
 from ringspec.conformance.target import Target
@@ -69,7 +69,7 @@ def run(
     timeout: float | None = None,
     jobs: int = 1,
     only: str | Sequence[str] | None = None,
-    expected_failures: Mapping[str, str] | None = None,
+    expected_failures: Listed | None = None,
     progress: Progress | None = None,
     sink: Sink | None = None,
     spec: str | None = None,
@@ -79,8 +79,8 @@ def run(
 ) -> Summary:
     """Run cases against a target.
 
-    ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id
-    (:func:`ringspec.conformance.expected.read_expected`). ``sink(record)`` is called for each record
+    ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id, or
+    count and reason by pattern (:func:`ringspec.conformance.expected.read_expected`). ``sink(record)`` is called for each record
     in the order of the cases, ``progress(done, total, id)`` after it. With ``spec``, the name by
     which :func:`ringspec.conformance.load.load_target` finds the target, ``jobs`` processes work at
     the same time, and a call that takes longer than ``timeout`` seconds is a 'timeout'. Where
@@ -97,13 +97,12 @@ def run(
     (0, True)
     """
     chosen = selected(cases, only)
-    expected = dict(expected_failures or {})
-    check_expected(target, cases, expected)
+    expected = Expectation(expected_failures or {}, target, cases)
     records: list[Record] = []
     running = executed(target, chosen, timeout, jobs, spec, diagnose, profile, links)
     try:
         for record in running:
-            records.append(settle(record, expected))
+            records.append(expected.settle(record))
             report(records, len(chosen), progress, sink)
     except KeyboardInterrupt:
         running.close()
@@ -137,35 +136,3 @@ def selected(cases: Sequence[RunCase], only: str | Sequence[str] | None) -> list
                 "a pattern that the id of some case matches", shown(pattern), nearest(pattern, ids)
             )
     return [case for case in cases if any(fnmatchcase(case.id, one) for one in patterns)]
-
-
-def check_expected(target: Target, cases: Sequence[RunCase], expected: Mapping[str, str]) -> None:
-    """Each expected failure names a case that is there and that the target claims."""
-    known = {case.id: case for case in cases}
-    for id in expected:
-        if id not in known:
-            raise OptionError(
-                "expected failures that name cases of this profile", shown(id), nearest(id, known)
-            )
-        reason = known[id].why_not(target.capabilities)
-        if reason is not None:
-            raise OptionError(
-                "expected failures of cases that the target claims",
-                f"{id}, which is not claimed ({reason})",
-                "take it off the list",
-            )
-
-
-def settle(record: Record, expected: Mapping[str, str]) -> Record:
-    """Expected failures, strict both ways."""
-    if record.id not in expected:
-        return record
-    reason = expected[record.id]
-    if record.outcome == "pass":
-        return dataclasses.replace(record, outcome="unexpected pass", reason=reason)
-    if record.outcome in FAILURES:
-        message = f"{record.outcome}: {record.message}"
-        return dataclasses.replace(
-            record, outcome="expected failure", reason=reason, message=message
-        )
-    return record

@@ -285,6 +285,17 @@ def test_expected_failures_are_strict_both_ways(target, tmp_path):
     assert_one_paragraph(check(target("wrong"), "--expected-failures", known, code=2))
 
 
+def test_a_pattern_of_expected_failures_holds_with_exactly_its_count(target, tmp_path):
+    """Of the rings with a causal mask over two workers one fails."""
+    pattern, known = "ring/*-causal-w2", tmp_path / "known.toml"
+    for count, code in ((1, 0), (2, 1)):
+        known.write_text(f'["{pattern}"]\ncount = {count}\nreason = "dk is doubled"\n')
+        given = ("--only", pattern, "--expected-failures", known)
+        result = check(target("wrong"), *given, code=code)
+        assert "; 1 expected failure" in result.stdout.splitlines()[-1]
+        assert ("unexpected pass: 2 of the " in result.stdout) is (code == 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

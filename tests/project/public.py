@@ -145,7 +145,7 @@ CHOSEN = {
     "ringspec.conformance.capabilities": ("Capabilities", "capabilities_from", "why_not"),
     "ringspec.conformance.cases": ("Judgement", "RunCase", "run_cases"),
     "ringspec.conformance.declared": ("declared_recipe",),
-    "ringspec.conformance.expected": ("read_expected",),
+    "ringspec.conformance.expected": ("Several", "read_expected"),
     "ringspec.conformance.load": ("load_target",),
     "ringspec.conformance.outcome": ("Record",),
     "ringspec.conformance.report": ("Report", "headline", "read_report"),
