@@ -1,17 +1,20 @@
 """A report as JUnit XML, for the dashboards that read nothing else.
 
-A failure has its outcome as type; 'error', 'garbage', 'exit', 'crash' and 'timeout' are errors. What is not claimed, an
+A failure has its outcome as type, and its message ends with the diagnosis; 'error', 'garbage', 'exit', 'crash' and 'timeout' are errors. What is not claimed, an
 expected failure and what was not run are skipped, each with its reason.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 from xml.etree import ElementTree
 
+from ringspec.conformance.diagnoser import most_likely
 from ringspec.conformance.outcome import FAILURES, Record
 from ringspec.conformance.report import CHANGING, Report
-from ringspec.conformance.words import record_text
+from ringspec.conformance.words import record_text, verdict_lines
 
 ERRORS = ("error", "garbage", "exit", "crash", "timeout")
 # What XML 1.0 cannot hold, not even escaped.
@@ -26,7 +29,8 @@ def junit(report: Report) -> str:
     True
     """
     name = clean(f"{report.header['target']['name']}")
-    cases = [case_element(record, name) for record in report.records]
+    found = most_likely(report.records)
+    cases = [case_element(record, name, found) for record in report.records]
     if not report.complete:
         cases.append(element("testcase", name="the whole run", classname=name))
         error = element("error", type="incomplete", message="the run did not reach its end")
@@ -44,7 +48,7 @@ def junit(report: Report) -> str:
         **totals,
         timestamp=clean(str(report.header.get("started", ""))),
     )
-    suite.append(properties(report))
+    suite.append(properties(report, found))
     suite.extend(cases)
     suites = element("testsuites", **totals)
     suites.append(suite)
@@ -54,12 +58,13 @@ def junit(report: Report) -> str:
     )
 
 
-def properties(report: Report) -> ElementTree.Element:
-    """The verdict, what was not tested, versions, and the files that packages were imported from."""
+def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.Element:
+    """The verdict, the diagnosis, what was not tested, versions, and the files of imported packages."""
     footer = report.footer or {}
     coverage = footer.get("coverage") or {}
     values = {
         "verdict": footer.get("headline", ""),
+        "diagnosis": "\n".join(verdict_lines(found) if found else ()).removeprefix("diagnosis: "),
         "not tested": coverage.get("untested_line", ""),
         "hint": " ".join(coverage.get("hints", ())),
     }
@@ -75,13 +80,16 @@ def properties(report: Report) -> ElementTree.Element:
     return made
 
 
-def case_element(record: Record, target: str) -> ElementTree.Element:
+def case_element(
+    record: Record, target: str, found: Mapping[str, Any] | None = None
+) -> ElementTree.Element:
+    """One case; ``found`` is the diagnosis of the run, for failures that have none by themselves."""
     case = element(
         "testcase", name=clean(record.id), classname=target, time=f"{record.seconds:.3f}"
     )
     if record.outcome in FAILURES:
         kind = "error" if record.outcome in ERRORS else "failure"
-        problem = element(kind, type=record.outcome, message=clean(first_line(record)))
+        problem = element(kind, type=record.outcome, message=clean(message_of(record, found)))
         problem.text = clean(record_text(record))
         case.append(problem)
     elif record.outcome != "pass":
@@ -89,9 +97,25 @@ def case_element(record: Record, target: str) -> ElementTree.Element:
     return case
 
 
-def first_line(record: Record) -> str:
-    lines = record_text(record).splitlines()
-    return lines[0] if lines else record.outcome
+def message_of(record: Record, found: Mapping[str, Any] | None) -> str:
+    """What a dashboard shows in one line: what is wrong first, then the bug, where one is named.
+
+    >>> wrong = Record("ring/a", "mismatch", message="o is wrong", diagnosis={"id": "x", "title": "X"})
+    >>> message_of(wrong, None)
+    'ring/a: mismatch: o is wrong; diagnosis: X [x]'
+    >>> message_of(Record("ring/b", "mismatch", message="o is wrong"), {"id": "x", "title": "X"})
+    'ring/b: mismatch: o is wrong; most failures of this run: X [x]'
+    """
+    lines = record_text(record, 1).splitlines()
+    line = lines[0]
+    if len(lines) > 1 and line == f"{record.id}: {record.outcome}" and record.findings:
+        line = f"{line}: {lines[1].strip()}"
+    own = record.diagnosis or {}
+    if own.get("id"):
+        return f"{line}; diagnosis: {own['title']} [{own['id']}]"
+    if record.outcome == "mismatch" and not own and found is not None and found["id"]:
+        return f"{line}; most failures of this run: {found['title']} [{found['id']}]"
+    return line
 
 
 def element(tag: str, **attributes: object) -> ElementTree.Element:

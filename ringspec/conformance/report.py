@@ -25,6 +25,7 @@ import ringspec
 from ringspec.conformance.adapters.versions import Installed, installed, under_test
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.coverage import Coverage
+from ringspec.conformance.diagnoser import most_likely
 from ringspec.conformance.load import LOADED
 from ringspec.conformance.outcome import FAILURES, OUTCOMES, Record
 from ringspec.conformance.report_lines import (
@@ -35,6 +36,7 @@ from ringspec.conformance.report_lines import (
     refuse,
     texts_by_name,
 )
+from ringspec.conformance.words import verdict_lines
 from ringspec.plainfile import read_plain_file
 
 FORMAT = "ringspec-report-1"
@@ -266,8 +268,15 @@ def plain(value: Any) -> Any:
 
 
 def report_lines(report: Report) -> list[dict[str, Any]]:
-    """All lines of a report as plain data, which is what :mod:`ringspec.render` reads."""
+    """All lines of a report as plain data, which is what :mod:`ringspec.render` reads.
+
+    Before the footer there is a line of the kind 'verdict' where failures were diagnosed: ``lines`` are what
+    they say together, in words. The file has no such line, because it follows from the cases.
+    """
     lines = [plain(report.header), *map(case_line, report.records)]
+    found = most_likely(report.records)
+    if found is not None:
+        lines.append({"kind": "verdict", "lines": verdict_lines(found)})
     return lines if report.footer is None else [*lines, report.footer]
 
 

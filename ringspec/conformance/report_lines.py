@@ -104,6 +104,7 @@ def read_record(line: dict[str, Any], what: str) -> Record:
     for name in ("needs", "picture", "noise", "diagnosis", "used"):
         if not isinstance(data.get(name) or {}, dict):
             refuse(f"an object as {name} in {what}", data[name])
+    check_diagnosis(data.get("diagnosis") or {}, f"the diagnosis in {what}")
     if "seconds" in data:
         data["seconds"] = number(data["seconds"], f"seconds in {what}")
     for name in ("flags", "findings"):
@@ -112,6 +113,21 @@ def read_record(line: dict[str, Any], what: str) -> Record:
     data["flags"] = tuple(text(flag, f"flags in {what}") for flag in data.get("flags", []))
     data["findings"] = tuple(read_finding(one, what) for one in data.get("findings", []))
     return Record(**data)
+
+
+def check_diagnosis(found: dict[str, Any], what: str) -> None:
+    """What the verdict of a run is made of: ``id``, ``title``, ``alike``, ``links``, ``must_fail``."""
+    for name in ("title", "text"):
+        text(found.get(name, ""), f"{name} of {what}")
+    if found.get("id") is not None:
+        text(found["id"], f"id of {what}")
+        text(found.get("title"), f"title of {what}")
+    must_fail = found.get("must_fail", {})
+    if not isinstance(must_fail, dict):
+        refuse(f"an object as must_fail of {what}", must_fail)
+    for value in (found.get("alike", []), found.get("links", []), *must_fail.values()):
+        for one in listed(value, f"alike, links and must_fail of {what}"):
+            text(one, what)
 
 
 def read_finding(line: Any, what: str) -> Finding:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ringspec.render.failures import failure
 from ringspec.render.html import Html, badge, class_of, element, join
-from ringspec.render.tables import Case, all_cases, matrix, reasons, worst_errors
+from ringspec.render.tables import Case, all_cases, listed, matrix, reasons, worst_errors
 
 MOST_FAILURES = 500
 
@@ -32,12 +32,13 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
     """
     header = next((line for line in lines if line.get("kind") == "header"), {})
     footer = next((line for line in lines if line.get("kind") == "footer"), None)
+    verdict = next((line for line in lines if line.get("kind") == "verdict"), {})
     cases = [line for line in lines if line.get("kind") == "case"]
     failed = [case for case in cases if class_of(case["outcome"]) == "bad"]
     name = described(header.get("target")).get("name", "a target")
     body = element(
         "body",
-        top(header, footer, cases),
+        top(header, footer, cases, listed(verdict.get("lines"))),
         element(
             "main",
             section("failures", f"Failures ({len(failed)})", *failures(failed, header)),
@@ -86,8 +87,15 @@ def section(id: str, title: str, *content: Html | None) -> Html:
     return element("section", element("h2", title), *content, id=id)
 
 
-def top(header: Mapping[str, Any], footer: Mapping[str, Any] | None, cases: Sequence[Case]) -> Html:
-    """The target, the headline, the counts, and a warning where the run did not reach its end."""
+def top(
+    header: Mapping[str, Any],
+    footer: Mapping[str, Any] | None,
+    cases: Sequence[Case],
+    verdict: Sequence[Any] = (),
+) -> Html:
+    """The target, the headline, what the failures say together, the counts, and a warning where the run
+    did not reach its end.
+    """
     counts = Counter(case["outcome"] for case in cases)
     target = described(header.get("target"))
     incomplete = None
@@ -97,7 +105,7 @@ def top(header: Mapping[str, Any], footer: Mapping[str, Any] | None, cases: Sequ
         incomplete = element("p", words, class_="warning", role="alert")
     bad = any(class_of(outcome) == "bad" for outcome in counts)
     none_ran = not any(class_of(outcome) != "neutral" for outcome in counts)
-    verdict = "bad" if bad or none_ran or incomplete is not None else "good"
+    colour = "bad" if bad or none_ran or incomplete is not None else "good"
     title = (
         footer.get("headline") if footer is not None else f"{counts['pass']} cases passed so far"
     )
@@ -119,13 +127,32 @@ def top(header: Mapping[str, Any], footer: Mapping[str, Any] | None, cases: Sequ
         "header",
         element("p", f"ringspec conformance, profile {header.get('profile', '')}", class_="over"),
         element("h1", target.get("name", "a target")),
-        element("p", title, class_=f"headline {verdict}", id="headline"),
+        element("p", title, class_=f"headline {colour}", id="headline"),
         incomplete,
+        said_together(verdict),
         bar(counts),
         element("ul", *counted, class_="counts"),
         *untested(described((footer or {}).get("coverage"))),
         *(element("p", note, class_="note") for note in target.get("notes", ()) or ()),
         element("nav", *links),
+    )
+
+
+def said_together(lines: Sequence[Any]) -> Html | None:
+    """The diagnosis of the run: its first line, and below it reports of the bug and other names."""
+    if not lines:
+        return None
+    first, *rest = (str(line).strip() for line in lines)
+    items = [
+        element("li", element("a", line, href=line) if line.startswith("https://") else line)
+        for line in rest
+    ]
+    return element(
+        "div",
+        element("p", first[:1].upper() + first[1:], class_="title"),
+        element("ul", *items) if items else None,
+        class_="diagnosis",
+        id="diagnosis",
     )
 
 

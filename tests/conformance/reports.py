@@ -93,3 +93,25 @@ def report(records=None, complete=True, spec="kernels/mine.py:target", **header)
     chosen = globals()["records"]() if records is None else tuple(records)
     head = make_header(TARGET, spec=spec, profile="core", vectors={"name": "core", "digest": "ab"})
     return Report(head | header, chosen, footer_of(counts_of(chosen), complete))
+
+
+LINK = "https://github.com/zhuzilin/ring-flash-attention/issues/1"
+STALE = {
+    "id": "stale-keys",
+    "title": "every step of the backward pass uses the keys of step 0",
+    "links": [LINK],
+    "alike": [],
+    "text": "every step of the backward pass uses the keys of step 0 [stale-keys]",
+}
+
+
+def diagnosed_records():
+    """Three failures of one bug, two of which are diagnosed, and one crash."""
+    wrong = findings([Finding("dk", 2, "beyond bound", 412.25, (0, 1, 5, 3), 0.53, 0.12, 37, 64)])
+    return (
+        Record("ring/a", "mismatch", needs(), findings=wrong, diagnosis=STALE),
+        Record("ring/b", "mismatch", needs(), findings=wrong, diagnosis=STALE),
+        Record("ring/c", "mismatch", needs(), findings=wrong),
+        Record("ring/d", "crash", needs(), message="worker 1 was ended by SIGSEGV"),
+        Record("ring/e", "pass", needs()),
+    )

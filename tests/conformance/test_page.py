@@ -10,7 +10,17 @@ import threading
 from html.parser import HTMLParser
 
 import pytest
-from conformance.reports import HOSTILE, findings, needs, pattern, records, report
+from conformance.reports import (
+    HOSTILE,
+    LINK,
+    STALE,
+    diagnosed_records,
+    findings,
+    needs,
+    pattern,
+    records,
+    report,
+)
 
 from ringspec.conformance.outcome import OUTCOMES, Finding, Record
 from ringspec.conformance.report import report_lines
@@ -66,6 +76,27 @@ def test_the_page_says_once_which_values_were_compared(truth):
     text = page_of([Record("a", "mismatch", needs(), findings=wrong, truth=truth)])
     assert f"Compared with {truth.removesuffix(' values')} values." in text
     assert "values values" not in text
+
+
+def test_the_top_of_the_page_names_the_bug_before_the_failures():
+    outline = Outline(page_of(diagnosed_records()))
+    top = outline.text[: outline.text.index("Failures (")]
+    said = f"Diagnosis: {STALE['title']} [stale-keys], in 2 of the 2 failures that were diagnosed"
+    assert said in top and LINK in top
+    assert top.index("passed 1 of 5") < top.index(said)
+    assert LINK in {attributes.get("href") for _, attributes in outline.elements}
+    assert "Diagnosis" not in Outline(page_of()).text
+
+
+def test_hostile_text_in_a_diagnosis_stays_text_at_the_top():
+    hostile = STALE | {
+        "title": HOSTILE,
+        "links": ["javascript:alert(1)", "https://x/'\"><img src=y>"],
+    }
+    records = [Record("ring/a", "mismatch", needs(), findings=findings(), diagnosis=hostile)]
+    outline = Outline(page_of(records))
+    assert "img" not in {tag for tag, _ in outline.elements} and outline.open == []
+    assert not [a for _, a in outline.elements if a.get("href", "").startswith("javascript")]
 
 
 def test_every_outcome_has_its_name_on_the_page():

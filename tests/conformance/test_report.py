@@ -7,12 +7,23 @@ import random
 from xml.etree import ElementTree
 
 import pytest
-from conformance.reports import HOSTILE, TARGET, findings, needs, records, report
+from conformance.reports import (
+    HOSTILE,
+    LINK,
+    STALE,
+    TARGET,
+    diagnosed_records,
+    findings,
+    needs,
+    records,
+    report,
+)
 
 from ringspec.conformance.junit import junit
 from ringspec.conformance.outcome import FAILURES, OUTCOMES, Finding, Record
 from ringspec.conformance.report import (
     ReportWriter,
+    case_line,
     counts_of,
     headline,
     is_success,
@@ -21,6 +32,7 @@ from ringspec.conformance.report import (
     report_from,
     report_lines,
 )
+from ringspec.conformance.report_lines import read_record
 from ringspec.conformance.words import record_text
 from ringspec.errors import FileFormatError
 
@@ -191,6 +203,47 @@ def test_junit_counts_every_case_and_names_the_outcome():
     failure = first.find("failure")
     assert failure.get("type") == "mismatch"
     assert "dk of worker 2: 37 of 64 rows beyond their bound" in failure.text
+
+
+def test_junit_messages_and_properties_name_the_bug():
+    suite = ElementTree.fromstring(junit(report(diagnosed_records()))).find("testsuite")
+    messages = {
+        case.get("name"): case[0].get("message") for case in suite.iter("testcase") if len(case)
+    }
+    bug = f"{STALE['title']} [stale-keys]"
+    where = "dk of worker 2: 37 of 64 rows beyond their bound"
+    assert messages["ring/a"].startswith(f"ring/a: mismatch: {where}")
+    assert messages["ring/a"].endswith(f"; diagnosis: {bug}")
+    assert messages["ring/c"].endswith(f"; most failures of this run: {bug}")
+    assert messages["ring/d"] == "ring/d: crash: worker 1 was ended by SIGSEGV"
+    assert not any("\n" in message for message in messages.values())
+    properties = {one.get("name"): one.get("value") for one in suite.iter("property")}
+    assert properties["diagnosis"].splitlines() == [
+        f"{bug}, in 2 of the 2 failures that were diagnosed",
+        f"  {LINK}",
+    ]
+    plain = ElementTree.fromstring(junit(report())).find("testsuite")
+    assert "diagnosis" not in {one.get("name") for one in plain.iter("property")}
+
+
+def test_the_lines_for_a_page_have_the_verdict_before_the_footer_and_the_file_has_not():
+    chosen = report(diagnosed_records())
+    *_, verdict, footer = report_lines(chosen)
+    assert verdict["kind"] == "verdict" and footer["kind"] == "footer"
+    assert verdict["lines"][0].startswith(f"diagnosis: {STALE['title']} [stale-keys], in 2 of")
+    assert not [one for one in report_lines(report()) if one["kind"] == "verdict"]
+
+
+@pytest.mark.parametrize(
+    "diagnosis",
+    [{"id": 3}, {"id": "a"}, {"id": ["a"], "title": "A"}, {"title": 3}, {"alike": "ab"}, {"alike": [3]},
+     {"links": {}}, {"must_fail": []}, {"must_fail": {"a": "ab"}}, {"text": None}],
+)  # fmt: skip
+def test_a_diagnosis_of_another_form_is_refused(diagnosis):
+    line = case_line(Record("ring/a", "mismatch", needs())) | {"diagnosis": diagnosis}
+    with pytest.raises(FileFormatError):
+        read_record(line, "line 2")
+    assert read_record(line | {"diagnosis": STALE}, "line 2").diagnosis == STALE
 
 
 def test_junit_of_an_incomplete_run_has_an_error_of_its_own():
