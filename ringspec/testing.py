@@ -16,6 +16,7 @@ The truth is DESIGN section 2; the bounds are those of :mod:`ringspec.compare.bo
 Traceback (most recent call last):
 AssertionError: W = 4, zigzag, causal, recipe float64, against exact values: mismatch
   dk of worker 0: ...
+  diagnosis: ...
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ringspec.compare.verdict import TensorVerdict, judge_tensor
 from ringspec.conformance.checked import Checked, check
 from ringspec.conformance.conventions import to_numpy
 from ringspec.conformance.dense import Dense, Seeds, truth_of
+from ringspec.conformance.given import diagnosis_of
 from ringspec.conformance.precision import holds, narrower
 from ringspec.errors import DtypeError, OptionError, ShapeError, UnknownNameError, nearest, shown
 from ringspec.formats import load, name_of, round_to, store
@@ -66,9 +68,10 @@ def assert_ring_attention(
     recipe: str | Recipe = "bf16",
     lse: str = "natural",
     dlse: Any = None,
+    diagnose: bool = True,
     **options: Any,
 ) -> None:
-    """Raises AssertionError, with the report's text, unless ``got`` is ring attention.
+    """Raise AssertionError, with the mismatch and its diagnosis, unless ``got`` is ring attention.
 
     ``got``      a mapping of some of o, lse, dq, dk, dv, dsinks, dbias, or o alone
     ``q``        [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv], ``dy`` like o: the
@@ -79,6 +82,8 @@ def assert_ring_attention(
                  dtypes that results have
     ``lse``      'natural', or 'base2' for a kernel whose lse is to base 2
     ``dlse``     [B, H, Sq], the upstream gradient of the natural lse, where there is one
+    ``diagnose`` compare a mismatch with every known bug: seconds for small problems, none for more than
+                 2**19 = B * H * Sq * Sk. False where many mismatches are wanted, as when an example is shrunk
     ``options``  those of :func:`ringspec.attention`: causal, window, scale, softcap, cu_seqlens, sinks...
 
     Each of the tensors, in and out, is a NumPy, PyTorch or JAX array of any float dtype: gathered in
@@ -117,7 +122,14 @@ def assert_ring_attention(
     judge = Judge(problem, truth, tables, used, whole, options, lse)
     verdicts = [one for name, x in results.items() for one in judge.verdicts(name, x)]
     if any(not one.ok for one in verdicts):
-        raise AssertionError(told(verdicts, judge, workers, layout, options))
+        bug: list[str] = []
+        if diagnose:
+            seeds = Seeds(whole.get("dy"), whole.get("dlse"))
+            name = layout if isinstance(layout, str) else "table"
+            outputs = judge.outputs(results, verdicts)
+            failing = {one.tensor for one in verdicts if not one.ok}
+            bug = diagnosis_of(problem, seeds, tables, name, used, options, outputs, failing)
+        raise AssertionError(told(verdicts, judge, workers, layout, options, bug))
 
 
 def results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,6 +279,24 @@ class Judge:
         given = zip((as_whole(name, one) for one in shards), dealt, scales, padding, strict=True)
         return [self.verdict(name, worker, *rest) for worker, rest in enumerate(given)]
 
+    def outputs(
+        self, results: Mapping[str, Any], verdicts: Sequence[TensorVerdict]
+    ) -> dict[str, tuple[NDArray, ...]]:
+        """One array a worker of o, lse and the gradients of q, k, v that have the form that is due."""
+        formless = {one.tensor for one in verdicts if one.kind in ("wrong shape", "wrong dtype")}
+        outputs = {}
+        for name in ("o", "lse", *GRADIENTS):
+            if name not in results or name in formless:
+                continue
+            table = self.tables["k" if name in OF_KEYS else "q"]
+            shards = shards_of(results[name], len(table), name, 3 if name == "lse" else 4)
+            if not isinstance(shards, list):
+                shards = list(slots_of(shards, table, 2, 0.0))
+            if name == "lse" and self.lse == "base2":
+                shards = [load(x) * math.log(2.0) for x in shards]
+            outputs[name] = tuple(shards)
+        return outputs
+
     def verdict(
         self,
         tensor: str,
@@ -332,8 +362,9 @@ def told(
     workers: int,
     layout: Any,
     options: Mapping[str, Any],
+    diagnosis: Sequence[str] = (),
 ) -> str:
-    """What was compared, and where it differs."""
+    """What was compared, where it differs, and what it looks like."""
     names = [name for name, value in options.items() if value is not None and value is not False]
     words = [f"W = {workers}", layout if isinstance(layout, str) else "a layout table", *names]
     words += [
@@ -341,4 +372,5 @@ def told(
         f"against {judge.truth.source.removesuffix(' values')} values",
     ]
     lines = [*explain_all(verdicts).splitlines(), *judge.notes.values()]
+    lines += [f"{'  ' if n else 'diagnosis: '}{line}" for n, line in enumerate(diagnosis)]
     return f"{', '.join(words)}: mismatch\n  " + "\n  ".join(lines)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ringspec as rs
+from ringspec import testing
 from ringspec.conformance import dense
 from ringspec.conformance.dense import Seeds, truth_of
 from ringspec.errors import (
@@ -23,6 +24,13 @@ from ringspec.spec.layout import make_layout
 from ringspec.spec.options import check
 from ringspec.testing import assert_ring_attention
 from ringspec.vectors.ringwise import Tables
+
+
+@pytest.fixture(autouse=True)
+def without_diagnosis(monkeypatch):
+    """Here it is of no interest, and takes seconds; test_testing_diagnosis.py is about it."""
+    monkeypatch.setattr(testing, "diagnosis_of", lambda *arguments: [])
+
 
 SHAPE = (2, 4, 24, 8)
 RESULTS = ("o", "lse", "dq", "dk", "dv")
