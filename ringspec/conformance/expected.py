@@ -165,8 +165,8 @@ class Expectation:
                 record, outcome="unexpected pass", reason=several.reason, message=message
             )
         if counted[entry] > several.count:
-            message = f"failure {counted[entry]} of {entry}, where {several.count} are expected"
-            return replace(record, message=f"{message}\n{record.message}".rstrip())
+            said = f"failure {counted[entry]} of {entry}, where {several.count} are expected"
+            return replace(record, reason=said)
         message = f"{record.outcome}: {record.message}"
         return replace(record, outcome="expected failure", reason=several.reason, message=message)
 

@@ -10,7 +10,6 @@ from ringspec.compare.explain import explain_all
 from ringspec.conformance.outcome import OUTCOMES, Record
 
 MOST_FINDINGS = 8
-WITH_REASON = ("expected failure", "not claimed", "unexpected pass", "not run")
 
 
 def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
@@ -31,7 +30,7 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
     # A message that is the list of findings itself says nothing twice.
     told = [line for line in told if line not in message]
     lines = [f"{record.id}: {record.outcome}" + (f": {message}" if message else "")]
-    if record.outcome in WITH_REASON and record.reason and record.reason not in message:
+    if record.reason and record.reason not in message:
         lines.append(f"  {record.reason}")
     lines += [f"  {line}" for line in told]
     return "\n".join([*lines, *diagnosis_lines(record)])
