@@ -16,8 +16,9 @@ from ringspec.conformance.cases import PROFILES, RunCase, run_cases
 from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.expected import Expectation, read_expected
 from ringspec.conformance.junit import junit
-from ringspec.conformance.load import asked_of, load_target, telling
+from ringspec.conformance.load import asked_of, telling
 from ringspec.conformance.outcome import Record
+from ringspec.conformance.pool import opened
 from ringspec.conformance.project import target_or_default
 from ringspec.conformance.report import (
     Report,
@@ -93,24 +94,30 @@ def perform(
     for path in wanted.values():
         check_destination(path)
     chosen = selected(cases, options.get("only"))
-    target = load_target(spec)
+    links, timeout = options.get("links"), options.get("timeout")
+    # A debugger wants the target here, the terminal, and nothing else on it.
+    debugged = timeout is None and options.get("jobs", 1) == 1 and links is None
+    target = opened(spec, timeout, here=debugged)
     try:
         Expectation(options.get("expected_failures") or {}, target, cases)
-        links = options.get("links")
         if links is not None and links.rank:
             run(target, cases, spec=spec, **options, diagnose=Diagnoser())
             return
         header = make_header(target, spec=spec, profile=profile, vectors=vectors_data())
-        header["options"] = {"timeout": options.get("timeout")}
+        header["options"] = {"timeout": timeout}
         if not as_json:
             check_text.show_head(header, len(chosen))
-        with writers(header, as_json, wanted.get("report")) as lines, counting(profile) as bar:
+        with (
+            writers(header, as_json, wanted.get("report")) as lines,
+            counting(profile, not debugged) as bar,
+        ):
 
             def sink(record: Record) -> None:
                 for writer in lines:
                     writer(record)
 
             options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
+            options["capture"] = not debugged
             summary = run(target, cases, spec=spec, **options)
             # A replay was asked for single cases: all that they do not use would be listed.
             coverage = None if profile == "replay" else summary.coverage

@@ -62,14 +62,33 @@ class Stop(Exception):
         self.outcome, self.message, self.findings = outcome, message, findings
 
 
-def ask(target: Target, call: Call) -> tuple[Result, str]:
+class Tail(io.TextIOBase):
+    """A text stream that keeps the last :data:`MOST_LOG` characters of what is written to it."""
+
+    def __init__(self) -> None:
+        self.kept = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        # A text that is not one is refused as a real stdout would refuse it.
+        self.kept = (self.kept + text[-MOST_LOG:])[-MOST_LOG:]
+        return len(text)
+
+    def getvalue(self) -> str:
+        return self.kept
+
+
+def ask(target: Target, call: Call, capture: bool = True) -> tuple[Result, str]:
     """The target's answer to one call, whose inputs it has left as they were, and what it printed.
 
-    What it prints goes into the message of its case and nowhere else.
+    What it prints goes into the message of its case, as far as its end, and nowhere else; without
+    ``capture`` it goes where it always goes.
     """
-    before, printed = fingerprint(call), io.StringIO()
+    before, printed = fingerprint(call), Tail()
     # sys.stdout belongs to all threads; the targets of other threads run in processes.
-    alone = threading.current_thread() is threading.main_thread()
+    alone = capture and threading.current_thread() is threading.main_thread()
     try:
         with contextlib.redirect_stdout(printed) if alone else contextlib.nullcontext():
             result: Any = target.run(call)

@@ -19,17 +19,22 @@ from ringspec.conformance.target import Target
 Diagnose = Callable[..., dict[str, Any] | None]
 
 
-def run_case(target: Target, case: RunCase, diagnose: Diagnose | None = None) -> Record:
-    """One case against a target; a wrong answer is shown to ``diagnose``."""
+def run_case(
+    target: Target, case: RunCase, diagnose: Diagnose | None = None, capture: bool = True
+) -> Record:
+    """One case against a target; a wrong answer is shown to ``diagnose``.
+
+    ``capture``: whether what the target prints goes into the record, and not to stdout.
+    """
     reason = case.why_not(target.capabilities)
     if reason is not None:
         return Record(case.id, "not claimed", case.needs, reason=reason, flags=case.flags)
     started = time.perf_counter()
-    record = judged(target, case, diagnose)
+    record = judged(target, case, diagnose, capture)
     return dataclasses.replace(record, seconds=time.perf_counter() - started)
 
 
-def judged(target: Target, case: RunCase, diagnose: Diagnose | None) -> Record:
+def judged(target: Target, case: RunCase, diagnose: Diagnose | None, capture: bool) -> Record:
     """The outcome of a case that the target claims."""
     claims = target.capabilities
     calls = list(case.make(claims))
@@ -40,7 +45,7 @@ def judged(target: Target, case: RunCase, diagnose: Diagnose | None) -> Record:
     printed = ""
     try:
         for call in calls:
-            result, text = ask(target, as_seen(call, claims))
+            result, text = ask(target, as_seen(call, claims), capture)
             printed += text
             outputs.append(outputs_of(result, call, claims))
     except Stop as stop:

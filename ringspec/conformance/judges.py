@@ -111,7 +111,6 @@ def known_cases(profile: str) -> dict[str, RunCase]:
 @functools.cache
 def own_target() -> Any:
     """The target in a process of its own."""
-    from ringspec.conformance.load import load_target
-    from ringspec.conformance.pool import one_more
+    from ringspec.conformance.pool import opened
 
-    return one_more(load_target(_own["spec"]), _own["timeout"], _own["spec"])
+    return opened(_own["spec"], _own["timeout"])

@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,13 +116,13 @@ def registered(name: str) -> Any:
     if name not in known:
         choice = nearest(name, known) if known else MEND
         raise OptionError(f"the name of a target registered under {GROUP}", shown(name), choice)
-    with telling(f"a target {name} that can be imported"):
+    with telling(f"a target {name} that can be imported"), unmoved():
         return known[name].load()
 
 
 def from_module(name: str, spec: str) -> ModuleType:
     """A module by its dotted name; the folder in which the program was started counts."""
-    with telling(f"a target {spec} that can be imported"), importable(Path.cwd()):
+    with telling(f"a target {spec} that can be imported"), importable(Path.cwd()), unmoved():
         return importlib.import_module(name)
 
 
@@ -135,7 +136,11 @@ def from_file(path: Path, spec: str) -> ModuleType:
         raise OptionError("a Python file", str(path), MEND)
     module = importlib.util.module_from_spec(located)
     sys.modules[name] = module
-    with telling(f"a target {spec} that can be imported"), importable(path.parent.resolve()):
+    with (
+        telling(f"a target {spec} that can be imported"),
+        importable(path.parent.resolve()),
+        unmoved(),
+    ):
         located.loader.exec_module(module)
     return module
 
@@ -151,6 +156,16 @@ def importable(folder: Path) -> Iterator[None]:
         sys.path.remove(place)
         if place not in sys.path:
             sys.path.append(place)
+
+
+@contextlib.contextmanager
+def unmoved() -> Iterator[None]:
+    """The current folder is the same afterwards: paths of targets and reports are relative to it."""
+    place = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(place)
 
 
 @contextlib.contextmanager
@@ -171,7 +186,7 @@ def telling(expected: str) -> Iterator[None]:
 def made(value: Any, spec: str) -> Any:
     """A class or a function is called."""
     if inspect.isclass(value) or inspect.isroutine(value):
-        with telling(f"a target {spec} that can be imported"):
+        with telling(f"a target {spec} that can be imported"), unmoved():
             return value()
     return value
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ringspec.conformance.cases import RunCase
 from ringspec.conformance.execute import Diagnose, run_case
+from ringspec.conformance.load import load_target
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.process_target import ProcessTarget
 from ringspec.conformance.target import Target
@@ -26,6 +27,7 @@ def executed(
     diagnose: Diagnose | None = None,
     profile: str | None = None,
     links: Any = None,
+    capture: bool = True,
 ) -> Generator[Record, None, None]:
     """The records of cases, in their order.
 
@@ -49,7 +51,7 @@ def executed(
     caller = called_by(target, timeout, spec)
     try:
         for case in cases:
-            yield run_case(caller, case, diagnose)
+            yield run_case(caller, case, diagnose, capture)
     finally:
         if caller is not target:
             close(caller)
@@ -60,6 +62,26 @@ def check_numbers(timeout: float | None, jobs: int) -> None:
         raise OptionError("a timeout of more than 0 seconds", shown(timeout), "leave it out")
     if type(jobs) is not int or not 1 <= jobs <= MOST_JOBS:
         raise OptionError(f"1 to {MOST_JOBS} jobs", shown(jobs), "give the number of processes")
+
+
+def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Target:
+    """The target that a text names, loaded in a process of its own before it can do anything here.
+
+    It stays there, with ``timeout`` seconds for one call, unless its calls are to be made ``here``, or it computes in
+    processes of its own: then it is loaded again in this process, in which an end of the process while it is
+    loaded is not met for the first time. Raises OptionError where it cannot be loaded.
+    """
+    if spec.startswith(("cmd:", "dir:")):
+        return called_by(load_target(spec), timeout, spec)
+    target = ProcessTarget(spec, timeout=timeout)
+    try:
+        if target.name and not (here or target.own_processes):
+            return target
+    except BaseException:
+        target.close()
+        raise
+    target.close()
+    return called_by(load_target(spec), timeout, spec)
 
 
 def called_by(target: Target, timeout: float | None, spec: str | None) -> Target:
@@ -83,9 +105,7 @@ def called_by(target: Target, timeout: float | None, spec: str | None) -> Target
 
 def one_more(target: Target, timeout: float | None, spec: str) -> Target:
     """Another caller of the same target, for a thread of its own."""
-    from ringspec.conformance.load import load_target
-
-    if hasattr(target, "timeout"):
+    if hasattr(target, "timeout") and not isinstance(target, ProcessTarget):
         return called_by(load_target(spec), timeout, spec)
     return ProcessTarget(spec, target.name, target.capabilities, timeout)
 

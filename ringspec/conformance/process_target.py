@@ -1,162 +1,160 @@
-"""A target in a process of its own, so that a crash or a hang ends one call and not the run.
+"""A Python target in a process of its own, so that nothing that it does reaches the harness.
 
-The process loads the target by its name. What it writes to stdout and stderr is its log. After a
-crash or a timeout the next call starts a new one.
+The process loads the target by its name, and is asked as a ``cmd:`` program is: JSON lines over
+pipes with a deadline, tensors in safetensors files, a log of limited length, a process group that ends as one
+(:mod:`ringspec.conformance.adapters.command`). What differs is the form of the answers: they say
+which outcome an exception stands for, what was printed, and the dtype and shape of each array, so
+that a list that is too short or a dtype that no file holds is named as that.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import faulthandler
-import multiprocessing
-import os
-import signal
+import json
+import math
 import sys
-import tempfile
-from multiprocessing.connection import Connection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ringspec.conformance.answers import MOST_LOG, Stop, ask
-from ringspec.conformance.calls import frozen
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.conventions import to_numpy
-from ringspec.conformance.target import RESULTS, Call, Failed, Result, TimedOut, ended
-from ringspec.errors import RingspecError
-from ringspec.vectors.processes import begin
+import numpy as np
+from numpy.typing import NDArray
 
+from ringspec.conformance.adapters import rank_start
+from ringspec.conformance.adapters.command import (
+    RESULT,
+    Answer,
+    CommandTarget,
+    Dialect,
+    hello_answer,
+)
+from ringspec.conformance.adapters.versions import Installed
+from ringspec.conformance.adapters.wire import Claims, most_bytes, stored
+from ringspec.conformance.answers import Stop
+from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.outcome import FAILURES
+from ringspec.conformance.target import RESULTS, Call, Failed, Garbage, Result
+from ringspec.errors import OptionError, shown
+
+WORKER = "ringspec.conformance.adapters.python_worker"
+WHO = "the target's process"
 START_SECONDS = 120.0
+ANSWER_KEYS = {"kind", "id", "outcome", "message", "printed", "results", "versions", "files"}
 
 
 class ProcessTarget:
     """The target that ``spec`` names, called in another process.
 
-    ``timeout``: seconds for one call, None for no limit. Loading the target may take
-    :data:`START_SECONDS` more.
+    ``name`` and ``capabilities``: what the target says, unless they are given. ``timeout``: seconds for
+    one call, None for no limit. Loading the target may take :data:`START_SECONDS` more.
+    ``own_processes``: whether the target computes in processes of its own (it has an attribute
+    ``timeout``); such a target is not called through this one. ``printed``: the end of what the last
+    call printed. OptionError where the target cannot be loaded.
     """
 
     def __init__(
-        self, spec: str, name: str, capabilities: Capabilities, timeout: float | None = None
+        self,
+        spec: str,
+        name: str | None = None,
+        capabilities: Capabilities | None = None,
+        timeout: float | None = None,
     ) -> None:
-        self.spec, self.name, self.capabilities, self.timeout = spec, name, capabilities, timeout
-        self.printed = ""
-        self._process: Any = None
-        self._connection: Connection | None = None
-        self._log: Path | None = None
-        self._closed = False
+        self.spec, self.timeout, self.printed = spec, timeout, ""
+        self.own_processes, self._closed = False, False
+        self._name, self._capabilities = name, capabilities
+        setup = json.dumps({"spec": spec, "path": sys.path})
+        self._program = CommandTarget(
+            (sys.executable, str(rank_start.__file__), WORKER, setup),
+            start_timeout=START_SECONDS,
+            dialect=Dialect(WHO, self.claims_of, self.result_of, self.refusal),
+        )
+
+    @property
+    def name(self) -> str:
+        return self._program.name if self._name is None else self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._program.capabilities if self._capabilities is None else self._capabilities
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._program.notes
+
+    @property
+    def installed(self) -> Installed:
+        return self._program.installed
 
     def run(self, call: Call) -> Result:
-        connection = self.started()
-        try:
-            connection.send(call)
-            if not connection.poll(self.timeout):
-                self.end()
-                raise TimedOut(f"no answer within {self.timeout:g} seconds", self.log())
-            answer, self.printed = connection.recv()
-        except (EOFError, OSError):
-            raise self.crashed() from None
-        if isinstance(answer, Stop):
-            raise answer
-        assert isinstance(answer, Result)
-        return answer
-
-    def started(self) -> Connection:
-        """The connection to a process that has loaded the target."""
-        if self._connection is not None:
-            return self._connection
         if self._closed:
             raise Failed("the target was closed")
-        context = multiprocessing.get_context("spawn")
-        handle, path = tempfile.mkstemp(prefix="ringspec-", suffix=".log")
-        os.close(handle)
-        self._log = Path(path)
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(self.spec, theirs, path), daemon=False)
-        self._process.start()
-        theirs.close()
+        self.printed = ""
+        self._program.timeout = math.inf if self.timeout is None else self.timeout
         try:
-            if self._closed:  # by another thread, after Ctrl-C
-                raise EOFError
-            if not self._connection.poll(START_SECONDS):
-                self.end()
-                raise TimedOut(f"the target was not loaded in {START_SECONDS:g} s", self.log())
-            self._connection.recv()
-        except (EOFError, OSError):
-            raise self.crashed() from None
-        return self._connection
-
-    def crashed(self) -> Failed:
-        """What ended the process."""
-        process = self._process
-        if process is not None:
-            process.join(5)
-        code = None if process is None else process.exitcode
-        self.end()
-        fault = ended("the target's process", code)
-        fault.log = self.log()
-        return fault
-
-    def end(self) -> None:
-        """Ends the process, whatever it does."""
-        if self._process is not None and self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        if self._connection is not None:
-            self._connection.close()
-        self._process, self._connection = None, None
-
-    def log(self) -> str:
-        """The end of what the last process wrote; its file is removed."""
-        if self._log is None:
-            return ""
-        text = self._log.read_bytes()[-MOST_LOG:].decode(errors="replace")
-        self._log.unlink()
-        self._log = None
-        return text
+            return self._program.run(call)
+        except OptionError as error:  # it was loaded before, and is not any more
+            raise Failed(str(error)) from None
 
     def close(self) -> None:
         """No process is left, and none is started again."""
         self._closed = True
-        self.end()
-        self.log()
+        self._program.close()
+
+    def refusal(self, said: str, command: tuple[str, ...]) -> OptionError:
+        return OptionError(
+            f"a target {self.spec} that can be loaded",
+            said,
+            f"make this work: python -c 'from ringspec.conformance.load import load_target; "
+            f"load_target({self.spec!r})'",
+        )
+
+    def claims_of(self, answer: Answer, command: tuple[str, ...]) -> Claims:
+        """The claims of the target; OptionError, in its own words, where it was not loaded."""
+        if answer.get("kind") == "error":
+            raise OptionError(*(str(answer.get(key)) for key in ("expected", "got", "mend")))
+        self.own_processes = answer.pop("own_processes", False) is True
+        return hello_answer(answer, command)
+
+    def result_of(self, answer: Answer, folder: Path, call: Call) -> Result:
+        """The result of a call; raises Stop with the outcome that the process found instead."""
+        check_form(answer, call)
+        if answer["kind"] == "stop":
+            raise Stop(answer["outcome"], answer["message"])
+        self.printed = answer["printed"]
+        tensors = stored(folder, RESULT, most_bytes(call))
+        listed: Mapping[str, Any] = answer["results"]
+        return Result(
+            **{
+                name: None
+                if said is None
+                else [array_of(tensors.get(f"{name}.{n}"), one) for n, one in enumerate(said)]
+                for name, said in listed.items()
+            }
+        )
 
 
-def serve(spec: str, connection: Connection, log: str) -> None:
-    """The process: load the target, then answer one call after the other."""
-    from ringspec.conformance.load import load_target
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
-    begin()
-    written = os.open(log, os.O_WRONLY | os.O_APPEND)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(written, stream.fileno())
-    faulthandler.enable()
-    target = load_target(spec)
-    connection.send(True)
-    while True:
-        try:
-            call = connection.recv()
-        except EOFError:
-            return
-        connection.send(answer_to(target, call))
+def check_form(answer: Answer, call: Call) -> None:
+    """Garbage unless an answer has the form that the worker gives it."""
+    texts = [answer.get(key, "") for key in ("id", "outcome", "message", "printed")]
+    right = answer.keys() <= ANSWER_KEYS and all(isinstance(text, str) for text in texts)
+    if right and answer.get("kind") == "stop":
+        right = answer.get("outcome") in FAILURES and "message" in answer
+    elif right:
+        listed = answer.get("results")
+        right = answer.get("kind") == "result" and "printed" in answer and isinstance(listed, dict)
+        right = right and all(
+            name in RESULTS and (said is None or isinstance(said, list))
+            for name, said in answer["results"].items()
+        )
+    if not right or answer.get("id") != call.id:
+        raise Garbage(f"on the channel of the target's process came {shown(answer)[1:]}")
 
 
-def answer_to(target: Any, call: Call) -> tuple[Result | Stop, str]:
-    """The answer of a target, as NumPy arrays, or the outcome that ends the case; what it printed."""
-    tensors = {name: frozen(arrays) for name, arrays in call.tensors.items()}
+def array_of(array: NDArray | None, said: Any) -> NDArray | None:
+    """One array of one worker. Where its file could not hold it, zeros of that dtype and shape."""
+    if said is None or array is not None:
+        return array
     try:
-        result, printed = ask(target, dataclasses.replace(call, tensors=tensors))
-        values = {name: getattr(result, name) for name in RESULTS}
-        return Result(**{name: as_arrays(name, value) for name, value in values.items()}), printed
-    except Stop as stop:
-        return Stop(stop.outcome, stop.message, stop.findings), ""
-
-
-def as_arrays(name: str, value: Any) -> Any:
-    if value is None:
-        return None
-    try:
-        return [None if x is None else to_numpy(x, name) for x in value]
-    except (RingspecError, TypeError) as error:
-        raise Stop("garbage", f"{name} is no list of arrays: {error}") from None
+        dtype, shape = said
+        return np.broadcast_to(np.zeros((), np.dtype(dtype)), shape)
+    except (TypeError, ValueError):
+        raise Garbage(f"a result that is described as {shown(said)}") from None

@@ -9,9 +9,9 @@ from ringspec.conformance.cases import RunCase, run_cases
 from ringspec.conformance.diagnoser import Diagnoser
 from ringspec.conformance.execute import run_case
 from ringspec.conformance.expected import Expectation, read_expected
-from ringspec.conformance.load import asked_of, load_target
+from ringspec.conformance.load import asked_of
 from ringspec.conformance.outcome import Record
-from ringspec.conformance.pool import called_by, close
+from ringspec.conformance.pool import close, opened
 from ringspec.conformance.project import target_or_default
 from ringspec.conformance.runner import selected
 from ringspec.conformance.target import Target
@@ -20,23 +20,20 @@ from ringspec.errors import OptionError, shown
 
 @dataclass(frozen=True)
 class PytestRun:
-    """``caller`` is the target, or the process that has it."""
+    """``target`` is in this process, or in one of its own where there is a time limit."""
 
     spec: str
     target: Target
-    caller: Target
     cases: list[RunCase]
     expected: Expectation
     diagnose: Diagnoser = field(default_factory=Diagnoser)
 
     def record(self, case: RunCase) -> Record:
         """One case."""
-        return self.expected.settle(run_case(self.caller, case, self.diagnose))
+        return self.expected.settle(run_case(self.target, case, self.diagnose))
 
     def close(self) -> None:
-        close(self.caller)
-        if self.caller is not self.target:
-            close(self.target)
+        close(self.target)
 
 
 def start(
@@ -50,9 +47,9 @@ def start(
     chosen, only = asked_of(spec, profile)
     cases = selected(run_cases(chosen), only or None)
     expected = {} if expected_failures is None else read_expected(Path(expected_failures))
-    loaded = load_target(spec)
-    held = Expectation(expected, loaded, cases)
-    return PytestRun(spec, loaded, called_by(loaded, seconds(timeout), spec), cases, held)
+    limit = seconds(timeout)
+    loaded = opened(spec, limit, here=limit is None)
+    return PytestRun(spec, loaded, cases, Expectation(expected, loaded, cases))
 
 
 def seconds(text: str | None) -> float | None:

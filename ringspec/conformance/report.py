@@ -117,25 +117,19 @@ def make_header(
     the process that computes, where the target says them (:func:`computed_with`).
     """
     claims: Capabilities = target.capabilities
-    have = computed_with(target, spec)
-    notes = getattr(target, "notes", ())
+    said = said_by(target, spec)
     return {
         "kind": "header",
         "format": FORMAT,
-        "target": {
-            "name": str(target.name),
-            "spec": spec,
-            "notes": [notes] if isinstance(notes, str) else [str(note) for note in notes],
-        },
+        "target": {"name": said["name"], "spec": spec, "notes": said["notes"]},
         "versions": {
             "python": platform.python_version(),
             "numpy": np.__version__,
-            **{str(name): str(one) for name, one in getattr(target, "versions", {}).items()},
-            **have.versions,
+            **said["versions"],
             "ringspec": ringspec.__version__,
             "specification": ringspec.SPEC_VERSION,
         },
-        "files": dict(have.files),
+        "files": said["files"],
         "capabilities": plain(claims.as_dict()),
         "machine": {
             "system": platform.system(),
@@ -145,6 +139,19 @@ def make_header(
         "vectors": plain(dict(vectors or {})),
         "profile": profile,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def said_by(target: Any, spec: str) -> dict[str, Any]:
+    """What a target says of itself beside its capabilities: name, notes, versions and files."""
+    have = computed_with(target, spec)
+    notes = getattr(target, "notes", ())
+    versions = {str(name): str(one) for name, one in getattr(target, "versions", {}).items()}
+    return {
+        "name": str(target.name),
+        "notes": [notes] if isinstance(notes, str) else [str(note) for note in notes],
+        "versions": versions | dict(have.versions),
+        "files": dict(have.files),
     }
 
 

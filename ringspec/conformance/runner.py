@@ -76,6 +76,7 @@ def run(
     diagnose: Diagnose | None = None,
     profile: str | None = None,
     links: Any = None,
+    capture: bool = True,
 ) -> Summary:
     """Run cases against a target.
 
@@ -86,7 +87,8 @@ def run(
     the same time, and a call that takes longer than ``timeout`` seconds is a 'timeout'. Where
     ``profile`` names the profile that all cases come from, those processes compute the truth and
     judge as well; without it this process does. Records do not depend on ``jobs``. With
-    ``links`` (:class:`ringspec.comm.mpi.MpiLinks`) the ranks share the cases; rank 0 has the records. Ctrl-C ends
+    ``links`` (:class:`ringspec.comm.mpi.MpiLinks`) the ranks share the cases; rank 0 has the records.
+    Without ``capture``, what a target in this process prints goes to stdout, for a debugger. Ctrl-C ends
     the run; what is left is 'not run'. Wrong answers are shown to ``diagnose``
     (:class:`ringspec.conformance.diagnoser.Diagnoser`).
 
@@ -99,7 +101,7 @@ def run(
     chosen = selected(cases, only)
     expected = Expectation(expected_failures or {}, target, cases)
     records: list[Record] = []
-    running = executed(target, chosen, timeout, jobs, spec, diagnose, profile, links)
+    running = executed(target, chosen, timeout, jobs, spec, diagnose, profile, links, capture)
     try:
         for record in running:
             records.append(expected.settle(record))

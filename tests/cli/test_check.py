@@ -206,7 +206,7 @@ needs_terminal = pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-t
 
 @needs_terminal
 def test_a_terminal_sees_a_bar_that_counts_cases_and_stdout_holds_no_trace_of_it(target, tmp_path):
-    given = ("--only", "attention/*", "--only", "ring/*", "--timeout", 0)
+    given = ("--only", "attention/*", "--only", "ring/*", "--timeout", 60)
     code, out, shown = on_terminal(tmp_path, "check", target("good"), "--profile", "smoke", *given)
     assert code == 0 and "\x1b" not in out
     total = out.splitlines()[-1].split()[3]

@@ -14,11 +14,12 @@ import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringspec.conformance.adapters.process import Program
+from ringspec.conformance.adapters.process import PROGRAM, Program
 from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.adapters.wire import (
     PROTOCOL,
@@ -52,6 +53,48 @@ RESULT = "result.safetensors"
 MOST_LOG = 4000
 # After one of these the process gives no second answer.
 FATAL = (Crashed, Exited, TimedOut, Garbage)
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How the answers of a program are read; ``who`` names the program in messages.
+
+    ``claims``: the answer to hello, for a command, as Claims. ``result``: the answer to a call, whose
+    files lie in a folder, as a Result. Both raise Garbage and other kinds of Failed. ``refusal``:
+    the error for a command that does not answer hello, of what went wrong.
+    """
+
+    who: str
+    claims: Callable[[Answer, tuple[str, ...]], Claims]
+    result: Callable[[Answer, Path, Call], Result]
+    refusal: Callable[[str, tuple[str, ...]], OptionError]
+
+
+def hello_answer(answer: Answer, command: tuple[str, ...]) -> Claims:
+    """The claims in an answer to hello."""
+    if answer.get("kind") != "hello":
+        raise Garbage(f"an answer to hello of kind {shown(answer.get('kind'))}")
+    if answer.get("protocol", PROTOCOL) != PROTOCOL:
+        raise Garbage(f"protocol {shown(answer['protocol'])}; this is protocol {PROTOCOL}")
+    return claims_from(answer, os.path.basename(command[0]))
+
+
+def call_answer(answer: Answer, folder: Path, call: Call) -> Result:
+    """The result of a call, in the file that it names."""
+    check_answer(answer, call.id)
+    return read_result(folder, RESULT, call)
+
+
+def no_hello(said: str, command: tuple[str, ...]) -> OptionError:
+    return OptionError(
+        f"a program that answers hello as {shown(shlex.join(command))}",
+        said,
+        "see the protocol in docs/conform/protocol.md",
+    )
+
+
+PUBLIC = Dialect(PROGRAM, hello_answer, call_answer, no_hello)
 
 
 class CommandTarget:
@@ -75,8 +118,10 @@ class CommandTarget:
         *,
         timeout: float | None = CALL_SECONDS,
         start_timeout: float = START_SECONDS,
+        dialect: Dialect = PUBLIC,
     ) -> None:
         self.command = arguments_of(command)
+        self.dialect = dialect
         self.timeout = CALL_SECONDS if timeout is None else timeout
         self.start_timeout = start_timeout
         self.log = ""
@@ -114,11 +159,7 @@ class CommandTarget:
                         self.started()
             except Failed as fault:
                 said = f"{fault}\nit wrote:\n{fault.log[-MOST_LOG:]}" if fault.log else str(fault)
-                raise OptionError(
-                    f"a program that answers hello as {shown(shlex.join(self.command))}",
-                    said,
-                    "see the protocol in docs/conform/protocol.md",
-                ) from None
+                raise self.dialect.refusal(said, self.command) from None
             assert self._claims is not None
             return self._claims
 
@@ -134,29 +175,36 @@ class CommandTarget:
                     inputs.write_bytes(data)
                     message = call_message(call, str(inputs), str(folder / RESULT))
                     answer = asked(program, message, self.timeout)
-                    check_answer(answer, call.id)
+                    result = self.dialect.result(answer, folder, call)
                     self._installed = self._installed.merged(said_installed(answer))
-                    result = read_result(folder, RESULT, call)
                     check_unchanged(folder, inputs.name, data)
                     return result
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the program's standard input, so that it ends by itself; then end it."""
-        with self._lock:
+        """Close the program's standard input, so that it ends by itself; then end it.
+
+        Where another thread waits for an answer, the program is killed at once.
+        """
+        while not self._lock.acquire(timeout=0.1):
+            if (waiting := self._program) is not None:
+                waiting.kill()
+        try:
             program, self._program = self._program, None
             if program is not None:
                 program.close()
                 self.log = program.log()
+        finally:
+            self._lock.release()
 
     def started(self) -> Program:
         """The running program, started if there is none."""
         if self._program is None:
-            self._program = Program(self.command)
+            self._program = Program(self.command, self.dialect.who)
             message = {"kind": "hello", "protocol": PROTOCOL}
             answer = asked(self._program, message, self.start_timeout)
-            claims = hello_answer(answer, self.command)
+            claims = self.dialect.claims(answer, self.command)
             self._claims = self._claims or claims
             self._installed = self._installed.merged(claims.installed)
         return self._program
@@ -199,14 +247,6 @@ def asked(program: Program, message: dict[str, Any], seconds: float) -> dict[str
 
 def restored(command: tuple[str, ...], timeout: float, start_timeout: float) -> CommandTarget:
     return CommandTarget(command, timeout=timeout, start_timeout=start_timeout)
-
-
-def hello_answer(answer: dict[str, Any], command: tuple[str, ...]) -> Claims:
-    if answer.get("kind") != "hello":
-        raise Garbage(f"an answer to hello of kind {shown(answer.get('kind'))}")
-    if answer.get("protocol", PROTOCOL) != PROTOCOL:
-        raise Garbage(f"protocol {shown(answer['protocol'])}; this is protocol {PROTOCOL}")
-    return claims_from(answer, os.path.basename(command[0]))
 
 
 def arguments_of(command: object) -> tuple[str, ...]:

@@ -25,9 +25,13 @@ PROGRAM = "the program"
 
 
 class Program:
-    """A running program. ``exchange`` raises Crashed, Exited, TimedOut, Garbage; then call ``end``."""
+    """A running program. ``exchange`` raises Crashed, Exited, TimedOut, Garbage; then call ``end``.
 
-    def __init__(self, command: tuple[str, ...]) -> None:
+    ``who`` names it in these messages.
+    """
+
+    def __init__(self, command: tuple[str, ...], who: str = PROGRAM) -> None:
+        self.who = who
         try:
             self.process = subprocess.Popen(
                 command,
@@ -62,7 +66,7 @@ class Program:
         self.errors.clear()
         self.refuse_noise("before it was asked")
         if not self.alive():
-            raise ended(PROGRAM, self.process.returncode, " after its last answer")
+            raise ended(self.who, self.process.returncode, " after its last answer")
         unsent = memoryview(line)
         while b"\n" not in self.received:
             unsent = self.wait(unsent, deadline)
@@ -73,7 +77,7 @@ class Program:
                 if b"\n" not in self.received:
                     self.raise_ended(deadline)
             elif time.monotonic() >= deadline:
-                raise TimedOut(f"no answer within {seconds:g} s")
+                raise TimedOut(f"no answer within {seconds:g} seconds")
         answer, _, rest = bytes(self.received).partition(b"\n")
         self.received = bytearray(rest)
         if len(answer) > MAX_LINE:
@@ -86,7 +90,7 @@ class Program:
     def refuse_noise(self, when: str) -> None:
         if self.received:
             first = bytes(self.received).split(b"\n")[0]
-            raise Garbage(f"stdout is for answers; the program wrote {shown(first)[1:]} {when}")
+            raise Garbage(f"stdout is for answers; {self.who} wrote {shown(first)[1:]} {when}")
 
     def wait(self, unsent: memoryview, deadline: float) -> memoryview:
         """Send and take what goes, for a moment; what is still to be sent."""
@@ -140,8 +144,8 @@ class Program:
         try:
             status = self.process.wait(min(left, ENDING_SECONDS))
         except subprocess.TimeoutExpired:
-            raise Garbage("the program closed its stdout and runs on") from None
-        raise ended(PROGRAM, status, " before it answered")
+            raise Garbage(f"{self.who} closed its stdout and runs on") from None
+        raise ended(self.who, status, " before it answered")
 
     def close(self) -> None:
         """Close the program's input, give it a moment to end, and end what is left."""
@@ -155,11 +159,15 @@ class Program:
                 self.received.clear()
         self.end()
 
-    def end(self) -> None:
-        """Kill the process group, keep the last of the log, close the pipes."""
+    def kill(self) -> None:
+        """Kill the process group; any thread may, also while another one waits for an answer."""
         # Also after the program ended: its children are of the same group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill the process group, keep the last of the log, close the pipes."""
+        self.kill()
         self.process.wait()
         self.received.clear()
         self.take(0.0)

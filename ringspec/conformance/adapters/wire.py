@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.versions import Installed, plain_installed
+from ringspec.conformance.calls import frozen, read_only
 from ringspec.conformance.capabilities import Capabilities, capabilities_from
 from ringspec.conformance.target import RESULTS, Call, Failed, Garbage, Refused, Result
 from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
@@ -54,6 +55,24 @@ def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
         "inputs": inputs,
         "result": result,
     }
+
+
+def call_from(message: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Call:
+    """The call that :func:`call_message` and :func:`inputs_file` were made of; arrays are read-only."""
+    each = {name: frozen(x) for name, x in tensors.items() if name not in TABLES}
+    names = {"id", "operation", "workers", "layout", "circulation", "direction", "formats"}
+    rest: dict[str, Any] = {name: message[name] for name in names}
+    rest |= {name: read_only(x) for name, x in tensors.items() if name in TABLES}
+    terms = {name: settled(value) for name, value in message["terms"].items()}
+    return Call(passes=tuple(message["passes"]), tensors=each, terms=terms, **rest)
+
+
+def settled(value: Any) -> Any:
+    """
+    >>> settled([3, None])
+    (3, None)
+    """
+    return tuple(map(settled, value)) if isinstance(value, list) else value
 
 
 def plain(value: Any) -> Any:
@@ -142,16 +161,21 @@ def read_result(root: Path, name: str, call: Call) -> Result:
     Raises Garbage for a link, a pipe, a file that is too large or no safetensors file, and for
     tensors of names that no result has.
     """
-    if not os.path.lexists(root / name):
-        return Result()
-    try:
-        tensors = decode(read_plain(root, name, most_bytes(call)), name.rsplit("/", 1)[-1])
-    except (FileFormatError, VectorError) as error:
-        raise Garbage(f"the result file: expected {error.expected}; got {error.got}") from None
+    tensors = stored(root, name, most_bytes(call))
     for key in tensors:
         if key not in RESULTS:
             raise Garbage(f"a tensor {shown(key)} in the result; known are {', '.join(RESULTS)}")
     return Result(**{key: workers_of(array, call.workers) for key, array in tensors.items()})
+
+
+def stored(root: Path, name: str, limit: int) -> dict[str, NDArray]:
+    """The tensors in a file that a target wrote, none where nothing lies at that path; else Garbage."""
+    if not os.path.lexists(root / name):
+        return {}
+    try:
+        return decode(read_plain(root, name, limit), name.rsplit("/", 1)[-1])
+    except (FileFormatError, VectorError) as error:
+        raise Garbage(f"the result file: expected {error.expected}; got {error.got}") from None
 
 
 def workers_of(array: NDArray, workers: int) -> tuple[NDArray, ...]:

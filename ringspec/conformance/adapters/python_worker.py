@@ -1,0 +1,170 @@
+"""What the process of a Python target does: load it, then answer one call after the other.
+
+:class:`ringspec.conformance.process_target.ProcessTarget` starts it. It speaks the protocol of ``cmd:``
+targets (docs/conform/protocol.md) on what were standard input and output, with answers of its own
+form; whatever the target writes to these streams goes to the log.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from ringspec.conformance.adapters.wire import call_from, line_of, most_bytes, plain
+from ringspec.conformance.answers import MOST_LOG, Stop, ask
+from ringspec.conformance.conventions import to_numpy
+from ringspec.conformance.load import load_target
+from ringspec.conformance.report import computed_with, said_by
+from ringspec.conformance.target import RESULTS, Call, Result, Target
+from ringspec.errors import DtypeError, OptionError, RingspecError
+from ringspec.tensorfile import DTYPES, MAX_HEADER, read_tensors, write_tensors
+
+Message = dict[str, Any]
+MOST_MESSAGE = 4 * MOST_LOG
+
+
+def main() -> None:
+    """Answer requests until the control stream ends."""
+    setup = json.loads(sys.argv.pop())
+    control = os.fdopen(os.dup(0), encoding="utf-8")
+    out = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
+    faulthandler.enable()
+    threadpool_limits(1)
+    sys.path[:] = setup["path"]
+    requests = requests_from(control)
+    target: Target | None = None
+    while True:
+        message = requests.get()
+        if message["kind"] == "hello":
+            target, reply = loaded(setup["spec"], message["protocol"])
+        else:
+            assert target is not None
+            reply = answer(target, setup["spec"], message)
+        sys.stdout.flush()
+        data = line_of(reply)
+        while data:
+            data = data[os.write(out, data) :]
+
+
+def requests_from(control: Any) -> queue.Queue[Message]:
+    """Lines of the control stream; the process and its group end with it, also in the midst of a call."""
+    lines: queue.Queue[Message] = queue.Queue()
+
+    def read() -> None:
+        for line in control:
+            lines.put(json.loads(line))
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def loaded(spec: str, protocol: int) -> tuple[Target | None, Message]:
+    """The target and the answer to hello; or the parts of an OptionError."""
+    try:
+        target = load_target(spec)
+        claims = {name: listed(value) for name, value in target.capabilities.as_dict().items()}
+        said = said_by(target, spec) | {"capabilities": claims}
+        own = {"own_processes": hasattr(target, "timeout")}
+        reply = {"kind": "hello", "protocol": protocol} | own | said
+        line_of(reply)
+    except RingspecError as error:
+        return None, refusal(error)
+    except Exception as error:
+        what = f"a target {spec} whose name, capabilities, notes and versions can be read"
+        got = f"{type(error).__name__}: {error}"
+        return None, refusal(OptionError(what, got, "make them plain texts and numbers"))
+    return target, reply
+
+
+def listed(value: Any) -> Any:
+    """A capability as JSON has it: whatever can be iterated, such as a range, is a list."""
+    several = isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
+    return plain(list(value) if several else value)
+
+
+def refusal(error: RingspecError) -> Message:
+    """The answer to hello of a target that cannot be loaded."""
+    parts = {"expected": error.expected, "got": error.got, "mend": error.mend}
+    return {"kind": "error"} | {name: str(text)[-MOST_LOG:] for name, text in parts.items()}
+
+
+def answer(target: Target, spec: str, message: Message) -> Message:
+    """The answer to one call, whatever the target does in it; its results lie in the file that it names."""
+    call = call_from(message, read_tensors(message["inputs"]))
+    try:
+        result, printed = ask(target, call)
+        tensors, results = described(result, call)
+        write_tensors(message["result"], tensors)
+    except Stop as stop:
+        text = stop.message[:MOST_MESSAGE]
+        return {"kind": "stop", "id": call.id, "outcome": stop.outcome, "message": text}
+    reply = {"kind": "result", "id": call.id, "printed": printed[-MOST_LOG:], "results": results}
+    have = computed_with(target, spec)
+    return reply | {"versions": dict(have.versions), "files": dict(have.files)}
+
+
+def described(result: Result, call: Call) -> tuple[dict[str, NDArray], Message]:
+    """The arrays of a result by name and worker, and dtype and shape of each.
+
+    What the call does not ask for, what the file cannot hold as it is, and what has no room there
+    because it is far too large, is described alone. Of a list that is too long one entry more than
+    it should have is told.
+    """
+    asked = (RESULTS[:2] if "forward" in call.passes else ()) + (
+        RESULTS[2:] if "backward" in call.passes else ()
+    )
+    tensors: dict[str, NDArray] = {}
+    results: Message = {}
+    room = most_bytes(call) - MAX_HEADER
+    for name in RESULTS:
+        arrays = as_arrays(name, getattr(result, name))
+        arrays = None if arrays is None else arrays[: call.workers + 1]
+        results[name] = None if arrays is None else [form_of(x) for x in arrays]
+        for worker, x in enumerate(arrays or []):
+            fits = x is not None and x.dtype in DTYPES.values() and x.nbytes <= room
+            if x is not None and fits and name in asked:
+                tensors[f"{name}.{worker}"] = x
+                room -= x.nbytes
+    return tensors, results
+
+
+def form_of(x: NDArray | None) -> list[Any] | None:
+    """
+    >>> import numpy as np
+    >>> form_of(np.zeros((2, 3), ">c8"))
+    ['>c8', [2, 3]]
+    """
+    if x is None:
+        return None
+    dtype = str(x.dtype) if x.dtype.kind == "V" else x.dtype.str
+    return [dtype, list(x.shape)]
+
+
+def as_arrays(name: str, value: Any) -> list[NDArray | None] | None:
+    """A list of NumPy arrays; Stop for what is none."""
+    if value is None:
+        return None
+    try:
+        return [None if x is None else to_numpy(x, name) for x in value]
+    except (DtypeError, TypeError) as error:
+        raise Stop("garbage", f"{name} is no list of arrays: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
