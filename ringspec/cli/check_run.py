@@ -109,7 +109,7 @@ def perform(
             check_text.show_head(header, len(chosen))
         with (
             writers(header, as_json, wanted.get("report")) as lines,
-            counting(profile, not debugged) as bar,
+            counting(profile, not (debugged and sys.stderr.isatty())) as bar,
         ):
 
             def sink(record: Record) -> None:
@@ -117,7 +117,7 @@ def perform(
                     writer(record)
 
             options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
-            options["capture"] = not debugged
+            options["capture"] = as_json or not debugged
             summary = run(target, cases, spec=spec, **options)
             # A replay was asked for single cases: all that they do not use would be listed.
             coverage = None if profile == "replay" else summary.coverage

@@ -9,11 +9,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from cli.commands import assert_one_paragraph
+from cli.commands import assert_one_paragraph, run_program
 from click.testing import CliRunner
 
 import ringspec
-from ringspec.cli import main
+from ringspec.cli import main, vectors_bar
 from ringspec.conformance.report import read_report
 
 TARGETS = '''
@@ -152,10 +152,11 @@ def test_ctrl_c_leaves_a_partial_report_that_says_so(target, tmp_path):
     assert 'type="incomplete"' in (tmp_path / "r.xml").read_text()
 
 
-def on_terminal(folder, *arguments, interrupt_at=None):
+def on_terminal(folder, *arguments, interrupt_at=None, typed=()):
     """Runs the program with a terminal of its own for stdin and stderr: exit code, stdout, stderr.
 
-    Ctrl-C is typed when the file ``interrupt_at`` is there.
+    Ctrl-C is typed when the file ``interrupt_at`` is there. With ``typed``, lines for the prompts of
+    a debugger, stdout is the terminal too.
     """
     import fcntl
     import pty
@@ -173,13 +174,13 @@ def on_terminal(folder, *arguments, interrupt_at=None):
             cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"},
             stdin=end,
-            stdout=out,
+            stdout=end if typed else out,
             stderr=end,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
     os.close(end)
-    shown, deadline = b"", time.monotonic() + 100
+    shown, deadline, lines = b"", time.monotonic() + 100, list(typed)
     try:
         while time.monotonic() < deadline:
             if interrupt_at is not None and interrupt_at.exists():
@@ -194,6 +195,8 @@ def on_terminal(folder, *arguments, interrupt_at=None):
             if not piece:
                 break
             shown += piece
+            if lines and shown.count(b"(Pdb)") > len(typed) - len(lines):
+                os.write(terminal, lines.pop(0))
         code = process.wait(20)
     finally:
         process.kill()
@@ -212,6 +215,69 @@ def test_a_terminal_sees_a_bar_that_counts_cases_and_stdout_holds_no_trace_of_it
     total = out.splitlines()[-1].split()[3]
     assert "smoke" in shown and f"/{total}" in shown and "\x1b[" in shown
     assert "attention/plain" in shown or "ring/" in shown
+
+
+DEBUGGED = """
+import os, sys
+from types import SimpleNamespace
+from ringspec.conformance.targets.reference import reference_float64 as good
+
+def run(call):
+    breakpoint()
+    return good.run(call)
+
+os.chdir("/")
+mine = SimpleNamespace(name="mine", capabilities=good.capabilities, run=run)
+"""
+
+
+@needs_terminal
+def test_timeout_0_serves_a_debugger_on_the_terminal(tmp_path):
+    (tmp_path / "debugged.py").write_text(DEBUGGED)
+    code, _, shown = on_terminal(
+        tmp_path,
+        *("check", "debugged.py:mine", "--timeout", 0, "--only", "ring/zigzag-causal-w2"),
+        *("--report", "r.jsonl"),
+        typed=(b"p 6 * 7, call.workers\n", b"c\n"),
+    )
+    assert code == 0, shown
+    assert "(Pdb)" in shown and "(42, 2)" in shown
+    assert "\x1b" not in shown.replace("\x1b[?2004h", "").replace("\x1b[?2004l", "")  # no bar
+    assert read_report(tmp_path / "r.jsonl").complete
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+@pytest.mark.parametrize("line", ["os._exit(0)", "os.write(2, b'x'); os.kill(os.getpid(), 9)"])
+def test_an_end_of_the_process_while_the_target_is_loaded_is_status_2(tmp_path, seconds, line):
+    (tmp_path / "ends.py").write_text(f"import os\n{line}\nmine = 1\n")
+    done = run_program("check", "ends.py:mine", "--timeout", str(seconds), cwd=tmp_path)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stdout == "" and "expected a target ends.py:mine that can be loaded" in done.stderr
+    assert ("exit status 0" if "_exit" in line else "SIGKILL") in done.stderr
+
+
+def test_without_a_terminal_a_line_tells_now_and_then_how_far_the_run_is(
+    target, monkeypatch, capfd
+):
+    monkeypatch.setattr(vectors_bar, "SECONDS_BETWEEN_LINES", 0.01)
+    with vectors_bar.counting("core") as tick:
+        wait_for(capfd, "core: nothing done yet")
+        tick(3, 10, "ring/plain")
+        wait_for(capfd, "core: 3 of 10 done, the last was ring/plain; 0 s")
+    capfd.readouterr()
+    time.sleep(0.1)
+    assert capfd.readouterr().err == ""
+    result = check(target("good"))
+    assert "smoke: " in result.stderr and "smoke: " not in result.stdout
+    assert vectors_bar.SECONDS_BETWEEN_LINES <= 30
+
+
+def wait_for(capfd, text):
+    err, deadline = "", time.monotonic() + 60
+    while text not in err and time.monotonic() < deadline:
+        time.sleep(0.01)
+        err += capfd.readouterr().err
+    assert text in err
 
 
 @needs_terminal
