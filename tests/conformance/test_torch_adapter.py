@@ -13,11 +13,12 @@ import pytest
 from conformance.named_faults import ID, NAMED, assert_named
 
 from ringspec.conformance import golden
+from ringspec.conformance.adapters.torch_pool import LOG_BYTES
 from ringspec.conformance.adapters.torch_processes import TorchTarget, function_spec
 from ringspec.conformance.calls import call_of, expected_of, forward_alone
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.runner import run
-from ringspec.conformance.target import Crashed, Exited, Failed, Mutated, Refused, TimedOut
+from ringspec.conformance.target import Crashed, Exited, Failed, Garbage, Mutated, Refused, TimedOut
 from ringspec.errors import OptionError, UnknownNameError
 from ringspec.formats import unit_roundoff
 from ringspec.vectors import open_set
@@ -89,13 +90,13 @@ def test_results_of_every_worker_come_back_in_the_dtype_of_the_call(made, id):
 def test_processes_stay_alive_between_calls_and_end_with_close(made):
     one = made("gathered_attention")
     call, _ = case_call("ring/contiguous-causal-w2")
-    first, before = one.run(call), [p.pid for p in one.pools[2].processes]
+    first, before = one.run(call), [p.process.pid for p in one.pools[2].processes]
     again = one.run(call)
-    assert [p.pid for p in one.pools[2].processes] == before
+    assert [p.process.pid for p in one.pools[2].processes] == before
     assert all(a.tobytes() == b.tobytes() for a, b in zip(first.dq, again.dq, strict=True))
     pool = one.pools[2]
     one.close()
-    assert all(p.poll() is not None for p in pool.processes)
+    assert all(p.process.poll() is not None for p in pool.processes)
     assert not pool.folder.exists() and not one.pools
 
 
@@ -145,14 +146,19 @@ def test_the_gradient_of_lse_counts(made):
         ("mutates", Mutated, "worker 1 changed its input k"),
         ("of_no_tensor", Failed, "expected o as a torch tensor"),
         ("no_such_function", Failed, "has no attribute 'no_such_function'"),
+        ("writes_part_of_a_reply", TimedOut, "no answer from worker (0, )?1 of 2"),
+        ("writes_garbage", Garbage, "step 1 of 2"),
+        ("forges_a_reply", Garbage, "the reply of worker 1 is none|behind the line"),
+        ("prints_for_ever", TimedOut, "no answer from worker 0, 1 of 2"),
     ],
 )
 def test_each_wrong_has_its_name_and_the_next_call_works(made, name, kind, said):
     call, _ = case_call("ring/contiguous-causal-w2")
-    one = made(name, timeout=6.0 if name == "hangs" else 60.0)
+    one = made(name, timeout=6.0 if kind is TimedOut else 60.0)
     with pytest.raises(kind, match=said) as caught:
         one.run(call)
     assert type(caught.value) is kind
+    assert len(getattr(caught.value, "log", "")) <= 3 * LOG_BYTES
     if name == "hangs":  # the log says where each worker was
         assert "torch_functions.py" in caught.value.log and "in hangs" in caught.value.log
     if name == "leaves":
@@ -197,7 +203,7 @@ def test_processes_end_when_the_harness_does(tmp_path):
         "import os; from ringspec.conformance.adapters.torch_pool import Pool\n"
         f"setup = dict(function='{FUNCTIONS}:gathered_attention', options={{}}, device='cpu')\n"
         f"import sys; pool = Pool(1, setup, sys.executable, 60.0)\n"
-        "print(pool.processes[0].pid, pool.folder, flush=True); os._exit(0)"
+        "print(pool.processes[0].process.pid, pool.folder, flush=True); os._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     pid = int(done.stdout.split()[0])

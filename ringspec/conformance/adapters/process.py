@@ -11,6 +11,7 @@ import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 
 from ringspec.conformance.adapters.wire import MAX_LINE
 from ringspec.conformance.target import Failed, Garbage, TimedOut, ended
@@ -27,11 +28,18 @@ PROGRAM = "the program"
 class Program:
     """A running program. ``exchange`` raises Crashed, Exited, TimedOut, Garbage; then call ``end``.
 
-    ``who`` names it in these messages.
+    ``who`` names it in these messages. Of a program that closed its stdout the exit status is awaited
+    for ``ending_seconds``.
     """
 
-    def __init__(self, command: tuple[str, ...], who: str = PROGRAM) -> None:
-        self.who = who
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        who: str = PROGRAM,
+        environment: Mapping[str, str] | None = None,
+        ending_seconds: float = ENDING_SECONDS,
+    ) -> None:
+        self.who, self.ending_seconds = who, ending_seconds
         try:
             self.process = subprocess.Popen(
                 command,
@@ -39,6 +47,7 @@ class Program:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
+                env=environment,
                 start_new_session=True,
             )
         except OSError as cause:
@@ -51,6 +60,8 @@ class Program:
         self.open = {self.stdout, self.stderr}
         self.received = bytearray()
         self.errors = bytearray()
+        self.unsent = memoryview(b"")
+        self.asked = False
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -62,22 +73,35 @@ class Program:
     def exchange(self, line: bytes, seconds: float) -> bytes:
         """Write a line, return the line that comes back."""
         deadline = time.monotonic() + seconds
+        self.ask(line)
+        while (answer := self.answer(deadline)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimedOut(f"no answer within {seconds:g} seconds")
+            pump([self], min(left, GLANCE_SECONDS))
+        return answer
+
+    def ask(self, line: bytes) -> None:
+        """Begin to write a line; the log is that of this question from now on."""
         self.take(0.0)
-        self.errors.clear()
+        if self.asked:  # what came before the first question belongs to it
+            self.errors.clear()
+        self.asked = True
         self.refuse_noise("before it was asked")
         if not self.alive():
             raise ended(self.who, self.process.returncode, " after its last answer")
-        unsent = memoryview(line)
-        while b"\n" not in self.received:
-            unsent = self.wait(unsent, deadline)
+        self.unsent = memoryview(line)
+
+    def answer(self, deadline: float) -> bytes | None:
+        """The line that came back, None where it is not whole yet."""
+        if b"\n" not in self.received:
             if len(self.received) > MAX_LINE:
                 raise Garbage(f"more than {MAX_LINE} bytes on stdout without an end of line")
-            if self.stdout not in self.open or not self.alive():
-                self.take(0.0)
-                if b"\n" not in self.received:
-                    self.raise_ended(deadline)
-            elif time.monotonic() >= deadline:
-                raise TimedOut(f"no answer within {seconds:g} seconds")
+            if self.stdout in self.open and self.alive():
+                return None
+            self.take(0.0)
+            if b"\n" not in self.received:
+                self.raise_ended(deadline)
         answer, _, rest = bytes(self.received).partition(b"\n")
         self.received = bytearray(rest)
         if len(answer) > MAX_LINE:
@@ -92,29 +116,14 @@ class Program:
             first = bytes(self.received).split(b"\n")[0]
             raise Garbage(f"stdout is for answers; {self.who} wrote {shown(first)[1:]} {when}")
 
-    def wait(self, unsent: memoryview, deadline: float) -> memoryview:
-        """Send and take what goes, for a moment; what is still to be sent."""
-        with selectors.DefaultSelector() as selector:
-            for pipe in self.open:
-                selector.register(pipe, selectors.EVENT_READ)
-            if unsent:
-                selector.register(self.stdin, selectors.EVENT_WRITE)
-            left = max(deadline - time.monotonic(), 0.0)
-            ready = [key.fd for key, _ in selector.select(min(left, GLANCE_SECONDS))]
-        for pipe in ready:
-            if pipe == self.stdin:
-                unsent = self.send(unsent)
-            else:
-                self.read(pipe)
-        return unsent
-
-    def send(self, unsent: memoryview) -> memoryview:
+    def send(self) -> None:
+        """Write what goes of the line."""
         try:
-            return unsent[os.write(self.stdin, unsent[:CHUNK]) :]
+            self.unsent = self.unsent[os.write(self.stdin, self.unsent[:CHUNK]) :]
         except BlockingIOError:
-            return unsent
+            pass
         except BrokenPipeError:  # the program ended, or will not listen: no answer will come
-            return unsent[:0]
+            self.unsent = self.unsent[:0]
 
     def read(self, pipe: int) -> bool:
         """Take one piece of what lies in a pipe; False where nothing does."""
@@ -142,20 +151,21 @@ class Program:
         """The program closed its stdout: because it ended, or so."""
         left = max(deadline - time.monotonic(), 0.0)
         try:
-            status = self.process.wait(min(left, ENDING_SECONDS))
+            status = self.process.wait(min(left, self.ending_seconds))
         except subprocess.TimeoutExpired:
             raise Garbage(f"{self.who} closed its stdout and runs on") from None
         raise ended(self.who, status, " before it answered")
 
     def close(self) -> None:
         """Close the program's input, give it a moment to end, and end what is left."""
+        self.unsent = memoryview(b"")
         if self.process.stdin:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
         deadline = time.monotonic() + LAST_SECONDS
         while self.alive() and time.monotonic() < deadline and self.open:
             with contextlib.suppress(Failed):
-                self.wait(memoryview(b""), deadline)
+                pump([self], min(max(deadline - time.monotonic(), 0.0), GLANCE_SECONDS))
                 self.received.clear()
         self.end()
 
@@ -176,3 +186,19 @@ class Program:
             if pipe:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def pump(programs: Sequence[Program], seconds: float) -> None:
+    """Send and take what goes, of all programs together, after waiting for at most ``seconds``."""
+    with selectors.DefaultSelector() as selector:
+        for program in programs:
+            for pipe in program.open:
+                selector.register(pipe, selectors.EVENT_READ, program)
+            if program.unsent:
+                selector.register(program.stdin, selectors.EVENT_WRITE, program)
+        ready = [(key.data, key.fd) for key, _ in selector.select(seconds)]
+    for program, pipe in ready:
+        if pipe == program.stdin:
+            program.send()
+        else:
+            program.read(pipe)

@@ -8,13 +8,9 @@ by :mod:`ringspec.conformance.adapters.rank_start` and not forked: the harness m
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import selectors
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ringspec.conformance.adapters import rank_start
+from ringspec.conformance.adapters.process import GLANCE_SECONDS, Program, pump
 from ringspec.conformance.adapters.versions import agreed, plain_installed
-from ringspec.conformance.target import Failed, Garbage, Refused, TimedOut, ended
+from ringspec.conformance.adapters.wire import line_of, message_of, said_installed
+from ringspec.conformance.target import Failed, Garbage, Refused, TimedOut
+from ringspec.errors import shown
 
 WORKER = "ringspec.conformance.adapters.torch_worker"
 LOG_BYTES = 1 << 14
@@ -33,7 +32,7 @@ Message = dict[str, Any]
 
 
 class Pool:
-    """W running processes. ``ask`` raises Refused, Failed, Crashed, Exited or TimedOut.
+    """W running processes. ``ask`` raises Refused, Failed, Crashed, Exited, TimedOut or Garbage.
 
     ``setup`` is what each process is told first: ``function``, ``options``, ``device``, ``packages``.
     ``alive`` is False once the pool has been ended. ``installed``: what the processes have of those
@@ -46,8 +45,7 @@ class Pool:
         self.workers = workers
         self.alive = True
         self.printed = ""
-        self.asked = False
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Program] = []
         try:
             for rank in range(workers):
                 self.processes.append(self.started(rank, python))
@@ -58,97 +56,64 @@ class Pool:
             self.end()
             raise
 
-    def started(self, rank: int, python: str) -> subprocess.Popen[bytes]:
-        with open(self.log_path(rank), "wb") as log:
-            return subprocess.Popen(
-                [python, str(rank_start.__file__), WORKER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment(),
-                start_new_session=True,
-            )
+    def started(self, rank: int, python: str) -> Program:
+        command = (python, str(rank_start.__file__), WORKER)
+        return Program(command, f"worker {rank}", environment(), ENDING_SECONDS)
 
     def ask(self, requests: list[Message], seconds: float) -> list[Message]:
         """Send each rank its request, wait for all replies."""
-        # What earlier calls wrote is not of this one; the processes append. What they wrote before they
-        # were asked anything is of the first, or a process that cannot start would say nothing.
-        offsets = [
-            self.log_path(rank).stat().st_size if self.asked else 0 for rank in range(self.workers)
-        ]
-        self.asked = True
         try:
             replies = self.exchanged(requests, seconds)
         except Refused:  # by all of them: none waits for another
             raise
         except Failed as failure:
             self.end(dump=isinstance(failure, TimedOut))
-            failure.log = self.logs(offsets)
+            failure.log = self.logs()
             self.forget()
             raise
         except BaseException:
             self.end()
             self.forget()
             raise
-        self.printed = self.logs(offsets)
+        self.printed = self.logs()
         return [replies[rank] for rank in range(self.workers)]
 
     def exchanged(self, requests: list[Message], seconds: float) -> dict[int, Message]:
         deadline = time.monotonic() + seconds
         replies: dict[int, Message] = {}
-        with selectors.DefaultSelector() as selector:
-            for rank, process in enumerate(self.processes):
-                assert process.stdin is not None and process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, rank)
-                with contextlib.suppress(BrokenPipeError):  # it ended: its stdout says so
-                    process.stdin.write(json.dumps(requests[rank]).encode() + b"\n")
-                    process.stdin.flush()
-            while len(replies) < self.workers:
-                ready = selector.select(max(deadline - time.monotonic(), 0.0))
-                if not ready:
-                    break
-                for key, _ in ready:
-                    # A reply is one short line, written at once.
-                    line = key.fileobj.readline()  # type: ignore[union-attr]
-                    if not line:
-                        raise ending(key.data, self.processes[key.data])
-                    replies[key.data] = json.loads(line)
-                    selector.unregister(key.fileobj)
-                    if "error" in replies[key.data] or "refused" in replies[key.data]:
-                        # Others may wait for this rank for ever, or be the ones that crashed.
-                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        for program, request in zip(self.processes, requests, strict=True):
+            program.ask(line_of(request))
+        while len(replies) < self.workers and (left := deadline - time.monotonic()) > 0:
+            pump(self.processes, min(left, GLANCE_SECONDS))
+            for rank, program in enumerate(self.processes):
+                line = None if rank in replies else program.answer(deadline)
+                if line is None:
+                    continue
+                replies[rank] = checked_reply(message_of(line, f"the reply of worker {rank}"), rank)
+                if "error" in replies[rank] or "refused" in replies[rank]:
+                    # Others may wait for this rank for ever, or be the ones that crashed.
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         judge_replies(replies, self.workers, seconds)
         return replies
 
-    def log_path(self, rank: int) -> Path:
-        return self.folder / f"{rank}.log"
-
-    def logs(self, offsets: list[int]) -> str:
-        """What each rank wrote since ``offsets``, at most its last 16 KiB."""
-        parts = []
-        for rank, offset in enumerate(offsets):
-            with contextlib.suppress(OSError), open(self.log_path(rank), "rb") as log:
-                log.seek(max(offset, self.log_path(rank).stat().st_size - LOG_BYTES))
-                text = log.read().decode("utf-8", "replace")
-                parts += [f"--- worker {rank}\n{text}"] if text.strip() else []
+    def logs(self) -> str:
+        """What each rank wrote during the last call, at most its last 16 KiB."""
+        texts = [program.log()[-LOG_BYTES:] for program in self.processes]
+        parts = [f"--- worker {rank}\n{text}" for rank, text in enumerate(texts) if text.strip()]
         return "\n".join(parts)
 
     def end(self, dump: bool = False) -> None:
         """End all processes; with ``dump`` each first writes to its log where it is."""
         self.alive = False
         if dump and hasattr(signal, "SIGUSR1"):
-            for process in self.processes:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGUSR1)
+            for program in self.processes:
+                if program.alive():
+                    program.process.send_signal(signal.SIGUSR1)
             time.sleep(0.3)
-        for process in self.processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self.processes:
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    stream.close()  # type: ignore[union-attr]
+        for program in self.processes:
+            program.kill()
+        for program in self.processes:
+            program.end()
 
     def forget(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -156,6 +121,18 @@ class Pool:
     def close(self) -> None:
         self.end()
         self.forget()
+
+
+def checked_reply(reply: Message, rank: int) -> Message:
+    """The reply of a rank; Garbage unless it has the form that ``torch_worker`` gives it."""
+    changed = reply.get("changed", [])
+    texts = [reply.get(key, "") for key in ("error", "refused")]
+    texts += changed if isinstance(changed, list) else [changed]
+    said = reply.keys() & {"error", "refused", "changed", "ready"}
+    if len(said) != 1 or not all(isinstance(text, str) for text in texts):
+        raise Garbage(f"the reply of worker {rank} is none: {shown(reply)[1:]}")
+    said_installed(reply)
+    return reply
 
 
 def judge_replies(replies: dict[int, Message], workers: int, seconds: float) -> None:
@@ -182,10 +159,3 @@ def environment() -> dict[str, str]:
     if sys.platform == "linux":
         chosen.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return chosen
-
-
-def ending(rank: int, process: subprocess.Popen[bytes]) -> Failed:
-    try:
-        return ended(f"worker {rank}", process.wait(ENDING_SECONDS))
-    except subprocess.TimeoutExpired:
-        return Garbage(f"worker {rank} closed its reply stream")

@@ -25,11 +25,11 @@ from ringspec.conformance.adapters.versions import (
     plain_installed,
     under_test,
 )
-from ringspec.conformance.adapters.wire import plain
+from ringspec.conformance.adapters.wire import most_bytes, plain, stored
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.target import RESULTS, Call, Failed, Mutated, Refused, Result
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
-from ringspec.tensorfile import read_tensors, write_tensors
+from ringspec.tensorfile import write_tensors
 
 DEVICES = ("cpu", "cuda")
 TABLES = ("index_q", "index_k", "position_q", "position_k")
@@ -52,7 +52,7 @@ class TorchTarget:
     ``pools``         so many pools (one for each W) stay alive between calls
 
     ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, Exited,
-    TimedOut and Mutated; ``printed`` is what the ranks wrote during the last call. ``installed`` is read in
+    TimedOut, Garbage and Mutated; ``printed`` is what the ranks wrote during the last call. ``installed`` is read in
     the ranks: before the first call it starts those of the smallest W. Ranks with different versions are
     Failed. With a backward, the function computes its own forward; o and lse that a call of a
     backward alone brings are not used.
@@ -106,13 +106,15 @@ class TorchTarget:
         for rank in range(call.workers):
             given, results = (pool.folder / f"{rank}.{kind}" for kind in ("given", "results"))
             write_tensors(given, local_arrays(call, rank))
+            results.unlink(missing_ok=True)  # those of an earlier call are no answer to this one
             request = request_of(call) | {"packages": self.packages}
             requests.append(request | {"given": str(given), "results": str(results)})
         replies = pool.ask(requests, self.timeout)
         self.printed = pool.printed
         raise_changed(replies)
         self.note(agreed([*map(plain_installed, replies)]))
-        return gathered([read_tensors(request["results"]) for request in requests])
+        files = [f"{rank}.results" for rank in range(call.workers)]
+        return gathered([stored(pool.folder, file, most_bytes(call)) for file in files])
 
     def pool(self, workers: int) -> Pool:
         """The pool of W processes, the most recently used last."""
@@ -132,7 +134,7 @@ class TorchTarget:
         """What the ranks have of ``packages``, as far as they can be started."""
         if self._installed is None:
             self._installed = Installed()
-            with contextlib.suppress(Failed, OSError):  # which each case will tell
+            with contextlib.suppress(Failed, OSError, OptionError):  # which each case will tell
                 self.pool(min(self.capabilities.workers or (1,)))
         return self._installed
 
@@ -222,7 +224,7 @@ def local_arrays(call: Call, rank: int) -> dict[str, np.ndarray]:
 
 def raise_changed(replies: list[dict[str, Any]]) -> None:
     for rank, reply in enumerate(replies):
-        if reply["changed"]:
+        if reply.get("changed"):
             raise Mutated(f"worker {rank} changed its input {', '.join(reply['changed'])}")
 
 
