@@ -102,6 +102,7 @@ class CommandTarget:
 
     ``command``: text (split as a shell would, but run without one) or a list of arguments.
     ``timeout``: seconds for the answer to one call; ``start_timeout``: for the answer to hello.
+    ``dialect``: how answers are read, by default as docs/conform/protocol.md says.
     ``name``, ``capabilities``, ``notes`` and ``installed``, the versions that it says, come from the
     program, which is started when they are first asked for; OptionError where it does not say them. ``run`` raises Refused, Crashed,
     Exited, TimedOut, Garbage, Mutated where the inputs file is not as it was, and Failed where the
