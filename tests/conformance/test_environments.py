@@ -151,7 +151,7 @@ def test_what_a_worker_says_before_it_is_asked_anything_is_told(tmp_path, monkey
 
     def and_ended(self, rank, python):
         process = started(self, rank, python)
-        process.wait()
+        process.process.wait()
         return process
 
     monkeypatch.setattr(Pool, "started", and_ended)

@@ -84,12 +84,13 @@ class Program:
     def ask(self, line: bytes) -> None:
         """Begin to write a line; the log is that of this question from now on."""
         self.take(0.0)
+        when = " after its last answer" if self.asked else " before it was asked"
         if self.asked:  # what came before the first question belongs to it
             self.errors.clear()
         self.asked = True
         self.refuse_noise("before it was asked")
         if not self.alive():
-            raise ended(self.who, self.process.returncode, " after its last answer")
+            raise ended(self.who, self.process.returncode, when)
         self.unsent = memoryview(line)
 
     def answer(self, deadline: float) -> bytes | None:
