@@ -12,7 +12,7 @@ Nothing in ``ringspec.spec`` imports it; a ring takes its blocks as arguments:
 True
 
 Read ``plan`` (which tiles there are), ``job``, ``forward``, ``backward``, ``passes`` (tasks), ``dense``
-``blocks`` and ``merge`` (what is called), ``threads`` and ``memory``.
+``blocks`` and ``merge`` (what is called), ``team``, ``threads``, ``forks`` and ``kept``.
 """
 
 from ringspec.fast.blocks import block_backward, block_forward, blocks

@@ -20,7 +20,6 @@ import numpy as np
 
 from ringspec.fast.forward import hide
 from ringspec.fast.job import Floats, Head, Job, Tile, head_of, is_finite, product, tile_of
-from ringspec.fast.memory import empty
 from ringspec.fast.threads import SCRATCH
 from ringspec.spec.block_attention import add_bias_gradient
 from ringspec.spec.problem import Array
@@ -91,7 +90,7 @@ def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
 
 def wide(x: Floats, column: Array | float, job: Job) -> Floats:
     """x [..., D] with one more column, in the job's type."""
-    made = empty((*x.shape[:-1], x.shape[-1] + 1), job.dtype)
+    made = np.empty((*x.shape[:-1], x.shape[-1] + 1), job.dtype)
     made[..., :-1] = x
     made[..., -1] = column
     return made

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ringspec.fast.job import Floats, Head, Job, Tile, is_finite, norms_of, product, tile_of
+from ringspec.fast.kept import is_immutable
 from ringspec.fast.plan import Run, starts
 from ringspec.fast.threads import SCRATCH
 from ringspec.spec.problem import Array, Booleans
@@ -112,7 +113,7 @@ def queries_of(head: Head, q0: int, q1: int) -> Queries:
 def scaled_queries(head: Head, q0: int, q1: int) -> Queries:
     job, shape = head.job, (q1 - q0, head.job.q.shape[3])
     # What is not kept may lie in scratch of this thread.
-    q = SCRATCH.get("q", shape, job.dtype) if job.q.flags.writeable else np.empty(shape, job.dtype)
+    q = np.empty(shape, job.dtype) if is_immutable(job.q) else SCRATCH.get("q", shape, job.dtype)
     np.multiply(head.q[q0:q1], job.terms.scale * job.unit, out=q, casting="same_kind")
     norms = norms_of(q)
     ones = ones_of(job.sizes.keys, job.dtype)

@@ -1,10 +1,10 @@
-"""What was made of arrays that nobody can write to: a ring shows the same ones to a block after block.
+"""Values made of arrays that nobody can change: a ring shows the same ones to a block after block.
 
 A worker's queries meet W blocks of keys, and its keys W blocks of queries. Without this each block of a
 float32 ring made its operands anew: conversions, norms and extra columns took a tenth of a ring of W = 8.
 
-Only read-only arrays count, such as the inputs of a worker: of others nobody knows whether they are still what
-they were.
+Only arrays in immutable memory count, as the inputs of a ring's worker are (``spec.worker.read_only``). That an array is
+read-only says nothing: it may be a view of one that is written to.
 """
 
 from __future__ import annotations
@@ -14,10 +14,24 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 Value = TypeVar("Value")
 Made = tuple[tuple["weakref.ref[NDArray[Any]]", ...], Any]
+
+
+def is_immutable(x: NDArray[Any]) -> bool:
+    """Whether the memory of x belongs, through all its bases, to a bytes object, which nothing can change.
+
+    >>> import numpy as np
+    >>> is_immutable(np.frombuffer(bytes(8))[:1]), is_immutable(np.broadcast_to(np.ones(1), 2))
+    (True, False)
+    """
+    base: object = x
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, bytes)
 
 
 class Kept:
@@ -33,11 +47,11 @@ class Kept:
         self.patterns: dict[tuple[Any, ...], Any] = {}
 
     def get(self, arrays: tuple[NDArray[Any], ...], key: Any, make: Callable[[], Value]) -> Value:
-        """``make()``, or what it gave before for the same read-only arrays and key.
+        """``make()``, or what it gave before for the same immutable arrays and key.
 
         The value must hold none of the arrays nor a view of one: it would keep them.
         """
-        if any(x.flags.writeable for x in arrays):
+        if not all(map(is_immutable, arrays)):
             return make()
         at = (key, *map(id, arrays))
         found = self.made.get(at)
@@ -45,11 +59,11 @@ class Kept:
         if found is not None and all(ref() is x for ref, x in zip(found[0], arrays, strict=True)):
             return found[1]
         value = make()
-        forget = functools.partial(self.forget, at)
+        # An entry holds the references that call this, so an entry that has taken its place is safe.
+        forget = functools.partial(pop, self.made, at)
         self.made[at] = tuple(weakref.ref(x, forget) for x in arrays), value
         return value
 
-    def forget(self, at: tuple[Any, ...], gone: object) -> None:
-        found = self.made.get(at)
-        if found is not None and any(ref is gone for ref in found[0]):
-            self.made.pop(at, None)
+
+def pop(made: dict[tuple[Any, ...], Made], at: tuple[Any, ...], gone: object) -> None:
+    made.pop(at, None)

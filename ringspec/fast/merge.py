@@ -17,7 +17,6 @@ from typing import TypedDict
 import numpy as np
 
 from ringspec.fast.blocks import blocks, computed_in
-from ringspec.fast.memory import empty
 from ringspec.fast.plan import TileSizes
 from ringspec.fast.team import each, run_tasks, thread_count
 from ringspec.fast.threads import SCRATCH
@@ -60,7 +59,7 @@ def absorb(
     given = [flat(x) for x in (running.m, running.l, part.m, part.l)]
     from_o, to_o = (np.ascontiguousarray(x, dtype).reshape(-1, width) for x in (running.o, part.o))
     m, l = np.empty(given[0].shape), np.empty(given[0].shape)
-    o = empty(to_o.shape, dtype)
+    o = np.empty(to_o.shape, dtype)
     columns = (*given, from_o, to_o, m, l, o)
     in_slices(merge_rows, columns, max(width, 1), thread_count(threads))
     shape = part.m.shape
@@ -81,7 +80,7 @@ def accumulate(
     assert total is not None
     if accumulator not in ("float32", "float64"):
         return plus(total, share, accumulator)
-    result = empty(total.shape, accumulator)
+    result = np.empty(total.shape, accumulator)
     given = [np.ascontiguousarray(x).reshape(-1) for x in (total, share)]
     in_slices(add_numbers, (*given, result.reshape(-1)), 1, thread_count(threads))
     return result

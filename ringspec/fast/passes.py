@@ -11,7 +11,6 @@ import numpy as np
 from ringspec.fast.backward import Seeds, Shares, backward_keys, chunks, operands_of
 from ringspec.fast.forward import State, forward_rows, keys_of
 from ringspec.fast.job import Floats, Job, head_of, is_finite
-from ringspec.fast.memory import empty
 from ringspec.fast.team import run_tasks
 from ringspec.fast.threads import Once
 from ringspec.spec.problem import Array
@@ -67,7 +66,7 @@ def forward_result(job: Job, threads: int) -> tuple[Floats, Array, bool]:
 
 def results(job: Job) -> tuple[Array, Array, Floats]:
     shape = job.q.shape[:3]
-    return np.empty(shape), np.empty(shape), empty((*shape, job.v.shape[3]), job.dtype)
+    return np.empty(shape), np.empty(shape), np.empty((*shape, job.v.shape[3]), job.dtype)
 
 
 def run_forward(job: Job, store: Store, threads: int) -> None:
@@ -108,9 +107,9 @@ def backward_result(job: Job, seeds: Seeds, threads: int) -> Backward:
     if job.rows.bias is not None:
         dbias, threads = np.zeros(job.rows.bias.shape), bias_threads(job, parts, threads)
     shares = Shares(
-        [empty(job.q.shape, job.dtype) for _ in range(parts)],
-        empty(job.k.shape, job.dtype),
-        empty(job.v.shape, job.dtype),
+        [np.empty(job.q.shape, job.dtype) for _ in range(parts)],
+        np.empty(job.k.shape, job.dtype),
+        np.empty(job.v.shape, job.dtype),
         dbias,
     )
     operands = Once(functools.partial(operands_of, job, seeds))

@@ -1,8 +1,10 @@
-"""Threads that share tasks: those of one call, and those of calls that tasks make themselves.
+"""Threads for the tasks of a call, and for the calls that these tasks make themselves.
 
-A ring's workers compute side by side, and each of their blocks is cut into tasks too. So that no core waits
-while another still has work, a thread without a task of its own takes one of any call that is open: a
-whole worker if there is one left, or else a part of another thread's block.
+A call from outside takes a crew of threads that nobody else uses, hands it the tasks and waits: the calling
+thread computes nothing, so an interrupt (Ctrl-C arrives in the main thread) finds it waiting and never in the
+middle of a sum. The crew is dismissed then, and the next call makes another. A call from within a task works at
+its own tasks, and threads of the crew that are idle help. So a ring's threads take whole workers first,
+and then tiles of each other's blocks.
 
 A task's arithmetic never depends on which thread runs it or when, and no two tasks write to the
 same place. So results are the same bits for any number of threads.
@@ -13,158 +15,152 @@ from __future__ import annotations
 import contextvars
 import functools
 import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 
 from ringspec.errors import OptionError, shown
-from ringspec.fast.threads import one_blas_thread
+from ringspec.fast.forks import GATE
+from ringspec.fast.threads import BLAS_LIMIT
 
 Task = Callable[[], None]
 
-LOCK = threading.Lock()
-POOLS: dict[int, ThreadPoolExecutor] = {}
-
 
 class Here(threading.local):
-    """The team that the calling thread works in, and how many calls deep."""
+    """The crew that the calling thread works in; None outside of a call."""
 
-    team: Team | None = None
-    depth: int = 0
+    crew: Crew | None = None
 
 
 HERE = Here()
 
 
 class Round:
-    """The tasks of one call, handed out in their order. ``failed``: the first task that raised, and what."""
+    """The tasks of one call, handed out in their order, and (number, error) of those that raised."""
 
-    def __init__(self, tasks: Sequence[Task], depth: int) -> None:
+    def __init__(self, tasks: Sequence[Task]) -> None:
         self.waiting = deque(enumerate(tasks))
-        self.unfinished = len(tasks)
-        self.depth = depth
-        self.failed: tuple[int, BaseException] | None = None
+        self.failed: list[tuple[int, BaseException]] = []
 
     def fail(self, number: int, error: BaseException) -> None:
         """Later tasks are dropped. All earlier ones were handed out before, so the first failure is
         the same for any number of threads."""
-        if self.failed is None or number < self.failed[0]:
-            self.failed = number, error
-        self.unfinished -= len(self.waiting)
+        self.failed.append((number, error))
         self.waiting.clear()
 
+    def raise_first(self) -> None:
+        if self.failed:
+            error = min(self.failed, key=lambda pair: pair[0])[1]
+            self.failed.clear()  # the error's traceback holds this round
+            raise error
 
-class Team:
-    """The threads of one outermost call, and the rounds of tasks that are open in it."""
 
-    def __init__(self) -> None:
-        self.rounds: list[Round] = []
-        self.change = threading.Condition()
-        self.closed = False
+class Crew:
+    """The threads of one call from outside. ``dismissed``: no task begins any more."""
 
-    def run(self, tasks: Sequence[Task]) -> None:
-        """A round: the calling thread works at it until all of it is done."""
-        one = Round(tasks, HERE.depth)
-        with self.change:
-            self.rounds.append(one)
-            self.change.notify_all()
+    def __init__(self, threads: int) -> None:
+        self.executor = ThreadPoolExecutor(threads, thread_name_prefix="ringspec-fast")
+        self.dismissed = False
+
+    def dismiss(self) -> None:
+        """Begin no further task, and wait for those that have begun: at most a tile's time."""
+        self.dismissed = True
+        self.executor.shutdown(cancel_futures=True)
+
+    def begin(self, one: Round, helpers: int, ended: Callable[[], None]) -> list[Future[None]]:
+        return [self.executor.submit(self.help, one, ended) for _ in range(helpers)]
+
+    def help(self, one: Round, ended: Callable[[], None]) -> None:
+        """What a thread of the crew does."""
         try:
-            self.work(one, lambda: one.unfinished == 0)
+            HERE.crew = self
+            GATE.enter()
+            with np.errstate(all="ignore"):
+                self.work(one)
+        except BaseException as error:
+            one.fail(-1, error)
         finally:
-            with self.change:
-                self.rounds.remove(one)
-        if one.failed is not None:
-            raise one.failed[1]
+            GATE.leave()
+            HERE.crew = None
+            ended()
 
-    def help(self) -> None:
-        """What the other threads do: any task of any round, until the team is closed."""
-        with np.errstate(all="ignore"):
-            HERE.team = self
+    def work(self, one: Round) -> None:
+        """Tasks of a round, as long as there are any that nobody has begun."""
+        while not self.dismissed:
+            GATE.let_forks_pass()
             try:
-                self.work(None, lambda: self.closed)
-            finally:
-                HERE.team = None
-
-    def work(self, own: Round | None, done: Callable[[], bool]) -> None:
-        """Tasks of the thread's own round, then of others, until ``done``. A thread that waits for the
-        last of its own tasks takes none of an outer round: it would come back too late."""
-        while True:
-            found = None
-            with self.change:
-                while not done() and (found := self.next_task(own)) is None:
-                    self.change.wait()
-                if found is None:
-                    return
-            self.do(*found)
-
-    def next_task(self, own: Round | None) -> tuple[Round, int, Task] | None:
-        if own is not None and own.waiting:
-            return own, *own.waiting.popleft()
-        for one in self.rounds:
-            if one.waiting and (own is None or one.depth >= own.depth):
-                return one, *one.waiting.popleft()
-        return None
-
-    def do(self, one: Round, number: int, task: Task) -> None:
-        outside = HERE.depth
-        HERE.depth = one.depth + 1
-        error = None
-        try:
-            task()
-        except BaseException as raised:
-            error = raised
-        HERE.depth = outside
-        with self.change:
-            one.unfinished -= 1
-            if error is not None:
+                number, task = one.waiting.popleft()
+            except IndexError:
+                return
+            try:
+                task()
+            except BaseException as error:
                 one.fail(number, error)
-            if one.unfinished == 0:
-                self.change.notify_all()
 
-    def close(self) -> None:
-        with self.change:
-            self.closed = True
-            self.change.notify_all()
+    def run_within(self, tasks: Sequence[Task], threads: int) -> None:
+        """A call from within a task: this thread works at it, and those that are idle help."""
+        one = Round(tasks)
+        helpers = self.begin(one, min(threads, len(tasks)) - 1, lambda: None)
+        with np.errstate(all="ignore"):
+            self.work(one)
+        # Those that have not begun would wait for threads that may wait for this call.
+        begun = [helper for helper in helpers if not helper.cancel()]
+        if begun:
+            GATE.leave()
+            wait(begun)
+            GATE.enter()
+        if self.dismissed:
+            raise CancelledError("the call was interrupted")
+        one.raise_first()
+
+
+# Crews that are idle, by their number of threads. Their threads keep scratch memory.
+IDLE: dict[int, list[Crew]] = {}
 
 
 def run_tasks(tasks: Sequence[Task], threads: int) -> None:
-    """Run every task once, on the calling thread and others; each takes the next task when it is done.
+    """Run every task once on so many threads; each takes the next task when it is done.
 
     Within a task of another call the threads are those of the outermost call. What the first failing task raised
-    is raised when no thread is at work on these tasks any more. Overflow shows in results, which are
+    is raised when no thread is at work on these tasks any more. An interrupt of the calling thread is
+    raised then too: tasks that have not begun are dropped. Overflow shows in results, which are
     checked: NumPy's warnings would come from hidden pairs.
     """
-    others = min(threads, len(tasks)) - 1
-    with np.errstate(all="ignore"):
-        if others < 1:
-            with one_blas_thread():
-                for task in tasks:
-                    task()
-        elif HERE.team is not None:
-            HERE.team.run(tasks)
-        else:
-            run_in_team(tasks, others)
+    if HERE.crew is not None:
+        HERE.crew.run_within(tasks, threads)
+    elif tasks:
+        run_from_outside(tasks, threads)
 
 
-def run_in_team(tasks: Sequence[Task], others: int) -> None:
-    team = Team()
-    with one_blas_thread():
-        futures = [pool(others).submit(team.help) for _ in range(others)]
-        HERE.team = team
-        try:
-            team.run(tasks)
-        finally:
-            HERE.team = None
-            team.close()
-            # Those that have not begun would wait for another team's threads, which may wait for this call.
-            begun = [future for future in futures if not future.cancel()]
-            wait(begun)
-    for future in begun:
-        future.result()
+def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
+    """Waits on a queue written in C: an interrupt in ``Future.result`` could leave its lock held."""
+    one, ended = Round(tasks), queue.SimpleQueue[None]()
+    crew = idle_crew(threads)
+    try:
+        BLAS_LIMIT.take(one)
+        helpers = crew.begin(one, min(threads, len(tasks)), functools.partial(ended.put, None))
+        for _ in helpers:
+            ended.get()
+        BLAS_LIMIT.drop(one)
+    except BaseException:
+        crew.dismiss()
+        BLAS_LIMIT.drop(one)
+        raise
+    # Where an interrupt arrives before this, the crew is garbage, and its threads end with it.
+    IDLE.setdefault(threads, []).append(crew)
+    one.raise_first()
+
+
+def idle_crew(threads: int) -> Crew:
+    try:
+        return IDLE[threads].pop()
+    except (KeyError, IndexError):
+        return Crew(threads)
 
 
 def each(function: Callable[[Any], Any], values: Iterable[Any], *, threads: int) -> list[Any]:
@@ -184,13 +180,6 @@ def each(function: Callable[[Any], Any], values: Iterable[Any], *, threads: int)
     return results
 
 
-def pool(threads: int) -> ThreadPoolExecutor:
-    with LOCK:
-        if threads not in POOLS:
-            POOLS[threads] = ThreadPoolExecutor(threads, thread_name_prefix="ringspec-fast")
-        return POOLS[threads]
-
-
 def thread_count(threads: int | None) -> int:
     """The number of threads asked for; None is one for each core that this process may use."""
     if threads is None:
@@ -202,5 +191,11 @@ def thread_count(threads: int | None) -> int:
     return int(threads)
 
 
-if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
-    os.register_at_fork(after_in_child=POOLS.clear)
+def forget_the_parents_threads() -> None:
+    """In the child of a fork, which has none of them."""
+    IDLE.clear()
+    HERE.crew = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget_the_parents_threads)

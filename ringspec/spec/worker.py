@@ -308,10 +308,8 @@ def select(state: WorkerState, owner: int) -> WorkerState:
 
 
 def read_only(x: Array) -> Array:
-    """A view that nobody can write through: a worker's inputs stay as they are, wherever they travel."""
-    view = x.view()
-    view.flags.writeable = False
-    return view
+    """A copy in memory that nobody can write to: a worker's inputs stay as they are, wherever they travel."""
+    return np.ndarray(x.shape, x.dtype, x.tobytes())
 
 
 def deliver(outboxes: list[tuple[Message, ...]], workers: int) -> list[tuple[Message, ...]]:

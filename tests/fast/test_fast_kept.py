@@ -1,4 +1,4 @@
-"""What is kept of read-only arrays: found again, never of arrays that changed, gone when these are."""
+"""Values kept of immutable arrays: found again, never those of arrays that can change, gone when these are."""
 
 import gc
 
@@ -9,15 +9,22 @@ import ringspec as rs
 from ringspec import fast
 from ringspec.fast.kept import Kept
 from ringspec.spec.options import check
+from ringspec.spec.worker import read_only
 
 
-def read_only(x):
+def a_view(x):
+    """A read-only view of x, which says nothing of x."""
     x = x.view()
     x.flags.writeable = False
     return x
 
 
-def test_a_value_is_made_once_for_the_same_read_only_arrays_and_key():
+def made_read_only(x):
+    x.flags.writeable = False
+    return x
+
+
+def test_a_value_is_made_once_for_the_same_immutable_arrays_and_key():
     kept, made = Kept(), []
 
     def make():
@@ -31,10 +38,16 @@ def test_a_value_is_made_once_for_the_same_read_only_arrays_and_key():
     assert kept.get((x, y), "a", make) == 4
 
 
-def test_of_arrays_that_can_be_written_to_nothing_is_kept():
-    kept, x = Kept(), np.ones(3)
+@pytest.mark.parametrize("given", [np.array, a_view, made_read_only, lambda x: a_view(x)[1:]])
+def test_of_arrays_that_somebody_can_write_to_nothing_is_kept(given):
+    kept, x = Kept(), given(np.ones(3))
     assert kept.get((x,), "a", lambda: 1) == 1 and kept.get((x,), "a", lambda: 2) == 2
     assert kept.get((read_only(x), x), "a", lambda: 3) == 3 and not kept.made
+
+
+def test_what_is_kept_of_an_array_is_kept_of_a_view_of_it_too():
+    kept, x = Kept(), read_only(np.ones(3))[1:]
+    assert kept.get((x,), "a", lambda: 1) == 1 and kept.get((x,), "a", lambda: 2) == 1
 
 
 def test_a_value_goes_with_the_first_of_its_arrays():
@@ -61,15 +74,16 @@ def test_an_array_with_the_number_of_one_that_is_gone_is_another(monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", ["float64", "float32"])
-def test_blocks_see_what_was_written_between_two_calls(recipe):
+@pytest.mark.parametrize("given", [lambda x: x, a_view], ids=["arrays", "read-only views"])
+def test_blocks_see_what_was_written_between_two_calls(recipe, given):
     random = np.random.default_rng(0)
-    q, k, v, dy = random.normal(size=(4, 1, 2, 16, 4))
+    buffers = [*random.normal(size=(4, 1, 2, 16, 4)), *np.zeros((2, 1, 2, 16))]
+    q, k, v, dy, lse, delta = map(given, buffers)
     p = check(q, k, v, {})
     parts = p.rows, p.columns, p.terms, rs.RECIPES[recipe]
     forward, backward = fast.blocks(threads=1)
-    lse, delta = np.zeros((2, 1, 2, 16))
     first = forward(q, k, v, *parts), backward(q, k, v, dy, lse, delta, *parts)
-    for x in (q, k, v, dy, lse, delta):
+    for x in buffers:
         x += 0.5
     second = forward(q, k, v, *parts), backward(q, k, v, dy, lse, delta, *parts)
     fresh = fast.blocks(threads=1)

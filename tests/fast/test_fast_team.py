@@ -41,7 +41,7 @@ def test_every_task_of_rounds_within_rounds_is_done_once(threads, sizes):
 
     within_seconds(lambda: (task(), True))
     assert sorted(done) == list(np.ndindex(*sizes))
-    assert HERE.team is None and HERE.depth == 0
+    assert HERE.crew is None
 
 
 def test_a_thread_without_tasks_takes_those_of_another_workers_block():
