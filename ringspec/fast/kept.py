@@ -59,11 +59,8 @@ class Kept:
         if found is not None and all(ref() is x for ref, x in zip(found[0], arrays, strict=True)):
             return found[1]
         value = make()
-        # An entry holds the references that call this, so an entry that has taken its place is safe.
-        forget = functools.partial(pop, self.made, at)
+        # An entry holds the references that call this, so an entry that has taken its place is safe. It is
+        # pop(at, reference): a function in Python would swallow an interrupt that arrives in it.
+        forget = functools.partial(self.made.pop, at)
         self.made[at] = tuple(weakref.ref(x, forget) for x in arrays), value
         return value
-
-
-def pop(made: dict[tuple[Any, ...], Made], at: tuple[Any, ...], gone: object) -> None:
-    made.pop(at, None)

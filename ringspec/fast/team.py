@@ -12,6 +12,7 @@ same place. So results are the same bits for any number of threads.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import os
@@ -29,6 +30,8 @@ from ringspec.fast.forks import GATE
 from ringspec.fast.threads import BLAS_LIMIT
 
 Task = Callable[[], None]
+
+GLANCE = 0.5  # seconds
 
 
 class Here(threading.local):
@@ -145,15 +148,22 @@ def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
         BLAS_LIMIT.take(one)
         helpers = crew.begin(one, min(threads, len(tasks)), functools.partial(ended.put, None))
         for _ in helpers:
-            ended.get()
+            wait_for_one(ended)
         BLAS_LIMIT.drop(one)
     except BaseException:
         crew.dismiss()
-        BLAS_LIMIT.drop(one)
+        BLAS_LIMIT.drop_after_interrupt(one)
         raise
     # Where an interrupt arrives before this, the crew is garbage, and its threads end with it.
     IDLE.setdefault(threads, []).append(crew)
     one.raise_first()
+
+
+def wait_for_one(ended: queue.SimpleQueue[None]) -> None:
+    """In glances: on Windows, and where another thread took the signal, a wait without end sees no interrupt."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return ended.get(timeout=GLANCE)
 
 
 def idle_crew(threads: int) -> Crew:

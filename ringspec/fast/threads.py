@@ -7,6 +7,7 @@ because OpenBLAS's threads wait for each other in a spin loop.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -78,7 +79,7 @@ class BlasLimit:
         self.forget()
 
     def forget(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.calls: set[object] = set()
         self.before: Any = None
 
@@ -98,6 +99,13 @@ class BlasLimit:
                 self.before.restore_original_limits()
                 give_up_control()
                 self.before = None
+
+    def drop_after_interrupt(self, call: object) -> None:
+        """As :meth:`drop`. An interrupt at the end of a ``with`` leaves its lock held."""
+        self.drop(call)
+        with contextlib.suppress(RuntimeError):  # not held any more
+            while True:
+                self.lock.release()
 
     def in_child(self) -> None:
         """After a fork: the calls of the parent's other threads are not there."""
