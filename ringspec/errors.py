@@ -126,6 +126,10 @@ class LostWorkerError(CommunicationError):
     """A rank waited for another in vain: it hangs, was ended, or is slower than the time limit."""
 
 
+class FailedWorkerError(CommunicationError):
+    """Another rank ended its pass with an exception that is not one of these, such as an observer's."""
+
+
 class MessageError(CommunicationError):
     """A message between ranks is not the one that the schedule calls for."""
 

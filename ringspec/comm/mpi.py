@@ -193,15 +193,19 @@ def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = No
 def split(links: MpiLinks, ring_size: int) -> MpiLinks:
     """Links among the ``ring_size`` ranks of this rank's ring; ring g has ranks g*W to g*W + W - 1.
 
-    All ranks call this. Raises WorkerCountError where W does not divide the number of ranks.
+    All ranks call this. Raises WorkerCountError where W does not divide the number of ranks, and
+    DisagreementError where one rank gives another W; both on every rank.
     """
     whole = isinstance(ring_size, int) and not isinstance(ring_size, bool) and ring_size >= 1
+    error = None
     if not whole or links.size % ring_size:
-        raise WorkerCountError(
+        error = WorkerCountError(
             f"a ring size that divides the {links.size} ranks",
             shown(ring_size),
             "start a multiple of the ring size: mpiexec -n N",
         )
+    # A split blocks, and rings of other sizes have other neighbours; whoever does not come is named here.
+    meet(links, "before the ranks form rings", error, {"ring size": digest(ring_size)})
     if ring_size == links.size:
         return links
     group, worker = divmod(links.rank, ring_size)
@@ -210,8 +214,6 @@ def split(links: MpiLinks, ring_size: int) -> MpiLinks:
         known = {}
         links.comm.Set_attr(kept(), known)
     if ring_size not in known:
-        # A split blocks; whoever does not come is named before it.
-        meet(links, "before the ranks are split into rings", None, {"ring size": digest(ring_size)})
         known[ring_size] = links.comm.Split(group, worker)
     ring = known[ring_size]
     return MpiLinks(ring, links.control, links.timeout, links.log, group * ring_size)

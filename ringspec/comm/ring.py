@@ -17,7 +17,13 @@ from ringspec.comm.agreement import digests_of, meet
 from ringspec.comm.links import Links
 from ringspec.comm.part import Setup, joined_batch, share_of_batch, worker_result
 from ringspec.comm.wire import Header, check_header, frame_of, pack, unpack
-from ringspec.errors import LostWorkerError, OptionError, RingspecError, shown
+from ringspec.errors import (
+    FailedWorkerError,
+    LostWorkerError,
+    OptionError,
+    RingspecError,
+    shown,
+)
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 from ringspec.spec.attention import as_given
@@ -97,7 +103,8 @@ def ring_over(
     The result is bit-identical to that of ``ringspec.ring``; with several rings all but ``dsinks``,
     and ``dbias`` of a bias without batch axis, which are sums over the batch, added ring by ring.
 
-    Raises what ``ringspec.ring`` raises, on every rank; DisagreementError where ranks were given
+    Raises what ``ringspec.ring`` raises, on every rank; any other exception of one rank, such as its
+    observer's, on that rank, and FailedWorkerError, which names the two, on the others; DisagreementError where ranks were given
     different things; LostWorkerError where a rank does not answer.
     """
     ring = links if ring is None else ring
@@ -120,6 +127,9 @@ def ring_over(
         setup = set_up(ring.size, q, k, v, given, dict(options))
     except RingspecError as refused:
         error = refused
+    except Exception as raised:  # of an input's __array__, say
+        error = failure(links, raised)
+        error.__cause__ = raised
     run = run_over(links, ring, setup, error, observer or nothing, root)
     if run is not None and run.gradients is not None:
         return dataclasses.replace(run, gradients=as_given(run.gradients, options))
@@ -195,8 +205,20 @@ def run_over(
     except RingspecError as refused:
         links.stop(refused)
         raise
+    except Exception as raised:
+        links.stop(failure(links, raised))
+        raise
     meet(links, "at the end")
     return run
+
+
+def failure(links: Links, raised: Exception) -> FailedWorkerError:
+    """What the other ranks raise for an exception that belongs to a user's function on this one."""
+    return FailedWorkerError(
+        "every rank to finish its pass",
+        f"{type(raised).__name__} on {links.name(links.rank)}: {raised}",
+        f"see the traceback of {links.name(links.rank)}",
+    )
 
 
 def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:

@@ -16,6 +16,7 @@ from ringspec.conformance.targets.reference_mpi import launcher
 pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).parents[2]
 IDENTICAL = Path(__file__).with_name("programs") / "identical.py"
+FAILING = Path(__file__).with_name("programs") / "failing.py"
 TARGET = "ringspec.conformance.targets.reference_mpi:reference_mpi"
 # A ring that computes for some seconds. A busy machine may take a second or two for an answer.
 LONG = ("simulate", "--length", "8192", "--heads", "4", "--compare", "rows", "--timeout", "8")
@@ -65,6 +66,28 @@ def test_four_ranks_give_the_bits_of_lockstep_and_subrings_and_refusals_are_agre
         "subrings: as one ring",
         "refusals: on every rank",
     ]
+
+
+@pytest.mark.parametrize(
+    "what, others, own",
+    [
+        (
+            "observer",
+            "FailedWorkerError: ValueError on rank 2: broken: here",
+            "ValueError: broken: here",
+        ),
+        (
+            "other ring size",
+            "DisagreementError: another ring size than on rank 0 on rank 2",
+            "DisagreementError: another ring size than on rank 0 on rank 2",
+        ),
+        ("no ring size", "WorkerCountError: 3", "WorkerCountError: 3"),
+    ],
+)
+def test_what_one_rank_does_otherwise_every_rank_hears_by_name(what, others, own):
+    out, errors, status = started(str(FAILING), what)
+    assert status == 0, errors[-3000:]
+    assert out.splitlines() == [f"{rank} {own if rank == 2 else others}" for rank in range(4)]
 
 
 def test_simulate_under_mpiexec_prints_the_report_of_lockstep_once():

@@ -17,6 +17,7 @@ from ringspec.comm.traffic import traffic
 from ringspec.comm.wire import Header, check_header, frame_of, pack, side_from
 from ringspec.errors import (
     DisagreementError,
+    FailedWorkerError,
     LayoutError,
     LostWorkerError,
     MessageError,
@@ -255,6 +256,34 @@ def test_an_error_in_the_block_of_one_rank_is_raised_on_every_rank():
     named_as(broken, block_forward)
     errors = run_with(ThreadLinks, only=2, block_forward=broken)
     assert all(isinstance(error, NonFiniteError) and "look at it" in str(error) for error in errors)
+
+
+def test_an_exception_of_one_ranks_observer_reaches_the_others_by_name():
+    def observer(moment):
+        if moment.step == 1:
+            raise ValueError("broken: here")
+
+    errors = run_with(ThreadLinks, only=2, observer=observer)
+    assert isinstance(errors.pop(2), ValueError)
+    assert len(errors) == W - 1 and all(isinstance(error, FailedWorkerError) for error in errors)
+    assert all(error.got == "ValueError on rank 2: broken: here" for error in errors)
+
+
+def test_an_exception_of_one_rank_before_it_computes_reaches_the_others_by_name(monkeypatch):
+    from ringspec.comm import ring as module
+
+    checked = module.set_up
+
+    def broken(workers, q, k, v, given, options):
+        if options.get("causal"):
+            raise KeyError("no such array")
+        return checked(workers, q, k, v, given, options)
+
+    monkeypatch.setattr(module, "set_up", broken)
+    errors = run_with(ThreadLinks, keywords_of=lambda rank: {"causal": rank == 2})
+    assert all(isinstance(error, FailedWorkerError) for error in errors), errors
+    assert all("KeyError on rank 2" in error.got for error in errors)
+    assert isinstance(errors[2].__cause__, KeyError)
 
 
 @pytest.mark.parametrize(
