@@ -201,11 +201,5 @@ def thread_count(threads: int | None) -> int:
     return int(threads)
 
 
-def forget_the_parents_threads() -> None:
-    """In the child of a fork, which has none of them."""
-    IDLE.clear()
-    HERE.crew = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=forget_the_parents_threads)
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=IDLE.clear)
