@@ -8,8 +8,8 @@ from typing import Any
 
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.diagnoser import Diagnoser, most_likely
-from ringspec.conformance.load import load_target
 from ringspec.conformance.outcome import Record
+from ringspec.conformance.pool import close, opened
 from ringspec.conformance.report import headline
 from ringspec.conformance.runner import Progress, Summary, run
 from ringspec.conformance.target import Target
@@ -101,7 +101,12 @@ def check(
     >>> checked.passed, checked.diagnosis is None
     (True, True)
     """
-    found = load_target(target) if isinstance(target, str) else target
+    options: dict[str, Any] = {"only": only, "timeout": timeout, "progress": progress}
     cases = run_cases(profile)
-    summary = run(found, cases, only=only, timeout=timeout, progress=progress, diagnose=Diagnoser())
-    return Checked(summary)
+    if not isinstance(target, str):
+        return Checked(run(target, cases, **options, diagnose=Diagnoser()))
+    found = opened(target, timeout, here=timeout is None)
+    try:
+        return Checked(run(found, cases, **options, diagnose=Diagnoser()))
+    finally:
+        close(found)

@@ -45,3 +45,15 @@ def test_progress_is_told_after_each_case_and_an_unknown_pattern_is_refused():
     assert seen == [(1, 1, ONE)]
     with pytest.raises(OptionError):
         check(reference_float32, only="no/such/*")
+
+
+@pytest.mark.parametrize("timeout", [None, 100])
+def test_a_target_that_ends_its_process_while_it_is_loaded_does_not_end_this_one(tmp_path, timeout):
+    (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
+    with pytest.raises(OptionError, match="ends.py:target that can be loaded"):
+        check(f"{tmp_path / 'ends.py'}:target", only=ONE, timeout=timeout)
+
+
+def test_a_target_that_is_given_by_name_may_have_a_timeout():
+    name = "ringspec.conformance.targets.reference:reference_float32"
+    assert check(name, "core", only=ONE, timeout=100).passed
