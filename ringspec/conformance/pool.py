@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +82,18 @@ def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Ta
         target.close()
         raise
     target.close()
-    return called_by(load_target(spec), timeout, spec)
+    loaded = load_target(spec)
+    if here and timeout is None and hasattr(loaded, "debug"):
+        loaded.debug(rank_of_debugger())
+    return called_by(loaded, timeout, spec)
+
+
+def rank_of_debugger() -> int:
+    """Which rank of a PyTorch function a debugger sees: RINGSPEC_RANK, by default 0."""
+    text = os.environ.get("RINGSPEC_RANK", "0")
+    if not text.isdecimal() or len(text) > 6:
+        raise OptionError("RINGSPEC_RANK as the number of a rank", shown(text), "set it to 0")
+    return int(text)
 
 
 def called_by(target: Target, timeout: float | None, spec: str | None) -> Target:

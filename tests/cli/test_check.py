@@ -246,6 +246,42 @@ def test_timeout_0_serves_a_debugger_on_the_terminal(tmp_path):
     assert read_report(tmp_path / "r.jsonl").complete
 
 
+DEBUGGED_RANK = """
+from pathlib import Path
+from ringspec.conformance.adapters.torch_processes import TorchTarget
+from ringspec.conformance.capabilities import Capabilities
+
+mine = TorchTarget(str(Path(__file__).parent / "functions.py") + ":stops", Capabilities(layouts=("zigzag",), recipe="float32"))
+"""
+STOPS = """
+import importlib.util
+located = importlib.util.spec_from_file_location("given", {path!r})
+given = importlib.util.module_from_spec(located)
+located.loader.exec_module(given)
+
+def stops(q, k, v, *, group, call):
+    if call.rank == 2:
+        breakpoint()
+    return given.gathered_attention(q, k, v, group=group, call=call)
+"""
+
+
+@pytest.mark.torch
+@needs_terminal
+def test_timeout_0_serves_a_debugger_of_one_torch_rank(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGSPEC_RANK", "2")
+    functions = Path(__file__).parents[1] / "conformance" / "torch_functions.py"
+    (tmp_path / "debugged.py").write_text(DEBUGGED_RANK)
+    (tmp_path / "functions.py").write_text(STOPS.format(path=str(functions)))
+    code, _, shown = on_terminal(
+        tmp_path,
+        *("check", "debugged.py:mine", "--timeout", 0, "--only", "ring/float32-zigzag-w4"),
+        typed=(b"p 6 * 7, call.workers, call.rank\n", b"c\n"),
+    )
+    assert code == 0, shown
+    assert "(Pdb)" in shown and "(42, 4, 2)" in shown
+
+
 @pytest.mark.parametrize("seconds", [0, 60])
 @pytest.mark.parametrize("line", ["os._exit(0)", "os.write(2, b'x'); os.kill(os.getpid(), 9)"])
 def test_an_end_of_the_process_while_the_target_is_loaded_is_status_2(tmp_path, seconds, line):

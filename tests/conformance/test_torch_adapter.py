@@ -73,6 +73,32 @@ def worst_error(result, expected, names=TENSORS):
     return float(np.max(errors))
 
 
+def test_a_rank_that_is_debugged_is_in_this_process_and_gives_the_same(made, tmp_path):
+    one = made("tells_its_process", options={"folder": str(tmp_path)})
+    calls = [case_call(id)[0] for id in ("ring/zigzag-causal-w3", "ring/zigzag-causal-w2")]
+    apart = [one.run(call) for call in calls]
+    assert str(os.getpid()) not in {path.read_text() for path in tmp_path.iterdir()}
+    one.debug(1)
+    for call, before in zip([*calls, calls[0]], [*apart, apart[0]], strict=True):
+        result = one.run(call)
+        for name in TENSORS:
+            pairs = zip(getattr(result, name), getattr(before, name), strict=True)
+            assert all(np.array_equal(a, b) for a, b in pairs)
+        ranks = {rank: tmp_path / f"{call.workers}-{rank}" for rank in range(call.workers)}
+        here = [rank for rank, path in ranks.items() if path.read_text() == str(os.getpid())]
+        assert here == [1]
+    one.close()
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_of_a_rank_ends_the_call_whichever_is_debugged(made, rank):
+    one = made("raises")
+    one.debug(rank)
+    with pytest.raises(Failed, match="worker 1 raised an exception(.|\n)*ZeroDivisionError"):
+        one.run(case_call("ring/zigzag-causal-w2")[0])
+
+
 @pytest.mark.parametrize(
     "id", ["ring/contiguous-causal-w2", "ring/zigzag-causal-w3", "ring/float32-zigzag-w4"]
 )

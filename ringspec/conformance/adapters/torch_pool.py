@@ -8,16 +8,19 @@ by :mod:`ringspec.conformance.adapters.rank_start` and not forked: the harness m
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ringspec.conformance.adapters import rank_start
+from ringspec.conformance.adapters import rank_start, torch_worker
 from ringspec.conformance.adapters.process import GLANCE_SECONDS, Program, pump
 from ringspec.conformance.adapters.versions import agreed, plain_installed
 from ringspec.conformance.adapters.wire import line_of, message_of, said_installed
@@ -31,24 +34,57 @@ ENDING_SECONDS = 20.0  # what torch leaves behind takes its time on a busy machi
 Message = dict[str, Any]
 
 
+class RankHere:
+    """A rank in this process, where a debugger reaches it; asked as the :class:`Program` of another rank is.
+
+    It computes while its answer is waited for: the others were asked before.
+    """
+
+    def __init__(self) -> None:
+        self.rank = torch_worker.Rank()
+        self.request: Message = {}
+
+    def ask(self, line: bytes) -> None:
+        self.request = json.loads(line)
+
+    def answer(self) -> bytes:
+        joins = self.rank.place is None
+        return line_of((self.rank.joined if joins else self.rank.reply)(self.request))
+
+    def log(self) -> str:
+        return ""
+
+    def kill(self) -> None:
+        """This process stays."""
+
+    def end(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
 class Pool:
     """W running processes. ``ask`` raises Refused, Failed, Crashed, Exited, TimedOut or Garbage.
 
     ``setup`` is what each process is told first: ``function``, ``options``, ``device``, ``packages``.
     ``alive`` is False once the pool has been ended. ``installed``: what the processes have of those
     packages (Failed where two have different versions). ``printed`` is what the ranks wrote during the last call, with
-    stdout and stderr in one. ``folder`` is for the files of calls, and goes with the pool.
+    stdout and stderr in one. ``here``: the rank that this process computes. ``folder`` is for the files of calls, and goes with the pool.
     """
 
-    def __init__(self, workers: int, setup: Message, python: str, seconds: float) -> None:
+    def __init__(
+        self, workers: int, setup: Message, python: str, seconds: float, here: int | None = None
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ringspec-torch-"))
         self.workers = workers
         self.alive = True
         self.printed = ""
-        self.processes: list[Program] = []
+        self.processes: list[Program | RankHere] = []
         try:
             for rank in range(workers):
-                self.processes.append(self.started(rank, python))
+                one = RankHere() if rank == here else self.started(rank, python)
+                self.processes.append(one)
             shared = {"workers": workers, "rendezvous": str(self.folder / "rendezvous")}
             requests = [setup | shared | {"rank": rank} for rank in range(workers)]
             self.installed = agreed([*map(plain_installed, self.ask(requests, seconds))])
@@ -79,20 +115,15 @@ class Pool:
         return [replies[rank] for rank in range(self.workers)]
 
     def exchanged(self, requests: list[Message], seconds: float) -> dict[int, Message]:
-        deadline = time.monotonic() + seconds
-        replies: dict[int, Message] = {}
+        deadline = Deadline(seconds)
         for program, request in zip(self.processes, requests, strict=True):
             program.ask(line_of(request))
-        while len(replies) < self.workers and (left := deadline - time.monotonic()) > 0:
-            pump(self.processes, min(left, GLANCE_SECONDS))
-            for rank, program in enumerate(self.processes):
-                line = None if rank in replies else program.answer(deadline)
-                if line is None:
-                    continue
-                replies[rank] = checked_reply(message_of(line, f"the reply of worker {rank}"), rank)
-                if "error" in replies[rank] or "refused" in replies[rank]:
-                    # Others may wait for this rank for ever, or be the ones that crashed.
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        others = {n: one for n, one in enumerate(self.processes) if isinstance(one, Program)}
+        here = {n: one for n, one in enumerate(self.processes) if isinstance(one, RankHere)}
+        if here:
+            replies = beside(here, others, deadline)
+        else:
+            replies = collected(others, deadline)
         judge_replies(replies, self.workers, seconds)
         return replies
 
@@ -107,7 +138,7 @@ class Pool:
         self.alive = False
         if dump and hasattr(signal, "SIGUSR1"):
             for program in self.processes:
-                if program.alive():
+                if isinstance(program, Program) and program.alive():
                     program.process.send_signal(signal.SIGUSR1)
             time.sleep(0.3)
         for program in self.processes:
@@ -121,6 +152,75 @@ class Pool:
     def close(self) -> None:
         self.end()
         self.forget()
+
+
+class Deadline:
+    """Until when replies are waited for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.at = time.monotonic() + seconds
+
+    def left(self) -> float:
+        return self.at - time.monotonic()
+
+    def note(self, reply: Message) -> Message:
+        """Others may wait for ever for a rank that gave up, or be the ones that crashed."""
+        if gave_up(reply):
+            self.at = min(self.at, time.monotonic() + GRACE_SECONDS)
+        return reply
+
+
+def gave_up(reply: Message) -> bool:
+    return "error" in reply or "refused" in reply
+
+
+def collected(programs: Mapping[int, Program], deadline: Deadline) -> dict[int, Message]:
+    """The replies by rank that came before the deadline."""
+    replies: dict[int, Message] = {}
+    while len(replies) < len(programs) and (left := deadline.left()) > 0:
+        pump([*programs.values()], min(left, GLANCE_SECONDS))
+        for rank, program in programs.items():
+            line = None if rank in replies else program.answer(deadline.at)
+            if line is not None:
+                replies[rank] = deadline.note(reply_of(line, rank))
+    return replies
+
+
+def beside(
+    here: Mapping[int, RankHere], others: Mapping[int, Program], deadline: Deadline
+) -> dict[int, Message]:
+    """All replies, where this process computes a rank while a thread waits for the others.
+
+    Where one of these gives up, the others are killed: this rank, which may wait for it, sees the connection end.
+    """
+
+    def watch() -> dict[int, Message]:
+        replies: dict[int, Message] = {}
+        try:
+            replies = collected(others, deadline)
+        finally:
+            if len(replies) < len(others) or any(map(gave_up, replies.values())):
+                kill_all()
+        return replies
+
+    def kill_all() -> None:
+        for program in others.values():
+            program.kill()
+
+    with ThreadPoolExecutor(1) as threads:
+        watching = threads.submit(watch)
+        try:
+            replies = {
+                rank: deadline.note(reply_of(one.answer(), rank)) for rank, one in here.items()
+            }
+        except BaseException:
+            kill_all()
+            raise
+        return watching.result() | replies
+
+
+def reply_of(line: bytes, rank: int) -> Message:
+    return checked_reply(message_of(line, f"the reply of worker {rank}"), rank)
 
 
 def checked_reply(reply: Message, rank: int) -> Message:

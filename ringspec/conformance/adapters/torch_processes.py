@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
@@ -93,6 +94,7 @@ class TorchTarget:
         self.printed = ""
         self.most_pools = pools
         self.pools: dict[int, Pool] = {}
+        self.here: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"pools": {}}
@@ -124,7 +126,7 @@ class TorchTarget:
                 self.pools.pop(next(iter(self.pools))).close()
             names = ("function", "options", "device", "packages")
             setup = {name: getattr(self, name) for name in names}
-            pool = Pool(workers, setup, self.python, self.start_timeout)
+            pool = Pool(workers, setup, self.python, self.start_timeout, self.here)
             self.note(pool.installed)
         self.pools[workers] = pool
         return pool
@@ -146,6 +148,16 @@ class TorchTarget:
         """End all processes."""
         while self.pools:
             self.pools.popitem()[1].close()
+
+    def debug(self, rank: int) -> None:
+        """Compute this rank of every call in this process, without a time limit; the others as always.
+
+        Only where this process is of the interpreter ``python``: another one may have another torch.
+        """
+        if self.python == sys.executable:
+            self.close()
+            # A process is a rank of one group at a time.
+            self.here, self.timeout, self.most_pools = rank, math.inf, 1
 
     def under_torchrun(self) -> TorchTarget:
         """This target on the processes that torchrun started, on one host or many.

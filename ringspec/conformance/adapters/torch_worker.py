@@ -220,6 +220,31 @@ def joined(setup: Mapping[str, Any]) -> Place:
     return Place(rank, workers, dist.group.WORLD, device)
 
 
+class Rank:
+    """A rank, in a process that answers for it: :func:`main`, or that of a debugger (``torch_pool.RankHere``)."""
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+        self.function: Callable[..., Any] | None = None
+
+    def joined(self, setup: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to the first request, which makes it a rank; without a function where that failed."""
+        try:
+            self.place = joined(setup)
+            self.function = load_function(setup["function"], setup["options"])
+        except Exception:
+            return {"error": traceback.format_exc()}
+        return {"ready": True} | dataclasses.asdict(installed(setup.get("packages", ())))
+
+    def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to a call, whose results lie in the file that it names."""
+        assert self.function is not None and self.place is not None
+        given = read_tensors(request["given"])
+        message, arrays = answer(self.function, request, self.place, given)
+        write_tensors(request["results"], arrays)
+        return message
+
+
 def requests_from(stream: Any) -> queue.Queue[dict[str, Any]]:
     """Lines of the control stream; the process ends with it, also in the midst of a call."""
     lines: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -249,19 +274,10 @@ def main() -> None:
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    setup = requests.get()
-    try:
-        place = joined(setup)
-        function = load_function(setup["function"], setup["options"])
-    except Exception:
-        reply({"error": traceback.format_exc()})
-        return
-    reply({"ready": True} | dataclasses.asdict(installed(setup.get("packages", ()))))
-    while True:
-        request = requests.get()
-        message, arrays = answer(function, request, place, read_tensors(request["given"]))
-        write_tensors(request["results"], arrays)
-        reply(message)
+    rank = Rank()
+    reply(rank.joined(requests.get()))
+    while rank.function is not None:
+        reply(rank.reply(requests.get()))
 
 
 if __name__ == "__main__":
