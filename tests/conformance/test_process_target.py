@@ -186,7 +186,7 @@ def written(text):
         ("1 / 0", "ZeroDivisionError"),
         ("os.write(1, b'x'); print('why'); os._exit(4)", "it wrote:\nx"),
         (
-            "mine = type('T', (), dict(name='', capabilities=mine.capabilities, run=1, notes=3))",
+            "mine = type('T', (), dict(name='x', capabilities=mine.capabilities, run=1, notes=3))",
             "notes",
         ),
     ],
