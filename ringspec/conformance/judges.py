@@ -2,34 +2,41 @@
 
 The truth of a case takes longer than most targets do, so the work is cut by cases, not by calls. A
 case is a set of functions and does not travel; its profile and its id do. Neighbours that are one
-problem in several layouts and formats stay together, because they share one truth.
+problem in several layouts and formats stay together, because they share one truth. Records come
+back as lines of a report, and are checked as such: a process that judges also imports what the
+target's file imports.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import multiprocessing
+import json
+import math
 import re
-import signal
+import sys
+import threading
 from collections import Counter
-from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
-from ringspec.conformance.cases import RunCase, run_cases
-from ringspec.conformance.diagnoser import MOST, Diagnoser, kind_of
-from ringspec.conformance.execute import run_case
+from ringspec.conformance.adapters import rank_start
+from ringspec.conformance.adapters.control import refused
+from ringspec.conformance.adapters.process import Program
+from ringspec.conformance.adapters.wire import line_of, message_of
+from ringspec.conformance.cases import RunCase
+from ringspec.conformance.diagnoser import MOST, kind_of
 from ringspec.conformance.outcome import Record
+from ringspec.conformance.report_lines import MAX_LINE, read_record
+from ringspec.conformance.target import Failed
 from ringspec.errors import VectorError
-from ringspec.vectors.processes import begin
 
+WORKER = "ringspec.conformance.judge_worker"
+WHO = "a process that judges"
 # What a problem's variants differ in.
 VARIANT = re.compile(r"-(contiguous|striped|zigzag|w\d+|bf16|fp16|f32|f64)(?=-|$)")
 MOST_TOGETHER = 24
-_own: dict[str, Any] = {}
 
 
 def in_processes(
@@ -41,26 +48,52 @@ def in_processes(
     diagnose: bool,
 ) -> Generator[Record, None, None]:
     """The records of cases of a profile, in their order; they do not depend on ``jobs``."""
-    context = multiprocessing.get_context("spawn")
-    before = set(multiprocessing.active_children())
-    settings = profile, spec, timeout, diagnose
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start, initargs=settings)
+    setup = {"profile": profile, "spec": spec, "timeout": timeout, "diagnose": diagnose}
+    judges: list[Program] = []
+    own = threading.local()
+    over = threading.Event()
+
+    def begin() -> None:
+        own.judge = started(setup)
+        judges.append(own.judge)
+
+    def work(ids: list[str]) -> list[Record]:
+        return [] if over.is_set() else [judged(own.judge, id) for id in ids]
+
     diagnosed: Counter[str] = Counter()
+    threads = ThreadPoolExecutor(jobs, initializer=begin)
     try:
-        for future in [pool.submit(work, chunk) for chunk in chunks([case.id for case in cases])]:
+        for future in [threads.submit(work, part) for part in chunks([case.id for case in cases])]:
             for record in future.result():
                 yield within_limits(record, diagnosed)
-    except BrokenProcessPool:
-        raise VectorError(
-            "processes that finish their work",
-            "one that was killed, perhaps for want of memory",
-            "use fewer jobs",
-        ) from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
-            process.kill()  # and the process of its target ends with it
-            process.join()
+        over.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+        for judge in judges:
+            judge.kill()  # and the process of its target ends with it
+        threads.shutdown()
+        for judge in judges:
+            judge.end()
+
+
+def started(setup: Mapping[str, Any]) -> Program:
+    text = json.dumps({**setup, "path": sys.path})
+    command = (sys.executable, str(rank_start.__file__), WORKER, text)
+    return Program(command, WHO, longest=MAX_LINE)
+
+
+def judged(judge: Program, id: str) -> Record:
+    """The record of one case; VectorError where the process ended, OptionError where it cannot work."""
+    try:
+        line = judge.exchange(line_of({"id": id}), math.inf)
+        message = message_of(line, "the record of a case")
+    except Failed as failure:
+        got = "\n".join([f"at {id}: {failure}", judge.log()]).strip()
+        fix = "use fewer jobs if it was killed, perhaps for want of memory"
+        raise VectorError("processes that judge to the end", got, fix) from None
+    if message.get("kind") == "error":
+        raise refused(message)
+    return read_record(message, f"what {WHO} sent")
 
 
 def chunks(ids: Sequence[str]) -> list[list[str]]:
@@ -87,30 +120,3 @@ def within_limits(record: Record, diagnosed: Counter[str]) -> Record:
     if diagnosed[kind] <= MOST[kind]:
         return record
     return dataclasses.replace(record, diagnosis=None)
-
-
-def start(profile: str, spec: str, timeout: float | None, diagnose: bool) -> None:
-    """In a new process: nothing is loaded before there is a case to run."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
-    begin()
-    _own.update(profile=profile, spec=spec, timeout=timeout)
-    _own["diagnose"] = Diagnoser() if diagnose else None
-
-
-def work(ids: list[str]) -> list[Record]:
-    """The records of these cases."""
-    cases = known_cases(_own["profile"])
-    return [run_case(own_target(), cases[id], _own["diagnose"]) for id in ids]
-
-
-@functools.cache
-def known_cases(profile: str) -> dict[str, RunCase]:
-    return {case.id: case for case in run_cases(profile)}
-
-
-@functools.cache
-def own_target() -> Any:
-    """The target in a process of its own."""
-    from ringspec.conformance.pool import opened
-
-    return opened(_own["spec"], _own["timeout"])

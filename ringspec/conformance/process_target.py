@@ -27,6 +27,7 @@ from ringspec.conformance.adapters.command import (
     Dialect,
     hello_answer,
 )
+from ringspec.conformance.adapters.control import refused
 from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.adapters.wire import Claims, most_bytes, stored
 from ringspec.conformance.answers import Stop
@@ -110,7 +111,7 @@ class ProcessTarget:
     def claims_of(self, answer: Answer, command: tuple[str, ...]) -> Claims:
         """The claims of the target; OptionError, in its own words, where it was not loaded."""
         if answer.get("kind") == "error":
-            raise OptionError(*(str(answer.get(key)) for key in ("expected", "got", "mend")))
+            raise refused(answer)
         self.own_processes = answer.pop("own_processes", False) is True
         return hello_answer(answer, command)
 

@@ -1,18 +1,23 @@
 """Cases spread over processes that judge: the same records, an end after Ctrl-C, limits that hold."""
 
 import dataclasses
-import multiprocessing
-import time
+import json
+import signal
+import textwrap
 from collections import Counter
 
 import pytest
 
+from ringspec.conformance import judges
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.diagnoser import MOST, Diagnoser
-from ringspec.conformance.judges import chunks, within_limits
+from ringspec.conformance.judges import chunks, in_processes, within_limits
 from ringspec.conformance.outcome import Record
+from ringspec.conformance.report import case_line
+from ringspec.conformance.report_lines import read_record
 from ringspec.conformance.runner import run
 from ringspec.conformance.targets.reference import reference_bf16
+from ringspec.errors import OptionError, RingspecError
 
 SPEC = "ringspec.conformance.targets.reference:reference_bf16"
 
@@ -42,19 +47,71 @@ def test_processes_that_judge_give_the_records_of_one_process():
         reference_bf16, cases, jobs=2, spec=SPEC, profile="smoke", timeout=60, diagnose=Diagnoser()
     )
     assert two.complete and two.exit_code == 0
+    assert one.coverage == two.coverage
     for a, b in zip(one.records, two.records, strict=True):
-        assert dataclasses.replace(a, seconds=0) == dataclasses.replace(b, seconds=0)
+        sent = read_record(json.loads(json.dumps(case_line(a))), "what one process sends")
+        assert dataclasses.replace(sent, seconds=0) == dataclasses.replace(b, seconds=0)
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_the_processes_that_judge():
+def test_ctrl_c_ends_the_processes_that_judge(monkeypatch):
+    begun = []
+
+    def started(setup):
+        begun.append(start(setup))
+        return begun[-1]
+
     def interrupt(done, total, id):
         raise KeyboardInterrupt
 
+    start = judges.started
+    monkeypatch.setattr(judges, "started", started)
     cases = run_cases("smoke")
     summary = run(reference_bf16, cases, jobs=2, spec=SPEC, profile="smoke", progress=interrupt)
     assert not summary.complete and summary.records[-1].outcome == "not run"
-    end = time.monotonic() + 30
-    while multiprocessing.active_children() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert multiprocessing.active_children() == []
+    assert len(begun) == 2
+    assert [judge.process.returncode for judge in begun] == [-signal.SIGKILL] * 2
+
+
+# A target with processes of its own is loaded where the judge is; this one behaves there alone.
+HOSTILE = """
+    import contextlib
+    import os
+    import sys
+    from ringspec.conformance.targets.reference import reference_bf16
+
+    class Several:
+        timeout = None
+        name, capabilities, run = "several", reference_bf16.capabilities, reference_bf16.run
+
+    def everywhere(data):
+        for number in range(1, 20):
+            with contextlib.suppress(OSError):
+                os.write(number, data)
+
+    target = Several()
+    if "ringspec.conformance.judge_worker" in sys.modules:
+        {act}
+"""
+ACTS = {
+    "os._exit(3)": "exit status 3",
+    "everywhere(b'\\x80\\x05.\\n')": "no JSON",
+    "everywhere(b'{}\\n')": "a case in",
+    "os.kill(os.getpid(), 9)": "SIGKILL",
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_target_that_stops_or_imitates_a_judge_ends_the_run_with_a_sentence(
+    act, tmp_path, monkeypatch
+):
+    (tmp_path / "several_own.py").write_text(textwrap.dedent(HOSTILE.replace("{act}", act)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cases = run_cases("smoke")[:2]
+    with pytest.raises(RingspecError, match=ACTS[act]):
+        list(in_processes("smoke", cases, None, 1, "several_own:target", False))
+
+
+def test_a_judge_that_cannot_load_the_target_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match="no_such_module"):
+        list(in_processes("smoke", run_cases("smoke")[:1], None, 1, "no_such_module:target", False))

@@ -7,7 +7,6 @@ to the log. jax is imported when the process begins, not when this module is.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ringspec.conformance.adapters.control import take_control
 from ringspec.conformance.adapters.versions import installed
 
 AXIS = "workers"
@@ -196,22 +196,15 @@ def hello(message: Message, setup: Mapping[str, Any]) -> Message:
 def main() -> None:
     """Answer requests until the control stream ends."""
     setup = json.loads(sys.argv[1])
-    control = os.fdopen(os.dup(0), encoding="utf-8")
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    faulthandler.enable()
+    control = take_control()
     prepare(setup)
     function = loaded(setup)
-    for line in control:
-        message = json.loads(line)
+    while True:
+        message = control.next()
         if message["kind"] == "hello":
-            reply = hello(message, setup)
+            control.reply(hello(message, setup))
         else:
-            reply = answer(function, message, setup["packages"])
-        sys.stdout.flush()
-        out.write(json.dumps(reply) + "\n")
-        out.flush()
+            control.reply(answer(function, message, setup["packages"]))
 
 
 if __name__ == "__main__":

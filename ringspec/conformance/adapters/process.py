@@ -29,7 +29,7 @@ class Program:
     """A running program. ``exchange`` raises Crashed, Exited, TimedOut, Garbage; then call ``end``.
 
     ``who`` names it in these messages. Of a program that closed its stdout the exit status is awaited
-    for ``ending_seconds``.
+    for ``ending_seconds``. ``longest``: bytes of a line that it may write.
     """
 
     def __init__(
@@ -38,8 +38,9 @@ class Program:
         who: str = PROGRAM,
         environment: Mapping[str, str] | None = None,
         ending_seconds: float = ENDING_SECONDS,
+        longest: int = MAX_LINE,
     ) -> None:
-        self.who, self.ending_seconds = who, ending_seconds
+        self.who, self.ending_seconds, self.longest = who, ending_seconds, longest
         try:
             self.process = subprocess.Popen(
                 command,
@@ -96,8 +97,8 @@ class Program:
     def answer(self, deadline: float) -> bytes | None:
         """The line that came back, None where it is not whole yet."""
         if b"\n" not in self.received:
-            if len(self.received) > MAX_LINE:
-                raise Garbage(f"more than {MAX_LINE} bytes on stdout without an end of line")
+            if len(self.received) > self.longest:
+                raise Garbage(f"more than {self.longest} bytes on stdout without an end of line")
             if self.stdout in self.open and self.alive():
                 return None
             self.take(0.0)
@@ -105,7 +106,7 @@ class Program:
                 self.raise_ended(deadline)
         answer, _, rest = bytes(self.received).partition(b"\n")
         self.received = bytearray(rest)
-        if len(answer) > MAX_LINE:
+        if len(answer) > self.longest:
             raise Garbage(f"a line of {len(answer)} bytes on stdout")
         self.take(0.0)
         if self.received:
@@ -145,7 +146,9 @@ class Program:
         """Take what lies in the pipes; of a program that never stops writing, not for ever."""
         until = time.monotonic() + max(seconds, GLANCE_SECONDS)
         for pipe in tuple(self.open):
-            while len(self.received) <= MAX_LINE and time.monotonic() < until and self.read(pipe):
+            while (
+                len(self.received) <= self.longest and time.monotonic() < until and self.read(pipe)
+            ):
                 pass
 
     def raise_ended(self, deadline: float) -> None:

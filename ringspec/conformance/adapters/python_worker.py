@@ -7,19 +7,15 @@ form; whatever the target writes to these streams goes to the log.
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
-import queue
-import signal
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from ringspec.conformance.adapters.control import Message, refusal, take_control
 from ringspec.conformance.adapters.wire import call_from, line_of, most_bytes, plain
 from ringspec.conformance.answers import MOST_LOG, Stop, ask
 from ringspec.conformance.conventions import to_numpy
@@ -29,49 +25,24 @@ from ringspec.conformance.target import RESULTS, Call, Result, Target
 from ringspec.errors import DtypeError, OptionError, RingspecError
 from ringspec.tensorfile import DTYPES, MAX_HEADER, read_tensors, write_tensors
 
-Message = dict[str, Any]
 MOST_MESSAGE = 4 * MOST_LOG
 
 
 def main() -> None:
     """Answer requests until the control stream ends."""
     setup = json.loads(sys.argv.pop())
-    control = os.fdopen(os.dup(0), encoding="utf-8")
-    out = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
-    faulthandler.enable()
+    control = take_control()
     threadpool_limits(1)
     sys.path[:] = setup["path"]
-    requests = requests_from(control)
     target: Target | None = None
     while True:
-        message = requests.get()
+        message = control.next()
         if message["kind"] == "hello":
             target, reply = loaded(setup["spec"], message["protocol"])
         else:
             assert target is not None
             reply = answer(target, setup["spec"], message)
-        sys.stdout.flush()
-        data = line_of(reply)
-        while data:
-            data = data[os.write(out, data) :]
-
-
-def requests_from(control: Any) -> queue.Queue[Message]:
-    """Lines of the control stream; the process and its group end with it, also in the midst of a call."""
-    lines: queue.Queue[Message] = queue.Queue()
-
-    def read() -> None:
-        for line in control:
-            lines.put(json.loads(line))
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=read, daemon=True).start()
-    return lines
+        control.reply(reply)
 
 
 def loaded(spec: str, protocol: int) -> tuple[Target | None, Message]:
@@ -96,12 +67,6 @@ def listed(value: Any) -> Any:
     """A capability as JSON has it: whatever can be iterated, such as a range, is a list."""
     several = isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
     return plain(list(value) if several else value)
-
-
-def refusal(error: RingspecError) -> Message:
-    """The answer to hello of a target that cannot be loaded."""
-    parts = {"expected": error.expected, "got": error.got, "mend": error.mend}
-    return {"kind": "error"} | {name: str(text)[-MOST_LOG:] for name, text in parts.items()}
 
 
 def answer(target: Target, spec: str, message: Message) -> Message:

@@ -12,12 +12,8 @@ import faulthandler
 import functools
 import importlib
 import importlib.util
-import json
-import os
-import queue
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.conformance.adapters.control import take_control
 from ringspec.conformance.adapters.versions import installed
 from ringspec.conformance.target import Refused
 from ringspec.errors import DtypeError, OptionError, shown
@@ -245,39 +242,15 @@ class Rank:
         return message
 
 
-def requests_from(stream: Any) -> queue.Queue[dict[str, Any]]:
-    """Lines of the control stream; the process ends with it, also in the midst of a call."""
-    lines: queue.Queue[dict[str, Any]] = queue.Queue()
-
-    def read() -> None:
-        for line in stream:
-            lines.put(json.loads(line))
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    return lines
-
-
 def main() -> None:
-    """Take the control streams, join, then answer requests until the control stream ends."""
-    control = os.fdopen(os.dup(0), encoding="utf-8")
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    faulthandler.enable()
+    """Take the control stream, join, then answer requests until it ends."""
+    control = take_control()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
-    requests = requests_from(control)
-
-    def reply(message: dict[str, Any]) -> None:
-        sys.stdout.flush()
-        out.write(json.dumps(message) + "\n")
-        out.flush()
-
     rank = Rank()
-    reply(rank.joined(requests.get()))
+    control.reply(rank.joined(control.next()))
     while rank.function is not None:
-        reply(rank.reply(requests.get()))
+        control.reply(rank.reply(control.next()))
 
 
 if __name__ == "__main__":
