@@ -152,9 +152,9 @@ def test_a_kernel_that_is_wrong_at_a_boundary_fails_and_the_value_is_named(ask, 
 
 
 @pytest.mark.parametrize("recipe", ["float64", "bf16", "fp16"])
-def test_the_reference_passes_a_third_of_the_edges(recipe):
-    summary = run(REFERENCES[recipe], CASES[::3])
-    assert summary.claimed == len(CASES[::3])
+def test_the_reference_passes_a_sixth_of_the_edges(recipe):
+    summary = run(REFERENCES[recipe], CASES[::6])
+    assert summary.claimed == len(CASES[::6])
     assert [(r.id, r.message) for r in summary.failures] == []
 
 

@@ -43,7 +43,15 @@ from ringspec.vectors.flags import FLAGS
 CORE = open_set("core")
 RIGHT = mutant("right", "", "", applies=lambda call: True)
 GOLDEN = [id for id in CORE.ids if id.startswith(("ring/", "block/", "merge/", "adversarial/"))]
-NAMED = [(id, recipe) for id in MUTANTS for recipe in RECIPES if MUTANTS[id].kills.get(recipe)]
+NAMED = [
+    # A noise case takes five seconds.
+    pytest.param(id, recipe, marks=pytest.mark.slow)
+    if case.startswith("noise/") and id != "truncated-results"
+    else (id, recipe)
+    for id in MUTANTS
+    for recipe in RECIPES
+    if (case := MUTANTS[id].kills.get(recipe))
+]
 
 
 def golden_call(id):

@@ -84,7 +84,9 @@ def test_no_member_is_accused_by_noise_of_twenty_seeds(id, seed):
     assert told(run.done(noise(id, seed), ALL, WAYS)) == []
 
 
-@pytest.mark.parametrize("name", ["keys-backwards", "carried-state"])
+@pytest.mark.parametrize(
+    "name", ["carried-state", pytest.param("keys-backwards", marks=pytest.mark.slow)]
+)
 def test_a_reference_that_fits_little_better_than_the_block_s_is_accepted(name):
     for id in ("noise/causal-zigzag-w2-bf16", "noise/causal-contiguous-w4-bf16"):
         assert told(run.done(noise(id, 0), (name,), ("named",))) == []
@@ -103,7 +105,7 @@ def test_a_state_carried_through_tiles_is_accepted_where_its_tile_is_not_declare
     assert told(run.done(noise(id, seed), (name,), ("named",))) == []
 
 
-@pytest.mark.parametrize("fault", ["block-o-16", "delta-16"])
+@pytest.mark.parametrize("fault", ["block-o-16", pytest.param("delta-16", marks=pytest.mark.slow)])
 def test_what_p_is_relative_to_excuses_no_other_rounding(fault):
     case = run.case_of(noise("noise/causal-contiguous-w4-bf16", 0))
     assert run_case(NumpyRing(fault, "bf16"), case).outcome == "mismatch"
@@ -115,7 +117,9 @@ def test_what_p_is_relative_to_is_found_where_it_is_not_declared(name, found):
     assert run_case(run.member_target(name, "named"), case).noise["p_relative_to"] == found
 
 
-@pytest.mark.parametrize("name", ["carried-state", "normalised-p"])
+@pytest.mark.parametrize(
+    "name", ["carried-state", pytest.param("normalised-p", marks=pytest.mark.slow)]
+)
 def test_a_kernel_that_declares_another_reference_of_p_is_contradicted(name, monkeypatch):
     wrong = dataclasses.replace(MEMBERS[name], declares={"p_relative_to": "block"})
     monkeypatch.setitem(MEMBERS, name, wrong)
