@@ -17,6 +17,7 @@ import contextvars
 import functools
 import os
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -142,6 +143,7 @@ def run_tasks(tasks: Sequence[Task], threads: int) -> None:
 
 def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
     """Waits on a queue written in C: an interrupt in ``Future.result`` could leave its lock held."""
+    handled = sys.exception()
     one, ended = Round(tasks), queue.SimpleQueue[None]()
     crew = idle_crew(threads)
     try:
@@ -150,13 +152,24 @@ def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
         for _ in helpers:
             wait_for_one(ended)
         BLAS_LIMIT.drop(one)
-    except BaseException:
+    except BaseException as error:
         crew.dismiss()
         BLAS_LIMIT.drop_after_interrupt(one)
-        raise
+        raise first_before(error, handled) from None
     # Where an interrupt arrives before this, the crew is garbage, and its threads end with it.
     IDLE.setdefault(threads, []).append(crew)
     one.raise_first()
+
+
+def first_before(error: BaseException, handled: BaseException | None) -> BaseException:
+    """The first error in the context of an error, not counting what the caller was handling.
+
+    An interrupt in ``threading.Condition.wait``, which ``submit`` uses, can come out as "release
+    unlocked lock".
+    """
+    while error.__context__ is not None and error.__context__ is not handled:
+        error = error.__context__
+    return error
 
 
 def wait_for_one(ended: queue.SimpleQueue[None]) -> None:

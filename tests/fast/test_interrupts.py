@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,29 @@ def test_an_interrupt_at_a_line_of_one_call_of_tasks_waits_for_those_that_have_b
         other.join(END)
         assert len(begun) == count + 12, line
     assert sum(reached) >= 0.8 * len(reached)
+
+
+def test_an_interrupt_that_breaks_a_lock_of_the_executor_comes_out_as_that(monkeypatch):
+    """As CPython's Condition.wait does where the signal comes before it has its lock again."""
+
+    def submit(*given):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    def call():
+        run_tasks([lambda: None] * 3, 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "submit", submit)
+        try:
+            raise ValueError("what the caller handles meanwhile")
+        except ValueError:
+            with pytest.raises(KeyboardInterrupt):
+                call()
+    nothing_is_left()
+    call()
 
 
 def test_an_interrupt_ends_blocks_within_workers_after_the_tile_at_hand():
