@@ -17,7 +17,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.calls import call_of, expected_of, forward_alone, frozen
+from ringspec.conformance.calls import call_of, expected_of, forward_alone
 from ringspec.conformance.cases import RunCase
 from ringspec.conformance.golden import golden_case
 from ringspec.conformance.judging import bounds_of, compared
@@ -28,6 +28,7 @@ from ringspec.conformance.noise_cases import cases as noise_cases
 from ringspec.conformance.outcome import Finding
 from ringspec.conformance.picture import gathered, place, start
 from ringspec.conformance.probes import cases as probe_cases
+from ringspec.conformance.results import frozen
 from ringspec.conformance.scales import with_all_rows
 from ringspec.conformance.target import Call, Target
 from ringspec.conformance.targets.reference import REFERENCES

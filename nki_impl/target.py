@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from nki_impl.kernels import ring_attention_spmd_bwd, ring_attention_spmd_fwd
 from nki_impl.lang import BACKEND, nl
 from nki_impl.sim.launch import run_ranks
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.results import due_of
 from ringspec.conformance.target import Call, Refused, Result
 from ringspec.formats import load, store
 

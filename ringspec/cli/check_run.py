@@ -20,11 +20,10 @@ from ringspec.conformance.load import asked_of, telling
 from ringspec.conformance.outcome import Record
 from ringspec.conformance.pool import opened
 from ringspec.conformance.project import target_or_default
+from ringspec.conformance.provenance import changed_since, computed_with
 from ringspec.conformance.report import (
     Report,
     ReportWriter,
-    changed_since,
-    computed_with,
     make_header,
     report_lines,
 )

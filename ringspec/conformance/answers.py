@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.calls import Due, due_of, fingerprint
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.conventions import (
     due_formats,
@@ -27,6 +26,7 @@ from ringspec.conformance.conventions import (
 )
 from ringspec.conformance.declared import declared_recipe
 from ringspec.conformance.outcome import Finding
+from ringspec.conformance.results import Due, due_of, fingerprint
 from ringspec.conformance.target import (
     RESULTS,
     Call,

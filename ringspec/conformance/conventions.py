@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.calls import Due, read_only
 from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.results import Due, read_only
 from ringspec.conformance.target import Call
 from ringspec.errors import DtypeError, described
 from ringspec.formats import format_of, load, name_of, store

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ringspec.compare.noise import predict
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import Outputs, RunCase, run_cases
 from ringspec.conformance.diagnose import diagnose, pairs_of
@@ -26,6 +25,7 @@ from ringspec.conformance.mutants import MUTANTS, run_mutant
 from ringspec.conformance.noise_of import geometry_of, in_order, question_of
 from ringspec.conformance.outcome import FAILURES, Finding, Record
 from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.results import due_of
 from ringspec.conformance.suspects import Suspect
 from ringspec.conformance.target import Call
 from ringspec.errors import RingspecError

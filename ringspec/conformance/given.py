@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.compare.bounds import RECIPE_OF_FORMAT
-from ringspec.conformance.calls import QUERY_ROWS, frozen, held_by_workers
+from ringspec.conformance.calls import QUERY_ROWS, held_by_workers
 from ringspec.conformance.capabilities import FORMATS, Capabilities
 from ringspec.conformance.cases import Outputs
 from ringspec.conformance.dense import Seeds
 from ringspec.conformance.diagnose import diagnose, pairs_of
 from ringspec.conformance.diagnoser import MOST_PAIRS, where
 from ringspec.conformance.precision import narrower
+from ringspec.conformance.results import frozen
 from ringspec.conformance.target import Call
 from ringspec.formats import store
 from ringspec.recipes import RECIPES, Recipe

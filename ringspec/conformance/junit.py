@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 
 from ringspec.conformance.diagnoser import most_likely
 from ringspec.conformance.outcome import FAILURES, Record
-from ringspec.conformance.report import CHANGING, Report
+from ringspec.conformance.provenance import CHANGING
+from ringspec.conformance.report import Report
 from ringspec.conformance.words import record_text, verdict_lines
 
 ERRORS = ("error", "garbage", "exit", "crash", "timeout")

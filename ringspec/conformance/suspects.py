@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.cases import Outputs
 from ringspec.conformance.mutants.hooks import Hooks, Results
@@ -21,6 +20,7 @@ from ringspec.conformance.mutants.mutant import Guise, Mutant, run_mutant
 from ringspec.conformance.mutants.ring import RESULTS
 from ringspec.conformance.mutants.ways import USUAL, Way
 from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.results import due_of
 from ringspec.conformance.target import Call
 from ringspec.formats import load, store, unit_roundoff
 from ringspec.recipes import RECIPES, Recipe

@@ -28,13 +28,13 @@ from typing import Any
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
-from ringspec.conformance.calls import due_of  # noqa: E402
 from ringspec.conformance.cases import RunCase, run_cases  # noqa: E402
 from ringspec.conformance.diagnoser import Diagnoser, most_likely  # noqa: E402
 from ringspec.conformance.execute import run_case  # noqa: E402
 from ringspec.conformance.mutants import MUTANTS, Mutant, MutantTarget, run_mutant, same_on  # noqa: E402
 from ringspec.conformance.mutants.mutant import RECIPES, mutant  # noqa: E402
 from ringspec.conformance.precision import base_recipe, recipe_for  # noqa: E402
+from ringspec.conformance.results import due_of  # noqa: E402
 from ringspec.conformance.target import Call, Result  # noqa: E402
 from ringspec.formats import store  # noqa: E402
 

@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 
 from ringspec.conformance import golden
-from ringspec.conformance.calls import (
-    backward_alone,
-    call_of,
-    due_of,
-    expected_of,
-    fingerprint,
-    forward_alone,
-)
+from ringspec.conformance.calls import backward_alone, call_of, expected_of, forward_alone
 from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.results import due_of, fingerprint
 from ringspec.conformance.scales import with_all_rows, with_scales
 from ringspec.errors import UndecidedError
 from ringspec.formats import bits

@@ -8,7 +8,6 @@ import pytest
 from ringspec.compare.noise import predict
 from ringspec.conformance import suspects
 from ringspec.conformance.answers import outputs_of
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.diagnose import diagnose
 from ringspec.conformance.diagnoser import Diagnoser, kind_of, most_likely, must_fail
@@ -22,6 +21,7 @@ from ringspec.conformance.outcome import Record
 from ringspec.conformance.precision import base_recipe
 from ringspec.conformance.report import case_line
 from ringspec.conformance.report_lines import read_record
+from ringspec.conformance.results import due_of
 from ringspec.conformance.runner import run
 from ringspec.conformance.suspects import Suspect, standardised
 from ringspec.conformance.target import Result

@@ -9,9 +9,9 @@ import pytest
 from conformance.wrong_targets import Wrong, replaced
 
 from ringspec.conformance import edges
-from ringspec.conformance.calls import fingerprint
 from ringspec.conformance.capabilities import Capabilities, why_not
 from ringspec.conformance.drawing import needs_of
+from ringspec.conformance.results import fingerprint
 from ringspec.conformance.runner import run
 from ringspec.conformance.targets.reference import REFERENCES
 

@@ -21,7 +21,8 @@ from ringspec.conformance.adapters.versions import Installed, agreed, installed
 from ringspec.conformance.calls import call_of
 from ringspec.conformance.capabilities import Capabilities
 from ringspec.conformance.load import LOADED, load_target
-from ringspec.conformance.report import computed_with, make_header, read_report
+from ringspec.conformance.provenance import computed_with
+from ringspec.conformance.report import make_header, read_report
 from ringspec.conformance.target import Failed, Refused
 from ringspec.vectors import open_set
 

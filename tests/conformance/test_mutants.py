@@ -8,7 +8,7 @@ import pytest
 from conformance import wrong_targets as wrong
 
 from ringspec.conformance import noise_judge
-from ringspec.conformance.calls import call_of, due_of
+from ringspec.conformance.calls import call_of
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.execute import run_case
 from ringspec.conformance.mutants import (
@@ -35,6 +35,7 @@ from ringspec.conformance.mutants.ring import RESULTS
 from ringspec.conformance.mutants.same import coincide
 from ringspec.conformance.mutants.ways import SMALL_TILES, USUAL, WAYS, Way, on_call, ways_of
 from ringspec.conformance.noise_cases import noise_call
+from ringspec.conformance.results import due_of
 from ringspec.conformance.targets.reference import REFERENCES, block_results, ring_results
 from ringspec.recipes import RECIPES as RECIPES_BY_NAME
 from ringspec.vectors import open_set

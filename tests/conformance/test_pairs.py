@@ -8,7 +8,6 @@ from conformance.wrong_targets import Wrong, like
 from pair_coverage import FACTORS, IMPOSSIBLE, NONE, OF_RINGS, met, named, possible, values_of
 
 from ringspec.conformance import pairs
-from ringspec.conformance.calls import fingerprint
 from ringspec.conformance.capabilities import (
     CIRCULATIONS,
     FEATURES,
@@ -25,6 +24,7 @@ from ringspec.conformance.drawing import ClaimsKey
 from ringspec.conformance.golden import needs_of
 from ringspec.conformance.pair_problem import case_of
 from ringspec.conformance.pair_rows import ROWS as ROWS_AS_CLAIMS
+from ringspec.conformance.results import fingerprint
 from ringspec.conformance.runner import run
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load

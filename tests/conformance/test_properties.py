@@ -9,8 +9,8 @@ from conformance import wrong_targets as wrong
 from conformance.wrong_targets import Wrong
 
 from ringspec.conformance import properties
-from ringspec.conformance.calls import fingerprint
 from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.results import fingerprint
 from ringspec.conformance.runner import run
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load

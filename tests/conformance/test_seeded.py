@@ -10,9 +10,10 @@ import pytest
 from conformance import wrong_targets as wrong
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance.calls import call_of, fingerprint
+from ringspec.conformance.calls import call_of
 from ringspec.conformance.cases import run_cases
 from ringspec.conformance.drawing import dealt, drawn, tensors_of
+from ringspec.conformance.results import fingerprint
 from ringspec.conformance.runner import run
 from ringspec.conformance.seeded import PROBLEMS, problem_in, variants
 from ringspec.conformance.targets import haoliuhl, torch_cp

@@ -6,8 +6,8 @@ import pytest
 from conformance import wrong_targets as wrong
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.drawing import tensors_of
+from ringspec.conformance.results import due_of
 from ringspec.conformance.runner import run
 from ringspec.conformance.special import special_cases
 from ringspec.conformance.targets.reference import REFERENCES

@@ -20,10 +20,10 @@ from nki_impl.target import (
     nki_impl_full,
     nki_impl_lnc2,
 )
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.cases import RunCase, run_cases
 from ringspec.conformance.load import load_target
 from ringspec.conformance.noise_cases import noise_call
+from ringspec.conformance.results import due_of
 from ringspec.conformance.runner import run
 from ringspec.conformance.target import Call, Refused, Result
 from ringspec.formats import load

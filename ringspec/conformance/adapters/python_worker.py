@@ -20,7 +20,7 @@ from ringspec.conformance.adapters.wire import call_from, line_of, most_bytes, p
 from ringspec.conformance.answers import MOST_LOG, Stop, ask
 from ringspec.conformance.conventions import to_numpy
 from ringspec.conformance.load import load_target
-from ringspec.conformance.report import computed_with, said_by
+from ringspec.conformance.provenance import computed_with, said_by
 from ringspec.conformance.target import RESULTS, Call, Result, Target
 from ringspec.errors import DtypeError, OptionError, RingspecError
 from ringspec.tensorfile import DTYPES, MAX_HEADER, read_tensors, write_tensors

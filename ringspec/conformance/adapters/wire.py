@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.versions import Installed, plain_installed
-from ringspec.conformance.calls import frozen, read_only
 from ringspec.conformance.capabilities import Capabilities, capabilities_from
+from ringspec.conformance.results import frozen, read_only
 from ringspec.conformance.target import RESULTS, Call, Failed, Garbage, Refused, Result
 from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
 from ringspec.tensorfile import decode, encode, no_constant, unique

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.mutants.conditions import Condition, anything
 from ringspec.conformance.mutants.hooks import Hooks, Results
 from ringspec.conformance.mutants.kills import KILLS
 from ringspec.conformance.mutants.ring import RESULTS
 from ringspec.conformance.mutants.ways import USUAL, Way
 from ringspec.conformance.precision import base_recipe
+from ringspec.conformance.results import due_of
 from ringspec.conformance.target import Call, Result
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import store

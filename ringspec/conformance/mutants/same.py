@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.mutants.hooks import Hooks, Results
 from ringspec.conformance.mutants.mutant import Mutant, run_mutant
 from ringspec.conformance.mutants.ring import RESULTS
+from ringspec.conformance.results import due_of
 from ringspec.conformance.target import Call
 from ringspec.formats import load, unit_roundoff
 from ringspec.recipes import ROUNDING_POINTS, Recipe

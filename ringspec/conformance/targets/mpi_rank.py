@@ -19,8 +19,8 @@ from ringspec.comm.mpi import MpiLinks, world_links
 from ringspec.comm.part import Setup
 from ringspec.comm.ring import ring_over, run_over, seeds_of
 from ringspec.conformance.adapters.wire import PROTOCOL, TABLES, line_of
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.precision import base_recipe
+from ringspec.conformance.results import due_of
 from ringspec.conformance.target import Call
 from ringspec.conformance.targets.reference import options_of, reference_float64, whole, workers_of
 from ringspec.errors import LostWorkerError, RingspecError

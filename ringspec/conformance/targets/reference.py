@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.calls import due_of
 from ringspec.conformance.capabilities import (
     FEATURES,
     FORMATS,
@@ -22,6 +21,7 @@ from ringspec.conformance.capabilities import (
     Capabilities,
 )
 from ringspec.conformance.precision import base_recipe, holds
+from ringspec.conformance.results import due_of
 from ringspec.conformance.target import Call, Result
 from ringspec.formats import load, round_to, store
 from ringspec.recipes import RECIPES, Recipe
