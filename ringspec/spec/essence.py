@@ -1,0 +1,183 @@
+"""Ring attention in one page: forward, and backward in both circulations, in float64.
+
+Every worker's arrays are in the open: ``q[r]`` is what worker r holds. There are no options: one
+causal mask, the default scale, as many key heads as query heads. Arrays are [..., S, D], where the
+leading axes (batch, heads) are left to NumPy's broadcasting; m, l, lse and delta keep a last axis of
+length 1. :func:`ringspec.ring` has the options, and equals these functions bit for bit.
+
+    s_ij   = scale <q_i, k_j>  where key j is visible to query i, else -infinity; scale = 1/sqrt(D)
+    lse_i  = log sum_j exp(s_ij)                          p_ij = exp(s_ij - lse_i)
+    o_i    = sum_j p_ij v_j
+
+    delta_i = <dy_i, o_i>                                 dy = dL/do
+    ds_ij   = p_ij (<dy_i, v_j> - delta_i)
+    dq_i    = scale sum_j ds_ij k_j      dk_j = scale sum_i ds_ij q_i      dv_j = sum_i p_ij dy_i
+
+Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Tokens = NDArray[np.int64]
+Shards = list[Array]  # one array for each worker
+State = tuple[Array, Array, Array]  # m, l and o of some rows, over the keys seen so far
+
+
+def visible(token_q: Tokens, token_k: Tokens) -> NDArray[np.bool_]:
+    """The causal mask [n_q, n_k]: a query attends to keys at or before its own global position."""
+    return token_k[None, :] <= token_q[:, None]
+
+
+def scores(q: Array, k: Array, mask: NDArray[np.bool_]) -> Array:
+    """s [..., n_q, n_k], -infinity where the mask hides the pair."""
+    scale = q.shape[-1] ** -0.5
+    return np.where(mask, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
+
+
+# One worker, no blocks.
+
+
+def attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Causal softmax attention: o [..., S, Dv] and lse [..., S, 1], the natural logarithm."""
+    token = np.arange(q.shape[-2])
+    s = scores(q, k, visible(token, token))
+    m = s.max(axis=-1, keepdims=True)
+    e = np.exp(s - m)
+    l = e.sum(axis=-1, keepdims=True)
+    return (e / l) @ v, m + np.log(l)
+
+
+def attention_backward(q: Array, k: Array, v: Array, dy: Array) -> tuple[Array, Array, Array]:
+    """dq, dk, dv of a loss L with dy = dL/do."""
+    token = np.arange(q.shape[-2])
+    o, lse = attention(q, k, v)
+    delta = (dy * o).sum(axis=-1, keepdims=True)
+    return block_backward(q, k, v, dy, lse, delta, visible(token, token))
+
+
+# One block of queries against one block of keys.
+
+
+def block_forward(q: Array, k: Array, v: Array, mask: NDArray[np.bool_]) -> State:
+    """m = max_j s_ij, l = sum_j exp(s_ij - m) and the unnormalised o = sum_j exp(s_ij - m) v_j."""
+    s = scores(q, k, mask)
+    m = s.max(axis=-1, keepdims=True)
+    e = np.exp(s - finite(m))
+    return m, e.sum(axis=-1, keepdims=True), e @ v
+
+
+def finite(m: Array) -> Array:
+    """m, or 0 for a row that has seen no key: exp(-inf - 0) is 0, exp(-inf + inf) would be NaN."""
+    return np.where(np.isneginf(m), 0.0, m)
+
+
+def start(q: Array, v: Array) -> State:
+    """The state of rows that have seen no key."""
+    rows = q.shape[:-1]
+    return np.full((*rows, 1), -np.inf), np.zeros((*rows, 1)), np.zeros((*rows, v.shape[-1]))
+
+
+def merge(a: State, b: State) -> State:
+    """Online softmax: the state over the keys of both. No exponent is above 0."""
+    m = np.maximum(a[0], b[0])
+    weight_a, weight_b = np.exp(a[0] - finite(m)), np.exp(b[0] - finite(m))
+    return m, weight_a * a[1] + weight_b * b[1], weight_a * a[2] + weight_b * b[2]
+
+
+def finish(state: State) -> tuple[Array, Array]:
+    """o and lse of rows that have seen all of their keys; each sees at least its own."""
+    m, l, o = state
+    return o / l, m + np.log(l)
+
+
+def block_backward(
+    q: Array, k: Array, v: Array, dy: Array, lse: Array, delta: Array, mask: NDArray[np.bool_]
+) -> tuple[Array, Array, Array]:
+    """The block's share of dq, dk, dv. lse and delta are of whole rows, over the keys of all blocks."""
+    p = np.exp(scores(q, k, mask) - lse)
+    ds = p * (dy @ v.swapaxes(-1, -2) - delta)
+    scale = q.shape[-1] ** -0.5
+    return scale * (ds @ k), scale * (ds.swapaxes(-1, -2) @ q), p.swapaxes(-1, -2) @ dy
+
+
+# W workers. Every worker computes; then every worker sends to the next one and receives from the
+# one before: x[r] = x[r - 1] on all workers at once (worker 0 receives from worker W - 1).
+
+
+def shards(layout: str, length: int, workers: int) -> list[Tokens]:
+    """The global token in each slot of each worker, which is also its position."""
+    token = np.arange(length)
+    if layout == "contiguous":
+        return list(token.reshape(workers, -1))
+    if layout == "striped":
+        return list(token.reshape(-1, workers).T)
+    chunk = token.reshape(2 * workers, -1)  # zigzag: the causal mask gives all workers equal work
+    return [np.concatenate([chunk[r], chunk[2 * workers - 1 - r]]) for r in range(workers)]
+
+
+def ring_forward(q: Shards, k: Shards, v: Shards, token: list[Tokens]) -> tuple[Shards, Shards]:
+    """o[r] and lse[r] of every worker. k and v travel; at step t worker r holds those of r - t."""
+    workers, token_k = range(len(q)), token
+    state = [start(q[r], v[r]) for r in workers]
+    for _step in workers:
+        for r in workers:
+            part = block_forward(q[r], k[r], v[r], visible(token[r], token_k[r]))
+            state[r] = merge(state[r], part)
+        k, v = [k[r - 1] for r in workers], [v[r - 1] for r in workers]
+        token_k = [token_k[r - 1] for r in workers]
+    done = [finish(state[r]) for r in workers]
+    return [o for o, _ in done], [lse for _, lse in done]
+
+
+def ring_backward_kv(
+    q: Shards, k: Shards, v: Shards, dy: Shards, o: Shards, lse: Shards, token: list[Tokens]
+) -> tuple[Shards, Shards, Shards]:
+    """dq stays. k and v travel, and dk and dv with them: after W hops each is home, with all shares."""
+    workers, token_k = range(len(q)), token
+    delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in workers]
+    dq, dk, dv = ([np.zeros_like(x[r]) for r in workers] for x in (q, k, v))
+    for _step in workers:
+        for r in workers:
+            mask = visible(token[r], token_k[r])
+            share = block_backward(q[r], k[r], v[r], dy[r], lse[r], delta[r], mask)
+            dq[r], dk[r], dv[r] = dq[r] + share[0], dk[r] + share[1], dv[r] + share[2]
+        k, v = [k[r - 1] for r in workers], [v[r - 1] for r in workers]
+        token_k = [token_k[r - 1] for r in workers]
+        dk, dv = [dk[r - 1] for r in workers], [dv[r - 1] for r in workers]
+    return dq, dk, dv
+
+
+def ring_backward_q(
+    q: Shards, k: Shards, v: Shards, dy: Shards, o: Shards, lse: Shards, token: list[Tokens]
+) -> tuple[Shards, Shards, Shards]:
+    """dk and dv stay. q, dy, lse and delta travel, and dq follows them home."""
+    workers, token_q = range(len(q)), token
+    delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in workers]
+    dq, dk, dv = ([np.zeros_like(x[r]) for r in workers] for x in (q, k, v))
+    for _step in workers:
+        for r in workers:
+            mask = visible(token_q[r], token[r])
+            share = block_backward(q[r], k[r], v[r], dy[r], lse[r], delta[r], mask)
+            dq[r], dk[r], dv[r] = dq[r] + share[0], dk[r] + share[1], dv[r] + share[2]
+        q, dy = [q[r - 1] for r in workers], [dy[r - 1] for r in workers]
+        lse, delta = [lse[r - 1] for r in workers], [delta[r - 1] for r in workers]
+        token_q = [token_q[r - 1] for r in workers]
+        dq = [dq[r - 1] for r in workers]
+    return dq, dk, dv
+
+
+def ring(
+    q: Array, k: Array, v: Array, dy: Array, workers: int, layout: str, circulation: str
+) -> tuple[Array, ...]:
+    """o, lse, dq, dk, dv in global order: cut into shards, run the ring, put together again."""
+    token = shards(layout, q.shape[-2], workers)
+    q_r, k_r, v_r, dy_r = ([x.take(own, axis=-2) for own in token] for x in (q, k, v, dy))
+    o, lse = ring_forward(q_r, k_r, v_r, token)
+    backward = ring_backward_kv if circulation == "kv" else ring_backward_q
+    dq, dk, dv = backward(q_r, k_r, v_r, dy_r, o, lse, token)
+    slot = np.argsort(np.concatenate(token))
+    return tuple(np.concatenate(x, axis=-2).take(slot, axis=-2) for x in (o, lse, dq, dk, dv))
