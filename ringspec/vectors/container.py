@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,12 +27,18 @@ Tensors = Mapping[str, NDArray]
 def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
     """The case.json of ``root/id``, its bytes held to the manifest."""
     name, listed = f"{id}/{CASE_FILE}", entry.files[CASE_FILE]
-    case = case_from_json(read_listed(root, name, listed.bytes, listed.sha256), name)
+    case = checked_case(read_listed(root, name, listed.bytes, listed.sha256), name)
     if case.id != id:
         raise CaseFormatError(
             f"the id {id!r} in {name}", shown(case.id), "an id is the path of the case in its set"
         )
     return case
+
+
+@functools.lru_cache(maxsize=2048)
+def checked_case(data: bytes, name: str) -> Case:
+    """The schema takes most of the time that a suite needs to list its cases, which happens often."""
+    return case_from_json(data, name)
 
 
 def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArray]:
