@@ -2,23 +2,24 @@
 
 Read ``ringspec/spec/`` in this order, each a short file:
 
-1. ``rules``           the table of rules; every other file names the ones that it states
-2. ``problem``         tensors, rows, columns and terms: what an attention problem consists of
-3. ``checks``          each argument in the one form that the rest works with, or an error
-4. ``options``         the keywords of every function
-5. ``masks``           who may attend to whom
-6. ``dropout``         the counter-based keep mask
-7. ``attention``       dense attention and its gradient: the definition
-8. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
-9. ``block_attention`` one query block against one key block, forward and backward
-10. ``layout``         which token lies on which worker
-11. ``schedule``       who sends what to whom, as data
-12. ``validator``      the proof that a schedule is one
-13. ``worker``         what one worker holds, receives and sends
-14. ``ring_forward``   the forward pass of one worker
-15. ``ring_backward``  the backward pass of one worker, both circulations
-16. ``ring``, ``run``  the whole ring in one process, and its result
-17. ``cost``, ``show`` what it costs, and how it prints
+1. ``essence``         ring attention in one page: forward and backward, without options
+2. ``rules``           the table of rules; every other file names the ones that it states
+3. ``problem``         tensors, rows, columns and terms: what an attention problem consists of
+4. ``checks``          each argument in the one form that the rest works with, or an error
+5. ``options``         the keywords of every function
+6. ``masks``           who may attend to whom
+7. ``dropout``         the counter-based keep mask
+8. ``attention``       dense attention and its gradient: the definition
+9. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
+10. ``block_attention`` one query block against one key block, forward and backward
+11. ``layout``         which token lies on which worker
+12. ``schedule``       who sends what to whom, as data
+13. ``validator``      the proof that a schedule is one
+14. ``worker``         what one worker holds, receives and sends
+15. ``ring_forward``   the forward pass of one worker
+16. ``ring_backward``  the backward pass of one worker, both circulations
+17. ``ring``, ``run``  the whole ring in one process, and its result
+18. ``cost``, ``show`` what it costs, and how it prints
 
 >>> import numpy as np
 >>> import ringspec as rs

@@ -44,7 +44,7 @@ def cases():
 
 
 @pytest.mark.parametrize("id", SAMPLE)
-@pytest.mark.parametrize("recipe", ["bf16", "float32"])
+@pytest.mark.parametrize("recipe", ["bf16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_known_bug_is_named_with_its_links(cases, id, recipe):
     record = run_case(
         MutantTarget(MUTANTS[id], recipe), cases["ring/zigzag-causal-w4"], Diagnoser()
@@ -172,7 +172,7 @@ DISGUISES = [
 
 
 @pytest.mark.parametrize(("id", "n", "way", "case"), DISGUISES)
-@pytest.mark.parametrize("recipe", ["bf16", "float32"])
+@pytest.mark.parametrize("recipe", ["float32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_known_bug_is_named_in_another_form_and_the_form_is_told(cases, id, n, way, case, recipe):
     record = run_case(Disguised(id, n, way, recipe), cases[case], Diagnoser())
     found = record.diagnosis

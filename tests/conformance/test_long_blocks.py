@@ -41,7 +41,9 @@ def sees_next_key_beyond_64(call):
     return replace(call, position_q=later)
 
 
-@pytest.mark.parametrize("recipe", ["float32", "bf16", "nki"])
+@pytest.mark.parametrize(
+    "recipe", ["bf16", *(pytest.param(one, marks=pytest.mark.slow) for one in ("float32", "nki"))]
+)
 def test_the_reference_passes_one_of_each_kind(recipe):
     own = "f32" if recipe == "float32" else "bf16"
     summary = run(REFERENCES[recipe], [BY_ID[id] for id in ONE_EACH if id.endswith(own)])

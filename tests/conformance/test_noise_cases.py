@@ -62,6 +62,7 @@ def test_more_noise_than_declared_is_a_failure_and_the_recipe_that_fits_is_named
     assert "partials were rounded to bfloat16 between steps: fits better" in record.message
 
 
+@pytest.mark.slow
 def test_without_a_declared_recipe_only_systematic_errors_fail():
     id = FULL.format("bf16")
     assert run_case(Changed("bf16_partials", recipe=None), CASES[id]).outcome == "pass"

@@ -34,7 +34,7 @@ def records(target, *ids):
 
 
 @pytest.mark.parametrize("recipe", ["float64", "float32", "bf16", "fp16", "bf16_partials"])
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_reference_passes_the_probes(recipe, stride):
     claims = REFERENCES[recipe].capabilities
     short = [case for case in CASES if "/long-" not in case.id]  # test_long_blocks has the others
@@ -140,7 +140,9 @@ def test_a_leak_shows_within_noise_as_well_where_it_is_large():
 
 def test_a_target_without_a_backward_is_asked_for_no_backward():
     target = Wrong(operations=("ring-forward",))
-    outcomes = {r.id.split("/")[1]: r.outcome for r in run(target, CASES[::11]).records}
+    kinds = ("gradient-pattern", "hidden-queries", "heads", "pattern")
+    first = [next(case for case in CASES if case.id.split("/")[1] == kind) for kind in kinds]
+    outcomes = {r.id.split("/")[1]: r.outcome for r in run(target, first).records}
     assert outcomes["gradient-pattern"] == outcomes["hidden-queries"] == "not claimed"
     assert outcomes["heads"] == outcomes["pattern"] == "pass"
 
