@@ -34,7 +34,7 @@ def spread(ids, count):
 def child(name, ids):
     """Derive the cases and print what was used and what came out, as one JSON document."""
     from ringspec.vectors import open_set
-    from ringspec.vectors.digest import case_digest
+    from ringspec.vectors.format.digest import case_digest
     from ringspec.vectors.generate import derive
 
     digests = {}

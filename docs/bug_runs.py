@@ -17,26 +17,26 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.calls import call_of, expected_of, forward_alone
-from ringspec.conformance.cases import RunCase
-from ringspec.conformance.golden import golden_case
-from ringspec.conformance.judging import bounds_of, compared
-from ringspec.conformance.mutants import Mutant, MutantTarget, precision_bugs, run_mutant
-from ringspec.conformance.mutants.hooks import Hooks
-from ringspec.conformance.mutants.ring import RESULTS
-from ringspec.conformance.noise_cases import cases as noise_cases
-from ringspec.conformance.outcome import Finding
-from ringspec.conformance.picture import gathered, place, start
-from ringspec.conformance.probes import cases as probe_cases
-from ringspec.conformance.results import frozen
-from ringspec.conformance.scales import with_all_rows
+from ringspec.conformance.cases.calls import call_of, expected_of, forward_alone
+from ringspec.conformance.cases.golden import golden_case
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.noise import cases as noise_cases
+from ringspec.conformance.cases.probes import cases as probe_cases
+from ringspec.conformance.diagnose.mutants import Mutant, MutantTarget, precision_bugs, run_mutant
+from ringspec.conformance.diagnose.mutants.hooks import Hooks
+from ringspec.conformance.diagnose.mutants.ring import RESULTS
+from ringspec.conformance.diagnose.picture import gathered, place, start
+from ringspec.conformance.judge.bounds import bounds_of, compared
+from ringspec.conformance.judge.scales import with_all_rows
+from ringspec.conformance.report.records import Finding
 from ringspec.conformance.target import Call, Target
+from ringspec.conformance.target.results import frozen
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load, store
 from ringspec.recipes import RECIPES
 from ringspec.vectors import VectorSet, open_set
-from ringspec.vectors.cache import tensors_of
-from ringspec.vectors.case import Case
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.sets.cache import tensors_of
 
 READINGS = ("o", "dv", "dq", "dk")
 KEYS_FIRST = ("dk", "dv")

@@ -14,14 +14,15 @@ import rule_index
 from formulas import FORMULAS
 
 import ringspec.cli
-from ringspec.conformance.report import read_report, report_lines
+from ringspec.conformance.report.report import read_report, report_lines
 from ringspec.recipes import RECIPES, ROUNDING_POINTS
 from ringspec.render import page
 from ringspec.spec.rules import RULES, Rule
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-SPEC = ROOT / "ringspec" / "spec"
+PACKAGE = ROOT / "ringspec"
+ROOMS = ("spec", "problem", "rings")  # what makes up the specification
 
 CODE = re.compile(r"`+([^`]+)`+")
 SPECIAL = re.compile(r"([\\*_|])")
@@ -59,26 +60,28 @@ def example_report() -> None:
 
 
 def specification() -> None:
-    """One page for each file of ringspec/spec: its docstrings, then the file itself.
+    """One page for each file of the specification: its docstrings, then the file itself.
 
     spec/index.md lists them in reading order; Sphinx warns about a page that is missing there.
     """
     folder = DOCS / "spec" / "generated"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for path in sorted(SPEC.glob("[a-z]*.py")):
-        page = rules_page() if path.stem == "rules" else module_page(path.stem)
+    paths = [path for room in ROOMS for path in sorted((PACKAGE / room).glob("[a-z]*.py"))]
+    for path in paths:
+        is_rules = path.stem == "rules"
+        page = rules_page() if is_rules else module_page(path.parent.name, path.stem)
         (folder / f"{path.stem}.rst").write_text(page, encoding="utf-8")
 
 
-def module_page(module: str) -> str:
+def module_page(room: str, module: str) -> str:
     return f"""{heading(f"{module}.py")}
-.. automodule:: ringspec.spec.{module}
+.. automodule:: ringspec.{room}.{module}
 
 The file
 --------
 
-.. literalinclude:: ../../../ringspec/spec/{module}.py
+.. literalinclude:: ../../../ringspec/{room}/{module}.py
    :language: python
 """
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from generate import DOCS, heading, plain, table
 from generate_vectors import link, report_name
 
-from ringspec.conformance.mutants import MODULES, MUTANTS, Mutant
+from ringspec.conformance.diagnose.mutants import MODULES, MUTANTS, Mutant
 from ringspec.vectors import open_set
 
 FOLDER = DOCS / "conform" / "generated"
@@ -45,7 +45,7 @@ def drawn(mutant: Mutant, path: Path) -> str:
 
 def name_of(module: ModuleType) -> str:
     """
-    >>> from ringspec.conformance.mutants import travel_bugs
+    >>> from ringspec.conformance.diagnose.mutants import travel_bugs
     >>> name_of(travel_bugs)
     'travel'
     """
@@ -71,7 +71,7 @@ def known_bugs() -> str:
     parts = [
         ".. _known-bugs:\n",
         heading("Known bugs"),
-        f"{len(MUTANTS)} bugs as small mutations of the specification (``ringspec.conformance.mutants``), "
+        f"{len(MUTANTS)} bugs as small mutations of the specification (``ringspec.conformance.diagnose.mutants``), "
         f"{reported} of them seen in public, with links. Each fails the cases that are named with it, in every "
         "run of the tests. What all cases, and rules in use elsewhere, make of them stands in "
         ":doc:`the kill table <../kill_table>`. To look a bug up by the name that a report gives it, "

@@ -6,7 +6,7 @@ writes is not stored in git.
 
 from generate import DOCS
 
-from ringspec.cli.explore_records import records
+from ringspec.cli.views.explore_records import records
 from ringspec.render.explore import explore_page as page_of
 
 

@@ -9,7 +9,7 @@ import shutil
 from generate import DOCS, ROOT, RULE_IDS, heading, plain, table
 
 from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
-from ringspec.vectors.flags import FLAGS
+from ringspec.vectors.catalogue.flags import FLAGS
 
 EXACT = ROOT / "ringspec" / "exact"
 THEMES = {

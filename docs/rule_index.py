@@ -35,8 +35,7 @@ def rules_in(text: str) -> set[str]:
 
 
 def module_of(rule: Rule) -> str:
-    in_spec = (PACKAGE / "spec" / f"{rule.module}.py").exists()
-    return f"ringspec.spec.{rule.module}" if in_spec else f"ringspec.{rule.module}"
+    return f"ringspec.{rule.module}"
 
 
 def stated_at(rule: Rule) -> list[str]:
@@ -50,10 +49,9 @@ def stated_at(rule: Rule) -> list[str]:
 def stated() -> dict[str, set[str]]:
     """What the text of each function and class of the specification names, in the order of the files."""
     found = {}
-    paths = sorted((PACKAGE / "spec").glob("*.py")) + [
-        PACKAGE / "formats.py",
-        PACKAGE / "recipes.py",
-    ]
+    folders = ("spec", "problem", "rings")
+    paths = [path for folder in folders for path in sorted((PACKAGE / folder).glob("*.py"))]
+    paths += [PACKAGE / "formats.py", PACKAGE / "recipes.py"]
     for path in paths:
         if path.stem == "rules":
             continue

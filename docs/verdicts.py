@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from ringspec.compare.bounds import RESULTS
-from ringspec.conformance.diagnoser import most_likely
-from ringspec.conformance.report import Report, counts_of, read_report
+from ringspec.conformance.diagnose.summary import most_likely
+from ringspec.conformance.report.report import Report, counts_of, read_report
 
 STORED = Path(__file__).parent / "conform" / "verdicts.json"
 REQUIREMENTS = "ringspec/conformance/targets/requirements-{}.txt"

@@ -8,9 +8,9 @@ import sys
 import time
 from typing import Any
 
-from nki_impl.sim.counters import Counters
-from nki_impl.sim.launch import Outcome, run_ranks
-from nki_impl.sim.profile import Roofline, roofline
+from nki_impl.sim.machine.counters import Counters
+from nki_impl.sim.machine.launch import Outcome, run_ranks
+from nki_impl.sim.machine.profile import Roofline, roofline
 from nki_impl.workloads import DTYPES, WORKLOADS, Shape, find_workload
 
 

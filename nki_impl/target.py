@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from nki_impl.kernels import ring_attention_spmd_bwd, ring_attention_spmd_fwd
 from nki_impl.lang import BACKEND, nl
-from nki_impl.sim.launch import run_ranks
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.results import due_of
-from ringspec.conformance.target import Call, Refused, Result
+from nki_impl.sim.machine.launch import run_ranks
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call, Refused, Result
+from ringspec.conformance.target.results import due_of
 from ringspec.formats import load, store
 
 Array = NDArray[Any]

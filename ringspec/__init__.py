@@ -3,22 +3,28 @@
 Read ``ringspec/spec/`` in this order, each a short file:
 
 1. ``essence``         ring attention in one page: forward and backward, without options
-2. ``rules``           the table of rules; every other file names the ones that it states
-3. ``problem``         tensors, rows, columns and terms: what an attention problem consists of
-4. ``checks``          each argument in the one form that the rest works with, or an error
-5. ``options``         the keywords of every function
-6. ``masks``           who may attend to whom
-7. ``dropout``         the counter-based keep mask
-8. ``attention``       dense attention and its gradient: the definition
-9. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
-10. ``block_attention`` one query block against one key block, forward and backward
-11. ``layout``         which token lies on which worker
-12. ``schedule``       who sends what to whom, as data
-13. ``validator``      the proof that a schedule is one
-14. ``worker``         what one worker holds, receives and sends
-15. ``ring_forward``   the forward pass of one worker
-16. ``ring_backward``  the backward pass of one worker, both circulations
-17. ``ring``, ``run``  the whole ring in one process, and its result
+2. ``masks``           who may attend to whom
+3. ``dropout``         the counter-based keep mask
+4. ``definition``      dense attention and its gradient
+5. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
+6. ``block``           one query block against one key block, forward and backward
+7. ``layout``          which token lies on which worker
+8. ``schedule``        who sends what to whom, as data
+9. ``worker``          what one worker holds, receives and sends
+10. ``forward``        the forward pass of one worker
+11. ``backward``       the backward pass of one worker, both circulations
+12. ``rules``          the index of rules; every other file names the ones that it states
+
+Around it lie ``ringspec/problem/``, what a call consists of:
+
+13. ``model``          tensors, rows, columns and terms
+14. ``checks``         each argument in the one form that the rest works with, or an error
+15. ``options``        the keywords of every function
+
+and ``ringspec/rings/``, the whole ring in one process:
+
+16. ``ring``, ``run``  the public function, and its result
+17. ``validator``      the proof that a schedule is one
 18. ``cost``, ``show`` what it costs, and how it prints
 
 >>> import numpy as np
@@ -31,7 +37,11 @@ True
 
 from ringspec.errors import RingspecError
 from ringspec.recipes import RECIPES, Recipe
-from ringspec.spec.attention import (
+from ringspec.rings.cost import Cost, cost, timeline
+from ringspec.rings.ring import ring
+from ringspec.rings.run import Run, WorkerResult
+from ringspec.rings.validator import validate
+from ringspec.spec.definition import (
     Forward,
     Gradients,
     attention,
@@ -39,12 +49,8 @@ from ringspec.spec.attention import (
     attention_block_backward,
     merge_partials,
 )
-from ringspec.spec.cost import Cost, cost, timeline
 from ringspec.spec.layout import Layout, make_layout, shard, unpermute, unshard
-from ringspec.spec.ring import ring
-from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import Schedule, backward_schedule, cp_offset, forward_schedule
-from ringspec.spec.validator import validate
 from ringspec.tensorfile import read_tensors, write_tensors
 
 __version__ = "0.1.0"

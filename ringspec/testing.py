@@ -6,7 +6,7 @@ already.
 The truth is DESIGN section 2; the bounds are those of :mod:`ringspec.compare.bounds`.
 
 >>> import numpy as np
->>> from ringspec.spec.ring import ring
+>>> from ringspec.rings.ring import ring
 >>> q = k = v = dy = np.arange(32.0).reshape(1, 1, 16, 2) % 5 / 4
 >>> run = ring(q, k, v, dy=dy, workers=4, layout="zigzag", causal=True)
 >>> got = {"o": run.o, "dq": run.dq, "dk": run.dk, "dv": run.dv}
@@ -31,20 +31,20 @@ from numpy.typing import NDArray
 from ringspec.compare.bounds import Sizes, bound_factors, bound_floors
 from ringspec.compare.explain import explain_all
 from ringspec.compare.verdict import TensorVerdict, judge_tensor
-from ringspec.conformance.checked import Checked, check
-from ringspec.conformance.conventions import to_numpy
-from ringspec.conformance.dense import Dense, Seeds, truth_of
-from ringspec.conformance.given import diagnosis_of
-from ringspec.conformance.precision import holds, narrower
+from ringspec.conformance.diagnose.given import diagnosis_of
+from ringspec.conformance.judge.dense import Dense, Seeds, truth_of
+from ringspec.conformance.judge.recipe import holds, narrower
+from ringspec.conformance.run.check import Checked, check
+from ringspec.conformance.target.conventions import to_numpy
 from ringspec.errors import DtypeError, OptionError, ShapeError, UnknownNameError, nearest, shown
 from ringspec.formats import load, name_of, round_to, store
+from ringspec.problem.model import Problem
+from ringspec.problem.options import check as check_problem
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.ring import layouts_for
 from ringspec.spec.layout import Layout, make_layout
-from ringspec.spec.options import check as check_problem
-from ringspec.spec.problem import Problem
-from ringspec.spec.ring import layouts_for
-from ringspec.vectors.ringwise import Tables, slots_of
+from ringspec.vectors.format.sharded import Tables, slots_of
 
 __all__ = ["Checked", "assert_ring_attention", "check"]
 

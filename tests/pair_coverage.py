@@ -8,8 +8,8 @@ direction three, the Q ring has a backward.
 import dataclasses
 from itertools import combinations
 
-from ringspec.vectors.case import Case
-from ringspec.vectors.requires import visible
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.requires import visible
 
 NONE = ("mask", "none")
 TERMS_OF_MASKS = {

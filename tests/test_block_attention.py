@@ -6,9 +6,9 @@ from oracle.row_scale import row_scale, worst_row_error
 
 import ringspec as rs
 from ringspec.errors import NonFiniteError, ShapeError
+from ringspec.problem.options import check
 from ringspec.recipes import recipe
-from ringspec.spec.block_attention import block_backward, dy_o_sum
-from ringspec.spec.options import check
+from ringspec.spec.block import block_backward, dy_o_sum
 
 EXACT = recipe("float64")
 BOUND = 1e-14

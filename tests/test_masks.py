@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import ringspec as rs
 from ringspec.errors import UnknownNameError
+from ringspec.problem.model import Problem
+from ringspec.problem.options import check
 from ringspec.spec.layout import contiguous, from_table, striped, zigzag
 from ringspec.spec.masks import visible
-from ringspec.spec.options import check
-from ringspec.spec.problem import Problem
 from ringspec.spec.schedule import cp_offset, zigzag_offsets
 
 B, H, HKV, SQ, SK = 2, 4, 2, 7, 9

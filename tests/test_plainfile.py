@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from ringspec.cli import main
-from ringspec.cli.npz import read_npz
-from ringspec.conformance.expected import read_expected
-from ringspec.conformance.project import target_in
-from ringspec.conformance.report import read_report
+from ringspec.cli.shared.npz import read_npz
+from ringspec.conformance.report.report import read_report
+from ringspec.conformance.run.expected import read_expected
+from ringspec.conformance.target.project import target_in
 from ringspec.errors import DestinationError, FileFormatError, RingspecError
 from ringspec.plainfile import read_plain_file
 from ringspec.plan.hardware_file import read_hardware

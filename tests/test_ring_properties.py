@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from oracle.row_scale import row_scale, worst_row_error
 
 import ringspec as rs
+from ringspec.problem.options import check
 from ringspec.recipes import recipe
-from ringspec.spec.block_attention import block_forward
+from ringspec.spec.block import block_forward
 from ringspec.spec.online_softmax import finish, merge, start
-from ringspec.spec.options import check
 
 BOUND = 1e-14
 seeds = st.integers(0, 2**32 - 1)

@@ -11,11 +11,11 @@ import pytest
 import ringspec as rs
 from ringspec.comm.threads import ring_in_threads
 from ringspec.errors import NotRecordedError, OptionError
+from ringspec.problem.options import check
 from ringspec.recipes import recipe
-from ringspec.spec.block_attention import block_backward, block_forward
-from ringspec.spec.options import check
-from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, plus
-from ringspec.spec.ring_forward import absorb_block, forward_finish, forward_start, forward_step
+from ringspec.spec.backward import backward_finish, backward_start, backward_step, plus
+from ringspec.spec.block import block_backward, block_forward
+from ringspec.spec.forward import absorb_block, forward_finish, forward_start, forward_step
 from ringspec.spec.worker import KeySide, Message, Moment
 from ringspec.tensorfile import read_metadata
 

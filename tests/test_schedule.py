@@ -6,6 +6,7 @@ import pytest
 
 import ringspec as rs
 from ringspec.errors import ScheduleError, UnknownNameError
+from ringspec.rings.validator import DEFECTS, find_defects
 from ringspec.spec.schedule import (
     KEY_ACCUMULATORS,
     KEY_INPUTS,
@@ -16,7 +17,6 @@ from ringspec.spec.schedule import (
     skip,
     visitor,
 )
-from ringspec.spec.validator import DEFECTS, find_defects
 
 W = 4
 FORWARD = rs.forward_schedule("kv", W)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import Capabilities
 
 
 def ring_attention(q, k, v, *, axis_name, call):

@@ -10,9 +10,9 @@ packages (RINGSPEC_NKI=device); only `of_all_ranks`, which launches it, is then 
 import numpy as np
 
 from nki_impl.lang import ncc, nisa, nki, nl
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import Capabilities
 
 ROWS, KEYS = 128, 512  # of a query tile, and of a key tile
 HIDDEN, FLOOR = (

@@ -6,7 +6,7 @@ ringspec check docs/conform/example_numpy.py:target
 import numpy as np
 
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import Capabilities
 
 
 def ring_attention(q, k, v, scale, position_q, position_k, formats, causal=False):

@@ -8,7 +8,7 @@ travel with their keys.
 """
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target import Capabilities
 
 
 def rotated(x, group, call):

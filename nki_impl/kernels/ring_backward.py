@@ -135,7 +135,7 @@ def ring_attention_spmd_bwd(
     Uniform weights over the 256 keys of two ranks: each key gets 256 rows' dy / 256.
 
     >>> import numpy as np
-    >>> from nki_impl.sim.launch import run_ranks
+    >>> from nki_impl.sim.machine.launch import run_ranks
     >>> zeros, ones = np.zeros((1, 1, 64, 128), np.float32), np.ones((1, 1, 64, 128), np.float32)
     >>> lse = np.full((1, 1, 128, 1), np.log(256), np.float32)
     >>> rank = (zeros, zeros, zeros, zeros, ones, lse, False, True, None, 2)

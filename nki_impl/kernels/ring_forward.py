@@ -136,7 +136,7 @@ def ring_attention_spmd_fwd(
     A row without keys has o = 0 and lse = -inf. Broken rules raise AssertionError.
 
     >>> import numpy as np
-    >>> from nki_impl.sim.launch import run_ranks
+    >>> from nki_impl.sim.machine.launch import run_ranks
     >>> q = k = np.zeros((1, 1, 64, 128), np.float32)
     >>> rank = {"q": q, "k": k, "v": np.ones((1, 1, 128, 64), np.float32), "num_workers": 2}
     >>> o, lse = run_ranks(ring_attention_spmd_fwd, [{**rank, "training": True}] * 2).results[1]

@@ -27,7 +27,7 @@ def ring_attention_unpermute(x: Tensor, replica_groups: Any = None, num_workers:
     Broken rules raise AssertionError.
 
     >>> import numpy as np
-    >>> from nki_impl.sim.launch import run_ranks
+    >>> from nki_impl.sim.machine.launch import run_ranks
     >>> striped = np.array([[0, 2], [1, 3]], np.int32).reshape(2, 1, 2, 1)
     >>> run = run_ranks(ring_attention_unpermute, [{"x": x, "num_workers": 2} for x in striped])
     >>> np.stack(run.results).reshape(2, 2).tolist()

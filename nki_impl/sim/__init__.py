@@ -9,5 +9,5 @@ It computes every value in float32 and rounds once per write, in program order, 
 raises (``errors``) where a kernel breaks a rule of the machine. It models no timing.
 """
 
-# First, because nki_impl.sim.sync and nki_impl.sim.isa need each other.
+# First, because nki_impl.sim.machine.sync and nki_impl.sim.isa need each other.
 from nki_impl.sim import isa as isa

@@ -1,8 +1,8 @@
 """``nki.collectives``: the operations by which ranks exchange data.
 
-All block until every core of every rank of the group has issued them (:mod:`nki_impl.sim.exchange`);
+All block until every core of every rank of the group has issued them (:mod:`nki_impl.sim.exchange.meeting`);
 on the device they run beside the computation and the consumers wait for the data. What the device
-would not order is reported (:mod:`nki_impl.sim.races`). Reductions are computed in float32, in the
+would not order is reported (:mod:`nki_impl.sim.machine.races`). Reductions are computed in float32, in the
 order of the group's list, and rounded once to the destination's dtype; integers stay integers.
 
 A ring goes by the order of the group's list: each rank sends to the next entry and receives from the
@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim.access import write
 from nki_impl.sim.errors import CollectiveError, UnsupportedError
-from nki_impl.sim.exchange import Call, begin, issue
-from nki_impl.sim.groups import ReplicaGroup, ring_of, rings_of, targets_of
-from nki_impl.sim.operands import (
+from nki_impl.sim.exchange.groups import ReplicaGroup, ring_of, rings_of, targets_of
+from nki_impl.sim.exchange.meeting import Call, begin, issue
+from nki_impl.sim.exchange.operands import (
     agree,
     by_channel,
     bytes_in,
@@ -41,8 +40,9 @@ from nki_impl.sim.operands import (
     tensors,
     times,
 )
-from nki_impl.sim.registers import VirtualRegister
-from nki_impl.sim.tensor import NkiTensor
+from nki_impl.sim.memory.registers import VirtualRegister
+from nki_impl.sim.tensor.access import write
+from nki_impl.sim.tensor.views import NkiTensor
 
 Tensors = list[NkiTensor]
 

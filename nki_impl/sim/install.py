@@ -29,9 +29,9 @@ def kernel_modules() -> dict[str, ModuleType]:
     ``nki.language.opcode`` has the operators, ``nki.isa.constants`` the enumerations, ``nki.typing``
     the class ``tensor`` for annotations.
     """
-    from nki_impl.sim import tokens
     from nki_impl.sim.isa import enums
-    from nki_impl.sim.tensor import NkiTensor
+    from nki_impl.sim.operators import tokens
+    from nki_impl.sim.tensor.views import NkiTensor
 
     typing = ModuleType("nki.typing", "Annotations of kernels.")
     typing.tensor = NkiTensor  # type: ignore[attr-defined]

@@ -11,40 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim import core as _core
 from nki_impl.sim import isa as _isa
-from nki_impl.sim.access import is_written as _is_written
-from nki_impl.sim.access import write as _write
-from nki_impl.sim.allocate import new_tensor as _new_tensor
-from nki_impl.sim.dtypes import (
-    DType,
-    bfloat16,
-    bool_,
-    float8_e4m3,
-    float8_e4m3fn,
-    float8_e5m2,
-    float16,
-    float32,
-    int8,
-    int16,
-    int32,
-    tfloat32,
-    uint8,
-    uint16,
-    uint32,
-)
-from nki_impl.sim.dtypes import as_dtype as _as_dtype
-from nki_impl.sim.elementwise import broadcast_to
-from nki_impl.sim.elementwise import reduced as _reduced
 from nki_impl.sim.errors import DtypeError as _DtypeError
 from nki_impl.sim.errors import ShapeError as _ShapeError
-from nki_impl.sim.memory import PSUM_BANKS as _PSUM_BANKS
-from nki_impl.sim.memory import SBUF_PARTITION_BYTES as _SBUF_PARTITION_BYTES
-from nki_impl.sim.memory import SBUF_USABLE_BYTES as _SBUF_USABLE_BYTES
-from nki_impl.sim.memory import MemoryRegion
-from nki_impl.sim.registers import VirtualRegister as _VirtualRegister
-from nki_impl.sim.tensor import NKIObject, NkiTensor
-from nki_impl.sim.tokens import (
+from nki_impl.sim.machine import core as _core
+from nki_impl.sim.memory.allocate import new_tensor as _new_tensor
+from nki_impl.sim.memory.registers import VirtualRegister as _VirtualRegister
+from nki_impl.sim.memory.storage import PSUM_BANKS as _PSUM_BANKS
+from nki_impl.sim.memory.storage import SBUF_PARTITION_BYTES as _SBUF_PARTITION_BYTES
+from nki_impl.sim.memory.storage import SBUF_USABLE_BYTES as _SBUF_USABLE_BYTES
+from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.operators.elementwise import broadcast_to
+from nki_impl.sim.operators.elementwise import reduced as _reduced
+from nki_impl.sim.operators.tokens import (
     abs,
     abs_max,
     abs_min,
@@ -104,6 +83,27 @@ from nki_impl.sim.tokens import (
     tanh,
     trunc,
 )
+from nki_impl.sim.tensor.access import is_written as _is_written
+from nki_impl.sim.tensor.access import write as _write
+from nki_impl.sim.tensor.dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    float8_e4m3,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    int8,
+    int16,
+    int32,
+    tfloat32,
+    uint8,
+    uint16,
+    uint32,
+)
+from nki_impl.sim.tensor.dtypes import as_dtype as _as_dtype
+from nki_impl.sim.tensor.views import NKIObject, NkiTensor
 
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nki_impl.sim import collectives, isa, language
-from nki_impl.sim.dtypes import DType as dtype
-from nki_impl.sim.launch import jit, simulate
+from nki_impl.sim.machine.launch import jit, simulate
+from nki_impl.sim.tensor.dtypes import DType as dtype
 
 __all__ = ["collectives", "dtype", "isa", "jit", "language", "simulate"]

@@ -10,18 +10,18 @@ from __future__ import annotations
 import click
 
 import ringspec
-from ringspec.cli.bench import bench_command
-from ringspec.cli.cases import cases_group
-from ringspec.cli.check import check_command
-from ringspec.cli.explore import explore_command
-from ringspec.cli.group import Commands
-from ringspec.cli.plan import plan_command
-from ringspec.cli.power import power_command
-from ringspec.cli.replay import replay_command
-from ringspec.cli.schedule import schedule_command
-from ringspec.cli.simulate import simulate_command
-from ringspec.cli.smoke import smoke_command
-from ringspec.cli.vectors import vectors_group
+from ringspec.cli.commands.bench import bench_command
+from ringspec.cli.commands.cases import cases_group
+from ringspec.cli.commands.check import check_command
+from ringspec.cli.commands.explore import explore_command
+from ringspec.cli.commands.plan import plan_command
+from ringspec.cli.commands.power import power_command
+from ringspec.cli.commands.replay import replay_command
+from ringspec.cli.commands.schedule import schedule_command
+from ringspec.cli.commands.simulate import simulate_command
+from ringspec.cli.commands.smoke import smoke_command
+from ringspec.cli.commands.vectors import vectors_group
+from ringspec.cli.shared.group import Commands
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

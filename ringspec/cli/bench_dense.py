@@ -23,7 +23,7 @@ from ringspec.fast.passes import parts_of
 from ringspec.fast.products import backward_products, forward_products
 from ringspec.fast.team import run_tasks
 from ringspec.fast.threads import controller
-from ringspec.spec.ring import ring
+from ringspec.rings.ring import ring
 
 Line = dict[str, Any]
 Timed = dict[str, Callable[[], object]]

@@ -42,7 +42,7 @@ def in_child(length: int, threads: int) -> Line:
 def child(length: int, threads: int) -> None:
     """Run the ring once and print its line as JSON."""
     from ringspec import fast
-    from ringspec.spec.ring import ring
+    from ringspec.rings.ring import ring
 
     setting = Setting("float64", length, False, threads, 1, HEADS, WIDTH)
     q, k, v, dy = setting.tensors()

@@ -20,7 +20,7 @@ WIDTH = 128
 def exact_lines(lengths: Sequence[int]) -> list[Line]:
     """Correctly rounded forward and backward of one causal head, D = 128."""
     from ringspec import exact
-    from ringspec.spec.options import default_scale
+    from ringspec.problem.options import default_scale
 
     lines: list[Line] = []
     for length in lengths:
@@ -41,7 +41,7 @@ def exact_lines(lengths: Sequence[int]) -> list[Line]:
 
 def noise_lines(lengths: Sequence[int]) -> list[Line]:
     """The noise prediction of a bf16 ring of four workers, one causal head, D = 128."""
-    from ringspec.compare.noise import predict
+    from ringspec.compare.noise.predict import predict
     from ringspec.conformance.power_problem import Asked, setting_of
 
     lines: list[Line] = []

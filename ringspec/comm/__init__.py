@@ -16,7 +16,7 @@ thread) of its own that calls the same step functions and exchanges raw buffers.
 
 >>> import numpy as np
 >>> from ringspec.comm.threads import ring_in_threads
->>> from ringspec.spec.ring import ring
+>>> from ringspec.rings.ring import ring
 >>> q = k = v = dy = np.arange(16.0).reshape(1, 1, 8, 2) / 16
 >>> run = ring_in_threads(q, k, v, dy, workers=4, causal=True)
 >>> np.array_equal(run.dq, ring(q, k, v, dy, workers=4, causal=True).dq)

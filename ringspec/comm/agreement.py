@@ -19,7 +19,7 @@ import ringspec.errors
 from ringspec.comm.links import Links
 from ringspec.comm.wire import Buffer, arrays_of
 from ringspec.errors import DisagreementError, RingspecError
-from ringspec.spec.problem import Problem
+from ringspec.problem.model import Problem
 
 ERROR_BYTES = 4096
 MOST_PARTS = 64

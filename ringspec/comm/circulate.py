@@ -16,7 +16,7 @@ from typing import Any
 from ringspec.comm.links import Links, Pending
 from ringspec.comm.traffic import Crossing, traffic
 from ringspec.comm.wire import Header, check_header, frame_of, pack, side_from
-from ringspec.spec.ring_forward import Observer
+from ringspec.spec.forward import Observer
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import (
     Message,
@@ -60,7 +60,7 @@ def circulate(
 ) -> tuple[WorkerState, tuple[Message, ...]]:
     """All steps of this rank's worker: its last state, and what came home after the last one.
 
-    ``phase``, ``schedule``, ``block`` and ``observer`` as for ``spec.ring_forward.lockstep``.
+    ``phase``, ``schedule``, ``block`` and ``observer`` as for ``spec.forward.lockstep``.
     """
     like = visiting(state, schedule)
     previous = Exchange(links, phase, -1, like, [])

@@ -32,7 +32,7 @@ from ringspec.errors import (
     WorkerCountError,
     shown,
 )
-from ringspec.spec.run import Run
+from ringspec.rings.run import Run
 
 TIMEOUT = 60.0
 # A rank that waited in vain for so much of its time asks its neighbours whether they are alive.
@@ -236,7 +236,7 @@ def ring_mpi(
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] of any float dtype, in
     global order; with dy the backward pass is done as well. ``keywords`` are those of
-    :func:`ringspec.spec.ring.ring`, but for ``workers``, which is the number of ranks, and ``record``;
+    :func:`ringspec.rings.ring.ring`, but for ``workers``, which is the number of ranks, and ``record``;
     ``root`` and ``observer`` as for :func:`~ringspec.comm.ring_over`, and:
 
     ``comm``       an mpi4py communicator; default COMM_WORLD
@@ -246,7 +246,7 @@ def ring_mpi(
     ``abort``      where a rank is lost: write who, and end all ranks with MPI_Abort, status 4;
                    False raises LostWorkerError on the ranks that noticed
 
-    Returns the :class:`~ringspec.spec.run.Run`, on ``root`` alone where one is given. Raises what
+    Returns the :class:`~ringspec.rings.run.Run`, on ``root`` alone where one is given. Raises what
     ``ringspec.ring`` raises, on every rank, and DisagreementError where ranks were given different
     things. After an error, messages may be under way: end the program.
     """

@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from ringspec.comm.circulate import Halves, circulate
 from ringspec.comm.links import Links
+from ringspec.problem.checks import check_results
+from ringspec.problem.model import Array, Columns, Problem, Rows, take
 from ringspec.recipes import Recipe
-from ringspec.spec.block_attention import BlockBackward, BlockForward
-from ringspec.spec.checks import check_results
-from ringspec.spec.dropout import keep_mask
-from ringspec.spec.layout import Layout
-from ringspec.spec.problem import Array, Columns, Problem, Rows, take
-from ringspec.spec.ring_backward import (
+from ringspec.rings.run import WorkerResult
+from ringspec.spec.backward import (
     Accumulate,
     add,
     backward_finish,
@@ -30,7 +28,9 @@ from ringspec.spec.ring_backward import (
     backward_start,
     sink_share,
 )
-from ringspec.spec.ring_forward import (
+from ringspec.spec.block import BlockBackward, BlockForward
+from ringspec.spec.dropout import keep_mask
+from ringspec.spec.forward import (
     Absorb,
     Observer,
     absorb_part,
@@ -38,7 +38,7 @@ from ringspec.spec.ring_forward import (
     forward_part,
     forward_start,
 )
-from ringspec.spec.run import WorkerResult
+from ringspec.spec.layout import Layout
 from ringspec.spec.schedule import Schedule
 
 Side = TypeVar("Side", Rows, Columns)
@@ -72,7 +72,7 @@ def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult
 
 
 def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
-    """What ``spec.ring.run_forward`` does, for one worker."""
+    """What ``rings.ring.run_forward`` does, for one worker."""
     r, problem, recipe = links.rank, setup.problem, setup.recipe
     index_q, index_k = setup.layout_q.table[r], setup.layout_k.table[r]
     q = take(problem.q, index_q, axis=2)
@@ -95,7 +95,7 @@ def run_backward(
     result: WorkerResult,
     observe: Observer,
 ) -> WorkerResult:
-    """What ``spec.ring.run_backward`` does, for one worker."""
+    """What ``rings.ring.run_backward`` does, for one worker."""
     r, problem, recipe = links.rank, setup.problem, setup.recipe
     q = take(problem.q, result.index_q, axis=2)
     k, v = (take(x, result.index_k, axis=2) for x in (problem.k, problem.v))

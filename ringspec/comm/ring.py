@@ -24,23 +24,23 @@ from ringspec.errors import (
     RingspecError,
     shown,
 )
+from ringspec.problem.checks import check_results, flag, function
+from ringspec.problem.model import Array, Problem
+from ringspec.problem.options import Options, check, check_gradients, takes_options
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
-from ringspec.spec.attention import as_given
-from ringspec.spec.block_attention import (
+from ringspec.rings.ring import collect, layouts_for, schedules_for
+from ringspec.rings.run import Run, WorkerResult
+from ringspec.spec.backward import Accumulate, plus
+from ringspec.spec.block import (
     BlockBackward,
     BlockForward,
     block_backward,
     block_forward,
 )
-from ringspec.spec.checks import check_results, flag, function
+from ringspec.spec.definition import as_given
+from ringspec.spec.forward import Absorb, Each, Observer, absorb_block
 from ringspec.spec.layout import unshard
-from ringspec.spec.options import Options, check, check_gradients, takes_options
-from ringspec.spec.problem import Array, Problem
-from ringspec.spec.ring import collect, layouts_for, schedules_for
-from ringspec.spec.ring_backward import Accumulate, plus
-from ringspec.spec.ring_forward import Absorb, Each, Observer, absorb_block
-from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import (
     Schedule,
 )
@@ -88,14 +88,14 @@ def ring_over(
     Every rank gives the same whole tensors and options, and takes its own tokens out of them:
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], ``dlse`` [B, H, Sq] of any
     float dtype, in global order. With dy (or dlse) the backward pass is done as well. Keywords are those
-    of :class:`~ringspec.spec.options.Options`; ``layout``, ``circulation``, ``recipe``, ``direction``,
+    of :class:`~ringspec.problem.options.Options`; ``layout``, ``circulation``, ``recipe``, ``direction``,
     ``skip_masked``, ``schedule``, ``schedule_backward``, ``block_forward``, ``block_backward`` and
-    ``absorb``, ``accumulate`` as for :func:`ringspec.spec.ring.ring`, where W is the number of ranks of a ring; and:
+    ``absorb``, ``accumulate`` as for :func:`ringspec.rings.ring.ring`, where W is the number of ranks of a ring; and:
 
     ``ring``       links among the W ranks of this rank's own ring, where the ranks of ``links`` form
                    several rings (rank r is worker r mod W of ring r div W), each of which takes
                    an equal share of the batch; default: one ring of all ranks
-    ``root``       the rank that gets the :class:`~ringspec.spec.run.Run`, others get None; default:
+    ``root``       the rank that gets the :class:`~ringspec.rings.run.Run`, others get None; default:
                    every rank gets it
     ``each``       is not called: a rank has one worker. It is here for ``**fast.pieces()``
     ``observer``   is called with each :class:`~ringspec.spec.worker.Moment` of this rank's worker
@@ -176,7 +176,7 @@ def run_over(
 ) -> Run | None:
     """Agree on the setup (or on the error that there is instead), compute, gather on ``root``.
 
-    Gradients are those of the specification: dsinks [H, N] (see ``spec.attention.as_given``).
+    Gradients are those of the specification: dsinks [H, N] (see ``spec.definition.as_given``).
     """
     groups, rest = divmod(links.size, ring.size)
     if error is None and rest:

@@ -16,8 +16,8 @@ from ringspec.comm.links import Pending
 from ringspec.comm.ring import ring_over
 from ringspec.comm.wire import Buffer
 from ringspec.errors import LostWorkerError, RingspecError
-from ringspec.spec.checks import check_workers
-from ringspec.spec.run import Run
+from ringspec.problem.checks import check_workers
+from ringspec.rings.run import Run
 
 GLANCE_SECONDS = 0.02
 
@@ -89,7 +89,7 @@ def ring_in_threads(
 ) -> Run:
     """:func:`~ringspec.comm.ring_over` with a thread for each worker; the run of rank 0.
 
-    Shapes and keywords as for :func:`ringspec.spec.ring.ring`; ``timeout`` in seconds. Raises what
+    Shapes and keywords as for :func:`ringspec.rings.ring.ring`; ``timeout`` in seconds. Raises what
     that raises.
 
     >>> import numpy as np

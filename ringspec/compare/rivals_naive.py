@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.noise_problem import Attention
+from ringspec.compare.noise.problem import Attention
 from ringspec.formats import round_to, unit_roundoff
 
 Array = NDArray[np.float64]

@@ -20,7 +20,7 @@ from typing import Any
 
 from ringspec.compare.rivals import RULES, Rule, Seen
 from ringspec.compare.rivals_naive import naive_of, sizes
-from ringspec.compare.statistics import Test, alarms, errors_of, examine
+from ringspec.compare.statistics.tests import Test, alarms, errors_of, examine
 from ringspec.conformance.power_defects import Defect, defects_of, wrong_diagonal
 from ringspec.conformance.power_problem import Asked, Named, Setting, setting_of
 from ringspec.conformance.power_reach import CASE, TESTS, deviations_of, reach, reach_in

@@ -1,7 +1,7 @@
 """Defects of a given size: what each adds to the true results.
 
 A :class:`Defect` gives for a size x the error of every result, exact to float64, and its direction: the
-derivative by x at 0, from which :func:`ringspec.compare.statistics.detectable` computes the smallest x.
+derivative by x at 0, from which :func:`ringspec.compare.statistics.tests.detectable` computes the smallest x.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.noise import predict
-from ringspec.conformance.noise_of import rescaled, results
+from ringspec.compare.noise.predict import predict
+from ringspec.conformance.judge.noise_inputs import rescaled, results
 from ringspec.conformance.power_problem import Array, Named, Setting
-from ringspec.spec.options import check
+from ringspec.problem.options import check
 
 LARGEST = 10.0  # size of a defect that has no natural end
 

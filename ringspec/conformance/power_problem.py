@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.noise import Attention, Geometry, predict
-from ringspec.compare.statistics import Allowance, Predicted, allowance_for
-from ringspec.compare.strata import Stratum, strata_for
-from ringspec.conformance.noise_of import STEP, attention_of, places, rescaled, results
+from ringspec.compare.noise.predict import Attention, Geometry, predict
+from ringspec.compare.statistics.strata import Stratum, strata_for
+from ringspec.compare.statistics.tests import Allowance, Predicted, allowance_for
+from ringspec.conformance.judge.noise_inputs import STEP, attention_of, places, rescaled, results
 from ringspec.errors import OptionError, shown
 from ringspec.formats import round_to
+from ringspec.problem.model import Problem
+from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.ring import ring
 from ringspec.spec.layout import make_layout
-from ringspec.spec.options import check, check_gradients
-from ringspec.spec.problem import Problem
-from ringspec.spec.ring import ring
 
 Array = NDArray[np.float64]
 Named = dict[str, Array]

@@ -2,7 +2,7 @@
 
 For each tensor the least of three sizes is taken, each detected with the wanted probability:
 
-- *sum*: :func:`ringspec.compare.statistics.detectable`, of the error as it comes through the last rounding.
+- *sum*: :func:`ringspec.compare.statistics.tests.detectable`, of the error as it comes through the last rounding.
   That rounding swallows what does not reach the next number: where the noise before it is smaller than the
   spacing, the answer to a small error is uneven, and smaller where the predicted noise is small. So
   the answer is measured on the results of the correct kernel, at the size that is looked for.
@@ -20,11 +20,11 @@ import zlib
 import numpy as np
 from scipy import special
 
-from ringspec.compare.noise_rounding import spacing
-from ringspec.compare.statistics import RATE, detectable
-from ringspec.compare.statistics_linear import size_of, threshold
-from ringspec.compare.statistics_spread import correlation
-from ringspec.conformance.noise_cases import MOST_CASES
+from ringspec.compare.noise.rounding import spacing
+from ringspec.compare.statistics.linear import size_of, threshold
+from ringspec.compare.statistics.spread import correlation
+from ringspec.compare.statistics.tests import RATE, detectable
+from ringspec.conformance.cases.noise import MOST_CASES
 from ringspec.conformance.power_problem import Array, Named, Setting
 from ringspec.formats import round_to
 

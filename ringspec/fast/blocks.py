@@ -1,6 +1,6 @@
 """The block computation of a ring, for ``ringspec.ring(..., block_forward=, block_backward=)``.
 
-The signatures are those of ``spec.block_attention``, with threads and tile sizes as further keywords.
+The signatures are those of ``spec.block``, with threads and tile sizes as further keywords.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 
@@ -25,10 +25,10 @@ from ringspec.fast.kept import Kept
 from ringspec.fast.passes import backward_result, forward_state
 from ringspec.fast.plan import TileSizes
 from ringspec.fast.team import thread_count
+from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import ROUNDING_POINTS, Recipe
-from ringspec.spec.block_attention import BlockBackward, BlockForward, BlockGradients
+from ringspec.spec.block import BlockBackward, BlockForward, BlockGradients
 from ringspec.spec.online_softmax import SoftmaxState
-from ringspec.spec.problem import Array, Columns, Rows, Terms
 
 
 def computed_in(recipe: Recipe) -> str:
@@ -65,7 +65,7 @@ def block_forward(
     """The softmax state of queries q over keys k and values v alone; o is not normalised.
 
     q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``rows`` [n_q], ``columns`` [n_k] and
-    ``terms`` as for :func:`ringspec.spec.block_attention.block_forward`. ``recipe`` is float64 or float32
+    ``terms`` as for :func:`ringspec.spec.block.block_forward`. ``recipe`` is float64 or float32
     at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`,
     which gives ``kept``: what was made of read-only arrays before.
 
@@ -105,7 +105,7 @@ def block_backward(
     dlse where the loss reads lse (RING-7). q, k, v, ``rows``, ``columns``, ``terms``, ``recipe``,
     ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
 
-    Returns :class:`~ringspec.spec.block_attention.BlockGradients`: dq, dk, dv in the type that is computed in,
+    Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type that is computed in,
     dbias in float64. Raises
     :class:`~ringspec.errors.FastRecipeError` as there, OptionError, and NonFiniteError where a gradient
     in float64 overflows.

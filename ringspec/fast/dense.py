@@ -20,9 +20,9 @@ from ringspec.fast.job import Floats, Job, all_finite, is_finite, make_job
 from ringspec.fast.passes import Backward, backward_result, forward_result
 from ringspec.fast.plan import TileSizes
 from ringspec.fast.team import thread_count
-from ringspec.spec.attention import Forward, Gradients, as_given, sink_gradient
-from ringspec.spec.checks import check_results, float_array, rounded_input
-from ringspec.spec.options import (
+from ringspec.problem.checks import check_results, float_array, rounded_input
+from ringspec.problem.model import Array, Problem
+from ringspec.problem.options import (
     Options,
     check,
     check_gradients,
@@ -30,7 +30,7 @@ from ringspec.spec.options import (
     row_array,
     takes_options,
 )
-from ringspec.spec.problem import Array, Problem
+from ringspec.spec.definition import Forward, Gradients, as_given, sink_gradient
 
 DTYPES = ("float64", "float32")
 
@@ -49,14 +49,14 @@ def attention(
     """Softmax attention as :func:`ringspec.attention` defines it, with its arguments and options.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; keywords of
-    :class:`~ringspec.spec.options.Options`, and:
+    :class:`~ringspec.problem.options.Options`, and:
 
     ``dtype``    'float64' or 'float32': what is computed in, and the type of the results
     ``threads``  Python threads; None: one for each core that the process may use. The results are
                  the same bits for any number
     ``sizes``    lengths of tiles; None: what was fastest for the type and the mask
 
-    Returns :class:`~ringspec.spec.attention.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
+    Returns :class:`~ringspec.spec.definition.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
     in ``dtype``. A row's bits depend only on the keys that it
     sees. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`, as there.
 
@@ -91,11 +91,11 @@ def attention_backward(
     """Gradients as :func:`ringspec.attention_backward` defines them, with its arguments and options.
 
     dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq] (None: zeros) of any float dtype; q, k, v,
-    ``dtype``, ``threads``, ``sizes`` and keywords of :class:`~ringspec.spec.options.Options` as in
+    ``dtype``, ``threads``, ``sizes`` and keywords of :class:`~ringspec.problem.options.Options` as in
     :func:`attention`. ``forward`` is its result on the same input; without it the forward pass is done
     first.
 
-    Returns :class:`~ringspec.spec.attention.Gradients`: dq, dk, dv in ``dtype``, dsinks and dbias in
+    Returns :class:`~ringspec.spec.definition.Gradients`: dq, dk, dv in ``dtype``, dsinks and dbias in
     float64. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`; ShapeError where
     ``forward`` belongs to other shapes.
 
@@ -152,7 +152,7 @@ def prepared(
 
 
 def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
-    """As ``spec.options.check``, which makes a float64 copy of every tensor.
+    """As ``problem.options.check``, which makes a float64 copy of every tensor.
 
     At S = 4096 these copies of float32 tensors took a fifth of a forward pass. So arrays in
     the right form are checked by their shapes, and their values by :func:`admitted` or in the pass.
@@ -188,7 +188,7 @@ def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Float
 
 
 def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
-    """``spec.checks.check_results``, where it is needed to look."""
+    """``problem.checks.check_results``, where it is needed to look."""
     if not share.finite:
         check_results(dq=share.dq, dk=share.dk, dv=share.dv)
     check_results(dsinks=dsinks, dbias=share.dbias)

@@ -25,7 +25,7 @@ from ringspec.fast.job import Floats, Head, Job, Tile, is_finite, norms_of, prod
 from ringspec.fast.kept import is_immutable
 from ringspec.fast.plan import Run, starts
 from ringspec.fast.threads import SCRATCH
-from ringspec.spec.problem import Array, Booleans
+from ringspec.problem.model import Array, Booleans
 
 # exp(-BOUNDED) is a normal number with room to spare, and 2**40 times exp(BOUNDED) is finite.
 BOUNDED = {"float32": 40.0, "float64": 300.0}

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ringspec.fast.kept import Kept
 from ringspec.fast.plan import Run, TileSizes, fastest, plan
 from ringspec.fast.team import run_tasks
+from ringspec.problem.model import Booleans, Columns, Rows, Terms, columns_of
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
-from ringspec.spec.problem import Booleans, Columns, Rows, Terms, columns_of
 
 Floats = NDArray[Any]  # float32 or float64, as Job.dtype says
 # Whether any pair of a tile is visible, which are not (None: there are none), and the first key of these.

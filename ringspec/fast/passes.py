@@ -13,7 +13,7 @@ from ringspec.fast.forward import State, forward_rows, keys_of
 from ringspec.fast.job import Floats, Job, head_of, is_finite
 from ringspec.fast.team import run_tasks
 from ringspec.fast.threads import Once
-from ringspec.spec.problem import Array
+from ringspec.problem.model import Array
 
 Store = Callable[[tuple[int, int, slice], State], None]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringspec.errors import OptionError
-from ringspec.spec.problem import Booleans, Columns, Integers, Rows, Terms
+from ringspec.problem.model import Booleans, Columns, Integers, Rows, Terms
 
 LARGE = np.int64(1) << np.int64(62)
 
@@ -139,7 +139,7 @@ def plan(
 ) -> tuple[tuple[tuple[Run, ...], ...], ...]:
     """The runs of keys that each row block has to look at: [P][row block][run], keys ascending.
 
-    >>> from ringspec.spec.options import check
+    >>> from ringspec.problem.options import check
     >>> p = check(*np.ones((3, 1, 1, 8, 1)), {"causal": True})
     >>> sizes = TileSizes(rows=4, keys=4, granule=2, chunk=4)
     >>> [[(r.start, r.stop, r.whole) for r in runs] for runs in plan(p.rows, p.columns, p.terms, sizes)[0]]

@@ -50,12 +50,12 @@ from ringspec.interfaces.ranks import (
     same_shape,
     tensor,
 )
+from ringspec.problem.checks import finite_or_minus_infinity
+from ringspec.problem.options import check
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
-from ringspec.spec.checks import finite_or_minus_infinity
+from ringspec.rings.ring import ring
 from ringspec.spec.layout import contiguous
-from ringspec.spec.options import check
-from ringspec.spec.ring import ring
 
 Gradients = tuple[NDArray, NDArray, NDArray]
 

@@ -20,9 +20,9 @@ from ringspec.errors import (
 )
 from ringspec.formats import load
 from ringspec.interfaces.ranks import Ring, same_shape, tensor
-from ringspec.spec.checks import as_array, finite_or_minus_infinity, flag, float_array
-from ringspec.spec.options import Options
-from ringspec.spec.problem import Array, Booleans, Integers
+from ringspec.problem.checks import as_array, finite_or_minus_infinity, flag, float_array
+from ringspec.problem.model import Array, Booleans, Integers
+from ringspec.problem.options import Options
 
 LN2 = math.log(2.0)
 M_MULTIPLE = 128

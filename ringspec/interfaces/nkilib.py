@@ -53,14 +53,14 @@ from ringspec.interfaces.ranks import (
     rounded,
     tensor,
 )
+from ringspec.problem.checks import as_array, flag, float_array
+from ringspec.problem.model import Array
+from ringspec.problem.options import Options, check
 from ringspec.recipes import ROUNDING_POINTS, Recipe
 from ringspec.recipes import recipe as recipe_of
-from ringspec.spec.checks import as_array, flag, float_array
+from ringspec.rings.ring import ring
+from ringspec.rings.run import WorkerResult
 from ringspec.spec.layout import TILE_ROWS, Layout, lse_to_tiles, unpermute
-from ringspec.spec.options import Options, check
-from ringspec.spec.problem import Array
-from ringspec.spec.ring import ring
-from ringspec.spec.run import WorkerResult
 
 
 def ring_attention_spmd_fwd(

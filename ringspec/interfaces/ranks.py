@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from ringspec.errors import DtypeError, RefusedError, ShapeError
 from ringspec.formats import name_of, store
+from ringspec.problem.checks import as_array, check_workers
+from ringspec.problem.model import Array, Problem
+from ringspec.problem.options import check_gradients
 from ringspec.recipes import Recipe
-from ringspec.spec.block_attention import block_backward
-from ringspec.spec.checks import as_array, check_workers
+from ringspec.rings.ring import run_backward
+from ringspec.rings.run import WorkerResult
+from ringspec.spec.block import block_backward
 from ringspec.spec.layout import Layout, unshard
-from ringspec.spec.options import check_gradients
-from ringspec.spec.problem import Array, Problem
-from ringspec.spec.ring import run_backward
-from ringspec.spec.run import WorkerResult
 from ringspec.spec.schedule import backward_schedule
 from ringspec.spec.worker import Moment
 

@@ -8,7 +8,7 @@ from typing import Any
 from ringspec.plan.hardware import Hardware, Link, hardware_named
 from ringspec.plan.times import Pass, largest_ring, plan_pass
 from ringspec.plan.workload import Workload, check_circulations, check_layouts, workload
-from ringspec.spec.checks import flag
+from ringspec.problem.checks import flag
 
 # Times closer together than this are called equal, and memory decides.
 EQUAL = 0.01

@@ -9,7 +9,7 @@ from ringspec.plan.pairs import Integers, blocks
 from ringspec.plan.times import Counts, Rates, counts, rates
 from ringspec.plan.traffic import movement
 from ringspec.plan.workload import Workload
-from ringspec.spec.cost import Span
+from ringspec.rings.cost import Span
 from ringspec.spec.schedule import visitor
 
 

@@ -1,6 +1,6 @@
 """Times of one pass, from counts and rates, in two models; and where a ring stops hiding its transfers.
 
-``timeline_seconds`` is the model of ``ringspec.spec.cost.timeline`` with a latency added: all workers
+``timeline_seconds`` is the model of ``ringspec.rings.cost.timeline`` with a latency added: all workers
 wait for the slowest after each step, and everything that a step sends travels while it computes.
 That is more than a ring can do, because a step cannot send the sums that it has not finished.
 
@@ -57,7 +57,7 @@ class Pass:
     something travels.
     ``step_compute`` and ``step_transfer`` float64 [steps]: of the busiest worker, and of what is sent
     after the step. ``pairs`` visible pairs of all workers; ``bytes_sent`` by one worker; ``working_steps`` steps in
-    which any pair is visible; ``imbalance`` and ``lockstep_imbalance`` as in ``ringspec.spec.cost``.
+    which any pair is visible; ``imbalance`` and ``lockstep_imbalance`` as in ``ringspec.rings.cost``.
 
     ``compute_seconds`` of the mean worker; ``waiting_seconds`` that it waits for the busiest one of each
     step; ``exposed_seconds`` in which all wait for transfers; ``seconds`` their sum, the whole pass;
@@ -134,7 +134,7 @@ def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, over
 
 
 def simple(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
-    """Length of a pass as ``ringspec.spec.cost.timeline`` has it."""
+    """Length of a pass as ``ringspec.rings.cost.timeline`` has it."""
     hops = compute.size - 2 if gathered else 1
     send = speed.transfer(moved.sent, hops)
     return float((np.maximum(compute, send) if overlap else compute + send).sum())

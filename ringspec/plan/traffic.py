@@ -1,6 +1,6 @@
 """Bytes: what each worker sends after each step, and what it holds, from the names that a pass carries.
 
-The bytes of a name are those of ``ringspec.spec.cost``, so that both count alike.
+The bytes of a name are those of ``ringspec.rings.cost``, so that both count alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from ringspec.formats import format_of
 from ringspec.plan.pairs import Integers
 from ringspec.plan.workload import Workload
-from ringspec.spec.cost import token_bytes
+from ringspec.rings.cost import token_bytes
 from ringspec.spec.schedule import (
     KEY_ACCUMULATORS,
     KEY_INPUTS,

@@ -17,10 +17,10 @@ from ringspec.errors import (
     shown,
 )
 from ringspec.plan.pairs import Band, band
+from ringspec.problem.checks import check_window, flag, integer
+from ringspec.problem.model import Columns, Problem, Rows, Terms
+from ringspec.problem.options import default_scale
 from ringspec.recipes import Recipe, recipe
-from ringspec.spec.checks import check_window, flag, integer
-from ringspec.spec.options import default_scale
-from ringspec.spec.problem import Columns, Problem, Rows, Terms
 from ringspec.spec.schedule import CIRCULATIONS
 
 PLANNED_LAYOUTS = ("contiguous", "striped", "zigzag")

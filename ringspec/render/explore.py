@@ -77,7 +77,7 @@ SYMBOLS = (
 
 
 def explore_page(document: Mapping[str, Any]) -> str:
-    """The page of a document that ``ringspec.cli.explore_records.records`` made.
+    """The page of a document that ``ringspec.cli.views.explore_records.records`` made.
 
     >>> document = {"choices": {"workers": [2], "layouts": [], "masks": {}, "circulations": [],
     ...                         "passes": []}, "problem": {"tokens": 4, "heads": 1, "head_dim": 4,
@@ -286,7 +286,7 @@ def footer(document: Mapping[str, Any]) -> Html:
         f"{document['version']}: S = {problem['tokens']} tokens, {problem['heads']} head, "
         f"D = {problem['head_dim']}, tensors drawn from seed {problem['seed']}, recipe "
         f"{problem['recipe']} (8 bytes a number), shown to {problem['decimals']} decimals. Pairs and "
-        "bytes are those that ringspec.spec.cost counts; the position of a token travels with it and "
+        "bytes are those that ringspec.rings.cost counts; the position of a token travels with it and "
         "counts 8 bytes. Waiting is counted as if all workers begin a step together and a pair takes "
         "everywhere the same time; transfers are not timed."
     )

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.spec.problem import Array, Booleans, Columns, Integers, Rows, Terms, columns_of
+from ringspec.problem.model import Array, Booleans, Columns, Integers, Rows, Terms, columns_of
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

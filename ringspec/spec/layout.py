@@ -26,7 +26,7 @@ from ringspec.errors import (
     nearest,
     shown,
 )
-from ringspec.spec.checks import (
+from ringspec.problem.checks import (
     as_array,
     check_workers,
     float_array,
@@ -34,7 +34,7 @@ from ringspec.spec.checks import (
     length_of,
     segments_from_cu_seqlens,
 )
-from ringspec.spec.problem import Array, Integers, take
+from ringspec.problem.model import Array, Integers, take
 
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document")
 TILE_ROWS = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringspec.spec.problem import Booleans, Columns, Integers, Rows, Terms, columns_of
+from ringspec.problem.model import Booleans, Columns, Integers, Rows, Terms, columns_of
 
 
 def causal(position_q: Integers, position_k: Integers) -> Booleans:
@@ -57,7 +57,7 @@ def padding(index_q: Integers, index_k: Integers) -> Booleans:
 def visible(rows: Rows, columns: Columns, terms: Terms) -> Booleans:
     """MASK-9: pairs that every term allows, [B|1, H|1, n_q, n_k].
 
-    >>> from ringspec.spec.options import check
+    >>> from ringspec.problem.options import check
     >>> problem = check(np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)),
     ...                 {"causal": True})
     >>> visible(problem.rows, problem.columns, problem.terms)[0, 0].astype(int).tolist()

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringspec.formats import round_to
+from ringspec.problem.model import Array
 from ringspec.recipes import Recipe
-from ringspec.spec.problem import Array
 
 
 @dataclass(frozen=True)

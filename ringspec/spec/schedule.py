@@ -2,7 +2,7 @@
 
 A schedule lists, for each ring step, which visiting block every worker computes with and what is
 transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out.
-:mod:`ringspec.spec.validator` proves any schedule (RING-1 to RING-5).
+:mod:`ringspec.rings.validator` proves any schedule (RING-1 to RING-5).
 
 Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of AWS's NKI library
 (Q ring); Llama 3 (gathered keys), https://arxiv.org/abs/2407.21783, section 3.3.2.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ringspec.errors import LayoutError, OptionError, UnknownNameError, nearest, shown
-from ringspec.spec.checks import check_workers, integer, length_of
+from ringspec.problem.checks import check_workers, integer, length_of
 
 KEY_INPUTS = ("k", "v", "columns")
 QUERY_INPUTS = ("q", "dy", "lse", "delta", "rows")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import Recipe
 from ringspec.spec.online_softmax import SoftmaxState
-from ringspec.spec.problem import Array, Columns, Rows, Terms
 from ringspec.spec.schedule import Schedule, Transfer
 
 

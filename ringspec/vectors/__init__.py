@@ -7,11 +7,12 @@ In reading order: ``case`` and ``check_case`` (what a case says), ``inputs`` (ho
 ``strictjson`` and ``files`` read what comes from outside.
 """
 
-from ringspec.vectors.case import Case, case_from_json, case_to_json
-from ringspec.vectors.diff import SetDiff, diff_sets
 from ringspec.vectors.export import export_set
-from ringspec.vectors.manifest import FORMAT_VERSION
-from ringspec.vectors.sets import VectorSet, check_set, open_set, write_set
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.case_json import case_from_json, case_to_json
+from ringspec.vectors.format.manifest import FORMAT_VERSION
+from ringspec.vectors.sets.diff import SetDiff, diff_sets
+from ringspec.vectors.sets.stored import VectorSet, check_set, open_set, write_set
 
 __all__ = [
     "FORMAT_VERSION",

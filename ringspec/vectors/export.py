@@ -16,14 +16,14 @@ from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from ringspec.errors import FileHashError, OptionError, shown
-from ringspec.vectors.files import new_file, read_listed, read_plain
-from ringspec.vectors.manifest import (
+from ringspec.vectors.format.files import new_file, read_listed, read_plain
+from ringspec.vectors.format.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
     FileEntry,
     manifest_from_json,
 )
-from ringspec.vectors.sets import VectorSet, path_of
+from ringspec.vectors.sets.stored import VectorSet, path_of
 
 SUFFIXES = (".tar", ".tar.gz")
 COMPRESSION = 9

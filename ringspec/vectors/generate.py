@@ -21,22 +21,22 @@ from numpy.typing import NDArray
 from ringspec.errors import OptionError, RingspecError, UndecidedError, UnknownNameError, nearest
 from ringspec.exact import Problem, Truth, backward, block_backward, forward, merge
 from ringspec.formats import load
+from ringspec.problem.model import Problem as SpecProblem
+from ringspec.problem.options import check
+from ringspec.rings.ring import layouts_for
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
-from ringspec.spec.options import check
-from ringspec.spec.problem import Problem as SpecProblem
-from ringspec.spec.ring import layouts_for
 from ringspec.spec.schedule import Schedule, backward_schedule, forward_schedule
-from ringspec.vectors.case import Case
 from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
-from ringspec.vectors.digest import tensor_digest
-from ringspec.vectors.flags import FLAGS
-from ringspec.vectors.inputs import BOOLEANS, INTEGERS, inputs_of
+from ringspec.vectors.catalogue.flags import FLAGS
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.digest import tensor_digest
+from ringspec.vectors.format.inputs import BOOLEANS, INTEGERS, inputs_of
+from ringspec.vectors.format.requires import requires
+from ringspec.vectors.format.sampling import sample
+from ringspec.vectors.format.sharded import Tables, per_worker, slots_of
 from ringspec.vectors.processes import each
-from ringspec.vectors.requires import requires
-from ringspec.vectors.ringwise import Tables, per_worker, slots_of
-from ringspec.vectors.sampling import sample
-from ringspec.vectors.sets import VectorSet, write_set
+from ringspec.vectors.sets.stored import VectorSet, write_set
 
 Tensors = dict[str, NDArray]
 Progress = Callable[[int, int, str], None]

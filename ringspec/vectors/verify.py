@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringspec.errors import RingspecError, UndecidedError
-from ringspec.vectors.diff import FieldChange, TensorChange, diff_case
 from ringspec.vectors.generate import derive, matching
 from ringspec.vectors.processes import each
-from ringspec.vectors.sets import VectorSet
+from ringspec.vectors.sets.diff import FieldChange, TensorChange, diff_case
+from ringspec.vectors.sets.stored import VectorSet
 
 OUTCOMES = ("ok", "differs", "undecided", "refused", "withdrawn")
 FAILURES = ("differs", "undecided", "refused")

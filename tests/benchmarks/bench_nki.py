@@ -33,7 +33,7 @@ def measure(layout: str, workers: int, length: int, lnc: int) -> dict[str, Any]:
     import numpy as np
 
     from nki_impl.kernels import ring_attention_spmd_bwd, ring_attention_spmd_fwd
-    from nki_impl.sim.launch import run_ranks
+    from nki_impl.sim.machine.launch import run_ranks
 
     rng = np.random.default_rng(0)
     shape = (4, workers, 1, 1, length, WIDTH)

@@ -4,7 +4,7 @@
 
 One head, causal, D = 128, forward and backward, four workers, zigzag; CPU seconds of one run in one
 process with one BLAS thread. *exact* is :func:`ringspec.exact.backward`, rounded to the format of the results;
-*predict* is :func:`ringspec.compare.noise.predict`, *tests* :func:`ringspec.compare.statistics.examine` of
+*predict* is :func:`ringspec.compare.noise.predict.predict`, *tests* :func:`ringspec.compare.statistics.tests.examine` of
 o, lse, dq, dk, dv with all strata. The ratio (predict + tests) / exact must stay below 1.
 """
 
@@ -30,8 +30,8 @@ def measured(length: int, recipe: str) -> dict:
     import numpy as np
 
     from ringspec import exact
-    from ringspec.compare.noise import predict
-    from ringspec.compare.statistics import errors_of, examine
+    from ringspec.compare.noise.predict import predict
+    from ringspec.compare.statistics.tests import errors_of, examine
     from ringspec.conformance.power_problem import Asked, setting_of
 
     setting = setting_of(

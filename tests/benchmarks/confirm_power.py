@@ -20,7 +20,7 @@ from typing import Any
 
 def one(work: tuple[int, float, dict[str, Any]]) -> dict[str, Any]:
     """The alarms of one seed, with the error and without."""
-    from ringspec.compare.statistics import told
+    from ringspec.compare.statistics.tests import told
     from ringspec.conformance.power import PASSES, found_in
     from ringspec.conformance.power_problem import Asked, setting_of
 

@@ -26,9 +26,9 @@ warnings.filterwarnings("ignore")
 
 from independent import blind_bugs, bugs, names, target  # noqa: E402
 
-from ringspec.conformance.cases import run_cases  # noqa: E402
-from ringspec.conformance.diagnoser import Diagnoser, most_likely  # noqa: E402
-from ringspec.conformance.execute import run_case  # noqa: E402
+from ringspec.conformance.cases.profiles import run_cases  # noqa: E402
+from ringspec.conformance.diagnose.summary import Diagnoser, most_likely  # noqa: E402
+from ringspec.conformance.run.case import run_case  # noqa: E402
 
 FORMATS = {"bf16": ("bfloat16",), "f32": ("float32",), "fp16": ("float16",)}
 ACTS_IN = {"dq_always_bfloat16": "fp16"}  # results in bfloat16 have no more bits than that

@@ -9,7 +9,7 @@ program with which a diagnosis compares, bit for bit; ``other`` has tiles of 6 q
 normalised parts, of which its recipe says nothing. ``right`` is the program without a bug.
 
 Of a case the name is ``right``, or of the same ``class`` (the results of both mutants coincide on the case
-within rounding, by ``ringspec.conformance.mutants.same``), or ``wrong``, or ``none``. Of a run it is right
+within rounding, by ``ringspec.conformance.diagnose.mutants.same``), or ``wrong``, or ``none``. Of a run it is right
 where the verdict is the mutant or a mutant of its class on every diagnosed case that the verdict's bug applies
 to. One line of JSON for each mutant, recipe and kernel is appended to the file, which an interrupted run goes on
 with. Each is a process of its own, and ends with ``crash`` or ``timeout`` where it must.
@@ -28,14 +28,15 @@ from typing import Any
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
-from ringspec.conformance.cases import RunCase, run_cases  # noqa: E402
-from ringspec.conformance.diagnoser import Diagnoser, most_likely  # noqa: E402
-from ringspec.conformance.execute import run_case  # noqa: E402
-from ringspec.conformance.mutants import MUTANTS, Mutant, MutantTarget, run_mutant, same_on  # noqa: E402
-from ringspec.conformance.mutants.mutant import RECIPES, mutant  # noqa: E402
-from ringspec.conformance.precision import base_recipe, recipe_for  # noqa: E402
-from ringspec.conformance.results import due_of  # noqa: E402
-from ringspec.conformance.target import Call, Result  # noqa: E402
+from ringspec.conformance.cases.model import RunCase  # noqa: E402
+from ringspec.conformance.cases.profiles import run_cases  # noqa: E402
+from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, run_mutant, same_on  # noqa: E402
+from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant  # noqa: E402
+from ringspec.conformance.diagnose.summary import Diagnoser, most_likely  # noqa: E402
+from ringspec.conformance.judge.recipe import base_recipe, recipe_for  # noqa: E402
+from ringspec.conformance.run.case import run_case  # noqa: E402
+from ringspec.conformance.target.protocol import Call, Result  # noqa: E402
+from ringspec.conformance.target.results import due_of  # noqa: E402
 from ringspec.formats import store  # noqa: E402
 
 RIGHT = mutant("right", "", "", applies=lambda call: True)

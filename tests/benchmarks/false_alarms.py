@@ -3,7 +3,7 @@
     python tests/benchmarks/false_alarms.py [--problems 200] [--first 0] [--recipe bf16] [--jobs 1] [--json]
 
 Random problems (recipes, layouts, circulations, masks, W in 1, 2, 4, 8, S <= 512, flat and peaked rows)
-run under the recipe simulation; every test of :func:`ringspec.compare.statistics.examine` on all of o, lse, dq, dk, dv. Printed
+run under the recipe simulation; every test of :func:`ringspec.compare.statistics.tests.examine` on all of o, lse, dq, dk, dv. Printed
 are alarms at the rate of a run (1e-9, over the tests of one problem), how often ``p`` and ``p_allowed`` fall below 1e-2 and 1e-3, a Kolmogorov-Smirnov
 test of the linear p-values, the rms of error / predicted, and how often recipe inference would
 contradict a recipe that is right. "16 bits": o, dq, dk, dv of recipes that round to 16 bits, whose p-values
@@ -29,10 +29,10 @@ def examined(problem: Any, inferring: bool) -> tuple[list[Any], Any, dict[str, f
     import numpy as np
     from compare import noise_problems as simulated
 
-    from ringspec.compare.inference import infer
-    from ringspec.compare.noise import predict
-    from ringspec.compare.statistics import allowance_for, errors_of, examine
-    from ringspec.compare.strata import strata_for
+    from ringspec.compare.inference.infer import infer
+    from ringspec.compare.noise.predict import predict
+    from ringspec.compare.statistics.strata import strata_for
+    from ringspec.compare.statistics.tests import allowance_for, errors_of, examine
 
     attention, geometry = simulated.attention_of(problem), simulated.geometry_of(problem)
     noise = predict(attention, problem.recipe, geometry)
@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    from ringspec.compare.statistics import alarms, told
+    from ringspec.compare.statistics.tests import alarms, told
 
     p_values, counts, loud = defaultdict(list), Counter(), []
     ratios, strange, started = defaultdict(list), [], time.perf_counter()

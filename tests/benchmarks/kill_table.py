@@ -28,16 +28,17 @@ import numpy as np
 
 from ringspec.compare.rivals import RULES, Seen
 from ringspec.compare.rivals_naive import naive_of, sizes
-from ringspec.conformance import noise_judge
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.cases import RunCase, run_cases
-from ringspec.conformance.drawing import dealt, drawn
-from ringspec.conformance.execute import run_case
-from ringspec.conformance.mutants import MUTANTS, Mutant, MutantTarget, precision_bugs
-from ringspec.conformance.mutants.mutant import mutant
-from ringspec.conformance.noise_of import question_of
-from ringspec.conformance.results import due_of
-from ringspec.conformance.target import Call
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.problems import dealt, drawn
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, precision_bugs
+from ringspec.conformance.diagnose.mutants.mutant import mutant
+from ringspec.conformance.judge import noise as noise_judge
+from ringspec.conformance.judge.noise_inputs import question_of
+from ringspec.conformance.run.case import run_case
+from ringspec.conformance.target.protocol import Call
+from ringspec.conformance.target.results import due_of
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load
 from ringspec.spec.layout import Layout, unshard

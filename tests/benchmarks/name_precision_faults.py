@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 from independent.judged import RIGHTLY, said_of  # noqa: E402
 from independent.numpy_faults import FAULTS, RIGHT  # noqa: E402
 
-from ringspec.conformance import noise_cases  # noqa: E402
+from ringspec.conformance.cases import noise as noise_cases  # noqa: E402
 
 CASES = ("noise/causal-contiguous-w4-bf16", "noise/causal-zigzag-w4-bf16")
 

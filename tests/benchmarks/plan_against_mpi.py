@@ -11,7 +11,7 @@ last rank begins its first block of a pass (one that had less to do forward begi
 end of the last block of all, over ``ringspec.comm``. Predicted for the same
 stretch, in two ways:
 
-``overlapped``   ``ringspec.spec.cost.timeline``: what a step sends travels while a block is computed, as
+``overlapped``   ``ringspec.rings.cost.timeline``: what a step sends travels while a block is computed, as
                  ``ringspec.comm`` posts it (inputs beside their own step's, accumulators beside the next)
 ``in turn``      the same with ``overlap=False``: compute, then send
 
@@ -32,11 +32,11 @@ from mpi4py import MPI
 
 import ringspec as rs
 from ringspec.comm import ring_mpi
+from ringspec.problem.options import check
 from ringspec.recipes import recipe
-from ringspec.spec.block_attention import block_backward, block_forward
+from ringspec.rings.ring import invisible_pairs
+from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.layout import make_layout
-from ringspec.spec.options import check
-from ringspec.spec.ring import invisible_pairs
 from ringspec.spec.schedule import skip
 
 WORLD = MPI.COMM_WORLD

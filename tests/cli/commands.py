@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import ringspec as rs
 from ringspec.cli import main
-from ringspec.cli.inputs import drawn
+from ringspec.cli.shared.inputs import drawn
 
 SCHEMA = json.loads((Path(rs.__file__).parent / "cli" / "schema.json").read_text())
 NAMES = ("o", "lse", "dq", "dk", "dv")

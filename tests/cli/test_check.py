@@ -13,13 +13,14 @@ from cli.commands import assert_one_paragraph, run_program
 from click.testing import CliRunner
 
 import ringspec
-from ringspec.cli import main, vectors_bar
-from ringspec.conformance.report import read_report
+from ringspec.cli import main
+from ringspec.cli.shared import progress as vectors_bar
+from ringspec.conformance.report.report import read_report
 
 TARGETS = '''
 import dataclasses, os, signal, time
 import numpy as np
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.targets.reference import reference_float64 as good
 
 class Changed:
@@ -249,7 +250,7 @@ def test_timeout_0_serves_a_debugger_on_the_terminal(tmp_path):
 DEBUGGED_RANK = """
 from pathlib import Path
 from ringspec.conformance.adapters.torch_processes import TorchTarget
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target.capabilities import Capabilities
 
 mine = TorchTarget(str(Path(__file__).parent / "functions.py") + ":stops", Capabilities(layouts=("zigzag",), recipe="float32"))
 """
@@ -451,7 +452,7 @@ def run_pytest(folder, *arguments):
     paths = os.pathsep.join(
         [str(Path(ringspec.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     )
-    options = ("-p", "ringspec.conformance.pytest_plugin", "-p", "no:cacheprovider", "-q")
+    options = ("-p", "ringspec.conformance.pytest.plugin", "-p", "no:cacheprovider", "-q")
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--pyargs", "ringspec.conformance", *arguments],
         cwd=folder,

@@ -9,8 +9,8 @@ from cli.commands import assert_one_paragraph
 from cli.commands import call as call_any
 
 import ringspec as rs
-from ringspec.cli.explore_records import HEAD_DIM, masks, one_run, records, travel
-from ringspec.cli.inputs import drawn
+from ringspec.cli.shared.inputs import drawn
+from ringspec.cli.views.explore_records import HEAD_DIM, masks, one_run, records, travel
 
 SMALL = ("--workers", "2", "--tokens", "8")
 
@@ -64,7 +64,7 @@ def test_bad_input_is_refused_in_one_paragraph(arguments, says):
 
 
 def test_a_missing_folder_is_refused_before_any_ring_is_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("ringspec.cli.explore.records", None)
+    monkeypatch.setattr("ringspec.cli.commands.explore.records", None)
     assert_one_paragraph(call("-o", tmp_path / "none" / "ring.html"), "a folder")
     assert_one_paragraph(call("-o", tmp_path), "directory")
     assert os.listdir(tmp_path) == []

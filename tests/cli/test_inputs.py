@@ -8,8 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from ringspec.cli.inputs import MAX_FILE_BYTES, Shape, drawn, drawn_inputs, read_inputs
-from ringspec.cli.npz import read_npz
+from ringspec.cli.shared.inputs import MAX_FILE_BYTES, Shape, drawn, drawn_inputs, read_inputs
+from ringspec.cli.shared.npz import read_npz
 from ringspec.errors import FileFormatError, OptionError, UnknownNameError
 from ringspec.formats import store
 from ringspec.tensorfile import write_tensors

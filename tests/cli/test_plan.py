@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import ringspec
 from ringspec.cli import main
-from ringspec.cli.plan import LAYOUTS, PRESETS, compact
+from ringspec.cli.commands.plan import LAYOUTS, PRESETS, compact
 from ringspec.plan import PRESETS as KNOWN
 from ringspec.plan import plan
 from ringspec.plan.workload import PLANNED_LAYOUTS

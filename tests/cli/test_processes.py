@@ -10,7 +10,7 @@ import pytest
 from cli.commands import SMALL, call, run_program
 
 import ringspec as rs
-from ringspec.cli import simulate
+from ringspec.cli.commands import simulate
 from ringspec.spec.worker import Moment
 
 
@@ -36,7 +36,7 @@ def test_control_c_exits_130_and_leaves_nothing_behind(tmp_path):
     # background jobs with the signal ignored, and children inherit that.
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import ringspec.cli as cli, ringspec.cli.simulate as s\n"
+        "import ringspec.cli as cli, ringspec.cli.commands.simulate as s\n"
         "ring = s.ring\n"
         "s.ring = lambda *a, **o: print('begun', flush=True) or ring(*a, **o)\n"
         "cli.main(['simulate', '--length', '16384', '--workers', '8', '--heads', '1',"
@@ -67,7 +67,7 @@ def test_a_terminal_gets_a_progress_bar_on_stderr_and_a_pipe_gets_plain_text(tmp
 
     terminal, end = pty.openpty()
     program = (
-        "import ringspec.cli as cli, ringspec.cli.simulate as s\n"
+        "import ringspec.cli as cli, ringspec.cli.commands.simulate as s\n"
         "s.LONG = 0\n"
         "cli.main(['simulate', '--workers', '3', '--length', '300'])"
     )

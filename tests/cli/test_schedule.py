@@ -4,7 +4,7 @@ import pytest
 from cli.commands import call as call_any
 from cli.commands import document as document_of
 
-from ringspec.cli.passes import runs, then_lines, tokens_text
+from ringspec.cli.views.passes import runs, then_lines, tokens_text
 
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document")
 SMALL = ("--workers", 3, "--length", 12, "--heads", 1)

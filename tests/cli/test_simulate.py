@@ -10,8 +10,9 @@ from cli.commands import NAMES, SCHEMA, SMALL, call, document
 from oracle.row_scale import row_scale, worst_row_error
 
 import ringspec as rs
-from ringspec.cli import reference, simulate
-from ringspec.cli.inputs import drawn
+from ringspec.cli.commands import simulate
+from ringspec.cli.shared.inputs import drawn
+from ringspec.cli.views import reference
 from ringspec.formats import store
 from ringspec.recipes import Recipe
 

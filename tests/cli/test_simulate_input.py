@@ -10,8 +10,9 @@ from cli.commands import NAMES, SMALL, assert_one_paragraph, call, document, inp
 from click.testing import CliRunner
 
 import ringspec as rs
-from ringspec.cli import main, simulate
-from ringspec.cli.inputs import drawn
+from ringspec.cli import main
+from ringspec.cli.commands import simulate
+from ringspec.cli.shared.inputs import drawn
 
 # Files
 

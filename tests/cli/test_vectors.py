@@ -17,8 +17,8 @@ import ringspec as rs
 from ringspec.cli import main
 from ringspec.tensorfile import read_tensors, write_tensors
 from ringspec.vectors import open_set
-from ringspec.vectors.digest import sha256
-from ringspec.vectors.manifest import make_manifest, manifest_to_json
+from ringspec.vectors.format.digest import sha256
+from ringspec.vectors.format.manifest import make_manifest, manifest_to_json
 
 SCHEMA = json.loads((Path(rs.__file__).parent / "cli" / "vectors.schema.json").read_text())
 
@@ -63,8 +63,8 @@ def changed(tmp_path):
 
 def relist(path):
     """A manifest that lists the files as they are."""
-    from ringspec.vectors.container import case_digest, file_entry
-    from ringspec.vectors.manifest import CaseEntry
+    from ringspec.vectors.format.container import case_digest, file_entry
+    from ringspec.vectors.format.manifest import CaseEntry
 
     old = open_set(path)
     entries = {}

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.compare.noise import Attention, Geometry, predict
-from ringspec.compare.statistics import allowance_for
+from ringspec.compare.noise.predict import Attention, Geometry, predict
+from ringspec.compare.statistics.tests import allowance_for
 from ringspec.formats import round_to
+from ringspec.problem.options import check
 from ringspec.recipes import RECIPES, Recipe, recipe
-from ringspec.spec.attention import normalise, over_group, scores
+from ringspec.rings.ring import ring
+from ringspec.spec.definition import normalise, over_group, scores
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.layout import make_layout
-from ringspec.spec.options import check
-from ringspec.spec.ring import ring
 
 STEP = 1e-3  # relative step of the scale, for the derivative
 RESULTS = ("o", "lse", "dq", "dk", "dv")

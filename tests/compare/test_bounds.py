@@ -160,7 +160,7 @@ def test_bounds_are_not_far_from_what_a_recipe_does(name):
 def test_float64_stays_within_its_bounds_of_the_exact_truth():
     """Truth in float64 would hide half of the error here."""
     from ringspec import exact
-    from ringspec.spec.options import check
+    from ringspec.problem.options import check
     from ringspec.vectors.generate import exact_problem
 
     for seed in SMALL:

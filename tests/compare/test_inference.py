@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from compare import noise_problems as simulated
 
-from ringspec.compare.inference import Fit, concluded, infer
-from ringspec.compare.inference_candidates import (
+from ringspec.compare.inference.candidates import (
     Candidate,
     candidates_for,
     in_words,
     predictions_of,
 )
-from ringspec.compare.noise import predict
-from ringspec.compare.statistics import errors_of
+from ringspec.compare.inference.infer import Fit, concluded, infer
+from ringspec.compare.noise.predict import predict
+from ringspec.compare.statistics.tests import errors_of
 from ringspec.formats import round_to
 from ringspec.recipes import RECIPES, recipe
-from ringspec.spec.block_attention import BlockGradients, score
+from ringspec.spec.block import BlockGradients, score
 from ringspec.spec.online_softmax import SoftmaxState, product
 
 BF16 = recipe("bf16")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from compare.noise_problems import attention_of, draw, truth
 
-from ringspec.compare.noise import predict
+from ringspec.compare.noise.predict import predict
 from ringspec.recipes import Recipe, recipe
 
 pytestmark = pytest.mark.torch

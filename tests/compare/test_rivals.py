@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ringspec.compare.noise import Attention
+from ringspec.compare.noise.predict import Attention
 from ringspec.compare.rivals import RULES, Seen, rank_sum_p, smirnov_p
 from ringspec.compare.rivals_naive import naive, naive_of, sizes
 from ringspec.formats import round_to
-from ringspec.spec.attention import attention, attention_backward
+from ringspec.spec.definition import attention, attention_backward
 
 BY_NAME = {rule.name: rule.passes for rule in RULES}
 

@@ -6,9 +6,9 @@ from oracle.cases import CASES, draw
 from oracle.row_scale import row_scale as oracle_row_scale
 from oracle.row_scale import worst_row_error
 
-from ringspec.cli.reference import sums_of
+from ringspec.cli.views.reference import sums_of
 from ringspec.compare.row_scale import add_parts, relative_errors, row_errors, row_scale
-from ringspec.spec.options import check
+from ringspec.problem.options import check
 
 NAMES = ("o", "lse", "dq", "dk", "dv", "dsinks")
 

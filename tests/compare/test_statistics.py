@@ -8,7 +8,9 @@ import pytest
 from compare.synthetic_noise import problem
 from scipy import stats
 
-from ringspec.compare.statistics import (
+from ringspec.compare.statistics.linear import threshold
+from ringspec.compare.statistics.strata import Stratum, edges, heads, positions, workers
+from ringspec.compare.statistics.tests import (
     Allowance,
     Test,
     alarms,
@@ -20,8 +22,6 @@ from ringspec.compare.statistics import (
     told,
     with_count,
 )
-from ringspec.compare.statistics_linear import threshold
-from ringspec.compare.strata import Stratum, edges, heads, positions, workers
 from ringspec.errors import OptionError, ShapeError
 
 PLAIN = Allowance()

@@ -8,8 +8,9 @@ from compare import noise_problems as simulated
 from compare.test_inference import backward_block, forward_block, truncate
 from scipy import stats
 
-from ringspec.compare.noise import predict
-from ringspec.compare.statistics import (
+from ringspec.compare.noise.predict import predict
+from ringspec.compare.statistics.strata import strata_for
+from ringspec.compare.statistics.tests import (
     alarms,
     allowance_for,
     detectable,
@@ -17,7 +18,6 @@ from ringspec.compare.statistics import (
     examine,
     growth,
 )
-from ringspec.compare.strata import strata_for
 
 NAMES = ("o", "lse", "dq", "dk", "dv")
 LINEAR = ("slope", "mean", "temperature")

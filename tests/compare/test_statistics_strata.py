@@ -2,8 +2,15 @@
 
 import numpy as np
 
-from ringspec.compare.noise import Geometry
-from ringspec.compare.strata import by_exponent, by_sign, edges, positions, steps, strata_for
+from ringspec.compare.noise.predict import Geometry
+from ringspec.compare.statistics.strata import (
+    by_exponent,
+    by_sign,
+    edges,
+    positions,
+    steps,
+    strata_for,
+)
 
 OWNER = np.tile(np.arange(4), 4)  # striped, W = 4
 

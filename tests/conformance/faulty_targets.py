@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
-from ringspec.conformance.target import RESULTS, Refused
+from ringspec.conformance.target.protocol import RESULTS, Refused
 from ringspec.conformance.targets.reference import Reference, reference_float32
 from ringspec.recipes import RECIPES
 

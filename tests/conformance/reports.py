@@ -3,9 +3,9 @@
 import math
 from types import SimpleNamespace
 
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.outcome import Finding, Record
-from ringspec.conformance.report import Report, counts_of, footer_of, make_header
+from ringspec.conformance.report.records import Finding, Record
+from ringspec.conformance.report.report import Report, counts_of, footer_of, make_header
+from ringspec.conformance.target.capabilities import Capabilities
 
 TARGET = SimpleNamespace(
     name="my kernel",

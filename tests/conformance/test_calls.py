@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ringspec.conformance import golden
-from ringspec.conformance.calls import backward_alone, call_of, expected_of, forward_alone
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.results import due_of, fingerprint
-from ringspec.conformance.scales import with_all_rows, with_scales
+from ringspec.conformance.cases import golden
+from ringspec.conformance.cases.calls import backward_alone, call_of, expected_of, forward_alone
+from ringspec.conformance.judge.scales import with_all_rows, with_scales
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.results import due_of, fingerprint
 from ringspec.errors import UndecidedError
 from ringspec.formats import bits
 from ringspec.vectors import open_set

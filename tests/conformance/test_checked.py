@@ -3,8 +3,8 @@
 import pytest
 
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.targets.reference import reference_float32
 from ringspec.errors import OptionError
 from ringspec.testing import check

@@ -17,11 +17,11 @@ from ringspec.conformance.adapters import command as command_module
 from ringspec.conformance.adapters import wire
 from ringspec.conformance.adapters.command import CommandTarget
 from ringspec.conformance.adapters.process import LOG_BYTES
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.golden import cases as golden_cases
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Crashed, Exited, Failed, Garbage, Refused, TimedOut
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.cases.golden import cases as golden_cases
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Crashed, Exited, Failed, Garbage, Refused, TimedOut
 from ringspec.errors import OptionError
 from ringspec.formats import load
 from ringspec.tensorfile import encode

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from conformance import by_hand
 
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.capabilities import AXES, Capabilities
-from ringspec.conformance.conventions import (
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.target.capabilities import AXES, Capabilities
+from ringspec.conformance.target.conventions import (
     as_seen,
     lse_back,
     settle_empty_rows,

@@ -9,12 +9,10 @@ from xml.etree import ElementTree
 import pytest
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.coverage import Coverage, coverage_of, used_by
-from ringspec.conformance.junit import junit
-from ringspec.conformance.outcome import Record
-from ringspec.conformance.report import (
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.report.junit import junit
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.report.report import (
     Report,
     ReportWriter,
     counts_of,
@@ -23,7 +21,9 @@ from ringspec.conformance.report import (
     report_from,
     report_lines,
 )
-from ringspec.conformance.runner import run
+from ringspec.conformance.run.coverage import Coverage, coverage_of, used_by
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.errors import FileFormatError
 from ringspec.render import page

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ringspec.conformance.capabilities import Capabilities, capabilities_from, why_not
-from ringspec.conformance.declared import declared_recipe
-from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.target.capabilities import Capabilities, capabilities_from, why_not
+from ringspec.conformance.target.declared import declared_recipe
 from ringspec.errors import OptionError, UnknownNameError
 from ringspec.recipes import RECIPES
 

@@ -5,28 +5,28 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ringspec.compare.noise import predict
-from ringspec.conformance import suspects
-from ringspec.conformance.answers import outputs_of
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.diagnose import diagnose
-from ringspec.conformance.diagnoser import Diagnoser, kind_of, most_likely, must_fail
-from ringspec.conformance.execute import run_case
-from ringspec.conformance.localise import localise
-from ringspec.conformance.mutants import MUTANTS, MutantTarget, run_mutant
-from ringspec.conformance.mutants.ways import USUAL, Way
-from ringspec.conformance.noise_cases import noise_call
-from ringspec.conformance.noise_of import geometry_of, in_order, question_of
-from ringspec.conformance.outcome import Record
-from ringspec.conformance.precision import base_recipe
-from ringspec.conformance.report import case_line
-from ringspec.conformance.report_lines import read_record
-from ringspec.conformance.results import due_of
-from ringspec.conformance.runner import run
-from ringspec.conformance.suspects import Suspect, standardised
-from ringspec.conformance.target import Result
+from ringspec.compare.noise.predict import predict
+from ringspec.conformance.cases.noise import noise_call
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose import candidates as suspects
+from ringspec.conformance.diagnose.candidates import Suspect, standardised
+from ringspec.conformance.diagnose.localise import localise
+from ringspec.conformance.diagnose.match import diagnose
+from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget, run_mutant
+from ringspec.conformance.diagnose.mutants.variants import USUAL, Way
+from ringspec.conformance.diagnose.summary import Diagnoser, kind_of, most_likely, must_fail
+from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of
+from ringspec.conformance.judge.recipe import base_recipe
+from ringspec.conformance.report.lines import read_record
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.report.report import case_line
+from ringspec.conformance.report.words import record_text
+from ringspec.conformance.run.call import outputs_of
+from ringspec.conformance.run.case import run_case
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.protocol import Result
+from ringspec.conformance.target.results import due_of
 from ringspec.conformance.targets.reference import REFERENCES
-from ringspec.conformance.words import record_text
 from ringspec.formats import store
 from ringspec.render.failures import failure
 

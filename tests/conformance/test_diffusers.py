@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import ringspec as rs
-from ringspec.conformance import golden
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Call, Refused
+from ringspec.conformance.cases import golden
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.protocol import Call, Refused
 from ringspec.conformance.targets import diffusers_ring
 from ringspec.errors import MissingPackageError
 

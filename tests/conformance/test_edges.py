@@ -8,11 +8,11 @@ import re
 import pytest
 from conformance.wrong_targets import Wrong, replaced
 
-from ringspec.conformance import edges
-from ringspec.conformance.capabilities import Capabilities, why_not
-from ringspec.conformance.drawing import needs_of
-from ringspec.conformance.results import fingerprint
-from ringspec.conformance.runner import run
+from ringspec.conformance.cases import edges
+from ringspec.conformance.cases.problems import needs_of
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.target.results import fingerprint
 from ringspec.conformance.targets.reference import REFERENCES
 
 CASES = edges.cases("full")

@@ -18,12 +18,12 @@ from ringspec.conformance.adapters.jax_mesh import JaxTarget
 from ringspec.conformance.adapters.torch_pool import Pool
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.versions import Installed, agreed, installed
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.load import LOADED, load_target
-from ringspec.conformance.provenance import computed_with
-from ringspec.conformance.report import make_header, read_report
-from ringspec.conformance.target import Failed, Refused
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.report.report import make_header, read_report
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.load import LOADED, load_target
+from ringspec.conformance.target.protocol import Failed, Refused
+from ringspec.conformance.target.provenance import computed_with
 from ringspec.vectors import open_set
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
@@ -179,7 +179,7 @@ def test_what_is_missing_is_said_with_every_call_and_does_not_end_the_harness(ki
 TORCH = """
 from ringspec.conformance.adapters.torch_pool import Pool
 from ringspec.conformance.adapters.torch_processes import TorchTarget
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target.capabilities import Capabilities
 
 CLAIMS = Capabilities(operations=("ring-forward",), layouts=("zigzag",), lse="hidden")
 
@@ -201,7 +201,7 @@ target = TorchTarget(f"{__file__}:attention", CLAIMS, python=PYTHON, packages=("
 """
 JAX = """
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target.capabilities import Capabilities
 
 CLAIMS = Capabilities(operations=("ring-forward",), layouts=("zigzag",), lse="hidden")
 

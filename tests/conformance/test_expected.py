@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 from conformance import faulty_targets
 
-from ringspec.conformance import golden
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.cases import RunCase
-from ringspec.conformance.expected import Expectation, Several, expected_from, read_expected
-from ringspec.conformance.outcome import Record
-from ringspec.conformance.runner import run
-from ringspec.conformance.words import record_text
+from ringspec.conformance.cases import golden
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.report.words import record_text
+from ringspec.conformance.run.expected import Expectation, Several, expected_from, read_expected
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.errors import FileFormatError, OptionError, UnknownNameError
 
 IDS = ("ring/float32-zigzag-w4", "attention/float32", "ring/float64-w3")

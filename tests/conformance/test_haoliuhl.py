@@ -6,9 +6,9 @@ import importlib.util
 
 import pytest
 
-from ringspec.conformance import golden
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Refused
+from ringspec.conformance.cases import golden
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.protocol import Refused
 from ringspec.conformance.targets import haoliuhl
 from ringspec.errors import MissingPackageError
 
@@ -45,7 +45,7 @@ def test_causal_attention_with_one_token_a_worker_is_not_claimed_because_it_is_w
     """Its causal block test skips the diagonal of a chunk of one token."""
     import numpy as np
 
-    from ringspec.conformance.target import Call
+    from ringspec.conformance.target.protocol import Call
 
     given, other = np.ones((1, 1, 1, 4), np.float32), np.full((1, 1, 1, 4), 2, np.float32)
     call = Call(

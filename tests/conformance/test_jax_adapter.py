@@ -6,11 +6,11 @@ import pytest
 from conformance.named_faults import assert_named, each_fault
 
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.golden import golden_case
-from ringspec.conformance.runner import run
+from ringspec.conformance.cases.golden import golden_case
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.errors import OptionError, UnknownNameError
-from ringspec.vectors.sets import open_set
+from ringspec.vectors.sets.stored import open_set
 
 pytestmark = pytest.mark.jax
 

@@ -8,14 +8,14 @@ from collections import Counter
 
 import pytest
 
-from ringspec.conformance import judges
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.diagnoser import MOST, Diagnoser
-from ringspec.conformance.judges import chunks, in_processes, within_limits
-from ringspec.conformance.outcome import Record
-from ringspec.conformance.report import case_line
-from ringspec.conformance.report_lines import read_record
-from ringspec.conformance.runner import run
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.summary import MOST, Diagnoser
+from ringspec.conformance.report.lines import read_record
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.report.report import case_line
+from ringspec.conformance.run import judges
+from ringspec.conformance.run.judges import chunks, in_processes, within_limits
+from ringspec.conformance.run.suite import run
 from ringspec.conformance.targets.reference import reference_bf16
 from ringspec.errors import OptionError, RingspecError
 
@@ -89,7 +89,7 @@ HOSTILE = """
                 os.write(number, data)
 
     target = Several()
-    if "ringspec.conformance.judge_worker" in sys.modules:
+    if "ringspec.conformance.run.judge_worker" in sys.modules:
         {act}
 """
 ACTS = {

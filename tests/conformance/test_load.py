@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ringspec.conformance import load
-from ringspec.conformance.load import load_target
+from ringspec.conformance.target import load
+from ringspec.conformance.target.load import load_target
 from ringspec.errors import RingspecError
 
 REFERENCE = "ringspec.conformance.targets.reference:reference_bf16"
 FILE = """
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target.capabilities import Capabilities
 from neighbour import NAME
 
 class Mine:
@@ -160,7 +160,7 @@ def test_an_exception_while_importing_names_it(tmp_path):
     ],
 )
 def test_a_target_that_cannot_be_loaded_is_told_once_with_one_remedy(tmp_path, line, named, fix):
-    text = f"from ringspec.conformance.capabilities import Capabilities\n{line}\n"
+    text = f"from ringspec.conformance.target.capabilities import Capabilities\n{line}\n"
     (tmp_path / "bad.py").write_text(text)
     with pytest.raises(RingspecError) as refused:
         load_target(f"{tmp_path / 'bad.py'}:x")
@@ -172,7 +172,7 @@ def test_a_target_that_cannot_be_loaded_is_told_once_with_one_remedy(tmp_path, l
 
 def test_loading_imports_neither_torch_nor_jax():
     program = (
-        "import sys; from ringspec.conformance import load, runner, golden;"
+        "import sys; from ringspec.conformance.cases import golden; from ringspec.conformance.run import suite; from ringspec.conformance.target import load;"
         f"load.load_target({REFERENCE!r});"
         "assert not {'torch', 'jax', 'pytest', 'hypothesis'} & set(sys.modules)"
     )

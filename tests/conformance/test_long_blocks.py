@@ -8,13 +8,18 @@ import pytest
 from conformance import wrong_targets as wrong
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance import golden, probes
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.long_blocks import BLOCK, dealt_to_heads, long_block_cases, side_by_side
-from ringspec.conformance.picture import gathered, patterns
-from ringspec.conformance.runner import run
+from ringspec.conformance.cases import golden, probes
+from ringspec.conformance.cases.long_blocks import (
+    BLOCK,
+    dealt_to_heads,
+    long_block_cases,
+    side_by_side,
+)
+from ringspec.conformance.diagnose.picture import gathered, patterns
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
-from ringspec.vectors.inputs import draw
+from ringspec.vectors.format.inputs import draw
 
 BY_ID = {case.id: case for case in long_block_cases()}
 LONG = Capabilities(tokens_multiple=BLOCK, head_dims=(128,), layouts=("contiguous", "zigzag"))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import ringspec as rs
-from ringspec.conformance import golden
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.diagnoser import Diagnoser
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Call
+from ringspec.conformance.cases import golden
+from ringspec.conformance.diagnose.summary import Diagnoser
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.targets import lucidrains
 from ringspec.errors import MissingPackageError
 

@@ -6,12 +6,16 @@ import re
 import numpy as np
 import pytest
 from conformance import wrong_targets as wrong
+from ringspec.conformance.diagnose.mutants.hooks import Hooks
+from ringspec.conformance.diagnose.mutants.kills import KILLS
+from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant
+from ringspec.conformance.diagnose.mutants.ring import RESULTS
+from ringspec.conformance.diagnose.mutants.same import coincide
 
-from ringspec.conformance import noise_judge
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.execute import run_case
-from ringspec.conformance.mutants import (
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.cases.noise import noise_call
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.mutants import (
     MUTANTS,
     MutantTarget,
     applicable,
@@ -28,18 +32,21 @@ from ringspec.conformance.mutants import (
     score_bugs,
     sink_bugs,
 )
-from ringspec.conformance.mutants.hooks import Hooks
-from ringspec.conformance.mutants.kills import KILLS
-from ringspec.conformance.mutants.mutant import RECIPES, mutant
-from ringspec.conformance.mutants.ring import RESULTS
-from ringspec.conformance.mutants.same import coincide
-from ringspec.conformance.mutants.ways import SMALL_TILES, USUAL, WAYS, Way, on_call, ways_of
-from ringspec.conformance.noise_cases import noise_call
-from ringspec.conformance.results import due_of
+from ringspec.conformance.diagnose.mutants.variants import (
+    SMALL_TILES,
+    USUAL,
+    WAYS,
+    Way,
+    on_call,
+    ways_of,
+)
+from ringspec.conformance.judge import noise as noise_judge
+from ringspec.conformance.run.case import run_case
+from ringspec.conformance.target.results import due_of
 from ringspec.conformance.targets.reference import REFERENCES, block_results, ring_results
 from ringspec.recipes import RECIPES as RECIPES_BY_NAME
 from ringspec.vectors import open_set
-from ringspec.vectors.flags import FLAGS
+from ringspec.vectors.catalogue.flags import FLAGS
 
 CORE = open_set("core")
 RIGHT = mutant("right", "", "", applies=lambda call: True)

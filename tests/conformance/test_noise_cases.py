@@ -5,15 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ringspec.compare.statistics import RATE
-from ringspec.conformance import noise_cases, noise_judge
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.execute import run_case
-from ringspec.conformance.noise_of import geometry_of, in_order, places, question_of
-from ringspec.conformance.target import Result
+from ringspec.compare.statistics.tests import RATE
+from ringspec.conformance.cases import noise as noise_cases
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.judge import noise as noise_judge
+from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, places, question_of
+from ringspec.conformance.run.case import run_case
+from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load, store
-from ringspec.spec.ring import ring
+from ringspec.rings.ring import ring
 
 CASES = {case.id: case for case in noise_cases.cases()}
 ZIGZAG, FULL = "noise/causal-zigzag-w4-{}", "noise/full-contiguous-w2-{}"

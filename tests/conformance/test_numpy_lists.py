@@ -5,13 +5,13 @@ import pytest
 from conformance import faulty_targets
 from conformance.named_faults import ID, assert_named, each_fault
 
-from ringspec.conformance import golden
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget, result_from
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Result
-from ringspec.conformance.words import record_text
+from ringspec.conformance.cases import golden
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.report.words import record_text
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Result
 from ringspec.errors import OptionError
 from ringspec.vectors import open_set
 

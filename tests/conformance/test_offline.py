@@ -17,13 +17,13 @@ from ringspec.cli import main
 from ringspec.conformance.adapters import offline
 from ringspec.conformance.adapters.offline import EVERYTHING, OfflineTarget, write_cases
 from ringspec.conformance.adapters.wire import Claims
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.golden import cases as golden_cases
-from ringspec.conformance.load import load_target
-from ringspec.conformance.report import make_header
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Garbage
+from ringspec.conformance.cases.golden import cases as golden_cases
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.report.report import make_header
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.load import load_target
+from ringspec.conformance.target.protocol import Garbage
 from ringspec.errors import DestinationError, FileFormatError, OptionError, UnknownNameError
 from ringspec.tensorfile import encode, read_tensors
 from ringspec.vectors import open_set

@@ -22,8 +22,8 @@ from conformance.reports import (
     report,
 )
 
-from ringspec.conformance.outcome import OUTCOMES, Finding, Record
-from ringspec.conformance.report import report_lines
+from ringspec.conformance.report.records import OUTCOMES, Finding, Record
+from ringspec.conformance.report.report import report_lines
 from ringspec.render import page
 from ringspec.render.failures import replay_command
 from ringspec.render.picture import picture

@@ -7,8 +7,15 @@ import pytest
 from conformance.wrong_targets import Wrong, like
 from pair_coverage import FACTORS, IMPOSSIBLE, NONE, OF_RINGS, met, named, possible, values_of
 
-from ringspec.conformance import pairs
-from ringspec.conformance.capabilities import (
+from ringspec.conformance.cases import pairs
+from ringspec.conformance.cases.golden import needs_of
+from ringspec.conformance.cases.pair_problem import case_of
+from ringspec.conformance.cases.pair_rows import ROWS as ROWS_AS_CLAIMS
+from ringspec.conformance.cases.problems import ClaimsKey
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.summary import Diagnoser
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import (
     CIRCULATIONS,
     FEATURES,
     FORMATS,
@@ -18,14 +25,7 @@ from ringspec.conformance.capabilities import (
     Capabilities,
     why_not,
 )
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.diagnoser import Diagnoser
-from ringspec.conformance.drawing import ClaimsKey
-from ringspec.conformance.golden import needs_of
-from ringspec.conformance.pair_problem import case_of
-from ringspec.conformance.pair_rows import ROWS as ROWS_AS_CLAIMS
-from ringspec.conformance.results import fingerprint
-from ringspec.conformance.runner import run
+from ringspec.conformance.target.results import fingerprint
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load
 from ringspec.vectors.catalogue import catalogue

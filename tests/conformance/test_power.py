@@ -6,12 +6,12 @@ import functools
 import numpy as np
 import pytest
 
-from ringspec.compare.noise import predict
+from ringspec.compare.noise.predict import predict
 from ringspec.compare.rivals import RULES
-from ringspec.compare.statistics import errors_of
-from ringspec.compare.strata import masses
-from ringspec.conformance.noise_judge import Answer, as_likely
-from ringspec.conformance.noise_of import Question, results
+from ringspec.compare.statistics.strata import masses
+from ringspec.compare.statistics.tests import errors_of
+from ringspec.conformance.judge.noise import Answer, as_likely
+from ringspec.conformance.judge.noise_inputs import Question, results
 from ringspec.conformance.power import Asked, Rivals, found_in, injected, measure, steps
 from ringspec.conformance.power_defects import (
     defects_of,
@@ -27,8 +27,8 @@ from ringspec.conformance.power_problem import inputs_of, setting_of
 from ringspec.conformance.power_reach import answer, reach_in
 from ringspec.errors import OptionError
 from ringspec.formats import round_to
+from ringspec.problem.options import check
 from ringspec.recipes import P_REFERENCES
-from ringspec.spec.options import check
 
 SMALL = {"tokens": 96, "head_dim": 16, "workers": 4}
 

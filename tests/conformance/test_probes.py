@@ -8,20 +8,20 @@ import pytest
 from conformance import wrong_targets as wrong
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance import probes
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.diagnoser import Diagnoser
-from ringspec.conformance.drawing import dealt, drawn, tensors_of
-from ringspec.conformance.known import value_of
-from ringspec.conformance.results import due_of, fingerprint
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Result
+from ringspec.conformance.cases import probes
+from ringspec.conformance.cases.closed_form import value_of
+from ringspec.conformance.cases.problems import dealt, drawn, tensors_of
+from ringspec.conformance.diagnose.summary import Diagnoser
+from ringspec.conformance.report.words import record_text
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Result
+from ringspec.conformance.target.results import due_of, fingerprint
 from ringspec.conformance.targets.reference import REFERENCES, options_of, whole, workers_of
-from ringspec.conformance.words import record_text
 from ringspec.formats import load, store
-from ringspec.spec.attention import attention
-from ringspec.spec.block_attention import block_backward
-from ringspec.spec.ring import ring
+from ringspec.rings.ring import ring
+from ringspec.spec.block import block_backward
+from ringspec.spec.definition import attention
 from ringspec.vectors.generate import tensors_of_case
 
 CASES = probes.cases()

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from conformance import hostile_targets
 
-from ringspec.conformance import golden
 from ringspec.conformance.adapters.process import LOG_BYTES
 from ringspec.conformance.adapters.wire import call_from, call_message, inputs_file, line_of
-from ringspec.conformance.answers import MOST_LOG
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.pool import opened
-from ringspec.conformance.process_target import ProcessTarget
-from ringspec.conformance.runner import run
+from ringspec.conformance.cases import golden
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.run.call import MOST_LOG
+from ringspec.conformance.run.executor import opened
+from ringspec.conformance.run.process_target import ProcessTarget
+from ringspec.conformance.run.suite import run
 from ringspec.errors import OptionError
 from ringspec.tensorfile import decode
 from ringspec.vectors import open_set

@@ -8,10 +8,10 @@ import pytest
 from conformance import wrong_targets as wrong
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance import properties
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.results import fingerprint
-from ringspec.conformance.runner import run
+from ringspec.conformance.cases import properties
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.results import fingerprint
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load
 

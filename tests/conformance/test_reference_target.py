@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from conformance import faulty_targets
 
-from ringspec.conformance import golden
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.outcome import Record
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Result
+from ringspec.conformance.cases import golden
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.report.words import record_text
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.targets.reference import REFERENCES, Reference
-from ringspec.conformance.words import record_text
 from ringspec.recipes import RECIPES
 from ringspec.vectors import open_set
 

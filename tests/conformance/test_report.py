@@ -19,9 +19,10 @@ from conformance.reports import (
     report,
 )
 
-from ringspec.conformance.junit import junit
-from ringspec.conformance.outcome import FAILURES, OUTCOMES, Finding, Record
-from ringspec.conformance.report import (
+from ringspec.conformance.report.junit import junit
+from ringspec.conformance.report.lines import read_record
+from ringspec.conformance.report.records import FAILURES, OUTCOMES, Finding, Record
+from ringspec.conformance.report.report import (
     ReportWriter,
     case_line,
     counts_of,
@@ -32,8 +33,7 @@ from ringspec.conformance.report import (
     report_from,
     report_lines,
 )
-from ringspec.conformance.report_lines import read_record
-from ringspec.conformance.words import record_text
+from ringspec.conformance.report.words import record_text
 from ringspec.errors import FileFormatError
 
 

@@ -11,9 +11,10 @@ from conformance import faulty_targets
 from conformance.faulty_targets import Faulty
 from conformance.named_faults import ID, assert_named, each_fault
 
-from ringspec.conformance import golden
-from ringspec.conformance.cases import PROFILES, Judgement, RunCase, run_cases
-from ringspec.conformance.runner import Summary, run, selected
+from ringspec.conformance.cases import golden
+from ringspec.conformance.cases.model import PROFILES, Judgement, RunCase
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.run.suite import Summary, run, selected
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.errors import OptionError, UnknownNameError
 

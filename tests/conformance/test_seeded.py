@@ -10,18 +10,18 @@ import pytest
 from conformance import wrong_targets as wrong
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.drawing import dealt, drawn, tensors_of
-from ringspec.conformance.results import fingerprint
-from ringspec.conformance.runner import run
-from ringspec.conformance.seeded import PROBLEMS, problem_in, variants
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.cases.problems import dealt, drawn, tensors_of
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.cases.random_seeds import PROBLEMS, problem_in, variants
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.results import fingerprint
 from ringspec.conformance.targets import haoliuhl, torch_cp
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load
 from ringspec.vectors.catalogue.build import bias_of
+from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.generate import tensors_of_case
-from ringspec.vectors.inputs import inputs_of
 
 CASES = run_cases("seeds")
 BY_ID = {case.id: case for case in CASES}

@@ -3,8 +3,8 @@
 import pytest
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.runner import run
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.run.suite import run
 
 SMOKE = run_cases("smoke")
 

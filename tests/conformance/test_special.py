@@ -6,10 +6,10 @@ import pytest
 from conformance import wrong_targets as wrong
 from conformance.wrong_targets import Wrong
 
-from ringspec.conformance.drawing import tensors_of
-from ringspec.conformance.results import due_of
-from ringspec.conformance.runner import run
-from ringspec.conformance.special import special_cases
+from ringspec.conformance.cases.problems import tensors_of
+from ringspec.conformance.cases.special_values import special_cases
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.results import due_of
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load
 
@@ -101,8 +101,8 @@ def test_a_masked_first_block_is_wholly_masked_on_every_worker():
 
 
 def test_one_row_is_empty_and_no_other():
-    from ringspec.conformance.drawing import dealt, drawn
-    from ringspec.conformance.special import EMPTY_ROW, PROBLEMS, TOKENS
+    from ringspec.conformance.cases.problems import dealt, drawn
+    from ringspec.conformance.cases.special_values import EMPTY_ROW, PROBLEMS, TOKENS
 
     for name in ("one-empty-row-bounds", "one-empty-row-dense"):
         case = dealt(drawn(f"special-{name}", "f32", S=TOKENS, **PROBLEMS[name][1]), "special/t", 1)

@@ -8,8 +8,8 @@ import pytest
 
 import ringspec as rs
 from ringspec import testing
-from ringspec.conformance import dense
-from ringspec.conformance.dense import Seeds, truth_of
+from ringspec.conformance.judge import dense
+from ringspec.conformance.judge.dense import Seeds, truth_of
 from ringspec.errors import (
     DtypeError,
     LayoutError,
@@ -20,10 +20,10 @@ from ringspec.errors import (
     UnknownNameError,
 )
 from ringspec.formats import round_to
+from ringspec.problem.options import check
 from ringspec.spec.layout import make_layout
-from ringspec.spec.options import check
 from ringspec.testing import assert_ring_attention
-from ringspec.vectors.ringwise import Tables
+from ringspec.vectors.format.sharded import Tables
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ def test_results_in_bfloat16_arrays_are_taken_as_they_are():
 
 
 def test_a_large_problem_is_compared_with_float64_and_the_text_says_so(monkeypatch):
-    monkeypatch.setattr("ringspec.conformance.dense.PART", 1 << 12)
+    monkeypatch.setattr("ringspec.conformance.judge.dense.PART", 1 << 12)
     x = drawn(shape=(1, 2, 512, 16), kv_heads=1)
     ring = {"workers": 4, "layout": "striped", "causal": True}
     got = ring_of(x, **ring)

@@ -7,19 +7,19 @@ import pytest
 from ranks.ringcases import FEATURES, W, inputs, option
 
 import ringspec as rs
-from ringspec.conformance import given
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.dense import Seeds
-from ringspec.conformance.given import call_of_problem, declared, diagnosis_of
-from ringspec.conformance.precision import recipe_for
+from ringspec.conformance.diagnose import given
+from ringspec.conformance.diagnose.given import call_of_problem, declared, diagnosis_of
+from ringspec.conformance.judge.dense import Seeds
+from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.targets.reference import ring_results
 from ringspec.formats import round_to
+from ringspec.problem.options import check
 from ringspec.recipes import RECIPES
 from ringspec.recipes import recipe as recipe_of
 from ringspec.spec.layout import make_layout
-from ringspec.spec.options import check
 from ringspec.testing import assert_ring_attention
-from ringspec.vectors.ringwise import Tables
+from ringspec.vectors.format.sharded import Tables
 
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 ZIGZAG = {"workers": 4, "layout": "zigzag", "causal": True}

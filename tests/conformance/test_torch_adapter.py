@@ -12,13 +12,21 @@ import numpy as np
 import pytest
 from conformance.named_faults import ID, NAMED, assert_named
 
-from ringspec.conformance import golden
 from ringspec.conformance.adapters.torch_pool import LOG_BYTES
 from ringspec.conformance.adapters.torch_processes import TorchTarget, function_spec
-from ringspec.conformance.calls import call_of, expected_of, forward_alone
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Crashed, Exited, Failed, Garbage, Mutated, Refused, TimedOut
+from ringspec.conformance.cases import golden
+from ringspec.conformance.cases.calls import call_of, expected_of, forward_alone
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import (
+    Crashed,
+    Exited,
+    Failed,
+    Garbage,
+    Mutated,
+    Refused,
+    TimedOut,
+)
 from ringspec.errors import OptionError, UnknownNameError
 from ringspec.formats import unit_roundoff
 from ringspec.vectors import open_set

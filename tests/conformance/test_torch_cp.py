@@ -6,10 +6,10 @@ from importlib.metadata import version
 
 import pytest
 
-from ringspec.conformance.calls import call_of
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.expected import read_expected
-from ringspec.conformance.runner import run
+from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.run.expected import read_expected
+from ringspec.conformance.run.suite import run
 from ringspec.conformance.targets import torch_cp
 from ringspec.vectors import open_set
 
@@ -80,7 +80,7 @@ def test_every_target_is_found_by_its_name():
 
 
 def test_the_example_of_the_documentation_loads():
-    from ringspec.conformance.load import load_target
+    from ringspec.conformance.target.load import load_target
 
     target = load_target("docs/conform/example_torch.py:target")
     assert target.name == "ring_attention" and target.function.endswith(

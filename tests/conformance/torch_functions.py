@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from ringspec.conformance.target import Refused
+from ringspec.conformance.target.protocol import Refused
 
 
 @functools.cache

@@ -25,11 +25,13 @@ import numpy as np
 from correct_kernels.members import MEMBERS
 from correct_kernels.target import WAYS, member_target
 
-from ringspec.compare.noise import Geometry
-from ringspec.conformance import noise_cases, noise_judge
-from ringspec.conformance.cases import RunCase, run_cases
-from ringspec.conformance.execute import run_case
-from ringspec.conformance.outcome import FAILURES
+from ringspec.compare.noise.predict import Geometry
+from ringspec.conformance.cases import noise as noise_cases
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.judge import noise as noise_judge
+from ringspec.conformance.report.records import FAILURES
+from ringspec.conformance.run.case import run_case
 
 PROGRESS = 20  # cases between two lines on stderr
 

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
-from ringspec.conformance.capabilities import (
+from ringspec.conformance.target.capabilities import (
     FEATURES,
     LAYOUTS,
     MASKS,
     OPERATIONS,
     Capabilities,
 )
-from ringspec.conformance.target import Call
+from ringspec.conformance.target.protocol import Call
 
 # `ringspec check` loads this file by its path, pytest as correct_kernels.target.
 if str(Path(__file__).parents[1]) not in sys.path:

@@ -10,9 +10,9 @@ from correct_kernels.members import MEMBERS
 from correct_kernels.target import WAYS
 from independent.numpy_target import NumpyRing
 
-from ringspec.compare.inference_candidates import REFERENCES
-from ringspec.conformance import noise_cases
-from ringspec.conformance.execute import run_case
+from ringspec.compare.inference.candidates import REFERENCES
+from ringspec.conformance.cases import noise as noise_cases
+from ringspec.conformance.run.case import run_case
 
 ALL = tuple(MEMBERS)
 SEEDS = 20

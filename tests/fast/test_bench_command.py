@@ -92,7 +92,7 @@ def test_visible_pairs_are_counted_for_the_bound():
     ids=" ".join,
 )
 def test_what_cannot_be_measured_is_refused_before_the_work(arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringspec.cli.bench.machine_lines", None)  # no work begins
+    monkeypatch.setattr("ringspec.cli.commands.bench.machine_lines", None)  # no work begins
     broken = tmp_path / "broken.json"
     broken.write_text('{"lines": [{"seconds": "1"}]}')
     done = run("bench", *(str(broken) if x == "FILE" else x for x in arguments))

@@ -18,8 +18,8 @@ from ringspec.fast.kept import Kept
 from ringspec.fast.passes import backward_result
 from ringspec.fast.plan import Run, kinds
 from ringspec.fast.team import run_tasks
+from ringspec.problem.options import check
 from ringspec.spec.masks import visible
-from ringspec.spec.options import check
 
 TILES = fast.TileSizes(rows=16, keys=32, granule=16, chunk=32)
 TINY = fast.TileSizes(rows=2, keys=4, granule=2, chunk=4)

@@ -8,7 +8,7 @@ import pytest
 import ringspec as rs
 from ringspec import fast
 from ringspec.fast.kept import Kept
-from ringspec.spec.options import check
+from ringspec.problem.options import check
 from ringspec.spec.worker import read_only
 
 

@@ -34,7 +34,7 @@ import ringspec as rs
 from ringspec import fast
 from ringspec.fast.team import run_tasks
 from ringspec.fast.threads import BLAS_LIMIT
-from ringspec.spec.options import check
+from ringspec.problem.options import check
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 CALLS = {

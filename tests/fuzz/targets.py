@@ -10,11 +10,11 @@ from vectors import samples
 
 from ringspec.errors import RingspecError
 from ringspec.tensorfile import decode, encode
-from ringspec.vectors.case import case_from_json, case_to_json
-from ringspec.vectors.flagfile import flags_from_json, flags_to_json
-from ringspec.vectors.inputs import inputs_of, shape_of
-from ringspec.vectors.manifest import make_manifest, manifest_from_json, manifest_to_json
-from ringspec.vectors.tensor_table import stored_tensors
+from ringspec.vectors.format.case_json import case_from_json, case_to_json
+from ringspec.vectors.format.flagfile import flags_from_json, flags_to_json
+from ringspec.vectors.format.inputs import inputs_of, shape_of
+from ringspec.vectors.format.manifest import make_manifest, manifest_from_json, manifest_to_json
+from ringspec.vectors.format.tensor_table import stored_tensors
 
 MOST_ELEMENTS = 1000
 

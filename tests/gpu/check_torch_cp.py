@@ -22,10 +22,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 
 import long_sequences as long  # noqa: E402
 
-from ringspec.conformance.cases import Judgement, RunCase, run_cases  # noqa: E402
-from ringspec.conformance.outcome import FAILURES  # noqa: E402
-from ringspec.conformance.report import ReportWriter, make_header  # noqa: E402
-from ringspec.conformance.runner import run  # noqa: E402
+from ringspec.conformance.cases.model import Judgement, RunCase  # noqa: E402
+from ringspec.conformance.cases.profiles import run_cases  # noqa: E402
+from ringspec.conformance.report.records import FAILURES  # noqa: E402
+from ringspec.conformance.report.report import ReportWriter, make_header  # noqa: E402
+from ringspec.conformance.run.suite import run  # noqa: E402
 from ringspec.conformance.targets import torch_cp  # noqa: E402
 
 

@@ -21,16 +21,16 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np  # noqa: E402
 
-from ringspec.compare.inference import infer  # noqa: E402
-from ringspec.compare.noise import predict  # noqa: E402
-from ringspec.compare.statistics import errors_of  # noqa: E402
-from ringspec.conformance.calls import call_of  # noqa: E402
-from ringspec.conformance.capabilities import Capabilities  # noqa: E402
-from ringspec.conformance.drawing import dealt  # noqa: E402
-from ringspec.conformance.noise_cases import MOST_CASES, RATE, problem  # noqa: E402
-from ringspec.conformance.noise_judge import examined  # noqa: E402
-from ringspec.conformance.noise_of import geometry_of, in_order, question_of  # noqa: E402
-from ringspec.conformance.precision import recipe_for  # noqa: E402
+from ringspec.compare.inference.infer import infer  # noqa: E402
+from ringspec.compare.noise.predict import predict  # noqa: E402
+from ringspec.compare.statistics.tests import errors_of  # noqa: E402
+from ringspec.conformance.cases.calls import call_of  # noqa: E402
+from ringspec.conformance.cases.noise import MOST_CASES, RATE, problem  # noqa: E402
+from ringspec.conformance.cases.problems import dealt  # noqa: E402
+from ringspec.conformance.judge.noise import examined  # noqa: E402
+from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of  # noqa: E402
+from ringspec.conformance.judge.recipe import recipe_for  # noqa: E402
+from ringspec.conformance.target.capabilities import Capabilities  # noqa: E402
 from ringspec.formats import load, store  # noqa: E402
 
 FORMATS = {"bf16": "bfloat16", "fp16": "float16"}

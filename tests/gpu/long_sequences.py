@@ -7,10 +7,10 @@ it. Row scales are those of ringspec.compare.row_scale, blockwise.
 import numpy as np
 
 from ringspec.compare.verdict import judge_tensor
-from ringspec.conformance.judging import bounds_of
-from ringspec.conformance.precision import recipe_for
-from ringspec.conformance.results import frozen
-from ringspec.conformance.target import Call
+from ringspec.conformance.judge.bounds import bounds_of
+from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.target.protocol import Call
+from ringspec.conformance.target.results import frozen
 from ringspec.formats import load, store
 from ringspec.spec.layout import make_layout, shard
 

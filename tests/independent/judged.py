@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from independent.numpy_faults import FAULTS, RIGHT
 from independent.numpy_target import NumpyRing
 
-from ringspec.conformance.cases import RunCase
-from ringspec.conformance.diagnoser import Diagnoser, most_likely
-from ringspec.conformance.execute import run_case
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
+from ringspec.conformance.run.case import run_case
 
 CLAIM = ": fits better by"  # what an inference says before it is its claim
 RIGHTLY = ("named", "inferred")

@@ -10,8 +10,8 @@ from independent.numpy_faults import FAULTS, RIGHT
 from independent.numpy_ring import Problem, backward, forward
 from numpy.typing import NDArray
 
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import Call, Result
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call, Result
 
 
 class NumpyRing:

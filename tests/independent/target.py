@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ringspec.conformance.capabilities import (
+from ringspec.conformance.target.capabilities import (
     FEATURES,
     FORMATS,
     LAYOUTS,
@@ -23,7 +23,7 @@ from ringspec.conformance.capabilities import (
     OPERATIONS,
     Capabilities,
 )
-from ringspec.conformance.target import Call, Result
+from ringspec.conformance.target.protocol import Call, Result
 
 # `ringspec check` loads this file by its path, pytest as independent.target.
 if str(Path(__file__).parents[1]) not in sys.path:

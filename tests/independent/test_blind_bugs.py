@@ -13,7 +13,7 @@ if HAS_TORCH:
     from independent.noise import measured, noise, relative, seen
     from independent.problems import PROBLEMS, results, ring_of
 
-    from ringspec.conformance.target import Call
+    from ringspec.conformance.target.protocol import Call
 
 NAMES = list(BLIND) if HAS_TORCH else ["any"]
 SHOWN_BY = sorted({bug.shown_by for bug in BLIND.values()}) if HAS_TORCH else ["any"]

@@ -7,12 +7,12 @@ from independent.numpy_faults import FAULTS, RIGHT, cut, odd, stochastic
 from independent.numpy_ring import bfloat16
 from independent.numpy_target import NumpyRing
 
-from ringspec.conformance import noise_cases
-from ringspec.conformance.answers import outputs_of
-from ringspec.conformance.cases import run_cases
-from ringspec.conformance.diagnose import diagnose
-from ringspec.conformance.execute import run_case
-from ringspec.conformance.noise_cases import noise_call
+from ringspec.conformance.cases import noise as noise_cases
+from ringspec.conformance.cases.noise import noise_call
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.match import diagnose
+from ringspec.conformance.run.call import outputs_of
+from ringspec.conformance.run.case import run_case
 
 # Faults that were given another fault's name while the right program fitted as well.
 ONCE_MISNAMED = ("p-odd", "ds-twice", "delta-16", "dy-o-16", "gradients-cut", "m-16", "scores-fp16")

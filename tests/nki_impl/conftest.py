@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def core() -> Iterator[object]:
     """One trn2 core, current inside the test."""
-    from nki_impl.sim.core import Core, acting_as
+    from nki_impl.sim.machine.core import Core, acting_as
 
     with acting_as(Core()) as one:
         yield one

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.formats import load, round_to
+from ringspec.problem.model import Problem
+from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import Recipe, nki_impl
-from ringspec.spec.block_attention import block_backward, block_forward
+from ringspec.rings.ring import run_backward, run_forward
+from ringspec.rings.run import WorkerResult
+from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.layout import Layout, make_layout, unshard
-from ringspec.spec.options import check, check_gradients
-from ringspec.spec.problem import Problem
-from ringspec.spec.ring import run_backward, run_forward
-from ringspec.spec.run import WorkerResult
 from ringspec.spec.schedule import backward_schedule, forward_schedule
 
 from .reference import Case, Inputs, rings

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nki_impl import kernels
-from nki_impl.sim.core import Core
-from nki_impl.sim.launch import Outcome, run_ranks
+from nki_impl.sim.machine.core import Core
+from nki_impl.sim.machine.launch import Outcome, run_ranks
 
 from .reference import Array, Case, Inputs, Truth, backward, draw, forward, worst
 

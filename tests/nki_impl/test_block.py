@@ -12,7 +12,7 @@ from nki_impl.kernels.block_forward import block_forward
 from nki_impl.kernels.masks import FLOOR
 from nki_impl.kernels.tiles import columns_to_rows, load_columns, load_rows
 from nki_impl.lang import nisa, nki, nl
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 
 from .reference import DTYPES, FLOAT32_OPERATIONS, ROUNDOFF, worst
 from .running import turned

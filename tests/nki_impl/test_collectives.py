@@ -18,7 +18,7 @@ from nki_impl.sim.errors import (
     UninitializedError,
     UnsupportedError,
 )
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 
 WORLDS = (1, 2, 3, 4, 8)
 LNCS = (1, 2)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nki_impl.sim import collectives as ncc
-from nki_impl.sim import launch
 from nki_impl.sim.coverage import coverage, is_offered, public_names
+from nki_impl.sim.machine import launch
 
 NEEDED = (
     "ReplicaGroup", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute",

@@ -15,9 +15,9 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.core import Core, acting_as
 from nki_impl.sim.errors import DtypeError, DynamicValueError
-from nki_impl.sim.launch import simulate
+from nki_impl.sim.machine.core import Core, acting_as
+from nki_impl.sim.machine.launch import simulate
 
 from .tiles import empty, values
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from nki_impl.sim.errors import SimulatorError
-from nki_impl.sim.groups import ReplicaGroup
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.exchange.groups import ReplicaGroup
+from nki_impl.sim.machine.launch import run_ranks
 
 from .published import (
     BF16,

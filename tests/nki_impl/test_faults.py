@@ -16,7 +16,7 @@ import pytest
 
 from nki_impl import kernels
 from nki_impl.sim import errors
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 
 from .altered import Change, altered
 from .reference import Case, draw

@@ -9,8 +9,8 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.core import Core
 from nki_impl.sim.errors import DmaError, DtypeError, UninitializedError, UnsupportedError
+from nki_impl.sim.machine.core import Core
 
 from .tiles import bf16, empty, normal, tile, values
 

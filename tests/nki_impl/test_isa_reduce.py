@@ -9,7 +9,6 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.core import Core, acting_as
 from nki_impl.sim.errors import (
     DtypeError,
     PlacementError,
@@ -18,6 +17,7 @@ from nki_impl.sim.errors import (
     TargetError,
     UninitializedError,
 )
+from nki_impl.sim.machine.core import Core, acting_as
 
 from .tiles import bf16, empty, normal, tile, values
 

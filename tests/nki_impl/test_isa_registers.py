@@ -9,8 +9,8 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.core import Core, acting_as
 from nki_impl.sim.errors import DtypeError, LaunchError, UninitializedError
+from nki_impl.sim.machine.core import Core, acting_as
 
 from .tiles import empty, tile, values
 

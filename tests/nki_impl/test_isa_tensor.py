@@ -9,7 +9,6 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.core import Core, acting_as
 from nki_impl.sim.errors import (
     DtypeError,
     MatmulError,
@@ -17,6 +16,7 @@ from nki_impl.sim.errors import (
     UninitializedError,
     UnsupportedError,
 )
+from nki_impl.sim.machine.core import Core, acting_as
 
 from .tiles import Array, bf16, empty, normal, tile, values
 

@@ -21,7 +21,7 @@ from nki_impl.sim.errors import (
     SimulatorError,
     UninitializedError,
 )
-from nki_impl.sim.launch import jit, run_ranks, simulate
+from nki_impl.sim.machine.launch import jit, run_ranks, simulate
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nki_impl.sim.errors import CollectiveError, DeadlockError
-from nki_impl.sim.machine import Machine, Meeting, Worker
+from nki_impl.sim.machine.turns import Machine, Meeting, Worker
 
 
 def _nothing(meeting: Meeting) -> None:

@@ -9,9 +9,6 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.access import is_written, to_numpy
-from nki_impl.sim.core import Core, acting_as, current
-from nki_impl.sim.dtypes import ALL, round_once
 from nki_impl.sim.errors import (
     CapacityError,
     DtypeError,
@@ -21,7 +18,10 @@ from nki_impl.sim.errors import (
     ShapeError,
     UninitializedError,
 )
-from nki_impl.sim.memory import CoreMemory, RankMemory
+from nki_impl.sim.machine.core import Core, acting_as, current
+from nki_impl.sim.memory.storage import CoreMemory, RankMemory
+from nki_impl.sim.tensor.access import is_written, to_numpy
+from nki_impl.sim.tensor.dtypes import ALL, round_once
 
 from .tiles import empty, normal, tile, values
 

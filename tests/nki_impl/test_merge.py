@@ -8,7 +8,7 @@ import pytest
 from nki_impl.kernels.masks import FLOOR
 from nki_impl.kernels.merge import Partial, finish, log_sum_exp, merge, take
 from nki_impl.lang import nisa, nki, nl
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 
 from .reference import DTYPES, ROUNDOFF, worst
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from nki_impl.__main__ import main
-from nki_impl.sim.counters import Counters, Row
-from nki_impl.sim.profile import RATES, roofline
+from nki_impl.sim.machine.counters import Counters, Row
+from nki_impl.sim.machine.profile import RATES, roofline
 from nki_impl.workloads import Shape, find_workload
 
 TOY = '''

@@ -11,7 +11,7 @@ from nki_impl.sim import collectives as ncc
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
 from nki_impl.sim.errors import RaceError, UninitializedError
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 SEEDS = (None, 0, 1, 2, 3, 4)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nki_impl.kernels import ring_attention_spmd_bwd
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 from ringspec.interfaces import nkilib
 
 from .altered import altered

@@ -11,7 +11,7 @@ import pytest
 
 from nki_impl.kernels import ring_attention_spmd_fwd
 from nki_impl.lang import nl
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 from ringspec.interfaces import nkilib
 
 from .reference import DTYPES, Case, Inputs, draw, forward, worst

@@ -18,7 +18,7 @@ from nki_impl.sim.errors import (
     TargetError,
     UninitializedError,
 )
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 
 X = np.arange(32, dtype=np.float32).reshape(2, 4, 4)
 SEEDS = (None, 0, 1, 2)

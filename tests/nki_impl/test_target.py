@@ -20,12 +20,13 @@ from nki_impl.target import (
     nki_impl_full,
     nki_impl_lnc2,
 )
-from ringspec.conformance.cases import RunCase, run_cases
-from ringspec.conformance.load import load_target
-from ringspec.conformance.noise_cases import noise_call
-from ringspec.conformance.results import due_of
-from ringspec.conformance.runner import run
-from ringspec.conformance.target import Call, Refused, Result
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.noise import noise_call
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.load import load_target
+from ringspec.conformance.target.protocol import Call, Refused, Result
+from ringspec.conformance.target.results import due_of
 from ringspec.formats import load
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.core import Core
 from nki_impl.sim.errors import DynamicValueError, PartitionError, UnsupportedError, ViewError
+from nki_impl.sim.machine.core import Core
 
 from .tiles import empty, tile
 

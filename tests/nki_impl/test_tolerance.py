@@ -9,7 +9,7 @@ import pytest
 
 from ringspec.formats import load, round_to
 from ringspec.recipes import RECIPES
-from ringspec.spec.block_attention import block_forward, score
+from ringspec.spec.block import block_forward, score
 from ringspec.spec.layout import unshard
 from ringspec.spec.online_softmax import SoftmaxState, finite_shift, product, row_sum, start
 

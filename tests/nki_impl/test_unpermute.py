@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nki_impl.kernels import ring_attention_unpermute
-from nki_impl.sim.launch import run_ranks
+from nki_impl.sim.machine.launch import run_ranks
 
 DTYPES = [ml_dtypes.bfloat16, np.float16, np.float32, np.int32, np.uint8]
 

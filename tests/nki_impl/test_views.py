@@ -9,7 +9,6 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.core import Core
 from nki_impl.sim.errors import (
     DtypeError,
     OutOfBoundsError,
@@ -18,6 +17,7 @@ from nki_impl.sim.errors import (
     UnsupportedError,
     ViewError,
 )
+from nki_impl.sim.machine.core import Core
 
 from .tiles import empty, normal, tile, values
 

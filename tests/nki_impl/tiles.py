@@ -28,7 +28,7 @@ def empty(shape: tuple[int, ...], dtype: Any = nl.float32, buffer: Any = nl.sbuf
 
 def values(tensor: nl.NkiTensor) -> Array:
     """Return the elements as float32 or int64; every one must have been written."""
-    from nki_impl.sim.access import to_numpy
+    from nki_impl.sim.tensor.access import to_numpy
 
     array = to_numpy(tensor)
     return array.astype(np.float32 if tensor.dtype.is_float else np.int64)

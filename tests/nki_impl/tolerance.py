@@ -30,7 +30,7 @@ matrix product):
   for other orders of summation; a kernel that takes the row maximum over other keys rounds other P
   (76 % agree between maxima of 64 and of 128 keys), and is held to the bound alone.
 
-Up to :data:`PREDICTED` tokens in a ring, standard deviations are those of :mod:`ringspec.compare.noise`,
+Up to :data:`PREDICTED` tokens in a ring, standard deviations are those of :mod:`ringspec.compare.noise.predict`,
 for an lse in float32; beyond, whose memory grows with the square of them, the root mean square of the
 recipe's own error in a row stands in, against float64 from the same o and lse, but for what the last
 rounding of an element alone gives.
@@ -45,8 +45,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.noise import Attention, Geometry, predict
-from ringspec.conformance.noise_of import attention_of, places
+from ringspec.compare.noise.predict import Attention, Geometry, predict
+from ringspec.conformance.judge.noise_inputs import attention_of, places
 from ringspec.formats import format_of, load, unit_roundoff
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.spec.layout import Layout, shard

@@ -11,8 +11,8 @@ from ringspec.plan.pairs import band, blocks, step_pairs, worker_pairs
 from ringspec.plan.spans import pairs_by_worker
 from ringspec.plan.times import counts, plan_pass, rates, simple
 from ringspec.plan.workload import workload
+from ringspec.problem.options import check
 from ringspec.spec.layout import make_layout
-from ringspec.spec.options import check
 from ringspec.spec.schedule import visitor
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -82,7 +82,7 @@ def test_blocks_of_an_odd_number_of_tokens(layout):
             assert form.pairs(*np.indices((workers, workers))).tolist() == by_hand.tolist()
 
 
-# --- against ringspec.spec.cost ---------------------------------------------------------------
+# --- against ringspec.rings.cost ---------------------------------------------------------------
 
 SHAPE = {"batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 6}
 

@@ -16,7 +16,9 @@ import ringspec.errors
 
 ROOT = Path(__file__).parents[2]
 SHOWN = tuple(
-    f"ringspec.spec.{path.stem}" for path in sorted((ROOT / "ringspec" / "spec").glob("[a-z]*.py"))
+    f"ringspec.{room}.{path.stem}"
+    for room in ("spec", "problem", "rings")
+    for path in sorted((ROOT / "ringspec" / room).glob("[a-z]*.py"))
 )
 WHOLE = (
     "nki_impl.kernels",
@@ -32,13 +34,13 @@ WHOLE = (
     "ringspec.vectors",
 )
 CHOSEN = {
-    "ringspec.spec.block_attention": (
+    "ringspec.spec.block": (
         "BlockGradients",
         "block_backward",
         "block_forward",
         "dy_o_sum",
     ),
-    "ringspec.spec.cost": ("Cost", "Span", "cost", "timeline"),
+    "ringspec.rings.cost": ("Cost", "Span", "cost", "timeline"),
     "ringspec.spec.dropout": ("keep_factor", "keep_mask", "philox4x32_10"),
     "ringspec.spec.layout": (
         "Layout",
@@ -64,12 +66,12 @@ CHOSEN = {
         "normalised",
         "start",
     ),
-    "ringspec.spec.options": ("Options", "check", "default_scale"),
-    "ringspec.spec.problem": ("Columns", "Problem", "Rows", "Terms"),
-    "ringspec.spec.ring_backward": ("backward_finish", "backward_start", "backward_step"),
-    "ringspec.spec.ring_forward": ("forward_finish", "forward_start", "forward_step"),
+    "ringspec.problem.options": ("Options", "check", "default_scale"),
+    "ringspec.problem.model": ("Columns", "Problem", "Rows", "Terms"),
+    "ringspec.spec.backward": ("backward_finish", "backward_start", "backward_step"),
+    "ringspec.spec.forward": ("forward_finish", "forward_start", "forward_step"),
     "ringspec.spec.rules": ("Rule", "rule"),
-    "ringspec.spec.run": ("Run", "WorkerResult"),
+    "ringspec.rings.run": ("Run", "WorkerResult"),
     "ringspec.spec.schedule": (
         "Schedule",
         "Step",
@@ -82,7 +84,7 @@ CHOSEN = {
         "ring_schedule",
         "visitor",
     ),
-    "ringspec.spec.validator": ("Defect", "find_defects", "validate"),
+    "ringspec.rings.validator": ("Defect", "find_defects", "validate"),
     "ringspec.spec.worker": ("KeySide", "Message", "Moment", "QuerySide", "WorkerState"),
     "ringspec.errors": tuple(
         name
@@ -119,9 +121,9 @@ CHOSEN = {
     ),
     "ringspec.compare.bounds": ("Sizes", "bound_factors", "bound_floors"),
     "ringspec.compare.explain": ("explain", "explain_all"),
-    "ringspec.compare.inference": ("Fit", "Inference", "infer"),
-    "ringspec.compare.noise": ("Noise", "predict"),
-    "ringspec.compare.noise_problem": ("Attention", "Geometry"),
+    "ringspec.compare.inference.infer": ("Fit", "Inference", "infer"),
+    "ringspec.compare.noise.predict": ("Noise", "predict"),
+    "ringspec.compare.noise.problem": ("Attention", "Geometry"),
     "ringspec.compare.rivals": ("Rule", "Seen"),
     "ringspec.compare.rivals_naive": ("naive",),
     "ringspec.compare.row_scale": (
@@ -131,8 +133,8 @@ CHOSEN = {
         "row_errors",
         "row_scale",
     ),
-    "ringspec.compare.statistics": ("alarms", "errors_of", "examine", "told"),
-    "ringspec.compare.statistics_types": ("Allowance", "Test", "allowance_for"),
+    "ringspec.compare.statistics.tests": ("alarms", "errors_of", "examine", "told"),
+    "ringspec.compare.statistics.types": ("Allowance", "Test", "allowance_for"),
     "ringspec.compare.verdict": ("TensorVerdict", "judge", "judge_tensor"),
     "ringspec.conformance.adapters.command": ("CommandTarget",),
     "ringspec.conformance.adapters.jax_mesh": ("JaxTarget",),
@@ -142,15 +144,16 @@ CHOSEN = {
     "ringspec.conformance.adapters.torch_launched": ("launched",),
     "ringspec.conformance.adapters.torch_worker": ("LocalCall",),
     "ringspec.conformance.adapters.versions": ("Installed", "installed"),
-    "ringspec.conformance.capabilities": ("Capabilities", "capabilities_from", "why_not"),
-    "ringspec.conformance.cases": ("Judgement", "RunCase", "run_cases"),
-    "ringspec.conformance.declared": ("declared_recipe",),
-    "ringspec.conformance.expected": ("Several", "read_expected"),
-    "ringspec.conformance.load": ("load_target",),
-    "ringspec.conformance.outcome": ("Record",),
-    "ringspec.conformance.report": ("Report", "headline", "read_report"),
-    "ringspec.conformance.runner": ("Summary", "run"),
-    "ringspec.conformance.target": (
+    "ringspec.conformance.target.capabilities": ("Capabilities", "capabilities_from", "why_not"),
+    "ringspec.conformance.cases.model": ("Judgement", "RunCase"),
+    "ringspec.conformance.cases.profiles": ("run_cases",),
+    "ringspec.conformance.target.declared": ("declared_recipe",),
+    "ringspec.conformance.run.expected": ("Several", "read_expected"),
+    "ringspec.conformance.target.load": ("load_target",),
+    "ringspec.conformance.report.records": ("Record",),
+    "ringspec.conformance.report.report": ("Report", "headline", "read_report"),
+    "ringspec.conformance.run.suite": ("Summary", "run"),
+    "ringspec.conformance.target.protocol": (
         "Call",
         "Crashed",
         "Exited",
@@ -162,8 +165,8 @@ CHOSEN = {
         "Target",
         "TimedOut",
     ),
-    "ringspec.vectors.cache": ("materialise", "tensors_of"),
-    "ringspec.vectors.case": (
+    "ringspec.vectors.sets.cache": ("materialise", "tensors_of"),
+    "ringspec.vectors.format.case": (
         "CaseFormats",
         "Inputs",
         "Patch",
@@ -172,16 +175,16 @@ CHOSEN = {
         "TensorRecipe",
         "Withdrawn",
     ),
-    "ringspec.vectors.digest": ("case_digest", "tensor_digest"),
-    "ringspec.vectors.flags": ("Flag",),
+    "ringspec.vectors.format.digest": ("case_digest", "tensor_digest"),
+    "ringspec.vectors.catalogue.flags": ("Flag",),
     "ringspec.vectors.generate": ("Derived", "derive", "generate"),
-    "ringspec.vectors.inputs": ("draw", "inputs_of"),
-    "ringspec.vectors.requires": ("requires",),
+    "ringspec.vectors.format.inputs": ("draw", "inputs_of"),
+    "ringspec.vectors.format.requires": ("requires",),
     "ringspec.vectors.verify": ("CaseReport", "verify"),
     "nki_impl.lang": ("BackendError", "check_package", "chosen_backend", "load_backend"),
     "nki_impl.sim.coverage": ("Coverage", "coverage"),
     "nki_impl.sim.install": ("installed",),
-    "nki_impl.sim.launch": ("Kernel", "Outcome", "jit", "run_ranks", "simulate"),
+    "nki_impl.sim.machine.launch": ("Kernel", "Outcome", "jit", "run_ranks", "simulate"),
     "nki_impl.target": ("NkiImpl", "nki_impl", "nki_impl_full", "nki_impl_lnc2"),
 }
 

@@ -16,10 +16,10 @@ import pytest
 from project.public import ROOT, SHOWN, public_names, value_of
 
 import ringspec.cli
-from ringspec.conformance.mutants import MUTANTS
+from ringspec.conformance.diagnose.mutants import MUTANTS
 from ringspec.recipes import RECIPES
 from ringspec.spec.rules import RULES
-from ringspec.vectors.flags import FLAGS
+from ringspec.vectors.catalogue.flags import FLAGS
 
 DOCS = ROOT / "docs"
 PAGES = sorted(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringspec.conformance.mutants import MUTANTS, precision_bugs
+from ringspec.conformance.diagnose.mutants import MUTANTS, precision_bugs
 from ringspec.spec.rules import RULES
 from ringspec.vectors import open_set
 

@@ -25,7 +25,7 @@ import pytest
 from numpy.typing import NDArray
 from project.public import described
 
-from ringspec.spec.options import Options
+from ringspec.problem.options import Options
 
 PUBLIC = described()
 ARRAYS = re.compile(r"\b(Array|ArrayLike|NDArray|ndarray|PerWorker|Integers|Booleans|Named)\b")

@@ -13,6 +13,7 @@ BELOW_SPEC = {
     "numpy",
     "ringspec.errors",
     "ringspec.formats",
+    "ringspec.problem",
     "ringspec.recipes",
     "ringspec.tensorfile",
 }
@@ -21,7 +22,7 @@ KEPT_OUT = {"asyncio", "ctypes", "multiprocessing", "pickle", "random", "socket"
 KEPT_OUT |= {"threading", "time"}
 # What targets and their adapters need, and what pytest alone reads.
 OPTIONAL = {"diffusers", "jax", "pytest", "ring_attention_pytorch", "torch"}
-OF_PYTEST = {"conftest.py", "pytest_plugin.py", "test_conformance.py"}
+OF_PYTEST = {"conftest.py", "plugin.py", "test_conformance.py"}
 
 
 def imported(path: Path) -> set[str]:

@@ -94,7 +94,7 @@ def test_gitignore_names_only_top_level_paths_and_bytecode(root):
         "ringspec/build/a.py",
         "ringspec/dist/a.py",
         "ringspec/vectors/data/a.safetensors",
-        "ringspec/vectors/schemas/a.json",
+        "ringspec/vectors/format/schemas/a.json",
         "nki_impl/sim/lib/a.so",
         "nki_impl/.venv/a",
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringspec.conformance.mutants import MUTANTS
+from ringspec.conformance.diagnose.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 ROWS = json.loads((ROOT / "docs" / "conform" / "verdicts.json").read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.spec.run import Run
+from ringspec.rings.run import Run
 
 W = 4
 NAMES = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")

@@ -24,9 +24,9 @@ from ringspec.errors import (
     NonFiniteError,
     OptionError,
 )
-from ringspec.spec.block_attention import block_backward, block_forward
-from ringspec.spec.problem import Columns
-from ringspec.spec.ring import ring
+from ringspec.problem.model import Columns
+from ringspec.rings.ring import ring
+from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.schedule import SIDES, Schedule, Step, Transfer, backward_schedule
 from ringspec.spec.worker import KeySide
 

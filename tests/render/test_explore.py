@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from render.browser import Browser
 
-from ringspec.cli.explore_records import HEAD_DIM, TOKENS, records
-from ringspec.cli.inputs import drawn
+from ringspec.cli.shared.inputs import drawn
+from ringspec.cli.views.explore_records import HEAD_DIM, TOKENS, records
 from ringspec.render.explore import explore_page
 
 # Half a unit of the last of four decimals.

@@ -6,7 +6,7 @@ import numpy as np
 
 from ringspec.tensorfile import DTYPES
 from ringspec.vectors import write_set
-from ringspec.vectors.case import (
+from ringspec.vectors.format.case import (
     Case,
     CaseFormats,
     Inputs,
@@ -16,9 +16,9 @@ from ringspec.vectors.case import (
     TensorRecipe,
     Withdrawn,
 )
-from ringspec.vectors.digest import set_digest, sha256
-from ringspec.vectors.flag import Flag
-from ringspec.vectors.tensor_table import stored_tensors, whole_tensors
+from ringspec.vectors.format.digest import set_digest, sha256
+from ringspec.vectors.format.flag import Flag
+from ringspec.vectors.format.tensor_table import stored_tensors, whole_tensors
 
 FLAGS = {
     "stale-keys": Flag("stale-keys", "schedule", "Wrong.", ("https://example.org/1",), ("fixed",)),

@@ -5,7 +5,7 @@ from vectors.spec_of_case import results_of
 
 from ringspec.vectors import write_set
 from ringspec.vectors.catalogue.build import bias_of, block_backward, case, merge, ring, schedule
-from ringspec.vectors.flags import FLAGS
+from ringspec.vectors.catalogue.flags import FLAGS
 from ringspec.vectors.generate import derive
 
 TABLE = ((3, 0, -1, 6), (5, -1, 1, 7), (-1, 4, 2, -1))

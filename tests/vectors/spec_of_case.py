@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from ringspec.formats import load, round_to
+from ringspec.problem.options import check
 from ringspec.recipes import recipe
-from ringspec.spec import attention, layout, online_softmax, schedule
-from ringspec.spec.block_attention import block_backward
-from ringspec.spec.options import check
-from ringspec.spec.ring import ring
-from ringspec.vectors.inputs import default_scale, inputs_of
+from ringspec.rings.ring import ring
+from ringspec.spec import definition as attention
+from ringspec.spec import layout, online_softmax, schedule
+from ringspec.spec.block import block_backward
+from ringspec.vectors.format.inputs import default_scale, inputs_of
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
 NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta")

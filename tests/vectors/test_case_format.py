@@ -8,19 +8,12 @@ from vectors import samples
 
 from ringspec.errors import CaseFormatError, RingspecError
 from ringspec.spec.rules import RULES
-from ringspec.vectors import case as case_module
-from ringspec.vectors import flag, inputs
-from ringspec.vectors.case import (
-    Inputs,
-    Patch,
-    Ring,
-    TensorRecipe,
-    case_from_json,
-    case_to_data,
-    case_to_json,
-)
-from ringspec.vectors.check_case import is_id
-from ringspec.vectors.strictjson import pretty, validator
+from ringspec.vectors.format import case as case_module
+from ringspec.vectors.format import flag, inputs
+from ringspec.vectors.format.case import Inputs, Patch, Ring, TensorRecipe
+from ringspec.vectors.format.case_json import case_from_json, case_to_data, case_to_json
+from ringspec.vectors.format.check_case import is_id
+from ringspec.vectors.format.strict_json import pretty, validator
 
 CASES = {case.id: case for case in samples.cases()}
 REMOVED = object()

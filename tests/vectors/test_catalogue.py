@@ -18,14 +18,14 @@ import ringspec
 from ringspec.errors import UnknownNameError
 from ringspec.formats import load
 from ringspec.spec.rules import RULES
-from ringspec.vectors.case import case_from_json, case_to_json
 from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
 from ringspec.vectors.catalogue.build import ring as ring_case
+from ringspec.vectors.catalogue.flags import FLAGS
 from ringspec.vectors.catalogue.size import estimated_bytes, estimated_seconds
-from ringspec.vectors.flag import STATUSES
-from ringspec.vectors.flags import FLAGS
-from ringspec.vectors.inputs import default_scale, inputs_of
-from ringspec.vectors.requires import requires
+from ringspec.vectors.format.case_json import case_from_json, case_to_json
+from ringspec.vectors.format.flag import STATUSES
+from ringspec.vectors.format.inputs import default_scale, inputs_of
+from ringspec.vectors.format.requires import requires
 
 CORE, KERNEL = catalogue("core"), catalogue("kernel")
 BOTH = CORE + KERNEL

@@ -15,10 +15,10 @@ from vectors import samples
 
 from ringspec.errors import DestinationError, FileHashError, MissingFileError, OptionError
 from ringspec.vectors import check_set, diff_sets, export_set, open_set
-from ringspec.vectors.case import Case
-from ringspec.vectors.diff import TensorChange, diff_tensor, diff_to_data, diff_to_text
-from ringspec.vectors.digest import sha256
-from ringspec.vectors.flag import Flag
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.digest import sha256
+from ringspec.vectors.format.flag import Flag
+from ringspec.vectors.sets.diff import TensorChange, diff_tensor, diff_to_data, diff_to_text
 
 ID = "merge/three"
 

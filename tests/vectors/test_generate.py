@@ -22,13 +22,13 @@ from ringspec.errors import (
 )
 from ringspec.formats import store
 from ringspec.vectors import check_set, diff_sets, generate, open_set
-from ringspec.vectors.case import CaseFormats, Ring, TensorRecipe
 from ringspec.vectors.catalogue import catalogue
-from ringspec.vectors.digest import tensor_bytes
+from ringspec.vectors.format.case import CaseFormats, Ring, TensorRecipe
+from ringspec.vectors.format.digest import tensor_bytes
+from ringspec.vectors.format.requires import requires
+from ringspec.vectors.format.sampling import rows_of
+from ringspec.vectors.format.tensor_table import check_tensors, whole_tensors
 from ringspec.vectors.processes import each, in_processes
-from ringspec.vectors.requires import requires
-from ringspec.vectors.sampling import rows_of
-from ringspec.vectors.tensor_table import check_tensors, whole_tensors
 
 EVERY = 7
 CORE = catalogue("core")

@@ -25,7 +25,8 @@ from ringspec.errors import (
     SymlinkError,
     UnlistedFileError,
 )
-from ringspec.vectors import check_set, files, open_set
+from ringspec.vectors import check_set, open_set
+from ringspec.vectors.format import files
 
 CASE = "merge/three"
 FILE = "merge/three/tensors.safetensors"

@@ -17,10 +17,11 @@ from ringspec.errors import (
     UnknownNameError,
 )
 from ringspec.formats import load
-from ringspec.vectors.case import Patch, TensorRecipe, case_to_json
 from ringspec.vectors.catalogue import catalogue
 from ringspec.vectors.catalogue.build import case, merge
-from ringspec.vectors.inputs import draw, inputs_of
+from ringspec.vectors.format.case import Patch, TensorRecipe
+from ringspec.vectors.format.case_json import case_to_json
+from ringspec.vectors.format.inputs import draw, inputs_of
 
 MINUS_INFINITY = float("-inf")
 

@@ -18,9 +18,10 @@ from ringspec.errors import (
     SetPathError,
     UnknownCaseError,
 )
-from ringspec.vectors import FORMAT_VERSION, check_set, open_set, sets
-from ringspec.vectors.case import Case
-from ringspec.vectors.digest import case_digest, set_digest, tensor_digest
+from ringspec.vectors import FORMAT_VERSION, check_set, open_set
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.digest import case_digest, set_digest, tensor_digest
+from ringspec.vectors.sets import stored as sets
 
 CASES = samples.cases()
 

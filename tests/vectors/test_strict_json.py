@@ -6,8 +6,8 @@ import pytest
 from vectors import samples
 
 from ringspec.errors import CaseFormatError, VectorError
-from ringspec.vectors.case import case_from_json, case_to_json
-from ringspec.vectors.strictjson import MAX_DEPTH, MAX_ITEMS, parse
+from ringspec.vectors.format.case_json import case_from_json, case_to_json
+from ringspec.vectors.format.strict_json import MAX_DEPTH, MAX_ITEMS, parse
 
 GOOD = case_to_json(samples.attention())
 TEXTS = {

@@ -13,10 +13,11 @@ from vectors import small
 
 from ringspec.errors import DigestError, OptionError, UndecidedError
 from ringspec.tensorfile import read_tensors, write_tensors
-from ringspec.vectors import cache, generate, open_set, verify, write_set
-from ringspec.vectors.case import TensorRecipe, Withdrawn
-from ringspec.vectors.digest import tensor_bytes
-from ringspec.vectors.flags import FLAGS
+from ringspec.vectors import generate, open_set, verify, write_set
+from ringspec.vectors.catalogue.flags import FLAGS
+from ringspec.vectors.format.case import TensorRecipe, Withdrawn
+from ringspec.vectors.format.digest import tensor_bytes
+from ringspec.vectors.sets import cache
 
 
 def derived(id):

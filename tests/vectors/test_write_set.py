@@ -20,10 +20,10 @@ from ringspec.errors import (
     VectorError,
 )
 from ringspec.vectors import check_set, export_set, open_set, write_set
-from ringspec.vectors.case import Case
-from ringspec.vectors.files import new_folder, remove_left
-from ringspec.vectors.flag import Flag
-from ringspec.vectors.manifest import LIMITS
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.files import new_folder, remove_left
+from ringspec.vectors.format.flag import Flag
+from ringspec.vectors.format.manifest import LIMITS
 
 CASES = samples.cases()
 

@@ -1,6 +1,5 @@
 """``nki.isa``: the instructions, one file per engine, with the official names and signatures."""
 
-from nki_impl.sim.core import NkiInstruction
 from nki_impl.sim.errors import NkiValidationError
 from nki_impl.sim.isa.dma import dma_compute, dma_copy, dma_transpose
 from nki_impl.sim.isa.enums import (
@@ -44,8 +43,9 @@ from nki_impl.sim.isa.vector import (
     tensor_scalar,
     tensor_tensor,
 )
-from nki_impl.sim.registers import VirtualRegister
-from nki_impl.sim.sync import core_barrier, sendrecv
+from nki_impl.sim.machine.core import NkiInstruction
+from nki_impl.sim.machine.sync import core_barrier, sendrecv
+from nki_impl.sim.memory.registers import VirtualRegister
 
 __all__ = [
     "NkiInstruction", "NkiValidationError", "VirtualRegister", "activation", "activation_reduce",

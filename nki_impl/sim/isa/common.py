@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.access import read, read_raw, tile
-from nki_impl.sim.core import Core, current
 from nki_impl.sim.errors import DtypeError, PlacementError, ShapeError
 from nki_impl.sim.isa.enums import engine as Engine
-from nki_impl.sim.memory import MemoryRegion
-from nki_impl.sim.ops import Op
-from nki_impl.sim.tensor import NkiTensor
+from nki_impl.sim.machine.core import Core, current
+from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.operators.ops import Op
+from nki_impl.sim.tensor.access import read, read_raw, tile
+from nki_impl.sim.tensor.views import NkiTensor
 
 Array = NDArray[Any]
 Scalar = float | int | NkiTensor

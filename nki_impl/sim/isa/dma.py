@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.access import (
-    read,
-    read_raw,
-    resolve,
-    write,
-)
-from nki_impl.sim.core import current, instruction
-from nki_impl.sim.dtypes import to_float32
 from nki_impl.sim.errors import DmaError, DtypeError, OutOfBoundsError, UnsupportedError
 from nki_impl.sim.isa.common import Array
 from nki_impl.sim.isa.enums import dge_mode as Dge
 from nki_impl.sim.isa.enums import engine as Engine
 from nki_impl.sim.isa.enums import oob_mode as Oob
-from nki_impl.sim.memory import MemoryRegion
-from nki_impl.sim.ops import find
-from nki_impl.sim.patterns import strided, view_of
-from nki_impl.sim.tensor import NkiTensor
+from nki_impl.sim.machine.core import current, instruction
+from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.operators.ops import find
+from nki_impl.sim.tensor.access import (
+    read,
+    read_raw,
+    resolve,
+    write,
+)
+from nki_impl.sim.tensor.dtypes import to_float32
+from nki_impl.sim.tensor.patterns import strided, view_of
+from nki_impl.sim.tensor.views import NkiTensor
 
 
 def _operand(tensor: object, operand: str) -> NkiTensor:

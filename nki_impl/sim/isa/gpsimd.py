@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.access import read_raw, tile, write
-from nki_impl.sim.core import current, instruction
-from nki_impl.sim.dtypes import round_once
 from nki_impl.sim.errors import DtypeError, ShapeError
 from nki_impl.sim.isa.common import (
     flat,
@@ -26,9 +23,12 @@ from nki_impl.sim.isa.common import (
     same_size,
 )
 from nki_impl.sim.isa.reduce import reduction
-from nki_impl.sim.ops import find
-from nki_impl.sim.tensor import NkiTensor
-from nki_impl.sim.tokens import equal
+from nki_impl.sim.machine.core import current, instruction
+from nki_impl.sim.operators.ops import find
+from nki_impl.sim.operators.tokens import equal
+from nki_impl.sim.tensor.access import read_raw, tile, write
+from nki_impl.sim.tensor.dtypes import round_once
+from nki_impl.sim.tensor.views import NkiTensor
 
 
 def _checked_int(value: object, operand: str) -> int:

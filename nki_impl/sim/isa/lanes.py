@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim.access import check_read_where, read_raw, tile, write, write_where
-from nki_impl.sim.core import current, instruction
-from nki_impl.sim.dtypes import round_once
 from nki_impl.sim.errors import DtypeError, ShapeError
 from nki_impl.sim.isa.common import (
     Array,
@@ -21,7 +18,10 @@ from nki_impl.sim.isa.common import (
     read_flat,
     same_size,
 )
-from nki_impl.sim.tensor import NkiTensor
+from nki_impl.sim.machine.core import current, instruction
+from nki_impl.sim.tensor.access import check_read_where, read_raw, tile, write, write_where
+from nki_impl.sim.tensor.dtypes import round_once
+from nki_impl.sim.tensor.views import NkiTensor
 
 
 @instruction

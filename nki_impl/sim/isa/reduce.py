@@ -16,9 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.access import check_read_where, tile, write
-from nki_impl.sim.core import Core, current, instruction, instruction_from
-from nki_impl.sim.dtypes import FLOAT32_MIN, to_float32
 from nki_impl.sim.errors import DtypeError, RangeSelectError, ShapeError
 from nki_impl.sim.isa.common import (
     Array,
@@ -36,9 +33,12 @@ from nki_impl.sim.isa.common import (
     scalar_operand,
 )
 from nki_impl.sim.isa.enums import reduce_cmd as Cmd
-from nki_impl.sim.ops import Op, find
-from nki_impl.sim.tensor import NkiTensor
-from nki_impl.sim.tokens import add, maximum
+from nki_impl.sim.machine.core import Core, current, instruction, instruction_from
+from nki_impl.sim.operators.ops import Op, find
+from nki_impl.sim.operators.tokens import add, maximum
+from nki_impl.sim.tensor.access import check_read_where, tile, write
+from nki_impl.sim.tensor.dtypes import FLOAT32_MIN, to_float32
+from nki_impl.sim.tensor.views import NkiTensor
 
 ARITH = ("arith", "arith4", "compare")
 _REDUCTIONS = {

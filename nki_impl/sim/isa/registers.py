@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim import core as _core
-from nki_impl.sim.access import index_value, resolve, write
-from nki_impl.sim.core import current, instruction
 from nki_impl.sim.errors import DtypeError
 from nki_impl.sim.isa.enums import nc_version
-from nki_impl.sim.registers import VirtualRegister, checked_int
-from nki_impl.sim.tensor import NkiTensor
+from nki_impl.sim.machine import core as _core
+from nki_impl.sim.machine.core import current, instruction
+from nki_impl.sim.memory.registers import VirtualRegister, checked_int
+from nki_impl.sim.tensor.access import index_value, resolve, write
+from nki_impl.sim.tensor.views import NkiTensor
 
 
 def get_nc_version() -> nc_version:

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim.access import tile, write
-from nki_impl.sim.core import Core, current, instruction
 from nki_impl.sim.errors import DtypeError, kernel_line
 from nki_impl.sim.isa.common import (
     Array,
@@ -25,9 +23,11 @@ from nki_impl.sim.isa.common import (
 )
 from nki_impl.sim.isa.enums import reduce_cmd as Cmd
 from nki_impl.sim.isa.reduce import accumulate, reduction, store_registers
-from nki_impl.sim.ops import RANGES, Op, find
-from nki_impl.sim.tensor import NkiTensor
-from nki_impl.sim.tokens import add
+from nki_impl.sim.machine.core import Core, current, instruction
+from nki_impl.sim.operators.ops import RANGES, Op, find
+from nki_impl.sim.operators.tokens import add
+from nki_impl.sim.tensor.access import tile, write
+from nki_impl.sim.tensor.views import NkiTensor
 
 
 class ActivationRangeWarning(UserWarning):

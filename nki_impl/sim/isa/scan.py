@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim.access import tile, write
-from nki_impl.sim.core import current, instruction
 from nki_impl.sim.errors import ShapeError
 from nki_impl.sim.isa.common import (
     combine,
@@ -22,8 +20,10 @@ from nki_impl.sim.isa.common import (
     same_size,
     scalar_operand,
 )
-from nki_impl.sim.ops import find
-from nki_impl.sim.tensor import NkiTensor
+from nki_impl.sim.machine.core import current, instruction
+from nki_impl.sim.operators.ops import find
+from nki_impl.sim.tensor.access import tile, write
+from nki_impl.sim.tensor.views import NkiTensor
 
 ARITH = ("arith", "arith4", "compare")
 BN_STATS_FREE = 512

@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim.access import (
+from nki_impl.sim.errors import DtypeError, MatmulError, PlacementError, UnsupportedError
+from nki_impl.sim.isa.common import Array, flat, free_size, pick_engine
+from nki_impl.sim.isa.enums import engine as Engine
+from nki_impl.sim.isa.enums import matmul_perf_mode
+from nki_impl.sim.machine.core import current, instruction
+from nki_impl.sim.memory.storage import PSUM_BANK_BYTES, MemoryRegion
+from nki_impl.sim.tensor.access import (
     is_written,
     mark_written,
     over,
@@ -19,14 +25,8 @@ from nki_impl.sim.access import (
     tile,
     write,
 )
-from nki_impl.sim.core import current, instruction
-from nki_impl.sim.dtypes import round_once, to_float32
-from nki_impl.sim.errors import DtypeError, MatmulError, PlacementError, UnsupportedError
-from nki_impl.sim.isa.common import Array, flat, free_size, pick_engine
-from nki_impl.sim.isa.enums import engine as Engine
-from nki_impl.sim.isa.enums import matmul_perf_mode
-from nki_impl.sim.memory import PSUM_BANK_BYTES, MemoryRegion
-from nki_impl.sim.tensor import NkiTensor
+from nki_impl.sim.tensor.dtypes import round_once, to_float32
+from nki_impl.sim.tensor.views import NkiTensor
 
 _FREE = {"float8_e4m3", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"}
 _WIDE = {"float32", "tfloat32"}

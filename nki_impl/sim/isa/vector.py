@@ -12,13 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim.access import (
-    copy_bits,
-    tile,
-    write,
-)
-from nki_impl.sim.core import current, instruction
-from nki_impl.sim.dtypes import round_once
 from nki_impl.sim.errors import DtypeError, ShapeError, TargetError
 from nki_impl.sim.isa.common import (
     Array,
@@ -35,9 +28,16 @@ from nki_impl.sim.isa.common import (
     scalar_operand,
 )
 from nki_impl.sim.isa.enums import engine as Engine
-from nki_impl.sim.memory import MemoryRegion
-from nki_impl.sim.ops import UNARY_KINDS, Op, find
-from nki_impl.sim.tensor import NkiTensor
+from nki_impl.sim.machine.core import current, instruction
+from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.operators.ops import UNARY_KINDS, Op, find
+from nki_impl.sim.tensor.access import (
+    copy_bits,
+    tile,
+    write,
+)
+from nki_impl.sim.tensor.dtypes import round_once
+from nki_impl.sim.tensor.views import NkiTensor
 
 ARITH = ("arith", "arith4", "compare")
 BITS = ("bit", "bit1")

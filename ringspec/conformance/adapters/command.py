@@ -33,8 +33,8 @@ from ringspec.conformance.adapters.wire import (
     read_result,
     said_installed,
 )
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import (
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import (
     Call,
     Crashed,
     Exited,
@@ -45,7 +45,7 @@ from ringspec.conformance.target import (
     TimedOut,
 )
 from ringspec.errors import OptionError, VectorError, shown
-from ringspec.vectors.files import read_plain
+from ringspec.vectors.format.files import read_plain
 
 START_SECONDS = 120.0
 CALL_SECONDS = 60.0

@@ -68,7 +68,7 @@ def evaluate(function: Callable[..., Any], message: Message, given: Arrays) -> A
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from ringspec.conformance.adapters.torch_worker import LEAVES, SEEDS
-    from ringspec.conformance.target import Refused
+    from ringspec.conformance.target.protocol import Refused
 
     workers, devices = message["workers"], jax.devices()
     if workers > len(devices):
@@ -151,7 +151,7 @@ def answer(
 
     It says which of the ``packages`` this process has imported by then.
     """
-    from ringspec.conformance.target import Refused
+    from ringspec.conformance.target.protocol import Refused
     from ringspec.tensorfile import read_tensors, write_tensors
 
     try:

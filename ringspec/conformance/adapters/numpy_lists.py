@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import RESULTS, Call, Garbage, Result
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import RESULTS, Call, Garbage, Result
 from ringspec.errors import OptionError, nearest, shown
 
 SHARED = ("sinks",)
@@ -35,7 +35,7 @@ class NumPyTarget:
     ``dlse``, ``bias``...; ``sinks`` [H, N] once, not a list; None where a call has none), terms
     (``scale``, ``causal``, ``window``...; the function's own default where a call has none) and
     fields of a call (``workers``, ``layout``, ``index_q``, ``position_q``...). With ``call`` as a
-    parameter it gets the :class:`~ringspec.conformance.target.Call` itself. It returns a dict or a
+    parameter it gets the :class:`~ringspec.conformance.target.protocol.Call` itself. It returns a dict or a
     Result with lists of o, lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
 
     ``capabilities`` says what it claims, ``name`` and ``notes`` are for the report. A term or a tensor

@@ -37,7 +37,8 @@ from ringspec.conformance.adapters.wire import (
     read_result,
     said_installed,
 )
-from ringspec.conformance.capabilities import (
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.target.capabilities import (
     CIRCULATIONS,
     FEATURES,
     FORMATS,
@@ -46,11 +47,10 @@ from ringspec.conformance.capabilities import (
     OPERATIONS,
     Capabilities,
 )
-from ringspec.conformance.cases import RunCase
-from ringspec.conformance.conventions import as_seen
-from ringspec.conformance.target import Call, Garbage, Refused, Result
+from ringspec.conformance.target.conventions import as_seen
+from ringspec.conformance.target.protocol import Call, Garbage, Refused, Result
 from ringspec.errors import FileFormatError, VectorError, shown
-from ringspec.vectors.files import new_folder, read_plain
+from ringspec.vectors.format.files import new_folder, read_plain
 
 INDEX, CALLS, VERSIONS = "index.json", "calls", "versions.json"
 CALL, INPUTS, RESULT, REFUSED = (

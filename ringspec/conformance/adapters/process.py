@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ringspec.conformance.adapters.wire import MAX_LINE
-from ringspec.conformance.target import Failed, Garbage, TimedOut, ended
+from ringspec.conformance.target.protocol import Failed, Garbage, TimedOut, ended
 from ringspec.errors import OptionError, shown
 
 LOG_BYTES = 1 << 16

@@ -1,6 +1,6 @@
 """What the process of a Python target does: load it, then answer one call after the other.
 
-:class:`ringspec.conformance.process_target.ProcessTarget` starts it. It speaks the protocol of ``cmd:``
+:class:`ringspec.conformance.run.process_target.ProcessTarget` starts it. It speaks the protocol of ``cmd:``
 targets (docs/conform/protocol.md) on what were standard input and output, with answers of its own
 form; whatever the target writes to these streams goes to the log.
 """
@@ -17,11 +17,11 @@ from threadpoolctl import threadpool_limits
 
 from ringspec.conformance.adapters.control import Message, refusal, take_control
 from ringspec.conformance.adapters.wire import call_from, line_of, most_bytes, plain
-from ringspec.conformance.answers import MOST_LOG, Stop, ask
-from ringspec.conformance.conventions import to_numpy
-from ringspec.conformance.load import load_target
-from ringspec.conformance.provenance import computed_with, said_by
-from ringspec.conformance.target import RESULTS, Call, Result, Target
+from ringspec.conformance.run.call import MOST_LOG, Stop, ask
+from ringspec.conformance.target.conventions import to_numpy
+from ringspec.conformance.target.load import load_target
+from ringspec.conformance.target.protocol import RESULTS, Call, Result, Target
+from ringspec.conformance.target.provenance import computed_with, said_by
 from ringspec.errors import DtypeError, OptionError, RingspecError
 from ringspec.tensorfile import DTYPES, MAX_HEADER, read_tensors, write_tensors
 

@@ -12,19 +12,17 @@ import dataclasses
 import json
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ringspec.conformance.adapters import torch_pool
+from ringspec.conformance.adapters import torch_ranks as own
 from ringspec.conformance.adapters.torch_worker import Place, answer, load_function
 from ringspec.conformance.adapters.versions import agreed, installed, plain_installed
-from ringspec.conformance.target import Call, Refused, Result
+from ringspec.conformance.target.protocol import Call, Refused, Result
 from ringspec.errors import OptionError
 from ringspec.tensorfile import decode, encode
-
-if TYPE_CHECKING:
-    from ringspec.conformance.adapters.torch_processes import TorchTarget
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -70,8 +68,8 @@ def joined(device: str, seconds: float) -> tuple[Place, Any]:
     return Place(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, where), control
 
 
-def launched(target: TorchTarget) -> TorchTarget:
-    """The target on rank 0; on other ranks, answer until rank 0 is done and end (SystemExit)."""
+def launched(target: Any) -> Any:
+    """The TorchTarget ``target`` on rank 0; on other ranks, answer until rank 0 is done and end (SystemExit)."""
     place, control = joined(target.device, target.timeout)
     function = load_function(target.function, target.options)
     have = installed(target.packages)
@@ -83,8 +81,8 @@ def launched(target: TorchTarget) -> TorchTarget:
     target.note(agreed([have, *map(plain_installed, others)]))
     driver = Driver(target, function, place, control)
     target.capabilities = dataclasses.replace(target.capabilities, workers=(place.workers,))
-    target.run = driver.run  # type: ignore[method-assign]
-    target.close = driver.close  # type: ignore[method-assign]
+    target.run = driver.run
+    target.close = driver.close
     atexit.register(driver.close)
     return target
 
@@ -101,13 +99,11 @@ def serve(function: Any, place: Place, control: Any) -> None:
 class Driver:
     """Rank 0: ask the others, answer too, gather."""
 
-    def __init__(self, target: TorchTarget, function: Any, place: Place, control: Any) -> None:
+    def __init__(self, target: Any, function: Any, place: Place, control: Any) -> None:
         self.target, self.function, self.place, self.control = target, function, place, control
         self.closed = False
 
     def run(self, call: Call) -> Result:
-        from ringspec.conformance.adapters import torch_processes as own
-
         own.check_operation(call)
         if call.workers != self.place.workers:
             raise Refused(f"{call.workers} workers: torchrun started {self.place.workers}")

@@ -17,9 +17,15 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from ringspec.conformance.adapters.torch_launched import launched
 from ringspec.conformance.adapters.torch_pool import Pool
+from ringspec.conformance.adapters.torch_ranks import (
+    check_operation,
+    gathered,
+    local_arrays,
+    raise_changed,
+    request_of,
+)
 from ringspec.conformance.adapters.versions import (
     Installed,
     agreed,
@@ -27,8 +33,8 @@ from ringspec.conformance.adapters.versions import (
     under_test,
 )
 from ringspec.conformance.adapters.wire import most_bytes, plain, stored
-from ringspec.conformance.capabilities import Capabilities
-from ringspec.conformance.target import RESULTS, Call, Failed, Mutated, Refused, Result
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call, Failed, Result
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 from ringspec.tensorfile import write_tensors
 
@@ -165,9 +171,8 @@ class TorchTarget:
         Rank 0 gets a target that claims W = WORLD_SIZE alone and goes on; on all other ranks this
         function answers calls until rank 0 closes its target, and then ends the process.
         """
-        from ringspec.conformance.adapters.torch_launched import launched
-
-        return launched(self)
+        target: TorchTarget = launched(self)
+        return target
 
 
 def named(
@@ -181,12 +186,6 @@ def named(
     spec = function_spec(function)
     name = spec.rpartition(":")[2] if name is None else name
     return spec, name, sys.executable if python is None else python
-
-
-def check_operation(call: Call) -> None:
-    """Refuse what a differentiable function of one worker cannot be asked for."""
-    if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
-        raise Refused(f"{call.operation} {' and '.join(call.passes)}")
 
 
 def function_spec(function: str | Callable[..., Any]) -> str:
@@ -212,38 +211,3 @@ def function_spec(function: str | Callable[..., Any]) -> str:
     if source is not None and not importable:
         return f"{Path(source).resolve()}:{name}"
     return f"{function.__module__}:{name}"
-
-
-def request_of(call: Call) -> dict[str, Any]:
-    """What one line of JSON says of a call."""
-    names = ("id", "operation", "workers", "layout", "circulation", "direction")
-    return {name: getattr(call, name) for name in names} | {
-        "passes": list(call.passes),
-        "terms": plain(call.terms),
-        "formats": dict(call.formats),
-    }
-
-
-def local_arrays(call: Call, rank: int) -> dict[str, np.ndarray]:
-    """One rank's inputs, with its part of the layout's tables."""
-    arrays = {name: per_worker[rank] for name, per_worker in call.tensors.items()}
-    for name in TABLES:
-        table = getattr(call, name)
-        if table is not None:
-            arrays[name] = table[rank]
-    return arrays
-
-
-def raise_changed(replies: list[dict[str, Any]]) -> None:
-    for rank, reply in enumerate(replies):
-        if reply.get("changed"):
-            raise Mutated(f"worker {rank} changed its input {', '.join(reply['changed'])}")
-
-
-def gathered(arrays: list[dict[str, np.ndarray]]) -> Result:
-    """The results of all ranks; None for a rank that has none where another one has."""
-    result = Result()
-    for name in RESULTS:
-        if any(name in one for one in arrays):
-            setattr(result, name, [one.get(name) for one in arrays])
-    return result

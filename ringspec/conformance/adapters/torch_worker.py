@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.control import take_control
 from ringspec.conformance.adapters.versions import installed
-from ringspec.conformance.target import Refused
+from ringspec.conformance.target.protocol import Refused
 from ringspec.errors import DtypeError, OptionError, shown
 from ringspec.formats import FORMATS
 from ringspec.tensorfile import read_tensors, write_tensors
@@ -41,7 +41,7 @@ class LocalCall:
     """What the author's function learns of a call, beside q, k and v: one rank's part of it.
 
     ``id``, ``operation``, ``passes``, ``workers``, ``layout``, ``circulation``, ``direction``, ``terms`` and
-    ``formats`` mean what they mean in :class:`~ringspec.conformance.target.Call`; ``causal`` and ``scale``
+    ``formats`` mean what they mean in :class:`~ringspec.conformance.target.protocol.Call`; ``causal`` and ``scale``
     are terms. ``rank`` is the worker's number. ``tensors``: this rank's further inputs as torch tensors (``bias``, ``sinks``, ``mask``, ``segments_q``, ...);
     ``index_q``, ``index_k`` [n] and ``position_q``, ``position_k`` [1|B, n], int64; ``options``: what the target
     was made with.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringspec.conformance.target import Failed, Refused
+from ringspec.conformance.target.protocol import Failed, Refused
 from ringspec.errors import MissingPackageError, shown
 
 LONGEST = 4096
@@ -170,7 +170,7 @@ def agreed(workers: Sequence[Installed]) -> Installed:
 
     >>> agreed([Installed({"a": "1"}), Installed({"a": "2"}, {"a": "/y/a.py"})])
     Traceback (most recent call last):
-    ringspec.conformance.target.Failed: the workers have different versions: worker 0 has a 1, worker 1 has a 2 (/y/a.py)
+    ringspec.conformance.target.protocol.Failed: the workers have different versions: worker 0 has a 1, worker 1 has a 2 (/y/a.py)
     """
     first = workers[0]
     for worker, other in enumerate(workers):

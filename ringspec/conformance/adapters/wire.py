@@ -7,7 +7,7 @@ one worker's array is [B, H, n, D]. The tables of the layout stand in the same f
 the reader who writes a program.
 
 What comes back is hostile until checked: bounded in bytes before it is read, no symbolic link,
-nothing executed. What is no result is :class:`~ringspec.conformance.target.Garbage`; whether a tensor
+nothing executed. What is no result is :class:`~ringspec.conformance.target.protocol.Garbage`; whether a tensor
 is there, and of the right shape and dtype, is for the runner to say.
 """
 
@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.versions import Installed, plain_installed
-from ringspec.conformance.capabilities import Capabilities, capabilities_from
-from ringspec.conformance.results import frozen, read_only
-from ringspec.conformance.target import RESULTS, Call, Failed, Garbage, Refused, Result
+from ringspec.conformance.target.capabilities import Capabilities, capabilities_from
+from ringspec.conformance.target.protocol import RESULTS, Call, Failed, Garbage, Refused, Result
+from ringspec.conformance.target.results import frozen, read_only
 from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
 from ringspec.tensorfile import decode, encode, no_constant, unique
-from ringspec.vectors.files import read_plain
+from ringspec.vectors.format.files import read_plain
 
 PROTOCOL = 1
 MAX_LINE = 1 << 20
@@ -113,7 +113,7 @@ def message_of(line: bytes, what: str) -> dict[str, Any]:
     {'kind': 'result'}
     >>> message_of(b'step 1 done', "the answer")
     Traceback (most recent call last):
-    ringspec.conformance.target.Garbage: the answer is no JSON: 'step 1 done'
+    ringspec.conformance.target.protocol.Garbage: the answer is no JSON: 'step 1 done'
     """
     try:
         text = line.decode("utf-8")

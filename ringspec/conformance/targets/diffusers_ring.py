@@ -32,7 +32,7 @@ from typing import Any
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
 from ringspec.conformance.adapters.versions import check_names, require
-from ringspec.conformance.capabilities import Capabilities
+from ringspec.conformance.target.capabilities import Capabilities
 
 PACKAGE, FLOOR, KNOWN = "diffusers", "0.39.0", "0.39.0 and 0.42.1"
 COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"

@@ -19,18 +19,18 @@ from ringspec.comm.mpi import MpiLinks, world_links
 from ringspec.comm.part import Setup
 from ringspec.comm.ring import ring_over, run_over, seeds_of
 from ringspec.conformance.adapters.wire import PROTOCOL, TABLES, line_of
-from ringspec.conformance.precision import base_recipe
-from ringspec.conformance.results import due_of
-from ringspec.conformance.target import Call
+from ringspec.conformance.judge.recipe import base_recipe
+from ringspec.conformance.target.protocol import Call
+from ringspec.conformance.target.results import due_of
 from ringspec.conformance.targets.reference import options_of, reference_float64, whole, workers_of
 from ringspec.errors import LostWorkerError, RingspecError
 from ringspec.formats import load, store
-from ringspec.spec.block_attention import block_backward, block_forward
+from ringspec.problem.options import check
+from ringspec.rings.run import Run, WorkerResult
+from ringspec.spec.backward import plus
+from ringspec.spec.block import block_backward, block_forward
+from ringspec.spec.forward import absorb_block
 from ringspec.spec.layout import Layout
-from ringspec.spec.options import check
-from ringspec.spec.ring_backward import plus
-from ringspec.spec.ring_forward import absorb_block
-from ringspec.spec.run import Run, WorkerResult
 from ringspec.spec.schedule import backward_schedule, forward_schedule
 from ringspec.tensorfile import read_tensors, write_tensors
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.capabilities import (
+from ringspec.conformance.judge.recipe import base_recipe, holds
+from ringspec.conformance.target.capabilities import (
     FEATURES,
     FORMATS,
     LAYOUTS,
@@ -20,18 +21,17 @@ from ringspec.conformance.capabilities import (
     OPERATIONS,
     Capabilities,
 )
-from ringspec.conformance.precision import base_recipe, holds
-from ringspec.conformance.results import due_of
-from ringspec.conformance.target import Call, Result
+from ringspec.conformance.target.protocol import Call, Result
+from ringspec.conformance.target.results import due_of
 from ringspec.formats import load, round_to, store
+from ringspec.problem.model import Problem
+from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import RECIPES, Recipe
-from ringspec.spec.block_attention import block_backward, block_forward
+from ringspec.rings.ring import ring, run_backward
+from ringspec.rings.run import WorkerResult
+from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.layout import Layout, unshard
 from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised
-from ringspec.spec.options import check, check_gradients
-from ringspec.spec.problem import Problem
-from ringspec.spec.ring import ring, run_backward
-from ringspec.spec.run import WorkerResult
 from ringspec.spec.schedule import backward_schedule
 
 Results = dict[str, list[NDArray]]

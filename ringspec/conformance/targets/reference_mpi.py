@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from ringspec.conformance.adapters.command import CALL_SECONDS, CommandTarget
-from ringspec.conformance.capabilities import OPERATIONS
-from ringspec.conformance.target import Call, Result
+from ringspec.conformance.target.capabilities import OPERATIONS
+from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.targets.reference import reference_float64
 from ringspec.errors import MissingPackageError
 

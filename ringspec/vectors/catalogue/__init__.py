@@ -10,7 +10,6 @@ import functools
 from types import MappingProxyType
 
 from ringspec.errors import UnknownNameError, nearest, shown
-from ringspec.vectors.case import Case
 from ringspec.vectors.catalogue import (
     adversarial,
     features,
@@ -23,6 +22,7 @@ from ringspec.vectors.catalogue import (
     ring_features,
     rings,
 )
+from ringspec.vectors.format.case import Case
 
 SET_VERSIONS = MappingProxyType({"core": "1.0", "kernel": "1.1"})
 CORE = (masks, features, rings, ring_features, parts, adversarial, numerals, kernel_shapes)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringspec.vectors.case import Case, CaseFormats, Inputs, Patch, Ring, Shape, TensorRecipe
-from ringspec.vectors.inputs import NAMES, default_scale
-from ringspec.vectors.requires import requires
+from ringspec.vectors.format.case import Case, CaseFormats, Inputs, Patch, Ring, Shape, TensorRecipe
+from ringspec.vectors.format.inputs import NAMES, default_scale
+from ringspec.vectors.format.requires import requires
 
 TERMS = (
     "scale", "causal", "window", "softcap", "dropout_p", "dropout_seed", "q_offset", "cu_seqlens",

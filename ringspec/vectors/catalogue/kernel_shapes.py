@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringspec.vectors.case import Case
 from ringspec.vectors.catalogue.build import ring
+from ringspec.vectors.format.case import Case
 
 
 def shaped(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringspec.vectors.case import Case
 from ringspec.vectors.catalogue.kernel_shapes import FORWARD, shaped
+from ringspec.vectors.format.case import Case
 
 
 def kernel(name: str, reason: str, rules: str, flags: str = "", **data: Any) -> Case:

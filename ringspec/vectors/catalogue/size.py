@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from ringspec.formats import format_of
-from ringspec.vectors.case import Case, CaseFormats, Shape
-from ringspec.vectors.inputs import BOOLEANS, NAMES, format_of_input, shape_of
-from ringspec.vectors.requires import slots
+from ringspec.vectors.format.case import Case, CaseFormats, Shape
+from ringspec.vectors.format.inputs import BOOLEANS, NAMES, format_of_input, shape_of
+from ringspec.vectors.format.requires import slots
 
 SAMPLED_ROWS = 16
 # A safetensors entry with its name and offsets; case.json apart from digests and nested values.

@@ -12,7 +12,7 @@ import numpy as np
 
 from ringspec.comm.library import mpi
 from ringspec.comm.mpi import MpiLinks, ring_mpi
-from ringspec.spec.ring import ring
+from ringspec.rings.ring import ring
 
 comm = mpi().COMM_WORLD
 rank, size = comm.Get_rank(), comm.Get_size()

@@ -12,7 +12,7 @@ from ranks.ringcases import W, differences, inputs, option, problems, tokens_of
 from ringspec.comm.library import mpi
 from ringspec.comm.mpi import ring_mpi
 from ringspec.errors import DisagreementError, NonFiniteError, OptionError, RingspecError
-from ringspec.spec.ring import ring
+from ringspec.rings.ring import ring
 
 rank, size = mpi().COMM_WORLD.Get_rank(), mpi().COMM_WORLD.Get_size()
 assert size == W

@@ -1,0 +1,1 @@
+"""How collectives happen: groups of ranks, operands, and the meeting that moves the data."""

@@ -1,0 +1,100 @@
+"""Who takes part in a collective: replica groups, rings, permutations.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.collectives.ReplicaGroup.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nki_impl.sim.errors import CollectiveError
+from nki_impl.sim.tensor.views import NKIObject
+
+Rings = tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class ReplicaGroup(NKIObject):
+    """Disjoint lists of ranks; each list is a group of its own, and its order is the ring's order.
+
+    Every rank of the run belongs to one list. No lists at all, ``ReplicaGroup(())``, is one group of
+    all ranks in their order.
+
+    >>> ReplicaGroup(((0, 1), (2, 3)))
+    ReplicaGroup(_value=((0, 1), (2, 3)))
+    """
+
+    _value: Any = ()
+
+
+def rings_of(group: object, world: int) -> Rings:
+    """Return the groups as tuples, checked against the ranks 0 .. world-1.
+
+    Raises :class:`CollectiveError`.
+
+    >>> rings_of(ReplicaGroup([[2, 0], [1]]), 3), rings_of(ReplicaGroup(()), 3)
+    (((2, 0), (1,)), ((0, 1, 2),))
+    """
+    if not isinstance(group, ReplicaGroup):
+        raise _bad(
+            "a ReplicaGroup", repr(group), "wrap the lists: ncc.ReplicaGroup(((0, 1, 2, 3),))"
+        )
+    lists = group._value
+    if not isinstance(lists, (list, tuple)) or not all(isinstance(g, (list, tuple)) for g in lists):
+        raise _bad("a list or tuple of lists of ranks", repr(lists), "write ((0, 1), (2, 3))")
+    if not lists:
+        return (tuple(range(world)),)
+    rings = tuple(tuple(ranks) for ranks in lists)
+    flat = [rank for ring in rings for rank in ring]
+    if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in flat):
+        raise _bad("ranks as integers", rings, "list rank numbers")
+    if len(set(flat)) != len(flat):
+        raise _bad("groups that share no rank", rings, "name every rank once")
+    if sorted(flat) != list(range(world)) or not all(rings):
+        raise _bad(
+            f"every rank of 0..{world - 1} in one group",
+            rings,
+            f"launch as many ranks as the groups name, or name all {world}",
+        )
+    return rings
+
+
+def ring_of(rings: Rings, rank: int) -> tuple[int, ...]:
+    """Return the group that ``rank`` belongs to."""
+    return next(ring for ring in rings if rank in ring)
+
+
+def targets_of(pairs: object, world: int) -> dict[int, int]:
+    """Return source -> target of ``collective_permute``, checked: cycles over ranks of the run.
+
+    Raises :class:`CollectiveError`: patterns other than cycles are not supported by the device.
+
+    >>> targets_of([(0, 2), (2, 0)], 3)
+    {0: 2, 2: 0}
+    """
+    if not isinstance(pairs, Sequence) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs
+    ):
+        raise _bad(
+            "(source, target) pairs", repr(pairs), "write ((0, 1), (1, 0))", "source_target_pairs"
+        )
+    targets: dict[int, int] = dict(pairs)
+    ranks = sorted(targets)
+    if len(targets) != len(pairs) or sorted(targets.values()) != ranks:
+        raise _bad(
+            "cycles: each rank named once as source and once as target",
+            repr(pairs),
+            "close every cycle, such as ((0, 1), (1, 2), (2, 0))",
+            "source_target_pairs",
+        )
+    if not ranks or ranks[0] < 0 or ranks[-1] >= world:
+        raise _bad(
+            f"ranks of 0..{world - 1}", repr(pairs), "name ranks of the run", "source_target_pairs"
+        )
+    return targets
+
+
+def _bad(limit: str, got: object, mend: str, operand: str = "replica_group") -> CollectiveError:
+    return CollectiveError(operand, limit, got, mend)

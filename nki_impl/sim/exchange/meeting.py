@@ -1,0 +1,235 @@
+"""How a collective happens: operands are checked, all cores meet, the last to arrive moves the data.
+
+A collective is a meeting of all cores of all ranks of its group. When everybody has come, the sources
+are copied, then the destinations written, so the order in which ranks ran cannot matter. Each group
+counts its own collectives: the n-th that one core issues is the n-th of all, and must be the same
+operation on operands of the same number, shapes, dtypes and names.
+
+Under LNC 2 both cores issue every collective. Operands in shared HBM are the same tensors on both,
+and move once; operands in SBUF are each core's own, and move between cores of equal number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nki_impl.sim.errors import CollectiveError, LaunchError, PlacementError, TargetError
+from nki_impl.sim.exchange.groups import Rings, ring_of
+from nki_impl.sim.machine.core import Core, current
+from nki_impl.sim.machine.turns import Arrival, Machine, Meeting, Worker
+from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.tensor.access import over
+from nki_impl.sim.tensor.views import NkiTensor
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The collective of one core, ``who``: what it reads and writes, and what must agree in the group.
+
+    ``options`` are (name, value) pairs. ``move`` gets the calls of one group in the order of its ranks
+    and moves the data. ``sent_bytes`` is what this rank puts on the wire, in ``hops`` transfers;
+    ``flops`` what it adds or compares.
+    """
+
+    who: str
+    operation: str
+    reads: tuple[NkiTensor, ...]
+    writes: tuple[NkiTensor, ...]
+    rings: Rings
+    options: tuple[tuple[str, object], ...]
+    move: Callable[[Sequence[Call]], None]
+    sent_bytes: int = 0
+    hops: int = 0
+    flops: int = 0
+
+    @property
+    def on_chip(self) -> bool:
+        """True when the operands are in SBUF."""
+        return self.reads[0].storage.on_chip
+
+
+def begin(operation: str, priority: int | None = None) -> tuple[Core, Worker, Machine]:
+    """Enter a collective: name it, let the scheduler switch, return the core and its place.
+
+    Raises :class:`TargetError` for ``priority`` before NeuronCore-v4, :class:`LaunchError` outside a
+    launch.
+    """
+    core = current()
+    core.begin(operation)
+    if priority is not None and core.generation < 4:
+        raise TargetError(
+            "priority", "None before NeuronCore-v4", f"{priority} on {core.target}", "leave it out"
+        )
+    if priority is not None and priority not in (0, 1, 2, 3):
+        raise CollectiveError("priority", "0, 1, 2 or 3", priority, "0 is the highest")
+    if core.worker is None or core.worker.machine is None:
+        raise LaunchError(
+            "kernel", "a collective runs in a launch", "none", "use run_ranks(kernel, ...)"
+        )
+    return core, core.worker, core.worker.machine
+
+
+def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> None:
+    """Check the operands, meet the other cores of the group and have the data moved."""
+    _check_memory(core, call)
+    _check_alias(call)
+    ring = ring_of(call.rings, worker.rank)
+    number = worker.issued[ring]
+    worker.issued[ring] += 1
+    meeting = machine.meetings.get((ring, number))
+    if meeting is not None:
+        _compare(worker, call, meeting)
+    if worker.races is not None:
+        worker.races.on_collective(core, call.reads, call.writes)
+    for tensor in (*call.reads, *call.writes):
+        if not tensor.storage.on_chip:
+            worker.exchanged[tensor.storage] = call.operation
+    elements = sum(tensor.size for tensor in call.writes)
+    if worker.core == 0 or call.on_chip:
+        core.count("collective", elements, call.flops, call.sent_bytes)
+        worker.hops += call.hops
+    else:
+        core.count("collective", 0)
+
+    def act(complete: Meeting) -> None:
+        _move(complete, machine.lnc, core)
+
+    members = machine.cores_of(ring)
+    machine.meet(worker, (ring, number), call.operation, members, call, act)
+
+
+def _move(meeting: Meeting, lnc: int, core: Core) -> None:
+    """Move the data of one group, core by core for operands in SBUF, and begin a new phase."""
+    calls: list[Call] = [meeting.arrived[worker].payload for worker in meeting.members]
+    lanes = range(lnc) if calls[0].on_chip else range(1)
+    # The data of other ranks is written here: not an access of this core.
+    watching, core.on_access = core.on_access, None
+    try:
+        for lane in lanes:
+            calls[0].move(calls[lane::lnc])
+    finally:
+        core.on_access = watching
+    for worker in meeting.members[::lnc]:
+        if worker.races is not None:
+            worker.races.next_phase()
+
+
+def _check_memory(core: Core, call: Call) -> None:
+    """Refuse PSUM, a mix of memories, kernel inputs, and what the compiler cannot place."""
+    everything = [("src", t) for t in call.reads] + [("dst", t) for t in call.writes]
+    for operand, tensor in everything:
+        storage = tensor.storage
+        name = storage.name or "an unnamed tensor"
+        if storage.buffer is MemoryRegion.psum:
+            raise PlacementError(
+                operand, "a tensor in HBM or SBUF", f"{name} in PSUM", "copy it out first"
+            )
+        if storage.on_chip != call.on_chip:
+            raise PlacementError(
+                operand, "all operands in HBM or all in SBUF", f"{name} is not", "move it"
+            )
+        if tensor.dynamic is not None:
+            raise CollectiveError(
+                operand, "a static tensor", "a dynamic access pattern", "copy it first"
+            )
+        if storage.is_input:
+            raise CollectiveError(
+                operand,
+                "an internal tensor: a collective can neither read kernel inputs nor write outputs",
+                f"the kernel input {name}",
+                "dma_copy it into nl.ndarray(..., buffer=nl.shared_hbm, name=...) first",
+            )
+        if storage.on_chip:
+            continue
+        if core.lnc > 1 and storage.buffer is not MemoryRegion.shared_hbm:
+            raise CollectiveError(
+                operand,
+                "shared HBM, which both cores reach",
+                f"{name} in private HBM",
+                "use nl.shared_hbm",
+            )
+        if not storage.name:
+            raise CollectiveError(
+                operand,
+                "a tensor with a name (without one the compiler fails with NCC_IBIR440)",
+                "an unnamed tensor",
+                "allocate it with nl.ndarray(..., name='...')",
+            )
+
+
+def _check_alias(call: Call) -> None:
+    """Refuse a destination that overlaps a source or another destination."""
+    for index, dst in enumerate(call.writes):
+        for other in (*call.reads, *call.writes[:index]):
+            if overlap(dst, other):
+                raise CollectiveError(
+                    "dst",
+                    "destinations that share no element with a source or another destination",
+                    f"{dst.name or 'the tensor'} {dst.shape} and {other.name or 'the tensor'} {other.shape}",
+                    "use two buffers and swap their roles after each step",
+                )
+
+
+def overlap(a: NkiTensor, b: NkiTensor) -> bool:
+    """Return True when two static tensors share an element.
+
+    Exact, for any strides.
+    """
+    if a.storage is not b.storage:
+        return False
+    if a.whole or b.whole:
+        return True
+    unit = min(a.dtype.itemsize, b.dtype.itemsize)
+    painted = np.zeros(a.storage.raw.size // unit, np.bool_)
+    over(a, painted, unit)[...] = True
+    return bool(over(b, painted, unit).any())
+
+
+def _compare(worker: Worker, call: Call, meeting: Meeting) -> None:
+    """Refuse a call that differs from what the others of the group have issued."""
+    other, first = next(iter(meeting.arrived.items()))
+    mine, theirs = _describe(call), _describe(first.payload)
+    if mine != theirs:
+        raise _mismatch(worker, ", ".join(mine), other, ", ".join(theirs), first)
+    for partner, arrival in meeting.arrived.items():
+        if partner.rank == worker.rank and not call.on_chip:
+            _compare_cores(worker, call, partner, arrival)
+
+
+def _compare_cores(worker: Worker, call: Call, partner: Worker, arrival: Arrival) -> None:
+    """Refuse HBM operands that are not the same tensors on both cores of a rank."""
+    theirs: Call = arrival.payload
+    pairs = zip((*call.reads, *call.writes), (*theirs.reads, *theirs.writes), strict=True)
+    for mine, other in pairs:
+        same = mine.storage is other.storage and mine.byte_offset == other.byte_offset
+        if not same or mine.array.strides != other.array.strides:
+            text = f"{mine.name} from element {mine.offset} on, strides {mine.strides}"
+            partners = f"{other.name} from element {other.offset} on, strides {other.strides}"
+            raise _mismatch(worker, text, partner, f"{partners} or another allocation", arrival)
+
+
+def _mismatch(
+    worker: Worker, mine: str, other: Worker, theirs: str, first: Arrival
+) -> CollectiveError:
+    return CollectiveError(
+        "sequence",
+        "every core of every rank of the group issues the same collective on the same operands",
+        f"{worker} issues {mine} where {other} issued {theirs} ({first.line})",
+        "make the program the same on all ranks and cores; only data may depend on the rank",
+        operation=first.operation,
+    )
+
+
+def _describe(call: Call) -> list[str]:
+    """Return what must be equal across the group, as text."""
+    parts = [call.operation, f"groups {call.rings}"]
+    parts += [f"{name}={value}" for name, value in call.options]
+    for operand, group in (("src", call.reads), ("dst", call.writes)):
+        for tensor in group:
+            parts.append(
+                f"{operand} {tensor.name} {tensor.shape} {tensor.dtype} {tensor.buffer.value}"
+            )
+    return parts

@@ -1,0 +1,1 @@
+"""Ranks and cores: launch, turns, what a core does and counts, races."""

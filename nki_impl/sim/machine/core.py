@@ -1,0 +1,198 @@
+"""One physical core: who it is, what it has allocated, what it counts, and the entry of instructions.
+
+Every kernel runs with a current :class:`Core` (:func:`current`). Each operation of ``nki.isa`` enters
+through :func:`instruction`, which counts it and calls the hooks:
+
+- ``core.on_instruction(core)`` before each instruction: a scheduler may switch to another core there.
+- ``core.on_access(core, tensor, is_write)`` before each read or write of HBM: for race detection.
+
+Both are None unless the machine sets them.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.errors import LaunchError, TargetError, UninitializedError
+from nki_impl.sim.memory.storage import CoreMemory, RankMemory
+
+if TYPE_CHECKING:
+    from nki_impl.sim.machine.turns import Worker
+    from nki_impl.sim.tensor.views import NkiTensor
+
+GENERATIONS = {"trn1": 2, "inf2": 2, "trn2": 3, "trn3": 4}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one kind of instruction has done: how often, elements written, FLOPs, bytes moved."""
+
+    instructions: int = 0
+    elements: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Core:
+    """The state of one physical core during a launch.
+
+    ``rank`` of ``world`` ranks; ``core`` of ``lnc`` cores of this rank. ``grid`` is 0 when the kernel
+    was launched without ``[n]``, else n. ``tallies`` is keyed by (engine, operation). ``accumulators``
+    holds the reduce registers of "scalar" and "vector" engine: float32 per partition, or None when
+    poisoned. ``worker`` is its place in the machine of the launch. ``strict_matmul`` refuses accumulate=True on PSUM that no matmul has started.
+    """
+
+    rank: int = 0
+    core: int = 0
+    lnc: int = 1
+    world: int = 1
+    target: str = "trn2"
+    grid: int = 0
+    memory: CoreMemory = field(default_factory=CoreMemory)
+    shared: RankMemory = field(default_factory=RankMemory)
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    accumulators: dict[str, NDArray[np.float32] | None] = field(
+        default_factory=lambda: {"scalar": None, "vector": None}
+    )
+    strict_matmul: bool = True
+    index: int = 0
+    operation: str = ""
+    on_instruction: Callable[[Core], None] | None = None
+    on_access: Callable[[Core, NkiTensor, bool], None] | None = None
+    constants: dict[object, object] = field(default_factory=dict)
+    worker: Worker | None = None
+
+    @property
+    def generation(self) -> int:
+        """2, 3 or 4: ``nisa.nc_version`` of the target."""
+        return GENERATIONS[self.target]
+
+    def begin(self, operation: str) -> None:
+        """Enter an instruction: name it, number it, let the scheduler switch."""
+        self.index += 1
+        self.operation = operation
+        if self.on_instruction is not None:
+            self.on_instruction(self)
+            self.operation = operation
+
+    def count(self, engine: str, elements: int, flops: int = 0, nbytes: int = 0) -> None:
+        """Add one instruction of the current operation on ``engine`` to the tallies."""
+        key = (engine, self.operation)
+        tally = self.tallies.get(key)
+        if tally is None:
+            tally = self.tallies[key] = Tally()
+        tally.instructions += 1
+        tally.elements += elements
+        tally.flops += flops
+        tally.bytes += nbytes
+
+    def accumulator(self, engine: str, partitions: int) -> NDArray[np.float32]:
+        """Return the reduce registers of ``engine`` for partitions 0..partitions-1.
+
+        Raises :class:`UninitializedError` when an instruction in between may have changed them.
+        """
+        held = self.accumulators[engine]
+        if held is None or held.shape[0] != partitions:
+            raise UninitializedError(
+                "reduce_cmd",
+                f"the reduce registers of the {engine} engine hold this reduction",
+                "registers never reset, used for other partitions, or passed by another instruction",
+                "use reduce_cmd.reset_reduce and add the partial results with tensor_reduce",
+            )
+        return held
+
+
+_threads = threading.local()
+
+
+def current() -> Core:
+    """Return the core that the calling thread plays.
+
+    Raises :class:`LaunchError` outside a launch.
+    """
+    core: Core | None = getattr(_threads, "core", None)
+    if core is None:
+        raise LaunchError(
+            "kernel",
+            "operations run inside a launched kernel",
+            "a call outside of one",
+            "launch with kernel(...), nki.simulate(kernel)(...) or run_ranks(kernel, ...)",
+        )
+    return core
+
+
+@contextmanager
+def acting_as(core: Core) -> Iterator[Core]:
+    """Make ``core`` the current core of this thread inside the with block."""
+    before = getattr(_threads, "core", None)
+    _threads.core = core
+    try:
+        # Engines give inf and NaN without a word.
+        with np.errstate(all="ignore"):
+            yield core
+    finally:
+        _threads.core = before
+
+
+def generation() -> int:
+    """Return the generation of the current core, trn2's outside a launch."""
+    core: Core | None = getattr(_threads, "core", None)
+    return 3 if core is None else core.generation
+
+
+class NkiInstruction:
+    """What an operation returns; ``depends_on`` names instructions that must come first.
+
+    The simulator runs in program order, so every producer has finished already.
+    """
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
+        """Return self: program order already satisfies every dependence."""
+        return self
+
+
+P = ParamSpec("P")
+
+
+def instruction(function: Callable[P, None], minimum: int = 2) -> Callable[P, NkiInstruction]:
+    """Make ``function`` an operation of ``nki.isa``: the one entry of all instructions.
+
+    ``minimum`` is the first generation that has it: older targets raise :class:`TargetError`.
+    """
+    name = function.__name__
+
+    @functools.wraps(function)
+    def entry(*args: P.args, **kwargs: P.kwargs) -> NkiInstruction:
+        core = current()
+        if core.generation < minimum:
+            raise TargetError(
+                "target",
+                f"{name} exists from NeuronCore-v{minimum} on",
+                core.target,
+                "use operations of this generation, or launch for a later target",
+                name,
+            )
+        core.begin(name)
+        function(*args, **kwargs)
+        return NkiInstruction(core.index)
+
+    return entry
+
+
+def instruction_from(minimum: int) -> Callable[[Callable[P, None]], Callable[P, NkiInstruction]]:
+    """Decorate an operation that exists from generation ``minimum`` (3: trn2, 4: trn3) on."""
+    return functools.partial(instruction, minimum=minimum)

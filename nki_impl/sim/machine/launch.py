@@ -1,0 +1,323 @@
+"""Launching kernels: ``nki.jit``, ``nki.simulate``, and :func:`run_ranks` for W ranks at once.
+
+Arrays that are passed become kernel inputs in HBM; what a kernel returns must be in shared HBM and
+comes back as arrays. Inputs are read-only, but for ``nki.simulate``, which is documented to change the
+caller's arrays in place where the kernel writes its inputs.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.jit.html,
+nki.simulate.html beside it, and nki/guides/nki_simulator.html.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import BoundArguments
+from typing import Any, Literal
+
+from nki_impl.sim.errors import CollectiveError, LaunchError, OutputError
+from nki_impl.sim.machine.arguments import (
+    Input,
+    as_torch,
+    check_output,
+    each_tensor,
+    is_torch,
+    load,
+    unload,
+    write_back,
+)
+from nki_impl.sim.machine.core import GENERATIONS, Core, acting_as, current
+from nki_impl.sim.machine.counters import Counters, add_up, count_cores
+from nki_impl.sim.machine.races import Detector
+from nki_impl.sim.machine.turns import Machine, Worker
+from nki_impl.sim.memory.storage import CoreMemory, RankMemory
+from nki_impl.sim.tensor.views import NkiTensor
+
+Arguments = Sequence[Any] | Mapping[str, Any] | BoundArguments
+TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
+
+
+class Kernel:
+    """What ``nki.jit`` makes of a function: call it to launch it, ``kernel[2]`` to use two cores.
+
+    ``grid`` is 0 without ``[n]``. Called inside another kernel, it is an ordinary call. ``options`` are
+    the keyword arguments of ``nki.jit``; of these only ``platform_target`` means something here.
+    """
+
+    def __init__(self, function: Callable[..., Any], grid: int, options: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.grid = grid
+        self.options = options
+
+    def __getitem__(self, grid: int | tuple[int]) -> Kernel:
+        size = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
+        if isinstance(size, bool) or not isinstance(size, int) or size not in (1, 2):
+            raise LaunchError(
+                "grid", "kernel[1] or kernel[2]: LNC is 1 or 2", repr(grid), "use these"
+            )
+        return Kernel(self.function, size, self.options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _inside():
+            return self.function(*args, **kwargs)
+        return _launch_one(self, args, kwargs, update_inputs=False)
+
+    def __repr__(self) -> str:
+        return f"<nki kernel {self.function.__qualname__}>"
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A run of W ranks: what each returned, as NumPy arrays, and what each did.
+
+    ``results[rank]`` has the structure of what the kernel returned. ``ranks`` are the counters per
+    rank, ``total`` their sum; ``switches`` is how often one core made way for another.
+    """
+
+    results: tuple[Any, ...]
+    ranks: tuple[Counters, ...]
+    switches: int
+
+    @property
+    def total(self) -> Counters:
+        """The counters of all ranks added up."""
+        return add_up(self.ranks)
+
+    @property
+    def sbuf_high(self) -> int:
+        """Bytes per partition of SBUF that the fullest core ever had in use."""
+        return self.total.sbuf_high
+
+    @property
+    def psum_high(self) -> int:
+        """Bytes per partition of PSUM that the fullest core ever had in use."""
+        return self.total.psum_high
+
+
+def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+    """Make a kernel of ``fn``: ``@nki.jit``, ``@nki.jit()`` or ``@nki.jit(platform_target="trn2")``.
+
+    ``kwargs`` are kept as the kernel's options.
+    """
+    if fn is None:
+        return lambda function: jit(function, **kwargs)
+    if isinstance(fn, Kernel):
+        return fn
+    return Kernel(fn, 0, kwargs)
+
+
+def simulate(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs ``kernel`` on the simulator, changing its inputs in place.
+
+    Takes NumPy arrays or PyTorch tensors and returns the same kind. ``kernel`` may be a plain function,
+    a ``nki.jit`` kernel, or ``kernel[2]``.
+    """
+    made = jit(kernel)
+
+    @functools.wraps(made.function)
+    def simulated(*args: Any, **kwargs: Any) -> Any:
+        return _launch_one(made, args, kwargs, update_inputs=True)
+
+    return simulated
+
+
+def run_ranks(
+    kernel: Callable[..., Any],
+    arguments: Sequence[Arguments],
+    lnc: int | None = None,
+    target: str | None = None,
+    interleave: int | None = None,
+    ring_ids: Literal["rank", "position"] = "rank",
+    update_inputs: bool = False,
+) -> Outcome:
+    """Run ``kernel`` on as many ranks as there are ``arguments``, collectives included.
+
+    ``arguments[rank]`` are its positional arguments (a tuple or list) or keyword arguments (a dict).
+    ``lnc`` is the number of cores per rank, by default that of ``kernel[n]``, else 1. ``target`` is
+    "trn1", "trn2" or "trn3"; by default that of ``nki.jit(platform_target=...)``, of the environment
+    variable NEURON_PLATFORM_TARGET_OVERRIDE, or trn2. ``interleave`` is a seed by which ranks and cores
+    take turns at random instructions: the results of a correct kernel do not change. ``ring_ids`` says
+    what ``collective_permute_implicit_current_processing_rank_id`` holds. With ``update_inputs`` a
+    kernel may write its inputs, and the caller's arrays change.
+
+    Raises LaunchError for arguments that make no run, another
+    :class:`~nki_impl.sim.errors.SimulatorError`, or what the kernel raised, with rank and core.
+    """
+    made: Kernel = jit(kernel)
+    cores_per_rank = (made.grid or 1) if lnc is None else lnc
+    if cores_per_rank not in (1, 2) or (made.grid and made.grid != cores_per_rank):
+        raise LaunchError(
+            "lnc", "1 or 2, as in kernel[lnc]", f"lnc={lnc}, grid {made.grid}", "pass one"
+        )
+    if not arguments:
+        raise LaunchError("arguments", "an entry for each rank", "none", "pass [(q, k, v), ...]")
+    machine = Machine(len(arguments), cores_per_rank, interleave, ring_ids)
+    generation_of = resolve_target(target, made)
+    grid = made.grid or (2 if cores_per_rank == 2 else 0)
+    inputs: list[list[Input]] = [[] for _ in arguments]
+    calls = [
+        _bind(made, arguments[rank], rank, cores_per_rank, not update_inputs, inputs[rank])
+        for rank in range(machine.world)
+    ]
+    cores = _make_cores(machine, generation_of, grid)
+    bodies = [
+        functools.partial(_body, made, core, calls[core.rank], update_inputs) for core in cores
+    ]
+    returned = machine.run(bodies)
+    results = tuple(
+        each_tensor(returned[rank * cores_per_rank], unload) for rank in range(machine.world)
+    )
+    if update_inputs:
+        for items in inputs:
+            write_back(items)
+    counted = tuple(
+        count_cores(cores[rank * cores_per_rank : (rank + 1) * cores_per_rank])
+        for rank in range(machine.world)
+    )
+    return Outcome(results, counted, machine.switches)
+
+
+def resolve_target(target: str | None = None, kernel: Kernel | None = None) -> str:
+    """Return "trn1", "trn2" or "trn3" from the argument, the kernel, the environment, or trn2."""
+    chosen = target or (kernel.options if kernel else {}).get("platform_target")
+    chosen = chosen or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE") or "trn2"
+    name = TARGETS.get(str(chosen), str(chosen))
+    if name not in GENERATIONS:
+        raise LaunchError(
+            "target", "trn1, trn2 or trn3 (gen2, gen3, gen4)", repr(chosen), "name one"
+        )
+    return name
+
+
+def _inside() -> bool:
+    """Return True when the calling thread is running a kernel."""
+    try:
+        current()
+    except LaunchError:
+        return False
+    return True
+
+
+def _launch_one(kernel: Kernel, args: Any, kwargs: Mapping[str, Any], update_inputs: bool) -> Any:
+    """Launch on one rank; PyTorch tensors in, PyTorch tensors out."""
+    bound = _bound(kernel, args, kwargs)
+    torch_given = any(map(is_torch, bound.arguments.values()))
+    result = run_ranks(kernel, [bound], update_inputs=update_inputs).results[0]
+    return _with_torch(result) if torch_given else result
+
+
+def _bound(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
+    """Return the arguments of one call by parameter, defaults included."""
+    try:
+        bound = inspect.signature(kernel.function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise LaunchError("arguments", "those of the kernel", error, "see its signature") from None
+    bound.apply_defaults()
+    return bound
+
+
+def _with_torch(result: Any) -> Any:
+    if isinstance(result, tuple):
+        return tuple(_with_torch(part) for part in result)
+    if isinstance(result, dict):
+        return {name: _with_torch(part) for name, part in result.items()}
+    return None if result is None else as_torch(result)
+
+
+def _bind(
+    kernel: Kernel, given: Arguments, rank: int, lnc: int, read_only: bool, inputs: list[Input]
+) -> BoundArguments:
+    """Return the arguments of one rank by parameter, its arrays as kernel inputs."""
+    if isinstance(given, BoundArguments):
+        bound = given
+    elif isinstance(given, Mapping):
+        bound = _bound(kernel, (), given)
+    elif isinstance(given, (tuple, list)):
+        bound = _bound(kernel, given, {})
+    else:
+        raise LaunchError(
+            "arguments", "a tuple or a dict for each rank", type(given).__name__, "write (x,)"
+        )
+    for name, value in bound.arguments.items():
+        bound.arguments[name] = load(name, value, rank, lnc, read_only, inputs)
+    return bound
+
+
+def _make_cores(machine: Machine, target: str, grid: int) -> list[Core]:
+    """Return a core for each worker, the cores of a rank with one shared memory and one detector."""
+    cores = []
+    for rank in range(machine.world):
+        shared = RankMemory(machine.lnc)
+        detector = Detector() if machine.lnc > 1 else None
+        for worker in machine.cores_of([rank]):
+            memory = CoreMemory(GENERATIONS[target])
+            core = Core(rank, worker.core, machine.lnc, machine.world, target, grid, memory, shared)
+            core.worker = worker
+            worker.races = detector
+            if detector is not None:
+                core.on_access = detector.on_access
+            if not machine.alone:
+                core.on_instruction = functools.partial(_step, machine, worker)
+            cores.append(core)
+    return cores
+
+
+def _step(machine: Machine, worker: Worker, core: Core) -> None:
+    """Before each instruction of a run of several workers."""
+    if worker.races is not None:
+        worker.races.settle()
+    machine.step(worker)
+
+
+def _body(kernel: Kernel, core: Core, call: BoundArguments, inputs_too: bool) -> Any:
+    """Run the kernel as one core from its first line to its last, and check what it returns."""
+    with acting_as(core):
+        returned = kernel.function(*call.args, **call.kwargs)
+    worker = core.worker
+    assert worker is not None and worker.machine is not None
+    if worker.races is not None:
+        worker.races.settle()
+
+    def checked(path: str, tensor: NkiTensor) -> NkiTensor:
+        storage = check_output(path, tensor, inputs_too)
+        if storage in worker.exchanged:
+            raise CollectiveError(
+                path,
+                "a collective can neither read kernel inputs nor write outputs",
+                f"{storage.name}, an operand of {worker.exchanged[storage]}",
+                "dma_copy it into another shared_hbm tensor and return that",
+            )
+        return tensor
+
+    result = each_tensor(returned, checked)
+    if core.lnc > 1:
+        _same_on_both(worker, result)
+    return result
+
+
+def _same_on_both(worker: Worker, result: Any) -> None:
+    """Refuse two cores of a rank that return different tensors."""
+    machine = worker.machine
+    assert machine is not None
+    partner = machine.cores_of([worker.rank])[1 - worker.core]
+    if partner.finished and _identity(partner.result) != _identity(result):
+        raise OutputError(
+            "result",
+            "both cores return the same tensors",
+            "tensors of their own",
+            "allocate outputs on both cores, in the same order or under the same name",
+        )
+
+
+def _identity(result: Any) -> Any:
+    if isinstance(result, NkiTensor):
+        return (id(result.storage), result.byte_offset, result.shape, result.array.strides)
+    if isinstance(result, tuple):
+        return tuple(_identity(part) for part in result)
+    if isinstance(result, dict):
+        return tuple((name, _identity(part)) for name, part in result.items())
+    return None

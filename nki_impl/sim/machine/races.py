@@ -1,0 +1,253 @@
+"""Races: accesses to shared HBM that nothing orders.
+
+Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. What puts
+their accesses in an order is a meeting of both: a ``core_barrier``, whatever tensor it names, or a
+collective, at which all cores of all its ranks meet. ``sendrecv`` orders the tiles that it moves and
+nothing else. Between two meetings lies a *phase*. Both cores are always in the same phase, so
+
+- two accesses of different cores in different phases are ordered;
+- two accesses of different cores in one phase are not: a race, if one of them writes.
+
+The verdict does not depend on which core ran first, and not on the values, with one exception: both
+cores may write the same bits to the same place (tables and scalars that each core sets up for
+itself), and each may then read there what it wrote.
+
+A collective belongs to the phase before it: from the moment that a core issues it until it is
+complete, its sources are being read and its destinations written. So, in that phase,
+
+- the other core may not have written a source (a barrier is missing) nor write it still;
+- the other core may neither have read nor written a destination, nor do so still.
+
+Within one core the program orders everything: what follows a collective waits for its data.
+
+Per storage there is one byte per element with a bit for each (kind of access, core), reset when a
+phase begins: an access costs a few passes over that view, and nothing at all under LNC 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.errors import RaceError, kernel_line
+from nki_impl.sim.machine.core import Core
+from nki_impl.sim.memory.storage import MemoryRegion, Storage
+from nki_impl.sim.tensor.access import over
+from nki_impl.sim.tensor.views import NkiTensor
+
+# One bit for core 0; shifted left by one for core 1.
+READ, WRITE, COLLECTIVE_READ, COLLECTIVE_WRITE = 1, 4, 16, 64
+_ANY = READ | WRITE | COLLECTIVE_READ | COLLECTIVE_WRITE
+_VERBS = {
+    READ: "reads",
+    WRITE: "writes",
+    COLLECTIVE_READ: "sends by a collective",
+    COLLECTIVE_WRITE: "receives by a collective",
+}
+Marks = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One access of the present phase, kept for the message of a race."""
+
+    core: int
+    kind: int
+    operation: str
+    line: str
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"core {self.core} {_VERBS[self.kind]} in {self.operation} ({self.line})"
+
+
+@dataclass(eq=False, slots=True)
+class Ledger:
+    """The accesses to one storage in one phase: ``marks`` per ``unit`` bytes, ``log`` in order."""
+
+    phase: int
+    unit: int
+    marks: Marks
+    log: list[Access] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Rewrite:
+    """A write over what the other core wrote in this phase: allowed if no bit changed there."""
+
+    tensor: NkiTensor
+    before: NDArray[np.uint8]
+    clash: NDArray[np.bool_]
+    access: Access
+    ledger: Ledger
+
+
+class Detector:
+    """The phases of one rank, and the check of every access that its cores make to shared HBM."""
+
+    def __init__(self) -> None:
+        self.phase = 0
+        self._rewrite: Rewrite | None = None
+
+    def next_phase(self) -> None:
+        """Both cores have met: everything before is ordered before everything after."""
+        self.phase += 1
+
+    def on_access(self, core: Core, tensor: NkiTensor, is_write: bool) -> None:
+        """Check one read or write; raises :class:`RaceError`."""
+        self.settle()
+        if _watched(tensor):
+            self._note(core, tensor, WRITE if is_write else READ)
+
+    def on_collective(
+        self, core: Core, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]
+    ) -> None:
+        """Check the operands of a collective that ``core`` issues; raises :class:`RaceError`."""
+        self.settle()
+        for tensors, kind in ((reads, COLLECTIVE_READ), (writes, COLLECTIVE_WRITE)):
+            for tensor in tensors:
+                if _watched(tensor):
+                    self._note(core, tensor, kind)
+
+    def settle(self) -> None:
+        """Judge the last rewrite, now that its bytes are in place; raises :class:`RaceError`."""
+        rewrite = self._rewrite
+        if rewrite is None:
+            return
+        self._rewrite = None
+        changed = _bytes_of(rewrite.tensor) != rewrite.before
+        clash = rewrite.clash & changed.any(axis=-1)
+        if clash.any():
+            self._refuse(rewrite.tensor, rewrite.access, clash, rewrite.ledger, WRITE)
+
+    def _note(self, core: Core, tensor: NkiTensor, kind: int) -> None:
+        """Mark one access and compare it with those of the other core in this phase."""
+        ledger = self._ledger(tensor)
+        mine, other = core.core, 1 - core.core
+        marks = over(tensor, ledger.marks, ledger.unit)
+        start = tensor.byte_offset // ledger.unit
+        access = Access(
+            mine, kind, core.operation, kernel_line(), start, marks.shape, marks.strides
+        )
+        present = int(np.bitwise_or.reduce(marks, axis=None))
+        if present & (_ANY << other):
+            self._compare(tensor, marks, access, ledger)
+        if kind in (READ, COLLECTIVE_READ) and present & (WRITE << mine):
+            # What a core reads back of its own writes is its own.
+            foreign = (marks & np.uint8(WRITE << mine)) == 0
+            marks |= foreign.view(np.uint8) * np.uint8(kind << mine)
+        else:
+            marks |= np.uint8(kind << mine)
+        ledger.log.append(access)
+
+    def _compare(self, tensor: NkiTensor, marks: Marks, access: Access, ledger: Ledger) -> None:
+        mine, other = access.core, 1 - access.core
+        own = marks & np.uint8(WRITE << mine)
+        if access.kind in (READ, COLLECTIVE_READ):
+            foreign = WRITE if access.kind == COLLECTIVE_READ else WRITE | COLLECTIVE_WRITE
+            clash = (marks & np.uint8((foreign << other) & 0xFF)) != 0
+            clash &= (own == 0) | ((marks & np.uint8(COLLECTIVE_WRITE << other)) != 0)
+            self._refuse(tensor, access, clash, ledger, foreign)
+        elif access.kind == COLLECTIVE_WRITE:
+            clash = (marks & np.uint8((READ | WRITE) << other)) != 0
+            self._refuse(tensor, access, clash, ledger, READ | WRITE)
+        else:
+            foreign = READ | COLLECTIVE_READ | COLLECTIVE_WRITE
+            clash = (marks & np.uint8((foreign << other) & 0xFF)) != 0
+            self._refuse(tensor, access, clash, ledger, foreign)
+            again = (marks & np.uint8(WRITE << other)) != 0
+            if again.any():
+                self._rewrite = Rewrite(
+                    tensor, _bytes_of(tensor).copy(), _per_element(again, tensor), access, ledger
+                )
+
+    def _ledger(self, tensor: NkiTensor) -> Ledger:
+        """Return the ledger of the tensor's storage for the present phase."""
+        storage: Storage = tensor.storage
+        ledger = storage.shadow
+        if not isinstance(ledger, Ledger):
+            unit = storage.dtype.itemsize
+            ledger = Ledger(self.phase, unit, np.zeros(storage.raw.size // unit, np.uint8))
+            storage.shadow = ledger
+        elif ledger.phase != self.phase:
+            ledger.marks.fill(0)
+            ledger.phase = self.phase
+            ledger.log.clear()
+        if tensor.dtype.itemsize < ledger.unit:
+            # A view with a smaller dtype: one mark per smaller unit from here on.
+            unit, times = tensor.dtype.itemsize, ledger.unit // tensor.dtype.itemsize
+            log = [_finer(access, times) for access in ledger.log]
+            marks = np.repeat(ledger.marks, times)
+            ledger = Ledger(self.phase, unit, marks, log)
+            storage.shadow = ledger
+        return ledger
+
+    def _refuse(
+        self,
+        tensor: NkiTensor,
+        access: Access,
+        clash: NDArray[np.bool_],
+        ledger: Ledger,
+        kinds: int,
+    ) -> None:
+        """Raise for the elements in ``clash``, naming the other core's access of one of ``kinds``."""
+        if not clash.any():
+            return
+        mine = np.zeros(ledger.marks.shape, np.bool_)
+        own = _window(mine, access)
+        own[...] = clash if clash.shape == own.shape else clash[..., None]
+        earlier = next(
+            other
+            for other in reversed(ledger.log)
+            if other.core != access.core and other.kind & kinds and _window(mine, other).any()
+        )
+        name = tensor.name or "an unnamed tensor"
+        raise RaceError(
+            name,
+            "a core_barrier or a collective between what one core does to shared HBM and what the other does",
+            f"{access}, {earlier}, and nothing orders the two; {int(np.count_nonzero(mine))} elements",
+            f"put nisa.core_barrier({tensor.name or 'the tensor'}, (0, 1)) between the two",
+            operation=access.operation,
+        )
+
+
+def _watched(tensor: NkiTensor) -> bool:
+    """Return True for what both cores reach and at least one may write."""
+    return tensor.storage.buffer is MemoryRegion.shared_hbm and not tensor.storage.read_only
+
+
+def _window(array: NDArray[np.bool_], access: Access) -> NDArray[np.bool_]:
+    """Return the elements of ``access`` in an array with one entry per unit of the storage."""
+    return np.ndarray(access.shape, np.bool_, array, access.start, access.strides)
+
+
+def _finer(access: Access, times: int) -> Access:
+    """Return ``access`` counted in units that are ``times`` smaller."""
+    shape, strides = (*access.shape, times), (*(times * s for s in access.strides), 1)
+    return Access(
+        access.core,
+        access.kind,
+        access.operation,
+        access.line,
+        access.start * times,
+        shape,
+        strides,
+    )
+
+
+def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
+    """Return the tensor's bytes, a last dimension per element: bits compare where NaN does not."""
+    array = tensor.array
+    strides = (*array.strides, 1)
+    shape = (*array.shape, tensor.dtype.itemsize)
+    return np.ndarray(shape, np.uint8, tensor.storage.raw, tensor.byte_offset, strides)
+
+
+def _per_element(marks: NDArray[np.bool_], tensor: NkiTensor) -> NDArray[np.bool_]:
+    """Return one bool per element of ``tensor`` where there may be one per smaller unit."""
+    return np.asarray(marks.any(axis=-1)) if marks.ndim > tensor.ndim else marks

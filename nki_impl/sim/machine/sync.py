@@ -1,0 +1,162 @@
+"""``nki.isa.core_barrier`` and ``nki.isa.sendrecv``: what the two cores of one rank do together.
+
+Both exist on NeuronCore-v3 and newer, and only in a kernel launched on two cores.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.core_barrier.html
+and nki.isa.sendrecv.html beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nki_impl.sim.errors import CollectiveError, DtypeError, LaunchError, PlacementError, ShapeError
+from nki_impl.sim.isa.enums import dma_engine as _dma_engine
+from nki_impl.sim.isa.enums import engine as _engine
+from nki_impl.sim.machine.core import Core, current, instruction_from
+from nki_impl.sim.machine.turns import Machine, Meeting, Worker
+from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.tensor.access import check_read, write
+from nki_impl.sim.tensor.views import NkiTensor
+
+
+@instruction_from(3)
+def core_barrier(
+    data: NkiTensor, cores: Any, engine: _engine = _engine.gpsimd, name: str | None = None
+) -> None:
+    """Wait until both cores of the rank have come here.
+
+    ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). What either
+    core did to *any* shared tensor before the barrier is ordered before what either does after it.
+
+    Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` for data that
+    is not in shared HBM, :class:`CollectiveError` for other cores or when the cores name two tensors.
+    """
+    core = current()
+    worker, machine = _pair_of(core, "core_barrier")
+    if tuple(cores) != (0, 1):
+        raise CollectiveError("cores", "(0, 1)", cores, "name both cores")
+    if not isinstance(data, NkiTensor) or data.buffer is not MemoryRegion.shared_hbm:
+        raise PlacementError(
+            "data", "a tensor in nl.shared_hbm", data, "name the shared tensor that the cores wrote"
+        )
+    core.count("sync", 0)
+    key = ("core_barrier", worker.rank)
+    number = worker.issued[key]
+    worker.issued[key] += 1
+    machine.meet(
+        worker, (key, number), "core_barrier", machine.cores_of([worker.rank]), data.storage, _pass
+    )
+
+
+def _pass(meeting: Meeting) -> None:
+    """Let both cores through a barrier: a new phase begins."""
+    storages = [meeting.arrived[worker].payload for worker in meeting.members]
+    if any(storage is not storages[0] for storage in storages):
+        raise CollectiveError(
+            "data",
+            "both cores name the same tensor",
+            _both(meeting, [storage.name or "an unnamed tensor" for storage in storages]),
+            "give the tensor a name, so that both cores mean one allocation",
+            operation="core_barrier",
+        )
+    detector = meeting.members[0].races
+    if detector is not None:
+        detector.settle()
+        detector.next_phase()
+
+
+@instruction_from(3)
+def sendrecv(
+    src: NkiTensor,
+    dst: NkiTensor,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: int,
+    dma_engine: _dma_engine = _dma_engine.dma,
+    name: str | None = None,
+) -> None:
+    """Send ``src`` to core ``send_to_rank`` and receive ``dst`` from core ``recv_from_rank``.
+
+    Both are tiles in SBUF of equal shape and dtype; the "ranks" are the core numbers 0 and 1 of this
+    rank. Exchanges with one ``pipe_id`` pair off in program order. Nothing but the two tiles is
+    ordered by it: shared HBM still needs a ``core_barrier``.
+
+    Raises :class:`LaunchError`, :class:`PlacementError`, :class:`ShapeError`, :class:`DtypeError`, and
+    :class:`CollectiveError` when the two cores do not name each other.
+    """
+    core = current()
+    worker, machine = _pair_of(core, "sendrecv")
+    for operand, tensor in (("src", src), ("dst", dst)):
+        if not isinstance(tensor, NkiTensor) or tensor.buffer is not MemoryRegion.sbuf:
+            raise PlacementError(operand, "a tile in SBUF", tensor, "copy it to SBUF first")
+    for operand, value in (("send_to_rank", send_to_rank), ("recv_from_rank", recv_from_rank)):
+        if value not in (0, 1):
+            raise CollectiveError(
+                operand, "0 or 1, a core of this rank", value, "use 1 - nl.program_id(0)"
+            )
+    if src.dtype is not dst.dtype:
+        raise DtypeError(
+            "dst", f"the dtype of src, {src.dtype}", dst.dtype, "convert before or after"
+        )
+    if src.shape != dst.shape:
+        raise ShapeError(
+            "dst", f"the shape of src, {src.shape}", dst.shape, "allocate dst like src"
+        )
+    check_read(src, "src")
+    core.count("dma", src.size, 0, src.size * src.dtype.itemsize)
+    key = ("sendrecv", worker.rank, pipe_id)
+    number = worker.issued[key]
+    worker.issued[key] += 1
+    part = (src, dst, send_to_rank, recv_from_rank)
+    machine.meet(
+        worker, (key, number), "sendrecv", machine.cores_of([worker.rank]), part, _exchange
+    )
+
+
+def _exchange(meeting: Meeting) -> None:
+    """Move the tiles of both cores at once."""
+    parts = [meeting.arrived[worker].payload for worker in meeting.members]
+    for here, (_, _, send_to, _) in enumerate(parts):
+        if parts[send_to][3] != here:
+            raise CollectiveError(
+                "recv_from_rank",
+                "the core that is sent to receives from the sender",
+                _both(meeting, [f"sends to {to} and receives from {by}" for _, _, to, by in parts]),
+                "pass 1 - nl.program_id(0) for both",
+                operation="sendrecv",
+            )
+    sent = [src.array.copy() for src, _, _, _ in parts]
+    for _, dst, _, source in parts:
+        src = parts[source][0]
+        if dst.shape != src.shape or dst.dtype is not src.dtype:
+            raise ShapeError(
+                "dst",
+                "tiles of one shape and dtype on both cores",
+                _both(meeting, [f"{tile.shape} {tile.dtype}" for tile, _, _, _ in parts]),
+                "exchange equal tiles",
+                operation="sendrecv",
+            )
+        write(dst, sent[source])
+
+
+def _pair_of(core: Core, operation: str) -> tuple[Worker, Machine]:
+    """Return the worker and the machine of a kernel that runs on two cores."""
+    worker = core.worker
+    if worker is None or worker.machine is None or core.lnc != 2:
+        raise LaunchError(
+            "launch",
+            f"{operation} needs a kernel that runs on two cores",
+            f"{core.lnc} core",
+            "launch with kernel[2](...) or lnc=2, or call it only if nl.num_programs(0) == 2",
+        )
+    return worker, worker.machine
+
+
+def _both(meeting: Meeting, what: Sequence[str]) -> str:
+    """Return what each member brought, with its line."""
+    parts = zip(meeting.members, what, strict=True)
+    return " but ".join(
+        f"{worker}: {text} ({meeting.arrived[worker].line})" for worker, text in parts
+    )

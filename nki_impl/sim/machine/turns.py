@@ -1,0 +1,306 @@
+"""Ranks and cores that take turns: one thread each, and one baton.
+
+A run has W ranks with one or two physical cores each; every (rank, core) executes the kernel's
+function from its first line to its last. Each has a thread of its own, but only the thread that
+holds the baton runs: a run is a function of the program and its inputs, and nothing is computed twice
+at once. The baton changes hands
+
+- where a worker must wait for others (:meth:`Machine.meet`): barriers, exchanges, collectives;
+- with ``interleave=SEED``, also at random instructions (:meth:`Machine.step`), to a random worker.
+
+Without ``interleave`` the next worker is the next one in the order (rank, core) that can run. A
+correct kernel gives the same bits under every order.
+
+What ends a run early, always with one error and never with a thread left behind:
+
+- an error in one worker: all others are stopped where they stand;
+- nobody can run and somebody waits: :class:`~nki_impl.sim.errors.DeadlockError` says who waits for whom,
+  in which operation, at which line;
+- a worker has returned while others wait for it: :class:`~nki_impl.sim.errors.CollectiveError`.
+
+A run of one worker takes place in the caller's thread, so that a debugger sees an ordinary call.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+from nki_impl.sim.errors import CollectiveError, DeadlockError, SimulatorError, kernel_line
+
+if TYPE_CHECKING:
+    from nki_impl.sim.machine.races import Detector
+    from nki_impl.sim.memory.storage import Storage
+
+# One instruction in this many hands the baton on when the run is interleaved.
+SWITCH_EVERY = 8
+
+
+class Stopped(BaseException):
+    """Unwinds a worker whose run has failed elsewhere; not an Exception, so kernels let it pass."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """One physical core of one rank, and the thread that runs its kernel.
+
+    ``races`` watches the shared memory of its rank (None under LNC 1). ``issued`` counts the meetings
+    it has gone to, by their members: the n-th of one core is the n-th of all. ``exchanged`` are the
+    HBM tensors that its collectives used, with the operation; ``hops`` counts its transfers.
+    """
+
+    rank: int
+    core: int
+    wake: threading.Lock = field(default_factory=threading.Lock)
+    machine: Machine | None = None
+    races: Detector | None = None
+    issued: Counter[Hashable] = field(default_factory=Counter)
+    exchanged: WeakKeyDictionary[Storage, str] = field(default_factory=WeakKeyDictionary)
+    hops: int = 0
+    waits_in: Meeting | None = None
+    finished: bool = False
+    result: Any = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} core {self.core}"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One worker's part in a meeting: the operation it called, the kernel's line, what it brought."""
+
+    operation: str
+    line: str
+    payload: Any
+
+
+@dataclass(eq=False)
+class Meeting:
+    """A place where every member must arrive before any goes on."""
+
+    members: Sequence[Worker]
+    arrived: dict[Worker, Arrival] = field(default_factory=dict)
+    result: Any = None
+
+    def missing(self) -> list[Worker]:
+        """Return the members that have not arrived, in their order."""
+        return [worker for worker in self.members if worker not in self.arrived]
+
+
+class Machine:
+    """W ranks of ``lnc`` cores, in the order (rank, core).
+
+    >>> machine = Machine(world=2, lnc=1)
+    >>> def body(worker):
+    ...     total = lambda meeting: sum(arrival.payload for arrival in meeting.arrived.values())
+    ...     return machine.meet(worker, "sum", "add", machine.workers, 10 + worker.rank, total)
+    >>> machine.run([lambda worker=worker: body(worker) for worker in machine.workers])
+    [21, 21]
+    """
+
+    def __init__(
+        self,
+        world: int,
+        lnc: int = 1,
+        interleave: int | None = None,
+        ring_ids: Literal["rank", "position"] = "rank",
+    ) -> None:
+        self.ring_ids = ring_ids
+        self.world = world
+        self.lnc = lnc
+        self.workers = [
+            Worker(rank, core, machine=self) for rank in range(world) for core in range(lnc)
+        ]
+        self.meetings: dict[Hashable, Meeting] = {}
+        self.switches = 0
+        self._random = None if interleave is None else random.Random(interleave)
+        self._stopping = False
+        self._failure: tuple[Worker, BaseException] | None = None
+        self._done = threading.Lock()
+
+    @property
+    def alone(self) -> bool:
+        """True for a run of one worker, which never waits and never switches."""
+        return len(self.workers) == 1
+
+    def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run one body per worker, in turns, and return their results in the workers' order."""
+        if self.alone:
+            return [bodies[0]()]
+        threads = [
+            threading.Thread(target=self._work, args=(worker, body), name=str(worker), daemon=True)
+            for worker, body in zip(self.workers, bodies, strict=True)
+        ]
+        self._done.acquire()
+        for worker, thread in zip(self.workers, threads, strict=True):
+            worker.wake.acquire()
+            thread.start()
+        self._choose(self.workers[-1]).wake.release()
+        try:
+            self._done.acquire()
+        except BaseException:
+            # The user's interrupt: whoever runs stops at its next instruction, then all others.
+            self._stopping = True
+            self._done.acquire()
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+        if self._failure is not None:
+            raise _named(self._failure[1], self._failure[0], self)
+        return [worker.result for worker in self.workers]
+
+    def cores_of(self, ranks: Iterable[int]) -> list[Worker]:
+        """Return the workers of these ranks, rank by rank."""
+        return [self.workers[rank * self.lnc + core] for rank in ranks for core in range(self.lnc)]
+
+    def meet(
+        self,
+        worker: Worker,
+        key: Hashable,
+        operation: str,
+        members: Sequence[Worker],
+        payload: Any,
+        action: Callable[[Meeting], Any],
+    ) -> Any:
+        """Wait until all ``members`` have come to ``key``; the last one runs ``action`` for all.
+
+        Returns what ``action`` returned, the same object for every member.
+        """
+        meeting = self.meetings.setdefault(key, Meeting(members))
+        meeting.arrived[worker] = Arrival(operation, kernel_line(), payload)
+        if len(meeting.arrived) < len(meeting.members):
+            worker.waits_in = meeting
+            self._refuse_absent(meeting)
+            self._hand_over(worker)
+            return meeting.result
+        del self.meetings[key]
+        meeting.result = action(meeting)
+        for member in meeting.members:
+            member.waits_in = None
+        if self._random is not None and not self.alone:
+            self._hand_over(worker)
+        return meeting.result
+
+    def step(self, worker: Worker) -> None:
+        """Give others a chance to run; called before each instruction of a run of several workers."""
+        if self._stopping:
+            raise Stopped
+        if self._random is not None and self._random.randrange(SWITCH_EVERY) == 0:
+            self._hand_over(worker)
+
+    def _work(self, worker: Worker, body: Callable[[], Any]) -> None:
+        """The whole life of a worker's thread."""
+        worker.wake.acquire()
+        try:
+            if not self._stopping:
+                worker.result = body()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._fail(worker, error)
+        worker.finished = True
+        if not self._stopping:
+            try:
+                for meeting in self.meetings.values():
+                    self._refuse_absent(meeting)
+            except SimulatorError as error:
+                self._fail(worker, error)
+        self._pass_on(worker)
+
+    def _pass_on(self, worker: Worker) -> None:
+        """Hand the baton of a finished worker to another one, or report that all are done."""
+        try:
+            self._choose(worker).wake.release()
+        except DeadlockError as error:
+            self._fail(worker, error)
+            self._choose(worker).wake.release()
+        except StopIteration:
+            self._done.release()
+
+    def _fail(self, worker: Worker, error: BaseException) -> None:
+        """Record the first error of the run and stop everybody else."""
+        if self._failure is None:
+            self._failure = (worker, error)
+        self._stopping = True
+
+    def _hand_over(self, worker: Worker) -> None:
+        """Let the next worker run and sleep until the baton comes back."""
+        chosen = self._choose(worker)
+        if chosen is worker:
+            return
+        self.switches += 1
+        chosen.wake.release()
+        worker.wake.acquire()
+        if self._stopping:
+            raise Stopped
+
+    def _choose(self, worker: Worker) -> Worker:
+        """Return who runs next: the next in order, or a random one when interleaved.
+
+        Raises :class:`DeadlockError` if everybody waits, StopIteration if everybody has finished.
+        """
+        index = self.workers.index(worker) + 1
+        order = self.workers[index:] + self.workers[:index]
+        alive = [candidate for candidate in order if not candidate.finished]
+        if not alive:
+            raise StopIteration
+        if self._stopping:
+            return alive[0]
+        ready = [candidate for candidate in alive if candidate.waits_in is None]
+        if not ready:
+            raise self._deadlock()
+        return ready[0] if self._random is None else self._random.choice(ready)
+
+    def _deadlock(self) -> DeadlockError:
+        """Describe what every worker waits for."""
+        return DeadlockError(
+            "ranks and cores",
+            "somebody must be able to go on",
+            self.situation(),
+            "issue the same barriers and collectives, in the same order, on every core of every rank",
+            operation="deadlock",
+        )
+
+    def situation(self) -> str:
+        """Return, for each worker, what it waits for, or that it has returned."""
+        parts = []
+        for worker in self.workers:
+            meeting = worker.waits_in
+            if worker.finished:
+                parts.append(f"{worker} has returned")
+            elif meeting is not None:
+                mine = meeting.arrived[worker]
+                missing = ", ".join(str(other) for other in meeting.missing())
+                parts.append(f"{worker} waits in {mine.operation} ({mine.line}) for {missing}")
+        return "; ".join(parts)
+
+    def _refuse_absent(self, meeting: Meeting) -> None:
+        """Refuse a meeting that a worker which has returned can no longer come to."""
+        gone = [str(worker) for worker in meeting.missing() if worker.finished]
+        if not gone:
+            return
+        worker, mine = next(iter(meeting.arrived.items()))
+        raise CollectiveError(
+            "sequence",
+            "every core of every rank of the group must issue the same operations",
+            f"{worker} waits in {mine.operation} ({mine.line}) but {' and '.join(gone)} returned "
+            "from the kernel without it",
+            "make the number of collectives and barriers the same on all ranks and cores",
+            operation=mine.operation,
+        )
+
+
+def _named(error: BaseException, worker: Worker, machine: Machine) -> BaseException:
+    """Say in ``error`` on which rank and core it happened."""
+    if isinstance(error, SimulatorError):
+        if not isinstance(error, DeadlockError):
+            error.args = (f"[{worker}] {error}", *error.args[1:])
+    else:
+        error.add_note(f"raised on {worker} of {machine.world} ranks x {machine.lnc} cores")
+    return error

@@ -1,0 +1,1 @@
+"""Memories of the device: storages, allocation, registers."""

@@ -1,0 +1,74 @@
+"""Scalar registers of an engine (``nisa.VirtualRegister``).
+
+A register holds one 32-bit integer that only the device knows: Python can neither compare it nor
+compute with it. It serves as ``scalar_offset`` of an access pattern and as an operand of the
+``register_*`` operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nki_impl.sim.errors import DtypeError, UninitializedError
+from nki_impl.sim.operators.refusal import refuse, refuse_values
+from nki_impl.sim.tensor.views import NKIObject
+
+
+class VirtualRegister(NKIObject):
+    """A 32-bit scalar register; ``state`` is its value, None before it is loaded.
+
+    ``frozen`` registers (results of collectives) refuse to be written.
+    """
+
+    __slots__ = ("state", "frozen")
+
+    def __init__(self, state: Any = None, frozen: bool = False) -> None:
+        self.state = None if state is None else checked_int(state, "x")
+        self.frozen = frozen
+
+    def read(self, operand: str) -> int:
+        """Return the value for an instruction; raises :class:`UninitializedError` before a load."""
+        if self.state is None:
+            raise UninitializedError(
+                operand,
+                "a register that was loaded",
+                "an empty register",
+                "register_alloc(value) or register_load",
+            )
+        return self.state
+
+    def assign(self, value: int, operand: str = "dst") -> None:
+        """Set the value; raises :class:`DtypeError` for frozen registers."""
+        if self.frozen:
+            raise DtypeError(
+                operand, "a register from register_alloc", "a frozen register", "move it first"
+            )
+        self.state = value
+
+    def __eq__(self, other: object) -> bool:
+        return False if other is None else bool(refuse(self))
+
+    def __ne__(self, other: object) -> bool:
+        return True if other is None else bool(refuse(self))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return "VirtualRegister(...)"
+
+
+def checked_int(value: Any, operand: str) -> int:
+    """Return ``value`` as an int that fits 32 bits (signed or unsigned), or raise DtypeError."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or not -(2**31) <= value < 2**32
+    ):
+        raise DtypeError(operand, "an integer of 32 bits", repr(value), "registers hold integers")
+    return int(value)
+
+
+refuse_values(VirtualRegister)

@@ -1,0 +1,280 @@
+"""Memories of the device: storages, and what each physical core has room for.
+
+A :class:`Storage` is one allocation. It keeps its bytes and, until every element was written, a mask
+of the written ones; memory that nobody wrote holds the byte 0xFF (NaN in every float format), and
+reading it for arithmetic is an error (see :mod:`nki_impl.sim.tensor.access`).
+
+Capacity: SBUF counts live bytes per partition; PSUM counts live bytes per bank of 2 KiB, a tile up to
+one bank never straddles two. A storage is freed when the last Python reference to it (the tensor and
+its views) goes away; CPython's reference counts make that moment a function of the program alone.
+Tensors placed by hand (``address=``) each keep bytes of their own, so two that overlap do not disturb
+each other; they count as the highest byte that a live one reaches.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory-hierarchy-overview.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError
+from nki_impl.sim.tensor.dtypes import DType
+
+PARTITIONS = 128
+PSUM_BANKS = 8
+PSUM_BANK_BYTES = 2048
+SBUF_PARTITION_BYTES = {2: 192 * 1024, 3: 224 * 1024, 4: 256 * 1024}
+"""SBUF bytes per partition by generation (trn1: 2, trn2: 3, trn3: 4)."""
+SBUF_USABLE_BYTES = {2: 180224, 3: 212984, 4: 245752}
+"""What of them a kernel may use: 16 KiB, from trn2 on 8 bytes more, are reserved.
+
+Source: https://github.com/leanprover/KLR, KLR/Trace.lean (total_available_sbuf_size)."""
+
+
+class MemoryRegion(Enum):
+    """Where a tensor lives (``nl.sbuf``, ``nl.psum``, ``nl.private_hbm``, ``nl.shared_hbm``)."""
+
+    sbuf = "sbuf"
+    psum = "psum"
+    private_hbm = "private_hbm"
+    shared_hbm = "shared_hbm"
+
+
+class Storage:
+    """One allocation of ``shape`` and ``dtype`` in ``buffer``.
+
+    ``raw`` holds the bytes. ``missing`` counts the elements never written; while it is between 0 and
+    ``size``, ``mask`` is a bool per ``unit`` bytes. ``started`` (PSUM) marks the elements to which a
+    matmul has written since something else last did. ``owner`` is ``(rank, core)``, core None for
+    what both cores of a rank share. ``read_only`` storages (kernel inputs) refuse writes.
+    """
+
+    __slots__ = (
+        "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
+        "read_only", "missing", "mask", "unit", "started", "account", "placed", "banks", "on_chip",
+        "free_size", "shadow", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        buffer: MemoryRegion,
+        name: str = "",
+        owner: tuple[int, int | None] = (0, 0),
+    ) -> None:
+        self.buffer = buffer
+        self.dtype = dtype
+        self.shape = shape
+        self.size = math.prod(shape)
+        self.raw: NDArray[np.uint8] = np.full(self.size * dtype.itemsize, 0xFF, np.uint8)
+        self.base = self.raw.__array_interface__["data"][0]
+        self.name = name
+        self.owner = owner
+        self.is_input = False
+        self.is_output = False
+        self.read_only = False
+        self.missing = self.size
+        self.mask: NDArray[np.bool_] | None = None
+        self.unit = dtype.itemsize
+        self.started: NDArray[np.bool_] | None = None
+        self.account: CoreMemory | None = None
+        self.placed: tuple[int, int] | None = None
+        self.banks: dict[int, int] = {}
+        self.on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
+        self.free_size = self.size // shape[0]
+        self.shadow: object = None
+        """For the race detector: whatever it keeps about this storage."""
+
+    @property
+    def partition_bytes(self) -> int:
+        """Bytes per partition of an on-chip storage."""
+        return self.free_size * self.dtype.itemsize
+
+    def written_mask(self) -> NDArray[np.bool_]:
+        """Return the mask of written elements, one bool per ``unit`` bytes, creating it if need be."""
+        if self.mask is None:
+            self.mask = np.full(self.raw.size // self.unit, self.missing == 0)
+        return self.mask
+
+    def set_all_written(self) -> None:
+        """Every element has been written."""
+        self.missing = 0
+        self.mask = None
+
+    def split_mask(self, unit: int) -> None:
+        """Make the mask finer: one bool per ``unit`` bytes (a view with a smaller dtype needs it)."""
+        if self.mask is not None:
+            self.mask = np.repeat(self.mask, self.unit // unit)
+        self.missing *= self.unit // unit
+        self.unit = unit
+
+    def __del__(self) -> None:
+        if self.account is not None:
+            self.account.release(self)
+
+
+class CoreMemory:
+    """What one physical core has allocated on chip, and the high-water marks.
+
+    ``sbuf_high`` and ``psum_high`` are bytes per partition. SBUF's limit is what is usable, unless
+    ``limit`` gives another; None means unlimited.
+    """
+
+    def __init__(self, generation: int = 3, limit: int | None = 0) -> None:
+        self.sbuf_limit = SBUF_USABLE_BYTES[generation] if limit == 0 else limit
+        self.sbuf_live = 0
+        self.sbuf_high = 0
+        self.psum_live = [0] * PSUM_BANKS
+        self.psum_high = 0
+        self._placed: Counter[int] = Counter()
+
+    def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
+        """Take room for ``storage``; ``address`` = (partition, byte) when it is placed by hand.
+
+        Raises :class:`CapacityError` when there is none.
+        """
+        if storage.buffer is MemoryRegion.sbuf:
+            self._charge_sbuf(storage, address)
+        else:
+            self._charge_psum(storage, address)
+        storage.account = self
+
+    def release(self, storage: Storage) -> None:
+        """Give the room of ``storage`` back."""
+        for bank, count in storage.banks.items():
+            self.psum_live[bank] -= count
+        if storage.buffer is not MemoryRegion.sbuf:
+            return
+        if storage.placed is None:
+            self.sbuf_live -= storage.partition_bytes
+            return
+        end = storage.placed[1] + storage.partition_bytes
+        self._placed[end] -= 1
+        if self._placed[end] == 0:
+            del self._placed[end]
+
+    def _charge_sbuf(self, storage: Storage, address: tuple[int, int] | None) -> None:
+        live, end = self.sbuf_live, max(self._placed, default=0)
+        if address is None:
+            live += storage.partition_bytes
+        else:
+            end = max(end, address[1] + storage.partition_bytes)
+        if self.sbuf_limit is not None and live + end > self.sbuf_limit:
+            raise CapacityError(
+                storage.name or "SBUF",
+                f"{self.sbuf_limit} bytes per partition of SBUF",
+                f"{self.sbuf_live} live, {max(self._placed, default=0)} placed, {storage.partition_bytes} more",
+                "use smaller tiles, or drop the references to tiles that are no longer needed",
+            )
+        self.sbuf_live = live
+        self.sbuf_high = max(self.sbuf_high, live + end)
+        storage.placed = address
+        if address is not None:
+            self._placed[
+                end
+                if address[1] + storage.partition_bytes == end
+                else address[1] + storage.partition_bytes
+            ] += 1
+
+    def _charge_psum(self, storage: Storage, address: tuple[int, int] | None) -> None:
+        wanted = storage.partition_bytes
+        storage.placed = address
+        if address is not None:
+            end = address[1] + wanted
+            if end > PSUM_BANKS * PSUM_BANK_BYTES:
+                raise CapacityError(
+                    "address", "16384 bytes per partition of PSUM", end, "place it lower"
+                )
+            self.psum_high = max(self.psum_high, end)
+            return
+        if wanted <= PSUM_BANK_BYTES:
+            free = [b for b in range(PSUM_BANKS) if self.psum_live[b] + wanted <= PSUM_BANK_BYTES][
+                :1
+            ]
+            share = wanted
+        else:
+            empty = [b for b in range(PSUM_BANKS) if self.psum_live[b] == 0]
+            count = -(-wanted // PSUM_BANK_BYTES)
+            free = empty[:count] if len(empty) >= count else []
+            share = PSUM_BANK_BYTES
+        if not free:
+            raise CapacityError(
+                storage.name or "PSUM",
+                f"{PSUM_BANKS} banks of {PSUM_BANK_BYTES} bytes per partition in PSUM",
+                f"live bytes by bank {self.psum_live}, {wanted} more",
+                "use smaller tiles, or drop the references to tiles that are no longer needed",
+            )
+        for bank in free:
+            self.psum_live[bank] += share
+            storage.banks[bank] = share
+        self.psum_high = max(self.psum_high, sum(self.psum_live))
+
+
+class RankMemory:
+    """The shared HBM of one rank: the two cores of a rank (LNC 2) get the same storage.
+
+    The n-th allocation of a name on one core is the n-th allocation of that name on the other; tensors
+    without a name go by the ordinal among the nameless ones. ``hbm_live`` and ``hbm_high`` are bytes.
+    """
+
+    def __init__(self, lnc: int = 1) -> None:
+        self.lnc = lnc
+        self._waiting: dict[tuple[str, int], Storage] = {}
+        self._ordinals: Counter[tuple[int, str]] = Counter()
+
+    def allocate(
+        self, core: int, shape: tuple[int, ...], dtype: DType, name: str, rank: int
+    ) -> Storage:
+        """Return the storage of this allocation, new for the first core that asks for it.
+
+        Raises :class:`ShapeError` when the two cores disagree about shape or dtype.
+        """
+        key = (name, self._ordinals[core, name])
+        self._ordinals[core, name] += 1
+        if key in self._waiting:
+            storage = self._waiting.pop(key)
+            if storage.shape != shape or storage.dtype != dtype:
+                raise ShapeError(
+                    name or f"shared_hbm tensor {key[1]}",
+                    "both cores of a rank allocate the same shape and dtype",
+                    f"{storage.shape} {storage.dtype} and {shape} {dtype}",
+                    "give tensors that only one core allocates a name",
+                )
+            return storage
+        storage = Storage(shape, dtype, MemoryRegion.shared_hbm, name, (rank, None))
+        if self.lnc > 1:
+            self._waiting[key] = storage
+        return storage
+
+
+def check_shape(shape: tuple[int, ...], buffer: MemoryRegion) -> None:
+    """Refuse shapes that ``buffer`` cannot hold.
+
+    Raises :class:`PartitionError` (more than 128 partitions, or no partition dimension on chip) or
+    :class:`ShapeError` (a length below 1, a rank above 5).
+    """
+    if any(not isinstance(n, (int, np.integer)) or n < 1 for n in shape) or not 1 <= len(shape):
+        raise ShapeError(
+            "shape", "positive integers, at least one", shape, "pass a tuple of lengths"
+        )
+    if buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum:
+        if len(shape) < 2:
+            raise PartitionError(
+                "shape",
+                "an on-chip tensor has a partition and a free dimension",
+                shape,
+                "use (P, 1)",
+            )
+        if shape[0] > PARTITIONS:
+            raise PartitionError(
+                "shape",
+                f"at most {PARTITIONS} partitions (dimension 0)",
+                shape[0],
+                "split it into tiles",
+            )

@@ -1,0 +1,299 @@
+"""How instructions read and write tensors: the one way to the values.
+
+Reading checks that every element was written; writing rounds once to the dtype of the destination
+(:func:`nki_impl.sim.tensor.dtypes.round_once`) and marks the elements written. Copies between equal dtypes
+are bit exact, and :func:`copy_bits` carries "never written" along instead of raising, so that a tile
+may be moved with holes in it as long as nobody computes with the holes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.errors import (
+    DtypeError,
+    OutOfBoundsError,
+    OutputError,
+    PartitionError,
+    PlacementError,
+    UninitializedError,
+)
+from nki_impl.sim.machine.core import current
+from nki_impl.sim.memory.registers import VirtualRegister
+from nki_impl.sim.memory.storage import MemoryRegion, Storage
+from nki_impl.sim.tensor.dtypes import as_dtype, round_once, to_float32
+from nki_impl.sim.tensor.patterns import strided, view_of
+from nki_impl.sim.tensor.views import NkiTensor
+
+Array = NDArray
+
+
+def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
+    """Return ``tensor`` as a static on-chip tile that a compute engine can address.
+
+    Resolves a dynamic scalar index. Raises :class:`DtypeError` (no tensor), :class:`PlacementError`
+    (HBM, or PSUM with ``psum=False``) or :class:`PartitionError` (a start partition that engines
+    cannot address: 0 for more than 64 partitions, 0 or 64 for more than 32, else multiples of 32).
+    """
+    if not isinstance(tensor, NkiTensor):
+        raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tile in SBUF or PSUM")
+    storage = tensor.storage
+    if not storage.on_chip:
+        raise PlacementError(
+            operand, "a tile in SBUF or PSUM", tensor.buffer.value, "dma_copy it to SBUF"
+        )
+    if not psum and storage.buffer is MemoryRegion.psum:
+        raise PlacementError(operand, "a tile in SBUF", "psum", "tensor_copy it to SBUF first")
+    if tensor.dynamic is not None:
+        static = resolve(tensor)
+        assert static is not None
+        tensor = static
+    if not tensor.whole:
+        _check_start(tensor, operand)
+    return tensor
+
+
+def _check_start(tensor: NkiTensor, operand: str) -> None:
+    used = tensor.array.shape[0]
+    storage = tensor.storage
+    start = tensor.byte_offset // storage.partition_bytes + (storage.placed or (0, 0))[0]
+    if start and start % (128 if used > 64 else 64 if used > 32 else 32):
+        raise PartitionError(
+            operand,
+            "engines start at partition 0 (more than 64 partitions), 0 or 64 (more than 32), else 0, 32, 64, 96",
+            f"{used} partitions from {start} on",
+            "move the rows with dma_copy, or begin at such a partition",
+        )
+
+
+def index_value(source: NkiTensor | VirtualRegister, operand: str = "scalar_offset") -> int:
+    """Return the integer that a register or a (1,1) integer tile holds at this moment."""
+    if isinstance(source, VirtualRegister):
+        return source.read(operand)
+    if source.size != 1 or source.dtype.is_float:
+        raise DtypeError(
+            operand, "a register or a (1,1) integer tile", source, "store the index as int32"
+        )
+    return int(read_raw(source, operand).item())
+
+
+def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
+    """Return ``tensor`` with its dynamic scalar index replaced by the value that it has now.
+
+    Raises :class:`OutOfBoundsError`, or returns None with ``skip``, when the index lies outside.
+    """
+    dynamic = tensor.dynamic
+    if dynamic is None:
+        return tensor
+    if dynamic.kind != "scalar":
+        raise PlacementError(
+            "vector_offset", "an operand of dma_copy", "another operation", "gather by DMA"
+        )
+    value = index_value(dynamic.source)
+    try:
+        if not 0 <= value < dynamic.limit:
+            raise OutOfBoundsError(
+                "scalar_offset",
+                f"0 <= index < {dynamic.limit}",
+                value,
+                "clamp it, or use oob_mode.skip",
+            )
+        start = tensor.byte_offset + value * dynamic.stride * tensor.dtype.itemsize
+        array = strided(tensor, start, tensor.shape, tensor.array.strides, tensor.dtype)
+    except OutOfBoundsError:
+        if skip:
+            return None
+        raise
+    return view_of(tensor, array, tensor.dtype)
+
+
+def over(tensor: NkiTensor, shadow: Array, unit: int) -> Array:
+    """Return the elements of ``tensor`` in ``shadow``, an array with one entry per ``unit`` bytes.
+
+    Where the tensor's elements are wider than ``unit`` a last dimension holds their entries.
+    """
+    width = tensor.dtype.itemsize // unit
+    size = shadow.itemsize
+    strides = tuple(s // unit * size for s in tensor.array.strides)
+    shape = tensor.array.shape
+    if width > 1:
+        shape, strides = (*shape, width), (*strides, size)
+    start = tensor.byte_offset // unit * size
+    return np.ndarray(shape, shadow.dtype, shadow, start, strides)
+
+
+def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:
+    storage = tensor.storage
+    if tensor.dtype.itemsize < storage.unit:
+        storage.split_mask(tensor.dtype.itemsize)
+    return over(tensor, storage.written_mask(), storage.unit)
+
+
+def is_written(tensor: NkiTensor) -> bool:
+    """Return True when every element of ``tensor`` was written."""
+    storage = tensor.storage
+    if storage.missing == 0:
+        return True
+    return storage.mask is not None and bool(_mask(tensor).all())
+
+
+def mark_written(tensor: NkiTensor) -> None:
+    """Note that every element of ``tensor`` is written."""
+    storage = tensor.storage
+    if storage.missing == 0:
+        return
+    if tensor.whole or (
+        tensor.array.flags.c_contiguous and tensor.array.nbytes == storage.raw.size
+    ):
+        storage.set_all_written()
+        return
+    mask = _mask(tensor)
+    before = int(np.count_nonzero(mask))
+    if before == mask.size:
+        return
+    mask[...] = True
+    if 0 in mask.strides:
+        _recount(tensor)
+        return
+    storage.missing -= mask.size - before
+    if storage.missing == 0:
+        storage.mask = None
+
+
+def check_read(tensor: NkiTensor, operand: str) -> None:
+    """Raise :class:`UninitializedError` unless every element was written; tell the race detector."""
+    storage = tensor.storage
+    if not storage.on_chip:
+        core = current()
+        if core.on_access is not None:
+            core.on_access(core, tensor, False)
+    if storage.missing and not is_written(tensor):
+        shape = tensor.shape
+        count = 0 if storage.mask is None else int(np.count_nonzero(_mask(tensor)))
+        total = tensor.size * (tensor.dtype.itemsize // storage.unit)
+        raise UninitializedError(
+            operand,
+            "elements that were written before they are read",
+            f"{total - count} of {total} elements of {tensor.name or 'the tensor'} {shape} never written",
+            "write the whole tile first (memset, dma_copy), or read only what was written",
+        )
+
+
+def read_raw(tensor: NkiTensor, operand: str) -> Array:
+    """Return the elements in their own dtype: a view, not to be changed."""
+    check_read(tensor, operand)
+    return tensor.array
+
+
+def read(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
+    """Return the elements as float32: a view when the tensor is float32, not to be changed."""
+    if tensor.storage.missing or not tensor.storage.on_chip:
+        check_read(tensor, operand)
+    return to_float32(tensor.array)
+
+
+def check_write(tensor: NkiTensor, operand: str) -> None:
+    """Raise :class:`OutputError` for a read-only storage; tell the race detector."""
+    storage = tensor.storage
+    if storage.on_chip:
+        return
+    if storage.read_only:
+        raise OutputError(
+            operand,
+            "a tensor that the kernel allocated",
+            f"kernel input {storage.name or '?'}",
+            "copy into an nl.ndarray(..., buffer=nl.shared_hbm) and return that",
+        )
+    core = current()
+    if core.on_access is not None:
+        core.on_access(core, tensor, True)
+
+
+def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
+    """Round ``values`` once to the dtype of ``tensor``, store them and mark them written.
+
+    ``values`` has the tensor's shape, or its partition count and free size.
+    """
+    if not tensor.storage.on_chip:
+        check_write(tensor, operand)
+    if values.shape != tensor.array.shape:
+        values = values.reshape(tensor.array.shape)
+    tensor.array[...] = round_once(values, tensor.dtype)
+    storage = tensor.storage
+    if storage.missing:
+        mark_written(tensor)
+    if storage.started is not None:
+        over(tensor, storage.started, storage.dtype.itemsize)[...] = False
+
+
+def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "dst") -> None:
+    """Write ``values`` (of dst's shape, in its format) where ``chosen``; other elements stay."""
+    check_write(dst, operand)
+    np.copyto(dst.array, values, where=chosen)
+    storage = dst.storage
+    if storage.missing:
+        mask = _mask(dst)
+        mask[...] |= chosen[..., None] if mask.ndim > dst.ndim else chosen
+        _recount(dst)
+    if storage.started is not None:
+        over(dst, storage.started, storage.dtype.itemsize)[chosen] = False
+
+
+def check_read_where(tensor: NkiTensor, chosen: Array, operand: str) -> None:
+    """Raise :class:`UninitializedError` unless the elements where ``chosen`` were written."""
+    if tensor.storage.missing and not is_written(tensor):
+        if tensor.storage.mask is None or not _mask(tensor)[chosen].all():
+            check_read(tensor, operand)
+
+
+def _recount(tensor: NkiTensor) -> None:
+    storage = tensor.storage
+    full = storage.written_mask()
+    storage.missing = full.size - int(np.count_nonzero(full))
+    if storage.missing == 0:
+        storage.mask = None
+
+
+def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
+    """Copy ``src`` to ``dst`` in row-major order, holes (never written elements) included.
+
+    Bit exact between equal dtypes, else through float32.
+    """
+    hole = None if is_written(src) else _holes(src).reshape(dst.shape)
+    write(dst, src.array if dst.dtype is src.dtype else to_float32(src.array))
+    if hole is None:
+        return
+    units = _mask(dst)
+    units &= ~(hole[..., None] if units.ndim > dst.ndim else hole)
+    _recount(dst)
+
+
+def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
+    """Return where elements of ``tensor`` were not (wholly) written, in its shape."""
+    if tensor.storage.mask is None:
+        return np.ones(tensor.shape, np.bool_)
+    mask = _mask(tensor)
+    missing: NDArray[np.bool_] = ~mask
+    return missing if missing.ndim == tensor.ndim else np.any(missing, axis=-1)
+
+
+def hbm_tensor(
+    array: Array, name: str, owner: tuple[int, int | None], read_only: bool
+) -> NkiTensor:
+    """Return a tensor in shared HBM (private with a core in ``owner``) that holds a copy of ``array``."""
+    dtype = as_dtype(array.dtype, name)
+    shape = array.shape or (1,)
+    buffer = MemoryRegion.shared_hbm if owner[1] is None else MemoryRegion.private_hbm
+    storage = Storage(shape, dtype, buffer, name, owner)
+    storage.raw.view(dtype.storage).reshape(shape)[...] = array
+    storage.set_all_written()
+    storage.read_only = storage.is_input = read_only
+    return NkiTensor(shape, dtype, storage, buffer, name)
+
+
+def to_numpy(tensor: NkiTensor, operand: str = "result") -> Array:
+    """Return a copy of the elements; raises :class:`UninitializedError` if one was never written."""
+    if not is_written(tensor):
+        check_read(tensor, operand)
+    return tensor.array.copy()

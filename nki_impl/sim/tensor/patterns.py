@@ -1,0 +1,162 @@
+"""Access patterns: strided views of a storage's bytes, and indices that only the device knows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.errors import OutOfBoundsError, PartitionError, ViewError
+from nki_impl.sim.memory.storage import PARTITIONS
+from nki_impl.sim.tensor.dtypes import DType, as_dtype
+
+if TYPE_CHECKING:
+    from nki_impl.sim.memory.registers import VirtualRegister
+    from nki_impl.sim.tensor.views import NkiTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """An index held on the device: ``kind`` "scalar" (one for all) or "vector" (one per partition).
+
+    ``source`` holds the index, ``stride`` is what one step of it skips, in elements, and it must lie
+    in 0 <= index < ``limit``.
+    """
+
+    kind: str
+    source: NkiTensor | VirtualRegister
+    stride: int
+    limit: int
+
+
+def view_of(base: NkiTensor, array: NDArray, dtype: DType) -> NkiTensor:
+    """Return a tensor on the storage of ``base`` that sees ``array``."""
+    out = object.__new__(type(base))
+    out.storage = base.storage
+    out.array = array
+    out.dtype = dtype
+    out.dynamic = None
+    out.whole = False
+    return out
+
+
+def strided(
+    base: NkiTensor,
+    byte_offset: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: DType | None = None,
+    check: bool = True,
+) -> NDArray:
+    """Return the NumPy view of the storage of ``base`` with this offset and these strides, in bytes.
+
+    With ``check=False`` the view may reach past the storage: it serves for its shape alone.
+    Raises :class:`OutOfBoundsError`.
+    """
+    storage = base.storage
+    kind = (dtype or base.dtype).storage
+    if not check:
+        return np.lib.stride_tricks.as_strided(
+            np.ndarray((1,) * len(shape), kind, storage.raw, byte_offset), shape, strides
+        )
+    try:
+        return np.ndarray(shape, kind, storage.raw, byte_offset, strides)
+    except (ValueError, TypeError):
+        raise OutOfBoundsError(
+            "pattern",
+            f"inside the storage of {storage.raw.size} bytes",
+            f"shape {shape}, strides {strides} bytes, offset {byte_offset} bytes",
+            "count strides and offset in elements of the tensor",
+        ) from None
+
+
+def access_pattern(
+    base: NkiTensor,
+    pattern: list[list[int]],
+    offset: int | None,
+    scalar_offset: NkiTensor | VirtualRegister | None,
+    vector_offset: NkiTensor | None,
+    indirect_dim: int,
+    dtype: DType | None,
+) -> NkiTensor:
+    """Do the work of :meth:`NkiTensor.ap`."""
+    kind = base.dtype if dtype is None else as_dtype(dtype)
+    _check_pattern(base, pattern, kind)
+    if scalar_offset is not None and vector_offset is not None:
+        raise ViewError(
+            "vector_offset", "scalar_offset or vector_offset", "both", "pass one of them"
+        )
+    start = base.byte_offset if offset is None else offset * kind.itemsize
+    shape = tuple(int(count) for _, count in pattern)
+    strides = tuple(int(stride) * kind.itemsize for stride, _ in pattern)
+    indirect = scalar_offset is not None or vector_offset is not None
+    out = view_of(base, strided(base, start, shape, strides, kind, check=not indirect), kind)
+    if not indirect:
+        return out
+    if not 0 <= indirect_dim < base.ndim:
+        raise ViewError("indirect_dim", f"0 <= dim < {base.ndim}", indirect_dim, "name a dimension")
+    step = math.prod(base.shape[indirect_dim + 1 :])
+    limit = base.shape[indirect_dim]
+    if scalar_offset is not None:
+        out.dynamic = Dynamic("scalar", scalar_offset, step, limit)
+        return out
+    if indirect_dim != 0 or base.storage.on_chip:
+        raise ViewError(
+            "vector_offset", "indirect_dim 0 of an HBM tensor", f"{indirect_dim}, {base.buffer.value}",
+            "gather on chip with other instructions",
+        )  # fmt: skip
+    assert vector_offset is not None
+    out.dynamic = Dynamic("vector", vector_offset, step, limit)
+    return out
+
+
+def _check_pattern(base: NkiTensor, pattern: list[list[int]], kind: DType) -> None:
+    storage = base.storage
+    if not pattern or len(pattern) > 5 or any(len(pair) != 2 for pair in pattern):
+        raise ViewError("pattern", "one to five [stride, count] pairs", pattern, "merge dimensions")
+    if any(count < 1 for _, count in pattern):
+        raise ViewError(
+            "pattern", "counts of at least 1", pattern, "an empty access cannot be expressed"
+        )
+    if not storage.on_chip:
+        return
+    free = storage.free_size * storage.dtype.itemsize // kind.itemsize
+    stride, count = pattern[0]
+    if count > PARTITIONS or (count > 1 and stride != free):
+        raise PartitionError(
+            "pattern",
+            f"the first pair of an on-chip tensor is [{free} (its free elements), partitions <= {PARTITIONS}]",
+            pattern[0],
+            "begin with the partition dimension",
+        )
+
+
+def parse_names(
+    pattern: tuple,
+    shape: tuple[int, ...],
+    fixed: dict[str, int],
+) -> tuple[list[str], list[int]]:
+    """Return the names in ``pattern`` and their lengths; one per group may follow from the others.
+
+    >>> parse_names(("b", ("h", "d")), (2, 12), {"d": 4})
+    (['b', 'h', 'd'], [2, 3, 4])
+    """
+    if len(pattern) != len(shape):
+        raise ViewError("src_pattern", f"{len(shape)} entries", pattern, "name each dimension")
+    names: list[str] = []
+    lengths: list[int] = []
+    for entry, size in zip(pattern, shape, strict=True):
+        group = entry if isinstance(entry, tuple) else (entry,)
+        unknown = [name for name in group if name not in fixed]
+        known = math.prod(fixed[name] for name in group if name in fixed)
+        if len(unknown) > 1 or size % known or (not unknown and known != size):
+            raise ViewError(
+                "fixed_sizes", f"lengths of {group} whose product is {size}", fixed, "fix them"
+            )
+        for name in group:
+            names.append(name)
+            lengths.append(fixed.get(name, size // known))
+    return names, lengths

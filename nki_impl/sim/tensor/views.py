@@ -1,0 +1,388 @@
+"""Tensors: views on a storage. No view ever copies data.
+
+An on-chip tensor (SBUF, PSUM) keeps its partitions in dimension 0; view methods cannot reorder, step
+or drop it. Indexing follows the language guide: an int on dimension 0 of an on-chip tensor keeps a
+partition dimension of 1, an int on a free dimension removes it, and the rank never falls below 2 (on
+chip) or 1 (HBM). Slices need 0 <= start < end <= size.
+
+The values of a tensor exist on the device only: bool(), comparison (but with None), iteration and
+arithmetic raise :class:`DynamicValueError`.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.NkiTensor.html
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.errors import (
+    PartitionError,
+    UnsupportedError,
+    ViewError,
+)
+from nki_impl.sim.memory.storage import MemoryRegion, Storage
+from nki_impl.sim.operators.refusal import refuse, refuse_values
+from nki_impl.sim.tensor.dtypes import DType, as_dtype
+from nki_impl.sim.tensor.indexing import checked_index, checked_slice, numpy_key
+from nki_impl.sim.tensor.patterns import Dynamic, access_pattern, parse_names, strided, view_of
+
+if TYPE_CHECKING:
+    from nki_impl.sim.memory.registers import VirtualRegister
+
+sbuf = MemoryRegion.sbuf
+
+
+class NKIObject:
+    """Base of the classes that kernels may define and pass around.
+
+    Class attributes without an annotation count as fields too, so that ``@dataclass`` on a subclass
+    takes them as arguments, as published kernels have it.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        annotations = cls.__dict__.get("__annotations__", {})
+        for name, value in list(cls.__dict__.items()):
+            plain = not name.startswith("_") and not hasattr(value, "__get__")
+            if plain and name not in annotations and type(value).__hash__ is not None:
+                annotations = {**annotations, name: Any}
+        cls.__annotations__ = annotations
+
+    def __init__(self, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+
+
+class NkiTensor(NKIObject):
+    """A view on a :class:`Storage`: ``array`` is the NumPy view of its bytes, ``dtype`` their format.
+
+    ``dynamic`` is None, or the :class:`Dynamic` index that an instruction resolves when it runs.
+    ``whole`` is True for the view that covers the storage in order.
+    """
+
+    __slots__ = ("storage", "array", "dtype", "dynamic", "whole")
+
+    storage: Storage
+    array: NDArray
+    dtype: DType
+    dynamic: Dynamic | None
+    whole: bool
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        storage: Any,
+        buffer: MemoryRegion | str = sbuf,
+        name: str = "",
+    ) -> None:
+        self.storage = storage
+        self.dtype = dtype
+        self.array = storage.raw.view(dtype.storage).reshape(shape)
+        self.dynamic = None
+        self.whole = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each dimension; dimension 0 is the partition dimension on chip."""
+        return self.array.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance between neighbours in each dimension, in elements."""
+        return tuple(s // self.dtype.itemsize for s in self.array.strides)
+
+    @property
+    def offset(self) -> int:
+        """Distance of the first element from the storage's first, in elements."""
+        return self.byte_offset // self.dtype.itemsize
+
+    @property
+    def byte_offset(self) -> int:
+        """Distance of the first element from the storage's first, in bytes."""
+        start: int = self.array.__array_interface__["data"][0]
+        return start - self.storage.base
+
+    @property
+    def name(self) -> str:
+        """The name given at allocation, or ''."""
+        return self.storage.name
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        """The memory that holds it."""
+        return self.storage.buffer
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.array.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.array.size
+
+    def _view(self, array: NDArray, dtype: DType | None = None) -> NkiTensor:
+        out = view_of(self, array, dtype or self.dtype)
+        if self.dynamic is not None:
+            if self.dynamic.kind == "vector" and array.shape[0] != self.array.shape[0]:
+                raise ViewError(
+                    "dimension 0",
+                    "the dimension of an indirect vector index stays as it is",
+                    array.shape,
+                    "slice the index tile instead",
+                )
+            if dtype is not None:
+                raise ViewError(
+                    "dtype", "a static view", "an indirect one", "view before selecting"
+                )
+            out.dynamic = self.dynamic
+        return out
+
+    def is_contiguous(self) -> bool:
+        """Return True when the elements lie one after the other (on chip: within each partition)."""
+        array = self.array[0] if self.storage.on_chip else self.array
+        return self.dynamic is None and bool(array.flags.c_contiguous)
+
+    def is_indirect(self) -> bool:
+        """Return True when an index held on the device decides which elements are meant."""
+        return self.dynamic is not None
+
+    def get_pattern(self) -> list[list[int]]:
+        """Return [[stride, count], ...] in elements, outermost dimension first."""
+        return [[s, n] for s, n in zip(self.strides, self.shape, strict=True)]
+
+    def __getitem__(self, key: Any) -> NkiTensor:
+        return self._view(self.array[numpy_key(self.array.shape, self.storage.on_chip, key)])
+
+    def _free_dim(self, dim: int, what: str) -> int:
+        """Return ``dim`` counted from 0, refusing the partition dimension."""
+        if not -self.ndim <= dim < self.ndim:
+            raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
+        dim %= self.ndim
+        if dim == 0 and self.storage.on_chip:
+            raise PartitionError(
+                "dim", f"{what} leaves the partition dimension alone", dim, "use dim >= 1"
+            )
+        return dim
+
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
+        """Return elements start, start + step, ... below end of dimension ``dim``."""
+        if not -self.ndim <= dim < self.ndim:
+            raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
+        dim %= self.ndim
+        keys: list[slice] = [slice(None)] * dim
+        keys.append(checked_slice(self.shape[dim], self.storage.on_chip, dim, start, end, step))
+        return self._view(self.array[tuple(keys)])
+
+    def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
+        """Return the tensor without dimension ``dim``, at ``index``: an int, a register or a (1,1) tile."""
+        dim = self._free_dim(dim, "select")
+        if isinstance(index, (int, np.integer)):
+            at = checked_index(self.shape[dim], dim, index)
+            return self._view(self.array[(slice(None),) * dim + (at,)])
+        if self.dynamic is not None:
+            raise ViewError("index", "one dynamic index per tensor", "a second one", "copy first")
+        out = self._view(self.array[(slice(None),) * dim + (0,)])
+        out.dynamic = Dynamic("scalar", index, self.strides[dim], self.shape[dim])
+        return out
+
+    def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
+        """Return rows of HBM dimension 0 by an index per partition: shape (P, rest of the shape)."""
+        if dim != 0 or self.storage.on_chip:
+            raise UnsupportedError(
+                "dim", "dimension 0 of an HBM tensor", dim, "permute, or gather on chip"
+            )
+        if self.dynamic is not None:
+            raise ViewError(
+                "vector_offset", "one dynamic index per tensor", "a second one", "copy first"
+            )
+        shape = (vector_offset.shape[0], *self.shape[1:])
+        out = self._view(strided(self, self.byte_offset, shape, self.array.strides, check=False))
+        out.dynamic = Dynamic("vector", vector_offset, self.strides[0], self.shape[0])
+        return out
+
+    def permute(self, dims: tuple[int, ...]) -> NkiTensor:
+        """Return the dimensions in the order ``dims``; dimension 0 stays first on chip."""
+        if sorted(dims) != list(range(self.ndim)):
+            raise ViewError("dims", f"a permutation of 0..{self.ndim - 1}", dims, "name each once")
+        if self.storage.on_chip and dims[0] != 0:
+            raise PartitionError(
+                "dims", "the partition dimension stays first", dims, "use nc_transpose"
+            )
+        return self._view(self.array.transpose(dims))
+
+    def broadcast(self, dim: int, size: int) -> NkiTensor:
+        """Repeat dimension ``dim`` of length 1 ``size`` times (stride 0)."""
+        dim = self._free_dim(dim, "broadcast")
+        if self.shape[dim] != 1:
+            raise ViewError("dim", "a dimension of length 1", self.shape[dim], "expand_dim first")
+        shape, strides = list(self.shape), list(self.array.strides)
+        shape[dim], strides[dim] = size, 0
+        return self._view(strided(self, self.byte_offset, tuple(shape), tuple(strides)))
+
+    def expand_dim(self, dim: int) -> NkiTensor:
+        """Insert a dimension of length 1 at ``dim``."""
+        dim = dim if dim >= 0 else dim + self.ndim + 1
+        if not 0 <= dim <= self.ndim or (dim == 0 and self.storage.on_chip):
+            raise ViewError(
+                "dim", f"a place among the free dimensions of {self.shape}", dim, "use 1..ndim"
+            )
+        return self._view(np.expand_dims(self.array, dim))
+
+    def squeeze_dim(self, dim: int) -> NkiTensor:
+        """Drop dimension ``dim`` of length 1."""
+        dim = self._free_dim(dim, "squeeze_dim")
+        if self.shape[dim] != 1:
+            raise ViewError("dim", "a dimension of length 1", self.shape[dim], "use select")
+        return self._view(self.array.squeeze(dim))
+
+    def reshape_dim(self, dim: int, shape: tuple[int, ...]) -> NkiTensor:
+        """Split dimension ``dim`` into ``shape``, in which one length may be -1."""
+        dim = self._free_dim(dim, "reshape_dim")
+        known = math.prod(n for n in shape if n != -1)
+        size = self.shape[dim]
+        if (
+            list(shape).count(-1) > 1
+            or known < 1
+            or size % known
+            or (-1 not in shape and known != size)
+        ):
+            raise ViewError(
+                "shape", f"a factorisation of {size}, at most one -1", shape, "make it fit"
+            )
+        full = tuple(size // known if n == -1 else n for n in shape)
+        return self._reshaped(self.shape[:dim] + full + self.shape[dim + 1 :])
+
+    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
+        """Merge dimensions start_dim..end_dim (both included) into one."""
+        end_dim %= self.ndim
+        start_dim = (
+            start_dim % self.ndim
+            if start_dim == end_dim
+            else self._free_dim(start_dim, "flatten_dims")
+        )
+        merged = math.prod(self.shape[start_dim : end_dim + 1])
+        return self._reshaped((*self.shape[:start_dim], merged, *self.shape[end_dim + 1 :]))
+
+    def reshape(self, shape: tuple[int, ...]) -> NkiTensor:
+        """Return the elements in row-major order in another shape; on chip dimension 0 stays."""
+        shape = tuple(shape)
+        if math.prod(shape) != self.size or min(shape) < 1:
+            raise ViewError(
+                "shape", f"{self.size} elements", shape, "the element count must not change"
+            )
+        if self.storage.on_chip and (shape[0] != self.shape[0] or len(shape) < 2):
+            raise PartitionError(
+                "shape", f"({self.shape[0]}, ...)", shape, "keep the partition dimension"
+            )
+        return self._reshaped(shape)
+
+    def _reshaped(self, shape: tuple[int, ...]) -> NkiTensor:
+        try:
+            return self._view(self.array.reshape(shape, copy=False))
+        except ValueError:
+            raise ViewError(
+                "shape",
+                f"a shape that strides {self.strides} of {self.shape} can express",
+                shape,
+                "copy into a contiguous tensor first",
+            ) from None
+
+    def rearrange(
+        self,
+        src_pattern: tuple,
+        dst_pattern: tuple,
+        fixed_sizes: dict[str, int] | None = None,
+    ) -> NkiTensor:
+        """Name the dimensions, ('b', ('h', 'd')) -> ('h', ('b', 'd')): split, permute and merge."""
+        names, lengths = parse_names(src_pattern, self.shape, fixed_sizes or {})
+        groups = [g if isinstance(g, tuple) else (g,) for g in dst_pattern]
+        order = [name for group in groups for name in group]
+        if sorted(order) != sorted(names):
+            raise ViewError(
+                "dst_pattern", f"the names {names}, each once", dst_pattern, "name them all"
+            )
+        at = [names.index(name) for name in order]
+        if self.storage.on_chip and (
+            at[0] != 0 or lengths[0] != self.shape[0] or len(groups[0]) > 1
+        ):
+            raise PartitionError(
+                "dst_pattern", "the partition dimension stays first", dst_pattern, "keep it"
+            )
+        split = self._reshaped(tuple(lengths))
+        merged = [math.prod(lengths[names.index(name)] for name in group) for group in groups]
+        return self._view(split.array.transpose(at))._reshaped(tuple(merged))
+
+    def ap(
+        self,
+        pattern: list[list[int]],
+        offset: int | None = None,
+        scalar_offset: NkiTensor | VirtualRegister | None = None,
+        vector_offset: NkiTensor | None = None,
+        indirect_dim: int = 0,
+        dtype: DType | None = None,
+    ) -> NkiTensor:
+        """Return the raw access pattern [[stride, count], ...] on the storage, in elements.
+
+        ``offset`` counts from the storage's start and replaces the offset of this view; None keeps
+        that of this view, as the reference has it (the guide has it ignored: pass it explicitly).
+        ``scalar_offset`` (a register or a (1,1) integer tile) and ``vector_offset`` (a (P,1) integer
+        tile, one row per partition) are multiplied by the product of the dimensions of this tensor
+        after ``indirect_dim``.
+        """
+        return access_pattern(
+            self, pattern, offset, scalar_offset, vector_offset, indirect_dim, dtype
+        )
+
+    def view(self, dtype: DType) -> NkiTensor:
+        """Return the same bytes as ``dtype``; the last dimension's length is rescaled."""
+        dtype = as_dtype(dtype)
+        try:
+            array = self.array.view(dtype.storage)
+        except ValueError:
+            raise ViewError(
+                "dtype",
+                f"a last dimension of {self.shape} that {dtype} divides",
+                self.dtype,
+                "pad it",
+            ) from None
+        return self._view(array, dtype)
+
+    reinterpret_cast = view
+
+    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
+        """Tensor indirection is not modelled: raises :class:`UnsupportedError`."""
+        raise UnsupportedError(
+            "index", "tensor indirection is not modelled", "indirect()", "use vector_select"
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise UnsupportedError(
+            "index",
+            "tiles are written by instructions",
+            "an assignment",
+            "use nisa.tensor_copy(dst=..., src=...)",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if other is None or isinstance(other, (str, DType, MemoryRegion)):
+            return False
+        return bool(refuse(self))
+
+    def __ne__(self, other: object) -> bool:
+        return not self.__eq__(other)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"NkiTensor({self.name or '?'}, {self.shape}, {self.dtype}, {self.buffer.value})"
+
+
+refuse_values(NkiTensor)

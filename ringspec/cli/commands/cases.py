@@ -1,0 +1,108 @@
+"""``ringspec cases``: the cases of the suite as files, for a program on another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ringspec.cli.shared.group import Commands
+
+if TYPE_CHECKING:
+    from ringspec.conformance.adapters.wire import Claims
+
+EPILOG = """\b
+Examples:
+  ringspec cases write calls --profile smoke
+  ringspec cases write calls --claims target.json
+  ringspec check dir:calls
+
+\b
+Exit code: 0; 2 for bad input; 130 after Ctrl-C.
+"""
+MAX_CLAIMS = 1 << 20
+
+
+@click.group("cases", cls=Commands, epilog=EPILOG)
+def cases_group() -> None:
+    """The cases of the conformance suite as files, for a program on another machine."""
+
+
+@cases_group.command("write", short_help="Write the inputs of all cases to a new folder.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--profile",
+    type=click.Choice(["smoke", "core", "full", "seeds", "noise"]),
+    default="core",
+    show_default=True,
+    help="Which cases.",
+)
+@click.option("--only", metavar="PATTERN", help="Only cases whose id matches, such as 'ring/*'.")
+@click.option(
+    "--claims",
+    "claims_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="JSON with name, capabilities and notes of the program: only what it claims is written.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+def write_command(
+    directory: Path, profile: str, only: str | None, claims_file: Path | None, as_json: bool
+) -> None:
+    """Write the inputs of all cases to a new folder, with a README for the other machine.
+
+    Any program, in any language, adds result.safetensors beside each call; "ringspec check dir:DIR"
+    then judges them. No expected value is written. DIR must not exist.
+    """
+    from ringspec.cli.shared import output
+    from ringspec.cli.shared.progress import counting
+    from ringspec.conformance.adapters.offline import write_cases
+    from ringspec.conformance.cases.profiles import run_cases
+    from ringspec.conformance.run.suite import selected
+
+    claims = None if claims_file is None else read_claims(claims_file)
+    cases = selected(run_cases(profile), only)
+    with counting("written", wanted=not as_json) as progress:
+        written = write_cases(
+            directory, cases, profile=profile, only=only, claims=claims, progress=progress
+        )
+    if as_json:
+        output.show_json(
+            {
+                "command": "write",
+                "directory": str(directory),
+                "profile": profile,
+                "cases": written.cases,
+                "not_claimed": len(cases) - written.cases,
+                "calls": written.calls,
+                "bytes": written.bytes,
+            }
+        )
+        return
+    left_out = len(cases) - written.cases
+    click.echo(
+        f"{written.cases} cases, {written.calls} calls, {written.bytes / 2**20:.1f} MiB in {directory}"
+        + (f"; {left_out} cases are not claimed" if left_out else "")
+    )
+    click.echo(
+        f"put result.safetensors beside each call.json, then: ringspec check dir:{directory}"
+    )
+
+
+def read_claims(path: Path) -> Claims:
+    """Claims in a file of the user's own."""
+    from ringspec.conformance.adapters.wire import claims_from, message_of
+    from ringspec.conformance.target.protocol import Garbage
+    from ringspec.errors import FileFormatError
+    from ringspec.plainfile import read_plain_file
+
+    data = read_plain_file(path, MAX_CLAIMS)
+    try:
+        return claims_from(message_of(data, path.name), path.stem)
+    except Garbage as fault:
+        raise FileFormatError(
+            f"claims of a program in {path.name}",
+            str(fault),
+            'write {"name": ..., "capabilities": {...}}, as in the answer to hello',
+        ) from None

@@ -1,0 +1,195 @@
+"""What ``smoke``, ``check`` and ``replay`` do: run the cases, write the reports, say the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from ringspec.cli.shared import ranks
+from ringspec.cli.shared.progress import counting
+from ringspec.cli.views import check as check_text
+from ringspec.conformance.cases.model import PROFILES, RunCase
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.summary import Diagnoser
+from ringspec.conformance.report.junit import junit
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.report.report import (
+    Report,
+    ReportWriter,
+    make_header,
+    report_lines,
+)
+from ringspec.conformance.run.executor import opened
+from ringspec.conformance.run.expected import Expectation, read_expected
+from ringspec.conformance.run.suite import Summary, run, selected
+from ringspec.conformance.target.load import asked_of, telling
+from ringspec.conformance.target.project import target_or_default
+from ringspec.conformance.target.provenance import changed_since, computed_with
+from ringspec.errors import DestinationError, UnknownNameError, nearest, shown
+from ringspec.render import page
+from ringspec.vectors import open_set
+
+Files = dict[str, Path]
+
+
+def check(
+    target: str | None,
+    profile: str | None,
+    only: tuple[str, ...],
+    jobs: int,
+    timeout: float,
+    expected_failures: Path | None,
+    as_json: bool,
+    **files: Path | None,
+) -> None:
+    """Run a profile."""
+    spec = target_or_default(target)
+    profile, only = asked_of(spec, profile, only)
+    expected = None if expected_failures is None else read_expected(expected_failures)
+    options: dict[str, Any] = {
+        "only": only or None,
+        "jobs": jobs,
+        "timeout": timeout or None,
+        "expected_failures": expected,
+        "profile": profile,
+    }
+    with ranks.sharing() as links:
+        options["links"] = links
+        perform(spec, profile, run_cases(profile), options, as_json, files)
+
+
+def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path | None) -> None:
+    """Run cases by their exact ids, whatever profile has them."""
+    target, ids = (words[0], words[1:]) if len(words) > 1 else (None, words)
+    spec = target_or_default(target)
+    cases = [found(id) for id in dict.fromkeys(ids)]
+    perform(spec, "replay", cases, {"timeout": timeout or None}, as_json, files)
+
+
+def found(id: str) -> RunCase:
+    """The case of this id in the smallest profile that has it."""
+    known: list[str] = []
+    for profile in PROFILES:
+        cases = {case.id: case for case in run_cases(profile)}
+        if id in cases:
+            return cases[id]
+        known += cases
+    raise UnknownNameError("the id of a case", shown(id), nearest(id, known))
+
+
+def perform(
+    spec: str,
+    profile: str,
+    cases: list[RunCase],
+    options: dict[str, Any],
+    as_json: bool,
+    files: dict[str, Path | None],
+) -> None:
+    """Load the target, run, report; ends the program where the exit code is not 0."""
+    wanted: Files = {name: path for name, path in files.items() if path is not None}
+    for path in wanted.values():
+        check_destination(path)
+    chosen = selected(cases, options.get("only"))
+    links, timeout = options.get("links"), options.get("timeout")
+    # A debugger wants the target here, the terminal, and nothing else on it.
+    debugged = timeout is None and options.get("jobs", 1) == 1 and links is None
+    target = opened(spec, timeout, here=debugged)
+    try:
+        Expectation(options.get("expected_failures") or {}, target, cases)
+        if links is not None and links.rank:
+            run(target, cases, spec=spec, **options, diagnose=Diagnoser())
+            return
+        header = make_header(target, spec=spec, profile=profile, vectors=vectors_data())
+        header["options"] = {"timeout": timeout}
+        if not as_json:
+            check_text.show_head(header, len(chosen))
+        with (
+            writers(header, as_json, wanted.get("report")) as lines,
+            counting(profile, not (debugged and sys.stderr.isatty())) as bar,
+        ):
+
+            def sink(record: Record) -> None:
+                for writer in lines:
+                    writer(record)
+
+            options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
+            options["capture"] = as_json or not debugged
+            summary = run(target, cases, spec=spec, **options)
+            # A replay was asked for single cases: all that they do not use would be listed.
+            coverage = None if profile == "replay" else summary.coverage
+            changed = changed_since(header, computed_with(target, spec))
+            footers = [writer.finish(summary.complete, coverage, changed) for writer in lines]
+        report = Report(header, summary.records, footers[0])
+        write_files(report, wanted)
+        if not as_json:
+            check_text.show_end(report, wanted, details=profile in ("smoke", "replay"))
+        exit_with(summary)
+    finally:
+        with telling(f"a close() of {spec} that ends"):
+            getattr(target, "close", lambda: None)()
+
+
+def check_destination(path: Path) -> None:
+    """Said before the run, not after it."""
+    if not path.absolute().parent.is_dir():
+        raise DestinationError(f"a folder for {path}", "none", "make it, or write elsewhere")
+    # Opening a pipe to write would wait for a reader. A device such as /dev/stdout is one's own choice.
+    if path.is_fifo() or path.is_socket() or path.is_dir():
+        raise DestinationError(
+            f"a file at {path}", "a folder, a pipe or a socket", "write elsewhere"
+        )
+
+
+def vectors_data() -> dict[str, Any]:
+    core = open_set("core")
+    return {
+        "name": core.name,
+        "set_version": core.set_version,
+        "format_version": core.format_version,
+        "digest": core.manifest.content,
+    }
+
+
+class Nowhere:
+    """A stream that keeps nothing, so that there always is a writer with a footer."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def writers(
+    header: dict[str, Any], as_json: bool, path: Path | None
+) -> Iterator[list[ReportWriter]]:
+    """One writer for stdout where it is asked for, one for the file, one that only counts."""
+    with contextlib.ExitStack() as stack:
+        streams: list[TextIO] = [Nowhere()]  # type: ignore[list-item]
+        if as_json:
+            # What the target prints to sys.stdout must not come between the lines.
+            streams.append(sys.stdout)
+        if path is not None:
+            streams.append(stack.enter_context(path.open("w", encoding="utf-8", newline="\n")))
+        yield [ReportWriter(stream, header) for stream in streams]
+
+
+def write_files(report: Report, wanted: Files) -> None:
+    """JUnit XML and the page."""
+    for name, make in (("junit", junit), ("html", lambda one: page(report_lines(one)))):
+        if name in wanted:
+            # Surrogates, which a target's name or message may hold, become question marks.
+            wanted[name].write_bytes(make(report).encode("utf-8", "replace"))
+
+
+def exit_with(summary: Summary) -> None:
+    if not summary.complete:
+        click.echo("interrupted: the report is not complete", err=True)
+    if summary.exit_code:
+        click.get_current_context().exit(summary.exit_code)

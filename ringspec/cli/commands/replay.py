@@ -1,0 +1,24 @@
+"""``ringspec replay``: one case alone, told in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ringspec.cli.commands.check import EXIT_CODES, TARGETS, report_options, timeout_option
+
+
+@click.command("replay", epilog=f"{TARGETS}\n\n{EXIT_CODES}", short_help="Run one case alone.")
+@click.argument("words", metavar="[TARGET] ID", nargs=-1, required=True)
+@timeout_option
+@report_options
+def replay_command(words: tuple[str, ...], **given: Any) -> None:
+    """Run the case ID alone, with the same inputs as in any run, and tell every tensor of it.
+
+    More than one ID may follow TARGET. With a single word, that is the ID and TARGET comes from
+    pyproject.toml.
+    """
+    from ringspec.cli.commands import check_run
+
+    check_run.replay(words, **given)

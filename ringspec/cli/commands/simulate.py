@@ -1,0 +1,293 @@
+"""``ringspec simulate``: run a ring on given or drawn tensors and compare it with the definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from click.core import ParameterSource
+
+import ringspec
+from ringspec import fast
+from ringspec.cli.shared import output, ranks
+from ringspec.cli.shared.inputs import Inputs, drawn, drawn_inputs, read_inputs, shortened
+from ringspec.cli.shared.options import (
+    SHAPE_OPTIONS,
+    Request,
+    choice,
+    in_range,
+    problem_options,
+    request_from,
+)
+from ringspec.cli.views import reference
+from ringspec.cli.views.describe import heading, problem_data
+from ringspec.cli.views.passes import Data, layout_data, pass_data, pass_lines
+from ringspec.errors import OptionError
+from ringspec.formats import load
+from ringspec.rings.ring import ring
+from ringspec.rings.run import Run
+from ringspec.rings.show import schedules
+from ringspec.spec.worker import Moment
+
+# Work, in pairs of a query and a key, that takes long enough for a progress bar.
+LONG = 1 << 22
+MAX_SAVED_BYTES = 1 << 30
+MAX_BLOCK = 1 << 26
+BLOCKS = ("spec", "fast")
+
+EXAMPLES = """\b
+Examples:
+  ringspec simulate --workers 4 --layout zigzag --circulation q
+  ringspec simulate --input qkv.npz --workers 2 --recipe bf16 --json
+  mpiexec -n 4 ringspec simulate --layout zigzag
+
+\b
+Exit code: 0; 1 when the ring differs from the dense definition by more than 1e-14
+of the row scale (recipe float64; other recipes have no bound); 2 for bad input;
+4 when an MPI rank hangs; 130 after Ctrl-C. The keys of --json: ringspec/cli/schema.json.
+"""
+
+
+@click.command("simulate", epilog=EXAMPLES)
+@problem_options
+@click.option("--softcap", type=float, metavar="X", help="s = softcap * tanh(z / softcap).")
+@click.option("--sinks", default=0, metavar="N", help="Attention sinks of each query head.")
+@click.option("--dropout", default=0.0, metavar="P", help="Probability of dropping an entry of P.")
+@click.option("--dropout-seed", default=0, metavar="N", help="Seed of the keep mask.")
+@click.option("--scale", type=float, metavar="X", help="Factor of <q, k>. [default: 1/sqrt(D)]")
+@click.option("--dlse", is_flag=True, help="With a gradient of the loss for lse as well.")
+@click.option(
+    "--seed", default=0, show_default=True, metavar="N", help="Seed of the drawn tensors."
+)
+@click.option(
+    "--input",
+    "input_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read q, k, v and perhaps dy, dlse from a .safetensors or .npz file.",
+)
+@click.option(
+    "--compare",
+    "method",
+    default="auto",
+    show_default=True,
+    metavar=choice(reference.METHODS),
+    help=f"dense: every row; rows: o, lse, dq of {reference.ROWS_PER_WORKER} query rows of each "
+    "worker; auto: dense up to 2**24 = B*H*Sq*Sk, rows above. The Sq x Sk matrix is never stored.",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Write results and recorded states to a .safetensors file.",
+)
+@click.option("--states/--no-states", default=True, help="With --save: the recorded states too.")
+@click.option(
+    "--blocks",
+    type=click.Choice(BLOCKS),
+    default="spec",
+    show_default=True,
+    help="Who computes a block: the specification, or ringspec.fast, for real lengths, with threads, "
+    "in the recipes float64 and float32.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@ranks.ranks_options
+def simulate_command(**given: Any) -> None:
+    """Run ring attention on drawn tensors or on a file's, in one process or with an MPI rank for
+    each worker, and compare every worker's results with the dense definition.
+
+    Prints who computes which block in which step, the visible pairs, hops and bytes, and the
+    errors of o, lse, dq, dk, dv for each worker.
+
+    Besides q, k, v, dy and dlse a file may hold bias, mask, segments_q, segments_k, bound_min,
+    bound_max, sinks, keep, positions_q and positions_k, as ringspec.ring takes them.
+    """
+    with ranks.team(given) as team:
+        simulate(click.get_current_context(), team, given)
+
+
+def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> None:
+    """The command on one rank; of several, the first reports."""
+    if given["input_path"] is not None:
+        refuse_shapes(ctx)
+    asked = request_from(given)
+    in_range(given["sinks"], "sinks", 0, 1024)
+    in_range(given["seed"], "seed", 0, (1 << 64) - 1)
+    reference.check_method(given["method"])
+    check_target(given["save"])
+    inputs = read_or_draw(asked, given)
+    options = asked.options | {
+        "softcap": given["softcap"],
+        "scale": given["scale"],
+        "dropout_p": given["dropout"],
+        "dropout_seed": given["dropout_seed"],
+    }
+    if given["sinks"] and "sinks" in inputs.options:
+        raise OptionError("--sinks or sinks in the file", "both", "leave one of them out")
+    options |= inputs.options
+    if given["sinks"]:
+        heads = inputs.tensors["q"].shape[1:2]
+        options["sinks"] = drawn(given["seed"], "sinks", (*heads, given["sinks"]))
+    record = given["save"] is not None and given["states"]
+    # Numbers beyond a format's range become inf and nan, which the report shows.
+    with np.errstate(over="ignore", invalid="ignore"):
+        run = run_ring(team, asked, inputs, options, record, given["blocks"])
+        if run is None:
+            return
+        if given["save"] is not None:
+            run.save(given["save"])
+        document = report(run, asked, inputs, given["method"])
+    if given["as_json"]:
+        output.show_json(document)
+    else:
+        width = output.width()
+        output.show(text(document, width, given["save"]), width)
+    if document["comparison"]["within_bound"] is False:
+        ctx.exit(1)
+
+
+def refuse_shapes(ctx: click.Context) -> None:
+    """A file has its own shapes; an option that says otherwise would be ignored."""
+    for name in (*SHAPE_OPTIONS, "seed", "dlse"):
+        needed = name == "seed" and ctx.params["sinks"]
+        if not needed and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            raise OptionError(
+                f"no {option} together with --input", "both", f"leave {option} to the file"
+            )
+
+
+def check_target(path: Path | None) -> None:
+    """Say before the work, not after it, that a file cannot be written."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise OptionError(
+            "--save with the path of a file in a directory that exists",
+            str(path),
+            "make the directory, or name another",
+        )
+
+
+def read_or_draw(asked: Request, given: dict[str, Any]) -> Inputs:
+    if given["input_path"] is not None:
+        return read_inputs(given["input_path"])
+    names = ["q", "k", "v"] + (["dy"] if asked.backward else [])
+    names += ["dlse"] if asked.backward and given["dlse"] else []
+    return drawn_inputs(given["seed"], asked.shape, tuple(names))
+
+
+def run_ring(
+    team: ranks.Team,
+    asked: Request,
+    inputs: Inputs,
+    options: dict[str, Any],
+    record: bool,
+    blocks: str,
+) -> Run | None:
+    """The ring, with a progress bar where it takes long; None on a rank that does not report."""
+    tensors = dict(inputs.tensors)
+    if not asked.backward:
+        tensors.pop("dy", None)
+        tensors.pop("dlse", None)
+    pieces: dict[str, Any] = dict(fast.pieces()) if blocks == "fast" else {}
+    if not pieces:
+        check_block(asked, tensors)
+    if record:
+        check_saved_size(asked, tensors)
+    passes = 2 if {"dy", "dlse"} & set(tensors) else 1
+    pairs = math.prod(tensors["q"].shape[:3]) * math.prod(tensors["k"].shape[2:3])
+    total = passes * asked.workers * (asked.workers + (asked.circulation == "gather"))
+    with output.progress("ring", total, wanted=pairs > LONG) as tick:
+
+        def observe(moment: Moment) -> None:
+            tick()
+
+        compute: Callable[..., Run | None] = ring if team is None else team.ring
+        return compute(
+            tensors["q"],
+            tensors["k"],
+            tensors["v"],
+            tensors.get("dy"),
+            dlse=tensors.get("dlse"),
+            workers=asked.workers,
+            layout=asked.layout,
+            circulation=asked.circulation,
+            recipe=asked.recipe,
+            direction=asked.direction,
+            skip_masked=asked.skip_masked,
+            record=record,
+            observer=observe,
+            **pieces,
+            **options,
+        )
+
+
+def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
+    """The specification holds a few score matrices of one block at a time."""
+    q, k = tensors["q"].shape, tensors["k"].shape
+    block = math.prod(q[:3]) * math.prod(k[2:3]) // asked.workers**2
+    if block > MAX_BLOCK:
+        raise OptionError(
+            f"B * H * Sq/W * Sk/W of at most {MAX_BLOCK} for one block of scores",
+            str(block),
+            "choose more --workers, smaller lengths, or --blocks fast",
+        )
+
+
+def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
+    """Recorded states hold about 3 copies of every tensor before, during and after every step."""
+    size = 8 * 3 * 3 * asked.workers * sum(x.size for x in tensors.values())
+    if size > MAX_SAVED_BYTES:
+        raise OptionError(
+            f"recorded states of at most {MAX_SAVED_BYTES} bytes",
+            f"about {size}",
+            "save the results alone with --no-states, or choose a smaller problem",
+        )
+
+
+def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
+    """Everything that the command says, as plain data."""
+    q_offset = asked.options["q_offset"]
+    passes = [
+        pass_data(run.problem, schedule, run.layout_q, run.layout_k, run.recipe, q_offset)
+        for schedule in schedules(run)
+    ]
+    dy, dlse = (
+        load(inputs.tensors[name], name) if run.gradients and name in inputs.tensors else None
+        for name in ("dy", "dlse")
+    )
+    method = reference.choose(method, run.problem)
+    rows = reference.rows_to_compare(run, method)
+    total = len(reference.parts_of(run.problem, rows))
+    long = reference.pairs_in(run.problem) > LONG
+    with output.progress("dense reference", total, wanted=long) as tick:
+        comparison = reference.compare(run, dy, dlse, method, tick)
+    return {
+        "command": "simulate",
+        "version": ringspec.__version__,
+        "specification": ringspec.SPEC_VERSION,
+        "inputs": {"source": inputs.source, "ignored": list(inputs.ignored)},
+        "problem": problem_data(asked, run.problem, run.gradients is not None),
+        "layout": layout_data(run.layout_q, run.layout_k),
+        "passes": passes,
+        "comparison": comparison,
+    }
+
+
+def text(document: Data, width: int, saved: Path | None) -> list[str]:
+    """The report as lines."""
+    ring_line, problem_line = heading(document["problem"])
+    lines = [ring_line, f"{problem_line}, {document['inputs']['source']}"]
+    if document["inputs"]["ignored"]:
+        lines.append(f"not read: {shortened(document['inputs']['ignored'])}")
+    before = None
+    for data in document["passes"]:
+        lines += ["", *pass_lines(data, width, before)]
+        before = data
+    lines += ["", *reference.comparison_lines(document["comparison"], width)]
+    if saved is not None:
+        lines.append(f"saved to {saved}")
+    return lines

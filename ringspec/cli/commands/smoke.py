@@ -1,0 +1,26 @@
+"""``ringspec smoke``: whether a target is wired, before hundreds of cases fail alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ringspec.cli.commands.check import (
+    EXIT_CODES,
+    TARGETS,
+    report_options,
+    target_argument,
+    timeout_option,
+)
+
+
+@click.command("smoke", epilog=f"{TARGETS}\n\n{EXIT_CODES}", short_help="See if a target is wired.")
+@target_argument
+@timeout_option
+@report_options
+def smoke_command(**given: Any) -> None:
+    """See in seconds whether TARGET is wired: a few small cases, each told in full."""
+    from ringspec.cli.commands import check_run
+
+    check_run.check(profile="smoke", only=(), jobs=1, expected_failures=None, **given)

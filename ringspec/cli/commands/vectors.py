@@ -1,0 +1,177 @@
+"""``ringspec vectors``: the golden vectors at the command line. What each command does is in
+``vectors_read`` (list, show, diff, export) and ``vectors_derive`` (verify, generate, materialise).
+
+Those modules are imported by the command that runs: the other commands start without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ringspec.cli.shared.group import Commands
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+SET = "core, kernel, or the folder of a set"
+
+EPILOG = """\b
+Examples:
+  ringspec vectors list --flag stale-keys
+  ringspec vectors show ring/zigzag-causal-w4 --tensors
+  ringspec vectors verify --only 'ring/*'
+  ringspec vectors export core core.tar
+
+\b
+Exit code: 0; 1 where verify or diff finds a difference; 2 for bad input; 130 after
+Ctrl-C. The keys of --json: ringspec/cli/vectors.schema.json.
+"""
+
+
+def set_argument(default: str) -> Callable[[Function], Function]:
+    return click.argument("name", metavar="[SET]", default=default)
+
+
+def json_option(function: Function) -> Function:
+    text = "One JSON document instead of text."
+    return click.option("--json", "as_json", is_flag=True, help=text)(function)
+
+
+def only_option(function: Function) -> Function:
+    text = "Only cases whose id matches, such as 'ring/*'."
+    return click.option("--only", metavar="PATTERN", help=text)(function)
+
+
+def jobs_option(function: Function) -> Function:
+    text = "Processes that work at the same time. [default: one for each processor]"
+    return click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help=text)(function)
+
+
+@click.group("vectors", cls=Commands, epilog=EPILOG)
+def vectors_group() -> None:
+    """Golden test vectors: inputs and correctly rounded results that never change.
+
+    A case is a small attention problem, dense or on a ring, with the results that a perfect
+    implementation gives, rounded once to nearest even. Each case exists for one reason and names
+    the known bugs that it finds. The set "core" comes whole with this package; of the larger
+    set "kernel" only digests do, and "materialise" derives its values on this machine.
+    """
+
+
+@vectors_group.command("list")
+@set_argument("core")
+@click.option("--rule", metavar="ID", help="Cases that show this rule, such as RING-4.")
+@click.option("--flag", metavar="NAME", help="Cases that find this bug, such as stale-keys.")
+@click.option("--operation", metavar="OP", help="attention, ring, block, merge or schedule.")
+@click.option("--flags", "all_flags", is_flag=True, help="The flags and their effects, not cases.")
+@json_option
+def list_command(**given: Any) -> None:
+    """List the cases of a set with their shapes, formats and flags.
+
+    SET is core (the default), kernel, or the folder of a set.
+    """
+    from ringspec.cli.commands import vectors_read
+
+    vectors_read.list_cases(**given)
+
+
+@vectors_group.command("show", short_help="Show one case, its bugs and its tensors.")
+@click.argument("id", metavar="ID")
+@click.option("--set", "name", metavar="SET", help=f"{SET}. [default: core, then kernel]")
+@click.option("--tensors", is_flag=True, help="Print some values of every tensor as well.")
+@json_option
+def show_command(**given: Any) -> None:
+    """Show one case: why it exists, what it needs, which bugs it finds, and its tensors.
+
+    The digest of a tensor is the SHA-256 of its little-endian bytes in C order.
+    """
+    from ringspec.cli.commands import vectors_read
+
+    vectors_read.show_case(**given)
+
+
+@vectors_group.command("verify", short_help="Derive every case again and compare all bytes.")
+@set_argument("core")
+@only_option
+@jobs_option
+@json_option
+def verify_command(**given: Any) -> None:
+    """Check the files of a set, derive every case again, and compare all bytes.
+
+    Takes less than a minute for each packaged set on two processors. The exit code is 1 if
+    anything differs.
+    """
+    from ringspec.cli.commands import vectors_derive
+
+    vectors_derive.verify_set(**given)
+
+
+@vectors_group.command("generate", short_help="Derive a set and write it to a new folder.")
+@click.argument("name", metavar="core|kernel")
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@only_option
+@jobs_option
+@json_option
+def generate_command(**given: Any) -> None:
+    """Derive a set from its catalogue and write it to a new folder, whole or not at all.
+
+    It never overwrites: DEST must not exist. Compare it with the set in use by "ringspec vectors
+    diff", and move it there yourself. Under mpiexec all ranks derive cases, and the first writes them;
+    the bytes are the same.
+    """
+    from ringspec.cli.commands import vectors_derive
+
+    vectors_derive.generate_set(**given)
+
+
+@vectors_group.command("diff", short_help="Say what differs between two sets.")
+@click.argument("old", metavar="A")
+@click.argument("new", metavar="B")
+@json_option
+def diff_command(**given: Any) -> None:
+    """Say what differs between two sets: cases, fields of case.json, and tensors in ulps.
+
+    A and B are core, kernel, or folders. The exit code is 1 if anything differs.
+    """
+    from ringspec.cli.commands import vectors_read
+
+    vectors_read.diff(**given)
+
+
+@vectors_group.command("export", short_help="Pack a set into one reproducible archive.")
+@click.argument("name", metavar="SET")
+@click.argument("destination", metavar="FILE.tar[.gz]", type=click.Path(path_type=Path))
+@json_option
+def export_command(**given: Any) -> None:
+    """Pack a set into one reproducible archive: the same set gives the same bytes.
+
+    SET is core, kernel, or the folder of a set. Every file is checked while it is packed.
+    """
+    from ringspec.cli.commands import vectors_read
+
+    vectors_read.export(**given)
+
+
+@vectors_group.command("materialise", short_help="Derive and keep what a set only pins.")
+@set_argument("kernel")
+@click.option(
+    "--cache",
+    "cache_dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where to keep them. [default: $RINGSPEC_CACHE_DIR, or the user's cache folder]",
+)
+@only_option
+@jobs_option
+@json_option
+def materialise_command(**given: Any) -> None:
+    """Derive the values of which a set stores digests alone, check them, and keep them.
+
+    SET is kernel (the default), core, or the folder of a set. An interrupted run goes on where it
+    stopped. The values are checked again whenever they are read from the cache.
+    """
+    from ringspec.cli.commands import vectors_derive
+
+    vectors_derive.materialise_set(**given)

@@ -1,0 +1,145 @@
+"""The commands that derive expected values: verify, generate, materialise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringspec.cli.commands.vectors_ranks import over_ranks
+from ringspec.cli.commands.vectors_read import versions, versions_line
+from ringspec.cli.shared import output, ranks
+from ringspec.cli.shared.progress import counting
+from ringspec.errors import RingspecError
+from ringspec.vectors.generate import generate
+from ringspec.vectors.processes import default_jobs
+from ringspec.vectors.sets.cache import materialise
+from ringspec.vectors.sets.diff import line, tensor_line
+from ringspec.vectors.sets.stored import check_set, open_set
+from ringspec.vectors.verify import OUTCOMES, CaseReport, verify
+
+MOST_CHANGES = 20
+
+
+def verify_set(name: str, only: str | None, jobs: int | None, as_json: bool) -> None:
+    """Exit code 1 where the set is not what it should be."""
+    vectors = open_set(name)
+    reports: tuple[CaseReport, ...] = ()
+    fault = ""
+    try:
+        with counting("files") as progress:
+            check_set(name, progress)
+    except RingspecError as error:
+        fault = str(error)
+    else:
+        with counting("derived") as progress:
+            reports = verify(vectors, only=only, jobs=jobs or default_jobs(), progress=progress)
+    failed = bool(fault) or any(report.failed for report in reports)
+    if as_json:
+        output.show_json(
+            {
+                "command": "verify",
+                **versions(vectors),
+                "ok": not failed,
+                "fault": fault or None,
+                "cases": [report_data(report) for report in reports],
+            }
+        )
+    else:
+        lines = [versions_line(vectors), *([f"the set is damaged: {fault}"] if fault else [])]
+        for report in reports:
+            lines += report_lines(report)
+        lines += [] if fault else [counts(reports)]
+        click.echo("\n".join(lines))
+    if failed:
+        click.get_current_context().exit(1)
+
+
+def counts(reports: tuple[CaseReport, ...]) -> str:
+    """
+    >>> counts((CaseReport("a/b", "ok"), CaseReport("a/c", "differs"), CaseReport("a/d", "ok")))
+    '3 cases: 2 ok, 1 differs'
+    """
+    found = [report.outcome for report in reports]
+    parts = [f"{found.count(name)} {name}" for name in OUTCOMES if name in found]
+    return f"{len(found)} case{'' if len(found) == 1 else 's'}: {', '.join(parts)}"
+
+
+def report_lines(report: CaseReport) -> list[str]:
+    """Nothing for a case that is as it should be."""
+    if report.outcome == "ok":
+        return []
+    heading = f"{report.id}: {report.outcome}"
+    changes = [line(field) for field in report.fields]
+    changes += [tensor_line(tensor) for tensor in report.tensors]
+    shown = [f"  {change}" for change in changes[:MOST_CHANGES]]
+    if len(changes) > MOST_CHANGES:
+        shown.append(f"  and {len(changes) - MOST_CHANGES} more (see --json)")
+    return [heading + (f": {report.message}" if report.message else ""), *shown]
+
+
+def report_data(report: CaseReport) -> dict[str, Any]:
+    return {
+        "id": report.id,
+        "outcome": report.outcome,
+        "message": report.message,
+        "fields": [dict(vars(change)) for change in report.fields],
+        "tensors": [dict(vars(change)) for change in report.tensors],
+    }
+
+
+def generate_set(
+    name: str, destination: Path, only: str | None, jobs: int | None, as_json: bool
+) -> None:
+    with ranks.sharing() as links, counting(f"generate {name}") as progress:
+        if links is None:
+            vectors = generate(
+                name, destination, jobs=jobs or default_jobs(), progress=progress, only=only
+            )
+        else:
+            made = over_ranks(links, name, destination, only, progress)
+            if made is None:
+                return
+            vectors = made
+    size, content = vectors.manifest.bytes, vectors.manifest.content
+    if as_json:
+        output.show_json(
+            {
+                "command": "generate",
+                **versions(vectors),
+                "destination": str(destination),
+                "bytes": size,
+                "content": content,
+            }
+        )
+        return
+    click.echo(versions_line(vectors))
+    click.echo(f"{size} bytes in {destination}, content {content}")
+
+
+def materialise_set(
+    name: str, cache_dir: Path | None, only: str | None, jobs: int | None, as_json: bool
+) -> None:
+    vectors = open_set(name)
+    with counting(f"materialise {vectors.name}") as progress:
+        done = materialise(
+            name, cache_dir, jobs=jobs or default_jobs(), only=only, progress=progress
+        )
+    if as_json:
+        output.show_json(
+            {
+                "command": "materialise",
+                **versions(vectors),
+                "folder": str(done.folder),
+                "materialised": done.cases,
+                "derived": done.derived,
+                "bytes": done.bytes,
+            }
+        )
+        return
+    click.echo(versions_line(vectors))
+    click.echo(
+        f"{done.cases} cases as pinned, {done.derived} of them derived now, "
+        f"{done.bytes / 2**20:.0f} MiB in {done.folder}"
+    )

@@ -1,0 +1,1 @@
+"""What several commands use: options, inputs, output, progress, ranks."""

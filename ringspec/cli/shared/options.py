@@ -1,0 +1,244 @@
+"""The options that both commands take, and what they mean for the specification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from ringspec.cli.shared.inputs import Shape
+from ringspec.errors import OptionError
+from ringspec.problem.checks import check_workers
+from ringspec.recipes import RECIPES
+from ringspec.spec.layout import LAYOUTS
+from ringspec.spec.schedule import CIRCULATIONS
+
+TOKENS_PER_WORKER = 16
+MAX_WORKERS = 1024
+MAX_LENGTH = 1 << 40
+SHAPE_OPTIONS = ("length", "kv_length", "batch", "heads", "kv_heads", "head_dim", "value_dim")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class WindowType(click.ParamType):
+    """``L,R`` or one number for both sides; the word none leaves a side unbounded."""
+
+    name = "window"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        sides = [side.strip().lower() for side in value.split(",")]
+        try:
+            numbers = [None if side == "none" else int(side) for side in sides]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (1, 2):
+            self.fail(f"{value!r} is not a window: write 8, or 8,0, or 8,none", param, ctx)
+        return tuple(numbers if len(numbers) == 2 else numbers * 2)
+
+
+class LengthsType(click.ParamType):
+    """Lengths separated by commas."""
+
+    name = "lengths"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            lengths = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            lengths = (-1,)
+        if min(lengths) < 0:
+            self.fail(f"{value!r} is not a list of document lengths: write 5,3,8", param, ctx)
+        return lengths
+
+
+def choice(names: Any) -> str:
+    return "[" + "|".join(names) + "]"
+
+
+PROBLEM = (
+    click.option(
+        "--workers", default=4, show_default=True, metavar="N", help="W, the size of the ring."
+    ),
+    click.option(
+        "--length",
+        type=int,
+        metavar="N",
+        help=f"Sq, queries in all. [default: {TOKENS_PER_WORKER} for each worker]",
+    ),
+    click.option("--kv-length", type=int, metavar="N", help="Sk, keys in all. [default: --length]"),
+    click.option("--batch", type=int, default=1, show_default=True, metavar="N", help="B."),
+    click.option(
+        "--heads", type=int, metavar="N", default=2, show_default=True, help="Query heads."
+    ),
+    click.option("--kv-heads", type=int, metavar="N", help="Key/value heads. [default: --heads]"),
+    click.option(
+        "--head-dim", type=int, metavar="N", default=16, show_default=True, help="D of q and k."
+    ),
+    click.option("--value-dim", type=int, metavar="N", help="Dv of v. [default: --head-dim]"),
+    click.option(
+        "--layout",
+        default="contiguous",
+        show_default=True,
+        metavar=choice(LAYOUTS),
+        help="Which worker holds which tokens.",
+    ),
+    click.option(
+        "--circulation",
+        default="kv",
+        show_default=True,
+        metavar=choice(CIRCULATIONS),
+        help="What travels in the backward pass: keys or queries; 'gather': all keys, at once.",
+    ),
+    click.option(
+        "--direction",
+        type=int,
+        default=1,
+        show_default=True,
+        metavar="[1|-1]",
+        help="1: worker r sends to r + 1; -1: to r - 1.",
+    ),
+    click.option(
+        "--causal/--no-causal",
+        default=True,
+        show_default=True,
+        help="Whether a query sees no key behind its own position.",
+    ),
+    click.option(
+        "--window",
+        type=WindowType(),
+        metavar="L,R",
+        help="Sliding window -L <= key - query <= R; one number is both, 'none' is unbounded.",
+    ),
+    click.option(
+        "--documents",
+        type=LengthsType(),
+        metavar="N,N,...",
+        help="Lengths of packed documents; tokens behind them are padding.",
+    ),
+    click.option(
+        "--kv-documents",
+        type=LengthsType(),
+        metavar="N,N,...",
+        help="Lengths of the documents in the keys. [default: --documents]",
+    ),
+    click.option(
+        "--q-offset",
+        type=int,
+        default=0,
+        metavar="N",
+        show_default=True,
+        help="Position of query 0; Sk - Sq aligns the ends.",
+    ),
+    click.option(
+        "--recipe",
+        default="float64",
+        show_default=True,
+        metavar=choice(RECIPES),
+        help="Where values are rounded, and so how many bytes travel.",
+    ),
+    click.option(
+        "--skip-masked",
+        is_flag=True,
+        help="Leave out pairs of blocks that the mask makes wholly invisible.",
+    ),
+    click.option(
+        "--backward/--no-backward",
+        default=True,
+        show_default=True,
+        help="With the backward pass, or the forward alone.",
+    ),
+)
+
+
+def problem_options(function: Function) -> Function:
+    """Give a command all options of :data:`PROBLEM`, in that order."""
+    for option in reversed(PROBLEM):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the options ask for: the ring, and keywords of :class:`~ringspec.problem.options.Options`."""
+
+    shape: Shape
+    workers: int
+    layout: str
+    circulation: str
+    direction: int
+    recipe: str
+    skip_masked: bool
+    backward: bool
+    options: dict[str, Any]
+
+
+def request_from(given: dict[str, Any]) -> Request:
+    """The options of :data:`PROBLEM` by name, with the defaults that depend on each other."""
+    workers = check_workers(given["workers"])
+    if workers > MAX_WORKERS:
+        raise OptionError(
+            f"at most {MAX_WORKERS} workers on the command line",
+            f"{workers}",
+            "choose fewer workers; ringspec.ring takes any number",
+        )
+    for name in SHAPE_OPTIONS:
+        in_range(given[name], name, 1)
+    in_range(given["q_offset"], "q_offset", -MAX_LENGTH)
+    length = given["length"] or sum(given["documents"] or ()) or TOKENS_PER_WORKER * workers
+    kv_length = given["kv_length"] or sum(given["kv_documents"] or ()) or length
+    shape = Shape(
+        batch=given["batch"],
+        heads=given["heads"],
+        kv_heads=given["kv_heads"] or given["heads"],
+        length=length,
+        kv_length=kv_length,
+        head_dim=given["head_dim"],
+        value_dim=given["value_dim"] or given["head_dim"],
+    )
+    options = {
+        "causal": given["causal"],
+        "window": given["window"],
+        "q_offset": given["q_offset"],
+        "cu_seqlens": starts(given["documents"]),
+        "cu_seqlens_k": starts(given["kv_documents"]),
+    }
+    return Request(
+        shape,
+        workers,
+        given["layout"],
+        given["circulation"],
+        given["direction"],
+        given["recipe"],
+        given["skip_masked"],
+        given["backward"],
+        options,
+    )
+
+
+def in_range(value: int | None, name: str, least: int, most: int = MAX_LENGTH) -> None:
+    """Refuse numbers that no array can have as a length, before anything is computed with them."""
+    if value is not None and not least <= value <= most:
+        option = "--" + name.replace("_", "-")
+        raise OptionError(
+            f"{option} from {least} to {most}", str(value), f"give {option} a number in that range"
+        )
+
+
+def starts(lengths: tuple[int, ...] | None) -> list[int] | None:
+    """Document lengths as ``cu_seqlens``.
+
+    >>> starts((5, 3, 8))
+    [0, 5, 8, 16]
+    """
+    if lengths is None:
+        return None
+    total = [0]
+    for length in lengths:
+        total.append(total[-1] + length)
+    return total

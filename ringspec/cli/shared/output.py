@@ -1,0 +1,126 @@
+"""What the commands print: the same text everywhere, with colour and a progress bar on a terminal.
+
+Results go to stdout, everything else to stderr. Into a pipe or a file goes plain ASCII text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from ringspec.cli.shared.ranks import launched
+from ringspec.conformance.report.words import folded
+
+PLAIN_WIDTH = 100
+# Lines of which a terminal shows parts in a style: cells without a visible pair, the verdict.
+STYLES = (
+    (r"^(worker .*|((KV|Q) ring|gathered keys)[^:]*:|row scale:|largest:)", "bold"),
+    (r"(q\d+ x k\d+ \(0\)|(?<= )-(?= |$))", "dim"),
+    (r"\bwithin\b", "bold green"),
+    (r"\bBEYOND\b", "bold red"),
+)
+
+Tick = Callable[[], None]
+
+
+def console_on(stream: TextIO) -> Console:
+    """A console that is a terminal if the stream is one, whatever FORCE_COLOR says.
+
+    Open MPI gives ranks a terminal of its own, wherever the output goes: below a launcher there is none.
+    """
+    terminal = stream.isatty() and launched() is None
+    return Console(file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False)
+
+
+def width() -> int:
+    """Columns of the terminal, or 100 where stdout is none."""
+    console = console_on(sys.stdout)
+    return console.width if console.is_terminal else PLAIN_WIDTH
+
+
+def show(lines: list[str], width: int) -> None:
+    """Print lines to stdout, prose folded at ``width``; tables fit already (see bands)."""
+    console = console_on(sys.stdout)
+    for line in folded(lines, width):
+        text = Text(line)
+        if console.is_terminal:
+            for pattern, style in STYLES:
+                text.highlight_regex(pattern, style)
+            console.print(text, soft_wrap=True)
+        else:
+            click.echo(text.plain)
+
+
+def show_json(document: dict[str, Any]) -> None:
+    """One JSON document to stdout; JSON has no NaN and no infinity, so these become strings."""
+    click.echo(json.dumps(plain(document), indent=1, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """
+    >>> plain({"error": [1.0, float("inf")]})
+    {'error': [1.0, 'inf']}
+    """
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def bands(labels: list[str], columns: list[list[str]], width: int) -> list[str]:
+    """A table as lines; where it is wider than ``width``, columns go on below.
+
+    >>> bands(["", "a"], [["one", "1"], ["two", "2"]], 100)
+    ['   one  two', 'a  1    2']
+    >>> bands(["", "a"], [["one", "1"], ["two", "2"]], 8)
+    ['   one', 'a  1', '   two', 'a  2']
+    """
+    margin = max(len(label) for label in labels)
+    size = max((len(entry) for column in columns for entry in column), default=0)
+    fitting = max((width - margin) // (size + 2), 1)
+    lines = []
+    for first in range(0, len(columns), fitting):
+        band = columns[first : first + fitting]
+        for n, label in enumerate(labels):
+            entries = "".join("  " + column[n].ljust(size) for column in band)
+            lines.append((label.rjust(margin) + entries).rstrip())
+    return lines
+
+
+@contextmanager
+def progress(what: str, total: int, wanted: bool) -> Iterator[Tick]:
+    """A bar on stderr that counts to ``total``, where it is wanted and stderr is a terminal.
+
+    Yields the function to call after each piece of work. The bar goes away at the end.
+    """
+    console = console_on(sys.stderr)
+    if not (wanted and console.is_terminal):
+        yield lambda: None
+        return
+    columns = (TextColumn(what), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def working(what: str, wanted: bool) -> Iterator[None]:
+    """A moving sign on stderr for work that cannot be counted, where stderr is a terminal."""
+    console = console_on(sys.stderr)
+    if not (wanted and console.is_terminal):
+        yield
+        return
+    with console.status(what):
+        yield

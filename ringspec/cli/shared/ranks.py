@@ -1,0 +1,239 @@
+"""Commands of which one copy runs on each MPI rank: rank 0 speaks, all end together.
+
+Nothing here imports mpi4py unless the command was started under ``mpiexec`` or asked for MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+from threadpoolctl import threadpool_limits
+
+from ringspec.errors import LostWorkerError, OptionError, RingspecError
+from ringspec.rings.run import Run
+
+if TYPE_CHECKING:
+    from ringspec.comm.mpi import MpiLinks
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# What the launchers of MPICH, Open MPI, and those that speak PMIx tell a process.
+LAUNCHED = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+LAST_SECONDS = 10.0
+SPEAKING_SECONDS = 1.0
+
+
+def ranks_options(function: Function) -> Function:
+    """--comm, --ring-size, --timeout, --waits."""
+    options = (
+        click.option(
+            "--comm",
+            type=click.Choice(["auto", "lockstep", "mpi"]),
+            default="auto",
+            show_default=True,
+            help="How blocks move: all workers in one process, or one worker on each MPI rank. "
+            "auto: mpi under mpiexec, else lockstep.",
+        ),
+        click.option(
+            "--ring-size",
+            type=click.IntRange(1),
+            metavar="N",
+            help="With MPI: several rings of N ranks share the batch. [default: one of all ranks]",
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0, 86_400, min_open=True),
+            default=60.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="With MPI: how long a rank that is asked whether it is alive may be silent.",
+        ),
+        click.option(
+            "--waits/--no-waits",
+            default=True,
+            help="With MPI: a line on stderr before each wait that is not over at once.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+class Ranks:
+    """One worker on each rank; ``ring`` gives the run to rank 0 alone."""
+
+    def __init__(self, links: MpiLinks, ring_links: MpiLinks) -> None:
+        self.links, self.ring_links, self.met = links, ring_links, False
+
+    def ring(self, *tensors: Any, record: bool, workers: int, **keywords: Any) -> Run | None:
+        """``ringspec.ring`` over the ranks. Raises OptionError where states are to be recorded."""
+        from ringspec.comm.ring import ring_over
+
+        if record:
+            raise OptionError(
+                "no recorded states over MPI", "--save with states", "give --no-states as well"
+            )
+        if workers != self.ring_links.size:
+            raise OptionError(
+                f"--workers {self.ring_links.size}, one for each rank of a ring",
+                f"--workers {workers}",
+                f"leave --workers out, or start {workers} ranks: mpiexec -n {workers}",
+            )
+        self.met = True
+        links = self.links
+        run: Run | None = ring_over(links, *tensors, ring=self.ring_links, root=0, **keywords)
+        return run
+
+
+# None: all workers in this process.
+Team = Ranks | None
+
+
+def launched() -> int | None:
+    """Ranks that a launcher of MPI programs started, this one among them; None without one."""
+    for rank, size in LAUNCHED:
+        if rank in os.environ and os.environ.get(size, "").isdigit():
+            return int(os.environ[size])
+    return None
+
+
+@contextlib.contextmanager
+def team(given: dict[str, Any]) -> Iterator[Team]:
+    """Who computes the ring. ``given["workers"]`` becomes the size of the ring where it was left out.
+
+    With MPI, an error of one rank is an error of all; rank 0 says it.
+    """
+    how, ranks = given["comm"], launched()
+    if how == "lockstep" or (how == "auto" and (ranks or 1) == 1):
+        if ranks is not None and ranks > 1:
+            raise_on_first(
+                OptionError(
+                    "one process for --comm lockstep",
+                    f"{ranks} ranks, each of which would compute the whole ring",
+                    "leave mpiexec out, or write --comm mpi",
+                )
+            )
+        if given["ring_size"] is not None:
+            raise OptionError(
+                "--ring-size with MPI", "no ranks", "start them: mpiexec -n N ringspec simulate ..."
+            )
+        yield None
+        return
+    with threadpool_limits(1), of_ranks(given) as ranks_team:
+        yield ranks_team
+
+
+@contextlib.contextmanager
+def sharing() -> Iterator[MpiLinks | None]:
+    """Links among the ranks that share a command's work; None where there is one process."""
+    if (launched() or 1) == 1:
+        yield None
+        return
+    given = {"timeout": 60.0, "waits": False, "ring_size": None}
+    with threadpool_limits(1), of_ranks(given) as shared:
+        yield shared.links
+
+
+def raise_on_first(error: RingspecError | click.UsageError) -> None:
+    """The message once, though every copy of the program has it."""
+    rank = next((os.environ[name] for name, _ in LAUNCHED if name in os.environ), "0")
+    if rank != "0":
+        # The launcher may end all ranks as soon as one ends: the first has time to speak.
+        time.sleep(SPEAKING_SECONDS)
+        raise click.exceptions.Exit(2)
+    raise error
+
+
+@contextlib.contextmanager
+def usage_said_once() -> Iterator[None]:
+    """Wrong words on the command line are the same words on every rank."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise_on_first(error)
+
+
+@contextlib.contextmanager
+def of_ranks(given: dict[str, Any]) -> Iterator[Ranks]:
+    from ringspec.comm import mpi
+
+    try:
+        links = mpi.world_links(None, given["timeout"], mpi.to_stderr if given["waits"] else None)
+    except LostWorkerError as lost:
+        mpi.end_all(lost)
+        raise
+    ranks = Ranks(links, links)
+    try:
+        size = links.size if given["ring_size"] is None else given["ring_size"]
+        if links.size % size == 0:
+            ranks.ring_links = mpi.split(links, size)
+        source = click.get_current_context().get_parameter_source("workers")
+        if source is ParameterSource.DEFAULT:
+            given["workers"] = ranks.ring_links.size
+        if links.size % size:
+            raise OptionError(
+                f"a number of ranks that --ring-size {size} divides",
+                f"{links.size} ranks",
+                f"start a multiple of {size}: mpiexec -n {size * (links.size // size + 1)}",
+            )
+        yield ranks
+        rest(links)
+    except RingspecError as error:
+        leave(ranks, error)
+    except click.exceptions.Exit:
+        rest(links)
+        raise
+    except BaseException:
+        traceback.print_exc()
+        mpi.abort(1)
+
+
+def rest(links: MpiLinks) -> None:
+    """Ranks that have nothing left to do wait for rank 0, asleep, and see whether it lives."""
+    import numpy as np
+
+    buffer = np.zeros(1, np.uint8)
+    if links.rank == 0:
+        for rank in range(1, links.size):
+            what = f"waits at the end until {links.name(rank)} has taken its leave"
+            links.wait(links.send(rank, REST_TAG, buffer, what))
+    else:
+        what = f"waits at the end for the report of {links.name(0)}"
+        links.awaited(links.receive(0, REST_TAG, 1, what), float("inf"))
+
+
+REST_TAG = 16 * 1024 + 12
+
+
+def leave(ranks: Ranks, error: RingspecError) -> None:
+    """End all ranks with one message."""
+    from ringspec.comm import mpi
+    from ringspec.comm.agreement import meet
+
+    links = ranks.links
+    try:
+        if not ranks.met and not isinstance(error, LostWorkerError):
+            ranks.met = True
+            meet(links, "at the start", error)
+    except RingspecError as agreed:
+        error = agreed
+    if isinstance(error, LostWorkerError):
+        mpi.end_all(error)
+    if links.control.error is None:
+        # All ranks have agreed on the error and no message is under way.
+        if links.rank:
+            raise click.exceptions.Exit(2)
+        raise error
+    if links.rank == 0:
+        click.echo(f"Error: {error}", err=True)
+        sys.stdout.flush()
+        mpi.abort(2)
+    time.sleep(LAST_SECONDS)
+    mpi.abort(2)

@@ -1,0 +1,1 @@
+"""Results as plain data for ``--json``, and as text."""

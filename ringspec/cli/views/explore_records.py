@@ -1,0 +1,348 @@
+"""The records of the page that steps through a ring: every ring of it is run, and nothing is modelled.
+
+One small problem (B = H = 1, float64) is run by :func:`ringspec.ring` for every W, layout, mask and
+circulation. What a worker holds, what a row has become and what is sent are read from the recorded
+moments; pairs and bytes are those that ``ringspec.rings.cost`` counts. A *stop* is a place of the
+page's slider: stop t < T is step t after everything arrived and was computed; stop T is the end,
+when the last transfer has arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ringspec
+from ringspec.cli.shared.inputs import drawn
+from ringspec.errors import LayoutError, OptionError
+from ringspec.rings.ring import ring
+from ringspec.rings.run import Run
+from ringspec.spec.layout import make_layout
+from ringspec.spec.masks import visible
+from ringspec.spec.schedule import CIRCULATIONS, Schedule
+from ringspec.spec.worker import KeySide, Moment, Side, WorkerState, names_of
+
+Data = dict[str, Any]
+Array = NDArray[np.float64]
+Row = list[float | None]
+
+HEAD_DIM = 4
+DECIMALS = 4
+WORKERS = (2, 3, 4, 8)
+TOKENS = 24
+MOST_WORKERS, MOST_TOKENS = 8, 48
+LAYOUTS = ("contiguous", "striped", "zigzag")
+PASSES = ("forward", "backward")
+# What is the same for every slot of a block, or only names it, is not worth a word on the page.
+UNSHOWN = ("rows", "columns", "dbias")
+
+
+def masks(tokens: int) -> dict[str, tuple[str, Data]]:
+    """The masks of the page by name: words for them, and keywords of :func:`ringspec.ring`.
+
+    >>> masks(24)["window"]
+    ('causal, the last 7 tokens', {'causal': True, 'window': (6, 0)})
+    >>> masks(24)["documents"][1]["cu_seqlens"]
+    [0, 9, 15, 24]
+    """
+    left = max(1, tokens // 4)
+    starts = sorted({0, 3 * tokens // 8, 5 * tokens // 8, tokens})
+    many = "1 document" if len(starts) == 2 else f"{len(starts) - 1} documents"
+    return {
+        "none": ("no mask", {}),
+        "causal": ("causal", {"causal": True}),
+        "window": (
+            f"causal, the last {left + 1} tokens",
+            {"causal": True, "window": (left, 0)},
+        ),
+        "documents": (f"causal in {many}", {"causal": True, "cu_seqlens": starts}),
+    }
+
+
+class Pool:
+    """Values that occur often, each once; a record holds their places."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.places: dict[str, int] = {}
+
+    def place(self, value: Any) -> int:
+        text = json.dumps(value)
+        if text not in self.places:
+            self.places[text] = len(self.values)
+            self.values.append(value)
+        return self.places[text]
+
+
+def records(
+    workers: Sequence[int] = WORKERS,
+    tokens: int = TOKENS,
+    seed: int = 0,
+    tick: Callable[[], None] = lambda: None,
+) -> Data:
+    """Everything that the page shows, as plain data; ``tick`` is called after each ring.
+
+    ``tables`` and ``missing`` by 'W/layout', ``visible`` by mask (rows of 0 and 1), ``runs`` by
+    'W/layout/mask/circulation'. A pass has one trace for each token, by name: ``softmax`` (m, l, lse,
+    o ...) forward, ``dq`` and ``dk`` backward. A number there is a place in ``traces``, whose numbers
+    are places in ``numbers``. Values are rounded to 4 decimals; -inf is None. ``travels`` says by
+    'W/circulation/pass' who holds what at every stop.
+
+    >>> document = records(workers=(2,), tokens=8)
+    >>> document["tables"]["2/zigzag"], document["missing"]
+    ([[0, 1, 6, 7], [2, 3, 4, 5]], {})
+    >>> document["runs"]["2/zigzag/causal/kv"]["forward"]["pairs"]
+    [[10, 10], [8, 8]]
+    """
+    chosen = list(dict.fromkeys(workers))
+    check_numbers(chosen, tokens)
+    pools = {name: Pool() for name in ("traces", "numbers")}
+    document: Data = {
+        "command": "explore",
+        "version": ringspec.__version__,
+        "specification": ringspec.SPEC_VERSION,
+        "problem": {
+            "tokens": tokens,
+            "heads": 1,
+            "head_dim": HEAD_DIM,
+            "seed": seed,
+            "recipe": "float64",
+            "decimals": DECIMALS,
+        },
+        "choices": {
+            "workers": chosen,
+            "layouts": list(LAYOUTS),
+            "masks": {name: words for name, (words, _) in masks(tokens).items()},
+            "circulations": list(CIRCULATIONS),
+            "passes": list(PASSES),
+        },
+        "visible": {},
+        "tables": {},
+        "missing": {},
+        "travels": {},
+        "runs": {},
+    }
+    for count in chosen:
+        for layout in LAYOUTS:
+            try:
+                table = make_layout(layout, tokens, count).table
+            except LayoutError as error:
+                document["missing"][f"{count}/{layout}"] = str(error)
+                continue
+            document["tables"][f"{count}/{layout}"] = table.tolist()
+            for mask in document["choices"]["masks"]:
+                for circulation in CIRCULATIONS:
+                    run = one_run(count, layout, mask, circulation, tokens, seed)
+                    document["visible"][mask] = visible_rows(run)
+                    name = f"{count}/{layout}/{mask}/{circulation}"
+                    document["runs"][name] = run_record(run, pools)
+                    # Neither the layout nor the mask changes who holds which block.
+                    for phase in PASSES:
+                        where = f"{count}/{circulation}/{phase}"
+                        if where not in document["travels"]:
+                            document["travels"][where] = travel(run, phase)
+                    tick()
+    if not document["runs"]:
+        raise OptionError(
+            "a sequence that at least one layout can deal",
+            f"--tokens {tokens} with --workers {', '.join(str(one) for one in chosen)}",
+            "choose a multiple of 2W",
+        )
+    return document | {name: pool.values for name, pool in pools.items()}
+
+
+def check_numbers(workers: Sequence[int], tokens: int) -> None:
+    """Numbers for which the page can be drawn."""
+    if not workers or not all(1 <= one <= MOST_WORKERS for one in workers):
+        raise OptionError(
+            f"--workers from 1 to {MOST_WORKERS}",
+            ", ".join(str(one) for one in workers) or "none",
+            "choose a ring that can be drawn; ringspec schedule shows larger ones",
+        )
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise OptionError(
+            f"--tokens from 1 to {MOST_TOKENS}",
+            str(tokens),
+            "choose a pattern that can be drawn; 48 suits every layout with 2, 3, 4 and 8 workers",
+        )
+
+
+def how_many(workers: Sequence[int]) -> int:
+    """An upper bound of the rings that :func:`records` runs."""
+    return len(set(workers)) * len(LAYOUTS) * len(masks(1)) * len(CIRCULATIONS)
+
+
+def one_run(workers: int, layout: str, mask: str, circulation: str, tokens: int, seed: int) -> Run:
+    """One ring, forward and backward, with every moment recorded."""
+    shape = (1, 1, tokens, HEAD_DIM)
+    q, k, v, dy = (drawn(seed, name, shape) for name in ("q", "k", "v", "dy"))
+    options = masks(tokens)[mask][1]
+    return ring(
+        q,
+        k,
+        v,
+        dy,
+        workers=workers,
+        layout=layout,
+        circulation=circulation,
+        record=True,
+        **options,
+    )
+
+
+def visible_rows(run: Run) -> list[str]:
+    """Which keys each query may see, as rows of 0 and 1."""
+    problem = run.problem
+    allowed = visible(problem.rows, problem.columns, problem.terms)[0, 0]
+    return ["".join("1" if entry else "0" for entry in row) for row in allowed]
+
+
+def run_record(run: Run, pools: dict[str, Pool]) -> Data:
+    """Both passes of one ring."""
+    traces: Data = {"forward": {"softmax": forward_traces(run)}, "backward": backward_traces(run)}
+    result: Data = {}
+    for phase in PASSES:
+        counted = run.cost(phase)
+        placed = {
+            name: [
+                pools["traces"].place([pools["numbers"].place(x) for x in trace]) for trace in all_
+            ]
+            for name, all_ in traces[phase].items()
+        }
+        result[phase] = {
+            "pairs": counted.pairs.tolist(),
+            "sent": counted.sent.tolist(),
+            "imbalance": round(counted.imbalance, DECIMALS),
+            "lockstep_imbalance": round(counted.lockstep_imbalance, DECIMALS),
+            "traces": placed,
+        }
+    return result
+
+
+def travel(run: Run, phase: str) -> Data:
+    """Who holds what at every stop, whom everybody meets, and what is sent after each step."""
+    schedule = run.schedule if phase == "forward" else run.backward_schedule
+    assert schedule is not None
+    workers, steps = range(schedule.workers), range(len(schedule.steps))
+    stops = [[held(run.state(r, t, phase, "during")) for r in workers] for t in steps]
+    stops.append([held_at_the_end(run, phase, schedule, r) for r in workers])
+    return {
+        "name": schedule.name,
+        "moves": schedule.moves,
+        "stops": stops,
+        "meets": [[list(run.moment(r, t, phase).pair or ()) for r in workers] for t in steps],
+        "sends": [
+            [
+                {
+                    "kind": one.kind,
+                    "pairs": [list(pair) for pair in one.pairs],
+                    "carries": [name for name in one.carries if name not in UNSHOWN],
+                }
+                for one in step.transfers
+            ]
+            for step in schedule.steps
+        ],
+    }
+
+
+def held(state: WorkerState) -> list[list[Any]]:
+    """What one worker holds: [owner, name, name ...] of each block of queries and of keys."""
+    keys: tuple[Side, ...] = state.gathered or (state.key,)
+    blocks = [block_of(side) for side in (state.query, *keys)]
+    if state.running is not None:
+        blocks[0] += ["m", "l", "o"]
+    return [block for block in blocks if len(block) > 1]
+
+
+def block_of(side: Side) -> list[Any]:
+    return [side.owner, *(name for name in names_of(side) if name not in UNSHOWN)]
+
+
+def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> list[list[Any]]:
+    """What a worker still holds after the last step, and what came home with the last transfer."""
+    last = len(schedule.steps) - 1
+    blocks = held(run.state(worker, last, phase))
+    if phase == "forward":  # m, l and the unnormalised o became o and lse
+        blocks[0] = [name for name in blocks[0] if name not in ("m", "l", "o")] + ["o", "lse"]
+    came: list[list[Any]] = []
+    for sender in range(schedule.workers):
+        for message in run.moment(sender, last, phase).sent:
+            if message.target != worker:
+                continue
+            # What is scattered home is added there; the partial sums are no longer of use.
+            if message.kind == "reduce_scatter":
+                sums = block_of(message.side)[1:]
+                blocks = [[one for one in block if one not in sums] for block in blocks]
+            if (block := block_of(message.side)) not in came:
+                came.append(block)
+    return [block for block in blocks if len(block) > 1] + came
+
+
+def forward_traces(run: Run) -> list[list[Row]]:
+    """Of every token's query: [m, l, lse, o ...] after each step (o unnormalised), then [lse, o ...]."""
+    traces: list[list[Row]] = [[] for _ in range(run.layout_q.length)]
+    for t in range(len(run.schedule.steps)):
+        for worker, tokens in enumerate(run.layout_q.table):
+            running = run.state(worker, t).running
+            assert running is not None
+            row_state = [running.m[0, 0], running.l[0, 0], running.lse[0, 0], running.o[0, 0]]
+            for token, row in zip(tokens, rows(*row_state), strict=True):
+                traces[token].append(row)
+    for trace, row in zip(traces, rows(run.lse[0, 0], run.o[0, 0]), strict=True):
+        trace.append(row)
+    return traces
+
+
+def backward_traces(run: Run) -> dict[str, list[list[Row | None]]]:
+    """Of every token: dq and dk after each step, wherever they are then, and last the results.
+
+    dk is None where W partial sums of it exist at once (gathered keys).
+    """
+    assert run.backward_schedule is not None and run.dq is not None and run.dk is not None
+    of_step = [by_owner(run.moments, t) for t in range(len(run.backward_schedule.steps))]
+    traces: dict[str, list[list[Row | None]]] = {}
+    for name, result in (("dq", run.dq), ("dk", run.dk)):
+        traces[name] = [[] for _ in range(run.layout_q.length)]
+        for found in of_step:
+            for owner, tokens in enumerate(run.layout_q.table):
+                block = found[name].get(owner)
+                there = [None] * len(tokens) if block is None else rows(block[0, 0])
+                for token, row in zip(tokens, there, strict=True):
+                    traces[name][token].append(row)
+        for trace, row in zip(traces[name], rows(result[0, 0]), strict=True):
+            trace.append(row)
+    return traces
+
+
+def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]]:
+    """dq and dk by their owner after one backward step, from whoever held them in it."""
+    found: dict[str, dict[int, Array]] = {"dq": {}, "dk": {}}
+    for moment in moments:
+        if (moment.phase, moment.step) != ("backward", step):
+            continue
+        # What was sent on is no longer in the state after the step, but in the message.
+        sides: list[Side] = [message.side for message in moment.sent]
+        sides += [moment.after.query, moment.after.key]
+        for side in sides:
+            for name in ("dq", "dk"):
+                value = getattr(side, name, None)
+                if value is not None and not (isinstance(side, KeySide) and moment.after.gathered):
+                    found[name][side.owner] = value
+    return found
+
+
+def rows(*columns: Array) -> list[Row]:
+    """Columns [n] or [n, d] side by side, rounded; what is not finite (m and lse of a row that saw
+    nothing) is None.
+
+    >>> rows(np.array([-math.inf, 1 / 3]), np.array([[1.0, -0.0], [3.0, 4.0]]))
+    [[None, 1.0, 0.0], [0.3333, 3.0, 4.0]]
+    """
+    table = np.concatenate([x.reshape(len(x), -1) for x in columns], axis=1)
+    rounded = (np.round(table, DECIMALS) + 0.0).tolist()
+    return [[x if math.isfinite(x) else None for x in row] for row in rounded]

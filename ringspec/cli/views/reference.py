@@ -1,0 +1,263 @@
+"""The ring's results against the dense definition in float64, worker by worker.
+
+The definition is evaluated for some query rows at a time, so that the Sq x Sk matrix is never
+stored: o, lse and dq of a row depend on that row alone, and dk, dv, dsinks are sums over rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ringspec.cli.shared.output import Tick, bands
+from ringspec.compare.row_scale import (
+    AbsoluteSums,
+    RowScale,
+    absolute_sums,
+    add_parts,
+    relative_errors,
+    row_errors,
+    row_scale,
+)
+from ringspec.errors import UnknownNameError, nearest
+from ringspec.formats import round_to
+from ringspec.problem.model import Array, Integers, Problem, take
+from ringspec.rings.ring import rounded_inputs
+from ringspec.rings.run import Run, WorkerResult
+from ringspec.spec.definition import backward, forward, normalise, scores
+from ringspec.spec.dropout import keep_factor
+from ringspec.spec.masks import visible
+
+METHODS = ("auto", "dense", "rows", "none")
+# B * H * Sq * Sk above which 'auto' looks at some rows only: about two seconds of work.
+DENSE_LIMIT = 1 << 24
+PART = 1 << 20
+ROWS_PER_WORKER = 8
+BOUNDS = {"float64": 1e-14}
+ROW_NAMES, KEY_NAMES = ("o", "lse", "dq"), ("dk", "dv")
+REFERENCE = "the dense definition in float64"
+ROW_SCALE = "the definition's sums with absolute values inside, times 1 + the row's largest |logit|"
+
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Dense results of the query rows ``rows`` [n] (global indices), and their row scale.
+
+    o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D]. dk, dv, dsinks are None unless all rows are
+    here; gradients are None without dy.
+    """
+
+    rows: Integers
+    scale: RowScale
+    o: Array
+    lse: Array
+    dq: Array | None = None
+    dk: Array | None = None
+    dv: Array | None = None
+    dsinks: Array | None = None
+
+
+def check_method(method: str) -> None:
+    if method not in METHODS:
+        raise UnknownNameError(
+            "a way to compare (auto, dense, rows or none)", repr(method), nearest(method, METHODS)
+        )
+
+
+def choose(method: str, problem: Problem) -> str:
+    """'dense', 'rows' or 'none' for what the user asked for."""
+    if method != "auto":
+        return method
+    return "dense" if pairs_in(problem) <= DENSE_LIMIT else "rows"
+
+
+def pairs_in(problem: Problem) -> int:
+    batch, heads, n_q, _ = problem.q.shape
+    return batch * heads * n_q * problem.k.shape[2]
+
+
+def rows_to_compare(run: Run, method: str) -> Integers:
+    """All query rows, or for each worker up to 8 of its own: first, last and evenly between."""
+    if method == "dense":
+        return run.problem.rows.index
+    picked = []
+    for table in run.layout_q.table:
+        held = table[table >= 0]
+        places = np.linspace(0, max(held.size - 1, 0), min(ROWS_PER_WORKER, held.size))
+        picked.append(held[places.astype(np.int64)])
+    return np.unique(np.concatenate(picked))
+
+
+def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
+    """The rows in parts whose score matrix has about a million elements."""
+    per_row = max(pairs_in(problem) // max(problem.q.shape[2], 1), 1)
+    size = max(PART // per_row, 1)
+    return [rows[first : first + size] for first in range(0, max(rows.size, 1), size)]
+
+
+def evaluate(
+    problem: Problem, dy: Array | None, dlse: Array | None, rows: Integers, tick: Tick
+) -> Reference:
+    """The definition, in float64, for these rows of a problem (its inputs already rounded)."""
+    gradients = dy is not None or dlse is not None
+    dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
+    dlse = np.zeros(problem.q.shape[:3]) if dlse is None else dlse
+    total: AbsoluteSums | None = None
+    found: dict[str, list[Array]] = {name: [] for name in (*ROW_NAMES, *KEY_NAMES, "dsinks")}
+    for part in parts_of(problem, rows):
+        some = replace(problem, q=take(problem.q, part, 2), rows=problem.rows.take(part))
+        some_dy, some_dlse = take(dy, part, 2), take(dlse, part, 2)
+        result = forward(some)
+        found["o"].append(result.o)
+        found["lse"].append(result.lse)
+        if gradients:
+            shares = backward(some, some_dy, some_dlse)
+            for name in ("dq", "dk", "dv", "dsinks"):
+                if getattr(shares, name) is not None:
+                    found[name].append(getattr(shares, name))
+        total = add_parts(total, sums_of(some, some_dy, some_dlse))
+        tick()
+    assert total is not None
+    joined: dict[str, Any] = {
+        name: np.concatenate(found[name], axis=2) for name in ROW_NAMES if found[name]
+    }
+    if rows.size == problem.q.shape[2]:
+        for name in (*KEY_NAMES, "dsinks"):
+            if found[name]:
+                joined[name] = sum(found[name][1:], start=found[name][0])
+    return Reference(rows, row_scale(total), **joined)
+
+
+def sums_of(problem: Problem, dy: Array, dlse: Array) -> AbsoluteSums:
+    """What the row scale of these rows is made of."""
+    s, _ = scores(problem)
+    lse, p = normalise(problem, s)
+    terms, rows, columns = problem.terms, problem.rows, problem.columns
+    return absolute_sums(
+        problem.q,
+        problem.k,
+        problem.v,
+        dy,
+        dlse,
+        p,
+        lse,
+        visible(rows, columns, terms),
+        terms.scale,
+        rows.bias,
+        keep_factor(rows, columns, terms, problem.q.shape[0]),
+        terms.sinks,
+    )
+
+
+def compare(
+    run: Run, dy: Array | None, dlse: Array | None, method: str, tick: Tick = lambda: None
+) -> Data:
+    """The comparison as plain data; the keys are those of ``schema.json``."""
+    bound = BOUNDS.get(run.recipe.name)
+    data: Data = {
+        "method": method,
+        "reference": REFERENCE if bound is not None else f"{REFERENCE}, on the rounded inputs",
+        "relative_to": f"the row scale: {ROW_SCALE} (ringspec.compare.row_scale)",
+        "bound": bound,
+        "rows_compared": 0,
+        "workers": [],
+        "all": {},
+        "within_bound": None,
+    }
+    if method == "none":
+        return data
+    problem = rounded_inputs(run.problem, run.recipe)
+    dy = None if dy is None else round_to(dy, run.recipe.inputs)
+    reference = evaluate(problem, dy, dlse, rows_to_compare(run, method), tick)
+    data["rows_compared"] = int(reference.rows.size)
+    data["workers"] = [
+        {"worker": w.worker, **worker_errors(w, reference, problem.q.shape[2])} for w in run.workers
+    ]
+    for name in (*ROW_NAMES, *KEY_NAMES):
+        if name in data["workers"][0]:
+            data["all"][name] = largest([entry[name] for entry in data["workers"]])
+    scale = reference.scale.dsinks
+    if reference.dsinks is not None and run.dsinks is not None and scale is not None:
+        got = run.dsinks.reshape(reference.dsinks.shape)
+        data["all"]["dsinks"] = pair_of(np.abs(got - reference.dsinks), scale)
+    if bound is not None:
+        data["within_bound"] = all(entry["rel"] <= bound for entry in data["all"].values())
+    return data
+
+
+def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Data:
+    """Errors of one worker's own arrays, for each name that the reference has."""
+    place = np.full(length + 1, -1, dtype=np.int64)  # padding slots, -1, find the last entry
+    place[reference.rows] = np.arange(reference.rows.size)
+    errors: Data = {}
+    for names, found in ((ROW_NAMES, place[worker.index_q]), (KEY_NAMES, worker.index_k)):
+        held = np.flatnonzero(found >= 0)
+        at = found[held]
+        for name in names:
+            got, want = getattr(worker, name), getattr(reference, name)
+            if got is not None and want is not None:
+                scale = getattr(reference.scale, name)[:, :, at]
+                errors[name] = pair_of(row_errors(got[:, :, held], want[:, :, at]), scale)
+    return errors
+
+
+def pair_of(errors: Array, scale: Array) -> dict[str, float]:
+    """The largest absolute and the largest relative error; NaN if there is one."""
+    relative = relative_errors(errors, scale)
+    return {"abs": float(errors.max(initial=0.0)), "rel": float(relative.max(initial=0.0))}
+
+
+def largest(entries: list[dict[str, float]]) -> dict[str, float]:
+    return {key: float(np.max([entry[key] for entry in entries])) for key in ("abs", "rel")}
+
+
+def comparison_lines(data: Data, width: int) -> list[str]:
+    """The comparison as text."""
+    if data["method"] == "none":
+        return ["ring against dense: not compared (--compare none)"]
+    names = list(data["workers"][0])[1:]
+    lines = [
+        f"ring against {data['reference']}, {data['rows_compared']} query rows; "
+        "rel = error / row scale of its row",
+        f"row scale: {ROW_SCALE}",
+    ]
+    digits = 1 if width >= 8 + 17 * len(names) else 0
+    labels = ["worker"] + [str(entry["worker"]) for entry in data["workers"]] + ["all"]
+    columns = []
+    for name in names:
+        entries = [entry[name] for entry in (*data["workers"], data["all"])]
+        columns.append([f"{name} abs rel"] + [errors_text(entry, digits) for entry in entries])
+    lines += bands(labels, columns, width)
+    if "dsinks" in data["all"]:
+        lines.append(f"dsinks, added over the workers: {errors_text(data['all']['dsinks'], 1)}")
+    if "dq" in names and "dk" not in names:
+        lines.append(
+            f"{ROWS_PER_WORKER} query rows of each worker; dk and dv need all rows: not compared "
+            "(--compare dense)"
+        )
+    return [*lines, verdict(data)]
+
+
+def errors_text(entry: dict[str, float], digits: int) -> str:
+    """
+    >>> errors_text({"abs": 1.5e-16, "rel": 0.0}, 1)
+    '1.5e-16 0.0e+00'
+    """
+    return f"{entry['abs']:.{digits}e} {entry['rel']:.{digits}e}"
+
+
+def verdict(data: Data) -> str:
+    worst = float(np.max([entry["rel"] for entry in data["all"].values()]))
+    if data["bound"] is None:
+        return (
+            f"largest: {worst:.1e} of the row scale; no bound for this recipe, whose roundings "
+            "the error is made of"
+        )
+    outcome = "within" if data["within_bound"] else "BEYOND"
+    assert math.isfinite(data["bound"])
+    return f"largest: {worst:.1e} of the row scale, {outcome} the bound {data['bound']:.0e}"

@@ -1,0 +1,1 @@
+"""Which recipe fits the errors of a kernel."""

@@ -1,0 +1,331 @@
+"""Noise of dq, dk and dv: the products of P and dS, and their sums over tiles and ring steps.
+
+    dq_id = scale sum_j dz_ij k_jd,   dk_jd = scale sum_i dz_ij q_id,   dv_jd = sum_i P_ij keep_ij dy_id
+
+What a pair brings (:mod:`noise_backward`) is squared and summed; rows are independent, so dk and dv add
+variances over rows as they stand, while one row of dq shares the errors of its delta and lse::
+
+    var dq_id = scale^2 sum_j (private + x^2 var sigma)_ij k_jd^2 + g_id^2 var delta_i + h_id^2 var lse_i
+              + 2 g h cov_i - 2 scale sum_j x p common (g X_ij + h) k_jd,
+                g_id = scale sum_j y_ij k_jd,  h_id = scale sum_j dz_ij k_jd = dq_id
+
+The sums follow the geometry: the tiles of a block, then blocks in the order of the ring's steps, each rounding
+at the size of the partial sum that is there (rules NUM-2, RING-4, RING-5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringspec.compare.noise.backward import PairNoise, derivatives
+from ringspec.compare.noise.forward import Sources
+from ringspec.compare.noise.problem import Array, Geometry, Head, Integers
+from ringspec.compare.noise.rounding import (
+    Base,
+    Error,
+    Partial,
+    no_error,
+    partial,
+    product_error,
+    spacing,
+    truncation,
+)
+from ringspec.compare.noise.rows import ReadNoise
+from ringspec.formats import unit_roundoff
+from ringspec.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class GradientNoise:
+    """Of one gradient: true ``value``, all its ``error``, and what is known of it.
+
+    ``local``: variance of its own roundings but for what is known of them (``drift``); ``gain``: the share
+    of all else that the last of them let through.
+    """
+
+    value: Array
+    error: Error
+    local: Array
+    mean: Array
+    drift: Array
+    gain: Array
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Where one gradient is rounded, from the product to what is carried between ring steps."""
+
+    products: str
+    tile: str
+    block: str
+    carried: str
+    reduced: bool = False
+
+
+def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | None:
+    """The tiles of each block, then the blocks, every sum rounded; None without any."""
+    total = None
+    for tiles in blocks:
+        run = None
+        for tile in tiles:
+            share = tile.rounded(formats.products)
+            if run is None:
+                run = share.rounded(formats.tile)
+            else:
+                run = joined(run, share, formats.tile)
+        if run is None:
+            continue
+        run = run.rounded(formats.block)
+        if formats.reduced:
+            run = run.rounded(formats.carried)
+        if total is None:
+            total = run.rounded(formats.carried)
+        else:
+            total = joined(total, run, formats.carried)
+    return total
+
+
+def joined(total: Partial, share: Partial, name: str) -> Partial:
+    """A share added to an accumulator, which is a number of its format; the share's place is what counts."""
+    base = Base(total.value + total.drift, total.grid, share.unknown(), share.unknown())
+    return total.plus(share).rounded(name, base)
+
+
+def significant(x: Array, name: str, axis: int) -> Array:
+    """How many terms of a sum along an axis reach its last bit: smaller ones are lost, not rounded."""
+    size = np.abs(x)
+    return (size > unit_roundoff(name) * size.max(axis=axis, keepdims=True, initial=0.0)).sum(
+        axis=axis
+    )
+
+
+def share_of(
+    left: Array, right: Array, upstream: Error, factor: float, recipe: Recipe, grid: bool = False
+) -> Partial:
+    """left [.., n, m] @ right [.., m, D] times factor, with the errors of left and of the accumulation.
+
+    ``grid``: the product leaves the accumulator as it is, so it lies on that format's grid.
+    """
+    value = left @ right
+    squares = right * right
+    count = significant(left, recipe.products, axis=-1)[..., None]
+    own = product_error(value, (left * left) @ squares, count, recipe.products).times(factor)
+    before = Error(upstream.variance @ squares, upstream.bound @ np.abs(right)).times(factor)
+    value = value * factor
+    made = partial(value, before, spacing(value, recipe.products) if grid else 0.0)
+    return Partial(made.value, made.grid, before + own, own)
+
+
+class Sums:
+    """The sums of all workers, each put in its place."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.value, self.drift, self.explained = (np.zeros(shape) for _ in range(3))
+        self.grid = np.full(shape, np.inf)
+        self.error, self.local = no_error(shape), no_error(shape)
+
+    def put(self, place: Any, one: Partial) -> None:
+        self.value[place], self.grid[place] = one.value, one.grid
+        self.drift[place], self.explained[place] = one.drift, one.explained
+        for mine, its in ((self.error, one.error), (self.local, one.local)):
+            mine.variance[place], mine.bound[place] = its.variance, its.bound
+
+    def partial(self) -> Partial:
+        return Partial(self.value, self.grid, self.error, self.local, self.drift, self.explained)
+
+
+def dq_noise(
+    head: Head,
+    recipe: Recipe,
+    geometry: Geometry,
+    sources: Sources,
+    read: ReadNoise,
+    pairs: PairNoise,
+    truncated: tuple[str, ...],
+) -> GradientNoise:
+    """dq [G, Sq, D], with what its rows share."""
+    assert head.dz is not None
+    x, y = derivatives(head)
+    sigma = sources.sigma.variance
+    private = pairs.private + pairs.of_ds
+    alone = Error(private.variance + x * x * sigma, private.bound)
+    formats = Formats(recipe.products, recipe.tile_dq, recipe.block_gradients, recipe.carried_dq)
+    whole = error_of_dq(head, sources, read, pairs, alone, x, y)
+    sums = Sums(head.q.shape)
+    for r in range(geometry.workers):
+        queries = geometry.queries(r)
+        blocks = (
+            [
+                dq_share(head, recipe, queries, keys, pairs.dz + pairs.of_ds)
+                for keys in geometry.key_tiles(int(b), recipe.tile_k)
+            ]
+            for b in geometry.order_dq[r]
+            if b >= 0 and queries.size
+        )
+        total = added_up(blocks, formats)
+        if total is not None:
+            sums.put((slice(None), queries), total)
+    before = dataclasses.replace(sums.partial(), error=whole + sums.local)
+    mean, g = head.scale * (pairs.mean_dz @ head.k), head.scale * (y @ head.k)
+    passed_on = Passed(-read.drift[..., None] * g, read.explained[..., None] * g * g)
+    return ended(before, recipe, mean, passed_on, truncated)
+
+
+def dq_share(
+    head: Head, recipe: Recipe, queries: Integers, keys: Integers, of_dz: Error
+) -> Partial:
+    assert head.dz is not None
+    index = np.ix_(np.arange(head.q.shape[0]), queries, keys)
+    upstream = Error(of_dz.variance[index], of_dz.bound[index])
+    return share_of(head.dz[index], head.k[keys], upstream, head.scale, recipe)
+
+
+def error_of_dq(
+    head: Head,
+    sources: Sources,
+    read: ReadNoise,
+    pairs: PairNoise,
+    alone: Error,
+    x: Array,
+    y: Array,
+) -> Error:
+    """What P and dS bring to dq: the formula in the module's docstring."""
+    assert head.dz is not None and head.dp is not None
+    assert head.delta is not None and head.dlse is not None
+    k, scale, total = head.k, head.scale, head.delta + head.dlse
+    g, h = scale * (y @ k), scale * (head.dz @ k)
+    direct = x * head.p * sources.common
+    variance = scale**2 * (alone.variance @ (k * k))
+    variance += g * g * read.delta.variance[..., None] + h * h * read.lse.variance[..., None]
+    variance += 2 * g * h * read.covariance[..., None]
+    variance -= 2 * scale * (g * ((direct * (head.dp - total[..., None])) @ k) + h * (direct @ k))
+    bound = abs(scale) * (alone.bound @ np.abs(k))
+    bound += np.abs(h) * pairs.growth[..., None] + np.abs(g) * read.delta.bound[..., None]
+    return Error(np.maximum(variance, 0.0), bound)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What delta's known error makes of a gradient, and the variance of delta that stands for it."""
+
+    drift: Array
+    explained: Array
+
+
+def ended(
+    before: Partial, recipe: Recipe, mean: Array, passed_on: Passed, truncated: tuple[str, ...]
+) -> GradientNoise:
+    """The last rounding, to the format of gradients."""
+    drift, explained = before.drift + passed_on.drift, before.explained + passed_on.explained
+    if "gradients" in truncated:
+        made, lost = truncation(before.value, recipe.gradients, before.grid)
+        local = before.local.variance + made.variance - before.explained
+        one = np.ones(mean.shape)
+        return GradientNoise(before.value, before.error + made, local, mean + lost, drift, one)
+    shifted = Partial(
+        before.value + mean, before.grid, before.error, before.local, drift, explained
+    )
+    after = shifted.rounded(recipe.gradients)
+    own = np.maximum(before.local.variance - before.explained, 0.0)
+    local, gain = after.unshared(shifted, own), after.gain + np.zeros(mean.shape)
+    return GradientNoise(before.value, after.error, local, mean, np.asarray(after.drift), gain)
+
+
+def dkv_noise(
+    head: Head,
+    recipe: Recipe,
+    geometry: Geometry,
+    read: ReadNoise,
+    pairs: PairNoise,
+    of_kept: Error,
+    truncated: tuple[str, ...],
+) -> tuple[GradientNoise, GradientNoise]:
+    """dk [Sk, D] and dv [Sk, Dv] of a key head, summed over its query heads (BWD-6)."""
+    assert head.dz is not None and head.dy is not None
+    kept = head.p if head.keep is None else head.p * head.keep
+    of_dz = pairs.dz + pairs.of_ds
+    mean_dk = head.scale * (pairs.mean_dz.swapaxes(1, 2) @ head.q).sum(axis=0)
+    mean_dv = (pairs.mean_p.swapaxes(1, 2) @ head.dy).sum(axis=0)
+    dk = key_side(head, recipe, geometry, head.dz, head.q, of_dz, head.scale)
+    dv = key_side(head, recipe, geometry, kept, head.dy, of_kept, 1.0)
+    weight = head.scale * derivatives(head)[1].swapaxes(1, 2)
+    passed_on = Passed(
+        -(weight @ (read.drift[..., None] * head.q)).sum(axis=0),
+        (weight**2 @ (read.explained[..., None] * head.q**2)).sum(axis=0),
+    )
+    nothing = Passed(np.zeros(dv.value.shape), np.zeros(dv.value.shape))
+    return (
+        ended(dk, recipe, mean_dk, passed_on, truncated),
+        ended(dv, recipe, mean_dv, nothing, truncated),
+    )
+
+
+def kept_error(head: Head, sources: Sources, read: ReadNoise, pairs: PairNoise) -> Error:
+    """All of the error of P * keep as operand of dv: its own, that of its score, and that of lse."""
+    kept = head.p if head.keep is None else head.p * head.keep
+    shared = sources.sigma.variance - 2 * head.p * sources.common + read.lse.variance[..., None]
+    variance = pairs.kept.variance + kept**2 * np.maximum(shared, 0.0)
+    return Error(variance, pairs.kept.bound + kept * pairs.growth[..., None])
+
+
+def key_side(
+    head: Head,
+    recipe: Recipe,
+    geometry: Geometry,
+    left: Array,
+    right: Array,
+    upstream: Error,
+    factor: float,
+) -> Partial:
+    """factor * sum over heads and queries of left_ij right_id, in the order of the geometry."""
+    sums = Sums((head.k.shape[0], right.shape[2]))
+    formats = Formats(
+        recipe.products,
+        recipe.tile_dkv,
+        recipe.block_gradients,
+        recipe.carried_dkv,
+        geometry.reduced_dkv,
+    )
+    for b in range(geometry.workers):
+        keys = geometry.keys(b)
+        blocks = (
+            [
+                key_share(recipe, queries, keys, left, right, upstream, factor)
+                for queries in geometry.query_tiles(int(a), recipe.tile_q)
+            ]
+            for a in geometry.order_dkv[b]
+            if a >= 0 and keys.size
+        )
+        total = added_up(blocks, formats)
+        if total is not None:
+            sums.put(keys, total)
+    return sums.partial()
+
+
+def key_share(
+    recipe: Recipe,
+    queries: Integers,
+    keys: Integers,
+    left: Array,
+    right: Array,
+    upstream: Error,
+    factor: float,
+) -> Partial:
+    """One tile's share, the query heads of the key head added."""
+    index = np.ix_(np.arange(left.shape[0]), queries, keys)
+    turned = Error(upstream.variance[index].swapaxes(1, 2), upstream.bound[index].swapaxes(1, 2))
+    single = left.shape[0] == 1 and factor == 1.0
+    each = share_of(
+        left[index].swapaxes(1, 2), right[:, queries], turned, factor, recipe, grid=single
+    )
+    return Partial(
+        each.value.sum(axis=0),
+        each.grid[0] if single else np.where(each.value.sum(axis=0) == 0, np.inf, 0.0),
+        Error(each.error.variance.sum(axis=0), each.error.bound.sum(axis=0)),
+        Error(each.local.variance.sum(axis=0), each.local.bound.sum(axis=0)),
+    )

@@ -1,0 +1,209 @@
+"""From the forward's error sources to what belongs to a row: the errors of o, lse and delta.
+
+delta = <dy, o> - dlse reads the *rounded* o, so all sources of o reach it, and delta and lse share those of
+the scores and of l. With D = <dy, o> and X_ij = dp_ij - D_i, the sources of :mod:`noise_forward` give::
+
+    d delta_i = sum_j zeta_ij <dy_i, v_j> + sum_j p_ij (sigma + eta)_ij X_ij - D_i lambda_i
+              + sum_n gamma_in <dy_i, u_in> + sum_d dy_id omega_id + its own roundings
+
+Each of these is one number for a whole row of dS: it moves all of dq_i along one direction and every
+dk_j a little, which is why the variance of a sum over a tensor is not the sum of variances.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.compare.noise.forward import Sources
+from ringspec.compare.noise.problem import Array, Head
+from ringspec.compare.noise.rounding import (
+    Base,
+    Error,
+    Partial,
+    partial,
+    rounding,
+    row_sum_error,
+    spacing,
+    truncation,
+)
+from ringspec.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: whole errors of the results; ``mean`` and ``drift`` of o's.
+
+    ``output`` [G, Sq, Dv]: variance of o that no other element shares, but for what ``drift`` ``explained``;
+    ``gain``: the share of all else that the last rounding let through.
+    """
+
+    o: Error
+    mean: Array
+    drift: Array
+    explained: Array
+    output: Array
+    gain: Array
+    lse: Error
+
+
+@dataclass(frozen=True)
+class ReadNoise:
+    """Errors of what the backward reads of a row: ``lse``, ``delta`` [G, Sq], their ``covariance``.
+
+    ``mean`` and ``drift`` are the predictable parts of delta's; ``explained``: variance of delta that stands
+    for the latter.
+    """
+
+    lse: Error
+    delta: Error
+    covariance: Array
+    mean: Array
+    drift: Array
+    explained: Array
+
+
+def relative_variance(sources: Sources) -> Array:
+    """Variance of the relative error of e, from scores and roundings."""
+    return sources.sigma.variance + sources.eta.variance
+
+
+def relative_bound(sources: Sources) -> Array:
+    with np.errstate(over="ignore"):
+        return np.expm1(sources.sigma.bound) * (1 + sources.eta.bound) + sources.eta.bound
+
+
+def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str, ...]) -> RowNoise:
+    """o and lse as they leave the forward."""
+    before = o_error(head, sources)
+    on_grid = recipe.merge_order == "normalised" and head.sinks is None
+    grid: Array | float = 0.0
+    if on_grid:
+        grid = np.maximum(spacing(head.o, recipe.carried_o), spacing(head.o, recipe.merge))
+    keep_mean = sources.mean @ head.v
+    made = partial(head.o + keep_mean, before, grid)
+    made = dataclasses.replace(made, drift=sources.drift, explained=sources.explained)
+    rounded = made.rounded(recipe.outputs, base_of_o(head, recipe, made))
+    own = np.maximum(sources.omega.variance - sources.explained, 0.0)
+    if "outputs" in truncated:
+        local, mean = truncation(head.o, recipe.outputs, grid)
+        rounded = dataclasses.replace(made, error=before + local)
+        keep_mean = keep_mean + mean
+    lse = lse_error(head, recipe, sources)
+    return RowNoise(
+        rounded.error,
+        keep_mean,
+        np.asarray(rounded.drift),
+        np.asarray(rounded.explained),
+        np.maximum(rounded.unshared(made, own), 0.0),
+        rounded.gain + np.zeros(head.o.shape),
+        lse,
+    )
+
+
+def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
+    """The last o that was carried, where only sinks divide it."""
+    if recipe.merge_order != "normalised" or head.sinks is None:
+        return None
+    mass = head.p.sum(axis=2, keepdims=True)
+    safe = np.where(mass > 0, mass, 1.0)
+    carried = (made.value + made.drift) / safe
+    variance = made.unknown() / safe**2
+    return Base(
+        carried,
+        spacing(carried, recipe.carried_o),
+        (1 - mass) ** 2 * variance,
+        -mass * (1 - mass) * variance,
+    )
+
+
+def o_error(head: Head, sources: Sources) -> Error:
+    """The first line of sums of :mod:`noise_forward`, each squared; a bound without approximation.
+
+    The bound divides the numerator's worst case by the denominator's: (N + dN) / (1 - dL).
+    """
+    v, o, p = head.v, head.o, head.p
+    weight = relative_variance(sources) * p * p
+    kept = weight if head.keep is None else weight * head.keep
+    kept_twice = kept if head.keep is None else kept * head.keep
+    variance = (sources.zeta.variance + kept_twice) @ (v * v) - 2 * o * (kept @ v)
+    variance += o * o * (weight.sum(axis=2) + sources.lam.variance)[..., None]
+    variance = np.maximum(variance, 0.0) + sources.omega.variance
+    for one in sources.shared:
+        variance += one.variance[..., None] * one.u**2
+    relative = relative_bound(sources)
+    p_bound = p * relative
+    kept_bound = p_bound if head.keep is None else p_bound * head.keep
+    operand = kept_bound + sources.zeta.bound * (1 + relative)
+    top = operand @ np.abs(v) + sources.top + sources.omega.bound
+    bottom = p_bound.sum(axis=2) + sources.lam.bound + sources.bottom
+    bottom = np.minimum(bottom, 0.5)[..., None]
+    return Error(variance, (top + np.abs(o) * bottom) / (1 - bottom))
+
+
+def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
+    """lse as it leaves the forward; 0 for an empty row."""
+    weight = relative_variance(sources) * head.p**2
+    variance = weight.sum(axis=2) + sources.lam.variance
+    for one in sources.shared:
+        variance = variance + one.variance * one.a**2
+    bottom = (head.p * relative_bound(sources)).sum(axis=2)
+    bottom = np.minimum(bottom + sources.lam.bound + sources.bottom, 0.5)
+    lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
+    on_grid = recipe.merge_order == "normalised" and head.sinks is None
+    grid = spacing(lse, recipe.statistics) if on_grid else 0.0
+    before = Error(variance, -np.log1p(-bottom))
+    # log(l) is rounded before m is added; a sum m + log(l) in higher precision has less noise.
+    high = np.where(head.seen, head.s, -np.inf).max(axis=2, initial=-np.inf)
+    of_log = rounding(np.where(np.isneginf(high), 0.0, lse - high), recipe.statistics)
+    before = before + of_log
+    return partial(lse, before, grid).rounded(recipe.lse).error
+
+
+def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> ReadNoise:
+    """What dS reads of a row: lse rounded to ``backward_lse``, and delta."""
+    assert head.dy is not None and head.dp is not None
+    assert head.delta is not None and head.dlse is not None
+    dy, let_through = head.dy, head.dy * rows.gain
+    weight = relative_variance(sources) * head.p**2
+    unkept, total = let_through @ head.v.T, (let_through * head.o).sum(axis=2)
+    x = (unkept if head.keep is None else unkept * head.keep) - total[..., None]
+    explained = (dy * dy * rows.explained).sum(axis=2)
+    variance = (sources.zeta.variance * unkept**2).sum(axis=2) + explained
+    variance += (weight * x * x).sum(axis=2) + total**2 * sources.lam.variance
+    variance += (dy * dy * rows.output).sum(axis=2)
+    covariance = (weight * x).sum(axis=2) - total * sources.lam.variance
+    for one in sources.shared:
+        along = (let_through * one.u).sum(axis=2)
+        variance += one.variance * along**2
+        covariance += one.variance * along * one.a
+    before = Error(variance, (np.abs(dy) * rows.o.bound).sum(axis=2))
+    lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
+    read = partial(lse, rows.lse, spacing(lse, recipe.lse)).rounded(recipe.backward_lse).error
+    mean, drift = (dy * rows.mean).sum(axis=2), (dy * rows.drift).sum(axis=2)
+    delta = delta_error(head, recipe, before, rows)
+    return ReadNoise(read, delta, covariance, mean, drift, explained)
+
+
+def delta_error(head: Head, recipe: Recipe, before: Error, rows: RowNoise) -> Error:
+    """BWD-1: the products dy * o, their sum and its rounding; then - dlse, rounded again."""
+    assert head.dy is not None and head.delta is not None and head.dlse is not None
+    dy, o, total = head.dy, head.o, head.delta + head.dlse
+    products = dy * o
+    grid = spacing(dy, recipe.inputs) * spacing(o, recipe.outputs)
+    reach = np.abs(dy) * rows.o.bound
+    of_products = rounding(products, recipe.dy_o_products, grid, dy**2 * rows.o.variance, reach)
+    accumulator = "float64" if recipe.delta == "float64" else "float32"
+    size = products**2 + dy**2 * rows.o.variance
+    of_sum = row_sum_error(total, size.sum(axis=2), float(dy.shape[2]), accumulator)
+    error = before + of_sum
+    error = error + Error(of_products.variance.sum(axis=2), of_products.bound.sum(axis=2))
+    rounded = partial(total, error, spacing(total, accumulator)).rounded(recipe.delta)
+    again = rounding(head.delta, recipe.delta, upstream=error.variance, reach=rounded.error.bound)
+    less = head.dlse != 0
+    return Error(
+        rounded.error.variance + np.where(less, again.variance, 0.0),
+        rounded.error.bound + np.where(less, again.bound, 0.0),
+    )

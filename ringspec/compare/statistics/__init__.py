@@ -1,0 +1,1 @@
+"""Whole-tensor tests: do the errors look like the predicted noise?"""

@@ -1,0 +1,275 @@
+"""Linear tests: is a weighted sum of the errors larger than the noise of that sum?
+
+``T = sum c e`` has the predicted variance ``noise.variance_of_sums(c)``, in which errors that elements
+share (dy_o_sum along a row, P's rounding along d) are counted once and not as independent. Three
+contrasts c, each the most powerful one against its defect where errors are independent:
+
+- *slope* ``c = truth / sd^2``: e = x truth, as of a wrong factor;
+- *mean* ``c = 1 / sd^2``: e = x, as of a wrong offset;
+- *temperature* ``c = direction / sd^2``: e = x d(result) / d(log scale), as of a wrong softmax scale.
+
+``sd^2`` is larger than predicted there (:func:`weight_of`), so that a few elements of almost no noise do
+not take all of the weight. Any c is valid; this choice costs a few per cent of power.
+
+``p`` is the Gaussian tail: exact in the limit of many roundings, and uniform over problems where the
+predicted variance is right, so in 16-bit recipes; not so where float32 sums decide, whose order no recipe
+declares. Kolmogorov-Smirnov tests: tests/compare/test_statistics.py,
+test_statistics_simulated.py. ``p_allowed`` is the Chernoff bound ``2 exp(-z^2 / 2)`` that holds for any number of
+roundings, after the allowance for a mean error has been subtracted from abs(T) and the standard
+deviation multiplied by ``high``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from ringspec.compare.noise.rounding import spacing
+from ringspec.compare.statistics.strata import Stratum, by_exponent, by_sign
+from ringspec.compare.statistics.types import (
+    RATE,
+    ROW_TENSORS,
+    Allowance,
+    Array,
+    Integers,
+    Predicted,
+    Test,
+)
+
+Booleans = NDArray[np.bool_]
+FLOOR = 0.1  # of the median variance: the least that a weight divides by
+WHERE = ("head", "worker", "step")  # strata in which a temperature is looked for
+QUIET = 0.1  # of the variance without correlations: the least that a sum is predicted to have
+
+
+def weight_of(sd: Array, last: Array) -> Array:
+    """1 / variance; 0 where sd is 0. ``last``: spacing of the result's format at each element.
+
+    The variance of the last rounding is added to the predicted one, and a tenth of the tensor's median
+    variance. An element near a number of the format has little noise, because it is rounded back to that
+    number, but for the same reason shows nothing of a small defect.
+
+    >>> weight_of(np.array([0.0, 1.0, 1.0]), np.array([0.0, 0.0, 12.0**0.5])).round(3).tolist()
+    [0.0, 0.909, 0.476]
+    """
+    noisy = sd > 0
+    if not noisy.any():
+        return np.zeros(sd.shape)
+    variance = sd * sd
+    least = FLOOR * float(np.median(variance[noisy])) + last * last / 12.0
+    return np.where(noisy, 1.0 / np.where(noisy, variance + least, 1.0), 0.0)
+
+
+def size_of(name: str, truth: Array, direction: Array | None) -> Array:
+    """What an allowed relative error is relative to (``size_i`` of the null hypothesis)."""
+    size = np.abs(np.where(np.isfinite(truth), truth, 0.0))
+    if direction is not None:
+        size = np.maximum(size, np.abs(direction))
+    return np.maximum(size, 1.0) if name == "lse" else size
+
+
+def contrasts(
+    sd: Array, truth: Array, direction: Array | None, last: str
+) -> dict[str, tuple[Array, Array]]:
+    """By test: the contrast c and the pattern of the error that it looks for."""
+    finite = np.where(np.isfinite(truth), truth, 0.0)
+    weight = weight_of(sd, spacing(finite, last))
+    pairs = {
+        "slope": (weight * finite, finite),
+        "mean": (weight, np.ones(finite.shape)),
+    }
+    if direction is not None:
+        pairs["temperature"] = (weight * direction, direction)
+    return pairs
+
+
+def gaussian_tail(z: Array) -> Array:
+    """P(|N(0, 1)| > z)."""
+    return special.erfc(np.abs(z) / math.sqrt(2.0))
+
+
+def chernoff(z: Array) -> Array:
+    """min(1, 2 exp(-z^2 / 2)): bounds P(|T| > z sd) of a sub-Gaussian T.
+
+    >>> float(chernoff(np.array(7.4))) < 3e-12
+    True
+    """
+    return np.minimum(1.0, 2.0 * np.exp(-0.5 * z * z))
+
+
+def threshold(p: float) -> float:
+    """The z at which :func:`chernoff` falls to p.
+
+    >>> round(threshold(1e-9 / 500), 2)
+    7.43
+    """
+    return math.sqrt(2.0 * math.log(2.0 / p))
+
+
+def group_sums(values: Array, labels: Integers, count: int) -> Array:
+    """Sums of values [B, H, S] or [B, H, S, d] over the rows of each label; -1 is left out."""
+    rows = values if values.ndim == labels.ndim else values.sum(axis=-1)
+    kept = labels >= 0
+    return np.bincount(labels[kept], weights=rows[kept], minlength=count).astype(np.float64)
+
+
+class RowVariances:
+    """variance_of_sums for several strata of the same contrast.
+
+    In o, lse and dq rows are independent, so that one call gives the variance of every row's sum and
+    a stratum's variance is a sum of these. In dk and dv keys share errors: a call for each stratum.
+    """
+
+    def __init__(self, noise: Predicted, name: str, c: Array) -> None:
+        self.noise, self.name, self.c = noise, name, c
+        self.alone = np.square(c * noise.sd[name])
+        self.rows: Array | None = None
+        if name in ROW_TENSORS:
+            shape = c.shape[:3]
+            labels = np.arange(math.prod(shape)).reshape(shape)
+            self.rows = np.asarray(noise.variance_of_sums(name, c, labels)).reshape(shape)
+
+    def whole(self) -> Array:
+        least = QUIET * self.alone.sum()
+        if self.rows is not None:
+            return np.maximum(np.array([self.rows.sum()]), least)
+        whole = np.asarray(self.noise.variance_of_sums(self.name, self.c)).reshape(1)
+        return np.maximum(whole, least)
+
+    def of(self, labels: Integers, count: int) -> Array:
+        least = QUIET * group_sums(self.alone, labels, count)
+        if self.rows is not None:
+            return np.maximum(group_sums(self.rows, labels, count), least)
+        sums = np.asarray(self.noise.variance_of_sums(self.name, self.c, labels))
+        padded = np.zeros(count)
+        padded[: sums.size] = sums
+        return np.maximum(padded, least)
+
+
+def linear_tests(
+    name: str,
+    error: Array,
+    truth: Array,
+    noise: Predicted,
+    strata: Sequence[Stratum],
+    allowance: Allowance,
+    direction: Array | None,
+) -> Iterator[Test]:
+    """Slope over all and over row strata, temperature over all and those of :data:`WHERE`, mean over
+    all; slope and mean by sign, slope by exponent.
+
+    Each part of dk and dv costs a few matrix products, hence the choice.
+    """
+    sd = noise.sd[name]
+    size = size_of(name, truth, direction)
+    for kind, (c, pattern) in contrasts(sd, truth, direction, allowance.last).items():
+        variances = RowVariances(noise, name, c)
+        parts: list[tuple[tuple[str, ...], Integers | None, Array]] = [
+            (("all",), None, variances.whole())
+        ]
+        for s in strata:
+            if kind == "slope" or (kind == "temperature" and s.kind in WHERE):
+                parts.append((s.names, s.labels, variances.of(s.labels, len(s.names))))
+        tall = np.abs(c) * (allowance.slope * size + allowance.share * sd)
+        for names, labels, variance in parts:
+            sums = [
+                np.array([x.sum()]) if labels is None else group_sums(x, labels, len(names))
+                for x in (c * error, tall, c * pattern, c != 0)
+            ]
+            yield from judged(kind, name, names, sums, variance, allowance)
+    yield from masked_tests(name, error, truth, noise, allowance, direction)
+
+
+def masked_tests(
+    name: str,
+    error: Array,
+    truth: Array,
+    noise: Predicted,
+    allowance: Allowance,
+    direction: Array | None,
+) -> Iterator[Test]:
+    """The slope by exponent of truth, slope and mean by its sign: a call of the noise for each."""
+    sd = noise.sd[name]
+    size = size_of(name, truth, direction)
+    pairs = contrasts(sd, truth, None, allowance.last)
+    plan = [("slope", part) for part in by_exponent(truth)]
+    plan += [(kind, part) for kind in ("slope", "mean") for part in by_sign(truth)]
+    for kind, (label, mask) in plan:
+        c, pattern = pairs[kind]
+        c = np.where(mask, c, 0.0)
+        if not c.any():
+            continue
+        variance = RowVariances(noise, name, c).whole()
+        tall = np.abs(c) * (allowance.slope * size + allowance.share * sd)
+        sums = [np.array([x.sum()]) for x in (c * error, tall, c * pattern, c != 0)]
+        yield from judged(kind, name, (label,), sums, variance, allowance)
+
+
+def judged(
+    kind: str,
+    tensor: str,
+    names: Sequence[str],
+    sums: Sequence[Array],
+    variance: Array,
+    allowance: Allowance,
+) -> Iterator[Test]:
+    """One :class:`Test` for each part that has noise."""
+    total, allowed, lever, count = sums
+    for g, stratum in enumerate(names):
+        if variance[g] <= 0:
+            continue
+        deviation = math.sqrt(variance[g])
+        z = total[g] / deviation
+        beyond = max(0.0, abs(total[g]) - allowed[g]) / (allowance.high * deviation)
+        yield Test(
+            kind,
+            tensor,
+            stratum,
+            float(z),
+            float(gaussian_tail(np.asarray(z))),
+            float(chernoff(np.asarray(beyond))),
+            effect=float(total[g] / lever[g]) if lever[g] != 0 else 0.0,
+            count=int(count[g]),
+            allowance=allowance,
+        )
+
+
+def detectable(
+    noise: Predicted,
+    truth: Mapping[str, Array],
+    direction: Mapping[str, Array],
+    allowances: Mapping[str, Allowance],
+    *,
+    rate: float = RATE,
+    count: int = 500,
+    power: float = 0.999,
+    scale_direction: Mapping[str, Array] | None = None,
+) -> dict[str, float]:
+    """The smallest x at which an error ``x * direction`` is an alarm with probability ``power``.
+
+    By tensor, the better of the whole-tensor contrasts: an alarm is due where
+    ``|T| > allowed + z(rate / count) high sd``, and T is Gaussian about ``x sum c direction``.
+    ``scale_direction``: d result / d log scale, as it is given to the tests (default: ``direction``).
+    The smallest value over the tensors is what a run detects. Infinity where no contrast meets
+    the direction.
+    """
+    found = {}
+    for name, want in direction.items():
+        sd = noise.sd[name]
+        scale = (direction if scale_direction is None else scale_direction).get(name)
+        size = size_of(name, truth[name], scale)
+        allowance, best = allowances[name], math.inf
+        for c, _ in contrasts(sd, truth[name], scale, allowance.last).values():
+            variance = float(RowVariances(noise, name, c).whole()[0])
+            lever = abs(float((c * want).sum()))
+            if not (variance > 0 and lever > 0):
+                continue
+            allowed = float((np.abs(c) * (allowance.slope * size + allowance.share * sd)).sum())
+            reach = threshold(rate / count) * allowance.high + float(special.ndtri(power))
+            best = min(best, (allowed + reach * math.sqrt(variance)) / lever)
+        found[name] = best
+    return found

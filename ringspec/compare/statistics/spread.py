@@ -1,0 +1,290 @@
+"""Tests of the size of errors: excess variance, serial correlation, outliers, growth with W.
+
+**Excess and serial tests** are one test. Sums ``y_g = sum of w e`` over groups g, divided by their
+predicted standard deviations, have a mean square near 1. The groups are
+
+- *excess*: single elements;
+- *serial d*: rows, with w = 1 / sd: errors that agree along d make the sums too large;
+- *serial token*: :data:`RUN` tokens that follow each other, the d with random signs: likewise along tokens.
+
+Errors that elements rightly share are in the predicted variances of the sums, so they are not excess.
+
+The y are correlated, with correlation matrix C. For a linear combination of sub-Gaussian roundings
+Hsu, Kakade and Zhang (https://arxiv.org/abs/1110.2842, theorem 1) give, for n groups and
+F = sum of the squares of C::
+
+    P( mean y^2 > 1 + 2 sqrt(x F) / n + 2 x |C| / n ) <= exp(-x)
+
+F - n is estimated from variances alone: for random signs r, ``Var(sum r y) = r' C r`` has the mean n
+and the variance 2 (F - n). Where rows are independent, each row's variance is a sample; in dk and dv
+that of each of :data:`CELLS` groups of keys, and that of the whole sum is one more. |C| <= sqrt(F) within
+a row, plus the same between rows. :data:`PROBES` sign vectors are taken, and the estimate is multiplied by
+:data:`SAFETY`: it is an estimate, not a proof. The bound is looked for under the null hypothesis: of the
+y / high, after the allowed mean error is taken off each abs(y). Too *small* a variance is no alarm: a
+kernel may be better than it declares (:mod:`ringspec.compare.inference.infer` tells).
+
+**Outliers**: an error is that of the last rounding, at most half a spacing (of a float32 result also that of
+its merges, of which recipes do not say how they are made), and what came before it, which
+is sub-Gaussian with no more than the predicted variance. So the errors beyond half a spacing are looked
+at, by the sub-Gaussian tail of each element and their number. (Where almost all of the predicted noise
+is that of the last rounding and the truth lies on the grid, a rare error of a whole spacing is many sd.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from ringspec.compare.noise.rounding import spacing
+from ringspec.compare.statistics.linear import QUIET, chernoff, group_sums, size_of
+from ringspec.compare.statistics.strata import Stratum, by_exponent, by_sign
+from ringspec.compare.statistics.types import (
+    ROW_TENSORS,
+    Allowance,
+    Array,
+    Integers,
+    Predicted,
+    Test,
+)
+
+Booleans = NDArray[np.bool_]
+PROBES = 2
+CELLS = 64  # groups of keys in which the correlation of dk and dv is looked at
+SAFETY = 3.0  # the estimate of the correlations is multiplied by it
+RUN = 8  # tokens in a group of 'serial token'
+DRIFT = (
+    1.1  # growth of rms error / predicted from the least to the greatest W that a model may show
+)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """What the correlation of y is known by.
+
+    ``within`` [rows] the sum of squares of C off the diagonal inside each row (0 where groups are
+    whole rows or more), ``between`` that of all rows with each other.
+    """
+
+    within: Array
+    between: float
+
+    def of(self, rows: Array, groups: float) -> tuple[float, float]:
+        """F and a bound of |C| for a part: ``rows`` [rows] = its groups in each row."""
+        share = rows.sum() / max(groups, 1.0)
+        here = rows > 0
+        square = rows.sum() + SAFETY * (self.within[here].sum() + self.between * share)
+        largest = (rows[here] + SAFETY * self.within[here]).max(initial=0.0)
+        norm = math.sqrt(min(largest, float((rows[here] ** 2).max(initial=0.0))))
+        return square, norm + math.sqrt(SAFETY * self.between * share)
+
+
+def correlation(noise: Predicted, name: str, unit: Array, rng: np.random.Generator) -> Correlation:
+    """The correlation of single elements ``unit * error`` (unit = 1 / sd, 0 where sd is 0)."""
+    size = math.prod(unit.shape[:3])
+    counts = (unit.reshape(size, -1) != 0).sum(axis=1).astype(np.float64)
+    # A call in which each key is a group costs as much as a product of three matrices.
+    cells = np.arange(size)
+    if name not in ROW_TENSORS:
+        cells = cells * min(CELLS, size) // size
+    labels = cells.reshape(unit.shape[:3])
+    number = np.bincount(cells, weights=counts)
+    within, between = np.zeros(number.size), 0.0
+    for _ in range(PROBES):
+        c = unit * rng.choice((-1.0, 1.0), size=unit.shape)
+        sums = np.asarray(noise.variance_of_sums(name, c, labels))
+        within += 0.5 * (sums - number) ** 2 / PROBES
+        if name not in ROW_TENSORS:
+            whole = float(np.asarray(noise.variance_of_sums(name, c)).reshape(-1)[0])
+            between += 0.5 * (whole - sums.sum()) ** 2 / PROBES
+    share = counts / np.maximum(number[cells], 1.0)
+    return Correlation(within[cells] * share, between)
+
+
+def bound_of_excess(excess: float, n: float, square: float, norm: float) -> float:
+    """exp(-x) with 2 sqrt(x F) / n + 2 x |C| / n = excess.
+
+    >>> round(bound_of_excess(2 * 0.1 + 2 * 0.01, 100.0, 100.0, 1.0), 4) == round(math.exp(-1), 4)
+    True
+    """
+    if not excess > 0:
+        return 1.0
+    a, b = norm, math.sqrt(square)  # a x + b sqrt(x) = n excess / 2
+    root = (-b + math.sqrt(b * b + 2.0 * a * n * excess)) / (2.0 * a)
+    return math.exp(-root * root)
+
+
+def spread_test(
+    kind: str,
+    tensor: str,
+    stratum: str,
+    y: Array,
+    shift: Array,
+    square: float,
+    norm: float,
+    allowance: Allowance,
+) -> Test:
+    """``y`` standardised sums; ``shift`` their allowed means, which are taken off their magnitudes."""
+    n = float(y.size)
+    ratio = float((y * y).mean())
+    beyond = np.maximum(np.abs(y) - shift, 0.0) / allowance.high
+    return Test(
+        kind,
+        tensor,
+        stratum,
+        ratio,
+        bound_of_excess(ratio - 1.0, n, square, norm),
+        bound_of_excess(float((beyond * beyond).mean()) - 1.0, n, square, norm),
+        effect=ratio,
+        count=int(n),
+        allowance=allowance,
+    )
+
+
+def spread_tests(
+    name: str,
+    error: Array,
+    truth: Array,
+    noise: Predicted,
+    strata: Sequence[Stratum],
+    allowance: Allowance,
+    direction: Array | None,
+    rng: np.random.Generator,
+    merging: Array | float = 0.0,
+) -> Iterator[Test]:
+    """Outliers and excess variance over all and over every stratum; ``merging`` of float32 results."""
+    sd = noise.sd[name]
+    noisy = sd > 0
+    if not noisy.any():
+        return
+    unit = np.where(noisy, 1.0 / np.where(noisy, sd, 1.0), 0.0)
+    z = unit * error
+    mean = unit * allowance.slope * size_of(name, truth, direction) + allowance.share
+    half = 0.5 * unit * spacing(np.abs(truth) + np.abs(error), allowance.last)
+    if allowance.last == "float32":
+        half = np.maximum(half, unit * merging)
+    yield outliers(name, z[noisy], half[noisy], mean[noisy], allowance)
+    known = correlation(noise, name, unit, rng)
+    groups = float(noisy.sum())
+    parts: list[tuple[str, Booleans]] = [("all", noisy)]
+    parts += [(label, noisy & mask) for label, mask in (*by_sign(truth), *by_exponent(truth))]
+    for stratum in strata:
+        for g, label in enumerate(stratum.names):
+            rows = stratum.labels == g
+            parts.append((label, noisy & (rows if noisy.ndim == 3 else rows[..., None])))
+    for label, mask in parts:
+        if mask.any():
+            counts = mask.reshape(known.within.size, -1).sum(axis=1).astype(np.float64)
+            square, norm = known.of(counts, groups)
+            yield spread_test("excess", name, label, z[mask], mean[mask], square, norm, allowance)
+
+
+def outliers(name: str, z: Array, half: Array, mean: Array, allowance: Allowance) -> Test:
+    """The element furthest out; ``half``: half a spacing of the last format, in units of sd."""
+    size = np.abs(z)
+    least = max(0.0, float((size - half).max()))
+    beyond = max(0.0, float((size - half - mean).max()) / allowance.high)
+    p, p_allowed = (min(1.0, z.size * float(chernoff(np.asarray(x)))) for x in (least, beyond))
+    worst = float(size.max())
+    return Test("outliers", name, "all", worst, p, p_allowed, worst, z.size, allowance)
+
+
+def serial_tests(
+    name: str,
+    error: Array,
+    truth: Array,
+    noise: Predicted,
+    allowance: Allowance,
+    direction: Array | None,
+    rng: np.random.Generator,
+) -> Iterator[Test]:
+    """Correlation along d and along tokens, beyond that of shared errors."""
+    sd = noise.sd[name]
+    noisy = sd > 0
+    if not noisy.any() or error.shape[2] < RUN:
+        return
+    unit = np.where(noisy, 1.0 / np.where(noisy, sd, 1.0), 0.0)
+    mean = unit * allowance.slope * size_of(name, truth, direction) + allowance.share
+    batch, rows, length = error.shape[:3]
+    row = np.arange(batch * rows * length).reshape(batch, rows, length)
+    runs = -(-length // RUN)
+    run = np.arange(batch * rows)[:, None] * runs + np.arange(length)[None, :] // RUN
+    plan = {"serial token": (run.reshape(row.shape), unit)}
+    if error.ndim == 4:
+        signs = rng.choice((-1.0, 1.0), size=error.shape[3])
+        plan = {"serial token": (run.reshape(row.shape), unit * signs), "serial d": (row, unit)}
+    for kind, (labels, c) in plan.items():
+        count = int(labels.max()) + 1
+        least = QUIET * group_sums(np.square(c * sd), labels, count)
+        variance = np.maximum(noise.variance_of_sums(name, c, labels), least)
+        good = ~(variance <= 0)
+        deviation = np.sqrt(np.where(good, variance, 1.0))
+        y = group_sums(c * error, labels, count) / deviation
+        shift = group_sums(np.abs(c) * mean / np.where(noisy, unit, 1.0), labels, count) / deviation
+        square, norm = serial_correlation(noise, name, c, labels, deviation, good, rng)
+        yield spread_test(kind, name, "all", y[good], shift[good], square, norm, allowance)
+
+
+def serial_correlation(
+    noise: Predicted,
+    name: str,
+    c: Array,
+    labels: Integers,
+    deviation: Array,
+    good: Booleans,
+    rng: np.random.Generator,
+) -> tuple[float, float]:
+    """F and |C| of the sums over ``labels``: whole rows are independent in o, lse and dq."""
+    n = float(good.sum())
+    if name in ROW_TENSORS:
+        return n, 1.0
+    between = 0.0
+    for _ in range(PROBES):
+        r = np.where(good, rng.choice((-1.0, 1.0), size=good.size) / deviation, 0.0)[labels]
+        whole = noise.variance_of_sums(name, c * (r if c.ndim == 3 else r[..., None]))
+        between += 0.5 * (float(np.asarray(whole).reshape(-1)[0]) - n) ** 2 / PROBES
+    return n + SAFETY * between, 1.0 + math.sqrt(SAFETY * between)
+
+
+def growth(
+    tensor: str, records: Sequence[tuple[int, float, float]], allowance: Allowance
+) -> Test | None:
+    """Does the error grow with the number of workers? ``records``: (W, mean of (error / sd)^2, count).
+
+    ``count`` is the number of independent elements that the mean was taken over. Weighted regression
+    of the logarithm of the mean square on log W, one-sided; the model may drift by :data:`DRIFT` in rms
+    from the least to the greatest W. ``effect``: the exponent g of an rms that grows as W^g. None with
+    fewer than two numbers of workers.
+
+    >>> records = [(1, 1.0, 1e4), (2, 1.4, 1e4), (4, 2.0, 1e4), (8, 2.8, 1e4)]
+    >>> test = growth("o", records, Allowance(high=1.15))
+    >>> test.p_allowed < 1e-12, round(test.effect, 2)
+    (True, 0.25)
+    """
+    x = np.array([math.log(w) for w, _, _ in records])
+    if x.size < 2 or np.ptp(x) == 0:
+        return None
+    y = np.log([max(ratio, 1e-300) for _, ratio, _ in records])
+    variance = np.array([2.0 / max(count, 1.0) for _, _, count in records])
+    weight = 1.0 / variance
+    centred = x - (weight * x).sum() / weight.sum()
+    lever = float((weight * centred * centred).sum())
+    slope = float((weight * centred * y).sum()) / lever
+    deviation = 1.0 / math.sqrt(lever)
+    allowed = 2.0 * math.log(DRIFT) / float(np.ptp(x))
+    z, beyond = slope / deviation, max(0.0, slope - allowed) / deviation
+    return Test(
+        "growth",
+        tensor,
+        "workers " + ", ".join(str(w) for w, _, _ in records),
+        z,
+        float(special.ndtr(-z)),
+        float(chernoff(np.asarray(beyond))),
+        effect=slope / 2.0,
+        count=int(sum(count for _, _, count in records)),
+        allowance=allowance,
+    )

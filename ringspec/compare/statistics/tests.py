@@ -1,0 +1,176 @@
+"""Whole-tensor statistics: do the errors look like the noise that the recipe predicts?
+
+A tolerance asks how large one error is. With 10^5 elements a systematic error far below the noise of
+one element still shows in their sum, and the noise says how large that sum may be. :func:`examine`
+makes the tests of one tensor, over all of it and over its natural parts
+(:mod:`ringspec.compare.statistics.strata`); :func:`alarms` picks those that no correct kernel shows.
+
+======================  =======================================================================
+exact, finite           elements without noise are right; every error is a number
+slope, mean             the error is not proportional to truth, nor of one sign
+temperature             the error is not what a wrong softmax scale makes
+excess                  the errors are not larger than predicted, in any part
+outliers                no single error is
+serial d, serial token  neighbours do not err alike more than they should
+growth                  more workers do not make more error than predicted (several runs)
+======================  =======================================================================
+
+The null hypothesis and its allowances: :mod:`ringspec.compare.statistics.types`; the tests:
+:mod:`ringspec.compare.statistics.linear`, :mod:`ringspec.compare.statistics.spread`. The false-alarm rate
+is that of a whole run: each test gets rate / count, where count is the number of tests in the run
+(Bonferroni: no independence is assumed). What is predicted and allowed: docs/conform/noise.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.compare.statistics.linear import detectable, linear_tests
+from ringspec.compare.statistics.spread import growth, serial_tests, spread_tests
+from ringspec.compare.statistics.strata import Stratum
+from ringspec.compare.statistics.types import (
+    RATE,
+    Allowance,
+    Array,
+    Predicted,
+    Test,
+    allowance_for,
+)
+from ringspec.errors import OptionError, ShapeError, shown
+
+
+def errors_of(got: Array, truth: Array) -> Array:
+    """got - truth, float64 [..] of one shape; 0 where both are the same infinity.
+
+    >>> errors_of(np.array([-np.inf, 1.5]), np.array([-np.inf, 1.0])).tolist()
+    [0.0, 0.5]
+    """
+    with np.errstate(invalid="ignore"):
+        return np.where(got == truth, 0.0, got - truth)
+
+
+def examine(
+    name: str,
+    error: Array,
+    truth: Array,
+    noise: Predicted,
+    strata: Sequence[Stratum] = (),
+    *,
+    allowance: Allowance,
+    direction: Array | None = None,
+    merging: Array | float = 0.0,
+) -> tuple[Test, ...]:
+    """All tests of the tensor ``name``, over all of it and over the parts in ``strata``.
+
+    ``error`` = got - truth (:func:`errors_of`) and ``truth``, float64 of one shape: [B, H, S, d], or
+    [B, H, S] for lse; other shapes (dsinks, dbias) get the tests of the whole tensor. ``direction``: d truth /
+    d log(scale), for the test of the temperature. ``allowance``: :func:`allowance_for` of the recipe
+    and tensor. ``merging``: what a float32 result may be off beside its noise, absolute, broadcastable to error
+    (recipes do not say how parts are merged). Raises :class:`~ringspec.errors.ShapeError` for unlike shapes.
+
+    What the noise predicts in full (``noise.mean``) is taken off the error first. Where an error is not finite, that is an alarm by itself and the other tests leave the element out.
+    """
+    shapes = {error.shape, truth.shape, noise.sd[name].shape}
+    if len(shapes) != 1 or (direction is not None and direction.shape != error.shape):
+        raise ShapeError(
+            f"error, truth, predicted sd and direction of {name} of one shape",
+            ", ".join(
+                str(x.shape) for x in (error, truth, noise.sd[name], direction) if x is not None
+            ),
+            "pass them in global order",
+        )
+    finite = np.isfinite(error)
+    tests = [flaw("finite", name, ~finite, allowance)]
+    error = np.where(finite, error - noise.mean.get(name, 0.0), 0.0)
+    if direction is not None:
+        direction = np.where(np.isfinite(direction), direction, 0.0)
+    tests.append(flaw("exact", name, (noise.sd[name] == 0) & (error != 0), allowance))
+    whole = name not in ("o", "lse", "dq", "dk", "dv")
+    strata = () if whole else strata
+    steady = error - noise.drift.get(name, 0.0)
+    tests += linear_tests(name, steady, truth, noise, strata, allowance, direction)
+    if not whole:
+        # Random signs, the same for the same problem.
+        rng = np.random.default_rng([zlib.crc32(name.encode()), *error.shape])
+        tests += spread_tests(name, error, truth, noise, strata, allowance, direction, rng, merging)
+        tests += serial_tests(name, steady, truth, noise, allowance, direction, rng)
+    return tuple(tests)
+
+
+def flaw(kind: str, tensor: str, wrong: NDArray[np.bool_], allowance: Allowance) -> Test:
+    """A test without chance: any wrong element is an alarm."""
+    count = int(wrong.sum())
+    p = 0.0 if count else 1.0
+    return Test(kind, tensor, "all", float(count), p, p, float(count), wrong.size, allowance)
+
+
+def alarms(tests: Iterable[Test], rate: float = RATE, count: int | None = None) -> tuple[Test, ...]:
+    """The tests that reject the null hypothesis, the strongest first.
+
+    ``rate``: false alarms per run; ``count``: tests in the run (default: those given). Raises OptionError
+    for a rate that is not between 0 and 1.
+
+    >>> tests = [Test("slope", "o", "all", z, p, p) for z, p in ((1.0, 0.3), (9.0, 1e-18))]
+    >>> [test.statistic for test in alarms(tests)]
+    [9.0]
+    """
+    given = tuple(tests)
+    if not 0 < rate < 1:
+        raise OptionError("rate between 0 and 1", shown(rate), "pass rate=1e-9")
+    count = max(len(given), 1) if count is None else count
+    raised = [test for test in given if not test.p_allowed > rate / count]
+    return tuple(sorted(raised, key=lambda test: (test.p_allowed, -abs(test.statistic))))
+
+
+def told(test: Test) -> str:
+    """One line about a test.
+
+    >>> told(Test("slope", "dq", "head 1", 33.2, 1e-99, 1e-90, effect=1.02e-4))
+    'dq, head 1: slope of error on truth 1.02e-04, 33.2 predicted standard deviations'
+    """
+    where = f"{test.tensor}, {test.stratum}"
+    what = {
+        "slope": "slope of error on truth {0:.2e}, {1:.1f} predicted standard deviations",
+        "mean": "mean error {0:.2e}, {1:.1f} predicted standard deviations",
+        "temperature": "as if the scale were off by {0:.2e}, {1:.1f} predicted standard deviations",
+        "excess": "variance {1:.3g} of the predicted one",
+        "serial d": "errors agree along d: variance of row sums {1:.3g} of the predicted one",
+        "serial token": "errors agree along tokens: variance of sums {1:.3g} of the predicted one",
+        "outliers": "an error of {1:.1f} predicted standard deviations",
+        "growth": "rms error grows as W^{0:.2f} beyond the prediction",
+        "exact": "{1:.0f} elements differ that have no rounding noise",
+        "finite": "{1:.0f} errors are infinite or NaN",
+    }[test.name]
+    return f"{where}: {what.format(test.effect, test.statistic)}"
+
+
+def with_count(tests: Iterable[Test], count: int) -> tuple[Test, ...]:
+    """Tests whose p_allowed is corrected for their number, for a report.
+
+    >>> with_count([Test("slope", "o", "all", 5.0, 1e-6, 1e-5)], 100)[0].p_allowed
+    0.001
+    """
+    return tuple(
+        dataclasses.replace(test, p_allowed=min(1.0, test.p_allowed * count)) for test in tests
+    )
+
+
+__all__ = [
+    "RATE",
+    "Allowance",
+    "Predicted",
+    "Test",
+    "alarms",
+    "allowance_for",
+    "detectable",
+    "errors_of",
+    "examine",
+    "growth",
+    "told",
+    "with_count",
+]

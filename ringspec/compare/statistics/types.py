@@ -1,0 +1,152 @@
+"""What the statistical tests speak of: a prediction of the noise, an allowance, a test's outcome.
+
+**The null hypothesis** of every test. The error of element i is ``b_i + n_i``:
+
+- ``n`` is a linear combination of independent roundings, each bounded and symmetric, so that every sum
+  of it is sub-Gaussian with its own variance: ``E exp(t u) = sinh(t a) / (t a) <= exp(t^2 a^2 / 6)`` for
+  u uniform on [-a, a], whose variance is a^2 / 3. Hence ``P(|sum c n| >= z sd) <= 2 exp(-z^2 / 2)`` for
+  any number of terms, with no appeal to a limit theorem.
+- its standard deviations are ``high`` times the predicted ones, at most: the model is not exact;
+- ``|b_i| <= slope * size_i + share * sd_i``: what correct kernels show that is not noise, with
+  size_i = max(|truth_i|, |d result_i / d log scale|), and at least 1 for lse, whose absolute error is a
+  relative error of l. A scale that is itself rounded makes such an error, and so does rounding to
+  nearest, in the second order of the unit roundoff.
+
+A longer run therefore does not come closer to an alarm. :func:`allowance_for` gives the figures by recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.formats import unit_roundoff
+from ringspec.recipes import Recipe
+from ringspec.recipes import recipe as recipe_of
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+RATE = 1e-9  # false alarms per run, all tests together
+# Tensors whose errors are independent from row to row: a row's roundings belong to it alone. Keys
+# share the errors of their queries' lse and dy_o_sum.
+ROW_TENSORS = ("o", "lse", "dq")
+
+FORWARD_POINTS = ("p", "block_o", "merge", "carried_o", "outputs")
+STATISTICS_POINTS = ("scores", "statistics", "lse")
+BACKWARD_POINTS = ("backward_lse", "dy_o_products", "delta", "ds", "block_gradients", "gradients")
+DQ_POINTS = (*FORWARD_POINTS, *BACKWARD_POINTS, "tile_dq", "carried_dq")
+DK_POINTS = (*FORWARD_POINTS, *BACKWARD_POINTS, "tile_dkv", "carried_dkv")
+DV_POINTS = ("p", "backward_lse", "tile_dkv", "block_gradients", "carried_dkv", "gradients")
+CARRIED = ("block_o", "merge", "carried_o", "block_gradients", "carried_dq", "carried_dkv")
+POINTS = {
+    "o": (*STATISTICS_POINTS[:2], *FORWARD_POINTS),
+    "lse": STATISTICS_POINTS,
+    "dq": DQ_POINTS,
+    "dk": DK_POINTS,
+    "dv": DV_POINTS,
+    "dsinks": DQ_POINTS,
+    "dbias": DQ_POINTS,
+}
+
+
+class Predicted(Protocol):
+    """The noise of one problem under a recipe; :mod:`ringspec.compare.noise.predict` makes it."""
+
+    @property
+    def sd(self) -> Mapping[str, Array]:
+        """The standard deviation of each element's error, by tensor."""
+        ...
+
+    @property
+    def mean(self) -> Mapping[str, Array]:
+        """The part of the error that the recipe predicts in full, 0 for rounding to nearest."""
+        ...
+
+    @property
+    def drift(self) -> Mapping[str, Array]:
+        """A signed part of the error that ``sd`` counts as random: it adds up in sums."""
+        ...
+
+    def variance_of_sums(self, name: str, weights: Array, labels: Any = None) -> Array:
+        """Var(sum of weights * error) over each label, with all errors that elements share."""
+        ...
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a correct kernel may show beyond the predicted noise (module docstring).
+
+    ``slope``, ``share``  bounds of the mean error, in units of size_i and of sd_i
+    ``low``, ``high``     rms of error / predicted of a correct kernel that rounds as declared
+    ``last``              the format in which the result leaves the kernel
+    """
+
+    slope: float = 0.0
+    share: float = 0.0
+    low: float = 1.0
+    high: float = 1.0
+    last: str = "float64"
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test of one stratum of one tensor.
+
+    ``name``       'exact', 'finite', 'slope', 'mean', 'temperature', 'excess', 'outliers',
+                   'serial d', 'serial token', 'growth'
+    ``stratum``    'all', or a part of the tensor such as 'head 2', 'step 1', 'negative truth'
+    ``statistic``  predicted standard deviations of a linear test; mean of (error / sd)^2 of 'excess'
+                   and the serial tests; the largest \\|error\\| / sd of 'outliers'; a count of 'exact'
+                   and 'finite'
+    ``p``          under the predicted noise alone: uniform for linear tests of many elements, an upper
+                   bound of the true p-value for all others
+    ``p_allowed``  an upper bound of it under the null hypothesis with its allowance: alarms are
+                   raised by it
+    ``effect``     relative size of what was seen: the slope, the mean in units of the rms sd, the
+                   relative error of the scale; the statistic itself for the other tests
+    ``count``      elements in the stratum
+    """
+
+    __test__ = False  # pytest is not meant
+
+    name: str
+    tensor: str
+    stratum: str
+    statistic: float
+    p: float
+    p_allowed: float
+    effect: float = 0.0
+    count: int = 0
+    allowance: Allowance = Allowance()
+
+
+def allowance_for(which: str | Recipe, tensor: str, workers: int = 1) -> Allowance:
+    """The allowance of a tensor under the recipe ``which``, from the coarsest rounding on the way to it.
+
+    16 bits: band [0.85, 1.15], share u / 4, and slope u^2 (1.5e-5 in bfloat16, 2.4e-7 in float16) plus 8 u of float32.
+    Rounding to nearest has a slope of about -0.35 u^2: the numbers that go to a power of two come from
+    further above it than from below. Two or three such roundings lie on the way to a result, and as many
+    more for every further ring step where partial results are rounded: u^2 for each of ``workers`` then.
+
+    float32 and float64, where the order of accumulation is not declared and truncating adders are
+    in use: band [0.5, 2], slope 8 u, share 0.5.
+
+    >>> allowance_for("bf16", "o").high, allowance_for("bf16", "lse").high
+    (1.15, 2.0)
+    >>> [round(allowance_for(name, "dq", 8).slope / 2.0**-16) for name in ("bf16", "bf16_partials")]
+    [1, 8]
+    """
+    used = recipe_of(which)
+    u = {point: unit_roundoff(getattr(used, point)) for point in POINTS[tensor]}
+    coarsest, accumulator = max(u.values()), unit_roundoff(used.products)
+    last = {"o": used.outputs, "lse": used.lse}.get(tensor, used.gradients)
+    if coarsest <= unit_roundoff("float32"):
+        return Allowance(8 * max(coarsest, accumulator), 0.5, 0.5, 2.0, last)
+    carried = max((u[point] for point in CARRIED if point in u), default=0.0)
+    roundings = max(workers, 1) if carried == coarsest else 1
+    slope = roundings * coarsest * coarsest + 8 * accumulator
+    return Allowance(slope, coarsest / 4, 0.85, 1.15, last)

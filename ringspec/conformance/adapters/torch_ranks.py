@@ -1,0 +1,51 @@
+"""One call as the ranks of a torch target see it: a request, each rank's arrays, and their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.adapters.wire import TABLES, plain
+from ringspec.conformance.target.protocol import RESULTS, Call, Mutated, Refused, Result
+
+
+def check_operation(call: Call) -> None:
+    """Refuse what a differentiable function of one worker cannot be asked for."""
+    if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
+        raise Refused(f"{call.operation} {' and '.join(call.passes)}")
+
+
+def request_of(call: Call) -> dict[str, Any]:
+    """What one line of JSON says of a call."""
+    names = ("id", "operation", "workers", "layout", "circulation", "direction")
+    return {name: getattr(call, name) for name in names} | {
+        "passes": list(call.passes),
+        "terms": plain(call.terms),
+        "formats": dict(call.formats),
+    }
+
+
+def local_arrays(call: Call, rank: int) -> dict[str, np.ndarray]:
+    """One rank's inputs, with its part of the layout's tables."""
+    arrays = {name: per_worker[rank] for name, per_worker in call.tensors.items()}
+    for name in TABLES:
+        table = getattr(call, name)
+        if table is not None:
+            arrays[name] = table[rank]
+    return arrays
+
+
+def raise_changed(replies: list[dict[str, Any]]) -> None:
+    for rank, reply in enumerate(replies):
+        if reply.get("changed"):
+            raise Mutated(f"worker {rank} changed its input {', '.join(reply['changed'])}")
+
+
+def gathered(arrays: list[dict[str, np.ndarray]]) -> Result:
+    """The results of all ranks; None for a rank that has none where another one has."""
+    result = Result()
+    for name in RESULTS:
+        if any(name in one for one in arrays):
+            setattr(result, name, [one.get(name) for one in arrays])
+    return result

@@ -1,0 +1,169 @@
+"""Golden cases as calls of a target, and what must come back.
+
+A case holds global tensors; a call holds what each worker holds, in slot order. Dense attention is
+called as a ring of one worker. Expected values stay on this side: no function here puts one into a
+call, but for the rounded o and lse that a backward pass alone takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.target.protocol import Call, PerWorker
+from ringspec.conformance.target.results import frozen, read_only
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.inputs import inputs_of
+from ringspec.vectors.format.sharded import slots_of
+from ringspec.vectors.generate import layouts_of_case
+
+Tensors = Mapping[str, NDArray]
+OF_QUERIES = ("q", "dy", "dlse", "lse", "delta", "o")
+OF_KEYS = ("k", "v")
+POSITIONS = ("positions_q", "positions_k")
+PAIRS = ("bias", "mask", "keep")
+QUERY_ROWS = ("segments_q", "bound_min", "bound_max")
+SEGMENTS = ("segments_q", "segments_k")
+GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
+
+
+@dataclass(frozen=True)
+class ExpectedTensor:
+    """Truth of one tensor, for each worker.
+
+    ``values`` in float64 and ``rounded`` in the case's own format, both correctly rounded;
+    ``scale``: row scales, without the last axis of o and the
+    gradients of q, k, v. ``real``: bool [n], which slots hold a token, None where there are no
+    slots (dsinks, a bias that is the same for all queries).
+    """
+
+    values: PerWorker
+    rounded: PerWorker
+    scale: PerWorker
+    real: PerWorker | None = None
+
+
+def whole_inputs(case: Case, tensors: Tensors) -> dict[str, NDArray]:
+    """The global inputs by name: those that are stored, or drawn again from their recipes."""
+    stored = {name[3:]: x for name, x in tensors.items() if name.startswith("in.")}
+    return stored or inputs_of(case)
+
+
+def call_of(case: Case, tensors: Tensors) -> Call:
+    """The call that a golden case of any operation but 'schedule' stands for.
+
+    ``tensors`` as :meth:`ringspec.vectors.VectorSet.tensors` gives them. Arrays of the call are
+    read-only copies in storage dtypes. Raises what drawing the inputs raises.
+
+    >>> from ringspec.vectors import open_set
+    >>> core = open_set("core")
+    >>> call = call_of(core.case("ring/zigzag-causal-w4"), core.tensors("ring/zigzag-causal-w4"))
+    >>> call.workers, call.worker("q", 3).shape, call.index_q[3].tolist()
+    (4, (1, 2, 4, 4), [6, 7, 8, 9])
+    """
+    assert case.formats is not None
+    given = whole_inputs(case, tensors)
+    formats = dataclasses.asdict(case.formats)
+    if case.operation == "merge":
+        parts = {name: frozen([x]) for name, x in given.items()}
+        return Call(case.id, "merge", case.passes, 1, parts, {}, formats)
+    index = slot_tables(case, tensors)
+    workers = len(index["layout.q"])
+    positions: dict[str, NDArray] = {name: given.pop(name) for name in POSITIONS if name in given}
+    held = {name: held_by_workers(name, x, index) for name, x in given.items()}
+    if "position.q" not in index:
+        index |= dense_positions(case, positions)
+    ring = case.ring
+    return Call(
+        case.id,
+        "block" if case.operation == "block" else "ring",
+        case.passes,
+        workers,
+        held,
+        dict(case.terms),
+        formats,
+        "contiguous" if ring is None else ring.layout,
+        "kv" if ring is None else ring.circulation,
+        1 if ring is None else ring.direction,
+        *(read_only(index[name]) for name in ("layout.q", "layout.k", "position.q", "position.k")),
+    )
+
+
+def slot_tables(case: Case, tensors: Tensors) -> dict[str, NDArray]:
+    """``layout.q``, ``layout.k`` [W, n]; of a ring also ``position.q``, ``position.k`` [W, 1|B, n]."""
+    if case.operation == "ring":
+        names = ("layout.q", "layout.k", "position.q", "position.k")
+        whole = tensors if all(name in tensors for name in names) else layouts_of_case(case)
+        return {name: whole[name] for name in names}
+    assert case.shape is not None
+    n_q, n_k = case.shape.Sq, case.shape.Sk
+    return {"layout.q": np.arange(n_q)[None], "layout.k": np.arange(n_k)[None]}
+
+
+def dense_positions(case: Case, given: Tensors) -> dict[str, NDArray]:
+    """Positions [1, 1|B, n] of a case without a ring: given ones, else indices (MASK-8)."""
+    assert case.shape is not None
+    start = np.int64(case.terms.get("q_offset", 0))
+    rows = given.get("positions_q", np.arange(case.shape.Sq) + start)
+    columns = given.get("positions_k", np.arange(case.shape.Sk))
+    return {"position.q": np.atleast_2d(rows)[None], "position.k": np.atleast_2d(columns)[None]}
+
+
+def held_by_workers(name: str, x: NDArray, index: Tensors) -> PerWorker:
+    """What each worker holds of a global input."""
+    if name == "sinks":
+        return frozen([x] * len(index["layout.q"]))
+    if name in PAIRS and x.shape[2] == 1:
+        return frozen([x] * len(index["layout.q"]))
+    if name in PAIRS or name in OF_QUERIES:
+        return frozen(slots_of(x, index["layout.q"], 2, 0))
+    if name in OF_KEYS:
+        return frozen(slots_of(x, index["layout.k"], 2, 0))
+    side = "layout.q" if name in QUERY_ROWS else "layout.k"
+    return frozen(slots_of(np.atleast_2d(x), index[side], 1, -1 if name in SEGMENTS else 0))
+
+
+def expected_of(case: Case, tensors: Tensors) -> dict[str, ExpectedTensor]:
+    """Truth of each tensor that ``tensors`` has, by name; ``tensors`` are whole, not sampled rows."""
+    sums = ("dsinks_sum", "dbias_sum")
+    names = [name.split(".")[1] for name in sorted(tensors) if name.endswith(".float64")]
+    return {name: expected_tensor(case, name, tensors) for name in names if name not in sums}
+
+
+def expected_tensor(case: Case, name: str, tensors: Tensors) -> ExpectedTensor:
+    assert case.formats is not None
+    storage = case.formats.statistics if name in ("lse", "dsinks") else case.formats.outputs
+    values, scale = tensors[f"out.{name}.float64"], tensors[f"scale.{name}"]
+    rounded = tensors[f"out.{name}.{storage}"]
+    if case.operation != "ring":
+        values, rounded, scale = values[None], rounded[None], scale[None]
+    side = "k" if name in ("dk", "dv") else "q"
+    real = None
+    if case.operation == "ring":
+        slots = tensors[f"layout.{side}"]
+        if name not in ("dsinks", "dbias") or (name == "dbias" and values.shape[3] != 1):
+            real = tuple(slots >= 0)
+    return ExpectedTensor(tuple(values), tuple(rounded), tuple(scale), real)
+
+
+def forward_alone(call: Call) -> Call:
+    """The forward pass of a call, for a target that claims no backward."""
+    tensors = {name: x for name, x in call.tensors.items() if name not in ("dy", "dlse")}
+    return dataclasses.replace(call, passes=("forward",), tensors=tensors)
+
+
+def backward_alone(call: Call, case: Case, tensors: Tensors) -> Call:
+    """The backward pass of a call, with the correctly rounded o and lse of the forward (RING-13).
+
+    ``tensors`` are whole: a sampled case has too few rows.
+    """
+    given: dict[str, Any] = {}
+    for name, storage in (("o", call.formats["outputs"]), ("lse", call.formats["statistics"])):
+        x = tensors[f"out.{name}.{storage}"]
+        given[name] = frozen(x if case.operation == "ring" else x[None])
+    return dataclasses.replace(call, passes=("backward",), tensors={**call.tensors, **given})

@@ -1,0 +1,168 @@
+"""Golden vectors as cases of a run.
+
+The ids are those of the sets. Profile 'core' has the core set, 'full' also the kernel set, whose
+expected values come out of the cache or are derived, and dense cases dealt to more workers.
+Schedules are no matter of a target, and withdrawn cases are left out.
+
+A target that claims one of two passes is asked for that one: the forward alone, or the backward with
+the correctly rounded o and lse. A case of dense attention is asked in whichever layout the target
+claims, because on one worker all are the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from ringspec.conformance.cases.calls import Tensors, backward_alone, call_of, forward_alone
+from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
+from ringspec.conformance.judge.bounds import compared
+from ringspec.conformance.judge.scales import truth_text, with_scales
+from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.target.protocol import Call
+from ringspec.vectors.format.case import Case, Ring
+from ringspec.vectors.format.requires import requires
+from ringspec.vectors.generate import tensors_of_case
+from ringspec.vectors.sets.cache import tensors_of
+from ringspec.vectors.sets.stored import open_set
+
+Load = Callable[[], Tensors]
+SMOKE = (
+    "attention/plain",
+    "attention/float32",
+    "ring/contiguous-causal-w2",
+    "ring/contiguous-w2",
+    "ring/striped-causal-w2",
+    "ring/zigzag-causal-w2",
+    "ring/float32-zigzag-w4",
+    "kernel-shape/contiguous-causal-w2",
+    "kernel-shape/contiguous-w2",
+    "kernel-shape/float32-causal-w2",
+    "kernel-shape/contiguous-causal-w4",
+    "kernel-shape/contiguous-w3",
+    "kernel-shape/striped-causal-w3",
+    "kernel-shape/zigzag-causal-w4",
+    "kernel-shape/float32-w4",
+    "merge/two-parts",
+)
+RESHARDED = (2, 3, 4)
+SAME_ON_ONE_WORKER = ("contiguous", "striped", "table", "zigzag")
+
+
+def cases(profile: str) -> list[RunCase]:
+    """The golden cases of a profile, 'smoke', 'core' or 'full'."""
+    core = open_set("core")
+    ids = SMOKE if profile == "smoke" else core.ids
+    chosen = [case for case in map(core.case, ids) if is_asked(case)]
+    made = [
+        golden_case(case, partial(core.tensors, case.id), partial(tensors_of, core, case.id))
+        for case in chosen
+    ]
+    if profile == "full":
+        for case in filter(is_asked, open_set("kernel")):
+            made.append(golden_case(case, *[partial(kernel_tensors, case.id)] * 2))
+        for dealt in resharded(chosen):
+            made.append(golden_case(dealt, *[partial(tensors_of_case, dealt)] * 2))
+    return made
+
+
+def is_asked(case: Case) -> bool:
+    return case.operation != "schedule" and case.withdrawn is None
+
+
+@lru_cache(maxsize=2)
+def kernel_tensors(id: str) -> Tensors:
+    """Whole tensors of a case of the kernel set, with row scales; made once for call and verdict."""
+    kernel = open_set("kernel")
+    return with_scales(kernel.case(id), tensors_of(kernel, id))
+
+
+def resharded(cases: Sequence[Case]) -> list[Case]:
+    """Dense cases dealt to 2, 3 and 4 workers, contiguous, where their lengths allow it."""
+    dealt = []
+    for case in cases:
+        if case.operation != "attention" or case.shape is None:
+            continue
+        for workers in RESHARDED:
+            if case.shape.Sq % workers == 0 and case.shape.Sk % workers == 0:
+                id = f"resharded/{case.id.replace('/', '-')}-w{workers}"
+                ring = Ring(workers, "contiguous")
+                made = dataclasses.replace(case, id=id, operation="ring", ring=ring)
+                dealt.append(dataclasses.replace(made, requires=requires(made)))
+    return dealt
+
+
+def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
+    """One golden case. ``stored`` gives what is compared, ``whole`` all tensors, sampled or not."""
+
+    def make(claims: Capabilities) -> list[Call]:
+        call, passes = call_of(case, stored()), passes_for(case, claims)
+        if case.operation == "attention":
+            call = dataclasses.replace(
+                call, layout=layout_on_one_worker(case, claims) or call.layout, **way(claims)
+            )
+        if passes == case.passes:
+            return [call]
+        return [
+            forward_alone(call) if passes == ("forward",) else backward_alone(call, case, whole())
+        ]
+
+    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
+        findings = compared(claims, case, stored(), calls[0], outputs[0])
+        return Judgement(all(finding.kind == "ok" for finding in findings), findings)
+
+    return RunCase(
+        case.id,
+        case.reason,
+        needs_of(case),
+        make,
+        judge,
+        flags=case.flags,
+        rules=case.rules,
+        truth=truth_text(case),
+        claimed=partial(why_not_claimed, case),
+    )
+
+
+def needs_of(case: Case) -> dict[str, Any]:
+    """What a case requires; dense attention is a ring of one worker."""
+    needs = dict(case.requires)
+    if case.operation == "attention":
+        needs |= {"workers": 1, "tokens_per_worker": needs["lengths"]}
+    return needs
+
+
+def why_not_claimed(case: Case, claims: Capabilities) -> str | None:
+    """The first reason why a target does not claim a case, or the part of it that it would be asked."""
+    needs = needs_of(case) | {"passes": passes_for(case, claims)}
+    if case.operation == "attention" and layout_on_one_worker(case, claims) is None:
+        return f"layout {SAME_ON_ONE_WORKER[0]}"
+    if needs["passes"] == ("forward",):
+        needs["features"] = tuple(name for name in needs.get("features", ()) if name != "dlse")
+    return why_not(claims, needs)
+
+
+def passes_for(case: Case, claims: Capabilities) -> tuple[str, ...]:
+    """The passes that a target is asked for: all that it claims, or all where it claims none."""
+    if case.operation not in ("attention", "ring") or len(case.passes) == 1:
+        return case.passes
+    return tuple(one for one in case.passes if f"ring-{one}" in claims.operations) or case.passes
+
+
+def layout_on_one_worker(case: Case, claims: Capabilities) -> str | None:
+    """The name by which a target claims a layout that leaves all tokens where they are."""
+    assert case.shape is not None
+    even = case.shape.Sq % 2 == 0 and case.shape.Sk % 2 == 0  # zigzag has two chunks
+    fits = [name for name in SAME_ON_ONE_WORKER if name in claims.layouts]
+    return next((name for name in fits if even or name != "zigzag"), None)
+
+
+def way(claims: Capabilities) -> dict[str, Any]:
+    """A circulation and a direction that the target claims: one worker sends nothing either way."""
+    ways, directions = claims.circulations or ("kv",), claims.directions or (1,)
+    return {
+        "circulation": "kv" if "kv" in ways else ways[0],
+        "direction": 1 if 1 in directions else directions[0],
+    }

@@ -1,0 +1,238 @@
+"""Probes that change what must not matter, and look at what must stay as it was.
+
+Where a target claims that the same call gives the same bits, what must stay the same must stay so bit
+for bit; otherwise it may differ by the noise of its two results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.cases.calls import expected_of
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.problems import (
+    DTYPES,
+    HEAD_DIM,
+    MASKS,
+    RINGS,
+    USUAL_DTYPES,
+    Seen,
+    dealt,
+    drawn,
+    few_rings,
+    run_case,
+    side_of,
+    tables_of,
+    tensors_of,
+)
+from ringspec.conformance.diagnose.picture import gathered, numbers, place
+from ringspec.conformance.judge.bounds import bounds_of
+from ringspec.formats import format_of
+from ringspec.vectors.catalogue.build import put, times
+from ringspec.vectors.format.case import Case, Patch
+from ringspec.vectors.format.inputs import default_scale
+from ringspec.vectors.format.requires import visible
+
+# What is changed under each mask: keys that some queries cannot see, and queries that cannot see
+# some keys.
+CHANGED = {
+    "causal": ((30, 48), (0, 30)),
+    "window": ((0, 5), (40, 48)),
+    "documents": ((14, 37), (14, 37)),
+}
+Whole = NDArray[np.float64]
+
+
+def isolation_cases() -> Iterator[RunCase]:
+    """Hidden keys, and the dy of queries that do not see a key, are changed a lot and a little."""
+    for mask, (keys, queries) in CHANGED.items():
+        for dtype in DTYPES:
+            base = drawn(f"isolation-{mask}", dtype, **MASKS[mask])
+            forward = drawn(f"isolation-{mask}", dtype, backward=False, **MASKS[mask])
+            every = mask == "causal" and dtype in USUAL_DTYPES
+            for workers, layout in RINGS if every else few_rings(dtype):
+                name = f"{mask}-{layout}-w{workers}-{dtype}"
+                ring = (workers, layout)
+                yield hidden_keys(f"probe/hidden-keys/{name}", forward, keys, ring)
+                yield hidden_queries(f"probe/hidden-queries/{name}", base, queries, ring)
+
+
+def hidden_keys(id: str, base: Case, keys: tuple[int, int], ring: tuple[int, str]) -> RunCase:
+    a_lot = {
+        "k": (times(8.0, None, None, keys, None),),
+        "v": (times(-256.0, None, None, keys, None),),
+    }
+    a_little = {"k": (put(0.0, None, None, keys, 0),), "v": (put(0.0, None, None, keys, 0),)}
+    problems = (base, patched(base, a_lot), patched(base, a_little))
+    return run_case(
+        id,
+        "Keys and values change, a lot and a little; queries that do not see them keep o and lse.",
+        [dealt(p, f"{id}-{part}", *ring) for p, part in zip(problems, "abc", strict=True)],
+        Unchanged("keys and values", keys),
+        rules=("MASK-9", "FWD-4"),
+        flags=("mask-ignored-in-ring", "causal-on-every-step", "sentinel"),
+    )  # fmt: skip
+
+
+def hidden_queries(id: str, base: Case, queries: tuple[int, int], ring: tuple[int, str]) -> RunCase:
+    changes = {"dy": (times(-64.0, None, None, queries, None),)}
+    problems = (base, patched(base, changes))
+    return run_case(
+        id,
+        "The dy of some queries changes a lot: dq of all others, and dk, dv of keys that none of "
+        "them sees, stay.",
+        [dealt(p, f"{id}-{part}", *ring) for p, part in zip(problems, "ab", strict=True)],
+        Unchanged("dy of queries", queries),
+        only_backward=True,
+        rules=("MASK-9", "BWD-6", "BWD-7"),
+        flags=("mask-ignored-in-ring", "delta-of-few-rows"),
+    )
+
+
+def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
+    """The same problem with some of its inputs changed; the words drawn are the same."""
+    tensors = dict(case.inputs.tensors)
+    for name, patches in changes.items():
+        tensors[name] = dataclasses.replace(tensors[name], patches=patches)
+    return dataclasses.replace(case, inputs=dataclasses.replace(case.inputs, tensors=tensors))
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """Looks whether what cannot see tokens ``changed`` is what it was in the first call."""
+
+    what: str
+    changed: tuple[int, int]
+
+    def __call__(self, seen: Seen) -> tuple[str, None]:
+        for call in range(1, len(seen.calls)):
+            for name in seen.outputs[call]:
+                rows = differing(seen, call, name).any(axis=(0, 1))
+                touched = np.flatnonzero(rows & self.must_stay(seen.cases[0], name))
+                if touched.size:
+                    return self.message(seen, call, name, touched), None
+        return "", None
+
+    def must_stay(self, case: Case, name: str) -> NDArray[np.bool_]:
+        """Which rows of a tensor cannot depend on the changed tokens."""
+        assert case.shape is not None
+        part = slice(*self.changed)
+        sees = np.asarray(visible(case, case.shape).any(axis=(0, 1)))
+        if self.what == "keys and values":
+            blind = np.asarray(~sees[:, part].any(axis=1))
+            return blind if name in ("o", "lse") else np.zeros(1, np.bool_)
+        if name in ("dk", "dv"):
+            return np.asarray(~sees[part].any(axis=0))
+        stays = np.ones(len(sees), dtype=np.bool_)
+        stays[part] = name in ("o", "lse")
+        return stays
+
+    def message(self, seen: Seen, call: int, name: str, touched: NDArray[np.int64]) -> str:
+        same = "bit for bit the same" if seen.claims.repeats_bitwise else "the same within noise"
+        return (
+            f"When the {self.what} {self.changed[0]}-{self.changed[1] - 1} changed, {name} of "
+            f"{whose(seen, call, name, touched)} did not stay {same}, though nothing there "
+            "depends on them."
+        )
+
+
+def whose(seen: Seen, call: int, name: str, touched: NDArray[np.int64]) -> str:
+    """'tokens 3-5 (worker 0)'."""
+    table = tables_of(tensors_of(seen.cases[call]))[side_of(name)]
+    workers = sorted({place(int(token), table)[0] for token in touched})
+    return f"{numbers('token', touched)} ({numbers('worker', workers)})"
+
+
+def differing(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[np.bool_]:
+    """[B, H, S]: rows where a tensor of a call is not ``factor`` times that of the first call.
+
+    Bit for bit where the target claims to repeat so, else within the bounds of both.
+    """
+    if not seen.claims.repeats_bitwise:
+        return differs_in(seen, call, name, factor)
+    first, later = (result_rows(seen, n, name) for n in (0, call))
+    same = first * factor == later
+    if factor != 1.0:  # exact, but for subnormal numbers, which halving rounds once more
+        least = format_of(seen.calls[0].formats["outputs"]).smallest_subnormal
+        same |= np.abs(first * factor - later) <= least
+    return ~same.all(axis=3)
+
+
+def differs_in(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[np.bool_]:
+    """[B, H, S]: rows that differ by more than the bounds of both calls."""
+    first, later = (result_rows(seen, n, name) for n in (0, call))
+    bounds = [bound_rows(seen, n, name) for n in (0, call)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        near = np.abs(later - factor * first) <= factor * bounds[0] + bounds[1]
+        return ~(near | (factor * first == later)).all(axis=3)
+
+
+def result_rows(seen: Seen, call: int, name: str) -> Whole:
+    """A tensor of a call in global order, [B, H, S, d]; d = 1 for lse."""
+    table = tables_of(tensors_of(seen.cases[call]))[side_of(name)]
+    x = gathered(seen.outputs[call][name], table)
+    return x[..., None] if x.ndim == 3 else x
+
+
+def bound_rows(seen: Seen, call: int, name: str) -> Whole:
+    """The bound of each row of a call's tensor, [B, H, S, 1]."""
+    case, bounds = seen.cases[call], bounds_of(seen.claims, seen.calls[call])
+    tensors = tensors_of(case)
+    expected = expected_of(case, tensors)[name]
+    scale = gathered(expected.scale, tables_of(tensors)[side_of(name)])
+    return (bounds.factors[name] * scale + bounds.floors[name])[..., None]
+
+
+def same_bits_cases() -> Iterator[RunCase]:
+    """The same call again, and powers of two moved from the scale into the queries."""
+    for dtype in DTYPES:
+        base = drawn("same-bits", dtype, causal=True)
+        for workers, layout in few_rings(dtype):
+            ring, name = (workers, layout), f"{layout}-w{workers}-{dtype}"
+            id = f"probe/repeat/{name}"
+            yield run_case(
+                id,
+                "The same call three times: the same bits, where the target claims so.",
+                [dealt(base, f"{id}-{part}", *ring) for part in "abc"],
+                Multiplied({}),
+                flags=("delta-of-few-rows", "buffer-reuse"),
+            )
+            yield moved_scale(f"probe/power-of-two/{name}", base, ring)
+
+
+def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
+    """scale * <q, k> is exactly the same product, and dq = scale * dz k is exactly half as large."""
+    half = {"scale": default_scale(HEAD_DIM) / 2}
+    twice = {"q": (times(2.0, None, None, None, None),)}
+    moved = dataclasses.replace(patched(base, twice), terms=dict(base.terms) | half)
+    return run_case(
+        id,
+        "q twice as large and the scale half as large: no bit changes, but that dq is halved.",
+        [dealt(base, f"{id}-a", *ring), dealt(moved, f"{id}-b", *ring)],
+        Multiplied({"dq": 0.5}),
+        rules=("FWD-1", "BWD-5"),
+        flags=("scale-twice",),
+    )
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """Looks whether every tensor is a power of two times that of the first call (1 if not named)."""
+
+    factors: dict[str, float]
+
+    def __call__(self, seen: Seen) -> tuple[str, None]:
+        for call in range(1, len(seen.calls)):
+            for name in seen.outputs[call]:
+                factor = self.factors.get(name, 1.0)
+                rows = differing(seen, call, name, factor).any(axis=(0, 1))
+                if rows.any():
+                    due = "that" if factor == 1.0 else f"{factor:g} times that"
+                    where = whose(seen, call, name, np.flatnonzero(rows))
+                    return f"{name} of call {call + 1} is not {due} of call 1, for {where}.", None
+        return "", None

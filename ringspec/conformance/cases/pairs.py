@@ -1,0 +1,103 @@
+"""Pairs of features: small problems in which every two claims that can meet do meet.
+
+The rows of :mod:`ringspec.conformance.cases.pair_rows` are a covering array: for every two values of
+operation, layout, circulation, direction, number of workers, format, head ratio, mask terms and features
+that can occur in one problem, some golden case or some row has both, and both change its result.
+tests/conformance/test_pairs.py computes this.
+
+A target that lacks a value of a row still gets the row: the value is left out or replaced by one that
+it claims. What it does claim stays, so that the rows cover all pairs of any target's claims. No default
+scale of these problems is a power of two, so that a missing scale is no factor of 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ringspec.conformance.cases.calls import backward_alone, call_of, forward_alone
+from ringspec.conformance.cases.golden import passes_for
+from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
+from ringspec.conformance.cases.pair_problem import case_of
+from ringspec.conformance.cases.pair_rows import ROWS, fitted_row
+from ringspec.conformance.cases.problems import ClaimsKey, Seen, judged, tensors_of
+from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.target.protocol import Call
+from ringspec.vectors.format.case import Case
+
+MOST_TOKENS = 96
+
+
+def cases(profile: str = "core") -> list[RunCase]:
+    """One case for each row, ``pairs/000`` and so on; none in 'smoke'."""
+    if profile == "smoke":
+        return []
+    return [pair_case(f"pairs/{n:03}", n) for n in range(len(ROWS))]
+
+
+def pair_case(id: str, number: int) -> RunCase:
+    def fitted(claims: Capabilities) -> Case | None:
+        return fitted_case(number, ClaimsKey(claims))
+
+    def claimed(claims: Capabilities) -> str | None:
+        case = fitted(claims)
+        if case is None:
+            return f"workers {ROWS[number].workers}"
+        if is_repeated(number, ClaimsKey(claims)):
+            return "what is left of its features is in another case of pairs"
+        if max(case.requires["lengths"]) > MOST_TOKENS:
+            return f"no ring of at most {MOST_TOKENS} tokens"
+        return why_not(claims, case.requires | {"passes": passes_for(case, claims)})
+
+    def needs(claims: Capabilities) -> dict[str, Any]:
+        case = fitted(claims)
+        return {} if case is None else case.requires
+
+    def make(claims: Capabilities) -> list[Call]:
+        case = fitted(claims)
+        assert case is not None
+        return [call_for(case, claims)]
+
+    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
+        case = fitted(claims)
+        assert case is not None
+        return judged(Seen(claims, (case,), tuple(calls), tuple(outputs)))
+
+    everything = case_of(ROWS[number], id)
+    return RunCase(
+        id,
+        "Two features that are right alone can be wrong together.",
+        everything.requires,
+        make,
+        judge,
+        rules=("MASK-9",),
+        claimed=claimed,
+        narrowed=needs,
+    )
+
+
+def call_for(case: Case, claims: Capabilities) -> Call:
+    """The call of a case with its own circulation and direction; of passes those that are claimed."""
+    tensors, passes = tensors_of(case), passes_for(case, claims)
+    call = call_of(case, tensors)
+    if passes == case.passes:
+        return call
+    return forward_alone(call) if passes == ("forward",) else backward_alone(call, case, tensors)
+
+
+@lru_cache(maxsize=1024)
+def fitted_case(number: int, claims: ClaimsKey) -> Case | None:
+    """The problem of a row with nothing that a target does not claim; None: no ring is left."""
+    found = fitted_row(ROWS[number], claims.claims, number)
+    if found is None:
+        return None
+    return case_of(found, f"pairs/{number:03}", claims.claims)
+
+
+@lru_cache(maxsize=1024)
+def is_repeated(number: int, claims: ClaimsKey) -> bool:
+    """Whether an earlier row has become the same problem for these claims."""
+    own = fitted_row(ROWS[number], claims.claims, number)
+    earlier = (fitted_row(ROWS[n], claims.claims, n) for n in range(number))
+    return any(one == own for one in earlier)

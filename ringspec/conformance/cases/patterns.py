@@ -1,0 +1,185 @@
+"""Probes that read the attention pattern back, of the forward and of the backward pass.
+
+With queries of zero every visible key has the same weight, and one-hot values write that weight into
+the column of its key: o *is* the attention pattern. One-hot dy makes dv the pattern that the backward
+used, one-hot keys write dZ into dq, one-hot queries into dk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.problems import (
+    DTYPES,
+    HEAD_DIM,
+    MASKS,
+    RINGS,
+    TOKENS,
+    USUAL_DTYPES,
+    Seen,
+    Tensors,
+    dealt,
+    drawn,
+    few_rings,
+    run_case,
+    side_of,
+    tables_of,
+    tensors_of,
+)
+from ringspec.conformance.diagnose.picture import (
+    KEYS_FIRST,
+    describe,
+    first_difference,
+    gathered,
+    not_a_number,
+    patterns,
+    pictured,
+)
+from ringspec.vectors.catalogue import build
+from ringspec.vectors.catalogue.build import constant, put
+from ringspec.vectors.format.case import TensorRecipe
+
+Join = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+IN_FEW_RINGS = ("bounds", "dense", "two-sided-window")
+MORE_RINGS = {
+    "causal": ((3, "table"), (8, "contiguous")),
+    "documents": ((2, "zigzag_per_document"), (3, "zigzag_per_document")),
+}
+FLAGS = {
+    "causal": ("causal-on-every-step", "striped-diagonal", "zigzag-chunk-order"),
+    "full": ("ring-direction", "mask-ignored-in-ring"),
+    "window": ("window-per-block", "window-off-by-one"),
+    "two-sided-window": ("window-per-block", "window-sentinel"),
+    "documents": ("packing-ignored", "local-document-starts"),
+    "segments": ("packing-ignored", "positions-not-sharded"),
+}
+
+
+def one_hot(tokens: int = TOKENS) -> TensorRecipe:
+    """Token t is 1 in column t, in every batch and head."""
+    return constant(0.0, None, *(put(1.0, None, None, t, t) for t in range(tokens)))
+
+
+def grid() -> Iterator[tuple[str, str, int, str]]:
+    """(mask, dtype, workers, layout); problems that share their truth side by side."""
+    for mask in MASKS:
+        for dtype in USUAL_DTYPES if mask in IN_FEW_RINGS else DTYPES:
+            every = dtype in USUAL_DTYPES and mask not in IN_FEW_RINGS
+            more = MORE_RINGS.get(mask, ()) if dtype in USUAL_DTYPES else ()
+            for workers, layout in (*(RINGS if every else few_rings(dtype)), *more):
+                yield mask, dtype, workers, layout
+
+
+def pattern_cases() -> Iterator[RunCase]:
+    """The pattern of the forward pass, of every mask over the rings."""
+    for mask, dtype, workers, layout in grid():
+        id = f"probe/pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
+        problem = drawn(
+            f"pattern-{mask}", dtype, backward=False, q=constant(0.0), v=one_hot(), **MASKS[mask]
+        )
+        yield run_case(
+            id,
+            "Queries of zero and one-hot values: o is the attention pattern over its row sums.",
+            [dealt(problem, id, workers, layout)],
+            Reads(("o",)),
+            rules=("FWD-4", "MASK-9"),
+            flags=FLAGS.get(mask, ("mask-ignored-in-ring",)),
+        )
+
+
+def gradient_pattern_cases() -> Iterator[RunCase]:
+    """Two calls: with q = 0 dv shows the pattern and dq shows dZ, with k = 0 dk shows dZ."""
+    ones, zero = one_hot(), constant(0.0)
+    for mask, dtype, workers, layout in grid():
+        id = f"probe/gradient-pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
+        name = f"pattern-{mask}"
+        problems = (
+            drawn(name, dtype, q=zero, k=ones, v=ones, dy=ones, **MASKS[mask]),
+            drawn(name, dtype, q=ones, k=zero, v=ones, dy=ones, **MASKS[mask]),
+        )
+        parts = zip(problems, "ab", strict=True)
+        yield run_case(
+            id,
+            "Scores of zero and one-hot inputs: dv, dq and dk show who sent a gradient to whom.",
+            [dealt(problem, f"{id}-{part}", workers, layout) for problem, part in parts],
+            Reads(("dv", "dq"), ("dk",)),
+            only_backward=True,
+            rules=("BWD-5", "BWD-6", "BWD-7", "MASK-9"),
+            flags=("stale-keys", "dy-ignored", *FLAGS.get(mask, ("mask-ignored-in-ring",))),
+        )
+
+
+def block_cases() -> Iterator[RunCase]:
+    """The diagonal block alone, forward and backward, from an lse and a delta that are given."""
+    counts = np.arange(1, TOKENS + 1)
+    rows = {"lse": np.log(counts).astype(np.float32), "delta": (1 / counts).astype(np.float32)}
+    given = {
+        name: np.broadcast_to(x.astype(np.float64), (1, 2, TOKENS)) for name, x in rows.items()
+    }
+    inputs: dict[str, Any] = {"q": constant(0.0), "v": one_hot(), "causal": True}
+    more: dict[str, Any] = {"k": one_hot(), "dy": one_hot()} | {
+        name: TensorRecipe("values", values=x.tolist()) for name, x in given.items()
+    }
+    for dtype in USUAL_DTYPES:
+        sizes: dict[str, Any] = {"S": TOKENS, "D": HEAD_DIM, "dtype": dtype}
+        for label, make, names, extra in (
+            ("pattern", build.block_forward, ("o",), {}),
+            ("gradient-pattern", build.block_backward, ("dv", "dq"), more),
+        ):
+            id = f"probe/{label}/block-causal-{dtype}"
+            yield run_case(
+                id,
+                "Queries of zero and one-hot inputs read the diagonal block back.",
+                [make(id, "", "", **sizes, **inputs, **extra)],
+                Reads(names),
+                rules=("MASK-1", "BWD-11"),
+            )
+
+
+def word(layout: str) -> str:
+    """A name as a part of an id."""
+    return layout.replace("_", "-")
+
+
+class Reads:
+    """Looks for the first tensor, call after call, that shows another pattern than it should.
+
+    ``join`` makes one head of several where a pattern is dealt to them.
+    """
+
+    def __init__(self, *names: tuple[str, ...], join: Join = np.asarray) -> None:
+        self.names, self.join = names, join
+
+    def __call__(self, seen: Seen) -> tuple[str, dict[str, Any] | None]:
+        for case, output, names in zip(seen.cases, seen.outputs, self.names, strict=True):
+            tensors = tensors_of(case)
+            for name in names:
+                message, picture = read(name, tensors, output[name], self.join)
+                if message:
+                    return message, picture
+        return "", None
+
+
+def read(
+    name: str, tensors: Tensors, shards: Sequence[NDArray], join: Join
+) -> tuple[str, dict[str, Any] | None]:
+    """What one tensor shows: ('', None) where it is the expected pattern."""
+    tables = tables_of(tensors)
+    rows, columns = (tables[side] for side in ("qk" if side_of(name) == "q" else "kq"))
+    want = tensors[f"out.{name}.float64"]
+    in_order = gathered(list(want if "layout.q" in tensors else want[None]), rows)
+    got, keys = gathered(shards, rows), int((columns >= 0).sum())
+    expected, seen = patterns(name, join(in_order), join(got), keys)
+    at = first_difference(expected, seen)
+    if np.isnan(got).any():
+        rows_side = "kq" if name in KEYS_FIRST else "qk"
+        return not_a_number(name, got, tables[rows_side[0]]), pictured(expected, seen, at)
+    if at is None:
+        return "", None
+    what = describe(name, expected[at], seen[at], tables)
+    return f"In batch {at[0]}, head {at[1]}, {what}", pictured(expected, seen, at)

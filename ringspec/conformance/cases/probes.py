@@ -1,0 +1,42 @@
+"""Exact probes: inputs on which the answer is known by structure, so that a failure names its cause.
+
+The attention pattern is read back (``patterns``), what must not matter is changed (``unchanged``),
+inputs are taken whose results are known numbers (``known``), and some of this is done once more at 128
+tokens a worker (``long_blocks``).
+"""
+
+from __future__ import annotations
+
+from ringspec.conformance.cases.closed_form import known_cases
+from ringspec.conformance.cases.invariance import isolation_cases, same_bits_cases
+from ringspec.conformance.cases.long_blocks import long_block_cases
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.patterns import block_cases, gradient_pattern_cases, pattern_cases
+
+SMOKE = (
+    "probe/pattern/causal-contiguous-w2-",
+    "probe/pattern/full-contiguous-w2-",
+    "probe/gradient-pattern/causal-contiguous-w2-",
+    "probe/gradient-pattern/causal-zigzag-w2-",
+    "probe/pattern/long-causal-contiguous-w2-",
+    "probe/pattern/long-causal-zigzag-w2-",
+)
+
+
+def cases(profile: str = "core") -> list[RunCase]:
+    """The probes of a profile, in the order in which they are run: few in 'smoke', else all.
+
+    >>> made = cases()
+    >>> made[0].id, len({case.id for case in made}) == len(made)
+    ('probe/pattern/full-contiguous-w1-bf16', True)
+    """
+    made = [
+        *pattern_cases(),
+        *gradient_pattern_cases(),
+        *block_cases(),
+        *isolation_cases(),
+        *same_bits_cases(),
+        *known_cases(),
+        *long_block_cases(),
+    ]
+    return [case for case in made if profile != "smoke" or case.id.startswith(SMOKE)]

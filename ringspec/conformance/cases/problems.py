@@ -1,0 +1,300 @@
+"""Small problems of our own: drawn once, evaluated exactly once, dealt over many rings.
+
+What attention computes does not depend on the ring, so that one exact evaluation serves all layouts
+and worker counts of a problem. Probes, properties and special cases are built from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.cases.calls import backward_alone, call_of, forward_alone
+from ringspec.conformance.cases.golden import passes_for, way
+from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
+from ringspec.conformance.judge.bounds import compared
+from ringspec.conformance.report.records import Finding
+from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.target.protocol import Call
+from ringspec.exact import Truth, backward, forward
+from ringspec.vectors import generate
+from ringspec.vectors.catalogue import build
+from ringspec.vectors.catalogue.build import coins, put
+from ringspec.vectors.format.case import Case, CaseFormats, Ring
+from ringspec.vectors.format.inputs import inputs_of
+from ringspec.vectors.format.requires import requires
+from ringspec.vectors.generate import (
+    expected_tensors,
+    layout_tensors,
+    spec_problem,
+    tensors_of_case,
+)
+
+Tensors = dict[str, NDArray]
+TOKENS, HEAD_DIM = 48, 64
+RINGS = (
+    (1, "contiguous"),
+    *((w, layout) for layout in ("contiguous", "striped", "zigzag") for w in (2, 3, 4)),
+)
+FORMATS, STATISTICS = ("float64", "float32", "bfloat16", "float16"), ("float64", "float32")
+PARTIAL_SUMS = ("sinks", "bias")
+AS_STATISTICS = ("lse", "dsinks", "dsinks_parts")
+DTYPES = ("bf16", "f32", "fp16", "f64")
+SHORT_SEGMENTS = tuple(i // 5 % 3 for i in range(TOKENS))
+USUAL_DTYPES = ("bf16", "f32")
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": (17, 0)},
+    "two-sided-window": {"window": (9, 4)},
+    "documents": {"causal": True, "cu_seqlens": (0, 13, 14, 37, TOKENS)},
+    "segments": {"segments_q": SHORT_SEGMENTS, "segments_k": SHORT_SEGMENTS},
+    "bounds": {
+        "bound_min": tuple(max(0, i - 20) for i in range(TOKENS)),
+        "bound_max": tuple(min(TOKENS, i + 1 + i % 7) for i in range(TOKENS)),
+    },
+    "dense": {
+        "mask": coins(
+            128, 1, 2, TOKENS, TOKENS, patches=tuple(put(True, 0, None, i, i) for i in range(TOKENS))
+        )
+    },
+}  # fmt: skip
+FEW_RINGS = ((1, "contiguous"), (2, "contiguous"), (3, "striped"), (4, "zigzag"))
+
+
+def few_rings(dtype: str) -> tuple[tuple[int, str], ...]:
+    """A choice of rings: four in the usual formats, two in the others."""
+    return FEW_RINGS if dtype in USUAL_DTYPES else FEW_RINGS[1::2]
+
+
+def drawn(name: str, dtype: str, *, backward: bool = True, **rest: Any) -> Case:
+    """A problem without a ring, S = 48 and D = Dv = 64 unless said otherwise.
+
+    Its inputs depend on ``name`` alone: numbers of six bits, which every format holds. Keywords are
+    those of ``ringspec.vectors.catalogue.build.case``.
+
+    >>> drawn("example", "f32", causal=True).requires["masks"]
+    ('causal',)
+    """
+    passes = ("forward", "backward") if backward else ("forward",)
+    sizes = {"S": TOKENS, "D": HEAD_DIM} | rest
+    made = build.case(f"conformance/{name}", "", "", dtype="bf16", passes=passes, **sizes)
+    used = build.DTYPES[dtype]
+    formats = CaseFormats(used.inputs, used.inputs, used.statistics)
+    made = dataclasses.replace(made, formats=formats)
+    return dataclasses.replace(made, requires=requires(made))
+
+
+def dealt(case: Case, id: str, workers: int, layout: str = "contiguous") -> Case:
+    """The same problem over a ring; the layout 'table' is a permutation without a pattern."""
+    assert case.shape is not None
+    if layout == "table":
+        return with_table(case, id, shuffled(case.shape.Sq, workers))
+    return over(case, id, Ring(workers, layout))
+
+
+def with_table(case: Case, id: str, table: tuple[tuple[int, ...], ...]) -> Case:
+    """The same problem over a ring of as many workers as the table has rows."""
+    return over(case, id, Ring(len(table), "table", table_q=table, table_k=table))
+
+
+def over(case: Case, id: str, ring: Ring) -> Case:
+    made = dataclasses.replace(case, id=id, operation="ring", ring=ring, requires={})
+    return dataclasses.replace(made, requires=requires(made))
+
+
+def shuffled(length: int, workers: int) -> tuple[tuple[int, ...], ...]:
+    """A layout table in which neighbours lie on different workers.
+
+    >>> shuffled(6, 2)
+    ((0, 5, 4), (3, 2, 1))
+    """
+    tokens = [5 * t % length for t in range(length)]
+    assert len(set(tokens)) == length
+    n = length // workers
+    return tuple(tuple(tokens[r * n : (r + 1) * n]) for r in range(workers))
+
+
+class Keyed:
+    """A case as the key of a cache."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def __hash__(self) -> int:
+        return hash((self.case.id, self.case.inputs.seed))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keyed) and self.case == other.case
+
+
+class ClaimsKey:
+    """Claims as the key of a cache: they may hold lists and mappings."""
+
+    def __init__(self, claims: Capabilities) -> None:
+        self.claims, self.text = claims, repr(claims)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClaimsKey) and self.text == other.text
+
+
+def tensors_of(case: Case) -> Tensors:
+    """``in``, ``layout``, ``position``, ``out`` and ``scale`` tensors, as ``tensors_of_case``."""
+    return evaluated(Keyed(case))
+
+
+@lru_cache(maxsize=24)
+def evaluated(key: Keyed) -> Tensors:
+    """The tensors of a case; those of a ring from the truth of its problem."""
+    case = key.case
+    if case.operation != "ring":
+        return tensors_of_case(case)
+    assert case.formats is not None
+    truth = truth_of(problem_of(case))
+    own = {
+        name: {
+            "float64",
+            case.formats.statistics if name in AS_STATISTICS else case.formats.outputs,
+        }
+        for name in truth.tensors
+    }
+    values = {
+        name: {format: x for format, x in formats.items() if format in own[name]}
+        for name, formats in truth.tensors.items()
+    }
+    inputs = inputs_of(case)
+    problem = spec_problem(case, inputs)
+    tables = generate.tables_of(case, problem)
+    return (
+        {f"in.{name}": x for name, x in inputs.items()}
+        | layout_tensors(problem, tables)
+        | expected_tensors(case, Truth(values, truth.scales), tables)
+    )
+
+
+def problem_of(case: Case) -> Keyed:
+    """A case without its formats and its ring, neither of which changes a result.
+
+    With sinks or a bias the ring stays: each worker has its own share of their gradients.
+    """
+    exact = CaseFormats("float64", "float64", "float64")
+    bare = dataclasses.replace(case, id="", requires={}, formats=exact)
+    if any(name in case.inputs.tensors for name in PARTIAL_SUMS):
+        return Keyed(bare)
+    return Keyed(dataclasses.replace(bare, operation="attention", ring=None))
+
+
+@lru_cache(maxsize=24)
+def truth_of(key: Keyed) -> Truth:
+    """Results in global order, correctly rounded to every format, and their row scales."""
+    inputs = inputs_of(key.case)
+    problem = spec_problem(key.case, inputs)
+    exact = generate.exact_problem(problem)
+    if "backward" not in key.case.passes:
+        return forward(exact, FORMATS, statistics=STATISTICS, scales=True)
+    whose: dict[str, Any] = {}
+    if key.case.ring is not None:
+        tables = generate.tables_of(key.case, problem)
+        whose = {"row_groups": tables.worker_of_query(), "groups": tables.workers}
+    given = inputs["dy"], inputs.get("dlse")
+    return backward(exact, *given, FORMATS, statistics=STATISTICS, scales=True, **whose)
+
+
+def tables_of(tensors: Tensors) -> Tensors:
+    """Layouts 'q' and 'k' int64 [W, n]; those of one worker where there is no ring."""
+    if "layout.q" in tensors:
+        return {"q": tensors["layout.q"], "k": tensors["layout.k"]}
+    q, k = tensors["in.q"], tensors["in.k"]
+    return {"q": np.arange(q.shape[2])[None], "k": np.arange(k.shape[2])[None]}
+
+
+def side_of(name: str) -> str:
+    """Whose tokens the rows of a result are: 'q' or 'k'."""
+    return "k" if name in ("dk", "dv") else "q"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All calls of one case with their answers, in order, and what the target claims."""
+
+    claims: Capabilities
+    cases: tuple[Case, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[Outputs, ...]
+
+
+# What a probe has to say beyond the comparison: (message, picture); an empty message is no finding.
+Look = Callable[[Seen], tuple[str, dict[str, Any] | None]]
+
+
+def run_case(
+    id: str,
+    reason: str,
+    cases: Sequence[Case],
+    look: Look | None = None,
+    *,
+    only_backward: bool = False,
+    **rest: Any,
+) -> RunCase:
+    """One case of a run from one or several problems, each compared with its own truth.
+
+    Of the passes those are asked for that the target claims; with ``only_backward`` the backward
+    must be among them. Which way blocks travel is the target's choice: no result depends on it.
+    """
+    needs = needs_of(cases)
+
+    def claimed(claims: Capabilities) -> str | None:
+        passes = passes_for(cases[0], claims)
+        if only_backward and "backward" not in passes:
+            passes = cases[0].passes
+        return why_not(claims, needs | {"passes": passes})
+
+    def make(claims: Capabilities) -> list[Call]:
+        return [call_for(claims, case) for case in cases]
+
+    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
+        return judged(Seen(claims, tuple(cases), tuple(calls), tuple(outputs)), look)
+
+    return RunCase(id, reason, needs, make, judge, claimed=claimed, **rest)
+
+
+def judged(seen: Seen, look: Look | None = None) -> Judgement:
+    """Every answer against its own truth, and what a probe sees in all of them."""
+    findings: list[Finding] = []
+    for case, call, output in zip(seen.cases, seen.calls, seen.outputs, strict=True):
+        findings += compared(seen.claims, case, tensors_of(case), call, output)
+    message, picture = ("", None) if look is None else look(seen)
+    passed = not message and all(finding.kind == "ok" for finding in findings)
+    return Judgement(passed, tuple(findings), message, None if passed else picture)
+
+
+def call_for(claims: Capabilities, case: Case) -> Call:
+    """The call of a case: passes, circulation and direction that the target claims."""
+    tensors, passes = tensors_of(case), passes_for(case, claims)
+    call = call_of(case, tensors)
+    if case.operation == "ring":
+        call = dataclasses.replace(call, **way(claims))
+    if passes == case.passes:
+        return call
+    return forward_alone(call) if passes == ("forward",) else backward_alone(call, case, tensors)
+
+
+def needs_of(cases: Sequence[Case]) -> dict[str, Any]:
+    """What all cases need together; they differ in masks and features at most."""
+    needs = dict(cases[0].requires)
+    for name in ("circulation", "direction"):
+        needs.pop(name, None)
+    for name in ("masks", "features"):
+        every = {one for case in cases for one in case.requires.get(name, ())}
+        if name in needs:
+            needs[name] = tuple(sorted(every))
+    return needs

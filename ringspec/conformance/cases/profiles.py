@@ -1,0 +1,31 @@
+"""The profiles of a run: which cases are run, and in which order."""
+
+from __future__ import annotations
+
+from ringspec.conformance.cases import (
+    edges,
+    golden,
+    noise,
+    pairs,
+    probes,
+    properties,
+    random_seeds,
+)
+from ringspec.conformance.cases.model import PROFILES, RunCase
+from ringspec.errors import UnknownNameError, nearest, shown
+
+
+def run_cases(profile: str = "core") -> list[RunCase]:
+    """All cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order in which they are run.
+
+    Exact probes first, which say most about a fault, then golden vectors, properties, pairs and edges; each of
+    these modules has a function ``cases(profile)``. Then, but for 'smoke', the noise of whole tensors.
+    'noise' is that alone; 'seeds' has cases of its own. Raises UnknownNameError for another name.
+    """
+    if profile not in PROFILES:
+        raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))
+    if profile == "seeds":
+        return list(random_seeds.cases())
+    parts = () if profile == "noise" else (probes, golden, properties, pairs, edges)
+    found = [case for part in parts for case in part.cases(profile)]
+    return found if profile == "smoke" else [*found, *noise.cases()]

@@ -1,0 +1,250 @@
+"""Properties: what several answers of one target must have to do with each other.
+
+The same problem on other rings and layouts, gradients of a sum of two dy, and blocks merged to the whole.
+Inputs are fixed, and each answer is compared with its own truth as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.cases.golden import passes_for
+from ringspec.conformance.cases.invariance import bound_rows, differs_in, result_rows, whose
+from ringspec.conformance.cases.merge import merge_cases
+from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
+from ringspec.conformance.cases.problems import (
+    DTYPES,
+    RINGS,
+    ClaimsKey,
+    Seen,
+    call_for,
+    dealt,
+    drawn,
+    few_rings,
+    judged,
+    needs_of,
+    run_case,
+)
+from ringspec.conformance.cases.special_values import special_cases
+from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.target.protocol import Call
+from ringspec.vectors.format.case import Case, TensorRecipe
+from ringspec.vectors.format.inputs import draw
+
+TOKENS = 72
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": (20, 0)},
+}
+GRADIENTS = ("dq", "dk", "dv")
+MOST_TOKENS, MOST_WORKERS = (
+    96,
+    8,
+)  # exact truth takes seconds beyond, and so does starting processes
+WORKER_PROBLEMS = (
+    ("causal", "contiguous"),
+    ("causal", "striped"),
+    ("causal", "zigzag"),
+    ("full", "contiguous"),
+)
+
+
+def cases(profile: str = "core") -> list[RunCase]:
+    """Properties and special values; in 'smoke' rings of three workers and more alone.
+
+    >>> [case.id for case in cases()][:2]
+    ['property/rings/full-bf16', 'property/rings/full-f32']
+    """
+    if profile == "smoke":
+        return list(worker_cases())
+    return [
+        *ring_cases(),
+        *worker_cases(),
+        *linearity_cases(),
+        *merge_cases(),
+        *special_cases(),
+    ]
+
+
+def ring_cases() -> Iterator[RunCase]:
+    """One problem over all claimed rings and layouts."""
+    for mask, terms in MASKS.items():
+        for dtype in DTYPES:
+            yield over_rings(f"property/rings/{mask}-{dtype}", f"rings-{mask}", dtype, terms)
+
+
+def over_rings(id: str, name: str, dtype: str, terms: dict[str, Any]) -> RunCase:
+    problem = drawn(name, dtype, S=TOKENS, **terms)
+    every = [dealt(problem, f"{id}-{layout}-w{w}", w, layout) for w, layout in RINGS]
+    return case_of_rings(
+        id,
+        "The same problem over every claimed ring size and layout gives the same results.",
+        lambda claims: every,
+        partial(judged, look=agree),
+        least=2,
+        rules=("LAYOUT-5", "RING-2"),
+        flags=("partials-rounded-to-16-bit", "zigzag-chunk-order", "striped-diagonal"),
+    )
+
+
+def case_of_rings(
+    id: str,
+    reason: str,
+    rings: Callable[[Capabilities], Sequence[Case]],
+    judge_seen: Callable[[Seen], Judgement] = judged,
+    *,
+    least: int = 1,
+    **rest: Any,
+) -> RunCase:
+    """One case of a run from problems that differ in their rings: those that a target claims, one call each.
+
+    ``rings(claims)`` gives the problems to choose from; the case is claimed where at least ``least``
+    of them are.
+    """
+
+    every = rings(Capabilities())
+    needs = {key: x for key, x in needs_of(every).items() if key not in PER_RING}
+
+    def why(claims: Capabilities, case: Case) -> str | None:
+        return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
+
+    @lru_cache(maxsize=4)
+    def chosen_by(key: ClaimsKey) -> tuple[Case, ...]:
+        return tuple(case for case in rings(key.claims) if why(key.claims, case) is None)
+
+    def chosen(claims: Capabilities) -> tuple[Case, ...]:
+        return chosen_by(ClaimsKey(claims))
+
+    def claimed(claims: Capabilities) -> str | None:
+        if len(chosen(claims)) >= least:
+            return None
+        reasons = filter(None, (why(claims, case) for case in rings(claims) or every[:1]))
+        first = next(reasons, f"no ring of 3 or more workers with at most {MOST_TOKENS} tokens")
+        return first if least == 1 else f"fewer than {least} of its rings: {first}"
+
+    def make(claims: Capabilities) -> list[Call]:
+        return [call_for(claims, case) for case in chosen(claims)]
+
+    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
+        return judge_seen(Seen(claims, chosen(claims), tuple(calls), tuple(outputs)))
+
+    def narrowed(claims: Capabilities) -> dict[str, Any]:
+        return {key: x for key, x in needs_of(chosen(claims)).items() if key not in PER_RING}
+
+    return RunCase(id, reason, needs, make, judge, claimed=claimed, narrowed=narrowed, **rest)
+
+
+def worker_cases() -> Iterator[RunCase]:
+    """One problem over claimed rings of three workers and more, whichever numbers these are."""
+    for mask, layout in WORKER_PROBLEMS:
+        for dtype in DTYPES:
+            id = f"property/workers/{mask}-{layout}-{dtype}"
+            yield case_of_rings(
+                id,
+                "Rings of the claimed numbers of workers from three on, where the direction matters.",
+                partial(worker_rings, id, mask, layout, dtype),
+                rules=("RING-1", "RING-2", "RING-4"),
+                flags=("ring-direction", "dkv-not-home"),
+            )
+
+
+def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabilities) -> list[Case]:
+    """The problem dealt to each of :func:`numbers_of_workers`."""
+    found = []
+    for workers in numbers_of_workers(claims):
+        tokens = tokens_for(workers, claims.tokens_multiple)
+        problem = drawn(f"workers-{mask}", dtype, S=tokens, **MASKS[mask])
+        found.append(dealt(problem, f"{id}-w{workers}", workers, layout))
+    return found
+
+
+def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
+    """The two smallest claimed W >= 3 and the largest up to 8, as far as few tokens do for them.
+
+    >>> numbers_of_workers(Capabilities(workers=(2, 4, 6, 8, 64)))
+    (4, 6, 8)
+    >>> numbers_of_workers(Capabilities()), numbers_of_workers(Capabilities(workers=(2,)))
+    ((3, 4), ())
+    """
+    several = sorted({3, 4} if claims.workers is None else {w for w in claims.workers if w >= 3})
+    fit = [w for w in several if tokens_for(w, claims.tokens_multiple) <= MOST_TOKENS]
+    few = {*fit[:2], *[w for w in fit if w <= MOST_WORKERS][-1:]}
+    return tuple(sorted(few))
+
+
+def tokens_for(workers: int, multiple: int) -> int:
+    """At least 24 tokens, of which every worker has an even number that is a multiple of ``multiple``."""
+    step = workers * math.lcm(2, multiple)
+    return step * -(-24 // step)
+
+
+PER_RING = ("workers", "layout", "tokens_per_worker")
+
+
+def agree(seen: Seen) -> tuple[str, None]:
+    """Whether all rings agree with the first one, within the bounds of both."""
+    for call in range(1, len(seen.calls)):
+        for name in seen.outputs[call]:
+            rows = differs_in(seen, call, name).any(axis=(0, 1))
+            if rows.any():
+                first, other = (ring_name(seen.calls[n]) for n in (0, call))
+                where = whose(seen, call, name, np.flatnonzero(rows))
+                return f"{name} over {other} is not that over {first}, for {where}.", None
+    return "", None
+
+
+def ring_name(call: Call) -> str:
+    """'4 workers, zigzag'."""
+    return f"{call.workers} worker{'s' if call.workers > 1 else ''}, {call.layout}"
+
+
+def linearity_cases() -> Iterator[RunCase]:
+    """Gradients are linear in dy: of 2 dy + dy' they are 2 g + g'."""
+    for dtype in DTYPES:
+        base = drawn("linearity", dtype, causal=True)
+        assert base.shape is not None
+        recipe = base.inputs.tensors["dy"]
+        shape = (base.shape.B, base.shape.H, base.shape.Sq, base.shape.Dv)
+        first, second = (draw("dy", shape, recipe, seed) for seed in ("first dy", "second dy"))
+        problems = [with_dy(base, dy) for dy in (first, second, 2 * first + second)]
+        for workers, layout in few_rings(dtype):
+            id = f"property/linearity/{layout}-w{workers}-{dtype}"
+            parts = zip(problems, "abc", strict=True)
+            yield run_case(
+                id,
+                "The gradients of 2 dy + dy' are twice those of dy and those of dy' together.",
+                [dealt(problem, f"{id}-{part}", workers, layout) for problem, part in parts],
+                linear,
+                only_backward=True,
+                rules=("BWD-2", "BWD-3"),
+                flags=("dy-ignored", "delta-of-few-rows"),
+            )
+
+
+def with_dy(case: Case, dy: NDArray[np.float64]) -> Case:
+    """A problem with a dy that is given number by number."""
+    given = {"dy": TensorRecipe("values", values=dy.tolist())}
+    inputs = dataclasses.replace(case.inputs, tensors=case.inputs.tensors | given)
+    return dataclasses.replace(case, inputs=inputs)
+
+
+def linear(seen: Seen) -> tuple[str, None]:
+    for name in GRADIENTS:
+        got = [result_rows(seen, call, name) for call in range(3)]
+        bounds = [bound_rows(seen, call, name) for call in range(3)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = np.abs(got[2] - (2 * got[0] + got[1]))
+            far = ~(error <= 2 * bounds[0] + bounds[1] + bounds[2])
+        rows = far.any(axis=(0, 1, 3))
+        if rows.any():
+            where = whose(seen, 2, name, np.flatnonzero(rows))
+            return f"{name} is not linear in dy, for {where}.", None
+    return "", None

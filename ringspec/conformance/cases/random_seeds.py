@@ -1,0 +1,152 @@
+"""Profile ``seeds``: twelve problems over twenty seeds, to see that a right target never fails.
+
+A case asks its problem in every input format (float64 in two problems), layout and number of workers
+(2, 3, 4) that the target claims, one call each. 16-bit formats share one draw of 8 significant bits,
+float32 and float64 one of 24.
+The seed also says how peaked the softmax is (q from 2**-4 to 2**5 times its usual size, twice each), how
+large v and dy are, and from seed 10 on there is one key, one query and one value far larger than all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringspec.compare.explain import explain_all
+from ringspec.conformance.cases.golden import passes_for
+from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
+from ringspec.conformance.cases.problems import call_for, dealt, drawn, needs_of, tensors_of
+from ringspec.conformance.judge.bounds import compared
+from ringspec.conformance.report.records import Finding
+from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.target.protocol import Call
+from ringspec.vectors.catalogue.build import numbers, times
+from ringspec.vectors.format.case import Case, Patch
+
+SEEDS = 20
+WORKERS = (2, 3, 4)
+BITS = {"bf16": 8, "fp16": 8, "f32": 24, "f64": 24}
+PER_CALL = ("workers", "layout", "tokens_per_worker", "inputs", "outputs", "statistics")
+
+
+@dataclass(frozen=True)
+class SeededProblem:
+    """Sizes as in ``ringspec.vectors.catalogue.build.case``, what is masked, over which layouts."""
+
+    name: str
+    layouts: tuple[str, ...]
+    sizes: dict[str, int]
+    terms: dict[str, Any] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("bf16", "fp16", "f32")
+
+
+CAUSAL = {"causal": True}
+EVEN, EVERY_DTYPE = ("contiguous", "zigzag"), ("bf16", "fp16", "f32", "f64")
+PROBLEMS = (
+    SeededProblem("full", ("contiguous",), {"S": 48, "D": 16}, dtypes=EVERY_DTYPE),
+    SeededProblem("full-batches", ("contiguous",), {"S": 24, "D": 64, "B": 2}),
+    SeededProblem("full-grouped", ("contiguous",), {"S": 48, "D": 32, "H": 4, "Hkv": 2}),
+    SeededProblem("causal", EVEN, {"S": 48, "D": 16}, CAUSAL, EVERY_DTYPE),
+    SeededProblem("causal-batches", EVEN, {"S": 24, "D": 64, "B": 2}, CAUSAL),
+    SeededProblem("causal-grouped", EVEN, {"S": 48, "D": 32, "H": 4, "Hkv": 2}, CAUSAL),
+    SeededProblem("causal-long", EVEN, {"S": 120, "D": 8, "H": 1}, CAUSAL),
+    SeededProblem("causal-large-head", EVEN, {"S": 48, "D": 128, "H": 1}, CAUSAL),
+    SeededProblem(
+        "documents", ("contiguous", "striped"), {"S": 48, "D": 16},
+        CAUSAL | {"cu_seqlens": (0, 7, 30, 31, 48)},
+    ),
+    SeededProblem("window", EVEN, {"S": 48, "D": 16}, CAUSAL | {"window": (17, 0)}),
+    SeededProblem(
+        "sinks", ("striped",), {"S": 24, "D": 16}, CAUSAL | {"sinks": ((0.5,), (-1.25,))}
+    ),
+    SeededProblem("softcap", EVEN, {"S": 48, "D": 16}, CAUSAL | {"softcap": 4.0}),
+)  # fmt: skip
+
+
+def cases() -> list[RunCase]:
+    """The 240 cases, ``seeded/<problem>/<seed>``, problem after problem.
+
+    >>> made = cases()
+    >>> made[0].id, made[-1].id, len(made)
+    ('seeded/full/00', 'seeded/softcap/19', 240)
+    """
+    return [case_of(problem, seed) for problem in PROBLEMS for seed in range(SEEDS)]
+
+
+def case_of(problem: SeededProblem, seed: int) -> RunCase:
+    """One problem with one seed, in all that a target claims of formats, layouts and workers."""
+    id = f"seeded/{problem.name}/{seed:02}"
+    every = list(variants(problem, seed, id))
+
+    def reason(claims: Capabilities, case: Case) -> str | None:
+        return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
+
+    def chosen(claims: Capabilities) -> list[Case]:
+        return [case for case in every if reason(claims, case) is None]
+
+    def claimed(claims: Capabilities) -> str | None:
+        return None if chosen(claims) else reason(claims, every[0])
+
+    def make(claims: Capabilities) -> list[Call]:
+        return [call_for(claims, case) for case in chosen(claims)]
+
+    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
+        return judged(claims, chosen(claims), calls, outputs)
+
+    needs = {key: x for key, x in needs_of(every).items() if key not in PER_CALL}
+    return RunCase(
+        id,
+        "Random inputs: whatever the seed, a right target is within its bounds.",
+        needs,
+        make,
+        judge,
+        rules=("FWD-4", "BWD-5", "BWD-6", "BWD-7", "RING-2"),
+        claimed=claimed,
+    )
+
+
+def variants(problem: SeededProblem, seed: int, id: str) -> Iterator[Case]:
+    """The same problem in each format over each ring; those with the same truth side by side."""
+    for dtype in problem.dtypes:
+        drawn_once = problem_in(problem, seed, dtype)
+        for layout in problem.layouts:
+            for workers in WORKERS:
+                name = f"{id}-{dtype}-{layout.replace('_', '-')}-w{workers}"
+                yield dealt(drawn_once, name, workers, layout)
+
+
+def problem_in(problem: SeededProblem, seed: int, dtype: str) -> Case:
+    """The inputs of a seed: numbers within 2 of 0 but for the powers of two that the seed says."""
+    bits = BITS[dtype]
+    powers = {"q": seed % 10 - 4, "k": 0, "v": 7 * seed % 5 - 2, "dy": 3 * seed % 5 - 2}
+    given: dict[str, Any] = problem.sizes | problem.terms
+    given |= {name: numbers(bits, power + 2 - bits) for name, power in powers.items()}
+    name = f"seeded/{problem.name}/{seed:02}/{bits}"
+    return drawn(name, dtype, patches=outliers(problem, seed), **given)
+
+
+def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
+    """One token of q and one of k four times, one of v sixteen times as large; none before seed 10."""
+    if seed < 10:
+        return {}
+    tokens = problem.sizes["S"]
+    return {
+        name: (times(factor, None, None, step * seed % tokens, None),)
+        for name, factor, step in (("q", 4.0, 5), ("k", 4.0, 7), ("v", 16.0, 11))
+    }
+
+
+def judged(
+    claims: Capabilities, cases: Sequence[Case], calls: Sequence[Call], outputs: Sequence[Outputs]
+) -> Judgement:
+    """Every call against truth; the message is about the first one that fails."""
+    findings: list[Finding] = []
+    message = ""
+    for case, call, output in zip(cases, calls, outputs, strict=True):
+        made = compared(claims, case, tensors_of(case), call, output)
+        findings += made
+        if not message and any(finding.kind != "ok" for finding in made):
+            ring = f"{call.formats['inputs']}, {call.layout}, {call.workers} workers"
+            message = f"In {ring}: {explain_all(made)}"
+    return Judgement(not message, tuple(findings), message)

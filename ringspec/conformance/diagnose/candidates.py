@@ -1,0 +1,203 @@
+"""What programs give for the calls of a case, and how far that is from what came back.
+
+A suspect is a mutant in one of its guises, in one way of going round. Two answers are alike where they differ
+by no more than rounding: see :mod:`~ringspec.conformance.diagnose.match`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.diagnose.mutants.hooks import Hooks, Results
+from ringspec.conformance.diagnose.mutants.mutant import Guise, Mutant, run_mutant
+from ringspec.conformance.diagnose.mutants.ring import RESULTS
+from ringspec.conformance.diagnose.mutants.variants import USUAL, Way
+from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call
+from ringspec.conformance.target.results import due_of
+from ringspec.formats import load, store, unit_roundoff
+from ringspec.recipes import RECIPES, Recipe
+
+Array = NDArray[np.float64]
+PairsOfShards = list[tuple[Array, Array]]
+CAP = 1e3
+POOLED = 0.1  # part of the tensor's mean noise in each row's
+KEY_TENSORS = ("dk", "dv")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A mutant in a guise (None: as it is) and in a way of going round."""
+
+    mutant: Mutant
+    guise: Guise | None = None
+    way: Way = USUAL
+
+    @property
+    def program(self) -> Mutant | Guise:
+        return self.mutant if self.guise is None else self.guise
+
+    @property
+    def key(self) -> str:
+        return f"{self.mutant.id} {self.told()}"
+
+    def told(self) -> str:
+        """What is special in it; empty for the mutant as it is."""
+        words = "" if self.guise is None else self.guise.words
+        return "; ".join(filter(None, (words, self.way.told())))
+
+
+class CannotRun(Exception):
+    """A suspect raised an exception, which is a fault of ours and none of the target's."""
+
+    def __init__(self, suspect: Suspect, error: Exception) -> None:
+        super().__init__(f"{suspect.mutant.id} ({type(error).__name__}: {error})")
+        self.suspect = suspect
+
+
+class View:
+    """One call with its answer, and what programs give for it, each computed once."""
+
+    def __init__(self, claims: Capabilities, call: Call, got: Outputs) -> None:
+        self.call = call
+        self.recipe = recipe_for(claims, call.formats)
+        due = due_of(call)
+        self.formats = {name: due[name].format for name in got if name in due}
+        self.got = {name: [load(x) for x in got[name]] for name in self.formats}
+        self.kept: dict[tuple[str, bool], dict[str, list[Array]]] = {}
+        self.noises: dict[str, dict[str, list[Array]]] = {}
+
+    def shown(self, suspect: Suspect | None) -> Suspect | None:
+        """The suspect, or None where its results are the right ones."""
+        shows = suspect is not None and suspect.program.applies(self.call)
+        return suspect if shows else None
+
+    def of(self, suspect: Suspect | None, exact: bool = False) -> dict[str, list[Array]]:
+        """Results of a program under the recipe, as they would be stored, or in float64.
+
+        A suspect that does not apply to the call gives the right program's.
+        """
+        suspect = self.shown(suspect)
+        key = ("" if suspect is None else suspect.key, exact)
+        if key not in self.kept:
+            recipe = RECIPES["float64"] if exact else self.recipe
+            results = self.run(suspect, recipe)
+            self.kept[key] = {
+                name: [
+                    load(x) if exact else load(store(np.asarray(x), self.formats[name]))
+                    for x in results[name]
+                ]
+                for name in self.formats
+            }
+        return self.kept[key]
+
+    def run(self, suspect: Suspect | None, recipe: Recipe) -> Results:
+        """Raises :class:`CannotRun` where a suspect raises anything."""
+        if suspect is None:
+            return run_right(self.call, recipe)
+        try:
+            return run_mutant(suspect.program, self.call, recipe, suspect.way)
+        except Exception as error:
+            raise CannotRun(suspect, error) from error
+
+    def tokens(self, x: Array, name: str, worker: int) -> Array:
+        """A worker's array without its padding slots."""
+        index = self.call.index_k if name in KEY_TENSORS else self.call.index_q
+        if index is None or name in ("dsinks", "dbias") or self.call.operation == "merge":
+            return x
+        return x[:, :, index[worker] >= 0]
+
+    def pairs(self, ours: dict[str, list[Array]], name: str) -> PairsOfShards:
+        """(got, ours) of each worker, without padding; empty where shapes differ."""
+        found = []
+        for worker, got in enumerate(self.got[name]):
+            mine = ours[name][worker]
+            if got.shape != mine.shape:
+                return []
+            found.append((self.tokens(got, name, worker), self.tokens(mine, name, worker)))
+        return found
+
+    def coarse(self, suspect: Suspect) -> float:
+        """A distance by the right program's noise, to choose which suspects are looked at closely."""
+        rms, _ = self.compared(self.of(suspect), self.noise(None))
+        return sum(rms.values())
+
+    def noise(self, suspect: Suspect | None) -> dict[str, list[Array]]:
+        """sigma of each row: of the program's own rounding errors."""
+        suspect = self.shown(suspect)
+        key = "" if suspect is None else suspect.key
+        if key not in self.noises:
+            exact, rounded = self.of(suspect, exact=True), self.of(suspect)
+            self.noises[key] = {
+                name: row_noise(rounded[name], exact[name], unit_roundoff(self.formats[name]))
+                for name in self.formats
+            }
+        return self.noises[key]
+
+    def compared(
+        self, ours: dict[str, list[Array]], noise: dict[str, list[Array]]
+    ) -> tuple[dict[str, float], float]:
+        """Root mean square of (got - ours) / sigma by tensor, and the largest."""
+        rms, largest = {}, 0.0
+        for name in self.formats:
+            square, count = 0.0, 0
+            for worker, (got, mine) in enumerate(self.pairs(ours, name)):
+                z = standardised(got, mine, self.tokens(noise[name][worker], name, worker))
+                square, count = square + float((z * z).sum()), count + z.size
+                largest = max(largest, float(z.max(initial=0.0)))
+            rms[name] = math.sqrt(square / count) if count else 0.0
+        return rms, largest
+
+
+def run_right(call: Call, recipe: Recipe) -> Results:
+    with np.errstate(all="ignore"):
+        return RESULTS[call.operation](call, recipe, Hooks())
+
+
+def row_noise(rounded: Sequence[Array], exact: Sequence[Array], unit: float) -> list[Array]:
+    """sigma by row, one array a worker, with an axis of 1 for d where there is one."""
+    squares = [finite_square(a, b) for a, b in zip(rounded, exact, strict=True)]
+    count = sum(x.size for x in squares)
+    pooled = POOLED * sum(float(x.sum()) for x in squares) / count if count else 0.0
+    found = []
+    for square, x in zip(squares, rounded, strict=True):
+        size = np.where(np.isfinite(x), np.abs(x), 0.0)
+        if x.ndim == 4:
+            square = square.mean(axis=3, keepdims=True)
+            size = size.max(axis=3, keepdims=True, initial=0.0)
+        least = (0.5 * unit * size) ** 2
+        found.append(np.sqrt(square + pooled + least))
+    return found
+
+
+def finite_square(a: Array, b: Array) -> Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        d = a - b
+        return np.where(np.isfinite(d), np.minimum(d * d, 1e300), 0.0)
+
+
+def standardised(got: Array, ours: Array, sigma: Array) -> Array:
+    """|got - ours| / sigma up to CAP; 0 where both are the same infinity, or neither is a number.
+
+    Which of +inf and NaN a spoilt element holds is a matter of the order of operations. -inf is the lse of an
+    empty row.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        difference = np.abs(got - ours)
+        z = np.where(difference == 0, 0.0, difference / sigma)
+    spoilt = [np.isnan(x) | np.isposinf(x) for x in (got, ours)]
+    same = (spoilt[0] & spoilt[1]) | (got == ours)
+    return np.where(same, 0.0, np.where(np.isfinite(z), np.minimum(z, CAP), CAP))
+
+
+def rms_of(pairs: PairsOfShards) -> float:
+    squares = [finite_square(a, b) for a, b in pairs]
+    count = sum(x.size for x in squares)
+    return math.sqrt(sum(float(x.sum()) for x in squares) / count) if count else 0.0

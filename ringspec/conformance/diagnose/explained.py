@@ -1,0 +1,174 @@
+"""How much of an answer's deviation from the right program a suspect explains.
+
+Suspects of rounding stay within noise of the right program, so that a distance in units of noise cannot tell
+them apart. Their rounding errors can: they are the same numbers, element by element, in every kernel that has
+the bug. With e = got - right and d = suspect - right, both under the recipe of the target::
+
+    slope = <e, d> / <d, d>                    1 where the answer moved as far as the suspect does
+    share = <e, d>^2 / (<e, e> <d, d>)         the part of e that the suspect explains
+
+in each tensor. The right program explains nothing on this measure. Other tiles or another order of merging add
+to e what is independent of d: the share falls, and the slope stays near 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.conformance.diagnose.candidates import Array, Suspect, View, rms_of
+
+TOUCHED = 0.05  # <d, d> / <e, e> from which a suspect changes a tensor
+LEAST_SHARE = 0.25  # in every tensor that the suspect changes
+LEAST_SLOPE = 0.5
+NEAR_ONE = 0.8  # slope that one of these tensors has at least
+LARGEST_SLOPE = 1.5
+ENOUGH = 64.0  # elements times share: the slope is then at least eight standard errors from 0
+EXTRA = 1.25  # error / right program's error, above which an untouched tensor has a fault as well
+EXTRA_LSE = (
+    4.0  # its float32 error is that of one exp, one log and the order of a sum, which are free
+)
+SAME = 0.95  # share of one suspect's deviation that another has, where they cannot be told apart
+
+
+@dataclass(frozen=True)
+class InTensor:
+    """What a suspect explains of one tensor: ``share`` and ``slope`` of ``elements`` numbers.
+
+    ``size``: mean square of e in units of the right program's noise; ``touched``: whether the suspect changes
+    the tensor; ``extra``: rms error of the answer over the right program's, above ``most`` a fault.
+    """
+
+    share: float
+    slope: float
+    elements: int
+    size: float
+    touched: bool
+    extra: float
+    most: float = EXTRA
+
+    @property
+    def plain(self) -> bool:
+        """Whether the suspect may be the answer's bug, as far as this tensor says."""
+        if not self.touched:
+            return self.extra <= self.most
+        return self.share >= LEAST_SHARE and LEAST_SLOPE <= self.slope <= LARGEST_SLOPE
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a suspect explains, by tensor."""
+
+    tensors: Mapping[str, InTensor]
+
+    @property
+    def part(self) -> float:
+        """The part of the squared deviation that the suspect explains.
+
+        Tensors that it does not change, and whose error is as large as the right program's, are left out.
+        """
+        counted = [one for one in self.tensors.values() if one.touched or not one.plain]
+        whole = sum(one.size for one in counted)
+        found = sum(one.share * one.size for one in counted if one.touched)
+        return found / whole if whole > 0 else 0.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether the suspect explains the answer where the right program does not."""
+        touched = [one for one in self.tensors.values() if one.touched]
+        return (
+            all(one.plain for one in self.tensors.values())
+            and any(one.slope >= NEAR_ONE for one in touched)
+            and sum(one.share * one.elements for one in touched) >= ENOUGH
+        )
+
+
+def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = None) -> Explained:
+    """What ``suspect`` explains of the answers' deviation from ``right`` (None: the right program).
+
+    Nothing where an answer is infinite or NaN and the right program's is not: no rounding gives that.
+    """
+    if any(spoilt(view, right) for view in views):
+        return Explained({})
+    found = {}
+    for name in dict.fromkeys(name for view in views for name in view.formats):
+        e, d, own = (
+            np.concatenate([part.ravel() for part in parts])
+            for parts in zip(
+                *(deviations(view, name, suspect, right) for view in views), strict=True
+            )
+        )
+        ee, dd, ed = float(e @ e), float(d @ d), float(e @ d)
+        if ee == dd == 0:
+            continue
+        found[name] = InTensor(
+            share=min(1.0, ed * ed / (ee * dd)) if ee > 0 and dd > 0 else 0.0,
+            slope=ed / dd if dd > 0 else 0.0,
+            elements=e.size,
+            size=ee / e.size,
+            touched=dd > TOUCHED * ee,
+            extra=ratio(float((e + own) @ (e + own)), float(own @ own)),
+            most=EXTRA_LSE if name == "lse" else EXTRA,
+        )
+    return Explained(found)
+
+
+def deviations(
+    view: View, name: str, suspect: Suspect, right: Suspect | None
+) -> tuple[Array, Array, Array]:
+    """got - right, suspect - right, and right - float64, in units of the right program's noise by row."""
+    if name not in view.formats:
+        return (np.zeros(0),) * 3
+    base, exact, noise = view.of(right), view.of(None, exact=True), view.noise(None)
+    ours = view.of(suspect if suspect.program.applies(view.call) else right)
+    found = []
+    for (got, theirs), (_, suspected), (_, true), (_, sigma) in zip(
+        *(view.pairs(of, name) for of in (base, ours, exact, spread(noise, base))),
+        strict=True,
+    ):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            parts = np.stack([got - theirs, suspected - theirs, theirs - true]) / sigma
+        found.append(parts[:, np.isfinite(parts).all(axis=0)])
+    e, d, own = np.concatenate(found, axis=1) if found else np.zeros((3, 0))
+    return e, d, own
+
+
+def spoilt(view: View, right: Suspect | None) -> bool:
+    """Whether an answer is not finite where the right program is."""
+    return any(
+        bool((np.isfinite(ours) & ~np.isfinite(got)).any())
+        for name in view.formats
+        for got, ours in view.pairs(view.of(right), name)
+    )
+
+
+def spread(noise: dict[str, list[Array]], like: dict[str, list[Array]]) -> dict[str, list[Array]]:
+    """sigma of each row in the shape of the tensors."""
+    return {
+        name: [np.broadcast_to(x, y.shape) for x, y in zip(noise[name], like[name], strict=True)]
+        for name in like
+    }
+
+
+def ratio(square: float, other: float) -> float:
+    """sqrt(square / other), where nothing over nothing is 1."""
+    if other == 0:
+        return 1.0 if square == 0 else math.inf
+    return math.sqrt(square / other)
+
+
+def alike(views: Sequence[View], one: Suspect, other: Suspect) -> bool:
+    """Whether two suspects deviate from the right program by the same numbers."""
+    for view in views:
+        right, first, second = view.of(None), view.of(one), view.of(other)
+        for name in view.formats:
+            base = right[name]
+            pairs = [list(zip(x[name], base, strict=True)) for x in (first, second)]
+            sizes = [rms_of(x) for x in pairs]
+            apart = rms_of(list(zip(first[name], second[name], strict=True)))
+            if not apart * apart <= (1 - SAME) * max(sizes) ** 2:
+                return False
+    return True

@@ -1,0 +1,131 @@
+"""A ring that somebody else has run, and the diagnosis of it: for assertions in existing tests.
+
+The suite makes calls from its cases. Here a call is made from a checked problem and a layout, so that the
+catalogue of known bugs can be compared with results that no target gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.compare.bounds import RECIPE_OF_FORMAT
+from ringspec.conformance.cases.calls import QUERY_ROWS, held_by_workers
+from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.diagnose.match import diagnose, pairs_of
+from ringspec.conformance.diagnose.summary import MOST_PAIRS, where
+from ringspec.conformance.judge.dense import Seeds
+from ringspec.conformance.judge.recipe import narrower
+from ringspec.conformance.target.capabilities import FORMATS, Capabilities
+from ringspec.conformance.target.protocol import Call
+from ringspec.conformance.target.results import frozen
+from ringspec.formats import store
+from ringspec.problem.model import Problem
+from ringspec.problem.options import DEFAULTS
+from ringspec.recipes import RECIPES, Recipe
+from ringspec.vectors.format.sharded import Tables, slots_of
+
+PER_TOKEN = (*QUERY_ROWS, "segments_k")
+DOCUMENTS = ("cu_seqlens", "cu_seqlens_k")
+
+
+def diagnosis_of(
+    problem: Problem,
+    seeds: Seeds,
+    tables: Tables,
+    layout: str,
+    recipe: Recipe,
+    options: Mapping[str, Any],
+    outputs: Outputs,
+    failing: Collection[str],
+) -> list[str]:
+    """The known bug that gives the same ``outputs``, or where they are wrong, in lines; perhaps none.
+
+    ``options``: keywords of the problem as arrays; ``outputs``: by name one array a worker, in slot order,
+    lse natural; ``failing``: names of those that are wrong. Which side travels is not known: with a backward
+    pass both circulations are tried. An exception in a mutant costs the diagnosis and nothing else: the
+    caller's mismatch is what counts.
+    """
+    if recipe.inputs not in FORMATS or not set(failing) & set(outputs):
+        return []
+    try:
+        claims = Capabilities(recipe=declared(recipe), formats=(recipe.inputs,))
+        call = call_of_problem(problem, seeds, tables, layout, recipe, options)
+        if pairs_of(call) > MOST_PAIRS:
+            return []
+        lines: list[str] = []
+        for circulation in ("kv", "q") if seeds.dy is not None and call.workers > 1 else ("kv",):
+            found = diagnose(claims, [replace(call, circulation=circulation)], [outputs])
+            if found is not None and found.named is not None:
+                return found.lines()
+            lines = lines or ([] if found is None else found.lines())
+        return lines + where(claims, [call], [outputs], failing)
+    except Exception as error:
+        return [f"none, because it ended with {type(error).__name__}: {error}"]
+
+
+def declared(recipe: Recipe) -> Any:
+    """A recipe as a target declares it: a known name, or what differs from the recipe of the input format."""
+    if RECIPES.get(recipe.name) == recipe:
+        return recipe.name
+    base = RECIPES[RECIPE_OF_FORMAT[recipe.inputs]]
+    values = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.name != "note"}
+    changes = {name: value for name, value in values.items() if value != getattr(base, name)}
+    return {recipe.inputs: {"base": base.name, **changes}}
+
+
+def call_of_problem(
+    problem: Problem,
+    seeds: Seeds,
+    tables: Tables,
+    layout: str,
+    recipe: Recipe,
+    options: Mapping[str, Any],
+) -> Call:
+    """The call of a ring over ``tables`` that computes this problem; with dy also its backward pass."""
+    index: dict[str, NDArray] = {"layout.q": tables.q, "layout.k": tables.k}
+    whole: dict[str, Any] = {name: getattr(problem, name) for name in ("q", "k", "v")}
+    whole |= {} if seeds.dy is None else {"dy": seeds.dy}
+    whole = {name: store(x, recipe.inputs) for name, x in whole.items()}
+    whole |= {} if seeds.dy is None or seeds.dlse is None else {"dlse": seeds.dlse}
+    rows = {name: getattr(problem.rows, name) for name in ("bias", "mask", "keep")}
+    given = rows | {"sinks": problem.terms.sinks} | {name: options.get(name) for name in PER_TOKEN}
+    whole |= {name: np.asarray(x) for name, x in given.items() if x is not None}
+    held = {name: held_by_workers(name, x, index) for name, x in whole.items()}
+    positions = (
+        slots_of(problem.rows.position, tables.q, 1, -1),
+        slots_of(problem.columns.position, tables.k, 1, -1),
+    )
+    # One format of all results: the recipe's own narrower one is kept where o or the gradients have it.
+    outputs, gradients = recipe.outputs, recipe.gradients
+    wider = gradients if narrower(outputs, gradients) == outputs else outputs
+    return Call(
+        "given",
+        "ring",
+        ("forward",) if seeds.dy is None else ("forward", "backward"),
+        tables.workers,
+        held,
+        terms_of(problem, options),
+        {"inputs": recipe.inputs, "outputs": wider, "statistics": recipe.lse},
+        layout,
+        index_q=frozen([tables.q])[0],
+        index_k=frozen([tables.k])[0],
+        position_q=frozen([positions[0]])[0],
+        position_k=frozen([positions[1]])[0],
+    )
+
+
+def terms_of(problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values of a call: ``scale``, and what is not the default."""
+    known = ("causal", "window", "softcap", "dropout_p", "dropout_seed")
+    terms = {name: getattr(problem.terms, name) for name in known}
+    terms |= {"q_offset": options.get("q_offset", 0)}
+    chosen = {name: value for name, value in terms.items() if value != DEFAULTS[name]}
+    for name in DOCUMENTS:
+        if options.get(name) is not None:
+            chosen[name] = tuple(int(start) for start in np.asarray(options[name]))
+    return {"scale": problem.terms.scale} | chosen

@@ -1,0 +1,234 @@
+"""Where a wrong answer is wrong: tensors, workers, heads, rows, and whose block counts wrongly.
+
+This is said of a failing case whatever its bug is. An element is wrong where it is further from the
+truth than :data:`FAR` times the rounding noise of its row. The share of a block, queries of worker a
+with keys of worker b, in a result is known from the truth; an error that is minus that share says
+that the block is missing, plus the share that it counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.compare.noise.predict import Geometry
+from ringspec.conformance.judge.noise_inputs import Question
+from ringspec.spec.definition import over_group
+
+Array = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+FAR = 8.0
+EXPLAINED = 0.98  # part of an error's square that a block's share must explain
+KEY_TENSORS = ("dk", "dv")
+ORDER = ("o", "lse", "dq", "dk", "dv")
+# Of a block that is all of a result, what explains the same error.
+OR_ELSE = {
+    "is missing from": ", or all of it is missing",
+    "counts twice in": ", or a factor 1/2 is missing: all of it is twice what it should be",
+}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Rows of one tensor that are wrong: ``rows`` [B, H, S], ``owner`` [S] their workers."""
+
+    name: str
+    rows: Booleans
+    owner: NDArray[np.int64]
+
+
+def localise(
+    question: Question,
+    geometry: Geometry,
+    got: Mapping[str, Array],
+    sd: Mapping[str, Array],
+    failing: Collection[str] = ORDER,
+) -> list[str]:
+    """Sentences about where ``got`` (global, float64) differs from the truth by more than noise.
+
+    ``sd``: predicted standard deviation of each element's error, by tensor. ``failing``: the tensors that the
+    case failed, default all; no other is called wrong, however far from its predicted noise it is.
+    """
+    found = [
+        Wrong(name, wrong_rows(got[name], question.truth[name], sd[name]), owner_of(name, geometry))
+        for name in ORDER
+        if name in got
+    ]
+    wrong = [one for one in found if one.name in failing and one.rows.any()]
+    if not wrong:
+        return []
+    named = [one.name for one in wrong]
+    right = [one.name for one in found if one.name not in named]
+    lines = [f"wrong: {', '.join(named)}; right: {', '.join(right) or 'none'}"]
+    lines += [f"{one.name} holds NaN" for one in wrong if np.isnan(got[one.name]).any()]
+    lines += [described(one, geometry) for one in wrong]
+    for one in wrong:
+        lines += blocks_that_count_wrongly(one.name, question, geometry, got[one.name])
+    return lines
+
+
+def owner_of(name: str, geometry: Geometry) -> NDArray[np.int64]:
+    return geometry.owner_k if name in KEY_TENSORS else geometry.owner_q
+
+
+def wrong_rows(got: Array, truth: Array, sd: Array) -> Booleans:
+    """[B, H, S]: rows with an element further off than noise, or not finite where it should be."""
+    with np.errstate(invalid="ignore"):
+        off = ~((got == truth) | (np.abs(got - truth) <= FAR * sd))
+    return off.any(axis=3) if off.ndim == 4 else off
+
+
+def described(wrong: Wrong, geometry: Geometry) -> str:
+    """Which batches, heads, workers and rows of one tensor.
+
+    >>> rows = np.zeros((1, 2, 8), dtype=bool); rows[0, 1, 6:] = True
+    >>> owner = np.repeat([0, 1], 4)
+    >>> described(Wrong("dq", rows, owner), Geometry.ring(owner, owner, 2))
+    'dq: 2 of 16 rows; head 1 of 2; worker 1 of 2; rows 2 to 3 of its 4'
+    """
+    rows = wrong.rows
+    parts = [f"{int(rows.sum())} of {rows.size} rows"]
+    batches, heads, tokens = (rows.any(axis=axes) for axes in ((1, 2), (0, 2), (0, 1)))
+    parts += few("batch", np.asarray(batches)) + few("head", np.asarray(heads))
+    tokens = np.asarray(tokens)
+    workers = np.array([tokens[wrong.owner == r].any() for r in range(geometry.workers)])
+    parts += few("worker", workers)
+    parts += within_blocks(wrong, tokens, geometry.workers)
+    return f"{wrong.name}: " + "; ".join(parts)
+
+
+def few(what: str, which: Booleans) -> list[str]:
+    """'head 1 of 4' or 'heads 1, 3 of 4' where not all are concerned.
+
+    >>> few("head", np.array([False, True, False, True])), few("head", np.array([True, True]))
+    (['heads 1, 3 of 4'], [])
+    """
+    index = np.flatnonzero(which)
+    if len(index) == len(which):
+        return []
+    listed = ", ".join(map(str, index))
+    return [f"{what}{'' if len(index) == 1 else 's'} {listed} of {len(which)}"]
+
+
+def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
+    """The range of rows inside the blocks, where it is the same in all blocks and not all of them."""
+    ranges = set()
+    for r in range(workers):
+        mine = np.flatnonzero(wrong.owner == r)
+        at = np.flatnonzero(tokens[mine])
+        if at.size:
+            ranges.add((int(at[0]), int(at[-1]), len(mine)))
+    if len(ranges) != 1:
+        return []
+    [(first, last, count)] = ranges
+    return [] if (first, last) == (0, count - 1) else [f"rows {first} to {last} of its {count}"]
+
+
+def blocks_that_count_wrongly(
+    name: str, question: Question, geometry: Geometry, got: Array
+) -> Iterator[str]:
+    """Blocks whose missing, or counting twice, explains a worker's error.
+
+    Where a block is all of a worker's result, a missing factor explains the error as well, and is told.
+    """
+    if name == "lse":
+        return
+    shares = shares_of(name, question, geometry)
+    owner = owner_of(name, geometry)
+    error = got - question.truth[name]
+    for r in range(geometry.workers):
+        mine = error[:, :, owner == r]
+        size = float((mine * mine).sum()) if np.isfinite(mine).all() else 0.0
+        if not size > 0:
+            continue
+        truth = question.truth[name][:, :, owner == r]
+        whole = {"is missing from": -truth, "counts twice in": truth}
+        for other, missing, twice in shares[r]:
+            for effect, words in ((missing, "is missing from"), (twice, "counts twice in")):
+                if not explains(effect, mine):
+                    continue
+                whose = "queries" if name in KEY_TENSORS else "keys"
+                step = step_of(name, geometry, r, other)
+                line = f"the block of {whose} of worker {other} (step {step}) {words} {name} of worker {r}"
+                yield line + (OR_ELSE[words] if explains(whole[words], mine) else "")
+
+
+def explains(effect: Array, error: Array) -> bool:
+    """Whether an effect is the error, up to a small part of its square."""
+    rest = error - effect
+    return float((rest * rest).sum()) <= (1 - EXPLAINED) * float((error * error).sum())
+
+
+def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
+    """In which step of the ring a worker meets another's block, for this tensor."""
+    order = {"o": geometry.order, "dq": geometry.order_dq}.get(name, geometry.order_dkv)
+    at = np.flatnonzero(order[worker] == other)
+    return int(at[0]) if at.size else -1
+
+
+def shares_of(
+    name: str, question: Question, geometry: Geometry
+) -> list[list[tuple[int, Array, Array]]]:
+    """For each worker: (other worker, error if its block is missing, error if it counts twice)."""
+    shares = linear_shares(name, question)
+    owner, others = owner_of(name, geometry), other_side(name, geometry)
+    found: list[list[tuple[int, Array, Array]]] = []
+    for r in range(geometry.workers):
+        rows = np.flatnonzero(owner == r)
+        mine = []
+        for b in range(geometry.workers):
+            columns = np.flatnonzero(others == b)
+            share, mass = shares(rows, columns)
+            if name == "o":
+                truth = question.truth["o"][:, :, rows]
+                whole = share - mass * truth
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    missing = np.where(mass < 1, -whole / (1 - mass), -truth)
+                mine.append((b, missing, whole / (1 + mass)))
+            else:
+                mine.append((b, -share, share))
+        found.append(mine)
+    return found
+
+
+def other_side(name: str, geometry: Geometry) -> NDArray[np.int64]:
+    return geometry.owner_q if name in KEY_TENSORS else geometry.owner_k
+
+
+class linear_shares:
+    """share(rows, columns): what pairs of these rows and columns add to a result, and o's weights."""
+
+    def __init__(self, name: str, question: Question) -> None:
+        self.name, self.at = name, question.attention
+        at, group = self.at, self.at.group
+        self.k, self.v = (np.repeat(x, group, axis=1) for x in (at.k, at.v))
+        self.kept = at.p if at.keep is None else at.p * at.keep
+        self.dz: Array | None = None
+        if name in ("dq", "dk") and at.dy is not None:
+            dp = at.dy @ self.v.swapaxes(2, 3)
+            dp = dp if at.keep is None else dp * at.keep
+            delta = (at.dy * at.o).sum(axis=3) - (0.0 if at.dlse is None else at.dlse)
+            self.dz = at.p * (dp - delta[..., None])
+            if at.tanh is not None:
+                self.dz = self.dz * (1 - at.tanh**2)
+
+    def __call__(
+        self, rows: NDArray[np.int64], columns: NDArray[np.int64]
+    ) -> tuple[Array, Array | float]:
+        at = self.at
+        if self.name == "o":
+            p = self.kept[:, :, rows][..., columns]
+            weight = at.p[:, :, rows][..., columns].sum(axis=3, keepdims=True)
+            return p @ self.v[:, :, columns], weight
+        if self.name == "dv":
+            assert at.dy is not None
+            x = self.kept[:, :, columns][..., rows].swapaxes(2, 3) @ at.dy[:, :, columns]
+            return over_group(x, at.group), 0.0
+        assert self.dz is not None
+        if self.name == "dq":
+            return at.scale * self.dz[:, :, rows][..., columns] @ self.k[:, :, columns], 0.0
+        x = self.dz[:, :, columns][..., rows].swapaxes(2, 3) @ at.q[:, :, columns]
+        return at.scale * over_group(x, at.group), 0.0

@@ -1,0 +1,394 @@
+"""Which known bug gives what came back? A failing case beside what each mutant would have given.
+
+Every mutant (:mod:`ringspec.conformance.diagnose.mutants`) that applies to the case's calls is run under the
+recipe by which the target is judged. Two answers are alike where they differ by no more than rounding:
+
+    sigma^2 = (mutant under the recipe - mutant in float64)^2, averaged over a row
+              + a part of its average over the tensor + (half a unit of the result's format)^2
+    distance = root mean square of (got - mutant) / sigma, averaged over the tensors
+
+The noise is that of the mutant itself, so that large wrong numbers are allowed their large roundings. A
+mutant *fits* where every tensor lies within :data:`FIT` of such standard deviations, and it is *named*
+where it fits and is clearly nearer than the right program. Mutants that cannot be told from the named
+one on this case are listed beside it. Where none fits as it is, the guises of mutants are tried, and the
+ways of going round that are left open (:mod:`ringspec.conformance.diagnose.mutants.variants`).
+
+Where the right program fits as well, or is within the noise of the mutant, a distance in units of noise
+decides nothing. The mutant is then named only if its rounding errors are those of the answers, element by
+element (:func:`by_rounding`, :mod:`ringspec.conformance.diagnose.explained`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.diagnose.candidates import CannotRun, Suspect, View, standardised
+from ringspec.conformance.diagnose.explained import alike as deviate_alike
+from ringspec.conformance.diagnose.explained import explained
+from ringspec.conformance.diagnose.mutants import MUTANTS
+from ringspec.conformance.diagnose.mutants.conditions import Condition, either
+from ringspec.conformance.diagnose.mutants.mutant import Mutant
+from ringspec.conformance.diagnose.mutants.mutant import mutant as made
+from ringspec.conformance.diagnose.mutants.precision_bugs import BUGS as PRECISION
+from ringspec.conformance.diagnose.mutants.variants import NORMALISED, USUAL, ways_of
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call
+from ringspec.recipes import RECIPES
+
+FIT = 3.0
+FURTHEST = 100.0  # of a single element: sigma is an estimate from few numbers
+NEARER = 0.5  # of the right program's distance
+ABOUT_AS_MUCH = 0.7  # of what a form explains
+REFINED = 10  # suspects that are also run in float64
+OF_ONE = 2  # of them of the same mutant
+MANY_PAIRS = 1 << 16  # B * H * Sq * Sk from which on only bugs of rounding are tried
+RIGHT = made("", "the right program", "", applies=lambda call: True)
+IN_NOISE, UNEXPLAINED = "units of rounding noise", "part left unexplained"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A suspect (None: the right program) and its distance; ``fits``: within noise in every tensor."""
+
+    suspect: Suspect | None
+    distance: float
+    fits: bool
+
+    @property
+    def mutant(self) -> Mutant | None:
+        return None if self.suspect is None else self.suspect.mutant
+
+    @property
+    def id(self) -> str:
+        return "" if self.suspect is None else self.suspect.mutant.id
+
+    @property
+    def how(self) -> str:
+        """In which guise and way, where it is not the usual one."""
+        return "" if self.suspect is None else self.suspect.told()
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a failing case looks like.
+
+    ``named``      the mutant that fits, or None; ``alike``: others that give the same here
+    ``runner_up``  the nearest one that is not alike
+    ``right``      the right program, with its distance
+    ``tried``      how many mutants could show in the case
+    ``measure``    what all three distances are: units of rounding noise; or the part of the deviation from
+                   the right program that stays unexplained, 1 for the right program itself
+    ``dropped``    mutants that raised an exception, which is ringspec's fault, with its text
+    """
+
+    named: Candidate | None
+    alike: tuple[Candidate, ...]
+    runner_up: Candidate | None
+    right: Candidate
+    tried: int
+    measure: str = IN_NOISE
+    dropped: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """In words, for a report."""
+        if self.named is None or self.named.mutant is None:
+            fits = "; the right program fits within noise" if self.right.fits else ""
+            return [f"no known bug fits ({self.tried} were tried){fits}", *self.not_compared()]
+        lines = [f"{self.named.mutant.title} [{self.named.id}]", self.named.mutant.what]
+        if self.named.how:
+            lines.append(f"in this form: {self.named.how}")
+        lines += self.named.mutant.links
+        if self.alike:
+            lines.append("the same here: " + ", ".join(one.id for one in self.alike))
+        lines.append(self.how_sure())
+        return lines + self.not_compared()
+
+    def not_compared(self) -> list[str]:
+        return [f"not compared, by a fault of ringspec: {one}" for one in self.dropped]
+
+    def how_sure(self) -> str:
+        assert self.named is not None
+        if self.measure == UNEXPLAINED:
+            found = (
+                f"it explains {1 - self.named.distance:.0%} of what differs from the right program"
+            )
+            if self.runner_up is None:
+                return found
+            return f"{found}; {self.runner_up.id} explains {1 - self.runner_up.distance:.0%}"
+        far = [
+            f"{one.distance:.3g} for {one.id or 'the right program'}"
+            for one in (self.runner_up, self.right)
+            if one is not None
+        ]
+        return f"distance {self.named.distance:.2g} in units of rounding noise; {', '.join(far)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a report."""
+        mutant = None if self.named is None else self.named.mutant
+        return {
+            "id": None if mutant is None else mutant.id,
+            "title": "no known bug" if mutant is None else mutant.title,
+            "what": "" if mutant is None else mutant.what,
+            "links": [] if mutant is None else list(mutant.links),
+            "alike": [one.id for one in self.alike],
+            "forms": {one.id: one.how for one in (self.named, *self.alike) if one and one.how},
+            "distance": None if self.named is None else self.named.distance,
+            "runner_up": None if self.runner_up is None else self.runner_up.id,
+            "runner_up_distance": None if self.runner_up is None else self.runner_up.distance,
+            "right_distance": self.right.distance,
+            "tried": self.tried,
+            "measure": self.measure,
+        }
+
+
+def diagnose(
+    claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]
+) -> Diagnosis | None:
+    """The mutants beside the answers to a case's calls; None where no mutant applies to them.
+
+    >>> from ringspec.conformance.cases.noise import noise_call
+    >>> from ringspec.conformance.targets.reference import reference_bf16 as right
+    >>> call = noise_call("example", "bf16", 3, tokens=24, head_dim=8)
+    >>> result = right.run(call)
+    >>> stale = dict(o=result.o, dq=result.dq, dk=result.dk[::-1], dv=result.dv)
+    >>> diagnose(right.capabilities, [call], [stale]).right.fits
+    False
+    """
+    small = all(pairs_of(call) <= MANY_PAIRS for call in calls)
+    known = dict(MUTANTS) if small else {one.id: one for one in PRECISION}
+    views = [View(claims, call, got) for call, got in zip(calls, outputs, strict=True)]
+    dropped: list[str] = []
+    while True:
+        try:
+            found = compared(views, list(known.values()))
+        except CannotRun as fault:  # what was computed is kept by the views
+            if known.pop(fault.suspect.mutant.id, None) is None:
+                raise
+            dropped.append(str(fault))
+        else:
+            return found and dataclasses.replace(found, dropped=tuple(dropped))
+
+
+def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None:
+    """The ``known`` mutants beside the answers; :class:`CannotRun` where one of them raises."""
+    calls = [view.call for view in views]
+    plain = [Suspect(mutant) for mutant in known if any(map(mutant.applies, calls))]
+    tried = sum(any(map(applies_somehow(mutant), calls)) for mutant in known)
+    if not tried:
+        return None
+    right = placed(views, None)
+    if right.fits:
+        return by_rounding(views, plain, right, tried)
+    found = earned(views, nearest(views, plain))
+    if not named(found, right):
+        others = earned(views, nearest(views, list(disguised(known, views))))
+        found = first_of_each(sorted((*found, *others), key=lambda one: one.distance))
+    if not named(found, right):
+        rounding = by_rounding(
+            views, [one for one in plain if one.mutant in PRECISION], right, tried
+        )
+        if rounding.named is not None:
+            return rounding
+        return Diagnosis(None, (), found[0] if found else None, right, tried)
+    best, rest = found[0], found[1:]
+    assert best.suspect is not None
+    same = [best, *(one for one in rest if one.fits and agree(views, best.suspect, one.suspect))]
+    left = [one for one in rest if one not in same]
+    same.sort(key=lambda one: not supposed(views, one))
+    return Diagnosis(same[0], tuple(same[1:]), left[0] if left else None, right, tried)
+
+
+def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates that the right program is not within the noise of, or that explain the answers.
+
+    The own noise of a bug of rounding is large: answers with any other fault fit it as well.
+    """
+    return [
+        one
+        for one in found
+        if one.suspect is not None
+        and (not agree(views, one.suspect, None) or explained(views, one.suspect).enough)
+    ]
+
+
+def supposed(views: Sequence[View], one: Candidate) -> bool:
+    """Whether some call has what the mutant's title takes for granted."""
+    return one.mutant is not None and any(one.mutant.supposes(view.call) for view in views)
+
+
+def applies_somehow(mutant: Mutant) -> Condition:
+    """In itself or in one of its guises."""
+    return either(mutant.applies, *(one.applies for one in mutant.guises))
+
+
+def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspect]:
+    """The guises of mutants, and all of those that another way of going round may change."""
+    forward_is_right = all(map(right_in_forward, views))
+    for mutant in known:
+        for one in (None, *mutant.guises):
+            program = mutant if one is None else one
+            shown = [view.call for view in views if program.applies(view.call)]
+            if not shown:
+                continue
+            if one is not None:
+                yield Suspect(mutant, one)
+            # The recipe has no part in which pieces are replaced.
+            ways = [
+                ways_of(program.hooks(call, RECIPES["float64"]), call, forward_is_right)
+                for call in shown
+            ]
+            for way in dict.fromkeys(way for of_call in ways for way in of_call):
+                yield Suspect(mutant, one, way)
+
+
+def right_in_forward(view: View) -> bool:
+    """Whether o and lse are the right ones, where they were asked for."""
+    rms, _ = view.compared(view.of(None), view.noise(None))
+    return all(rms[name] <= FIT for name in ("o", "lse") if name in rms)
+
+
+def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidate]:
+    """The suspects that come near and change something here, the nearest first."""
+    coarse = sorted(
+        ((sum(view.coarse(suspect) for view in views), n) for n, suspect in enumerate(suspects))
+    )
+    taken: Counter[str] = Counter()
+    found: list[Candidate] = []
+    for _, n in coarse:
+        suspect = suspects[n]
+        if len(found) == REFINED:
+            break
+        if taken[suspect.mutant.id] < OF_ONE:
+            taken[suspect.mutant.id] += 1
+            found.append(placed(views, suspect))
+    found.sort(key=lambda one: one.distance)
+    return first_of_each([one for one in found if changes(views, one.suspect)])
+
+
+def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
+    """Of each mutant the nearest form."""
+    first: dict[str, Candidate] = {}
+    for one in found:
+        first.setdefault(one.id, one)
+    return list(first.values())
+
+
+def simplest_of_each(found: Sequence[Candidate]) -> list[Candidate]:
+    """Of each mutant the nearest form, or the mutant as it is where that explains about as much."""
+    first = {one.id: one for one in reversed(found)}
+    for one in found:
+        plain = one.suspect is not None and one.suspect.guise is None
+        if plain and 1 - one.distance >= ABOUT_AS_MUCH * (1 - first[one.id].distance):
+            first[one.id] = min(first[one.id], one, key=guised)
+    return sorted(first.values(), key=lambda one: one.distance)
+
+
+def guised(one: Candidate) -> bool:
+    return one.suspect is not None and one.suspect.guise is not None
+
+
+def named(found: Sequence[Candidate], right: Candidate) -> bool:
+    """Whether the nearest is clearly nearer than the right program, and within noise."""
+    return bool(found) and found[0].fits and found[0].distance < NEARER * right.distance
+
+
+def pairs_of(call: Call) -> int:
+    """B * H * Sq * Sk of all workers together."""
+    if call.operation == "merge":
+        return 0
+    q, k = (call.worker(name, 0).shape for name in ("q", "k"))
+    return int(q[0] * q[1] * q[2] * k[2] * call.workers**2)
+
+
+def placed(views: Sequence[View], suspect: Suspect | None) -> Candidate:
+    """A program's distance from the answers."""
+    distances, fits = [], True
+    for view in views:
+        # By rounding the answer may be nearer to either: both are the program's.
+        noise = view.noise(suspect)
+        best = None
+        for exact in (True, False):
+            rms, largest = view.compared(view.of(suspect, exact), noise)
+            mean = math.sqrt(sum(x * x for x in rms.values()) / max(len(rms), 1))
+            within = all(x <= FIT for x in rms.values()) and largest <= FURTHEST
+            if best is None or mean < best[0]:
+                best = (mean, within)
+        assert best is not None
+        distances.append(best[0])
+        fits = fits and best[1]
+    return Candidate(suspect, float(np.mean(distances)), fits)
+
+
+def changes(views: Sequence[View], suspect: Suspect | None) -> bool:
+    """Whether the suspect changes anything here, by rounding or more."""
+    assert suspect is not None
+    return any(
+        not all(
+            np.array_equal(a, b, equal_nan=True)
+            for name in view.formats
+            for a, b in zip(view.of(suspect)[name], view.of(None)[name], strict=True)
+        )
+        for view in views
+    )
+
+
+def agree(views: Sequence[View], one: Suspect, other: Suspect | None) -> bool:
+    """Whether two suspects give the same up to the first one's noise."""
+    for view in views:
+        noise, first, second = view.noise(one), view.of(one), view.of(other)
+        for name in view.formats:
+            for x, y, sigma in zip(first[name], second[name], noise[name], strict=True):
+                z = standardised(x, y, sigma)
+                if z.size and not float(np.sqrt((z * z).mean())) <= FIT:
+                    return False
+    return True
+
+
+def by_rounding(
+    views: Sequence[View], suspects: Sequence[Suspect], right: Candidate, tried: int
+) -> Diagnosis:
+    """The suspect whose rounding errors the answers have, where the right program fits as well.
+
+    Distances are parts of the deviation from the right program that stay unexplained, so that the right
+    program is at 1. Bugs of rounding are tried in every form, and all in both orders of merging, each beside
+    the right program in the same order.
+    """
+    forms = [
+        Suspect(one.mutant, form)
+        for one in suspects
+        if one.mutant in PRECISION
+        for form in one.mutant.guises
+        if any(form.applies(view.call) for view in views)
+    ]
+    found = []
+    for way, base in ((USUAL, None), (NORMALISED, Suspect(RIGHT, None, NORMALISED))):
+        for one in (*suspects, *forms):
+            suspect = Suspect(one.mutant, one.guise, way)
+            seen = explained(views, suspect, base)
+            found.append(Candidate(suspect, 1.0 - seen.part, seen.enough))
+    found.sort(key=lambda one: round(one.distance, 2))
+    possible = simplest_of_each([one for one in found if one.fits])
+    if not possible:
+        return Diagnosis(None, (), None, right, tried)
+    best = possible[0]
+    assert best.suspect is not None
+    alike = tuple(
+        one
+        for one in possible[1:]
+        if one.suspect is not None and deviate_alike(views, best.suspect, one.suspect)
+    )
+    same = {one.id for one in (best, *alike)}
+    left = [one for one in first_of_each(found) if one.id not in same]
+    rivals = [one for one in possible if one.id not in same]
+    if rivals and not 1 - rivals[0].distance <= NEARER * (1 - best.distance):
+        return Diagnosis(None, (), best, right, tried)
+    right = dataclasses.replace(right, distance=1.0)
+    return Diagnosis(best, alike, left[0] if left else None, right, tried, UNEXPLAINED)

@@ -1,0 +1,127 @@
+"""Which calls a bug can show in: small predicates of a call, joined by :func:`when`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ringspec.conformance.target.protocol import Call
+
+Condition = Callable[[Call], bool]
+
+
+def when(*conditions: Condition) -> Condition:
+    """All conditions together."""
+    return lambda call: all(condition(call) for condition in conditions)
+
+
+def either(*conditions: Condition) -> Condition:
+    return lambda call: any(condition(call) for condition in conditions)
+
+
+def ring(least: int = 1) -> Condition:
+    """A ring of at least so many workers."""
+    return lambda call: call.operation == "ring" and call.workers >= least
+
+
+def anything(call: Call) -> bool:
+    """Every call."""
+    return True
+
+
+def attends(call: Call) -> bool:
+    """Anything but a merge alone."""
+    return call.operation != "merge"
+
+
+def merges(call: Call) -> bool:
+    """Partial results are merged: a ring of two, or a merge alone."""
+    return call.operation == "merge" or ring(2)(call)
+
+
+def forward(call: Call) -> bool:
+    return "forward" in call.passes
+
+
+def in_parts(call: Call) -> bool:
+    """Keys come in parts: a ring of two, or one block of more."""
+    return call.operation == "block" or ring(2)(call)
+
+
+def backward(call: Call) -> bool:
+    return "backward" in call.passes
+
+
+def circulates(*ways: str) -> Condition:
+    return lambda call: call.circulation in ways
+
+
+def layout(*names: str) -> Condition:
+    return lambda call: call.layout in names
+
+
+def term(*names: str) -> Condition:
+    """All of these terms are given, and are not None or False."""
+    return lambda call: all(given(call, name) for name in names)
+
+
+def without(*names: str) -> Condition:
+    return lambda call: not any(given(call, name) for name in names)
+
+
+def given(call: Call, name: str) -> bool:
+    value = call.terms.get(name)
+    return value is not None and value is not False
+
+
+def tensor(*names: str) -> Condition:
+    """All of these tensors are given."""
+    return lambda call: all(name in call.tensors for name in names)
+
+
+def packed(call: Call) -> bool:
+    """Documents or segments."""
+    return "segments_q" in call.tensors or call.terms.get("cu_seqlens") is not None
+
+
+def drops(call: Call) -> bool:
+    return "keep" in call.tensors or call.terms.get("dropout_p", 0.0) > 0
+
+
+def grouped(call: Call) -> bool:
+    """Several query heads read one key head."""
+    return attends(call) and call.worker("q", 0).shape[1] > call.worker("k", 0).shape[1]
+
+
+def batches(least: int) -> Condition:
+    return lambda call: attends(call) and call.worker("q", 0).shape[0] >= least
+
+
+def hides(call: Call) -> bool:
+    """Some pair of tokens may be hidden."""
+    return (
+        any(given(call, name) for name in ("causal", "window"))
+        or packed(call)
+        or padded(call)
+        or any(name in call.tensors for name in ("mask", "bound_min", "bias"))
+    )
+
+
+def padded(call: Call) -> bool:
+    """Some slot holds no token."""
+    return any(x is not None and bool((x < 0).any()) for x in (call.index_q, call.index_k))
+
+
+def square(call: Call) -> bool:
+    """As many queries as keys in a block."""
+    return attends(call) and call.worker("q", 0).shape[2] == call.worker("k", 0).shape[2]
+
+
+def unequal(call: Call) -> bool:
+    """Other numbers of queries than of keys."""
+    return attends(call) and tokens(call.index_q) != tokens(call.index_k)
+
+
+def tokens(index: np.ndarray | None) -> int:
+    return 0 if index is None else int((index >= 0).sum())

@@ -1,0 +1,256 @@
+"""Rows without keys, numbers that stand for -inf, maxima, and what was never written."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ringspec.conformance.diagnose.mutants.conditions import (
+    attends,
+    backward,
+    either,
+    forward,
+    hides,
+    packed,
+    padded,
+    ring,
+    when,
+)
+from ringspec.conformance.diagnose.mutants.hooks import At, merged, score
+from ringspec.conformance.diagnose.mutants.mutant import guise, mutant
+from ringspec.formats import round_to
+from ringspec.problem.model import Array, Booleans, Columns, Rows, Terms
+from ringspec.recipes import Recipe
+from ringspec.spec.online_softmax import SoftmaxState, absorb, finish, product, row_sum
+from ringspec.spec.worker import QuerySide
+
+SENTINEL = -5e4
+
+
+def unguarded_tile(
+    state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
+) -> SoftmaxState:
+    right = absorb(state, s, v, keep, recipe)
+    lost = np.isneginf(right.m)
+    l = np.where(lost, np.nan, right.l)
+    return SoftmaxState(right.m, l, np.where(lost[..., None], np.nan, right.o))
+
+
+def tile_with_maximum_of_zero(
+    state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
+) -> SoftmaxState:
+    """A tile without visible keys sets the running maximum to 0."""
+    right = absorb(state, s, v, keep, recipe)
+    return SoftmaxState(np.where(np.isneginf(right.m), 0.0, right.m), right.l, right.o)
+
+
+def without_maximum(
+    state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
+) -> SoftmaxState:
+    e = round_to(np.exp(s), recipe.statistics)
+    l = round_to(state.l + row_sum(e, recipe.statistics), recipe.statistics)
+    o = state.o + product(round_to(e * keep, recipe.p), v, recipe.products)
+    return SoftmaxState(np.zeros(l.shape), l, o)
+
+
+def finite_lse(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """A block without visible keys has lse = 0 and an o that was never written."""
+    empty = part.l == 0
+    o = np.where(empty[..., None], 1.0, part.o)
+    return SoftmaxState(np.where(empty, 0.0, part.m), np.where(empty, 1.0, part.l), o)
+
+
+def finite_lse_and_zeros(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    empty = part.l == 0
+    return SoftmaxState(np.where(empty, 0.0, part.m), np.where(empty, 1.0, part.l), part.o)
+
+
+def plus_infinity(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    empty = part.l == 0
+    return SoftmaxState(np.where(empty, np.inf, part.m), np.where(empty, 1.0, part.l), part.o)
+
+
+def infinity_takes_all(
+    at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
+) -> SoftmaxState:
+    """A part whose lse is +inf is the result."""
+    result = merged(at, running, part, recipe)
+    for one in (part, running):
+        all_of_it = np.isposinf(one.m)
+        result = SoftmaxState(
+            np.where(all_of_it, one.m, result.m),
+            np.where(all_of_it, one.l, result.l),
+            np.where(all_of_it[..., None], one.o, result.o),
+        )
+    return result
+
+
+def zeros_for_nan(
+    worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
+) -> tuple[Array, Array]:
+    o, lse = finish(running, sinks, recipe)
+    return np.where(np.isnan(lse)[..., None], 0.0, o), lse
+
+
+def maximum_of_zero(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """A block without visible keys leaves a running maximum of 0."""
+    return SoftmaxState(np.where(part.l == 0, 0.0, part.m), part.l, part.o)
+
+
+def zero_over_zero(
+    worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
+) -> tuple[Array, Array]:
+    o, lse = finish(running, sinks, recipe)
+    return np.where(np.isneginf(lse)[..., None], np.nan, o), lse
+
+
+def finite_sentinel(
+    q: Array,
+    k: Array,
+    allowed: Booleans,
+    rows: Rows,
+    columns: Columns,
+    terms: Terms,
+    recipe: Recipe,
+) -> tuple[Array, Array | None]:
+    """Hidden pairs have the score -5e4, and padding slots -inf."""
+    s, t = score(q, k, allowed, rows, columns, terms, recipe)
+    real = (rows.index >= 0)[:, None] & (columns.index >= 0)[None, :]
+    return np.where(np.isneginf(s) & real, SENTINEL, s), t
+
+
+def nan_in_empty_rows(s: Array, lse: Array, recipe: Recipe) -> Array:
+    """exp(s - lse) as it is: (-inf) - (-inf) in a row without keys."""
+    return round_to(np.exp(s - lse[..., None]), recipe.statistics)
+
+
+def garbage_in_padding(phase: str, side: QuerySide) -> QuerySide:
+    """delta of rows without a token, or of padding tokens, was never written."""
+    if phase == "forward":
+        return side
+    assert side.rows is not None and side.delta is not None and side.lse is not None
+    padding = (side.rows.index < 0)[None, :]
+    if side.rows.segment is not None:
+        padding = padding | (side.rows.segment < 0)
+    delta = np.where(padding[:, None] & np.isneginf(side.lse), np.nan, side.delta)
+    return dataclasses.replace(side, delta=delta)
+
+
+def unguarded_gradient(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:
+    return p * (dp * keep - delta[..., None])
+
+
+BUGS = (
+    mutant(
+        "masked-block-nan",
+        "a wholly masked block makes NaN of the running softmax",
+        "The rescale takes (-inf) - (-inf) where no key of the block is visible.",
+        "pytorch/pytorch/pull/130014",
+        flags=("masked-block-nan",),
+        applies=when(attends, forward, hides),
+        absorb_tile=unguarded_tile,
+        guises=(
+            guise(
+                "a guarded division makes 0 of o, and lse stays NaN",
+                when(attends, forward, hides),
+                absorb_tile=unguarded_tile,
+                finish=zeros_for_nan,
+            ),
+        ),
+    ),
+    mutant(
+        "finite-lse-of-empty",
+        "a block without visible keys has a finite lse",
+        "The backend never writes o and lse of such rows, and the merge gives them weight.",
+        "vllm-project/vllm/pull/49294", "flashinfer-ai/flashinfer/issues/4452",
+        flags=("finite-lse-of-empty",),
+        applies=when(attends, forward, hides),
+        part=finite_lse,
+        guises=(
+            guise("o holds zeros", when(attends, forward, hides), part=finite_lse_and_zeros),
+        ),
+    ),
+    mutant(
+        "plus-inf-lse-of-empty",
+        "a block without visible keys has lse = +inf",
+        "The infinite lse takes all weight in a merge, or makes NaN of it.",
+        "Dao-AILab/flash-attention/pull/978", "deepseek-ai/FlashMLA/pull/77",
+        flags=("plus-inf-lse-of-empty",),
+        applies=when(attends, forward, hides),
+        part=plus_infinity,
+        guises=(
+            guise(
+                "it takes all weight",
+                when(attends, forward, hides),
+                part=plus_infinity,
+                merge=infinity_takes_all,
+            ),
+        ),
+    ),
+    mutant(
+        "running-max-of-masked-block",
+        "a wholly masked block leaves a running maximum of 0",
+        "A row whose other scores lie far below 0 underflows to nothing. Scores round 0 hide it.",
+        "Dao-AILab/flash-attention/issues/2082",
+        flags=("running-max-of-masked-block",),
+        applies=when(ring(2), forward, hides),
+        part=maximum_of_zero,
+        guises=(
+            guise(
+                "one tile of a block is enough",
+                when(attends, forward, hides),
+                absorb_tile=tile_with_maximum_of_zero,
+            ),
+        ),
+    ),
+    mutant(
+        "empty-row-nan",
+        "a row without visible keys gives NaN",
+        "o is divided by a sum of 0.",
+        "tracel-ai/burn/issues/4694", "tracel-ai/burn/pull/4697",
+        flags=("empty-row-nan",),
+        applies=when(attends, forward),
+        finish=zero_over_zero,
+    ),
+    mutant(
+        "empty-row-nan-in-backward",
+        "a row without visible keys sends NaN into the gradients",
+        "The backward takes exp((-inf) - (-inf)) for its p. The forward is right.",
+        "NVIDIA/cudnn-frontend/issues/676",
+        flags=("empty-row-nan",),
+        applies=when(attends, backward),
+        probabilities=nan_in_empty_rows,
+    ),
+    mutant(
+        "padding-nan",
+        "delta of padding rows is never written and reaches dk",
+        "0 times whatever the memory holds; NaN there spoils every key of the block. Fresh memory "
+        "that happens to hold zeros hides it.",
+        "tile-ai/tilelang/pull/2461", "NVIDIA/TransformerEngine/issues/2186",
+        "fla-org/flash-linear-attention/pull/892",
+        flags=("padding-nan",),
+        applies=when(attends, backward, either(padded, packed)),
+        queries=garbage_in_padding,
+        score_gradient=unguarded_gradient,
+    ),
+    mutant(
+        "sentinel",
+        "-5e4 stands for -inf in the mask",
+        "Scores below it are lost, hidden keys get weight beside them, and the lse of an empty row is "
+        "finite. Usual scores hide it.",
+        "flashinfer-ai/flashinfer/pull/4401", "flashinfer-ai/flashinfer/issues/4452",
+        flags=("sentinel",),
+        applies=when(attends, hides),
+        score=finite_sentinel,
+    ),
+    mutant(
+        "no-maximum",
+        "the softmax does not take the maximum off",
+        "exp of a score overflows from about 88 on and vanishes below -103 in float32. Scores round 0 "
+        "hide it.",
+        flags=("merge-overflow",),
+        applies=when(attends, forward),
+        absorb_tile=without_maximum,
+    ),
+)  # fmt: skip

@@ -1,0 +1,149 @@
+"""Heads, groups of heads and batches that are mapped, mixed or summed wrongly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ringspec.conformance.diagnose.mutants.conditions import (
+    attends,
+    backward,
+    batches,
+    grouped,
+    when,
+)
+from ringspec.conformance.diagnose.mutants.hooks import At
+from ringspec.conformance.diagnose.mutants.mutant import mutant
+from ringspec.conformance.target.protocol import Call
+from ringspec.problem.model import Array, Terms
+from ringspec.spec.definition import over_group
+from ringspec.spec.worker import KeySide, QuerySide
+
+
+def dealt_round(x: Array, terms: Terms) -> Array:
+    """Query head h reads key head h mod Hkv."""
+    return np.tile(x, (1, terms.group, 1, 1))
+
+
+def summed_round(x: Array, terms: Terms) -> Array:
+    """Key head g gets the gradients of query heads g, g + Hkv, ..."""
+    batch, heads, length, width = x.shape
+    return x.reshape(batch, terms.group, heads // terms.group, length, width).sum(axis=1)
+
+
+def first_of_group(x: Array, terms: Terms) -> Array:
+    return x[:, :: terms.group]
+
+
+def half_of_group(x: Array, terms: Terms) -> Array:
+    batch, heads, *rest = x.shape
+    groups = x.reshape(batch, heads // terms.group, terms.group, *rest)
+    some: Array = groups[:, :, : max(terms.group // 2, 1)].sum(axis=2)
+    return some
+
+
+def mean_of_group(x: Array, terms: Terms) -> Array:
+    mean: Array = over_group(x, terms.group) / terms.group
+    return mean
+
+
+def first_key_head(x: Array, terms: Terms) -> Array:
+    """The last query head reads key head 0."""
+    spread = np.repeat(x, terms.group, axis=1)
+    spread[:, -1] = x[:, 0]
+    return spread
+
+
+def batches_and_heads_exchanged(at: At) -> tuple[QuerySide, KeySide]:
+    """Keys and values lie as [Hkv, B, n, D] and are read as [B, Hkv, n, D]."""
+    key = at.key
+    assert key.k is not None and key.v is not None
+    k, v = (x.swapaxes(0, 1).reshape(x.shape) for x in (key.k, key.v))
+    return at.query, dataclasses.replace(key, k=k, v=v)
+
+
+def keys_of_next_batch(at: At) -> tuple[QuerySide, KeySide]:
+    """A visiting block is read one batch entry too far."""
+    key = at.key
+    if at.own or key.k is None or key.v is None:
+        return at.query, key
+    k, v = (np.roll(x, -1, axis=0) for x in (key.k, key.v))
+    return at.query, dataclasses.replace(key, k=k, v=v)
+
+
+def several_key_heads(call: Call) -> bool:
+    return attends(call) and call.worker("k", 0).shape[1] > 1
+
+
+BUGS = (
+    mutant(
+        "gqa-wrong-head",
+        "query heads are dealt to key heads in turn",
+        "Query head h reads key head h mod Hkv and not h // (H / Hkv). One key head, or as many as "
+        "query heads, hide it.",
+        flags=("gqa-wrong-head",),
+        applies=when(grouped, several_key_heads),
+        to_query_heads=dealt_round,
+        over_group=summed_round,
+    ),
+    mutant(
+        "gqa-wrong-head-in-backward",
+        "dk and dv are summed over the wrong query heads",
+        "The forward groups neighbouring heads, the reduction of the backward every Hkv-th. One key "
+        "head hides it.",
+        flags=("gqa-wrong-head", "gqa-not-summed"),
+        applies=when(grouped, several_key_heads, backward),
+        over_group=summed_round,
+    ),
+    mutant(
+        "gqa-not-summed",
+        "dk and dv are those of the first query head of each group",
+        "The gradients of the other heads of a group are not added.",
+        "marin-community/levanter/pull/449", "bigcode-project/Megatron-LM/pull/37",
+        flags=("gqa-not-summed",),
+        applies=when(grouped, backward),
+        over_group=first_of_group,
+    ),
+    mutant(
+        "gqa-half-summed",
+        "dk and dv are summed over half of the query heads of each group",
+        "The other half lies on another rank, or in another launch, and is not added.",
+        "bigcode-project/Megatron-LM/pull/37",
+        flags=("gqa-not-summed",),
+        applies=when(grouped, backward),
+        over_group=half_of_group,
+    ),
+    mutant(
+        "gqa-averaged",
+        "dk and dv are averaged over the query heads of a group",
+        "A mean stands for the sum.",
+        flags=("gqa-not-summed",),
+        applies=when(grouped, backward),
+        over_group=mean_of_group,
+    ),
+    mutant(
+        "last-head-reads-first-key-head",
+        "the last query head reads the first key head",
+        "One head is wrong and all others are right. One key head hides it.",
+        flags=("gqa-wrong-head",),
+        applies=several_key_heads,
+        to_query_heads=first_key_head,
+    ),
+    mutant(
+        "batches-and-heads-exchanged",
+        "batches and heads of keys and values are exchanged",
+        "Strides of [Hkv, B] are read as [B, Hkv]. One batch entry, or one key head, hides it.",
+        flags=("transposed-kv-heads",),
+        applies=when(batches(2), several_key_heads),
+        sees=batches_and_heads_exchanged,
+    ),
+    mutant(
+        "keys-of-next-batch",
+        "visiting keys are read one batch entry too far",
+        "The received buffer has another batch stride than the worker's own. One batch entry, or one "
+        "worker, hides it.",
+        applies=when(batches(2), lambda call: call.workers > 1),
+        sees=keys_of_next_batch,
+    ),
+)  # fmt: skip

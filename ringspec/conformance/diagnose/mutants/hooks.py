@@ -1,0 +1,285 @@
+"""The replaceable pieces of a ring: each default is what the specification does.
+
+A bug is one or two of these pieces replaced. :mod:`~ringspec.conformance.diagnose.mutants.ring` is the loop that
+calls them; with all defaults its results are those of ``ringspec.ring``, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.formats import round_to
+from ringspec.problem.model import Array, Booleans, Columns, Rows, Terms, columns_of
+from ringspec.recipes import Recipe
+from ringspec.spec.block import BlockGradients, dy_o_sum
+from ringspec.spec.definition import over_group as sum_over_group
+from ringspec.spec.definition import sink_gradient
+from ringspec.spec.dropout import keep_factor
+from ringspec.spec.forward import absorb_block
+from ringspec.spec.masks import visible as visible_pairs
+from ringspec.spec.online_softmax import SoftmaxState, absorb, finish, product
+from ringspec.spec.worker import KeySide, QuerySide
+
+Results = dict[str, list[NDArray]]
+Side = TypeVar("Side", QuerySide, KeySide)
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a piece is called: the pass, the worker, the ring step, and the two blocks that meet.
+
+    ``all_queries`` and ``all_keys`` are the blocks of every worker as they were at the start.
+    """
+
+    phase: str
+    worker: int
+    step: int
+    workers: int
+    direction: int
+    query: QuerySide
+    key: KeySide
+    all_queries: Sequence[QuerySide]
+    all_keys: Sequence[KeySide]
+
+    @property
+    def own(self) -> bool:
+        """Whether queries and keys are of the same worker: the diagonal block."""
+        return self.query.owner == self.key.owner
+
+    def visitor(self, step: int) -> int:
+        """Owner of the block that visits this worker in a step (RING-1)."""
+        return (self.worker - self.direction * step) % self.workers
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One transfer round the ring, after ``step``; the ``last`` one of a backward brings gradients home."""
+
+    phase: str
+    step: int
+    workers: int
+    direction: int
+    last: bool
+
+
+def same_terms(phase: str, terms: Terms) -> Terms:
+    return terms
+
+
+def same_queries(phase: str, side: QuerySide) -> QuerySide:
+    return side
+
+
+def same_keys(phase: str, side: KeySide) -> KeySide:
+    return side
+
+
+def same_seeds(dy: Array, dlse: Array) -> tuple[Array, Array]:
+    return dy, dlse
+
+
+def every_pair(at: At) -> bool:
+    return True
+
+
+def blocks_that_meet(at: At) -> tuple[QuerySide, KeySide]:
+    return at.query, at.key
+
+
+def mask(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    return visible_pairs(rows, columns, terms)
+
+
+def score(
+    q: Array,
+    k: Array,
+    allowed: Booleans,
+    rows: Rows,
+    columns: Columns,
+    terms: Terms,
+    recipe: Recipe,
+) -> tuple[Array, Array | None]:
+    """s, -inf where not allowed, and t = tanh(z / softcap)."""
+    z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products) + finite_bias(rows, columns)
+    z, t = capped(z, terms, recipe)
+    return np.where(allowed, round_to(z, recipe.scores), -np.inf), t
+
+
+def finite_bias(rows: Rows, columns: Columns) -> Array | float:
+    """The bias of a block, 0 where it is -inf: there the mask hides the pair."""
+    if rows.bias is None:
+        return 0.0
+    bias: Array = columns_of(rows.bias, columns)
+    return np.where(np.isneginf(bias), 0.0, bias)
+
+
+def capped(z: Array, terms: Terms, recipe: Recipe) -> tuple[Array, Array | None]:
+    if terms.softcap is None:
+        return z, None
+    t = round_to(np.tanh(z / terms.softcap), recipe.scores)
+    return terms.softcap * t, t
+
+
+def keep(at: At, rows: Rows, columns: Columns, terms: Terms, batch: int) -> Array | float:
+    return keep_factor(rows, columns, terms, batch)
+
+
+def to_query_heads(x: Array, terms: Terms) -> Array:
+    """One key head for each query head (FWD-10)."""
+    return np.repeat(x, terms.group, axis=1)
+
+
+def same_part(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    return part
+
+
+def merged(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    return absorb_block(running, part, recipe)
+
+
+def finished(
+    worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
+) -> tuple[Array, Array]:
+    return finish(running, sinks, recipe)
+
+
+def hop(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    """Every worker receives what its neighbour had."""
+    return [sides[(r - where.direction) % where.workers] for r in range(where.workers)]
+
+
+def delta(worker: int, dy: Array, o: Array, dlse: Array, recipe: Recipe) -> Array:
+    return dy_o_sum(dy, o, recipe) - dlse
+
+
+def probabilities(s: Array, lse: Array, recipe: Recipe) -> Array:
+    """p = exp(s - lse), 0 in a row whose lse is -inf."""
+    empty = np.isneginf(lse)
+    p = np.exp(s - np.where(empty, 0.0, lse)[..., None])
+    return np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))
+
+
+def score_gradient(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:
+    """ds = p * (dp * keep - delta), 0 where p is."""
+    return np.where(p == 0, 0.0, p * (dp * keep - delta[..., None]))
+
+
+def uncapped(ds: Array, t: Array) -> Array:
+    return ds * (1.0 - t * t)
+
+
+def operand(name: str, x: Array, recipe: Recipe) -> Array:
+    """``name`` 'p' or 'ds': an operand of the products of the backward, rounded."""
+    return round_to(x, getattr(recipe, name))
+
+
+def products(
+    kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
+) -> tuple[Array, Array, Array]:
+    """dq, dk, dv of one tile, one head per query head; dk and dv are not rounded yet."""
+    dq = round_to(terms.scale * product(dz, k, recipe.products), recipe.products)
+    dk = terms.scale * product(dz.swapaxes(2, 3), q, recipe.products)
+    return dq, dk, product(kept.swapaxes(2, 3), dy, recipe.products)
+
+
+def over_group(x: Array, terms: Terms) -> Array:
+    return sum_over_group(x, terms.group)
+
+
+def for_bias(dz: Array, rows: Rows, terms: Terms) -> Array:
+    """What is summed to dbias."""
+    return dz
+
+
+def same_share(at: At, share: BlockGradients) -> BlockGradients:
+    return share
+
+
+def add(at: At, name: str, total: Array, share: Array, format: str) -> Array:
+    """``name`` 'dq', 'dk', 'dv' or 'dbias': one share into an accumulator."""
+    return round_to(total + share, format)
+
+
+def reduced(owner: int, parts: Sequence[KeySide]) -> Sequence[KeySide]:
+    """With gathered keys: what is added up for an owner, in the order of the workers."""
+    return parts
+
+
+def sink_share(worker: int, sinks: Array, lse: Array, delta: Array) -> Array:
+    return sink_gradient(sinks, lse, -delta)
+
+
+def same_results(results: Results) -> Results:
+    return results
+
+
+def same_recipe(recipe: Recipe) -> Recipe:
+    return recipe
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """All pieces, in the order in which a pass meets them.
+
+    ``recipe``        rounding points that are really used
+    ``terms``         scale, masks, soft cap, sinks and dropout of a pass, 'forward' or 'backward'
+    ``queries``, ``keys``    a worker's blocks at the start of a pass; in the backward with dy, lse, delta
+    ``computes``      whether two blocks that meet are computed at all
+    ``sees``          the blocks that the computation is given
+    ``to_query_heads``    which key head a query head reads
+    ``mask``          visible pairs of a tile
+    ``score``         s and t of a tile
+    ``keep``          factors of dropout
+    ``absorb_tile``   one tile into the softmax state of its block
+    ``part``          one block's result as it leaves the block
+    ``merge``         one block's result into the running state
+    ``hop``           what each worker holds after a transfer
+    ``finish``        o and lse of a worker
+    ``seeds``         dy and dlse of a worker
+    ``delta``         dy_o_sum - dlse of a worker
+    ``probabilities``, ``score_gradient``, ``uncapped``    p, ds, dz of a tile
+    ``operand``       p and dz as operands
+    ``products``      dq, dk, dv of a tile
+    ``over_group``    sum over the query heads of a key head
+    ``for_bias``      what is summed to dbias
+    ``share``         one block's gradients as they leave the block
+    ``add``           one share into an accumulator
+    ``reduced``       parts of one owner's dk, dv where keys were gathered
+    ``sink_share``    one worker's dsinks
+    ``results``       everything that is given back
+    """
+
+    recipe: Callable[[Recipe], Recipe] = same_recipe
+    terms: Callable[[str, Terms], Terms] = same_terms
+    queries: Callable[[str, QuerySide], QuerySide] = same_queries
+    keys: Callable[[str, KeySide], KeySide] = same_keys
+    computes: Callable[[At], bool] = every_pair
+    sees: Callable[[At], tuple[QuerySide, KeySide]] = blocks_that_meet
+    to_query_heads: Callable[[Array, Terms], Array] = to_query_heads
+    mask: Callable[[At, Rows, Columns, Terms], Booleans] = mask
+    score: Callable[..., tuple[Array, Array | None]] = score
+    keep: Callable[[At, Rows, Columns, Terms, int], Array | float] = keep
+    absorb_tile: Callable[..., SoftmaxState] = absorb
+    part: Callable[[At, SoftmaxState, Recipe], SoftmaxState] = same_part
+    merge: Callable[[At, SoftmaxState, SoftmaxState, Recipe], SoftmaxState] = merged
+    hop: Callable[..., list] = hop
+    finish: Callable[[int, SoftmaxState, Array | None, Recipe], tuple[Array, Array]] = finished
+    seeds: Callable[[Array, Array], tuple[Array, Array]] = same_seeds
+    delta: Callable[[int, Array, Array, Array, Recipe], Array] = delta
+    probabilities: Callable[[Array, Array, Recipe], Array] = probabilities
+    score_gradient: Callable[[Array, Array, Array | float, Array], Array] = score_gradient
+    uncapped: Callable[[Array, Array], Array] = uncapped
+    operand: Callable[[str, Array, Recipe], Array] = operand
+    products: Callable[..., tuple[Array, Array, Array]] = products
+    over_group: Callable[[Array, Terms], Array] = over_group
+    for_bias: Callable[[Array, Rows, Terms], Array] = for_bias
+    share: Callable[[At, BlockGradients], BlockGradients] = same_share
+    add: Callable[[At, str, Array, Array, str], Array] = add
+    reduced: Callable[[int, Sequence[KeySide]], Sequence[KeySide]] = reduced
+    sink_share: Callable[[int, Array, Array, Array], Array] = sink_share
+    results: Callable[[Results], Results] = same_results

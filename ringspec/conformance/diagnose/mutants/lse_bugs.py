@@ -1,0 +1,152 @@
+"""The lse in another base, in another order of axes, or incomplete, while o is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ringspec.conformance.diagnose.mutants.conditions import (
+    attends,
+    backward,
+    forward,
+    grouped,
+    when,
+)
+from ringspec.conformance.diagnose.mutants.hooks import Hooks, Results, probabilities
+from ringspec.conformance.diagnose.mutants.mutant import mutant
+from ringspec.conformance.target.protocol import Call
+from ringspec.problem.model import Array
+from ringspec.recipes import Recipe
+from ringspec.spec.online_softmax import SoftmaxState, finish
+from ringspec.spec.worker import QuerySide
+
+LN2 = math.log(2.0)
+
+
+def lse_times(factor: float) -> Callable[[Results], Results]:
+    def changed(results: Results) -> Results:
+        if "lse" not in results:
+            return results
+        return results | {"lse": [x * factor for x in results["lse"]]}
+
+    return changed
+
+
+def heads_and_rows_exchanged(x: Array) -> Array:
+    """[B, H, n] written as [B, n, H]."""
+    return x.swapaxes(1, 2).reshape(x.shape)
+
+
+def lse_layout(results: Results) -> Results:
+    if "lse" not in results:
+        return results
+    return results | {"lse": [heads_and_rows_exchanged(x) for x in results["lse"]]}
+
+
+def lse_read_exchanged(phase: str, side: QuerySide) -> QuerySide:
+    if phase == "forward" or side.lse is None:
+        return side
+    lse = heads_and_rows_exchanged(side.lse)
+    return dataclasses.replace(side, lse=lse)
+
+
+def lse_of_first_heads(call: Call, recipe: Recipe) -> Hooks:
+    """Only the first query head of each group gets its lse."""
+    group = call.worker("q", 0).shape[1] // call.worker("k", 0).shape[1]
+
+    def first_heads(results: Results) -> Results:
+        if "lse" not in results:
+            return results
+        written = (np.arange(results["lse"][0].shape[1]) % group == 0)[None, :, None]
+        return results | {"lse": [np.where(written, x, 0.0) for x in results["lse"]]}
+
+    return Hooks(results=first_heads)
+
+
+def log_alone(
+    worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
+) -> tuple[Array, Array]:
+    """lse = log(l), without the maximum."""
+    o, lse = finish(running, sinks, recipe)
+    return o, np.where(np.isneginf(lse), lse, lse - np.where(running.l == 0, 0.0, running.m))
+
+
+def read_as_base_2(s: Array, lse: Array, recipe: Recipe) -> Array:
+    """p = 2**(s log2(e) - lse) with a natural lse."""
+    return probabilities(s, lse * LN2, recipe)
+
+
+def several_heads(call: Call) -> bool:
+    if call.operation == "merge":
+        return bool(call.worker("parts_lse", 0).shape[2] > 1)
+    return bool(call.worker("q", 0).shape[1] > 1)
+
+
+BUGS = (
+    mutant(
+        "lse-returned-in-base-2",
+        "lse is returned in base 2",
+        "The kernel works with 2**x and gives its lse back as it is; o is right, and a caller that "
+        "merges it as a natural lse is not.",
+        "lightseekorg/tokenspeed/pull/364", "meta-pytorch/attention-gym/pull/205",
+        flags=("log2-lse",),
+        applies=forward,
+        results=lse_times(1 / LN2),
+    ),
+    mutant(
+        "lse-rebased-twice",
+        "lse is converted from base 2 to natural twice",
+        "Two places convert the base, of which one sees a natural lse.",
+        "sgl-project/sglang/pull/33926",
+        flags=("log2-lse",),
+        applies=forward,
+        results=lse_times(LN2),
+    ),
+    mutant(
+        "natural-lse-in-base-2-backward",
+        "the backward reads a natural lse as base 2",
+        "p = 2**(s log2(e) - lse), so that every p is off by 2**lse / e**lse. The forward is right.",
+        "meta-pytorch/attention-gym/pull/200",
+        flags=("log2-lse",),
+        applies=when(attends, backward),
+        probabilities=read_as_base_2,
+    ),
+    mutant(
+        "lse-without-maximum",
+        "lse is log(l), without the running maximum",
+        "The maximum is not added back to what is returned and read by the backward; o is right.",
+        applies=when(attends, forward),
+        finish=log_alone,
+    ),
+    mutant(
+        "lse-only-first-head",
+        "lse is written for the first query head of each group alone",
+        "o is right for all heads. One query head for each key head hides it.",
+        "NVIDIA/cudnn-frontend/issues/1083",
+        flags=("lse-only-first-head",),
+        applies=when(grouped, forward),
+        hooks=lse_of_first_heads,
+    ),
+    mutant(
+        "lse-layout",
+        "lse is written in the order batch, token, head",
+        "The memory is read as batch, head, token. One head hides it, and so do checks that look for "
+        "NaN alone.",
+        "flashinfer-ai/flashinfer/pull/3838", "zhuzilin/ring-flash-attention/pull/47",
+        flags=("lse-layout",),
+        applies=when(several_heads, forward),
+        results=lse_layout,
+    ),
+    mutant(
+        "lse-layout-in-backward",
+        "the backward reads lse in the order batch, token, head",
+        "lse of other rows and heads stands in p = exp(s - lse); o and lse are right.",
+        "NVIDIA/TransformerEngine/issues/1467", "zhuzilin/ring-flash-attention/pull/47",
+        flags=("lse-layout",),
+        applies=when(several_heads, backward),
+        queries=lse_read_exchanged,
+    ),
+)  # fmt: skip

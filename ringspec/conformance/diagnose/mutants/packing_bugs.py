@@ -1,0 +1,248 @@
+"""Packed documents and padding."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.diagnose.mutants.conditions import (
+    attends,
+    packed,
+    padded,
+    ring,
+    term,
+    when,
+)
+from ringspec.conformance.diagnose.mutants.hooks import At, Hooks, mask
+from ringspec.conformance.diagnose.mutants.mutant import guise, mutant
+from ringspec.conformance.diagnose.mutants.wrong_masks import Mask, by_call, slots, taken
+from ringspec.conformance.target.protocol import Call
+from ringspec.problem.model import Booleans, Columns, Integers, Rows, Terms
+from ringspec.recipes import Recipe
+from ringspec.spec.worker import KeySide, QuerySide
+
+
+def window_across_documents(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    if terms.window is None:
+        return mask(at, rows, columns, terms)
+    return no_documents(at, rows, columns, terms)
+
+
+def no_documents(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    """Documents are ignored; padding tokens (negative ids) stay hidden."""
+    if rows.segment is None or columns.segment is None:
+        return mask(at, rows, columns, terms)
+    return mask(
+        at,
+        dataclasses.replace(rows, segment=np.minimum(rows.segment, 0)),
+        dataclasses.replace(columns, segment=np.minimum(columns.segment, 0)),
+        terms,
+    )
+
+
+def no_segments(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    rows = dataclasses.replace(rows, segment=None)
+    return mask(at, rows, dataclasses.replace(columns, segment=None), terms)
+
+
+def padding_is_a_document(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    """Tokens of negative ids see each other."""
+    if rows.segment is None or columns.segment is None:
+        return mask(at, rows, columns, terms)
+    rows = dataclasses.replace(rows, segment=np.maximum(rows.segment, -1) + 1)
+    columns = dataclasses.replace(columns, segment=np.maximum(columns.segment, -1) + 1)
+    return mask(at, rows, columns, terms)
+
+
+def padding_counted(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    """Slots without a token are keys like any other, in their block's last place."""
+    real = dataclasses.replace(columns, index=np.maximum(columns.index, 0))
+    if columns.segment is not None and columns.segment.size:
+        segment = np.where(columns.index < 0, columns.segment.max(), columns.segment)
+        real = dataclasses.replace(real, segment=segment)
+    return mask(at, rows, real, terms)
+
+
+def documents_by_slot(call: Call) -> Mask:
+    """Document starts of the whole stream are read as starts in the worker's own block."""
+    on_q, on_k = slots(call.index_q), slots(call.index_k)
+
+    def by_slot(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+        ids_q, ids_k = at.all_queries[0].rows, at.all_keys[0].columns
+        if ids_q is None or ids_q.segment is None or ids_k is None or ids_k.segment is None:
+            return mask(at, rows, columns, terms)
+        row_ids = taken(ids_q.segment, taken(on_q, rows.index)[0])
+        column_ids = taken(ids_k.segment, taken(on_k, columns.index)[0])
+        return mask(
+            at,
+            dataclasses.replace(rows, segment=row_ids),
+            dataclasses.replace(columns, segment=column_ids),
+            terms,
+        )
+
+    return by_slot
+
+
+def numbered_by_worker(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+    """A document's number is its place among those of which the worker holds tokens."""
+    of_rows, of_columns = at.query.rows, at.key.columns
+    assert of_rows is not None and of_columns is not None
+    if of_rows.segment is None or of_columns.segment is None:
+        return mask(at, rows, columns, terms)
+    assert rows.segment is not None and columns.segment is not None
+    row_ids = number_among(rows.segment, of_rows.segment)
+    column_ids = number_among(columns.segment, of_columns.segment)
+    return mask(
+        at,
+        dataclasses.replace(rows, segment=row_ids),
+        dataclasses.replace(columns, segment=column_ids),
+        terms,
+    )
+
+
+def number_among(ids: Integers, held: Integers) -> Integers:
+    """The place of each id among the distinct ones that are held; padding (negative) stays padding."""
+    known = [np.unique(row[row >= 0]) for row in held]
+    places = [np.searchsorted(a, row) for a, row in zip(known, ids, strict=True)]
+    return np.where(ids < 0, ids, np.stack(places))
+
+
+def keys_cut_short(call: Call, recipe: Recipe) -> Hooks:
+    return Hooks(keys=cut_short(call, recipe).keys)
+
+
+def cut_short(call: Call, recipe: Recipe) -> Hooks:
+    """Tokens of a document beyond a multiple of W become padding."""
+    starts_q = call.terms["cu_seqlens"]
+    starts_k = call.terms.get("cu_seqlens_k", starts_q)
+
+    def ids(starts: Any, segment: Integers | None, index: Integers) -> Integers | None:
+        if segment is None:
+            return None
+        first = np.asarray(starts)[np.maximum(segment, 0)]
+        length = np.asarray(starts)[np.maximum(segment, 0) + 1] - first
+        lost = index - first >= length // call.workers * call.workers
+        return np.where(lost, -1, segment)
+
+    def queries(phase: str, side: QuerySide) -> QuerySide:
+        assert side.rows is not None
+        segment = ids(starts_q, side.rows.segment, side.rows.index)
+        return dataclasses.replace(side, rows=dataclasses.replace(side.rows, segment=segment))
+
+    def keys(phase: str, side: KeySide) -> KeySide:
+        assert side.columns is not None
+        segment = ids(starts_k, side.columns.segment, side.columns.index)
+        return dataclasses.replace(side, columns=dataclasses.replace(side.columns, segment=segment))
+
+    return Hooks(queries=queries, keys=keys)
+
+
+def has_uneven_document(call: Call) -> bool:
+    starts = call.terms.get("cu_seqlens")
+    return starts is not None and bool((np.diff(starts) % call.workers).any())
+
+
+def empty_documents_forgotten(call: Call) -> Mask:
+    """Documents without queries get no number, so that later ones have lower ids than their keys."""
+    starts = np.asarray(call.terms["cu_seqlens"])
+    number = np.concatenate((np.cumsum(np.diff(starts) > 0) - 1, [-1]))  # id -1: the last entry
+
+    def renumbered(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
+        assert rows.segment is not None
+        return mask(at, dataclasses.replace(rows, segment=number[rows.segment]), columns, terms)
+
+    return renumbered
+
+
+def has_empty_document(call: Call) -> bool:
+    starts, starts_k = (call.terms.get(name) for name in ("cu_seqlens", "cu_seqlens_k"))
+    return starts is not None and starts_k is not None and 0 in np.diff(starts)
+
+
+BUGS = (
+    mutant(
+        "window-over-documents",
+        "the window reaches into other documents",
+        "Under packing the window is clamped to the start of the stream and not to that of the "
+        "document. Documents longer than the window hide most of it.",
+        "radixark/miles/pull/2038",
+        flags=("window-over-documents",),
+        applies=when(attends, term("window"), packed),
+        mask=window_across_documents,
+    ),
+    mutant(
+        "packing-ignored",
+        "packed documents attend across their boundaries",
+        "The batch interface of the ring knows no document starts. A single document is right.",
+        "axolotl-ai-cloud/axolotl/issues/3608", "NVIDIA-NeMo/Automodel/pull/2999",
+        flags=("packing-ignored",),
+        applies=when(attends, packed),
+        mask=no_documents,
+        guises=(guise("padding is seen as well", when(attends, packed), mask=no_segments),),
+    ),
+    mutant(
+        "local-document-starts",
+        "document starts of the whole stream are read as local ones",
+        "Each worker takes the documents of the first worker's slots for those of its own.",
+        "PrimeIntellect-ai/prime-rl/pull/2392", "axolotl-ai-cloud/axolotl/pull/2495",
+        flags=("local-document-starts", "positions-not-sharded"),
+        applies=when(ring(2), packed),
+        hooks=by_call(documents_by_slot),
+    ),
+    mutant(
+        "documents-numbered-by-worker",
+        "each worker numbers the documents that it holds from 0",
+        "Document ids are made from the tokens that a worker holds, so that document 0 of one worker is "
+        "taken for document 0 of another, and one document on two workers for two. One worker is right.",
+        flags=("local-document-starts",),
+        applies=when(ring(2), packed),
+        mask=numbered_by_worker,
+    ),
+    mutant(
+        "length-floored",
+        "document lengths are floored to a multiple of the worker count",
+        "The last tokens of a document are neither seen nor computed. Lengths divisible by W hide it.",
+        "NVIDIA/TransformerEngine/issues/1930",
+        flags=("length-floored",),
+        applies=when(ring(2), term("cu_seqlens"), has_uneven_document),
+        hooks=cut_short,
+        guises=(
+            guise(
+                "their queries are computed",
+                when(ring(2), term("cu_seqlens"), has_uneven_document),
+                hooks=keys_cut_short,
+            ),
+        ),
+    ),
+    mutant(
+        "empty-document",
+        "a document without queries shifts the documents behind it",
+        "Documents are counted where they have queries, so that later queries see the keys of an "
+        "earlier document.",
+        "Dao-AILab/flash-attention/issues/2562", "Dao-AILab/flash-attention/pull/2568",
+        flags=("empty-document",),
+        applies=when(attends, has_empty_document),
+        hooks=by_call(empty_documents_forgotten),
+    ),
+    mutant(
+        "padding-is-a-document",
+        "padding tokens attend to each other",
+        "Negative document ids are compared like any other: o and gradients of padding are not 0.",
+        "NVIDIA/TransformerEngine/pull/1012",
+        flags=("padding-not-zero",),
+        applies=when(attends, packed),
+        mask=padding_is_a_document,
+    ),
+    mutant(
+        "padding-slots-counted",
+        "slots without a token are counted as keys",
+        "Zero keys of padding slots have scores of 0 and not of -inf, and dilute every row that sees "
+        "their position.",
+        "NVIDIA/TransformerEngine/pull/1012",
+        flags=("padding-not-zero", "padding-nan"),
+        applies=when(attends, padded),
+        mask=padding_counted,
+    ),
+)  # fmt: skip

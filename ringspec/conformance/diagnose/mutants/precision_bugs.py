@@ -1,0 +1,316 @@
+"""Rounding where none belongs, twice, in the wrong direction, or to the wrong format."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from ringspec.conformance.diagnose.mutants.conditions import (
+    attends,
+    backward,
+    forward,
+    merges,
+    ring,
+    when,
+)
+from ringspec.conformance.diagnose.mutants.hooks import Hooks, Results, probabilities
+from ringspec.conformance.diagnose.mutants.mutant import Make, guise, mutant
+from ringspec.conformance.target.protocol import Call
+from ringspec.formats import format_of, round_to
+from ringspec.problem.model import Array
+from ringspec.recipes import Recipe
+from ringspec.spec.online_softmax import SoftmaxState, finish, finite_shift, product, row_sum
+
+NARROW = ("bfloat16", "float16")
+
+
+def truncated(x: Array, format: str) -> Array:
+    """Cut to the significant bits of a format, towards zero."""
+    with np.errstate(all="ignore"):
+        part, exponent = np.frexp(x)
+        bits = format_of(format).precision
+        cut = np.ldexp(np.trunc(np.ldexp(part, bits)), exponent - bits)
+    return np.where(np.isfinite(x), cut, x)
+
+
+def narrow_of(recipe: Recipe) -> str:
+    """The 16-bit type of an implementation: that of its inputs, or bfloat16."""
+    return recipe.inputs if recipe.inputs in NARROW else "bfloat16"
+
+
+def rounding(*points: str) -> Callable[[Recipe], Recipe]:
+    """A recipe that rounds to 16 bits at some points more."""
+
+    def changed(recipe: Recipe) -> Recipe:
+        return recipe.replace(**dict.fromkeys(points, narrow_of(recipe)))
+
+    return changed
+
+
+PARTIAL = ("block_o", "carried_o", "block_gradients", "carried_dq", "carried_dkv")
+
+
+def partials(recipe: Recipe) -> Recipe:
+    return rounding(*PARTIAL)(recipe).replace(merge_order="normalised")
+
+
+def cut_p(
+    state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
+) -> SoftmaxState:
+    """One tile, whose P is cut and not rounded."""
+    m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
+    shift = finite_shift(m)
+    c = round_to(np.exp(state.m - shift), recipe.statistics)
+    e = round_to(np.exp(s - shift[..., None]), recipe.statistics)
+    l = round_to(c * state.l + row_sum(e, recipe.statistics), recipe.statistics)
+    o = c[..., None] * state.o + product(truncated(e * keep, recipe.p), v, recipe.products)
+    return SoftmaxState(m, l, round_to(o, recipe.products))
+
+
+def narrow_exponentials(
+    state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
+) -> SoftmaxState:
+    """One tile, whose exp(s - m) has 16 bits before it is summed; l and the factors of merging do not."""
+    m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
+    shift = finite_shift(m)
+    c = round_to(np.exp(state.m - shift), recipe.statistics)
+    e = round_to(np.exp(s - shift[..., None]), narrow_of(recipe))
+    l = round_to(c * state.l + row_sum(e, recipe.statistics), recipe.statistics)
+    o = c[..., None] * state.o + product(round_to(e * keep, recipe.p), v, recipe.products)
+    return SoftmaxState(m, l, round_to(o, recipe.products))
+
+
+def narrow_probabilities(s: Array, lse: Array, recipe: Recipe) -> Array:
+    return round_to(probabilities(s, lse, recipe), narrow_of(recipe))
+
+
+def cut_operand(which: str) -> Callable[[str, Array, Recipe], Array]:
+    def operand(name: str, x: Array, recipe: Recipe) -> Array:
+        cut = truncated if name == which else round_to
+        return cut(x, getattr(recipe, name))
+
+    return operand
+
+
+def cut_results(names: tuple[str, ...], *points: str) -> Make:
+    """Results are cut to their format, from one that is wide enough."""
+
+    def hooks(call: Call, recipe: Recipe) -> Hooks:
+        format = call.formats["outputs"]
+
+        def cut(results: Results) -> Results:
+            return results | {
+                name: [truncated(x, format) for x in results[name]]
+                for name in names
+                if name in results
+            }
+
+        wide = "float64" if recipe.products == "float64" else "float32"
+        return Hooks(recipe=lambda used: used.replace(**dict.fromkeys(points, wide)), results=cut)
+
+    return hooks
+
+
+def cut_before_backward(call: Call, recipe: Recipe) -> Hooks:
+    """As :func:`cut_results`, and dy_o_sum is taken from the o that was cut."""
+    made = cut_results(("dq", "dk", "dv"), "outputs", "gradients")(call, recipe)
+
+    def finished(
+        worker: int, running: SoftmaxState, sinks: Array | None, used: Recipe
+    ) -> tuple[Array, Array]:
+        o, lse = finish(running, sinks, used)
+        return truncated(o, call.formats["outputs"]), lse
+
+    return dataclasses.replace(made, finish=finished)
+
+
+def dq_in_bfloat16(results: Results) -> Results:
+    if "dq" not in results:
+        return results
+    return results | {"dq": [round_to(x, "bfloat16") for x in results["dq"]]}
+
+
+def flushed(call: Call, recipe: Recipe) -> Hooks:
+    """Results below the least normal number of their format become 0."""
+    least = 2.0 ** format_of(call.formats["outputs"]).min_exponent
+
+    def flush(results: Results) -> Results:
+        return results | {
+            name: [np.where(np.abs(x) < least, 0.0, x) for x in results[name]]
+            for name in ("o", "dq", "dk", "dv")
+            if name in results
+        }
+
+    return Hooks(results=flush)
+
+
+def has_wider_results(call: Call) -> bool:
+    return call.formats["outputs"] != "bfloat16"
+
+
+KEPT = "results have no more bits than that"
+LAST_BIT = "the last bit of a float32 operand, with which exp and float32 sums of undeclared order are free"
+MAY_FLUSH = "the bounds let a kernel flush what float32 itself holds as a subnormal number"
+
+BUGS = (
+    mutant(
+        "partials-rounded-to-16-bit",
+        "each block's results are rounded to 16 bits on every ring step",
+        "o, dq, dk and dv of a block leave the kernel in the type of its inputs and are rounded again "
+        "in every addition, so that the error grows with the worker count.",
+        "zhuzilin/ring-flash-attention/issues/42", "NVIDIA/TransformerEngine/pull/821",
+        "Dao-AILab/flash-attention/pull/2723",
+        flags=("partials-rounded-to-16-bit",),
+        applies=lambda call: True,
+        recipe=partials,
+        guises=(
+            guise("o of the block alone", when(attends, forward), recipe=rounding("block_o")),
+            guise(
+                "gradients of the block alone",
+                when(attends, backward),
+                recipe=rounding("block_gradients"),
+            ),
+            guise("parts are merged as (m, l, o)", ring(2), recipe=rounding(*PARTIAL)),
+        ),
+    ),
+    mutant(
+        "dkv-accumulated-in-16-bit",
+        "dk and dv are accumulated in 16 bits",
+        "Every addition between ring steps rounds to the type of the inputs.",
+        "cornstarch-org/Cornstarch/pull/66", "NVIDIA/TransformerEngine/pull/821",
+        flags=("partials-rounded-to-16-bit",),
+        applies=when(ring(2), backward),
+        recipe=rounding("carried_dkv"),
+    ),
+    mutant(
+        "dq-accumulated-in-16-bit",
+        "dq is accumulated in 16 bits",
+        "Every addition between ring steps rounds to the type of the inputs; dk and dv are right.",
+        "NVIDIA/TransformerEngine/pull/821",
+        flags=("partials-rounded-to-16-bit",),
+        applies=when(ring(2), backward),
+        recipe=rounding("carried_dq"),
+    ),
+    mutant(
+        "merge-in-16-bit",
+        "partial results are merged in 16 bits",
+        "Products and sums of the merge are rounded to the type of the inputs.",
+        "NVIDIA/TransformerEngine/pull/821",
+        flags=("partials-rounded-to-16-bit",),
+        applies=when(merges, forward),
+        recipe=rounding("merge", "carried_o"),
+        guises=(
+            guise("o between steps alone", when(ring(2), forward), recipe=rounding("carried_o")),
+        ),
+    ),
+    mutant(
+        "statistics-in-16-bit",
+        "the running maximum's exponentials and sums are kept in 16 bits",
+        "exp(s - m), l and the lse that follows are rounded to the type of the inputs.",
+        flags=("partials-rounded-to-16-bit",),
+        applies=lambda call: True,
+        recipe=rounding("statistics"),
+        guises=(
+            guise(
+                "exponentials alone",
+                attends,
+                absorb_tile=narrow_exponentials,
+                probabilities=narrow_probabilities,
+            ),
+        ),
+    ),
+    mutant(
+        "scores-in-16-bit",
+        "the scores are rounded to 16 bits before the softmax",
+        "An error of one part in 256 of a large score is one of its whole weight.",
+        applies=attends,
+        recipe=rounding("scores"),
+    ),
+    mutant(
+        "lse-in-16-bit",
+        "the backward reads an lse of 16 bits",
+        "p = exp(s - lse) is off by the rounding of lse, the same for a whole row.",
+        applies=when(attends, backward),
+        recipe=rounding("backward_lse"),
+        guises=(
+            guise("and returns it", when(attends, forward), recipe=rounding("backward_lse", "lse")),
+        ),
+    ),
+    mutant(
+        "delta-in-16-bit",
+        "dy_o_sum is rounded to 16 bits",
+        "The error is the same for a whole row of ds; dv is right.",
+        applies=when(attends, backward),
+        recipe=rounding("delta", "dy_o_products"),
+        guises=(
+            guise("the sum alone", when(attends, backward), recipe=rounding("delta")),
+            guise(
+                "the products dy * o alone", when(attends, backward), recipe=rounding("dy_o_products")
+            ),
+        ),
+    ),
+    mutant(
+        "dtype-hard-coded",
+        "dq is cast to bfloat16, whatever the inputs are",
+        "float16 loses three bits and float32 sixteen; dk and dv keep theirs.",
+        "zhuzilin/ring-flash-attention/pull/87",
+        flags=("dtype-hard-coded",),
+        applies=when(attends, backward, has_wider_results),
+        results=dq_in_bfloat16,
+        unseen={"bf16": KEPT},
+    ),
+    mutant(
+        "truncated-p",
+        "P is cut to 16 bits and not rounded",
+        "Every weight is a little too small: o and dv are biased by half a unit of the type's last "
+        "place, which no bound on single values sees.",
+        flags=("double-rounding",),
+        applies=attends,
+        absorb_tile=cut_p,
+        operand=cut_operand("p"),
+        guises=(
+            guise("in the backward alone", when(attends, backward), operand=cut_operand("p")),
+        ),
+        unseen={"float32": LAST_BIT},
+    ),
+    mutant(
+        "truncated-ds",
+        "dS is cut to 16 bits and not rounded",
+        "Every entry is a little too near to 0, so that dq and dk are too small.",
+        flags=("double-rounding",),
+        applies=when(attends, backward),
+        operand=cut_operand("ds"),
+        unseen={"float32": LAST_BIT},
+    ),
+    mutant(
+        "truncated-results",
+        "results are cut to their type and not rounded",
+        "o and the gradients lose up to one unit in the last place, always towards 0.",
+        flags=("double-rounding",),
+        applies=attends,
+        hooks=cut_results(("o", "dq", "dk", "dv"), "outputs", "gradients"),
+        guises=(
+            guise(
+                "the gradients alone",
+                when(attends, backward),
+                cut_results(("dq", "dk", "dv"), "gradients"),
+            ),
+            guise(
+                "and the backward reads the o that was cut",
+                when(attends, forward, backward),
+                cut_before_backward,
+            ),
+        ),
+    ),
+    mutant(
+        "subnormal-flushed",
+        "results below the least normal number become 0",
+        "The processor's mode flushes subnormal numbers. Usual sizes hide it.",
+        flags=("subnormal-flushed",),
+        applies=lambda call: True,
+        hooks=flushed,
+        unseen={"bf16": MAY_FLUSH},
+    ),
+)  # fmt: skip

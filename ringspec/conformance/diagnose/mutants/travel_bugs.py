@@ -1,0 +1,274 @@
+"""Blocks and gradients that travel the wrong way, not far enough, or into a buffer that is in use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ringspec.conformance.diagnose.mutants.conditions import (
+    backward,
+    circulates,
+    hides,
+    layout,
+    ring,
+    term,
+    when,
+)
+from ringspec.conformance.diagnose.mutants.hooks import At, Hop, Results, Side, hop
+from ringspec.conformance.diagnose.mutants.mutant import guise, mutant
+from ringspec.conformance.target.protocol import Call
+from ringspec.problem.model import Array
+from ringspec.spec.worker import KeySide, QuerySide
+
+INPUTS = {KeySide: ("k", "v"), QuerySide: ("q", "dy", "lse", "delta")}
+
+
+def with_inputs_of(side: Side, other: Side, *names: str) -> Side:
+    """A block with some tensors of another one; who is thought to own it stays."""
+    taken = {name: getattr(other, name) for name in names or INPUTS[type(side)]}
+    return dataclasses.replace(side, **taken)
+
+
+def against(where: Hop) -> Hop:
+    return dataclasses.replace(where, direction=-where.direction)
+
+
+def keys_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    right, wrong = hop(where, sides), hop(against(where), sides)
+    return [with_inputs_of(a, b) for a, b in zip(right, wrong, strict=True)]
+
+
+def saved_keys_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    if where.phase == "forward" or not isinstance(sides[0], KeySide):
+        return hop(where, sides)
+    return keys_against(where, sides)
+
+
+def owner_of_other_direction(at: At) -> tuple[QuerySide, KeySide]:
+    """The visitor is taken for the one that the other direction would bring."""
+    other = (at.worker + at.direction * at.step) % at.workers
+    if at.key.owner == at.visitor(at.step):
+        return at.query, with_inputs_of(at.key, at.all_keys[other], "columns")
+    return with_inputs_of(at.query, at.all_queries[other], "rows"), at.key
+
+
+def gradients_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    right, wrong = hop(where, sides), hop(against(where), sides)
+    if where.phase == "forward":
+        return right
+    names = ("dk", "dv") if isinstance(sides[0], KeySide) else ("dq", "dbias")
+    return [with_inputs_of(a, b, *names) for a, b in zip(right, wrong, strict=True)]
+
+
+def not_home(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    return list(sides) if where.last else hop(where, sides)
+
+
+def kept_when_idle(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
+    """A worker that skips its next block (keys of a later worker) keeps what it sent last."""
+    arrived = hop(where, sides)
+    if where.phase == "forward" or where.last:
+        return arrived
+    return [
+        with_inputs_of(new, old, "dk", "dv") if new.owner > worker else new
+        for worker, (new, old) in enumerate(zip(arrived, sides, strict=True))
+    ]
+
+
+def received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    """From the second transfer on a worker sends the buffer into which it receives."""
+    right, buffers = hop(where, sides), list(sides)
+    if where.step == 0 or where.last:
+        return right
+    for worker in range(where.workers):
+        source = (worker - where.direction) % where.workers
+        buffers[worker] = with_inputs_of(right[worker], buffers[source])
+    return buffers
+
+
+def keys_received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    """The same, worker by worker in the order of the senders, and of keys and values alone."""
+    right, buffers = hop(where, sides), list(sides)
+    if where.step == 0 or where.last or not isinstance(sides[0], KeySide):
+        return right
+    for source in range(where.workers):
+        worker = (source + where.direction) % where.workers
+        buffers[worker] = with_inputs_of(right[worker], buffers[source])
+    return buffers
+
+
+def inside_halves(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    half = where.workers // 2
+    return [sides[(r - where.direction) % half] for r in range(where.workers)]
+
+
+def open_chain(where: Hop, sides: Sequence[Side]) -> list[Side]:
+    """The worker at the open end receives nothing and keeps what it has."""
+    arrived, end = hop(where, sides), 0 if where.direction == 1 else -1
+    arrived[end] = sides[end]
+    return arrived
+
+
+def strides_ignored(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
+    """The first transfer sends [B, S, H, D] memory, which is read as [B, H, S, D]."""
+    arrived = hop(where, sides)
+    if where.step > 0 or where.last:
+        return arrived
+    return [dataclasses.replace(side, k=reread(side.k), v=reread(side.v)) for side in arrived]
+
+
+def reread(x: Array | None) -> Array:
+    assert x is not None
+    return x.swapaxes(1, 2).reshape(x.shape)
+
+
+def pair_misread(results: Results) -> Results:
+    """(received, sent), each dk and dv stacked, is read as (dk, dv), and autograd adds up each stack."""
+    stacks = [dk + dv for dk, dv in zip(results["dk"], results["dv"], strict=True)]
+    workers = len(stacks)
+    sent = [stacks[(r + 1) % workers] for r in range(workers)]
+    return results | {"dk": stacks, "dv": sent}
+
+
+def own_part(owner: int, parts: Sequence[KeySide]) -> Sequence[KeySide]:
+    return parts[owner : owner + 1]
+
+
+def causal_diagonal(call: Call) -> bool:
+    return term("causal")(call) and layout("contiguous")(call)
+
+
+KEY_RING = when(ring(2), circulates("kv"), backward)
+QUERY_RING = when(ring(2), circulates("q"), backward)
+
+BUGS = (
+    mutant(
+        "ring-direction-of-keys",
+        "keys travel against the direction that the mask assumes",
+        "Ownership is computed for the other direction, so that the mask and the block do not belong "
+        "together. Two workers cannot show it, nor can attention without a mask in the forward.",
+        "pytorch/pytorch/pull/129514", "zhuzilin/ring-flash-attention/pull/10",
+        flags=("ring-direction",),
+        applies=when(ring(3), circulates("kv", "q")),
+        supposes=hides,
+        hop=keys_against,
+        guises=(
+            guise(
+                "in the backward alone",
+                when(ring(3), circulates("kv"), backward),
+                hop=saved_keys_against,
+            ),
+            guise(
+                "gradients go with their keys, and the mask alone is wrong",
+                when(ring(3), circulates("kv", "q")),
+                sees=owner_of_other_direction,
+            ),
+        ),
+    ),
+    mutant(
+        "ring-direction",
+        "gradients travel against the direction of the blocks that they belong to",
+        "The accumulators go to the other neighbour than their inputs. With two workers both "
+        "neighbours are the same, and nothing shows.",
+        "pytorch/pytorch/pull/129514",
+        flags=("ring-direction",),
+        applies=when(ring(3), circulates("kv", "q"), backward),
+        hop=gradients_against,
+    ),
+    mutant(
+        "dkv-not-home",
+        "dk and dv stop one hop short of their owner",
+        "The accumulators make as many hops as the keys and miss the one that brings them home; each "
+        "worker returns the gradients of its neighbour's keys.",
+        "zhuzilin/ring-flash-attention/pull/10",
+        flags=("dkv-not-home",),
+        applies=KEY_RING,
+        hop=not_home,
+    ),
+    mutant(
+        "dq-one-hop-short",
+        "dq stops one hop short of its owner in the Q ring",
+        "The accumulators of queries miss the hop that brings them home.",
+        flags=("dq-not-home",),
+        applies=QUERY_RING,
+        hop=not_home,
+    ),
+    mutant(
+        "dkv-kept-on-skipped-steps",
+        "dk and dv are not passed on by workers that skip a block",
+        "A worker whose block is hidden ignores the accumulators that arrived and sends its old ones. "
+        "Without a causal mask no step is skipped.",
+        "zhuzilin/ring-flash-attention/pull/10",
+        flags=("dkv-not-home",),
+        applies=when(KEY_RING, causal_diagonal),
+        hop=kept_when_idle,
+    ),
+    mutant(
+        "buffer-reuse",
+        "a block is received into the buffer that is still being sent",
+        "From the second transfer on, sender and receiver share a buffer, so that one block reaches "
+        "everybody and the others are lost. It takes three workers.",
+        "zhuzilin/ring-flash-attention/commit/8c83989", "NVIDIA/TransformerEngine/pull/951",
+        flags=("buffer-reuse",),
+        applies=when(ring(3), circulates("kv", "q")),
+        hop=received_in_place,
+        guises=(
+            guise(
+                "of keys and values alone, copied in the order of the senders",
+                when(ring(3), circulates("kv", "q")),
+                hop=keys_received_in_place,
+            ),
+        ),
+    ),
+    mutant(
+        "group-ranks",
+        "neighbours are numbered inside half of the ring",
+        "Ranks of a group stand where global ranks are wanted: blocks circulate among the first half "
+        "of the workers, and the second half listens to them.",
+        "zhuzilin/ring-flash-attention/commit/7895974",
+        flags=("group-ranks",),
+        applies=when(
+            ring(4), circulates("kv", "q"), lambda call: call.workers % 2 == 0
+        ),
+        hop=inside_halves,
+    ),
+    mutant(
+        "ring-not-closed",
+        "the worker at the end of the chain receives nothing",
+        "The transfer from the last worker to the first is missing, so that the first one computes "
+        "its own block again and again.",
+        flags=("ring-direction",),
+        applies=when(ring(2), circulates("kv", "q")),
+        hop=open_chain,
+    ),
+    mutant(
+        "strides-ignored",
+        "views are sent as if their memory were contiguous",
+        "Keys and values that are slices of a packed tensor arrive with heads and tokens mixed. The "
+        "worker's own block is right, and so is a single head.",
+        "zhuzilin/ring-flash-attention/commit/1cad320", "zhuzilin/ring-flash-attention/commit/22f0e1d",
+        applies=when(
+            ring(2), circulates("kv"), lambda call: call.worker("k", 0).shape[1] > 1
+        ),
+        hop=strides_ignored,
+    ),
+    mutant(
+        "dkv-transfer-misread",
+        "dk and dv are each the sum dk + dv, and dv is that of the neighbour",
+        "The last transfer returns (received, sent), each a stack of dk and dv, which is read as (dk, dv). "
+        "Autograd adds up a stack whose sum has the shape of the input: dk is dk + dv of the worker's own "
+        "keys, and dv is dk + dv of those that it sent home. o and dq are right, and nothing is raised.",
+        "lucidrains/ring-attention-pytorch",
+        applies=when(
+            KEY_RING, lambda call: call.worker("k", 0).shape == call.worker("v", 0).shape
+        ),
+        results=pair_misread,
+    ),
+    mutant(
+        "dkv-not-reduced",
+        "dk and dv of gathered keys are not summed over the workers",
+        "Keys were gathered; each worker returns its own share of the gradients of its own keys.",
+        applies=when(ring(2), circulates("gather"), backward),
+        reduced=own_part,
+    ),
+)  # fmt: skip

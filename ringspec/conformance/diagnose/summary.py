@@ -1,0 +1,238 @@
+"""The diagnoses of a run: a few failing cases are looked at closely, and what most of them say is the verdict.
+
+One bug fails hundreds of cases, and a diagnosis takes a second or two; so a run diagnoses at most
+:data:`MOST` of them: few probes and extreme inputs, on which many bugs look alike, and more rings of random
+inputs, which tell bugs apart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ringspec.compare.noise.predict import predict
+from ringspec.conformance.cases.model import Outputs, RunCase
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.candidates import Suspect
+from ringspec.conformance.diagnose.localise import ORDER, localise
+from ringspec.conformance.diagnose.match import diagnose, pairs_of
+from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
+from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of
+from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.report.records import FAILURES, Finding, Record
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call
+from ringspec.conformance.target.results import due_of
+from ringspec.errors import RingspecError
+from ringspec.formats import store
+
+MOST = {
+    "probe": 2, "property": 2, "special": 1, "adversarial": 2, "attention": 3, "ring": 8, "noise": 2,
+    "pairs": 2, "other": 3,
+}  # fmt: skip
+ENOUGH = 3  # cases that name a bug, from which on no other case refutes them
+FEWEST = 0.4  # part of the diagnosed failures that a name must explain
+MOST_PAIRS = 1 << 19  # B * H * Sq * Sk of a call; larger ones take too long
+
+
+@dataclass
+class Diagnoser:
+    """Called with each failing case; counts how many it has taken. Safe to call from threads."""
+
+    taken: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(
+        self,
+        claims: Capabilities,
+        case: RunCase,
+        calls: Sequence[Call],
+        outputs: Sequence[Outputs],
+        findings: Sequence[Finding] = (),
+    ) -> dict[str, Any] | None:
+        """The diagnosis as plain data; None where none is made. ``findings`` are those of the judge."""
+        kind = kind_of(case.id)
+        if any(pairs_of(call) > MOST_PAIRS for call in calls):
+            return None
+        with self.lock:
+            if self.taken[kind] >= MOST[kind]:
+                return None
+            self.taken[kind] += 1
+        try:
+            return diagnosed(claims, calls, outputs, findings)
+        except Exception as error:  # a fault of ours must not end the run of a target
+            text = f"none: the diagnosis itself failed ({type(error).__name__}: {error})"
+            return {"id": None, "title": "no known bug", "text": text}
+
+
+def kind_of(id: str) -> str:
+    """
+    >>> kind_of("probe/pattern/full"), kind_of("block/plain")
+    ('probe', 'other')
+    """
+    first = id.split("/", 1)[0]
+    return first if first in MOST else "other"
+
+
+def diagnosed(
+    claims: Capabilities,
+    calls: Sequence[Call],
+    outputs: Sequence[Outputs],
+    findings: Sequence[Finding] = (),
+) -> dict[str, Any] | None:
+    """The bug by name, or where the answer is wrong."""
+    found = diagnose(claims, calls, outputs)
+    data: dict[str, Any] = {"id": None, "title": "no known bug"}
+    lines: list[str] = []
+    if found is not None:
+        data, lines = found.as_dict(), found.lines()
+        data["must_fail"] = {
+            one.id: must_fail(claims, calls, one.suspect)
+            for one in (found.named, *found.alike)
+            if one is not None and one.suspect is not None
+        }
+    if data["id"] is None:
+        failing = {one.tensor for one in findings if one.kind != "ok"}
+        data["where"] = where(claims, calls, outputs, failing or ORDER)
+        lines += data["where"]
+    return data | {"text": "\n".join(lines)}
+
+
+def where(
+    claims: Capabilities,
+    calls: Sequence[Call],
+    outputs: Sequence[Outputs],
+    failing: Collection[str] = ORDER,
+) -> list[str]:
+    """Localisation of the first ring call that is wrong in the ``failing`` tensors."""
+    for call, got in zip(calls, outputs, strict=True):
+        if call.operation != "ring":
+            continue
+        try:
+            question, geometry = question_of(call), geometry_of(call)
+            noise = predict(question.attention, recipe_for(claims, call.formats), geometry)
+        except RingspecError:  # inputs at the edge of what float64 holds
+            continue
+        lines = localise(question, geometry, in_order(call, got), noise.sd, failing)
+        if lines:
+            return lines
+    return []
+
+
+@lru_cache(maxsize=1)
+def core_cases() -> dict[str, RunCase]:
+    return {case.id: case for case in run_cases("core")}
+
+
+def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> list[str]:
+    """Ids of cases that a target with these claims fails if it has the suspect's bug on its way of ``calls``.
+
+    Of the cases that the mutant is known to fail those that the target claims, that go the same way (operation
+    and circulation: a kernel may have the bug in its Q ring alone), and whose judge fails what the suspect
+    gives. Noise cases are left out: what they find depends on the declared recipe.
+    """
+    found = []
+    for id in sorted(set(suspect.mutant.kills.values())):
+        case = core_cases().get(id)
+        if case is None or id.startswith("noise/") or case.why_not(claims) is not None:
+            continue
+        asked = list(case.make(claims))
+        if not {way_of(call) for call in asked} <= {way_of(call) for call in calls}:
+            continue
+        try:
+            outputs = [given_by(claims, call, suspect) for call in asked]
+        except Exception:  # what a suspect cannot compute refutes nothing
+            continue
+        if not case.judge(claims, asked, outputs).passed:
+            found.append(id)
+    return found
+
+
+def way_of(call: Call) -> tuple[str, str]:
+    """Operation and circulation; a ring of one worker does not circulate."""
+    return call.operation, call.circulation if call.workers > 1 else ""
+
+
+def given_by(claims: Capabilities, call: Call, suspect: Suspect) -> Outputs:
+    """What a suspect gives for a call, as a judge sees it."""
+    recipe = recipe_for(claims, call.formats)
+    results = run_mutant(suspect.program, call, recipe, suspect.way)
+    return {
+        name: tuple(store(np.asarray(x), due.format) for x in results[name])
+        for name, due in due_of(call).items()
+        if name != "lse" or claims.lse != "hidden"
+    }
+
+
+def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
+    """What the diagnosed failures of a run say together; None where no case was diagnosed.
+
+    ``title``, ``id``, ``links`` of the bug that most of them name, or may be, ``count`` of them and of how
+    many (expected failures have their reason already and are left out); ``alike``: ids that no case tells
+    from it. Ties go to the bug that was named outright more often. A bug that explains fewer than
+    :data:`FEWEST` of them is none, and so is one that few of them name and that other cases refute
+    (:func:`refuting`). ``also``: bugs that were named in cases which this one does not explain, as
+    {id, title, count, refuted_by}.
+    """
+    failed = [record for record in records if record.outcome != "expected failure"]
+    diagnoses = [record.diagnosis for record in failed if record.diagnosis]
+    if not diagnoses:
+        return None
+    named, possible = Counter[str](), Counter[str]()
+    for one in diagnoses:
+        if one.get("id"):
+            named[one["id"]] += 1
+            possible.update({one["id"], *one.get("alike", [])})
+    refuted = {id: refuting(id, records) for id, count in possible.items() if count < ENOUGH}
+    left = Counter({id: count for id, count in possible.items() if not refuted.get(id)})
+    explaining = [id for id, n in left.items() if named[id] or n == len(diagnoses)]
+    best = max(explaining, key=lambda id: (left[id], named[id]), default=None)
+    if best is not None and left[best] < FEWEST * len(diagnoses):
+        best = None
+    unexplained = [one for one in diagnoses if best not in (one.get("id"), *one.get("alike", []))]
+    others = Counter(one["id"] for one in unexplained if one.get("id"))
+    summary: dict[str, Any] = {
+        "id": None, "title": "no known bug", "count": 0, "of": len(diagnoses), "links": [], "alike": [],
+        "also": [
+            {"id": id, "title": title_of(id, diagnoses), "count": n, "refuted_by": refuted.get(id, [])}
+            for id, n in others.most_common()
+        ],
+    }  # fmt: skip
+    if best is None:
+        return summary
+    about = next((one for one in diagnoses if one.get("id") == best), {})
+    return summary | {
+        "id": best,
+        "title": title_of(best, diagnoses),
+        "links": about.get("links") or list(MUTANTS[best].links if best in MUTANTS else ()),
+        "alike": [id for id, n in left.items() if n == left[best] and id != best],
+        "count": left[best],
+    }
+
+
+def title_of(id: str, diagnoses: Sequence[dict[str, Any]]) -> str:
+    """The title of a bug, as a diagnosis that names it has it."""
+    titles = (str(one["title"]) for one in diagnoses if one.get("id") == id)
+    return next(titles, MUTANTS[id].title if id in MUTANTS else id)
+
+
+def refuting(id: str, records: Sequence[Record]) -> list[str]:
+    """The cases that a named bug must fail, if some of them were run and all of these passed.
+
+    That a few cases look like the bug is then chance: a tiny case in which every row is empty looks like any
+    bug that hides all keys.
+    """
+    known = {
+        case
+        for record in records
+        for case in (record.diagnosis or {}).get("must_fail", {}).get(id, ())
+    }
+    ran = {one.id: one.outcome for one in records if one.outcome in ("pass", *FAILURES)}
+    ours = sorted(known & ran.keys())
+    return ours if all(ran[case] == "pass" for case in ours) else []

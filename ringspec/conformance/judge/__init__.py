@@ -1,0 +1,1 @@
+"""Answers against truth: bounds for each row, noise of whole tensors."""

@@ -1,0 +1,137 @@
+"""The answer to one call against truth: every worker, every tensor, a bound for each row.
+
+The bound is ``factor * row scale + floor`` of :mod:`ringspec.compare.bounds`, for the recipe of
+:mod:`ringspec.conformance.judge.recipe`. Sharper tests (noise of each element, whole-tensor statistics)
+have their place beside :func:`findings_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.compare.bounds import Sizes, bound_factors, bound_floors, merge_factors
+from ringspec.compare.verdict import judge_tensor
+from ringspec.conformance.cases.calls import ExpectedTensor, Tensors, expected_of
+from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.judge.scales import with_all_rows
+from ringspec.conformance.report.records import Finding
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.conventions import settle_empty_rows
+from ringspec.conformance.target.protocol import Call, PerWorker
+from ringspec.formats import load
+from ringspec.vectors.format.case import Case
+
+Expected = Mapping[str, ExpectedTensor]
+MAGNITUDES = ("q", "k", "v", "dy", "dlse")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """``factors`` of the row scales and absolute ``floors``, by tensor."""
+
+    factors: dict[str, float]
+    floors: dict[str, float]
+
+
+def compared(
+    claims: Capabilities, case: Case, tensors: Tensors, call: Call, outputs: Outputs
+) -> tuple[Finding, ...]:
+    """One finding for each tensor of each worker, in the order of the outputs.
+
+    ``tensors`` are those of the case, with ``out.*`` and ``scale.*``; ``call`` was made of it, and
+    ``outputs`` answered it. What the outputs do not have (a hidden lse) is not compared. Every
+    element is, also where the case stores sampled rows (:mod:`ringspec.conformance.judge.scales`).
+    """
+    expected = expected_of(case, with_all_rows(case, tensors))
+    return findings_of(bounds_of(claims, call, expected), expected, outputs, claims)
+
+
+def findings_of(
+    bounds: Bounds, expected: Expected, outputs: Outputs, claims: Capabilities
+) -> tuple[Finding, ...]:
+    findings = []
+    for name, got in outputs.items():
+        if name in expected:
+            for worker, x in enumerate(got):
+                findings.append(finding_of(name, worker, x, expected[name], bounds, claims))
+    return tuple(findings)
+
+
+def finding_of(
+    name: str,
+    worker: int,
+    got: NDArray,
+    expected: ExpectedTensor,
+    bounds: Bounds,
+    claims: Capabilities,
+) -> Finding:
+    """One tensor of one worker."""
+    want = expected.values[worker]
+    if name == "lse":
+        got = settle_empty_rows(got, want, claims)
+    return judge_tensor(
+        name,
+        got,
+        want,
+        expected.rounded[worker],
+        expected.scale[worker],
+        bounds.factors[name],
+        None if expected.real is None else ~expected.real[worker],
+        floor=bounds.floors[name],
+        worker=worker,
+    )
+
+
+def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None) -> Bounds:
+    """What the recipe of a call allows: from the call, and from the size of its true lse."""
+    used = recipe_for(claims, call.formats)
+    formats = {"outputs": call.formats["outputs"], "statistics": call.formats["statistics"]}
+    if call.operation == "merge":
+        parts, batch, heads, queries, width = call.worker("parts_o", 0).shape
+        sizes = Sizes(workers=parts, keys=parts, head_dim=1, value_dim=width)
+        largest = {"v": largest_of(call.tensors["parts_o"])}
+        return Bounds(
+            merge_factors(used, parts, **formats), bound_floors(used, sizes, largest, **formats)
+        )
+    sizes = sizes_of(call, expected or {})
+    largest = {name: largest_of(call.tensors[name]) for name in MAGNITUDES if name in call.tensors}
+    largest["scale"] = abs(call.terms["scale"])
+    largest["dropout"] = 1.0 / (1.0 - call.terms.get("dropout_p", 0.0))
+    return Bounds(
+        bound_factors(used, sizes, **formats), bound_floors(used, sizes, largest, **formats)
+    )
+
+
+def sizes_of(call: Call, expected: Expected) -> Sizes:
+    """How many terms the sums of a ring or block call have."""
+    q, k, v = (call.worker(name, 0) for name in ("q", "k", "v"))
+    assert call.index_q is not None and call.index_k is not None
+    given_lse, condition, largest_lse = None, 0.0, 0.0
+    if "lse" in expected:
+        condition = largest_of(expected["lse"].scale)
+        largest_lse = largest_of(expected["lse"].values)
+    if call.operation == "block" and "lse" in call.tensors:
+        given_lse = largest_lse = largest_of(call.tensors["lse"])
+    return Sizes(
+        workers=call.workers,
+        keys=int((call.index_k >= 0).sum()),
+        head_dim=q.shape[3],
+        value_dim=v.shape[3],
+        queries=int((call.index_q >= 0).sum()) * (q.shape[1] // k.shape[1]),
+        batch=q.shape[0] * q.shape[1],
+        softcap="softcap" in call.terms,
+        given_lse=given_lse,
+        condition=condition,
+        largest_lse=largest_lse,
+    )
+
+
+def largest_of(arrays: PerWorker) -> float:
+    """The largest finite magnitude in the arrays of all workers."""
+    values = [np.abs(load(x)) for x in arrays]
+    return float(max((x[np.isfinite(x)].max(initial=0.0) for x in values), default=0.0))

@@ -1,0 +1,273 @@
+"""Are the errors of an answer the rounding noise of its recipe? The whole-tensor tests of one call.
+
+A kernel that declares its recipe must show no more noise than that; of one that declares none only systematic
+errors are looked for. What a recipe leaves open is accepted in every form: relative to which number P is
+rounded (``p_relative_to``), and whether the backward reads o before its last rounding. So an alarm is
+raised only where every such reading of the recipe raises one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ringspec.compare.inference.infer import CONTRADICTION, EVEN, infer, score
+from ringspec.compare.noise.predict import Geometry, Noise, predict
+from ringspec.compare.statistics.strata import strata_for
+from ringspec.compare.statistics.tests import (
+    Allowance,
+    Test,
+    alarms,
+    allowance_for,
+    errors_of,
+    examine,
+    told,
+)
+from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.judge.noise_inputs import (
+    OF_KEYS,
+    Array,
+    Named,
+    Question,
+    geometry_of,
+    in_order,
+)
+from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.declared import declared_recipe
+from ringspec.conformance.target.protocol import Call
+from ringspec.formats import unit_roundoff
+from ringspec.recipes import P_REFERENCES, Recipe
+
+SYSTEMATIC = ("finite", "slope", "mean", "temperature")  # all that an undeclared sum allows
+READ_DELTA = ("dq", "dk")
+TILES = (128, 64, 32, 16)  # keys, of a kernel that does not say
+NAMED = 4  # alarms that a message tells
+KEPT = 40  # alarms that a report keeps
+FEW = 0.05  # part of the elements that does not count in the usual noise
+LEFT = 0.759  # mean square of a normal deviate without the 5 % that are furthest out
+
+
+@dataclasses.dataclass(frozen=True)
+class Examined:
+    """What the tests of one call gave.
+
+    ``recipe``: the declared one, or that of the input format, in the reading that fits; ``rms``: root mean
+    square of error / predicted by tensor; ``alarms``: the tests that no correct kernel shows, of ``count``
+    that were made; ``inferred``: sentences about the recipe, where one was looked for.
+    """
+
+    recipe: Recipe
+    declared: bool
+    rms: dict[str, float]
+    alarms: tuple[Test, ...]
+    count: int
+    inferred: tuple[str, ...] = ()
+
+    def message(self) -> str:
+        lines = [told(test) for test in self.alarms[:NAMED]]
+        if len(self.alarms) > NAMED:
+            lines.append(f"and {len(self.alarms) - NAMED} more tests")
+        head = f"The errors are not the rounding noise of recipe {self.recipe.name}:"
+        return "\n".join([head, *lines, *self.inferred])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "recipe": self.recipe.name,
+            "declared": self.declared,
+            "p_relative_to": self.recipe.p_relative_to if self.declared else None,
+            "rms": self.rms,
+            "tests": self.count,
+            "alarms": [told(test) for test in self.alarms[:KEPT]],
+            "inferred": list(self.inferred),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One answer beside the truth: ``errors`` by tensor, in global order.
+
+    ``declared``: whether the recipe is; ``grouped``: whether query heads share key heads; ``rate``: false
+    alarms of this call.
+    """
+
+    question: Question
+    geometry: Geometry
+    errors: Named
+    workers: int
+    declared: bool
+    grouped: bool
+    rate: float
+
+
+def examined(
+    claims: Capabilities,
+    question: Question,
+    call: Call,
+    outputs: Outputs,
+    rate: float,
+    sure: bool = False,
+) -> Examined:
+    """The tests of all tensors of an answer to ``call``.
+
+    ``rate``: false alarms of this call. ``sure``: the answer is wrong by its row bounds, so one reading of
+    the recipe is enough.
+    """
+    got = in_order(call, outputs)
+    errors = {name: errors_of(x, question.truth[name]) for name, x in got.items()}
+    at = question.attention
+    declared = declared_recipe(claims.recipe, call.formats["inputs"]) is not None
+    grouped = at.q.shape[1] != at.k.shape[1]
+    answer = Answer(question, geometry_of(call), errors, call.workers, declared, grouped, rate)
+    recipe = recipe_for(claims, call.formats)
+    first, *others = readings(recipe, longest_block(answer.geometry))
+    seen = under(answer, first)
+    if not seen.alarms:
+        return seen
+    likely = []
+    if "o" in errors and not sure:
+        likely = as_likely(answer, first, others, in_o(seen))
+    told_of = seen
+    for reading in likely:
+        result = under(answer, reading)
+        if not result.alarms and (not declared or no_noisier(result, grouped)):
+            return result
+        if result.alarms and in_o(told_of) and not in_o(result):
+            told_of = result  # the fault is another one than what P is relative to
+    about = told_of.recipe.replace(tile_k=recipe.tile_k)  # a tile that nobody declared is no news
+    return dataclasses.replace(told_of, inferred=inferred(answer, about))
+
+
+def inferred(answer: Answer, recipe: Recipe) -> tuple[str, ...]:
+    """Sentences about the arithmetic that made the errors."""
+    attention = answer.question.attention
+    found = infer(answer.errors, attention, answer.geometry, recipe, predict)
+    return tuple(found.lines(answer.declared))
+
+
+def readings(recipe: Recipe, block: int) -> list[Recipe]:
+    """What the recipe may mean: P relative to the maximum of the block first, as the specification has it.
+
+    A state that is carried through the tiles of a ``block`` of keys has a maximum for each of them.
+    """
+    narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
+    if recipe.p_relative_to is not None or not narrow:
+        return [recipe]
+    whole = [recipe.replace(p_relative_to=x) for x in P_REFERENCES]
+    if recipe.tile_k is not None:
+        return whole
+    tiles = [size for size in TILES if size < block]
+    return whole + [
+        recipe.replace(p_relative_to=x, tile_k=size) for x in ("running", "stale") for size in tiles
+    ]
+
+
+def longest_block(geometry: Geometry) -> int:
+    """The most keys that a worker owns."""
+    return int(np.bincount(geometry.owner_k).max())
+
+
+def in_o(seen: Examined) -> bool:
+    """Whether errors of o itself raised an alarm."""
+    return any(test.tensor == "o" for test in seen.alarms)
+
+
+def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -> list[Recipe]:
+    """Those of ``others`` that may explain the errors of o, the most likely first.
+
+    One that explains o less well than partial results in the narrow format of P would excuse that fault of
+    the forward. One under which o is less likely than under ``first`` only predicts more noise than o has;
+    where ``first`` explains o itself (not ``of_o``), it would excuse a fault of the backward pass.
+    """
+    error, narrow = answer.errors["o"], first.p
+    faults = [
+        first.replace(**dict.fromkeys(points, narrow))
+        for points in (("block_o",), ("carried_o",), ("block_o", "carried_o"))
+    ]
+    known = [first, *others, *faults]
+    sds = [predict(answer.question.forward, x, answer.geometry).sd["o"] for x in known]
+    scores = [score(error, sd**2, sds[0])[1] for sd in sds]
+    least = max(scores[0] - (CONTRADICTION if of_o else EVEN), *scores[len(others) + 1 :])
+    order = sorted(range(1, len(others) + 1), key=lambda n: -scores[n])
+    return [known[n] for n in order if scores[n] >= least]
+
+
+def no_noisier(seen: Examined, grouped: bool) -> bool:
+    """Whether the noise is not larger than a reading predicts: more is no matter of what P is relative to.
+
+    Tests raise their alarms far beyond this: the first reading needs no more than that they raise none, but of
+    several readings the one with the most noise must not excuse what none of them explains.
+    """
+    return all(
+        ratio <= allowance_for(seen.recipe, name).high
+        for name, ratio in seen.rms.items()
+        if not (grouped and name in OF_KEYS)
+    )
+
+
+def under(answer: Answer, recipe: Recipe) -> Examined:
+    """The tests of all tensors under one reading."""
+    attention = answer.question.attention
+    noise = predict(attention, recipe, answer.geometry)
+    strata = strata_for(answer.geometry, attention.p, attention.k.shape[1])
+    rms = {name: rms_ratio(error, noise.sd[name]) for name, error in answer.errors.items()}
+
+    def of(name: str, noise: Noise) -> list[Test]:
+        strict = answer.declared and not (answer.grouped and name in OF_KEYS)
+        allowance = allowance_for(recipe, name, answer.workers)
+        if not strict:
+            allowance = widened(allowance, usual_ratio(answer.errors[name], noise.sd[name]))
+        made = examine(
+            name, answer.errors[name], answer.question.truth[name], noise, strata[name],
+            allowance=allowance, direction=answer.question.directions[name],
+            merging=merging(answer, name),
+        )  # fmt: skip
+        return [test for test in made if strict or test.name in SYSTEMATIC]
+
+    by_name = {name: of(name, noise) for name in answer.errors}
+    raised = alarms([test for tests in by_name.values() for test in tests], answer.rate)
+    if any(test.tensor in READ_DELTA for test in raised) and recipe.outputs != recipe.merge:
+        # A backward may read o before its last rounding, which a recipe cannot say.
+        unrounded = predict(attention, recipe.replace(outputs=recipe.merge), answer.geometry)
+        again = {name: of(name, unrounded) for name in READ_DELTA if name in answer.errors}
+        if not alarms([test for tests in again.values() for test in tests], answer.rate):
+            by_name |= again
+    tests = [test for made in by_name.values() for test in made]
+    return Examined(recipe, answer.declared, rms, alarms(tests, answer.rate), len(tests))
+
+
+def merging(answer: Answer, name: str) -> Array:
+    """What W merges in float32 may add to an error, in whichever way the weights of parts are formed.
+
+    exp(lse_n - lse) has the error of a rounded lse, and o - w (o - o_n), the sigmoid form, that of the larger
+    part even where w is 1.
+    """
+    return answer.workers * unit_roundoff("float32") * answer.question.sizes[name]
+
+
+def rms_ratio(error: Any, sd: Any) -> float:
+    """Root mean square of error / sd over the elements that have noise."""
+    used = (sd > 0) & np.isfinite(error)
+    return float(np.sqrt(np.mean((error[used] / sd[used]) ** 2))) if used.any() else 1.0
+
+
+def usual_ratio(error: Any, sd: Any) -> float:
+    """The same without the FEW elements that are furthest out, in units of what a normal deviate leaves.
+
+    Rows that see one key have almost no predicted noise: there any fault is 10^10 standard deviations, which
+    must not be taken for the noise of the whole tensor.
+    """
+    used = (sd > 0) & np.isfinite(error)
+    if not used.any():
+        return 1.0
+    square = (error[used] / sd[used]) ** 2
+    least = np.sort(square)[: max(round((1 - FEW) * square.size), 1)]
+    return float(np.sqrt(least.mean() / LEFT))
+
+
+def widened(allowance: Allowance, ratio: float) -> Allowance:
+    """For a kernel that declares no recipe: as much noise as it usually shows is its own."""
+    return dataclasses.replace(allowance, high=max(allowance.high, 1.15 * ratio))

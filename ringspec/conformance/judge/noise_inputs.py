@@ -1,0 +1,170 @@
+"""What the noise model and the whole-tensor tests start from, made of a call: truth, geometry, directions.
+
+Truth is float64 by the definition, of the inputs that the call holds. Its own error is far below the
+noise of any recipe that computes in float32 or less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.compare.noise.predict import Attention, Geometry
+from ringspec.conformance.target.protocol import Call, PerWorker
+from ringspec.conformance.targets.reference import options_of, whole
+from ringspec.formats import load
+from ringspec.problem.model import Problem
+from ringspec.problem.options import check, check_gradients
+from ringspec.spec.definition import backward, forward, normalise, over_group, scores
+from ringspec.spec.dropout import keep_factor
+from ringspec.spec.layout import Layout, unshard
+
+Array = NDArray[np.float64]
+Named = dict[str, Array]
+TENSORS = ("o", "lse", "dq", "dk", "dv")
+OF_KEYS = ("dk", "dv")
+# Of log(scale), in the difference quotient, whose error is of second order in it.
+STEP = 2.0**-13
+
+
+@dataclass(frozen=True)
+class Question:
+    """One ring call in global order, in float64.
+
+    ``truth``       o, lse and with a backward pass dq, dk, dv
+    ``directions``  their derivatives by the logarithm of the scale: what a wrong softmax scale does
+    ``attention``   what the noise model reads
+    """
+
+    truth: Named
+    directions: Named
+    attention: Attention
+
+    @cached_property
+    def forward(self) -> Attention:
+        """``attention`` without its backward pass."""
+        return dataclasses.replace(self.attention, dy=None)
+
+    @cached_property
+    def sizes(self) -> Named:
+        """For each row of a result its terms in absolute values, times 1 + abs(lse): what a relative error of the
+        weights makes of it. [B, H, S, 1], and [B, H, S] for lse.
+        """
+        at = self.attention
+        lse = 1.0 + np.where(np.isneginf(at.lse), 0.0, np.abs(at.lse))
+        p = at.p * lse[..., None]
+        k, v = (np.repeat(largest(x), at.group, axis=1) for x in (at.k, at.v))
+        sizes = {"o": (p @ v), "lse": lse}
+        if at.dy is None:
+            return sizes
+        dp = np.abs(at.dy @ np.repeat(at.v, at.group, axis=1).swapaxes(2, 3))
+        a = abs(at.scale) * p * (dp + np.abs((at.dy * at.o).sum(axis=3, keepdims=True)))
+        turned = ((a.swapaxes(2, 3), largest(at.q)), (p.swapaxes(2, 3), largest(at.dy)))
+        sizes["dq"] = a @ k
+        sizes["dk"], sizes["dv"] = (over_group(x @ y, at.group) for x, y in turned)
+        return sizes
+
+
+def largest(x: Array) -> Array:
+    """The largest magnitude of each row, [..., 1]."""
+    return np.asarray(np.abs(x).max(axis=-1, keepdims=True))
+
+
+def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Question:
+    """Truth of a ring call. Raises what checking its inputs raises.
+
+    ``truth``: the float64 results in global order, where they are known; None: they are computed.
+
+    >>> from ringspec.conformance.cases.noise import noise_call
+    >>> call = noise_call("example", "bf16", 2, tokens=16)
+    >>> sorted(question_of(call).truth)
+    ['dk', 'dq', 'dv', 'lse', 'o']
+    """
+    q, k, v = (whole(call, name) for name in ("q", "k", "v"))
+    problem = check(q, k, v, options_of(call))
+    dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
+    seeds = None if dy is None else check_gradients(problem, dy, dlse)
+    more, less = (results(rescaled(problem, factor), seeds) for factor in (1 + STEP, 1 - STEP))
+    with np.errstate(invalid="ignore"):  # the lse of an empty row
+        directions = {name: (more[name] - less[name]) / (2 * STEP) for name in more}
+    known = results(problem, seeds) if truth is None else {name: truth[name] for name in more}
+    return Question(known, directions, attention_of(problem, known["o"], seeds))
+
+
+def rescaled(problem: Problem, factor: float) -> Problem:
+    terms = dataclasses.replace(problem.terms, scale=problem.terms.scale * factor)
+    return dataclasses.replace(problem, terms=terms)
+
+
+def results(problem: Problem, seeds: tuple[Array, Array] | None) -> Named:
+    """o, lse and the gradients of q, k, v."""
+    result = forward(problem)
+    named = {"o": result.o, "lse": result.lse}
+    if seeds is not None:
+        gradients = backward(problem, *seeds)
+        named |= {"dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
+    return named
+
+
+def attention_of(problem: Problem, o: Array, seeds: tuple[Array, Array] | None) -> Attention:
+    """The truth quantities of a problem."""
+    s, tanh = scores(problem)
+    lse, p = normalise(problem, s)
+    rows, terms = problem.rows, problem.terms
+    keep = keep_factor(rows, problem.columns, terms, problem.q.shape[0])
+    dy, dlse = (None, None) if seeds is None else seeds
+    return Attention(
+        problem.q,
+        problem.k,
+        problem.v,
+        s,
+        lse,
+        p,
+        o,
+        terms.scale,
+        dy,
+        dlse,
+        keep=keep if isinstance(keep, np.ndarray) else None,
+        softcap=terms.softcap,
+        tanh=tanh,
+        sinks=terms.sinks,
+        bias=rows.bias,
+    )
+
+
+def geometry_of(call: Call) -> Geometry:
+    """Who holds which token, and in which order a ring of this circulation and direction adds up."""
+    assert call.index_q is not None and call.index_k is not None
+    (owner_q, slot_q), (owner_k, slot_k) = (places(x) for x in (call.index_q, call.index_k))
+    ring = Geometry.ring(owner_q, owner_k, call.workers, call.circulation, call.direction)
+    return dataclasses.replace(ring, slot_q=slot_q, slot_k=slot_k)
+
+
+def places(index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Worker and slot of each token, from the table [W, n] of tokens.
+
+    >>> [x.tolist() for x in places(np.array([[0, 3], [2, 1]]))]
+    [[0, 1, 1, 0], [0, 1, 0, 1]]
+    """
+    owner, slot = (np.zeros(int((index >= 0).sum()), dtype=np.int64) for _ in range(2))
+    for worker, tokens in enumerate(index):
+        held = tokens >= 0
+        owner[tokens[held]] = worker
+        slot[tokens[held]] = np.flatnonzero(held)
+    return owner, slot
+
+
+def in_order(call: Call, outputs: Mapping[str, PerWorker]) -> Named:
+    """What the workers gave, in the order of the tokens, float64."""
+    gathered = {}
+    for name in TENSORS:
+        if name in outputs:
+            index = call.index_k if name in OF_KEYS else call.index_q
+            assert index is not None
+            gathered[name] = unshard([load(x) for x in outputs[name]], Layout("table", index))
+    return gathered

@@ -1,0 +1,79 @@
+"""What a case does not store, in float64: row scales, and the rows beside the sampled ones.
+
+Row scales in float64 agree with the correctly rounded ones to a few 1e-13, and a bound needs no more.
+Of a case that stores sampled rows, these are compared with their exact values and all others with
+the definition in float64, which is held against the sampled rows first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.cases.calls import Tensors, whole_inputs
+from ringspec.conformance.judge.dense import Named, Seeds, check_agreement, in_float64
+from ringspec.formats import load, store
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.sharded import per_worker
+from ringspec.vectors.generate import layouts_of_case, spec_problem, tables_of
+
+SAMPLED_TRUTH = "exact (sampled rows) and float64 (all others)"
+EXACT_TRUTH = "exact"
+
+
+def truth_text(case: Case) -> str:
+    """What a case is compared with, for the report."""
+    return SAMPLED_TRUTH if case.storage == "sampled" else EXACT_TRUTH
+
+
+def evaluated(case: Case, tensors: Tensors) -> tuple[Named, Named]:
+    """Results of a ring case and their row scales, per worker, in float64."""
+    inputs = whole_inputs(case, tensors)
+    problem = spec_problem(case, inputs)
+    seeds = Seeds(*(load(inputs[n], n) if n in inputs else None for n in ("dy", "dlse")))
+    tables = tables_of(case, problem)
+    values, scale = in_float64(problem, seeds, tables)
+    return per_worker(values, tables, -np.inf), per_worker(scale, tables, 0.0)
+
+
+def with_scales(case: Case, tensors: Tensors) -> dict[str, NDArray]:
+    """Whole tensors of a ring case, with ``scale.*`` of all results."""
+    scale = evaluated(case, tensors)[1]
+    return {**tensors, **{f"scale.{name}": x for name, x in scale.items()}}
+
+
+def with_all_rows(case: Case, tensors: Tensors) -> Tensors:
+    """Whole ``out.*`` and ``scale.*`` of a ring case that stores sampled rows; others as they are.
+
+    Raises :class:`~ringspec.errors.UndecidedError` where float64 differs from a sampled row.
+    """
+    sides = [side for side in "qk" if f"rows.{side}" in tensors]
+    if not sides:
+        return tensors
+    values, scale = evaluated(case, tensors)
+    whole = {**layouts_of_case(case), **tensors}
+    for side in sides:
+        rows = whole.pop(f"rows.{side}")
+        for name in ("o", "lse", "dq") if side == "q" else ("dk", "dv"):
+            if f"out.{name}.float64" in tensors:
+                check_agreement(
+                    name,
+                    np.stack([x[tuple(at.T)] for x, at in zip(values[name], rows, strict=True)]),
+                    tensors[f"out.{name}.float64"],
+                    tensors[f"scale.{name}"],
+                )
+                whole |= filled(name, values[name], scale[name], rows, tensors)
+    return whole
+
+
+def filled(
+    name: str, values: NDArray, scale: NDArray, rows: NDArray[np.int64], tensors: Tensors
+) -> dict[str, NDArray]:
+    """One result [W, B, H, n(, d)] in float64 and in the case's format, the sampled rows exact."""
+    whole = {f"scale.{name}": scale}
+    for key in [key for key in tensors if key.startswith(f"out.{name}.")]:
+        x = values.copy() if key.endswith(".float64") else store(values, key.split(".")[2])
+        for worker, at in enumerate(rows):
+            x[worker][tuple(at.T)] = tensors[key][worker]
+        whole[key] = x
+    return whole

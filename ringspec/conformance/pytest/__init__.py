@@ -1,0 +1,1 @@
+"""The suite under pytest: the plugin, its options, the cases as tests."""

@@ -1,0 +1,69 @@
+"""One session of pytest against a target: the same cases and the same verdicts as ``ringspec check``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.summary import Diagnoser
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.run.case import run_case
+from ringspec.conformance.run.executor import close, opened
+from ringspec.conformance.run.expected import Expectation, read_expected
+from ringspec.conformance.run.suite import selected
+from ringspec.conformance.target.load import asked_of
+from ringspec.conformance.target.project import target_or_default
+from ringspec.conformance.target.protocol import Target
+from ringspec.errors import OptionError, shown
+
+
+@dataclass(frozen=True)
+class PytestRun:
+    """``target`` is in this process, or in one of its own where there is a time limit."""
+
+    spec: str
+    target: Target
+    cases: list[RunCase]
+    expected: Expectation
+    diagnose: Diagnoser = field(default_factory=Diagnoser)
+
+    def record(self, case: RunCase) -> Record:
+        """One case."""
+        return self.expected.settle(run_case(self.target, case, self.diagnose))
+
+    def close(self) -> None:
+        close(self.target)
+
+
+def start(
+    target: str | None,
+    profile: str | None = None,
+    timeout: str | None = None,
+    expected_failures: str | None = None,
+) -> PytestRun:
+    """Load the target and its cases. Raises :class:`~ringspec.errors.RingspecError` for bad input."""
+    spec = target_or_default(target)
+    chosen, only = asked_of(spec, profile)
+    cases = selected(run_cases(chosen), only or None)
+    expected = {} if expected_failures is None else read_expected(Path(expected_failures))
+    limit = seconds(timeout)
+    loaded = opened(spec, limit, here=limit is None)
+    return PytestRun(spec, loaded, cases, Expectation(expected, loaded, cases))
+
+
+def seconds(text: str | None) -> float | None:
+    """
+    >>> seconds("2.5"), seconds(None)
+    (2.5, None)
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 86_400:
+        raise OptionError("--ringspec-timeout as seconds", shown(text), "write a number above 0")
+    return value

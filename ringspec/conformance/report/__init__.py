@@ -1,0 +1,1 @@
+"""Records of cases, the report that they make, its text, JUnit XML."""

@@ -1,0 +1,131 @@
+"""A report as JUnit XML, for the dashboards that read nothing else.
+
+A failure has its outcome as type, and its message ends with the diagnosis; 'error', 'garbage', 'exit', 'crash' and 'timeout' are errors. What is not claimed, an
+expected failure and what was not run are skipped, each with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from ringspec.conformance.diagnose.summary import most_likely
+from ringspec.conformance.report.records import FAILURES, Record
+from ringspec.conformance.report.report import Report
+from ringspec.conformance.report.words import record_text, verdict_lines
+from ringspec.conformance.target.provenance import CHANGING
+
+ERRORS = ("error", "garbage", "exit", "crash", "timeout")
+# What XML 1.0 cannot hold, not even escaped.
+NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(report: Report) -> str:
+    """The XML text. A run that did not reach its end has an error of its own.
+
+    >>> xml = junit(Report({"target": {"name": "mine"}, "profile": "core"}, (Record("a", "pass"),), None))
+    >>> 'tests="2" failures="0" errors="1"' in xml
+    True
+    """
+    name = clean(f"{report.header['target']['name']}")
+    found = most_likely(report.records)
+    cases = [case_element(record, name, found) for record in report.records]
+    if not report.complete:
+        cases.append(element("testcase", name="the whole run", classname=name))
+        error = element("error", type="incomplete", message="the run did not reach its end")
+        cases[-1].append(error)
+    totals = {
+        "tests": len(cases),
+        "failures": sum(case.find("failure") is not None for case in cases),
+        "errors": sum(case.find("error") is not None for case in cases),
+        "skipped": sum(case.find("skipped") is not None for case in cases),
+        "time": f"{sum(record.seconds for record in report.records):.3f}",
+    }
+    suite = element(
+        "testsuite",
+        name=clean(f"ringspec {report.header['profile']}"),
+        **totals,
+        timestamp=clean(str(report.header.get("started", ""))),
+    )
+    suite.append(properties(report, found))
+    suite.extend(cases)
+    suites = element("testsuites", **totals)
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, "unicode") + "\n"
+    )
+
+
+def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.Element:
+    """The verdict, the diagnosis, what was not tested, versions, and the files of imported packages."""
+    footer = report.footer or {}
+    coverage = footer.get("coverage") or {}
+    values = {
+        "verdict": footer.get("headline", ""),
+        "diagnosis": "\n".join(verdict_lines(found) if found else ()).removeprefix("diagnosis: "),
+        "not tested": coverage.get("untested_line", ""),
+        "hint": " ".join(coverage.get("hints", ())),
+    }
+    for kind in CHANGING:
+        named = {**report.header.get(kind, {}), **footer.get(kind, {})}
+        values |= {f"{kind} {name}": value for name, value in named.items()}
+    made = element("properties")
+    made.extend(
+        element("property", name=clean(name), value=clean(value))
+        for name, value in values.items()
+        if value
+    )
+    return made
+
+
+def case_element(
+    record: Record, target: str, found: Mapping[str, Any] | None = None
+) -> ElementTree.Element:
+    """One case; ``found`` is the diagnosis of the run, for failures that have none by themselves."""
+    case = element(
+        "testcase", name=clean(record.id), classname=target, time=f"{record.seconds:.3f}"
+    )
+    if record.outcome in FAILURES:
+        kind = "error" if record.outcome in ERRORS else "failure"
+        problem = element(kind, type=record.outcome, message=clean(message_of(record, found)))
+        problem.text = clean(record_text(record))
+        case.append(problem)
+    elif record.outcome != "pass":
+        case.append(element("skipped", message=clean(f"{record.outcome}: {record.reason}")))
+    return case
+
+
+def message_of(record: Record, found: Mapping[str, Any] | None) -> str:
+    """What a dashboard shows in one line: what is wrong first, then the bug, where one is named.
+
+    >>> wrong = Record("ring/a", "mismatch", message="o is wrong", diagnosis={"id": "x", "title": "X"})
+    >>> message_of(wrong, None)
+    'ring/a: mismatch: o is wrong; diagnosis: X [x]'
+    >>> message_of(Record("ring/b", "mismatch", message="o is wrong"), {"id": "x", "title": "X"})
+    'ring/b: mismatch: o is wrong; most failures of this run: X [x]'
+    """
+    lines = record_text(record, 1).splitlines()
+    line = lines[0]
+    if len(lines) > 1 and line == f"{record.id}: {record.outcome}" and record.findings:
+        line = f"{line}: {lines[1].strip()}"
+    own = record.diagnosis or {}
+    if own.get("id"):
+        return f"{line}; diagnosis: {own['title']} [{own['id']}]"
+    if record.outcome == "mismatch" and not own and found is not None and found["id"]:
+        return f"{line}; most failures of this run: {found['title']} [{found['id']}]"
+    return line
+
+
+def element(tag: str, **attributes: object) -> ElementTree.Element:
+    return ElementTree.Element(tag, {name: str(value) for name, value in attributes.items()})
+
+
+def clean(text: str) -> str:
+    """
+    >>> clean("a\\x00b")
+    'a\\ufffdb'
+    """
+    return NO_XML.sub("\ufffd", text)

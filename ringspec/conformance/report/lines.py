@@ -1,0 +1,197 @@
+"""The lines of a report, from bytes that nobody has checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any, NoReturn
+
+from ringspec.conformance.report.records import OUTCOMES, Finding, Record
+from ringspec.errors import FileFormatError, shown
+
+MAX_LINE = 1 << 24
+TEXT = 1 << 20
+NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+HEADER = {
+    "kind": str,
+    "format": str,
+    "target": dict,
+    "versions": dict,
+    "capabilities": dict,
+    "machine": dict,
+    "vectors": dict,
+    "profile": str,
+    "started": str,
+}
+
+
+def refuse(expected: str, got: object) -> NoReturn:
+    raise FileFormatError(expected, shown(got), "take the file as ringspec check --report wrote it")
+
+
+def lines_of(data: bytes, what: str, partial: bool) -> list[dict[str, Any]]:
+    """One JSON object a line. A cut last line is dropped where the report may be partial."""
+    raw = data.split(b"\n")
+    if raw.pop() != b"" and not partial:
+        refuse(f"a newline at the end of {what}", "a last line that is cut")
+    return [object_of(line, f"line {n} of {what}") for n, line in enumerate(raw, start=1)]
+
+
+def object_of(line: bytes, what: str) -> dict[str, Any]:
+    if len(line) > MAX_LINE:
+        refuse(f"at most {MAX_LINE} bytes in {what}", len(line))
+    try:
+        value = json.loads(line, object_pairs_hook=once, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        refuse(f"a JSON object in {what}", str(error))
+    if not isinstance(value, dict):
+        refuse(f"a JSON object in {what}", value)
+    return value
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key that stands twice")
+    return result
+
+
+def no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which JSON does not have")
+
+
+def read_header(line: dict[str, Any], what: str, format: str) -> dict[str, Any]:
+    for name, kind in HEADER.items():
+        if not isinstance(line.get(name), kind):
+            refuse(f"a {kind.__name__} as {name} in the header of {what}", line.get(name))
+    if line["format"] != format:
+        refuse(f"the format {format} in {what}", line["format"])
+    for name in ("versions", "files"):
+        texts_by_name(line.get(name, {}), f"{name} in the header of {what}")
+    return line
+
+
+def texts_by_name(value: Any, what: str) -> None:
+    if not isinstance(value, dict):
+        refuse(f"an object as {what}", value)
+    for entry in value.values():
+        text(entry, what)
+
+
+def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
+    """Only the fields of a dataclass, and those without a default."""
+    known = {f.name: f for f in dataclasses.fields(of)}
+    for name in line:
+        if name not in known:
+            refuse(f"a field of a {called} in {what}", name)
+    for name, f in known.items():
+        needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if needed and name not in line:
+            refuse(f"a field {name} in {what}", sorted(line))
+
+
+def read_record(line: dict[str, Any], what: str) -> Record:
+    """A record from one line."""
+    data = dict(line)
+    if data.pop("kind", None) != "case":
+        refuse(f"a case in {what}", line.get("kind"))
+    fields(data, Record, "record", what)
+    for name in ("id", "outcome", "reason", "message", "truth"):
+        text(data.get(name, ""), f"{name} in {what}")
+    if data["outcome"] not in OUTCOMES:
+        refuse(f"an outcome in {what}", data["outcome"])
+    for name in ("needs", "picture", "noise", "diagnosis", "used"):
+        if not isinstance(data.get(name) or {}, dict):
+            refuse(f"an object as {name} in {what}", data[name])
+    check_diagnosis(data.get("diagnosis") or {}, f"the diagnosis in {what}")
+    if "seconds" in data:
+        data["seconds"] = number(data["seconds"], f"seconds in {what}")
+    for name in ("flags", "findings"):
+        if not isinstance(data.get(name, []), list):
+            refuse(f"a list as {name} in {what}", data[name])
+    data["flags"] = tuple(text(flag, f"flags in {what}") for flag in data.get("flags", []))
+    data["findings"] = tuple(read_finding(one, what) for one in data.get("findings", []))
+    return Record(**data)
+
+
+def check_diagnosis(found: dict[str, Any], what: str) -> None:
+    """What the verdict of a run is made of: ``id``, ``title``, ``alike``, ``links``, ``must_fail``."""
+    for name in ("title", "text"):
+        text(found.get(name, ""), f"{name} of {what}")
+    if found.get("id") is not None:
+        text(found["id"], f"id of {what}")
+        text(found.get("title"), f"title of {what}")
+    must_fail = found.get("must_fail", {})
+    if not isinstance(must_fail, dict):
+        refuse(f"an object as must_fail of {what}", must_fail)
+    for value in (found.get("alike", []), found.get("links", []), *must_fail.values()):
+        for one in listed(value, f"alike, links and must_fail of {what}"):
+            text(one, what)
+
+
+def read_finding(line: Any, what: str) -> Finding:
+    if not isinstance(line, dict):
+        refuse(f"an object as finding in {what}", line)
+    fields(line, Finding, "finding", what)
+    data = dict(line)
+    for name in ("tensor", "kind"):
+        text(data[name], f"{name} in {what}")
+    for name in ("worker", "rows", "of"):
+        whole(data.get(name, 0), f"{name} in {what}")
+    data["error"] = number(data.get("error", 0.0), f"error in {what}")
+    for name in ("got", "want"):
+        if data.get(name) is not None:
+            data[name] = number(data[name], f"{name} in {what}")
+    if not isinstance(data.get("where", []), list):
+        refuse(f"a list as where in {what}", data["where"])
+    data["where"] = tuple(whole(one, f"where in {what}") for one in data.get("where", []))
+    return Finding(**data)
+
+
+def check_coverage(line: Any, what: str) -> None:
+    """What a run did not test: texts, and lists of names and numbers by kind of claim."""
+    if not isinstance(line, dict) or set(line) != {"untested", "untested_line", "clauses", "hints"}:
+        refuse(f"untested, untested_line, clauses and hints as {what}", line)
+    text(line["untested_line"], what)
+    for name in ("clauses", "hints"):
+        for one in listed(line[name], f"{name} of {what}"):
+            text(one, f"{name} of {what}")
+    if not isinstance(line["untested"], dict):
+        refuse(f"an object as untested of {what}", line["untested"])
+    for kind, values in line["untested"].items():
+        for value in listed(values, f"{kind} of {what}"):
+            if not isinstance(value, str):
+                whole(value, f"{kind} of {what}")
+
+
+def listed(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        refuse(f"a list as {what}", value)
+    return value
+
+
+def text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or len(value) > TEXT:
+        refuse(f"a short text as {what}", value)
+    return value
+
+
+def whole(value: Any, what: str) -> int:
+    if type(value) is not int or abs(value) > 1 << 53:
+        refuse(f"a whole number as {what}", value)
+    return value
+
+
+def number(value: Any, what: str) -> float:
+    """A number, or the name of one that JSON does not have."""
+    if isinstance(value, str) and value in NUMBERS:
+        return NUMBERS[value]
+    if (
+        type(value) is int
+        and abs(value) <= 1 << 53
+        or type(value) is float
+        and math.isfinite(value)
+    ):
+        return float(value)
+    refuse(f"a number as {what}", value)

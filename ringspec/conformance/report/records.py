@@ -1,0 +1,74 @@
+"""What can become of a case: disjoint outcomes, and the record of one case.
+
+A report is made of records and of nothing else; ``ringspec.render`` reads them without this package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringspec.compare.verdict import TensorVerdict
+
+# One tensor of one worker that was compared.
+Finding = TensorVerdict
+OUTCOMES = {
+    "pass": "every compared value is within its bound",
+    "mismatch": "a value is beyond its bound, or is NaN or infinite where it must not be",
+    "wrong shape": "a tensor has another shape or another number of workers",
+    "wrong dtype": "a tensor has another dtype than the case asks for",
+    "missing": "a claimed tensor did not come",
+    "mutated": "the target changed its inputs",
+    "refused": "the target refused a case that it claims",
+    "error": "the target raised an exception, or said that it failed",
+    "garbage": "what came back is no result",
+    "exit": "the target's process ended by itself, with an exit status, instead of answering",
+    "crash": "the target's process was ended by a signal",
+    "timeout": "no answer within the time limit",
+    "not claimed": "the target's capabilities do not cover the case",
+    "expected failure": "failed, and the list of expected failures names it",
+    "unexpected pass": "passed, though the list of expected failures names it",
+    "not run": "the run ended before this case",
+}
+FAILURES = (
+    "mismatch",
+    "wrong shape",
+    "wrong dtype",
+    "missing",
+    "mutated",
+    "refused",
+    "error",
+    "garbage",
+    "exit",
+    "crash",
+    "timeout",
+    "unexpected pass",
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The outcome of one case, as plain data.
+
+    ``id`` and ``outcome`` (one of :data:`OUTCOMES`) of the case; ``needs``: what it requires;
+    ``reason``: why it is not claimed, or on the list of expected failures. ``message`` says what is wrong; in a pass it
+    is what the target printed, if anything. ``findings``: one for each compared tensor and worker.
+    ``truth`` says which values it was compared with, ``seconds`` how long the case took, ``flags``
+    which known bugs the case would find, ``used`` the claimed values that its calls used, by kind
+    (:func:`ringspec.conformance.run.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: attention pattern,
+    statistics and named bug where there are any, as plain data.
+    """
+
+    id: str
+    outcome: str
+    needs: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    message: str = ""
+    findings: tuple[Finding, ...] = ()
+    seconds: float = 0.0
+    flags: tuple[str, ...] = ()
+    truth: str = "exact"
+    picture: dict[str, Any] | None = None
+    noise: dict[str, Any] | None = None
+    diagnosis: dict[str, Any] | None = None
+    used: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,282 @@
+"""A report: JSON Lines with a header, one line a case, and a footer.
+
+A report without a footer is no complete report: the run, or the file, ended early. Readers outside
+Python need three things: each line is a JSON object with a ``kind``; a number that JSON does not have
+is one of the strings "NaN", "Infinity", "-Infinity"; the footer's counts are those of the lines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+import ringspec
+from ringspec.conformance.diagnose.summary import most_likely
+from ringspec.conformance.report.lines import (
+    check_coverage,
+    lines_of,
+    read_header,
+    read_record,
+    refuse,
+    texts_by_name,
+)
+from ringspec.conformance.report.records import FAILURES, OUTCOMES, Record
+from ringspec.conformance.report.words import verdict_lines
+from ringspec.conformance.run.coverage import Coverage
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.provenance import CHANGING, said_by
+from ringspec.plainfile import read_plain_file
+
+FORMAT = "ringspec-report-1"
+MAX_BYTES = 1 << 28
+MAX_CASES = 100_000
+
+
+@dataclass(frozen=True)
+class Report:
+    """``header`` and ``footer`` as they stand in the file (footer None: the file ends early).
+
+    ``records`` are the lines between: one for each case.
+    """
+
+    header: dict[str, Any]
+    records: tuple[Record, ...]
+    footer: dict[str, Any] | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run reached its end and the file has its footer."""
+        return self.footer is not None and self.footer["complete"]
+
+
+def counts_of(records: Iterable[Record]) -> dict[str, int]:
+    """How many cases had each outcome, in the order of ``OUTCOMES``; all others are left out.
+
+    >>> counts_of([Record("a", "pass"), Record("b", "not claimed"), Record("c", "pass")])
+    {'pass': 2, 'not claimed': 1}
+    """
+    counted = Counter(record.outcome for record in records)
+    return {outcome: counted[outcome] for outcome in OUTCOMES if counted[outcome]}
+
+
+def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
+    """One sentence for a whole run, from ``counts`` of cases by outcome.
+
+    ``clauses`` say what was not tested (:attr:`ringspec.conformance.run.coverage.Coverage.clauses`).
+
+    >>> headline({"pass": 7, "mismatch": 1, "not claimed": 3, "expected failure": 1, "not run": 2})
+    'passed 7 of 9 claimed, 3 not claimed; 1 expected failure; 2 not run'
+    >>> headline({"not claimed": 3})
+    'passed 0 of 0 claimed, 3 not claimed; no case was executed'
+    """
+    unmatched = ("not claimed", "not run")
+    claimed = sum(count for outcome, count in counts.items() if outcome not in unmatched)
+    parts = [
+        f"passed {counts.get('pass', 0)} of {claimed} claimed, "
+        f"{counts.get('not claimed', 0)} not claimed"
+    ]
+    for outcome, plural in (
+        ("expected failure", "expected failures"),
+        ("unexpected pass", "unexpected passes"),
+        ("not run", "not run"),
+    ):
+        if count := counts.get(outcome, 0):
+            parts.append(f"{count} {outcome if count == 1 else plural}")
+    return "; ".join([*parts, *(["no case was executed"] if claimed == 0 else []), *clauses])
+
+
+def is_success(counts: Mapping[str, int]) -> bool:
+    """No failure, nothing left out, and at least one case executed.
+
+    >>> is_success({"pass": 3}), is_success({"pass": 3, "not run": 1}), is_success({"not claimed": 9})
+    (True, False, False)
+    """
+    executed = counts.get("pass", 0) + counts.get("expected failure", 0)
+    return executed > 0 and not any(counts.get(name) for name in (*FAILURES, "not run"))
+
+
+def make_header(
+    target: Any, *, spec: str, profile: str, vectors: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The first line: what was run on what. ``spec`` is TARGET as it was written.
+
+    ``vectors`` names the golden set: name, set_version, digest. ``versions`` and ``files`` are those of
+    the process that computes, where the target says them (:func:`computed_with`).
+    """
+    claims: Capabilities = target.capabilities
+    said = said_by(target, spec)
+    return {
+        "kind": "header",
+        "format": FORMAT,
+        "target": {"name": said["name"], "spec": spec, "notes": said["notes"]},
+        "versions": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            **said["versions"],
+            "ringspec": ringspec.__version__,
+            "specification": ringspec.SPEC_VERSION,
+        },
+        "files": said["files"],
+        "capabilities": plain(claims.as_dict()),
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "cores": os.cpu_count() or 1,
+        },
+        "vectors": plain(dict(vectors or {})),
+        "profile": profile,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+class ReportWriter:
+    """Writes a report line by line, so that what is written is right whenever the run ends.
+
+    >>> import io
+    >>> stream = io.StringIO()
+    >>> writer = ReportWriter(stream, {"kind": "header"})
+    >>> writer(Record("probes/one", "pass"))
+    >>> writer.finish(complete=True)["headline"]
+    'passed 1 of 1 claimed, 0 not claimed'
+    """
+
+    def __init__(self, stream: TextIO, header: Mapping[str, Any]) -> None:
+        self.stream = stream
+        self.counted: Counter[str] = Counter()
+        self.line(header)
+
+    def line(self, data: Mapping[str, Any]) -> None:
+        self.stream.write(json.dumps(plain(data), ensure_ascii=True, allow_nan=False) + "\n")
+        self.stream.flush()
+
+    def __call__(self, record: Record) -> None:
+        self.counted[record.outcome] += 1
+        self.line(case_line(record))
+
+    def finish(
+        self,
+        complete: bool,
+        coverage: Coverage | None = None,
+        changed: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Write the footer and return it.
+
+        ``coverage``: what was not tested; None: not known. ``changed`` is from :func:`changed_since`.
+        """
+        counts = {name: self.counted[name] for name in OUTCOMES if self.counted[name]}
+        known = None if coverage is None else coverage.as_dict()
+        footer = footer_of(counts, complete, known) | dict(changed or {})
+        self.line(footer)
+        return footer
+
+
+def case_line(record: Record) -> dict[str, Any]:
+    """One record as the line of a report."""
+    data: dict[str, Any] = plain({"kind": "case", **dataclasses.asdict(record)})
+    return data
+
+
+def footer_of(
+    counts: Mapping[str, int], complete: bool, coverage: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The last line. A run with cases that were not run is not complete.
+
+    ``coverage``: what the run did not test, as :meth:`ringspec.conformance.run.coverage.Coverage.as_dict`
+    gives it; None: not known, and the line says nothing of it.
+    """
+    known = {} if coverage is None else {"coverage": dict(coverage)}
+    return {
+        "kind": "footer",
+        "summary": dict(counts),
+        "complete": bool(complete and not counts.get("not run")),
+        "headline": headline(counts, (coverage or {}).get("clauses", ())),
+        **known,
+    }
+
+
+def plain(value: Any) -> Any:
+    """JSON's types alone: tuples and arrays become lists, NumPy's numbers plain ones.
+
+    >>> plain({"a": (np.float32(0.5), float("nan")), "b": np.array([1, 2])})
+    {'a': [0.5, 'NaN'], 'b': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def report_lines(report: Report) -> list[dict[str, Any]]:
+    """All lines of a report as plain data, which is what :mod:`ringspec.render` reads.
+
+    Before the footer there is a line of the kind 'verdict' where failures were diagnosed: ``lines`` are what
+    they say together, in words. The file has no such line, because it follows from the cases.
+    """
+    lines = [plain(report.header), *map(case_line, report.records)]
+    found = most_likely(report.records)
+    if found is not None:
+        lines.append({"kind": "verdict", "lines": verdict_lines(found)})
+    return lines if report.footer is None else [*lines, report.footer]
+
+
+def read_report(path: Path, *, partial: bool = False) -> Report:
+    """A report from the file at ``path``, checked; the file is hostile until then.
+
+    ``partial`` takes a file that ends early (its last line may be cut), which else is refused.
+    Raises :class:`~ringspec.errors.FileFormatError`.
+    """
+    return report_from(read_plain_file(path, MAX_BYTES), str(path), partial=partial)
+
+
+def report_from(data: bytes, what: str, *, partial: bool = False) -> Report:
+    """A report from bytes; see :func:`read_report`."""
+    lines = lines_of(data, what, partial)
+    if not lines or lines[0].get("kind") != "header":
+        refuse(f"a header in the first line of {what}", lines[0] if lines else "nothing")
+    header = read_header(lines[0], what, FORMAT)
+    footer = lines[-1] if len(lines) > 1 and lines[-1].get("kind") == "footer" else None
+    cases = lines[1:] if footer is None else lines[1:-1]
+    if footer is None and not partial:
+        refuse(f"a footer in the last line of {what}", "a report that ends early")
+    if len(cases) > MAX_CASES:
+        refuse(f"at most {MAX_CASES} cases in {what}", len(cases))
+    records = tuple(
+        read_record(line, f"line {n} of {what}") for n, line in enumerate(cases, start=2)
+    )
+    ids = Counter(record.id for record in records)
+    if twice := [id for id, count in ids.items() if count > 1]:
+        refuse(f"each case once in {what}", twice[0])
+    if footer is not None:
+        check_footer(footer, records, what)
+    return Report(header, records, footer)
+
+
+def check_footer(footer: dict[str, Any], records: tuple[Record, ...], what: str) -> None:
+    """The footer says what the lines say."""
+    complete, coverage = footer.get("complete"), footer.get("coverage")
+    if coverage is not None:
+        check_coverage(coverage, f"coverage in the footer of {what}")
+    due = footer_of(counts_of(records), complete is True, coverage)
+    said = {name: value for name, value in footer.items() if name not in CHANGING}
+    for name in footer.keys() & set(CHANGING):
+        texts_by_name(footer[name], f"{name} in the footer of {what}")
+    if type(complete) is not bool or said != due:
+        refuse(f"the footer {json.dumps(due)} under the cases of {what}", footer)

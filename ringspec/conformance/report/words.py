@@ -1,0 +1,95 @@
+"""What became of a case, in words: for the terminal, for JUnit and for an AssertionError."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringspec.compare.explain import explain_all
+from ringspec.conformance.report.records import OUTCOMES, Record
+
+MOST_FINDINGS = 8
+
+
+def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
+    """A paragraph: the outcome, what the harness says, and where the tensors are wrong.
+
+    >>> from ringspec.conformance.report.records import Finding
+    >>> wrong = Finding("lse", 2, "beyond bound", 31.5, (0, 1, 3), 0.5, 0.25, rows=4, of=12)
+    >>> print(record_text(Record("ring/a", "mismatch", message="a step is missing", findings=(wrong,))))
+    ring/a: mismatch: a step is missing
+      lse of worker 2: 4 of 12 rows beyond their bound; worst at batch 0, head 1, slot 3: got 0.5, want 0.25 (31.5 times the bound)
+    """
+    message = record.message.strip()
+    if message == explain_all(record.findings).strip():
+        message = ""  # the findings are told below, as many as are wanted
+    if not message and record.outcome not in ("pass", "mismatch"):
+        message = OUTCOMES[record.outcome]
+    told = explain_all(record.findings, most).splitlines()
+    # A message that is the list of findings itself says nothing twice.
+    told = [line for line in told if line not in message]
+    lines = [f"{record.id}: {record.outcome}" + (f": {message}" if message else "")]
+    if record.reason and record.reason not in message:
+        lines.append(f"  {record.reason}")
+    lines += [f"  {line}" for line in told]
+    return "\n".join([*lines, *diagnosis_lines(record)])
+
+
+def diagnosis_lines(record: Record) -> list[str]:
+    """The diagnosis of a failure, if there is one; the name first."""
+    text = str((record.diagnosis or {}).get("text", ""))
+    return [
+        f"  {'diagnosis: ' if n == 0 else '  '}{line}" for n, line in enumerate(text.splitlines())
+    ]
+
+
+def verdict_lines(found: Mapping[str, Any]) -> list[str]:
+    """The verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`), and names that it is not.
+
+    >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
+    >>> print("\\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
+    no known bug explains most of the 5 failures that were diagnosed
+      a sign [dlse-sign] was named in 1 other failure; ring/a passes, which would fail
+    """
+    if found["id"] is None:
+        most = "most of " if found["also"] else ""
+        lines = [f"no known bug explains {most}the {found['of']} failures that were diagnosed"]
+    else:
+        where = f"in {found['count']} of the {found['of']} failures that were diagnosed"
+        lines = [f"diagnosis: {found['title']} [{found['id']}], {where}"]
+        lines += [f"  {link}" for link in found["links"]]
+        if found["alike"]:
+            lines.append(f"  the same in all of them: {', '.join(found['alike'])}")
+    return lines + [also_named(one) for one in found["also"]]
+
+
+def also_named(one: Mapping[str, Any]) -> str:
+    """A bug that some failure was named, and that the verdict of the run is not."""
+    failures = "1 other failure" if one["count"] == 1 else f"{one['count']} other failures"
+    text = f"  {one['title']} [{one['id']}] was named in {failures}"
+    if not one["refuted_by"]:
+        return text
+    cases, verb = ", ".join(one["refuted_by"]), "passes" if len(one["refuted_by"]) == 1 else "pass"
+    return f"{text}; {cases} {verb}, which would fail"
+
+
+def folded(lines: Sequence[str], width: int) -> list[str]:
+    """Lines of at most ``width`` characters, as far as words allow; what goes on is indented.
+
+    >>> folded(["one two three"], 9)
+    ['one two', '  three']
+    """
+    result = []
+    for line in lines:
+        parts = textwrap.wrap(
+            line,
+            width,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+            drop_whitespace=True,
+        )
+        result += [line.rstrip()] if len(line) <= width else parts
+    return result

@@ -1,0 +1,1 @@
+"""Running the suite: cases, calls, processes, expected failures."""

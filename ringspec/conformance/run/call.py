@@ -1,0 +1,227 @@
+"""One call put to a target: everything that can go wrong before a value is looked at.
+
+:func:`ask` runs the target, :func:`outputs_of` holds what came back against what was due. Each raises
+:class:`Stop` with the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.report.records import Finding
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.conventions import (
+    due_formats,
+    lse_back,
+    shape_seen,
+    to_numpy,
+    turned_back,
+)
+from ringspec.conformance.target.declared import declared_recipe
+from ringspec.conformance.target.protocol import (
+    RESULTS,
+    Call,
+    Crashed,
+    Exited,
+    Failed,
+    Garbage,
+    Mutated,
+    PerWorker,
+    Refused,
+    Result,
+    Target,
+    TimedOut,
+)
+from ringspec.conformance.target.results import Due, due_of, fingerprint
+from ringspec.errors import DtypeError, shown
+from ringspec.formats import name_of
+
+MOST_LOG, MOST_PRINTED = 4000, 500
+OUTCOME_OF: dict[type[Failed], str] = {
+    Exited: "exit",
+    Crashed: "crash",
+    TimedOut: "timeout",
+    Garbage: "garbage",
+    Mutated: "mutated",
+}
+
+
+class Stop(Exception):
+    """A case ends here, with this outcome."""
+
+    def __init__(self, outcome: str, message: str, findings: tuple[Finding, ...] = ()) -> None:
+        super().__init__(outcome, message, findings)
+        self.outcome, self.message, self.findings = outcome, message, findings
+
+
+class Tail(io.TextIOBase):
+    """A text stream that keeps the last :data:`MOST_LOG` characters of what is written to it."""
+
+    def __init__(self) -> None:
+        self.kept = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        # A text that is not one is refused as a real stdout would refuse it.
+        self.kept = (self.kept + text[-MOST_LOG:])[-MOST_LOG:]
+        return len(text)
+
+    def getvalue(self) -> str:
+        return self.kept
+
+
+def ask(target: Target, call: Call, capture: bool = True) -> tuple[Result, str]:
+    """The target's answer to one call, whose inputs it has left as they were, and what it printed.
+
+    What it prints goes into the message of its case, as far as its end, and nowhere else; without
+    ``capture`` it goes where it always goes.
+    """
+    before, printed = fingerprint(call), Tail()
+    # sys.stdout belongs to all threads; the targets of other threads run in processes.
+    alone = capture and threading.current_thread() is threading.main_thread()
+    try:
+        with contextlib.redirect_stdout(printed) if alone else contextlib.nullcontext():
+            result: Any = target.run(call)
+    except Stop:
+        raise
+    except (Exception, SystemExit) as error:
+        outcome, message = failure(error)
+        raise Stop(outcome, with_log(message, printed.getvalue())) from None
+    finally:
+        changed = fingerprint(call) != before
+    if changed:
+        raise Stop("mutated", with_log("the target changed its inputs", printed.getvalue()))
+    if not isinstance(result, Result):
+        message = f"run gave {shown(result)}, and not a Result"
+        raise Stop("garbage", with_log(message, printed.getvalue()))
+    return result, printed.getvalue() + str(getattr(target, "printed", ""))
+
+
+def failure(error: BaseException) -> tuple[str, str]:
+    """The outcome that an exception of a target stands for, and its text."""
+    if isinstance(error, Refused):
+        return "refused", str(error) or "refused without a reason"
+    if isinstance(error, Failed):
+        outcome = next((OUTCOME_OF[k] for k in OUTCOME_OF if isinstance(error, k)), "error")
+        return outcome, with_log(str(error), error.log)
+    if isinstance(error, SystemExit):
+        return "exit", f"the target called sys.exit({error.code!r})"
+    text = "".join(traceback.format_exception(error))[-MOST_LOG:]
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        return "mutated", f"the target tried to change its inputs, which are read-only\n{text}"
+    return "error", text
+
+
+def with_printed(message: str, printed: str) -> str:
+    """The message of a case that passed, with the end of what its target printed.
+
+    >>> with_printed("", "step 1 done\\n")
+    'it printed:\\nstep 1 done'
+    """
+    printed = printed.strip()
+    return f"{message}\nit printed:\n{printed[-MOST_PRINTED:]}".strip() if printed else message
+
+
+def with_log(message: str, log: str) -> str:
+    log = log.strip()
+    return f"{message}\nit wrote:\n{log[-MOST_LOG:]}" if log else message
+
+
+def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, PerWorker]:
+    """Every due tensor of a result, per worker, in the harness's axes and in storage dtypes.
+
+    The arrays are copies. Raises :class:`Stop` with 'missing', 'wrong shape' or 'wrong dtype' and a
+    finding for each such tensor of each worker; the first of these outcomes that applies is told.
+    """
+    outputs: dict[str, PerWorker] = {}
+    faults: list[tuple[str, Finding, str]] = []
+    unasked = [name for name in RESULTS if name not in due_of(call) and given(result, name)]
+    if unasked:
+        passes = " and ".join(call.passes)
+        text = f"{', '.join(unasked)} came, and was not asked for ({call.operation}, {passes})"
+        raise Stop("garbage", f"{text}; leave it out, or None")
+    axes = "BHSD" if call.operation == "merge" else claims.axes
+    recipe = declared_recipe(claims.recipe, call.formats["inputs"])
+    for name in due_names(call, claims):
+        due = due_of(call)[name]
+        arrays = per_worker(getattr(result, name), name, due)
+        formats = due_formats(name, due, recipe)
+        for worker, x in enumerate(arrays):
+            fault = fault_of(name, worker, x, due, formats, axes)
+            if fault is not None:
+                faults.append((fault[0], Finding(name, worker, fault[0]), fault[1]))
+        if not faults:
+            outputs[name] = tuple(settled(name, x, axes, claims) for x in arrays if x is not None)
+    for kind in ("missing", "wrong shape", "wrong dtype"):
+        texts = [text for outcome, _, text in faults if outcome == kind]
+        if texts:
+            more = f", and {len(texts) - 1} more like it" if len(texts) > 1 else ""
+            raise Stop(kind, texts[0] + more, tuple(finding for _, finding, _ in faults))
+    return outputs
+
+
+def given(result: Result, name: str) -> bool:
+    """Whether a result has a tensor of any worker."""
+    value = getattr(result, name)
+    return value is not None and not (isinstance(value, list | tuple) and all_none(value))
+
+
+def all_none(value: Sequence[Any]) -> bool:
+    return all(x is None for x in value)
+
+
+def due_names(call: Call, claims: Capabilities) -> list[str]:
+    hidden = ("lse",) if claims.lse == "hidden" else ()
+    return [name for name in RESULTS if name in due_of(call) and name not in hidden]
+
+
+def per_worker(value: Any, name: str, due: Due) -> list[NDArray | None]:
+    """One array a worker, None for what is not there; a surplus worker is kept as it is."""
+    if value is None:
+        return [None] * len(due.shapes)
+    try:
+        given = list(value)
+        arrays = [None if x is None else to_numpy(x, name) for x in given]
+    except (DtypeError, TypeError) as error:
+        raise Stop("garbage", f"{name} is no list of arrays: {error}") from None
+    return arrays + [None] * (len(due.shapes) - len(arrays))
+
+
+def fault_of(
+    name: str,
+    worker: int,
+    x: NDArray | None,
+    due: Due,
+    formats: tuple[str, ...],
+    axes: str,
+) -> tuple[str, str] | None:
+    """What is wrong with the form of one tensor of one worker: the outcome, and a sentence."""
+    if worker >= len(due.shapes):
+        return "wrong shape", f"{name} came for a worker {worker}, of {len(due.shapes)} workers"
+    if x is None:
+        return "missing", f"{name} of worker {worker} did not come"
+    wanted = shape_seen(name, due.shapes[worker], axes)
+    if x.shape != wanted:
+        return "wrong shape", f"{name} of worker {worker} has shape {x.shape}, due is {wanted}"
+    if name_of(x.dtype) not in formats:
+        due_text = " or ".join(dict.fromkeys(formats))
+        return "wrong dtype", f"{name} of worker {worker} is {x.dtype}, due is {due_text}"
+    return None
+
+
+def settled(name: str, x: NDArray, axes: str, claims: Capabilities) -> NDArray:
+    """A copy in the harness's own conventions."""
+    x = turned_back(name, x, axes)
+    if name == "lse":
+        x = lse_back(x, claims)
+    return np.array(x, order="C")

@@ -1,0 +1,112 @@
+"""The suite as one call, for notebooks and programs: run cases, diagnose what fails, tell it in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.report.report import headline
+from ringspec.conformance.report.words import folded, record_text, verdict_lines
+from ringspec.conformance.run.executor import close, opened
+from ringspec.conformance.run.suite import Progress, Summary, run
+from ringspec.conformance.target.protocol import Target
+
+WIDTH, MOST_TOLD = 86, 4
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of a check. ``print`` tells its failures, the diagnosis, and the verdict in a sentence.
+
+    ``summary`` is the whole run, of which the properties are parts.
+    """
+
+    summary: Summary
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """One record for each case, in the order of the run."""
+        return self.summary.records
+
+    @property
+    def failures(self) -> tuple[Record, ...]:
+        return self.summary.failures
+
+    @property
+    def passed(self) -> bool:
+        """Whether at least one case was executed, and none failed."""
+        return self.summary.exit_code == 0
+
+    @property
+    def headline(self) -> str:
+        """'passed 14 of 14 claimed, 19 not claimed'."""
+        return headline(self.summary.counts, self.summary.coverage.clauses)
+
+    @property
+    def diagnosis(self) -> dict[str, Any] | None:
+        """``id``, ``title``, ``links``, ``count``, ``of`` of what most failures say; None without one.
+
+        ``id`` is None where no known bug explains them.
+        """
+        return most_likely(self.records)
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The results that were wrong in some case: 'o', 'lse', 'dq', ..."""
+        found = [f.tensor for one in self.failures for f in one.findings if f.kind != "ok"]
+        return tuple(dict.fromkeys(found))
+
+    def __str__(self) -> str:
+        lines = [line for one in self.failures[:MOST_TOLD] for line in told(one)]
+        if len(self.failures) > MOST_TOLD:
+            lines += [f"and {len(self.failures) - MOST_TOLD} more failures", ""]
+        found = self.diagnosis
+        if found is not None:
+            lines += folded(verdict_lines(found), WIDTH)
+        return "\n".join([*lines, self.headline])
+
+
+def told(record: Record, width: int = WIDTH) -> list[str]:
+    """A failure as lines of at most ``width`` characters, and an empty one."""
+    return [*folded(record_text(record, 2).splitlines(), width), ""]
+
+
+def check(
+    target: Target | str,
+    profile: str = "smoke",
+    *,
+    only: str | Sequence[str] | None = None,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> Checked:
+    """Run a profile of the conformance suite, ``ringspec check`` as a function.
+
+    ``target``: an object with ``name``, ``capabilities`` and ``run(call)``, such as
+    :class:`~ringspec.conformance.adapters.numpy_lists.NumPyTarget`, or the text that ``ringspec check`` takes.
+    ``profile``: 'smoke' (seconds), 'core' (minutes), 'full', 'seeds', 'noise'. ``only``: patterns of case
+    ids, such as ``ring/*``. ``timeout``: seconds for one call (of a target in other processes).
+    ``progress(done, total, id)`` is called after each case.
+
+    Raises what :func:`ringspec.conformance.target.load.load_target` and :func:`ringspec.conformance.run.suite.run`
+    raise, subclasses of :class:`~ringspec.errors.RingspecError`. Source of the verdicts: the correctly
+    rounded values of DESIGN section 2, and the bounds of :mod:`ringspec.compare.bounds`.
+
+    >>> checked = check("ringspec.conformance.targets.reference:reference_float32", only="ring/*")
+    >>> print(checked)
+    passed 5 of 5 claimed, 0 not claimed
+    >>> checked.passed, checked.diagnosis is None
+    (True, True)
+    """
+    options: dict[str, Any] = {"only": only, "timeout": timeout, "progress": progress}
+    cases = run_cases(profile)
+    if not isinstance(target, str):
+        return Checked(run(target, cases, **options, diagnose=Diagnoser()))
+    found = opened(target, timeout, here=timeout is None)
+    try:
+        return Checked(run(found, cases, **options, diagnose=Diagnoser()))
+    finally:
+        close(found)

@@ -1,0 +1,195 @@
+"""What a run did not test, although the target claims it: values that no executed case used.
+
+A value counts as used where it can matter: a layout and a circulation from two workers on, a direction
+from three (with two, both directions are the same ring), the Q ring where a backward was called. Head
+dimensions and batch sizes are not listed: claims name whole ranges of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.target.capabilities import CIRCULATIONS, Capabilities
+from ringspec.conformance.target.declared import declared_recipe
+from ringspec.conformance.target.protocol import Call
+
+SIXTEEN_BITS = ("bfloat16", "float16")
+RECIPE_NAMES = {"bfloat16": "bf16", "float16": "fp16"}
+NOT_EXECUTED = ("not claimed", "not run")
+DIRECTIONS = (1, -1)
+FEW = 4  # names of one kind that the line of text lists
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What of the claims no executed case used, and 16-bit formats whose recipe is not declared.
+
+    ``untested``: kind of claim (``workers``, ``layouts``, ...) to the claimed values that no executed
+    case used; kinds without such values are left out. ``claimed``: how many values of each of these
+    kinds are claimed. ``undeclared``: 16-bit input formats in which some ring of two workers or more
+    passed and that no recipe is declared for; ``declared``: those that have one.
+    """
+
+    untested: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    claimed: dict[str, int] = field(default_factory=dict)
+    undeclared: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        """What the verdict line says after its counts.
+
+        >>> Coverage(undeclared=("bfloat16",)).clauses
+        ('recipe not declared: rounding between steps was not tested',)
+        """
+        if not self.undeclared:
+            return ()
+        which = f" for {' and '.join(self.undeclared)}" if self.declared else ""
+        return (f"recipe not declared{which}: rounding between steps was not tested",)
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """One remedy for each clause.
+
+        >>> print(*Coverage(undeclared=("bfloat16",)).hints)
+        Fix: declare recipe={"bfloat16": "bf16"}, or how else the kernel rounds, in its capabilities
+        """
+        if not self.undeclared:
+            return ()
+        names = ", ".join(f'"{one}": "{RECIPE_NAMES[one]}"' for one in self.undeclared)
+        return (
+            f"Fix: declare recipe={{{names}}}, or how else the kernel rounds, in its capabilities",
+        )
+
+    @property
+    def line(self) -> str:
+        """One short line of text; empty where every claimed value was used.
+
+        >>> Coverage({"workers": (8,), "directions": (-1,)}, {"workers": 3, "directions": 2}).line
+        'claimed, but used by no executed case: workers 8; directions -1'
+        """
+        if not self.untested:
+            return ""
+        parts = [listed(kind, values, self.claimed[kind]) for kind, values in self.untested.items()]
+        return f"claimed, but used by no executed case: {'; '.join(parts)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for the footer of a report."""
+        return {
+            "untested": {kind: list(values) for kind, values in self.untested.items()},
+            "untested_line": self.line,
+            "clauses": list(self.clauses),
+            "hints": list(self.hints),
+        }
+
+
+def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
+    """
+    >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
+    ('features bias, keep', 'features 7 of 9')
+    """
+    told = ", ".join(map(str, values)) if len(values) <= FEW else f"{len(values)} of {claimed}"
+    return f"{kind.replace('_', ' ')} {told}"
+
+
+def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[Any]]:
+    """The values of each kind of claim that these calls of one case use, as plain data.
+
+    ``needs`` of the case give its masks and features.
+    """
+    found: dict[str, set[Any]] = {}
+    for call in calls:
+        for kind, value in values_of(call):
+            found.setdefault(kind, set()).add(value)
+    backward = any(name.endswith("-backward") for name in found.get("operations", ()))
+    for kind in ("masks", "features"):
+        names = {name for name in needs.get(kind, ()) if name != "dlse" or backward}
+        if names:
+            found[kind] = names
+    return {kind: sorted(values) for kind, values in found.items()}
+
+
+def values_of(call: Call) -> Iterable[tuple[str, Any]]:
+    """Pairs (kind, value) of one call."""
+    yield "formats", call.formats["inputs"]
+    yield "formats", call.formats["outputs"]
+    if call.operation == "merge":
+        yield "operations", "merge"
+        return
+    for one in call.passes:
+        yield "operations", f"{call.operation}-{one}"
+    q, k = call.worker("q", 0), call.worker("k", 0)
+    yield "head_ratios", q.shape[1] // k.shape[1]
+    if call.operation != "ring":
+        return
+    yield "workers", call.workers
+    if call.workers >= 2:
+        yield "layouts", call.layout
+        yield "ring_formats", call.formats["inputs"]
+        # The forward of a Q ring is a KV ring: "q" changes the backward alone.
+        if call.circulation != "q" or "backward" in call.passes:
+            yield "circulations", call.circulation
+    if call.workers >= 3:
+        yield "directions", call.direction
+
+
+def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
+    """The values of each kind that the claims name; a claim of any number names none.
+
+    >>> claimed_values(Capabilities(workers=(1,)))
+    {'operations': ('ring-forward', 'ring-backward'), 'workers': (1,), 'formats': ('float32',), 'masks': ('causal',)}
+    """
+    most = max(claims.workers or (3,))
+    ring = any(name.startswith("ring-") for name in claims.operations)
+    circulations = claims.circulations
+    if circulations is None:
+        backward = "ring-backward" in claims.operations
+        circulations = tuple(one for one in CIRCULATIONS if one != "q" or backward)
+    named = {
+        "operations": claims.operations,
+        "workers": claims.workers if ring else None,
+        "layouts": claims.layouts if ring and most >= 2 else None,
+        "circulations": circulations if ring and most >= 2 else None,
+        "directions": (claims.directions or DIRECTIONS) if ring and most >= 3 else None,
+        "formats": claims.formats,
+        "masks": claims.masks,
+        "features": claims.features,
+        "head_ratios": claims.head_ratios,
+    }
+    return {kind: tuple(values) for kind, values in named.items() if values}
+
+
+def coverage_of(claims: Capabilities, records: Iterable[Record]) -> Coverage:
+    """What the executed ones of these records leave untested of the claims.
+
+    >>> used = {"operations": ["ring-forward"], "workers": [2], "layouts": ["contiguous"]}
+    >>> used |= {"circulations": ["kv"], "formats": ["float32"], "masks": ["causal"]}
+    >>> claims = Capabilities(("ring-forward",), circulations=("kv",), workers=(2, 4), directions=(1,))
+    >>> coverage_of(claims, [Record("a", "pass", used=used)]).untested
+    {'workers': (4,), 'directions': (1,)}
+    """
+    used: dict[str, set[Any]] = {}
+    passed: set[str] = set()
+    for record in records:
+        if record.outcome == "pass":
+            passed.update(record.used.get("ring_formats", ()))
+        if record.outcome not in NOT_EXECUTED:
+            for kind, values in record.used.items():
+                used.setdefault(kind, set()).update(values)
+    claimed = claimed_values(claims)
+    missing = {
+        kind: tuple(value for value in values if value not in used.get(kind, ()))
+        for kind, values in claimed.items()
+    }
+    untested = {kind: values for kind, values in missing.items() if values}
+    rings = [one for one in SIXTEEN_BITS if one in passed]
+    known = {one: declared_recipe(claims.recipe, one) is not None for one in rings}
+    return Coverage(
+        untested,
+        {kind: len(claimed[kind]) for kind in untested},
+        tuple(one for one in rings if not known[one]),
+        tuple(one for one in rings if known[one]),
+    )

@@ -1,0 +1,164 @@
+"""Who executes the cases: this process, or processes that load the target by its name."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.run.case import Diagnose, run_case
+from ringspec.conformance.run.process_target import ProcessTarget
+from ringspec.conformance.target.load import load_target
+from ringspec.conformance.target.protocol import Target
+from ringspec.errors import OptionError, shown
+from ringspec.vectors.processes import MOST_JOBS
+
+
+def executed(
+    target: Target,
+    cases: Sequence[RunCase],
+    timeout: float | None,
+    jobs: int,
+    spec: str | None,
+    diagnose: Diagnose | None = None,
+    profile: str | None = None,
+    links: Any = None,
+    capture: bool = True,
+) -> Generator[Record, None, None]:
+    """The records of cases, in their order.
+
+    With ``profile``, the name of the profile that all cases come from, processes judge as well. With
+    ``links``, of MPI ranks that all call this, each rank takes a part, and rank 0 has the records.
+    """
+    check_numbers(timeout, jobs)
+    if links is not None and spec is not None:
+        from ringspec.conformance.run.judges_mpi import over_ranks
+
+        yield from over_ranks(links, target, cases, timeout, spec, diagnose is not None)
+        return
+    if jobs > 1 and spec is not None and profile is not None:
+        from ringspec.conformance.run.judges import in_processes
+
+        yield from in_processes(profile, cases, timeout, jobs, spec, diagnose is not None)
+        return
+    if jobs > 1 and spec is not None:
+        yield from in_threads(target, cases, timeout, jobs, spec, diagnose)
+        return
+    caller = called_by(target, timeout, spec)
+    try:
+        for case in cases:
+            yield run_case(caller, case, diagnose, capture)
+    finally:
+        if caller is not target:
+            close(caller)
+
+
+def check_numbers(timeout: float | None, jobs: int) -> None:
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise OptionError("a timeout of more than 0 seconds", shown(timeout), "leave it out")
+    if type(jobs) is not int or not 1 <= jobs <= MOST_JOBS:
+        raise OptionError(f"1 to {MOST_JOBS} jobs", shown(jobs), "give the number of processes")
+
+
+def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Target:
+    """The target that a text names, loaded in a process of its own before it can do anything here.
+
+    It stays there, with ``timeout`` seconds for one call, unless its calls are to be made ``here``, or it computes in
+    processes of its own: then it is loaded again in this process, in which an end of the process while it is
+    loaded is not met for the first time. Raises OptionError where it cannot be loaded.
+    """
+    if spec.startswith(("cmd:", "dir:")):
+        return called_by(load_target(spec), timeout, spec)
+    target = ProcessTarget(spec, timeout=timeout)
+    try:
+        if target.name and not (here or target.own_processes):
+            return target
+    except BaseException:
+        target.close()
+        raise
+    target.close()
+    loaded = load_target(spec)
+    if here and timeout is None and hasattr(loaded, "debug"):
+        loaded.debug(rank_of_debugger())
+    return called_by(loaded, timeout, spec)
+
+
+def rank_of_debugger() -> int:
+    """Which rank of a PyTorch function a debugger sees: RINGSPEC_RANK, by default 0."""
+    text = os.environ.get("RINGSPEC_RANK", "0")
+    if not text.isdecimal() or len(text) > 6:
+        raise OptionError("RINGSPEC_RANK as the number of a rank", shown(text), "set it to 0")
+    return int(text)
+
+
+def called_by(target: Target, timeout: float | None, spec: str | None) -> Target:
+    """The target itself, or one process that has it where a time limit asks for that.
+
+    Targets with an attribute ``timeout`` have processes of their own and keep the limit themselves.
+    """
+    if timeout is None:
+        return target
+    if hasattr(target, "timeout"):
+        target.timeout = timeout
+        return target
+    if spec is None:
+        raise OptionError(
+            "with a timeout, a target that another process can load",
+            f"the object {target.name}",
+            "pass spec='package.module:object', or no timeout",
+        )
+    return ProcessTarget(spec, target.name, target.capabilities, timeout)
+
+
+def one_more(target: Target, timeout: float | None, spec: str) -> Target:
+    """Another caller of the same target, for a thread of its own."""
+    if hasattr(target, "timeout") and not isinstance(target, ProcessTarget):
+        return called_by(load_target(spec), timeout, spec)
+    return ProcessTarget(spec, target.name, target.capabilities, timeout)
+
+
+def in_threads(
+    target: Target,
+    cases: Sequence[RunCase],
+    timeout: float | None,
+    jobs: int,
+    spec: str,
+    diagnose: Diagnose | None,
+) -> Generator[Record, None, None]:
+    """``jobs`` threads, each with a process of the target; this process makes calls and judges."""
+    callers: list[Target] = []
+    own = threading.local()
+    ended = threading.Event()
+
+    def begin() -> None:
+        own.caller = one_more(target, timeout, spec)
+        callers.append(own.caller)
+
+    def work(case: RunCase) -> Record:
+        if ended.is_set():
+            return Record(case.id, "not run", case.needs, flags=case.flags)
+        return run_case(own.caller, case, diagnose)
+
+    pool = ThreadPoolExecutor(jobs, initializer=begin)
+    try:
+        waiting = [pool.submit(work, case) for case in cases]
+        for future in waiting:
+            yield future.result()
+    finally:
+        ended.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for caller in list(callers):
+            close(caller)
+
+
+def close(target: Target) -> None:
+    """Targets may have something to end."""
+    end = getattr(target, "close", None)
+    if end is not None:
+        with suppress(OSError):
+            end()

@@ -1,0 +1,198 @@
+"""The list of expected failures: ids, or patterns with a count, with a reason each, in a TOML file.
+
+.. code-block:: toml
+
+    ["ring/bias-w3"]
+    reason = "bias is not sharded yet, issue 12"
+
+    ["ring/zigzag-*"]
+    count = 12
+    reason = "the last chunk is not sent, issue 15"
+
+The list is strict both ways. A listed case that passes is an 'unexpected pass', which is a failure; an
+id that names no case of the profile, or a case that the target does not claim, is an error.
+
+In a pattern ``*`` stands for any characters, ``?`` for one, ``[ab]`` for one of them. Of the cases that match it
+and that the target claims exactly ``count`` must fail, whichever: one more stays a failure, and one too
+few is an unexpected pass. A run of a part of the cases cannot see whether too few fail unless too many pass.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.report.records import FAILURES, Record
+from ringspec.conformance.target.protocol import Target
+from ringspec.errors import FileFormatError, OptionError, UnknownNameError, nearest, shown
+from ringspec.plainfile import read_plain_file
+
+MAX_BYTES = 1 << 20
+KEYS = ("reason", "count")
+WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class Several:
+    """``count`` of the cases that match a pattern fail, for one ``reason``."""
+
+    count: int
+    reason: str
+
+
+Listed = Mapping[str, str | Several]
+
+
+def read_expected(path: str | Path) -> dict[str, str | Several]:
+    """Reasons by id, and :class:`Several` by pattern, from the TOML file at ``path``, which is checked.
+
+    Raises :class:`~ringspec.errors.FileFormatError` for what is no such list.
+    """
+    file = Path(path)
+    try:
+        data = read_plain_file(file, MAX_BYTES)
+    except OSError as error:
+        raise FileFormatError(
+            "a file of expected failures", f"{file}: {error.strerror}", "name a file"
+        ) from None
+    return expected_from(data, str(file))
+
+
+def expected_from(data: bytes, what: str = "the list") -> dict[str, str | Several]:
+    """Reasons by id, and :class:`Several` by pattern, from the bytes of a list.
+
+    >>> expected_from(b'["ring/bias-w3"]\\nreason = "bias is not sharded yet"')
+    {'ring/bias-w3': 'bias is not sharded yet'}
+    >>> expected_from(b'["ring/zigzag-*"]\\ncount = 12\\nreason = "the last chunk is lost"')
+    {'ring/zigzag-*': Several(count=12, reason='the last chunk is lost')}
+    """
+    try:
+        tables = tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"TOML in {what}", shown(str(error)), "correct the file") from None
+    return {id: entry_of(id, table, what) for id, table in tables.items()}
+
+
+def entry_of(id: str, table: object, what: str) -> str | Several:
+    """The reason of an id, or count and reason of a pattern."""
+    if not isinstance(table, dict):
+        raise FileFormatError(
+            f"a table for each id in {what}", f"{id} = {shown(table)}", f'write ["{id}"]'
+        )
+    for key in table:
+        if key not in KEYS:
+            raise UnknownNameError(f"a key of {id} in {what}", shown(key), nearest(key, KEYS))
+    reason = table.get("reason")
+    if not isinstance(reason, str) or not reason.strip():
+        raise FileFormatError(
+            f"a reason for {id} in {what}", shown(reason), 'write reason = "why it fails"'
+        )
+    if not is_pattern(id):
+        if "count" in table:
+            raise FileFormatError(
+                f"a count for patterns alone in {what}", f"one for the id {id}", "leave it out"
+            )
+        return reason
+    count = table.get("count")
+    if type(count) is not int or count < 1:
+        raise FileFormatError(
+            f"a count for the pattern {id} in {what}",
+            "none" if count is None else shown(count),
+            "write count = how many of its cases fail",
+        )
+    return Several(count, reason)
+
+
+def is_pattern(id: str) -> bool:
+    """Whether an entry is a pattern; no id of a case has its characters.
+
+    >>> is_pattern("ring/zigzag-*"), is_pattern("ring/zigzag-causal-w4")
+    (True, False)
+    """
+    return not WILD.isdisjoint(id)
+
+
+class Expectation:
+    """A list held against the cases of a run; :meth:`settle` takes the records one after the other.
+
+    Raises :class:`~ringspec.errors.OptionError` where an entry names no case that the target claims, where
+    fewer cases match a pattern than must fail, and where two entries name the same case.
+    """
+
+    def __init__(self, listed: Listed, target: Target, cases: Sequence[RunCase]) -> None:
+        self.entries: dict[str, Several] = {}
+        self.entry_of: dict[str, str] = {}
+        for entry, value in listed.items():
+            several = value if isinstance(value, Several) else Several(1, value)
+            claimed = claimed_of(entry, target, cases)
+            if len(claimed) < several.count:
+                raise OptionError(
+                    f"a count of at most {len(claimed)} for {entry}, as many claimed cases as match it",
+                    str(several.count),
+                    "count the cases that fail",
+                )
+            for id in claimed:
+                if id in self.entry_of:
+                    raise OptionError(
+                        "each case in one entry of the list",
+                        f"{id} in {self.entry_of[id]!r} and in {entry!r}",
+                        "narrow a pattern, or take the id off the list",
+                    )
+                self.entry_of[id] = entry
+            self.entries[entry] = several
+        self.cases = Counter(self.entry_of.values())
+        self.passed, self.failed = Counter[str](), Counter[str]()
+
+    def settle(self, record: Record) -> Record:
+        """The record with its outcome as the list makes it."""
+        entry = self.entry_of.get(record.id)
+        if entry is None or record.outcome not in ("pass", *FAILURES):
+            return record
+        several, cases = self.entries[entry], self.cases[entry]
+        counted = self.passed if record.outcome == "pass" else self.failed
+        counted[entry] += 1
+        if record.outcome == "pass":
+            if counted[entry] <= cases - several.count:
+                return record
+            said = f"{several.count} of the {cases} cases {entry} are expected to fail"
+            message = said if is_pattern(entry) else record.message
+            return replace(
+                record, outcome="unexpected pass", reason=several.reason, message=message
+            )
+        if counted[entry] > several.count:
+            said = f"failure {counted[entry]} of {entry}, where {several.count} are expected"
+            return replace(record, reason=said)
+        message = f"{record.outcome}: {record.message}"
+        return replace(record, outcome="expected failure", reason=several.reason, message=message)
+
+
+def claimed_of(entry: str, target: Target, cases: Sequence[RunCase]) -> list[str]:
+    """Ids of the claimed cases that an entry names, at least one."""
+    named = [case for case in cases if names(entry, case.id)]
+    if not named:
+        raise OptionError(
+            "expected failures that name cases of this profile",
+            shown(entry),
+            nearest(entry, [case.id for case in cases]),
+        )
+    reasons = {case.id: case.why_not(target.capabilities) for case in named}
+    claimed = [id for id, reason in reasons.items() if reason is None]
+    if not claimed:
+        id, reason = next(iter(reasons.items()))
+        raise OptionError(
+            "expected failures of cases that the target claims",
+            f"{entry}, which is not claimed ({reason})"
+            if id == entry
+            else f"{entry}, of which none is claimed ({id}: {reason})",
+            "take it off the list",
+        )
+    return claimed
+
+
+def names(entry: str, id: str) -> bool:
+    return fnmatchcase(id, entry) if is_pattern(entry) else id == entry

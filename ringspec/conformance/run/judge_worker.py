@@ -1,0 +1,41 @@
+"""What a process that judges does: cases of one profile, one after the other, each asked for by its id.
+
+:mod:`ringspec.conformance.run.judges` starts it, and reads the records as lines of a report.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from threadpoolctl import threadpool_limits
+
+from ringspec.conformance.adapters.control import refusal, take_control
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.diagnose.summary import Diagnoser
+from ringspec.conformance.report.report import case_line
+from ringspec.conformance.run.case import run_case
+from ringspec.conformance.run.executor import opened
+from ringspec.errors import RingspecError
+
+
+def main() -> None:
+    """Answer each id with a record until the control stream ends."""
+    setup = json.loads(sys.argv.pop())
+    control = take_control()
+    threadpool_limits(1)
+    sys.path[:] = setup["path"]
+    request = control.next()
+    cases = {case.id: case for case in run_cases(setup["profile"])}
+    diagnoser = Diagnoser() if setup["diagnose"] else None
+    try:
+        target = opened(setup["spec"], setup["timeout"])
+        while True:
+            control.reply(case_line(run_case(target, cases[request["id"]], diagnoser)))
+            request = control.next()
+    except RingspecError as error:
+        control.reply(refusal(error))
+
+
+if __name__ == "__main__":
+    main()

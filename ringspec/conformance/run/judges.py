@@ -1,0 +1,122 @@
+"""Cases spread over processes: each has the target in a process of its own, and judges its answers.
+
+The truth of a case takes longer than most targets do, so the work is cut by cases, not by calls. A
+case is a set of functions and does not travel; its profile and its id do. Neighbours that are one
+problem in several layouts and formats stay together, because they share one truth. Records come
+back as lines of a report, and are checked as such: a process that judges also imports what the
+target's file imports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import Any
+
+from ringspec.conformance.adapters import rank_start
+from ringspec.conformance.adapters.control import refused
+from ringspec.conformance.adapters.process import Program
+from ringspec.conformance.adapters.wire import line_of, message_of
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.diagnose.summary import MOST, kind_of
+from ringspec.conformance.report.lines import MAX_LINE, read_record
+from ringspec.conformance.report.records import Record
+from ringspec.conformance.target.protocol import Failed
+from ringspec.errors import VectorError
+
+WORKER = "ringspec.conformance.run.judge_worker"
+WHO = "a process that judges"
+# What a problem's variants differ in.
+VARIANT = re.compile(r"-(contiguous|striped|zigzag|w\d+|bf16|fp16|f32|f64)(?=-|$)")
+MOST_TOGETHER = 24
+
+
+def in_processes(
+    profile: str,
+    cases: Sequence[RunCase],
+    timeout: float | None,
+    jobs: int,
+    spec: str,
+    diagnose: bool,
+) -> Generator[Record, None, None]:
+    """The records of cases of a profile, in their order; they do not depend on ``jobs``."""
+    setup = {"profile": profile, "spec": spec, "timeout": timeout, "diagnose": diagnose}
+    judges: list[Program] = []
+    own = threading.local()
+    over = threading.Event()
+
+    def begin() -> None:
+        own.judge = started(setup)
+        judges.append(own.judge)
+
+    def work(ids: list[str]) -> list[Record]:
+        return [] if over.is_set() else [judged(own.judge, id) for id in ids]
+
+    diagnosed: Counter[str] = Counter()
+    threads = ThreadPoolExecutor(jobs, initializer=begin)
+    try:
+        for future in [threads.submit(work, part) for part in chunks([case.id for case in cases])]:
+            for record in future.result():
+                yield within_limits(record, diagnosed)
+    finally:
+        over.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+        for judge in judges:
+            judge.kill()  # and the process of its target ends with it
+        threads.shutdown()
+        for judge in judges:
+            judge.end()
+
+
+def started(setup: Mapping[str, Any]) -> Program:
+    text = json.dumps({**setup, "path": sys.path})
+    command = (sys.executable, str(rank_start.__file__), WORKER, text)
+    return Program(command, WHO, longest=MAX_LINE)
+
+
+def judged(judge: Program, id: str) -> Record:
+    """The record of one case; VectorError where the process ended, OptionError where it cannot work."""
+    try:
+        line = judge.exchange(line_of({"id": id}), math.inf)
+        message = message_of(line, "the record of a case")
+    except Failed as failure:
+        got = "\n".join([f"at {id}: {failure}", judge.log()]).strip()
+        fix = "use fewer jobs if it was killed, perhaps for want of memory"
+        raise VectorError("processes that judge to the end", got, fix) from None
+    if message.get("kind") == "error":
+        raise refused(message)
+    return read_record(message, f"what {WHO} sent")
+
+
+def chunks(ids: Sequence[str]) -> list[list[str]]:
+    """Ids that are worked on one after the other by one process.
+
+    >>> chunks(["probe/a/full-contiguous-w2-bf16", "probe/a/full-zigzag-w2-f32", "probe/a/one"])
+    [['probe/a/full-contiguous-w2-bf16', 'probe/a/full-zigzag-w2-f32'], ['probe/a/one']]
+    """
+    found = []
+    for key, group in groupby(ids, lambda id: VARIANT.sub("", id)):
+        same = list(group)
+        # Noise cases share nothing and take long.
+        most = 1 if key.startswith("noise/") else MOST_TOGETHER
+        found += [same[n : n + most] for n in range(0, len(same), most)]
+    return found
+
+
+def within_limits(record: Record, diagnosed: Counter[str]) -> Record:
+    """Only the first failures of a kind keep their diagnosis, however many processes made some."""
+    if record.diagnosis is None:
+        return record
+    kind = kind_of(record.id)
+    diagnosed[kind] += 1
+    if diagnosed[kind] <= MOST[kind]:
+        return record
+    return dataclasses.replace(record, diagnosis=None)

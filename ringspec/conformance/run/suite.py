@@ -1,0 +1,140 @@
+"""A run: every case once, each with one outcome, and nothing left out of the count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.report.records import FAILURES, OUTCOMES, Record
+from ringspec.conformance.run.case import Diagnose
+from ringspec.conformance.run.coverage import Coverage, coverage_of
+from ringspec.conformance.run.executor import executed
+from ringspec.conformance.run.expected import Expectation, Listed
+from ringspec.conformance.target.protocol import Target
+from ringspec.errors import OptionError, nearest, shown
+
+Progress = Callable[[int, int, str], None]
+Sink = Callable[[Record], None]
+PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole run: its ``records``. ``complete`` is False where Ctrl-C ended it: the rest is 'not run'.
+
+    ``coverage``: what the target claims and no executed case used.
+    """
+
+    records: tuple[Record, ...]
+    complete: bool = True
+    coverage: Coverage = Coverage()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cases had each outcome, in the order of ``OUTCOMES``."""
+        counted = Counter(record.outcome for record in self.records)
+        return {name: counted[name] for name in OUTCOMES if counted[name]}
+
+    @property
+    def claimed(self) -> int:
+        """Cases that were executed."""
+        return sum(record.outcome not in ("not claimed", "not run") for record in self.records)
+
+    @property
+    def failures(self) -> tuple[Record, ...]:
+        """The records whose outcome is a failure."""
+        return tuple(record for record in self.records if record.outcome in FAILURES)
+
+    @property
+    def exit_code(self) -> int:
+        """0: every executed case passed, or failed as expected. 1: some did not. 3: none was executed.
+
+        130: the run was interrupted. (2 is a wrong command line, which makes no run.)
+        """
+        if not self.complete:
+            return INTERRUPTED
+        if self.claimed == 0:
+            return NOTHING
+        return FAILED if self.failures else PASSED
+
+
+def run(
+    target: Target,
+    cases: Sequence[RunCase],
+    *,
+    timeout: float | None = None,
+    jobs: int = 1,
+    only: str | Sequence[str] | None = None,
+    expected_failures: Listed | None = None,
+    progress: Progress | None = None,
+    sink: Sink | None = None,
+    spec: str | None = None,
+    diagnose: Diagnose | None = None,
+    profile: str | None = None,
+    links: Any = None,
+    capture: bool = True,
+) -> Summary:
+    """Run cases against a target.
+
+    ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id, or
+    count and reason by pattern (:func:`ringspec.conformance.run.expected.read_expected`). ``sink(record)`` is called for each record
+    in the order of the cases, ``progress(done, total, id)`` after it. With ``spec``, the name by
+    which :func:`ringspec.conformance.target.load.load_target` finds the target, ``jobs`` processes work at
+    the same time, and a call that takes longer than ``timeout`` seconds is a 'timeout'. Where
+    ``profile`` names the profile that all cases come from, those processes compute the truth and
+    judge as well; without it this process does. Records do not depend on ``jobs``. With
+    ``links`` (:class:`ringspec.comm.mpi.MpiLinks`) the ranks share the cases; rank 0 has the records.
+    Without ``capture``, what a target in this process prints goes to stdout, for a debugger. Ctrl-C ends
+    the run; what is left is 'not run'. Wrong answers are shown to ``diagnose``
+    (:class:`ringspec.conformance.diagnose.summary.Diagnoser`).
+
+    >>> from ringspec.conformance.cases.profiles import run_cases
+    >>> from ringspec.conformance.targets.reference import reference_float64
+    >>> summary = run(reference_float64, run_cases("smoke"))
+    >>> summary.exit_code, summary.complete
+    (0, True)
+    """
+    chosen = selected(cases, only)
+    expected = Expectation(expected_failures or {}, target, cases)
+    records: list[Record] = []
+    running = executed(target, chosen, timeout, jobs, spec, diagnose, profile, links, capture)
+    try:
+        for record in running:
+            records.append(expected.settle(record))
+            report(records, len(chosen), progress, sink)
+    except KeyboardInterrupt:
+        running.close()
+        for case in chosen[len(records) :]:
+            records.append(Record(case.id, "not run", case.needs, flags=case.flags))
+            report(records, len(chosen), None, sink)
+        return summary_of(target, records, complete=False)
+    return summary_of(target, records)
+
+
+def summary_of(target: Target, records: Sequence[Record], complete: bool = True) -> Summary:
+    return Summary(tuple(records), complete, coverage_of(target.capabilities, records))
+
+
+def report(records: list[Record], total: int, progress: Progress | None, sink: Sink | None) -> None:
+    if sink is not None:
+        sink(records[-1])
+    if progress is not None:
+        progress(len(records), total, records[-1].id)
+
+
+def selected(cases: Sequence[RunCase], only: str | Sequence[str] | None) -> list[RunCase]:
+    """Cases whose id matches one of the patterns; a pattern that matches none is an error."""
+    if only is None:
+        return list(cases)
+    patterns = [only] if isinstance(only, str) else list(only)
+    ids = [case.id for case in cases]
+    for pattern in patterns:
+        if not any(fnmatchcase(id, pattern) for id in ids):
+            raise OptionError(
+                "a pattern that the id of some case matches", shown(pattern), nearest(pattern, ids)
+            )
+    return [case for case in cases if any(fnmatchcase(case.id, one) for one in patterns)]

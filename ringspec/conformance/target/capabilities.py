@@ -1,0 +1,184 @@
+"""Capabilities: what a target claims, as data that is matched before anything is run.
+
+A claim is a tuple of names or numbers, or a single one; None claims everything. A case that asks for something else is
+"not claimed", with the first reason; a claimed case that the target refuses is a failure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ringspec.conformance.target.declared import Declared, check_declared
+from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+
+OPERATIONS = ("ring-forward", "ring-backward", "block-forward", "block-backward", "merge")
+LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
+CIRCULATIONS = ("kv", "q", "gather")
+MASKS = ("causal", "window", "documents", "segments", "bounds", "dense", "bias-minus-infinity")
+FEATURES = (
+    "bias",
+    "softcap",
+    "sinks",
+    "several-sinks",
+    "dropout",
+    "keep",
+    "dlse",
+    "positions",
+    "q-offset",
+    "scale",
+    "unequal-lengths",
+    "empty-rows",
+    "padding-slots",
+)
+FORMATS = ("bfloat16", "float16", "float32", "float64")
+LSE = ("natural", "base2", "hidden")
+AXES = ("BHSD", "BSHD", "SBHD", "HSD", "SHD")
+EMPTY = ("minus-infinity", "plus-infinity", "finite")
+# Claims of several names or numbers.
+SEVERAL = (
+    "operations", "layouts", "circulations", "directions", "workers", "masks", "features", "formats",
+    "head_ratios", "head_dims", "value_dims", "batch",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a target claims. The defaults claim a plain ring: no mask but causal, no feature.
+
+    Names that it takes, of those in this module: ``operations``, ``layouts``, ``circulations`` (None:
+    any), ``masks``, ``features``, ``formats``. ``only_causal``: nothing without a causal mask;
+    ``value_dim_equals_head_dim``: Dv = D alone.
+    Limits (None: no limit): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``,
+    ``batch``, ``directions``; ``tokens_multiple``: tokens of one worker are a multiple of it.
+    Conventions: ``lse`` natural, base2 or hidden (not exposed); ``lse_of_empty_rows``; ``axes`` of o and
+    the gradients, q, k, v and dy.
+    ``repeats_bitwise``: the same call gives the same bits.
+    ``recipe``: how the target computes. The name of a precision recipe; or by input format such a name,
+    or the rounding points and tiles that differ from those of the recipe ``base``; None: not declared,
+    and the format's own recipe is used. See :func:`ringspec.conformance.target.declared.declared_recipe`.
+
+    >>> ours = {"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}
+    >>> Capabilities(formats=("bfloat16", "float32"), recipe=ours).recipe["bfloat16"]["tile_k"]
+    512
+    """
+
+    operations: tuple[str, ...] = ("ring-forward", "ring-backward")
+    layouts: tuple[str, ...] = ("contiguous",)
+    circulations: tuple[str, ...] | None = None
+    directions: tuple[int, ...] | None = None
+    workers: tuple[int, ...] | None = None
+    masks: tuple[str, ...] = ("causal",)
+    only_causal: bool = False
+    features: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ("float32",)
+    head_ratios: tuple[int, ...] | None = None
+    head_dims: tuple[int, ...] | None = None
+    value_dims: tuple[int, ...] | None = None
+    value_dim_equals_head_dim: bool = False
+    tokens_multiple: int = 1
+    batch: tuple[int, ...] | None = None
+    lse: str = "natural"
+    lse_of_empty_rows: str = "minus-infinity"
+    axes: str = "BHSD"
+    repeats_bitwise: bool = False
+    recipe: Declared = None
+
+    def __post_init__(self) -> None:
+        known = {
+            "operations": OPERATIONS,
+            "layouts": LAYOUTS,
+            "circulations": CIRCULATIONS,
+            "masks": MASKS,
+            "features": FEATURES,
+            "formats": FORMATS,
+        }
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, list):
+                object.__setattr__(self, f.name, tuple(value))
+            elif f.name in SEVERAL and isinstance(value, (str, int)):
+                object.__setattr__(self, f.name, (value,))  # "causal" is one name, not six
+        for name, names in known.items():
+            for value in getattr(self, name) or ():
+                if value not in names:
+                    raise UnknownNameError(f"a name in {name}", shown(value), nearest(value, names))
+        for name, names in (("lse", LSE), ("lse_of_empty_rows", EMPTY), ("axes", AXES)):
+            if getattr(self, name) not in names:
+                got = getattr(self, name)
+                raise UnknownNameError(f"a convention {name}", shown(got), nearest(got, names))
+        check_declared(self.recipe)
+        if not (type(self.tokens_multiple) is int and self.tokens_multiple >= 1):
+            raise OptionError(
+                "tokens_multiple >= 1", shown(self.tokens_multiple), "pass 1 where any length works"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for reports and for programs in other languages."""
+        return dataclasses.asdict(self)
+
+
+def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
+    """Capabilities from plain data, as a program in another language writes them.
+
+    Raises UnknownNameError for a key that is no capability, and what :class:`Capabilities` raises.
+
+    >>> capabilities_from({"layouts": ["zigzag"], "workers": [2, 4]}).workers
+    (2, 4)
+    """
+    known = [f.name for f in dataclasses.fields(Capabilities)]
+    for name in data:
+        if name not in known:
+            raise UnknownNameError("the name of a capability", shown(name), nearest(name, known))
+    return Capabilities(**dict(data))
+
+
+def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
+    """The first reason why a target does not claim what a case requires; None: it claims it.
+
+    ``needs`` are the capabilities of ``ringspec.vectors.format.requires``.
+
+    >>> why_not(Capabilities(), {"operation": "ring", "passes": ("forward",), "layout": "zigzag"})
+    'layout zigzag'
+    """
+    for operation in operations(needs):
+        if operation not in claims.operations:
+            return f"operation {operation}"
+    for key, claimed in (
+        ("layout", claims.layouts),
+        ("circulation", claims.circulations),
+        ("direction", claims.directions),
+        ("workers", claims.workers),
+        ("inputs", claims.formats),
+        ("outputs", claims.formats),
+        ("head_ratio", claims.head_ratios),
+        ("head_dim", claims.head_dims),
+        ("value_dim", claims.value_dims),
+        ("batch", claims.batch),
+    ):
+        if key in needs and claimed is not None and needs[key] not in claimed:
+            return f"{key} {needs[key]}"
+    for key, several in (("masks", claims.masks), ("features", claims.features)):
+        for name in needs.get(key, ()):
+            if name not in several:
+                return f"{key[:-1]} {name}"
+    if claims.only_causal and "masks" in needs and "causal" not in needs["masks"]:
+        return "attention that is not causal"
+    if claims.value_dim_equals_head_dim and needs.get("value_dim") != needs.get("head_dim"):
+        return f"value_dim {needs.get('value_dim')} beside head_dim {needs.get('head_dim')}"
+    for tokens in needs.get("tokens_per_worker", ()):
+        if tokens % claims.tokens_multiple != 0:
+            return f"{tokens} tokens a worker"
+    return None
+
+
+def operations(needs: Mapping[str, Any]) -> tuple[str, ...]:
+    """The operations of a case under the names of :data:`OPERATIONS`."""
+    operation = needs["operation"]
+    if operation == "merge":
+        return ("merge",)
+    return tuple(
+        f"{'ring' if operation == 'attention' else operation}-{one}" for one in needs["passes"]
+    )

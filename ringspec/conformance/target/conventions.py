@@ -1,0 +1,178 @@
+"""What a target declares about its form, turned into the harness's own: never a value.
+
+Axis orders, the base of the lse, what stands for the lse of an empty row, and whose arrays they are.
+dlse and dsinks are always with respect to the natural lse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call
+from ringspec.conformance.target.results import Due, read_only
+from ringspec.errors import DtypeError, described
+from ringspec.formats import format_of, load, name_of, store
+
+# Axes of [B, H, n, d] in the order of the target; without "B" the only batch entry is dropped.
+ORDERS = {
+    "BHSD": (0, 1, 2, 3),
+    "BSHD": (0, 2, 1, 3),
+    "SBHD": (2, 0, 1, 3),
+    "HSD": (1, 2, 3),
+    "SHD": (2, 1, 3),
+}
+TURNED = ("q", "k", "v", "dy", "o", "dq", "dk", "dv")
+ROWS = ("lse", "dlse", "delta")
+LSE_INPUTS = ("lse", "parts_lse")
+
+
+def as_seen(call: Call, claims: Capabilities) -> Call:
+    """The call in the target's conventions: axes of q, k, v, dy, o; base of an lse that it is given.
+
+    Rows lse, dlse, delta stay [B, H, n], and lose B where the target's order has none. Merges and
+    everything indexed by pairs keep their axes. A base-2 lse is rounded once more to its format.
+    """
+    plain = claims.axes == "BHSD" and claims.lse != "base2"
+    if plain and claims.lse_of_empty_rows == "minus-infinity":
+        return call
+    tensors = {
+        name: tuple(read_only(seen(name, x, call, claims)) for x in per_worker)
+        for name, per_worker in call.tensors.items()
+    }
+    return dataclasses.replace(call, tensors=tensors)
+
+
+def seen(name: str, x: NDArray, call: Call, claims: Capabilities) -> NDArray:
+    """One array of one worker as the target sees it."""
+    if name in LSE_INPUTS:
+        x = lse_out(x, claims)
+    return x if call.operation == "merge" else turned(name, x, claims.axes)
+
+
+def turned(name: str, x: NDArray, axes: str) -> NDArray:
+    """[B, H, n, d] in the target's axis order.
+
+    >>> turned("q", np.zeros((1, 2, 5, 4)), "SHD").shape
+    (5, 2, 4)
+    """
+    without_batch = "B" not in axes
+    if name in ROWS:
+        return x[0] if without_batch else x
+    if name not in TURNED:
+        return x
+    if without_batch:
+        return x[0].transpose([axis - 1 for axis in ORDERS[axes]])
+    return x.transpose(ORDERS[axes])
+
+
+def turned_back(name: str, x: NDArray, axes: str) -> NDArray:
+    """The inverse of :func:`turned`.
+
+    >>> turned_back("q", np.zeros((5, 2, 4)), "SHD").shape
+    (1, 2, 5, 4)
+    """
+    without_batch = "B" not in axes
+    if name in ROWS:
+        return x[None] if without_batch else x
+    if name not in TURNED:
+        return x
+    if without_batch:
+        return x.transpose(np.argsort(np.array(ORDERS[axes]) - 1))[None]
+    return x.transpose(np.argsort(ORDERS[axes]))
+
+
+def shape_seen(name: str, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
+    """A shape [B, H, n, d] in the target's axis order.
+
+    >>> shape_seen("o", (1, 2, 5, 4), "BSHD"), shape_seen("lse", (1, 2, 5), "SHD")
+    ((1, 5, 2, 4), (2, 5))
+    """
+    if name in ROWS:
+        return shape if "B" in axes else shape[1:]
+    return tuple(shape[axis] for axis in ORDERS[axes]) if name in TURNED else shape
+
+
+def lse_out(x: NDArray, claims: Capabilities) -> NDArray:
+    """A natural lse as the target takes it."""
+    values, storage = load(x, "lse"), name_of(x.dtype)
+    assert storage is not None
+    if claims.lse == "base2":
+        values = values / math.log(2.0)
+    if claims.lse_of_empty_rows == "plus-infinity":
+        values = np.where(np.isneginf(values), np.inf, values)
+    return store(values, storage)
+
+
+def lse_back(x: NDArray, claims: Capabilities) -> NDArray:
+    """An lse as it came, natural and with -inf for empty rows, in float64 if anything changed.
+
+    Where the value for empty rows is finite, only who knows which rows are empty can tell:
+    :func:`settle_empty_rows`.
+    """
+    if claims.lse == "natural" and claims.lse_of_empty_rows != "plus-infinity":
+        return x
+    values = load(x, "lse")
+    if claims.lse == "base2":
+        values = values * math.log(2.0)
+    if claims.lse_of_empty_rows == "plus-infinity":
+        values = np.where(
+            np.isposinf(values), -np.inf, np.where(np.isneginf(values), np.nan, values)
+        )
+    return values
+
+
+def settle_empty_rows(got: NDArray, want: NDArray, claims: Capabilities) -> NDArray:
+    """-inf in the empty rows of an lse whose target declares a finite value for them.
+
+    ``want`` is the true lse. NaN and infinities stay, so that they are seen.
+    """
+    if claims.lse_of_empty_rows != "finite":
+        return got
+    values = load(got, "lse")
+    return np.where(np.isneginf(want) & np.isfinite(values), -np.inf, values)
+
+
+def to_numpy(x: Any, what: str = "array") -> NDArray:
+    """A NumPy, PyTorch or JAX array as a NumPy array of the same dtype, bit for bit.
+
+    Raises :class:`~ringspec.errors.DtypeError` for what is no array.
+
+    >>> to_numpy([1.0, 2.0]).dtype
+    dtype('float64')
+    """
+    try:
+        if hasattr(x, "detach") and hasattr(x, "cpu"):
+            return from_torch(x)
+        if np.ma.is_masked(x):
+            raise TypeError("a masked array, whose masked elements have no value")
+        array = np.asarray(x)
+    except Exception as error:
+        raise DtypeError(f"{what} as an array", described(x, error), "return arrays") from None
+    if array.dtype.kind in "OUSMm":
+        raise DtypeError(f"{what} as an array of numbers", f"dtype {array.dtype}", "return arrays")
+    return array
+
+
+def from_torch(x: Any) -> NDArray:
+    """A tensor of PyTorch: bfloat16, which NumPy does not have, goes by its bits."""
+    plain = x.detach().cpu().contiguous()
+    if str(plain.dtype) == "torch.bfloat16":
+        bits: NDArray = plain.view(sys.modules["torch"].int16).numpy()
+        return bits.view(format_of("bfloat16").dtype)
+    array: NDArray = plain.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def due_formats(name: str, due: Due, recipe: Any) -> tuple[str, ...]:
+    """Formats in which a result may come: the call's, or that of the declared recipe's own results."""
+    if recipe is None:
+        return (due.format,)
+    own = {"o": recipe.outputs, "lse": recipe.lse, "dsinks": recipe.lse}
+    return (due.format, own.get(name, recipe.gradients))

@@ -1,0 +1,232 @@
+"""TARGET as it is written on a command line, and the object that it names.
+
+``package.module:object``   an attribute of a module, which may be dotted
+``path/file.py:object``     an attribute of a file
+``cmd:PROGRAM ARGUMENTS``   a program that speaks the protocol of ``adapters.command``
+``dir:FOLDER``              results that lie beside their calls (``adapters.offline``)
+``name``                    a name of the entry-point group ``ringspec.targets``
+
+Loading a target runs its code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ringspec.conformance.cases.model import PROFILES
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Target
+from ringspec.errors import OptionError, RingspecError, nearest, shown
+
+GROUP = "ringspec.targets"
+LOADED = "ringspec_target_"  # before the name of a module that was loaded by its path
+# Each has the cases of those before it.
+NESTED = ("smoke", "core", "full")
+MOST_NAME = 200
+ATTRIBUTES = "see the target protocol, ringspec.conformance.target.protocol.Target"
+MEND = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOLDER"
+
+
+def load_target(spec: str) -> Target:
+    """The target that the text ``spec`` names; :class:`~ringspec.errors.OptionError` without one.
+
+    A class, or a function without required arguments, is called, and its result is the target.
+
+    >>> load_target("ringspec.conformance.targets.reference:reference_bf16").name
+    'reference-bf16'
+    """
+    if not isinstance(spec, str) or not spec.strip():
+        raise OptionError("the name of a target", shown(spec), MEND)
+    kind, colon, rest = spec.partition(":")
+    if kind == "cmd" and colon:
+        from ringspec.conformance.adapters.command import CommandTarget
+
+        return CommandTarget(rest)
+    if kind == "dir" and colon:
+        from ringspec.conformance.adapters.offline import OfflineTarget
+
+        return OfflineTarget(rest)
+    return checked(made(found(spec), spec), spec)
+
+
+def asked_of(
+    spec: str, profile: str | None = None, only: Sequence[str] = ()
+) -> tuple[str, tuple[str, ...]]:
+    """Profile and patterns of a run: as given, else those that a ``dir:`` folder was written with.
+
+    Without either the profile is 'core'. Raises :class:`~ringspec.errors.OptionError` for a profile
+    with cases that the folder was not written for.
+
+    >>> asked_of("cmd:./ring"), asked_of("cmd:./ring", "smoke", ["ring/*"])
+    (('core', ()), ('smoke', ('ring/*',)))
+    """
+    if not spec.startswith("dir:"):
+        return profile or "core", tuple(only)
+    from ringspec.conformance.adapters.offline import OfflineTarget
+
+    folder = OfflineTarget(spec.removeprefix("dir:"))
+    written = folder.profile if folder.profile in PROFILES else "core"
+    if profile is None or profile == written:
+        return written, tuple(only) or folder.only
+    smaller = NESTED[: NESTED.index(written)] if written in NESTED else ()
+    if profile not in smaller:
+        raise OptionError(
+            f"the profile {written}, for which the folder was written, or a smaller one",
+            f"profile {profile}",
+            f"leave it out, or write a folder with: ringspec cases write DIR --profile {profile}",
+        )
+    return profile, tuple(only)
+
+
+def found(spec: str) -> Any:
+    """The object that a text names."""
+    place, colon, name = spec.rpartition(":")
+    if not colon:
+        return registered(spec)
+    if not name or not place:
+        raise OptionError("the name of a target", shown(spec), MEND)
+    module = from_file(Path(place), spec) if place.endswith(".py") else from_module(place, spec)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            known = [one for one in vars(module) if not one.startswith("_")]
+            raise OptionError(f"an object {name} in {place}", "none", nearest(name, known))
+        value = getattr(value, part)
+    return value
+
+
+def names() -> dict[str, EntryPoint]:
+    """Registered targets by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def registered(name: str) -> Any:
+    known = names()
+    if name not in known:
+        choice = nearest(name, known) if known else MEND
+        raise OptionError(f"the name of a target registered under {GROUP}", shown(name), choice)
+    with telling(f"a target {name} that can be imported"), unmoved():
+        return known[name].load()
+
+
+def from_module(name: str, spec: str) -> ModuleType:
+    """A module by its dotted name; the folder in which the program was started counts."""
+    with telling(f"a target {spec} that can be imported"), importable(Path.cwd()), unmoved():
+        return importlib.import_module(name)
+
+
+def from_file(path: Path, spec: str) -> ModuleType:
+    """A file as a module, whose neighbours it may import."""
+    if not path.is_file():
+        raise OptionError(f"a file {path}", "none", "write the path from this folder")
+    name = f"{LOADED}{path.stem}"
+    located = importlib.util.spec_from_file_location(name, path)
+    if located is None or located.loader is None:
+        raise OptionError("a Python file", str(path), MEND)
+    module = importlib.util.module_from_spec(located)
+    sys.modules[name] = module
+    with (
+        telling(f"a target {spec} that can be imported"),
+        importable(path.parent.resolve()),
+        unmoved(),
+    ):
+        located.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """The folder is first on the import path, and stays last on it for imports inside functions."""
+    place = str(folder)
+    sys.path.insert(0, place)
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        if place not in sys.path:
+            sys.path.append(place)
+
+
+@contextlib.contextmanager
+def unmoved() -> Iterator[None]:
+    """The current folder is the same afterwards: paths of targets and reports are relative to it."""
+    place = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(place)
+
+
+@contextlib.contextmanager
+def telling(expected: str) -> Iterator[None]:
+    """An exception of the target's own code tells what was expected of it, its last lines, and one remedy."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        said, fix = str(error), "see the line that is named last"
+        if isinstance(error, ImportError):
+            fix = "install what it needs, in the environment in which ringspec runs"
+        elif isinstance(error, RingspecError):  # it has a remedy already
+            said, fix = f"expected {error.expected}; got {error.got}", error.mend
+        lines = "".join(traceback.format_tb(error.__traceback__, limit=-3)).rstrip()
+        raise OptionError(expected, f"{type(error).__name__}: {said}\n{lines}\n", fix) from None
+
+
+def made(value: Any, spec: str) -> Any:
+    """A class or a function is called."""
+    if inspect.isclass(value) or inspect.isroutine(value):
+        with telling(f"a target {spec} that can be imported"), unmoved():
+            return value()
+    return value
+
+
+def checked(value: Any, spec: str) -> Target:
+    """It has a name, capabilities and run."""
+    names = ("name", "capabilities", "run", "notes", "versions", "close")
+    with telling(f"attributes of {spec} that can be read"):
+        has = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    lacks = [name for name in names[:3] if name not in has]
+    if lacks:
+        raise OptionError(
+            f"a target with name, capabilities and run as {spec}",
+            f"a {type(value).__name__} without {', '.join(lacks)}",
+            "wrap a function with an adapter, such as NumPyTarget(function, Capabilities(...))",
+        )
+    if not isinstance(has["capabilities"], Capabilities):
+        raise OptionError(
+            f"capabilities of {spec} as Capabilities(...)",
+            shown(has["capabilities"]),
+            "make them with ringspec.conformance.target.capabilities",
+        )
+    check_told(has, spec)
+    target: Target = value
+    return target
+
+
+def check_told(has: Mapping[str, Any], spec: str) -> None:
+    """What a target says of itself for the report; :class:`~ringspec.errors.OptionError` if it is no text."""
+    name, notes, versions = has["name"], has.get("notes", ()), has.get("versions", {})
+    if not isinstance(name, str) or not name.strip() or len(name) > MOST_NAME:
+        raise OptionError(f"a name of {spec}, a short text", shown(name), ATTRIBUTES)
+    if not isinstance(notes, str) and not (
+        isinstance(notes, Sequence) and all(isinstance(note, str) for note in notes)
+    ):
+        raise OptionError(f"notes of {spec}, a list of sentences", shown(notes), ATTRIBUTES)
+    if not isinstance(versions, Mapping) or not all(
+        isinstance(text, str) for entry in versions.items() for text in entry
+    ):
+        raise OptionError(f"versions of {spec}, text by package", shown(versions), ATTRIBUTES)
+    for function in ("run", "close"):
+        if function in has and not callable(has[function]):
+            raise OptionError(f"a function {function} of {spec}", shown(has[function]), ATTRIBUTES)

@@ -1,0 +1,152 @@
+"""The target protocol: what an implementation under test is asked, and what it answers.
+
+A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It sees
+inputs, never expected values. Arrays of a call are read-only and lie per worker, in slot order; what
+it returns is per worker likewise, and the harness converts the conventions that the capabilities
+declare (axis order, base of the LSE), never values. The terms are those of DESIGN section 2.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.target.capabilities import Capabilities
+
+PerWorker = tuple[NDArray, ...]
+RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One evaluation that is asked of a target; ``id`` is that of its case.
+
+    ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge'
+    ``passes``       ('forward',), ('forward', 'backward') or ('backward',)
+    ``workers``      W; 1 for block and merge
+    ``layout``       its name; ``index_q``, ``index_k`` int64 [W, n]: token of each slot, -1 padding;
+                     ``position_q``, ``position_k`` int64 [W, 1|B, n]: their global positions
+    ``circulation``, ``direction``    'kv', 'q' or 'gather'; 1 or -1
+    ``terms``        plain values: ``scale`` always (block, ring); ``causal``, ``window`` (left,
+                     right), ``softcap``, ``dropout_p``, ``dropout_seed``, ``q_offset``,
+                     ``cu_seqlens``, ``cu_seqlens_k`` where they are not the default
+    ``formats``      names of formats: ``inputs``, ``outputs``, ``statistics``
+    ``tensors``      name -> one array a worker, in storage dtypes. q [B, H, n, D], k [B, Hkv, n, D],
+                     v [B, Hkv, n, Dv]; with a backward dy [B, H, n, Dv], perhaps dlse [B, H, n];
+                     ``segments_q``, ``segments_k``, ``bound_min``, ``bound_max`` [1|B, n]; ``bias``,
+                     ``mask``, ``keep`` [1|B, 1|H, n|1, Sk|1] (own rows, global keys); ``sinks``
+                     [H, N], the same on each worker. block backward: ``lse``, ``delta`` [B, H, n].
+                     merge: ``parts_o`` [N, B, H, S, Dv], ``parts_lse`` [N, B, H, S] of one worker.
+                     ring backward alone: ``o``, ``lse`` of the rounded forward.
+    """
+
+    id: str
+    operation: str
+    passes: tuple[str, ...]
+    workers: int
+    tensors: Mapping[str, PerWorker]
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    formats: Mapping[str, str] = field(default_factory=dict)
+    layout: str = "contiguous"
+    circulation: str = "kv"
+    direction: int = 1
+    index_q: NDArray[np.int64] | None = None
+    index_k: NDArray[np.int64] | None = None
+    position_q: NDArray[np.int64] | None = None
+    position_k: NDArray[np.int64] | None = None
+
+    def worker(self, name: str, worker: int) -> NDArray:
+        """One worker's array."""
+        return self.tensors[name][worker]
+
+
+@dataclass
+class Result:
+    """What a target gives back: for each claimed tensor one array a worker.
+
+    Shapes as in the call: o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D], dk [B, Hkv, n, D],
+    dv [B, Hkv, n, Dv]; ``dsinks`` [H, N] and ``dbias`` are each worker's partial sums over its own query
+    rows. Padding slots are not compared. ``states``: whatever a target dumps for each step.
+    """
+
+    o: Sequence[Any] | None = None
+    lse: Sequence[Any] | None = None
+    dq: Sequence[Any] | None = None
+    dk: Sequence[Any] | None = None
+    dv: Sequence[Any] | None = None
+    dsinks: Sequence[Any] | None = None
+    dbias: Sequence[Any] | None = None
+    states: Any = None
+
+
+class Refused(Exception):
+    """Raised by a target for a call that it does not take. For a claimed case that is a failure."""
+
+
+class Failed(Exception):
+    """Something of a target's process went wrong, as ``message`` says; ``log`` is what it wrote to stderr."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class Crashed(Failed):
+    """The process was ended by a signal."""
+
+
+class Exited(Failed):
+    """The process ended by itself, with any exit status, instead of answering."""
+
+
+class TimedOut(Failed):
+    """No answer came within the time limit."""
+
+
+class Mutated(Failed):
+    """The target changed its inputs, in a process where the harness does not see it by itself."""
+
+
+class Garbage(Failed):
+    """What came back is no result: no JSON, an unknown key, a file that is none, no arrays."""
+
+
+def ended(who: str, status: int | None, when: str = "") -> Failed:
+    """Exited or Crashed, by the return code of a process that ended; below 0 it is a signal.
+
+    >>> ended("the program", 3, " before it answered")
+    Exited('the program ended with exit status 3 before it answered')
+    >>> ended("worker 1", -11)
+    Crashed('worker 1 was ended by SIGSEGV')
+    """
+    if status is None:
+        return Crashed(f"{who} ended{when}, and its exit status is not known")
+    if status >= 0:
+        return Exited(f"{who} ended with exit status {status}{when}")
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return Crashed(f"{who} was ended by {name}{when}")
+
+
+class Target(Protocol):
+    """``name`` for the report, ``capabilities`` as data, ``run`` for one call at a time.
+
+    Optional: ``close()``, called once at the end; ``notes``, sentences for the report; ``printed``, what
+    a target with processes of its own wrote during the last call; ``installed``
+    (:class:`~ringspec.conformance.adapters.versions.Installed`), which packages these processes have.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def run(self, call: Call) -> Result: ...

@@ -1,0 +1,59 @@
+"""What a target says of itself, and which versions of which packages computed its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringspec.conformance.adapters.versions import Installed, installed, under_test
+from ringspec.conformance.target.load import LOADED
+
+CHANGING = ("versions", "files")
+
+
+def said_by(target: Any, spec: str) -> dict[str, Any]:
+    """What a target says of itself beside its capabilities: name, notes, versions and files."""
+    have = computed_with(target, spec)
+    notes = getattr(target, "notes", ())
+    versions = {str(name): str(one) for name, one in getattr(target, "versions", {}).items()}
+    return {
+        "name": str(target.name),
+        "notes": [notes] if isinstance(notes, str) else [str(note) for note in notes],
+        "versions": versions | dict(have.versions),
+        "files": dict(have.files),
+    }
+
+
+def computed_with(target: Any, spec: str) -> Installed:
+    """What the process that computes has of the packages under test.
+
+    The target says it in ``installed``, read in its own processes. Of a target that has none, and so
+    computes where it is loaded, it is the top package of its ``spec`` and of its ``function``.
+    """
+    have = getattr(target, "installed", None)
+    if isinstance(have, Installed):
+        return have
+    if spec.startswith(("cmd:", "dir:")):
+        return Installed()
+    module = str(getattr(getattr(target, "function", None), "__module__", ""))
+    if module.startswith(LOADED):  # a file that the spec names
+        module = ""
+    return installed(under_test(under_test((), spec), f"{module}:"), imported=True)
+
+
+def changed_since(header: Mapping[str, Any], have: Installed) -> dict[str, dict[str, str]]:
+    """What a header does not say of the packages that the calls did import: versions and files.
+
+    >>> header = {"versions": {"a": "2"}, "files": {"a": "/x/a.py"}}
+    >>> changed_since(header, Installed({"a": "1"}, {"a": "/x/a.py"}))
+    {'versions': {'a': '1'}}
+    """
+    changed = {
+        kind: {
+            name: text
+            for name, text in getattr(have, kind).items()
+            if header.get(kind, {}).get(name) != text and name not in ("ringspec", "specification")
+        }
+        for kind in CHANGING
+    }
+    return {kind: texts for kind, texts in changed.items() if texts}

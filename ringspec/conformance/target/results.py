@@ -1,0 +1,74 @@
+"""What a call must bring back (names, shapes, formats, no expected value), and its own digest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.target.protocol import Call, PerWorker
+from ringspec.formats import format_of
+
+
+@dataclass(frozen=True)
+class Due:
+    """What a call must bring back of one tensor: ``shapes`` of each worker, name of its ``format``."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    format: str
+
+
+def due_of(call: Call) -> dict[str, Due]:
+    """The tensors that a call must bring back, with their shapes and formats, in a fixed order.
+
+    lse is among them; whether the target exposes it is the caller's matter.
+    """
+    outputs, statistics = call.formats["outputs"], call.formats["statistics"]
+    if call.operation == "merge":
+        _, *rest = call.worker("parts_o", 0).shape
+        return {"o": Due((tuple(rest),), outputs), "lse": Due((tuple(rest[:-1]),), statistics)}
+    q, k, v = (call.tensors[name] for name in ("q", "k", "v"))
+    due: dict[str, Due] = {}
+    if "forward" in call.passes:
+        rows = tuple(x.shape[:3] for x in q)
+        o = tuple((*n, y.shape[3]) for n, y in zip(rows, v, strict=True))
+        due |= {"o": Due(o, outputs), "lse": Due(rows, statistics)}
+    if "backward" in call.passes:
+        for name, like in (("dq", q), ("dk", k), ("dv", v)):
+            due[name] = Due(tuple(x.shape for x in like), outputs)
+        if "sinks" in call.tensors and call.operation == "ring":
+            due["dsinks"] = Due(tuple(x.shape for x in call.tensors["sinks"]), statistics)
+        if "bias" in call.tensors:
+            due["dbias"] = Due(tuple(x.shape for x in call.tensors["bias"]), outputs)
+    return due
+
+
+def frozen(arrays: Iterable[NDArray]) -> PerWorker:
+    return tuple(read_only(x) for x in arrays)
+
+
+def read_only(x: NDArray) -> NDArray:
+    """A copy of one's own, in C order, that cannot be written to."""
+    copy = np.array(x, order="C")
+    copy.flags.writeable = False
+    return copy
+
+
+def dtype_of(storage: str) -> np.dtype:
+    """The NumPy dtype of a format's name."""
+    return format_of(storage).dtype
+
+
+def fingerprint(call: Call) -> str:
+    """SHA-256 over all arrays of a call, by which a change of them is seen."""
+    digest = hashlib.sha256()
+    for name in sorted(call.tensors):
+        for x in call.tensors[name]:
+            digest.update(f"{name} {x.dtype} {x.shape}\n".encode())
+            digest.update(np.ascontiguousarray(x).view(np.uint8).tobytes())
+    for index in (call.index_q, call.index_k, call.position_q, call.position_k):
+        digest.update(b"" if index is None else np.ascontiguousarray(index).tobytes())
+    return digest.hexdigest()

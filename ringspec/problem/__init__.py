@@ -1,0 +1,1 @@
+"""What a call consists of: tensors, mask terms, options, and the check of each."""

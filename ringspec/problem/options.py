@@ -1,0 +1,227 @@
+"""The options that every function takes, under one name each, and their checks.
+
+``attention``, ``attention_backward`` and ``ring`` accept exactly the keywords of :class:`Options`;
+:func:`check` turns q, k, v and options into a :class:`~ringspec.problem.model.Problem`, or raises an
+error that says what was expected, what came and how to mend it. Everything behind this module may
+assume that its arguments are right.
+
+Source: DESIGN section 2, which says what each option means.
+"""
+
+from __future__ import annotations
+
+import decimal
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringspec.errors import OptionError, ShapeError, refuse_unknown, shown
+from ringspec.problem.checks import (
+    LARGEST_POSITION,
+    bool_pairs,
+    check_bias,
+    check_bounds,
+    check_dropout,
+    check_qkv,
+    check_segments,
+    check_sinks,
+    check_softcap,
+    check_window,
+    finite_or_minus_infinity,
+    flag,
+    float_array,
+    integer,
+    number,
+    position_rows,
+)
+from ringspec.problem.model import Columns, Problem, Rows, Terms
+
+Window = int | tuple[int | None, int | None] | None
+
+
+class Options(TypedDict, total=False):
+    """Keywords of every function, with their defaults (shapes in brackets, S = Sq or Sk).
+
+    ``causal=False``          a key is visible when its position is not behind the query's
+    ``window=None``           int w = (w, w), or (left, right); None on a side = unbounded there
+    ``scale=None``            factor of <q, k>; default the float64 nearest to 1/sqrt(D)
+    ``softcap=None``          s = softcap * tanh(z / softcap); a positive number
+    ``bias=None``             float, broadcastable to [B, H, Sq, Sk]; -inf masks the pair
+    ``mask=None``             bool, broadcastable to [B, H, Sq, Sk]; True = may attend
+    ``segments_q=None``       int [Sq] or [B, Sq]; negative = padding
+    ``segments_k=None``       int [Sk] or [B, Sk]; default segments_q, where Sq == Sk
+    ``cu_seqlens=None``       int [N + 1]: starts of packed documents, and the last one's end
+    ``cu_seqlens_k=None``     the same for the keys; default cu_seqlens
+    ``bound_min=None``        int [Sq] or [B, Sq]: first key position that a query may see
+    ``bound_max=None``        int [Sq] or [B, Sq]: the position behind the last
+    ``sinks=None``            float [H] or [H, N]: logits in the denominator only
+    ``dropout_p=0.0``         probability in [0, 1) of dropping an entry of P
+    ``dropout_seed=0``        seed of the counter-based keep mask, 0 <= seed < 2**64
+    ``keep=None``             bool, broadcastable to [B, H, Sq, Sk]: a keep mask of your own
+    ``q_offset=0``            position of query 0 (Sk - Sq aligns the ends)
+    ``positions_q=None``      int [Sq] or [B, Sq]: replaces 0, 1, 2, ... + q_offset
+    ``positions_k=None``      int [Sk] or [B, Sk]: replaces 0, 1, 2, ...
+    """
+
+    causal: bool
+    window: Window
+    scale: float | None
+    softcap: float | None
+    bias: ArrayLike | None
+    mask: ArrayLike | None
+    segments_q: ArrayLike | None
+    segments_k: ArrayLike | None
+    cu_seqlens: ArrayLike | None
+    cu_seqlens_k: ArrayLike | None
+    bound_min: ArrayLike | None
+    bound_max: ArrayLike | None
+    sinks: ArrayLike | None
+    dropout_p: float
+    dropout_seed: int
+    keep: ArrayLike | None
+    q_offset: int
+    positions_q: ArrayLike | None
+    positions_k: ArrayLike | None
+
+
+DEFAULTS: dict[str, Any] = dict.fromkeys(Options.__annotations__) | {
+    "causal": False,
+    "dropout_p": 0.0,
+    "dropout_seed": 0,
+    "q_offset": 0,
+}
+
+# Keywords of other libraries whose nearest name here means something else.
+INSTEAD = {
+    "cp_offset": "leave it out: layout, worker and step decide it (ringspec.cp_offset shows it)",
+    "softmax_scale": "write 'scale'",
+    "cu_seqlens_q": "write 'cu_seqlens'",
+    "seed": "write 'dropout_seed'",
+}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_options(function: Function) -> Function:
+    """Refuse unknown keywords with the nearest known name, and show the options in ``help``."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in DEFAULTS.items()
+    ]
+    known = {p.name for p in own + options}
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        refuse_unknown((name for name in keywords if name not in known), known, INSTEAD)
+        return function(*arguments, **keywords)
+
+    checked.__signature__ = signature.replace(parameters=own + options)  # type: ignore[attr-defined]
+    return cast(Function, checked)
+
+
+def default_scale(head_dim: int) -> float:
+    """The float64 nearest to the real number 1/sqrt(D), D = ``head_dim`` (rule FWD-2).
+
+    >>> import math
+    >>> default_scale(128) == 1 / math.sqrt(128)  # two roundings miss it
+    False
+    """
+    with decimal.localcontext(decimal.Context(prec=60)):
+        return float(1 / decimal.Decimal(head_dim).sqrt())
+
+
+def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
+    """Check everything and return the problem as the specification sees it.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; ``options`` by the names of
+    :class:`Options`. Raises OptionError, or another subclass of RingspecError.
+    """
+    refuse_unknown((name for name in options if name not in DEFAULTS), DEFAULTS, INSTEAD)
+    values = DEFAULTS | options
+    q, k, v = check_qkv(q, k, v)
+    batch, heads, n_q, head_dim = q.shape
+    n_k = k.shape[2]
+    full = (batch, heads, n_q, n_k)
+    q_offset = integer(values["q_offset"], "q_offset")
+    if abs(q_offset) > LARGEST_POSITION:
+        raise OptionError(
+            "q_offset of at most 2**61 in size", shown(q_offset), "shift all positions"
+        )
+    # MASK-8: positions, not indices, decide masks
+    position_q = np.arange(n_q, dtype=np.int64)[None] + q_offset
+    position_k = np.arange(n_k, dtype=np.int64)[None]
+    if values["positions_q"] is not None:
+        position_q = position_rows(values["positions_q"], "positions_q", batch, n_q)
+    if values["positions_k"] is not None:
+        position_k = position_rows(values["positions_k"], "positions_k", batch, n_k)
+    segment_q, segment_k = check_segments(values, batch, n_q, n_k)
+    bound_min, bound_max = check_bounds(values, batch, n_q)
+    bias = check_bias(values["bias"], full)
+    dropout_p, dropout_seed = check_dropout(values)
+    scale = default_scale(head_dim) if values["scale"] is None else number(values["scale"], "scale")
+    terms = Terms(
+        heads=heads,
+        kv_heads=k.shape[1],
+        scale=scale,
+        causal=flag(values["causal"], "causal"),
+        window=check_window(values["window"]),
+        softcap=check_softcap(values["softcap"]),
+        sinks=check_sinks(values["sinks"], heads),
+        dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+    )
+    mask, keep = (
+        None if values[name] is None else bool_pairs(values[name], name, full)
+        for name in ("mask", "keep")
+    )
+    rows = Rows(
+        np.arange(n_q, dtype=np.int64),
+        position_q,
+        segment_q,
+        bound_min,
+        bound_max,
+        bias,
+        mask,
+        keep,
+    )
+    columns = Columns(np.arange(n_k, dtype=np.int64), position_k, segment_k)
+    return Problem(q, k, v, rows, columns, terms)
+
+
+def check_gradients(
+    problem: Problem, dy: Any, per_row: Any, what: str = "dlse"
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """dy [B, H, Sq, Dv] and dlse or delta [B, H, Sq] (None = zeros) as float64."""
+    batch, heads, n_q, _ = problem.q.shape
+    dy = float_array(dy, "dy", rank=4)
+    if dy.shape != (batch, heads, n_q, problem.v.shape[3]):
+        raise ShapeError(
+            f"dy of o's shape {(batch, heads, n_q, problem.v.shape[3])}",
+            f"shape {dy.shape}",
+            "dy is the gradient of the loss with respect to o, [B, H, Sq, Dv]",
+        )
+    if per_row is None:
+        return dy, np.zeros((batch, heads, n_q))
+    return dy, row_array(problem, float_array(per_row, what, rank=3), what)
+
+
+def row_array(problem: Problem, x: NDArray[np.float64], what: str) -> NDArray[np.float64]:
+    """One number per query row, [B, H, Sq]."""
+    if x.shape != problem.q.shape[:3]:
+        raise ShapeError(
+            f"{what} of shape [B, H, Sq] = {problem.q.shape[:3]}",
+            f"shape {x.shape}",
+            f"give one {what} per batch, query head and query",
+        )
+    return x
+
+
+def check_lse(problem: Problem, lse: Any) -> NDArray[np.float64]:
+    """lse [B, H, Sq] as float64; -inf marks an empty row, NaN and +inf are refused."""
+    return row_array(problem, finite_or_minus_infinity(lse, "lse", rank=3), "lse")

@@ -1,0 +1,182 @@
+"""What a ring costs: hops, bytes, visible pairs per worker and step, imbalance, a timeline.
+
+Counts come from the same schedule and the same masks that the ring runs with; nothing is estimated
+except times, which follow from rates that the caller gives. Payload is counted without headers, each
+number with the bytes of its format in the recipe.
+
+Source: DESIGN section 3 (schedules, and what travels).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.errors import OptionError
+from ringspec.formats import format_of
+from ringspec.problem.checks import number
+from ringspec.problem.model import Integers, Problem
+from ringspec.recipes import Recipe
+from ringspec.spec.layout import Layout
+from ringspec.spec.masks import visible
+from ringspec.spec.schedule import Schedule, Transfer
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Counts of one pass, which the schedule calls ``name``.
+
+    ``pairs`` int64 [steps, W]: visible (query, key) pairs over all batches and query heads.
+    ``sent`` int64 [steps, W]: payload bytes that each worker sends after each step.
+    ``hops``: steps after which something travels.
+    """
+
+    name: str
+    pairs: Integers
+    sent: Integers
+    hops: int
+
+    @property
+    def imbalance(self) -> float:
+        """Work of the busiest worker over the mean, summed over steps; 1.0 is perfect balance."""
+        return ratio(self.pairs.sum(axis=0))
+
+    @property
+    def lockstep_imbalance(self) -> float:
+        """The same when all workers wait for the busiest one in every step."""
+        if self.pairs.sum() == 0:
+            return 1.0
+        return float(self.pairs.max(axis=1).sum() / self.pairs.mean(axis=1).sum())
+
+
+def ratio(work: Integers) -> float:
+    return float(work.max() / work.mean()) if work.sum() else 1.0
+
+
+def pairs_of_block(problem: Problem, layout_q: Layout, layout_k: Layout, a: int, b: int) -> int:
+    """Visible pairs of queries of worker a and keys of worker b, over all B and H."""
+    rows, columns = problem.rows.take(layout_q.table[a]), problem.columns.take(layout_k.table[b])
+    allowed = visible(rows, columns, problem.terms)
+    batch, heads = problem.q.shape[:2]
+    copies = (batch // allowed.shape[0]) * (heads // allowed.shape[1])
+    return int(np.count_nonzero(allowed)) * copies
+
+
+def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
+    """Payload bytes per slot of one travelling name, over all B and heads.
+
+    Positions, segments and bounds count 8 bytes each where they travel; bias rows, masks and keep
+    masks count their stored rows.
+    """
+    batch, heads, _, width = problem.q.shape
+    kv_heads, value_width = problem.v.shape[1], problem.v.shape[3]
+    size = {
+        f: format_of(getattr(recipe, f)).dtype.itemsize
+        for f in ("inputs", "carried_dq", "carried_dkv", "delta", "backward_lse")
+    }
+    rows, columns = problem.rows, problem.columns
+    if name in ("q", "k"):
+        return batch * (heads if name == "q" else kv_heads) * width * size["inputs"]
+    if name in ("v", "dy"):
+        return batch * (kv_heads if name == "v" else heads) * value_width * size["inputs"]
+    if name == "dq":
+        return batch * heads * width * size["carried_dq"]
+    if name == "dk":
+        return batch * kv_heads * width * size["carried_dkv"]
+    if name == "dv":
+        return batch * kv_heads * value_width * size["carried_dkv"]
+    if name == "lse":
+        return batch * heads * size["backward_lse"]
+    if name == "delta":
+        return batch * heads * size["delta"]
+    if name == "columns":
+        parts = (columns.position, columns.segment)
+        return sum(8 * x.shape[0] for x in parts if x is not None)
+    if name == "dbias":
+        return 0 if rows.bias is None else row_bytes(rows.bias)
+    whole = (rows.position, rows.segment, rows.bound_min, rows.bound_max)
+    pairwise = (rows.bias, rows.mask, rows.keep)
+    return sum(8 * x.shape[0] for x in whole if x is not None) + sum(
+        row_bytes(x) for x in pairwise if x is not None
+    )
+
+
+def row_bytes(x: np.ndarray) -> float:
+    """Bytes of one row of [b, h, n, Sk] pairs; a broadcast row is known everywhere and is free."""
+    return 0.0 if x.shape[2] == 1 else float(x.shape[0] * x.shape[1] * x.shape[3] * x.itemsize)
+
+
+def transfer_bytes(
+    transfer: Transfer, slots: int, workers: int, problem: Problem, recipe: Recipe
+) -> int:
+    """Payload bytes that one worker sends in one transfer; what it keeps itself is not counted."""
+    block = sum(token_bytes(name, problem, recipe) for name in transfer.carries) * slots
+    copies = 1 if transfer.kind == "permute" else workers - 1
+    return int(block * copies)
+
+
+def cost(
+    problem: Problem, schedule: Schedule, layout_q: Layout, layout_k: Layout, recipe: Recipe
+) -> Cost:
+    """Count one pass of a schedule, without computing it.
+
+    ``problem`` gives shapes and masks, ``layout_q`` and ``layout_k`` the tokens of each worker,
+    ``recipe`` the bytes of a number that travels.
+    """
+    workers = schedule.workers
+    pairs = np.zeros((len(schedule.steps), workers), dtype=np.int64)
+    sent = np.zeros_like(pairs)
+    slots = layout_k.slots if schedule.moves == "keys" else layout_q.slots
+    for t, step in enumerate(schedule.steps):
+        for worker, (a, b) in schedule.pairs(t):
+            pairs[t, worker] = pairs_of_block(problem, layout_q, layout_k, a, b)
+        for transfer in step.transfers:
+            sent[t] += transfer_bytes(transfer, slots, workers, problem, recipe)
+    return Cost(schedule.name, pairs, sent, schedule.hops)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One bar of a timeline: worker r is busy with ``what`` in ``step``, from ``start`` to ``stop`` (s)."""
+
+    worker: int
+    step: int
+    what: str
+    start: float
+    stop: float
+
+
+def timeline(
+    counted: Cost, *, pairs_per_second: float, bytes_per_second: float, overlap: bool = True
+) -> tuple[Span, ...]:
+    """When each worker computes and sends, all workers waiting for the slowest after each step.
+
+    ``counted`` is what :func:`cost` gives; rates are per worker, times in seconds. With ``overlap``
+    the inputs of the next step travel during the computation, which holds for inputs that the step
+    does not change. Raises :class:`~ringspec.errors.OptionError` for rates that are not above 0.
+
+    >>> import numpy as np
+    >>> c = Cost("x", np.array([[10, 20], [20, 10]]), np.array([[5, 5], [0, 0]]), 1)
+    >>> max(s.stop for s in timeline(c, pairs_per_second=10, bytes_per_second=1))
+    7.0
+    """
+    pairs_per_second = number(pairs_per_second, "pairs_per_second")
+    bytes_per_second = number(bytes_per_second, "bytes_per_second")
+    if not (pairs_per_second > 0 and bytes_per_second > 0):
+        raise OptionError(
+            "rates > 0", f"{pairs_per_second} pairs/s, {bytes_per_second} bytes/s", "pass rates"
+        )
+    spans, now = [], 0.0
+    for t in range(counted.pairs.shape[0]):
+        computed = now + counted.pairs[t] / pairs_per_second
+        end = now
+        for r in range(counted.pairs.shape[1]):
+            begin = now if overlap else float(computed[r])
+            sent = begin + counted.sent[t, r] / bytes_per_second
+            spans.append(Span(r, t, "compute", now, float(computed[r])))
+            if counted.sent[t, r]:
+                spans.append(Span(r, t, "send", begin, float(sent)))
+            end = max(end, float(computed[r]), float(sent))
+        now = end
+    return tuple(spans)

@@ -1,0 +1,204 @@
+"""The result of a ring: every worker's numbers, the recorded states, and their replay.
+
+Source: DESIGN section 3, for what a worker holds at each step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ringspec.errors import NotRecordedError, OptionError, shown
+from ringspec.problem.model import Array, Integers, Problem
+from ringspec.recipes import Recipe
+from ringspec.rings.cost import Cost, cost
+from ringspec.rings.show import heading, run_as_html, run_as_text, run_tensors
+from ringspec.spec.backward import Accumulate, backward_step, plus
+from ringspec.spec.block import (
+    BlockBackward,
+    BlockForward,
+    block_backward,
+    block_forward,
+)
+from ringspec.spec.definition import Gradients
+from ringspec.spec.forward import Absorb, absorb_block, forward_step
+from ringspec.spec.layout import Layout
+from ringspec.spec.schedule import Schedule
+from ringspec.spec.worker import Moment, WorkerState, arrive
+from ringspec.tensorfile import write_tensors
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What ``worker`` ends with, in its local order: the shapes of DESIGN with n slots for S, float64.
+
+    ``o`` [B, H, n, Dv], ``lse`` [B, H, n], ``dq`` [B, H, n, D], ``dk`` [B, Hkv, n, D], ``dv`` [B, Hkv, n, Dv].
+    ``index_q`` and ``index_k`` [n] name the global tokens of its slots, -1 for padding. ``dsinks``
+    and ``dbias`` are partial sums over its own query rows (RING-12); dbias keeps local rows and
+    global keys. Gradients are None without dy.
+    """
+
+    worker: int
+    index_q: Integers
+    index_k: Integers
+    o: Array
+    lse: Array
+    dq: Array | None = None
+    dk: Array | None = None
+    dv: Array | None = None
+    dsinks: Array | None = None
+    dbias: Array | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """The result of :func:`ring`.
+
+    ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in
+    global order; gradients are None without dy. Values are float64 arrays whose numbers are those of
+    the recipe's output formats. ``gradients`` has them together; ``seeds`` are dy and dlse as used.
+    ``workers`` holds each worker's results, ``moments`` the recorded steps; ``problem``, ``recipe``,
+    ``layout_q``, ``layout_k``, ``schedule``, ``backward_schedule`` and ``blocks`` (with how they are merged
+    and added) are what was run.
+    A ``phase`` is 'forward' or 'backward'. ``print(run)`` shows who computes what in which step.
+    """
+
+    problem: Problem
+    recipe: Recipe
+    layout_q: Layout
+    layout_k: Layout
+    schedule: Schedule
+    backward_schedule: Schedule | None
+    workers: tuple[WorkerResult, ...]
+    o: Array
+    lse: Array
+    gradients: Gradients | None = None
+    seeds: tuple[Array, Array] | None = None
+    moments: tuple[Moment, ...] = ()
+    blocks: tuple[BlockForward, BlockBackward, Absorb, Accumulate] = (
+        block_forward,
+        block_backward,
+        absorb_block,
+        plus,
+    )
+
+    @property
+    def dq(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dq
+
+    @property
+    def dk(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dk
+
+    @property
+    def dv(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dv
+
+    @property
+    def dsinks(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dsinks
+
+    @property
+    def dbias(self) -> Array | None:
+        return None if self.gradients is None else self.gradients.dbias
+
+    def worker(self, worker: int) -> WorkerResult:
+        """The local results of one worker; NotRecordedError where there is no such worker."""
+        check_number("worker", worker, len(self.workers))
+        return self.workers[worker]
+
+    def moment(self, worker: int, step: int, phase: str = "forward") -> Moment:
+        """The recorded step of one worker; NotRecordedError without ``ring(..., record=True)``."""
+        if not self.moments:
+            raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
+        phases = list(dict.fromkeys(moment.phase for moment in self.moments))
+        if not isinstance(phase, str) or phase not in phases:
+            fix = "pass dy to ring(...) for a backward pass" if len(phases) == 1 else "use one"
+            raise NotRecordedError(f"phase {' or '.join(map(repr, phases))}", shown(phase), fix)
+        steps = [moment for moment in self.moments if moment.phase == phase]
+        check_number("worker", worker, len(self.workers))
+        check_number("step", step, len(steps) // len(self.workers))
+        return next(one for one in steps if (one.step, one.worker) == (step, worker))
+
+    def state(
+        self, worker: int, step: int, phase: str = "forward", when: str = "after"
+    ) -> WorkerState:
+        """One worker's state 'after' a step, 'before' it, or 'during' it.
+
+        'during' is when everything has arrived and nothing is computed yet: only then are the keys
+        (or queries) of the step here, because afterwards they are sent on. Raises OptionError for
+        another word, NotRecordedError for a step that is not on record.
+        """
+        if not isinstance(when, str) or when not in ("before", "during", "after"):
+            raise OptionError(
+                "when as 'before', 'during' or 'after'", shown(when), "pass when='after'"
+            )
+        moment = self.moment(worker, step, phase)
+        return {"before": moment.before, "during": moment.during, "after": moment.after}[when]
+
+    def cost(self, phase: str = "forward") -> Cost:
+        """Hops, bytes and visible pairs of a phase (``rings.cost``); NotRecordedError if it was not run."""
+        schedule = {"forward": self.schedule, "backward": self.backward_schedule}.get(
+            phase if isinstance(phase, str) else ""
+        )
+        if schedule is None:
+            raise NotRecordedError(
+                "phase 'forward', or 'backward' of a run with dy",
+                shown(phase),
+                "pass dy to ring(...) for a backward pass",
+            )
+        return cost(self.problem, schedule, self.layout_q, self.layout_k, self.recipe)
+
+    def replay(self) -> Iterator[Moment]:
+        """Do every recorded step again, from the recorded state and messages alone.
+
+        Yields the recomputed moments in order; they equal the recorded ones bit for bit.
+        Raises NotRecordedError without ``ring(..., record=True)``.
+        """
+        if not self.moments:
+            raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
+        for moment in self.moments:
+            before, received = moment.before, moment.received
+            if moment.phase == "forward":
+                schedule = self.schedule
+                after, sent = forward_step(
+                    before, schedule, received, self.blocks[0], self.blocks[2]
+                )
+            else:
+                assert self.backward_schedule is not None
+                schedule = self.backward_schedule
+                after, sent = backward_step(
+                    before, schedule, received, self.blocks[1], self.blocks[3]
+                )
+            during = arrive(before, schedule, received)
+            yield replace(moment, during=during, after=after, sent=sent)
+
+    def __repr__(self) -> str:
+        return f"<Run: {heading(self)}>"
+
+    def __str__(self) -> str:
+        return run_as_text(self)
+
+    def _repr_html_(self) -> str:
+        return run_as_html(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write results and recorded states to one .safetensors file at ``path`` (``tensorfile``)."""
+        tensors, meaning = run_tensors(self)
+        write_tensors(path, tensors, meaning)
+
+
+def check_number(what: str, number: object, count: int) -> None:
+    """Raise NotRecordedError unless ``number`` is an int from 0 to ``count`` - 1.
+
+    >>> check_number("worker", 3, 3)
+    Traceback (most recent call last):
+    ringspec.errors.NotRecordedError: expected a worker from 0 to 2; got 3. To mend it: count workers from 0.
+    """
+    whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+    if not (whole and 0 <= number < count):  # type: ignore[operator]
+        wanted = f"a {what} from 0 to {count - 1}" if count > 1 else f"the only {what}, 0"
+        raise NotRecordedError(wanted, shown(number), f"count {what}s from 0")

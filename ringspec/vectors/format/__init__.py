@@ -1,0 +1,1 @@
+"""The format of golden vectors: case, tensors, manifest, strict reading and writing."""

@@ -1,0 +1,116 @@
+"""case.json: the one text form of a case, and its strict reading."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from ringspec.errors import CaseFormatError
+from ringspec.vectors.format import strict_json
+from ringspec.vectors.format.case import (
+    Case,
+    CaseFormats,
+    Inputs,
+    Patch,
+    Ring,
+    Shape,
+    TensorRecipe,
+    Withdrawn,
+)
+from ringspec.vectors.format.check_case import check_case
+
+MAX_CASE_BYTES = 1 << 20
+
+
+def case_from_json(text: str | bytes, what: str = "case.json") -> Case:
+    """The case in a text; :class:`~ringspec.errors.CaseFormatError` for everything else.
+
+    ``what`` names the text in messages. Time and memory are bounded by the text's length, at most
+    1 MiB; no tensor is made.
+    """
+    data = strict_json.parse(text, what, MAX_CASE_BYTES, CaseFormatError)
+    strict_json.check_schema(data, "case", what, CaseFormatError)
+    case = case_from_data(data)
+    check_case(case, what)
+    return case
+
+
+def case_to_json(case: Case) -> str:
+    """The text of case.json: the same case, the same bytes.
+
+    >>> recipe = TensorRecipe("constant", value=1.0)
+    >>> case = Case(
+    ...     id="attention/ones", reason="an example", operation="attention", passes=("forward",),
+    ...     rules=("FWD-1",), flags=(), shape=Shape(1, 1, 1, 2, 2, 4, 4),
+    ...     formats=CaseFormats("float32", "float32", "float32"), terms={"scale": 0.5}, ring=None,
+    ...     inputs=Inputs("attention/ones", {"q": recipe, "k": recipe, "v": recipe}), storage="full",
+    ... )
+    >>> case_from_json(case_to_json(case)) == case
+    True
+    """
+    return strict_json.pretty(case_to_data(case))
+
+
+def case_to_data(case: Case) -> dict[str, Any]:
+    """The JSON data of a case, keys in their order."""
+    data = {one.name: plain(getattr(case, one.name)) for one in fields(Case)}
+    if case.ring is not None:
+        data["ring"] = without_defaults(case.ring, "workers", "layout", "circulation", "direction")
+    data["inputs"] = {
+        "seed": case.inputs.seed,
+        "tensors": {name: recipe_to_data(one) for name, one in case.inputs.tensors.items()},
+    }
+    return data
+
+
+def recipe_to_data(recipe: TensorRecipe) -> dict[str, Any]:
+    data = without_defaults(recipe, "kind")
+    if recipe.patches:
+        data["patches"] = [without_defaults(patch, "at") for patch in recipe.patches]
+    return data
+
+
+def without_defaults(record: Any, *always: str) -> dict[str, Any]:
+    """The fields of a dataclass that are in ``always`` or differ from their default."""
+    given = {one.name: getattr(record, one.name) for one in fields(record)}
+    # False == 0, but it is a value of its own; None is never one.
+    return {
+        one.name: plain(given[one.name])
+        for one in fields(record)
+        if one.name in always or not same(given[one.name], one.default)
+    }
+
+
+def same(x: Any, y: Any) -> bool:
+    return type(x) is type(y) and bool(x == y)
+
+
+def plain(x: Any) -> Any:
+    """JSON data: tuples as lists, -inf as text, dataclasses as objects."""
+    if isinstance(x, tuple):
+        return [plain(value) for value in x]
+    if isinstance(x, dict):
+        return {name: plain(value) for name, value in x.items()}
+    if isinstance(x, (Shape, CaseFormats, Ring, Inputs, Withdrawn, TensorRecipe, Patch)):
+        return {one.name: plain(getattr(x, one.name)) for one in fields(x)}
+    return "-inf" if isinstance(x, float) and x == float("-inf") else x
+
+
+def case_from_data(data: dict[str, Any]) -> Case:
+    """A case from data that satisfies the schema."""
+    records: dict[str, Any] = {
+        name: None if data[name] is None else kind(**data[name])
+        for name, kind in (
+            ("shape", Shape),
+            ("formats", CaseFormats),
+            ("ring", Ring),
+            ("withdrawn", Withdrawn),
+        )
+    }
+    recipes = {name: recipe_from_data(recipe) for name, recipe in data["inputs"]["tensors"].items()}
+    return Case(**data | records | {"inputs": Inputs(data["inputs"]["seed"], recipes)})
+
+
+def recipe_from_data(data: dict[str, Any]) -> TensorRecipe:
+    patches = tuple(Patch(**patch) for patch in data.get("patches", ()))
+    return TensorRecipe(**data | {"patches": patches})

@@ -1,0 +1,155 @@
+"""What a case must satisfy beyond its schema: the parts fit each other and sizes are bounded.
+
+Whoever reads a case from outside may then make its tensors: each has at most
+:data:`~ringspec.vectors.format.inputs.LARGEST_TENSOR` elements, of shapes that fit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ringspec.errors import CaseFormatError, RingspecError, shown
+from ringspec.vectors.format.case import Case, Ring, Shape
+from ringspec.vectors.format.inputs import LARGEST_TENSOR, expected_names, shape_of
+
+ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(/[a-z0-9]+(-[a-z0-9]+)*){1,2}")
+LONGEST_ID, LONGEST_PART = 120, 60
+# A folder of these names cannot be made on Windows.
+RESERVED = {"con", "prn", "aux", "nul"} | {f"{x}{n}" for x in ("com", "lpt") for n in range(1, 10)}
+LARGEST_POSITION = 2**61
+MOST_PAIRS = 2**30
+SCALED = ("attention", "ring", "block")
+
+
+def is_id(text: object) -> bool:
+    """Whether a text may be the id of a case, which is its path in a set.
+
+    >>> is_id("ring/zigzag-causal-w4"), is_id("ring/../secret"), is_id("ring")
+    (True, False, False)
+    """
+    if not isinstance(text, str) or len(text) > LONGEST_ID or not ID.fullmatch(text):
+        return False
+    return all(len(part) <= LONGEST_PART and part not in RESERVED for part in text.split("/"))
+
+
+def check_case(case: Case, what: str) -> None:
+    """Raise :class:`~ringspec.errors.CaseFormatError` unless the parts of a case fit each other."""
+    require(is_id(case.id), what, "an id of two or three short names", shown(case.id))
+    for name in ("rules", "flags"):
+        names = getattr(case, name)
+        require(len(set(names)) == len(names), what, f"each of the {name} once", shown(names))
+    check_operation(case, what)
+    if case.shape is not None:
+        check_shape(case.shape, what)
+    check_terms(case, what)
+    if case.ring is not None:
+        check_ring(case.ring, case, what)
+    check_inputs(case, what)
+
+
+def require(holds: bool, what: str, expected: str, got: str) -> None:
+    if not holds:
+        raise CaseFormatError(
+            f"{expected} in {what}", got, "docs/vectors describes the format; mend the case"
+        )
+
+
+def check_operation(case: Case, what: str) -> None:
+    is_schedule, is_ring = case.operation == "schedule", case.operation == "ring"
+    for name, wanted in (
+        ("shape", not is_schedule),
+        ("formats", not is_schedule),
+        ("ring", is_schedule or is_ring),
+    ):
+        given = getattr(case, name) is not None
+        expected = f"{name} {'given' if wanted else 'null'} for {case.operation!r}"
+        require(given == wanted, what, expected, "null" if wanted else "something")
+    if case.operation == "merge":
+        require(case.passes == ("forward",), what, "merge forward only", shown(case.passes))
+    if is_schedule:
+        require(case.terms == {}, what, "no terms for a schedule", shown(case.terms))
+
+
+def check_shape(shape: Shape, what: str) -> None:
+    require(shape.H % shape.Hkv == 0, what, "H as a multiple of Hkv", f"{shape.H}, {shape.Hkv}")
+    pairs = shape.B * shape.H * shape.Sq * shape.Sk
+    require(pairs <= MOST_PAIRS, what, f"at most {MOST_PAIRS} pairs B*H*Sq*Sk", str(pairs))
+
+
+def check_terms(case: Case, what: str) -> None:
+    terms, shape = case.terms, case.shape
+    has_scale = case.operation in SCALED
+    got = "none" if has_scale else "one"
+    require(("scale" in terms) == has_scale, what, "a scale except in merge and schedule", got)
+    if case.operation == "merge":
+        require(terms == {}, what, "no terms for merge", shown(terms))
+    if "window" in terms:
+        bounded = terms["window"] != (None, None)
+        require(bounded, what, "a window bounded on a side", "[null, null]")
+        fits = all(side is None or side <= LARGEST_POSITION for side in terms["window"])
+        require(fits, what, "sides of a window up to 2**61", shown(terms["window"]))
+    offset = terms.get("q_offset", 1)
+    fits = offset != 0 and abs(offset) <= LARGEST_POSITION
+    require(fits, what, "q_offset up to 2**61 and not its default 0", shown(offset))
+    seeded = terms.get("dropout_seed", 1) != 0 and (
+        "dropout_seed" not in terms or "dropout_p" in terms
+    )
+    require(seeded, what, "dropout_seed with dropout_p, and not its default 0", shown(terms))
+    for name, length in (("cu_seqlens", shape and shape.Sq), ("cu_seqlens_k", shape and shape.Sk)):
+        if name in terms:
+            starts = terms[name]
+            rises = all(x <= y for x, y in zip(starts[:-1], starts[1:], strict=True))
+            fits = rises and starts[0] == 0 and starts[-1] <= (length or 0)
+            require(fits, what, f"{name} rising from 0 to at most {length}", shown(starts))
+    both = "cu_seqlens" in terms or "cu_seqlens_k" not in terms
+    require(both, what, "cu_seqlens beside cu_seqlens_k", "cu_seqlens_k alone")
+
+
+def check_ring(ring: Ring, case: Case, what: str) -> None:
+    by_table = ring.layout == "table"
+    given = ring.table_q is not None
+    got = "a table" if given else "no table"
+    require(given == by_table, what, "table_q with the layout 'table' alone", got)
+    require(given or ring.table_k is None, what, "table_q beside table_k", "table_k alone")
+    if case.shape is None:
+        return
+    if ring.layout == "zigzag_per_document":
+        require("cu_seqlens" in case.terms, what, "cu_seqlens for this layout", "none")
+    parts = {"contiguous": 1, "striped": 1, "zigzag": 2}.get(ring.layout)
+    lengths = (case.shape.Sq, case.shape.Sk)
+    if parts is not None:
+        divides = all(length % (parts * ring.workers) == 0 for length in lengths)
+        expected = f"lengths divisible by {parts * ring.workers} for this layout"
+        require(divides, what, expected, shown(lengths))
+    if ring.table_q is not None:
+        table_k = ring.table_q if ring.table_k is None else ring.table_k
+        check_table(ring.table_q, lengths[0], ring.workers, f"table_q of {what}")
+        check_table(table_k, lengths[1], ring.workers, f"the table of keys of {what}")
+
+
+def check_table(table: tuple[tuple[int, ...], ...], length: int, workers: int, what: str) -> None:
+    """[W, n] with each token once and -1 in padding slots (LAYOUT-5)."""
+    rectangular = len(table) == workers and len({len(row) for row in table}) == 1
+    require(rectangular, what, f"{workers} rows of equal length", f"{len(table)} rows")
+    tokens = sorted(token for row in table for token in row if token >= 0)
+    require(tokens == list(range(length)), what, f"each token below {length} once", "another table")
+
+
+def check_inputs(case: Case, what: str) -> None:
+    """Names, shapes and sizes of the inputs."""
+    must, may = expected_names(case)
+    given = set(case.inputs.tensors)
+    require(must <= given, what, f"the inputs {sorted(must)}", shown(sorted(given)))
+    require(given <= must | may, what, f"inputs among {sorted(must | may)}", shown(sorted(given)))
+    for name in sorted(given):
+        try:
+            shape = shape_of(case, name)
+        except RingspecError as error:
+            raise CaseFormatError(f"{error.expected} in {what}", error.got, error.mend) from None
+        except ValueError:  # NumPy's word for ragged values
+            raise CaseFormatError(
+                f"rectangular values of {name} in {what}", "ragged ones", "fill the rows"
+            ) from None
+        fits = math.prod(shape) <= LARGEST_TENSOR
+        require(fits, what, f"at most {LARGEST_TENSOR} elements in {name}", shown(shape))

@@ -1,0 +1,104 @@
+"""One case as a directory: case.json for reading and tensors.safetensors for the bits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+from numpy.typing import NDArray
+
+from ringspec.errors import (
+    CaseFormatError,
+    CaseTensorsError,
+    ContentDigestError,
+    shown,
+)
+from ringspec.tensorfile import decode, encode, split
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.case_json import case_from_json, case_to_json
+from ringspec.vectors.format.digest import case_digest, sha256
+from ringspec.vectors.format.files import read_listed, write_plain
+from ringspec.vectors.format.manifest import CASE_FILE, TENSORS_FILE, CaseEntry, FileEntry
+from ringspec.vectors.format.tensor_table import check_tensors
+
+Tensors = Mapping[str, NDArray]
+
+
+def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
+    """The case.json of ``root/id``, its bytes held to the manifest."""
+    name, listed = f"{id}/{CASE_FILE}", entry.files[CASE_FILE]
+    case = checked_case(read_listed(root, name, listed.bytes, listed.sha256), name)
+    if case.id != id:
+        raise CaseFormatError(
+            f"the id {id!r} in {name}", shown(case.id), "an id is the path of the case in its set"
+        )
+    return case
+
+
+@functools.lru_cache(maxsize=2048)
+def checked_case(data: bytes, name: str) -> Case:
+    """The schema takes most of the time that a suite needs to list its cases, which happens often."""
+    return case_from_json(data, name)
+
+
+def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArray]:
+    """The stored tensors of ``root/id``, read-only; empty where none are stored."""
+    if TENSORS_FILE not in entry.files:
+        return {}
+    name, listed = f"{id}/{TENSORS_FILE}", entry.files[TENSORS_FILE]
+    data = read_listed(root, name, listed.bytes, listed.sha256)
+    if "__metadata__" in split(data, name)[0]:
+        raise CaseTensorsError(f"{name} without metadata", "some", "meaning belongs in case.json")
+    return decode(data, name)
+
+
+def check_content(case: Case, tensors: Tensors, entry: CaseEntry) -> None:
+    """Names, dtypes and shapes of a case's tensors, and its content digest."""
+    check_storage(case, TENSORS_FILE in entry.files)
+    check_tensors(case, tensors)
+    digest = case_digest(case, tensors)
+    if digest != entry.content:
+        expected = f"content {entry.content} of {case.id}, as the manifest says"
+        raise ContentDigestError(expected, digest, "take the set from its source again")
+
+
+def check_storage(case: Case, has_file: bool) -> None:
+    """A tensors file unless the storage is "digests"; digests unless it is "full"."""
+    wants_file = case.storage != "digests"
+    if has_file != wants_file:
+        raise CaseTensorsError(
+            f"{'a' if wants_file else 'no'} {TENSORS_FILE} of {case.id}, stored {case.storage!r}",
+            "one" if has_file else "none",
+            "generate the case again",
+        )
+    wants_digests = case.storage != "full"
+    if bool(case.digests) != wants_digests:
+        raise CaseTensorsError(
+            f"{'' if wants_digests else 'no '}digests in {case.id}, stored {case.storage!r}",
+            f"{len(case.digests)}",
+            "generate the case again",
+        )
+
+
+def write_case(root: Path, case: Case, tensors: Tensors | None) -> CaseEntry:
+    """Write ``root/<id>`` and return its manifest entry; nothing that a reader would refuse."""
+    text = case_to_json(case)
+    if case_from_json(text, f"the case {shown(case.id)}") != case:
+        raise CaseFormatError(
+            f"a case {case.id} that comes back from its text", "another", "use plain JSON values"
+        )
+    check_storage(case, tensors is not None)
+    check_tensors(case, tensors or {})
+    files = {CASE_FILE: text.encode()}
+    if tensors is not None:
+        files[TENSORS_FILE] = encode(dict(tensors))
+    for name, data in files.items():
+        write_plain(root / case.id / name, data)
+    return CaseEntry(
+        {name: file_entry(data) for name, data in files.items()}, case_digest(case, tensors)
+    )
+
+
+def file_entry(data: bytes) -> FileEntry:
+    return FileEntry(len(data), sha256(data))

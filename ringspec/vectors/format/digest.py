@@ -1,0 +1,59 @@
+"""SHA-256 of files, tensors, cases and sets.
+
+The content digest of a case does not depend on its files: a case that comes out of another container
+with the same meaning and the same bits has the same digest. Tensors have any dtype of a tensor file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.tensorfile import DTYPES, dtype_code
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.case_json import case_to_data
+from ringspec.vectors.format.strict_json import canonical
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def tensor_bytes(x: NDArray) -> bytes:
+    """The little-endian bytes of an array in C order.
+
+    >>> tensor_bytes(np.array([1, 2], dtype=">i2"))
+    b'\\x01\\x00\\x02\\x00'
+    """
+    return np.ascontiguousarray(x).astype(DTYPES[dtype_code(x.dtype)], copy=False).tobytes()
+
+
+def tensor_digest(x: NDArray) -> str:
+    """SHA-256 of :func:`tensor_bytes` of ``x``, any shape: what ``digests`` of a case pins."""
+    return sha256(tensor_bytes(x))
+
+
+def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
+    """SHA-256 over the canonical JSON of a case and, by name, each of its stored ``tensors``, any shape.
+
+    The JSON has sorted keys, no spaces and a newline at its end; before the bytes of a tensor stands
+    a line ``name dtype d0,d1,...`` with the dtype's code in the safetensors format.
+    """
+    total = hashlib.sha256(canonical(case_to_data(case)) + b"\n")
+    for name, x in sorted((tensors or {}).items()):
+        axes = ",".join(str(length) for length in x.shape)
+        total.update(f"{name} {dtype_code(x.dtype)} {axes}\n".encode())
+        total.update(tensor_bytes(x))
+    return total.hexdigest()
+
+
+def set_digest(contents: Mapping[str, str]) -> str:
+    """SHA-256 over one line ``id digest`` for each case, sorted by id.
+
+    >>> set_digest({})[:8]
+    'e3b0c442'
+    """
+    return sha256("".join(f"{id} {digest}\n" for id, digest in sorted(contents.items())).encode())

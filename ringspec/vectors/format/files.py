@@ -1,0 +1,243 @@
+"""Reading plain files of a folder from outside; writing a folder or file whole or not at all.
+
+Nothing is followed out of the folder: each part of a path must be a real folder, the last one a
+plain file, looked at before it is opened and once more when it is open. Sizes are checked before
+anything is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ringspec.errors import (
+    DestinationError,
+    FileHashError,
+    FileSizeError,
+    MissingFileError,
+    SetPathError,
+    SpecialFileError,
+    SymlinkError,
+    UnlistedFileError,
+    shown,
+)
+from ringspec.vectors.format.digest import sha256
+
+if sys.platform != "win32":
+    import fcntl
+
+UNFINISHED = ".unfinished"
+AGAIN = "take the set from its source again"
+
+
+def read_plain(root: Path, name: str, limit: int) -> bytes:
+    """The bytes of ``root/name``, at most ``limit``; ``name`` has parts joined by '/'."""
+    path = checked_path(root, name)
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    # Opening a pipe would wait for a writer.
+    flags |= getattr(os, "O_NONBLOCK", 0)
+    try:
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise SpecialFileError(f"a plain file {name}", "something else", AGAIN)
+            if status.st_size > limit:
+                got = f"{status.st_size} bytes"
+                raise FileSizeError(f"{name} of at most {limit} bytes", got, AGAIN)
+            data = file.read(status.st_size + 1)
+    except OSError as cause:
+        raise MissingFileError(f"the file {name} of the set", reason(cause), AGAIN) from None
+    if len(data) != status.st_size:
+        raise FileSizeError(f"{name} of {status.st_size} bytes", "a file that changes", AGAIN)
+    return data
+
+
+def read_listed(root: Path, name: str, size: int, digest: str) -> bytes:
+    """The bytes of a file whose size and SHA-256 are known."""
+    data = read_plain(root, name, size)
+    if len(data) != size:
+        raise FileSizeError(f"{name} of {size} bytes, as the manifest says", f"{len(data)}", AGAIN)
+    if sha256(data) != digest:
+        got = sha256(data)
+        raise FileHashError(f"{name} with the SHA-256 {digest}, as the manifest says", got, AGAIN)
+    return data
+
+
+def checked_path(root: Path, name: str) -> Path:
+    """``root/name`` when each part below root is a real folder and the last one a plain file."""
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or "\\" in part or ":" in part for part in parts):
+        raise SetPathError("a path inside the set", shown(name), AGAIN)
+    path = root
+    for index, part in enumerate(parts):
+        path = path / part
+        try:
+            mode = path.lstat().st_mode
+        except (OSError, ValueError) as cause:  # ValueError: a zero byte in the root's own path
+            raise MissingFileError(f"the file {name} of the set", reason(cause), AGAIN) from None
+        check_kind(mode, name, is_folder=index + 1 < len(parts))
+    return path
+
+
+def reason(cause: Exception) -> str:
+    """Why a file cannot be read, without the path of this machine."""
+    return (getattr(cause, "strerror", None) or type(cause).__name__).lower()
+
+
+def check_kind(mode: int, name: str, is_folder: bool) -> None:
+    if stat.S_ISLNK(mode):
+        raise SymlinkError(f"no symbolic link at {name}", "one", AGAIN)
+    if not (stat.S_ISDIR(mode) if is_folder else stat.S_ISREG(mode)):
+        wanted = "folders" if is_folder else "a plain file"
+        raise SpecialFileError(f"{wanted} at {name}", "something else", AGAIN)
+
+
+def check_listing(root: Path, listed: Collection[str]) -> None:
+    """Nothing lies in ``root`` but the listed files and their folders; and all of them do."""
+    files = set(listed)
+    folders = {str(parent) for name in files for parent in Path(name).parents} - {"."}
+    folders = {name.replace(os.sep, "/") for name in folders}
+    found = set()
+    for name, mode in walk(root, ""):
+        if name not in files and name not in folders:
+            refuse_unlisted(name, files | folders)
+        check_kind(mode, name, is_folder=name in folders)
+        found.add(name)
+    for name in sorted(files - found):
+        raise MissingFileError(f"the file {name} of the set", "no such file", AGAIN)
+
+
+def walk(root: Path, below: str) -> Iterator[tuple[str, int]]:
+    """(name, mode) of what lies in a folder; into real folders only, after they were yielded."""
+    try:
+        with os.scandir(root / below) as entries:
+            for entry in entries:
+                name = f"{below}/{entry.name}" if below else entry.name
+                mode = entry.stat(follow_symlinks=False).st_mode
+                yield name, mode
+                if stat.S_ISDIR(mode):
+                    yield from walk(root, name)
+    except OSError as cause:
+        raise MissingFileError(
+            f"the folder {below or 'of the set'}", reason(cause), AGAIN
+        ) from None
+
+
+def refuse_unlisted(name: str, known: set[str]) -> None:
+    twins = [other for other in known if other.casefold() == name.casefold()]
+    got = f"{shown(name)}, which differs from {twins[0]!r} in case alone" if twins else shown(name)
+    raise UnlistedFileError("only files that the manifest lists", got, "move it out of the set")
+
+
+def check_destination(path: Path) -> None:
+    if os.path.lexists(path):
+        raise DestinationError(
+            "a path at which nothing lies", shown(str(path)), "choose another, or remove it first"
+        )
+    if not path.parent.is_dir():
+        raise DestinationError(
+            "a path in an existing folder", shown(str(path)), "make the folder first"
+        )
+
+
+@contextlib.contextmanager
+def in_work(temporary: Path) -> Iterator[None]:
+    """Holds a lock that ends with this process, however it ends."""
+    handle = os.open(temporary, os.O_RDONLY)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_left(path: Path) -> None:
+    """Removes what processes left beside ``path`` that were killed before they finished it."""
+    if sys.platform == "win32":  # which does not tell who works on a folder
+        return
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
+        with contextlib.suppress(OSError):  # also BlockingIOError: somebody works on it
+            handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            finally:
+                os.close(handle)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; it becomes ``path`` when the block ends, and vanishes when it fails."""
+    check_destination(path)
+    remove_left(path)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent))
+    try:
+        with in_work(temporary):
+            yield temporary
+        os.chmod(temporary, 0o777 & ~current_umask())
+        sync_folders(temporary)
+        check_destination(path)
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write; it becomes ``path`` when the block ends, and vanishes when it fails."""
+    check_destination(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~current_umask())
+        check_destination(path)
+        os.rename(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    sync_folder(path.parent)
+
+
+def write_plain(path: Path, data: bytes) -> None:
+    """A new file, on the disk before the call returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def sync_folders(root: Path) -> None:
+    for folder, _, _ in os.walk(root):
+        sync_folder(Path(folder))
+
+
+def sync_folder(path: Path) -> None:
+    """Names in a folder reach the disk; Windows has no such call."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,349 @@
+"""The inputs of a case, made from its recipes: the same bits in any language.
+
+A drawn element is an integer times a power of two. The integers are bits of one SHAKE-128 stream
+(FIPS 202) for each tensor, ``SHAKE-128("ringspec|vectors|<seed>|<name>")``, read as little-endian
+64-bit words, one an element in C order. Nothing here rounds: a value that its storage format cannot
+hold is refused.
+"""
+
+from __future__ import annotations
+
+import decimal
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.errors import (
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    UnknownNameError,
+    nearest,
+    shown,
+)
+from ringspec.formats import round_to, store
+from ringspec.vectors.format.case import KINDS, Case, Patch, TensorRecipe
+
+LARGEST_TENSOR = 2**23
+LARGEST_BITS = 53
+LARGEST_OFFSET = 2**60
+SMALLEST_EXPONENT, LARGEST_EXPONENT = -1200, 1023
+
+ROWS = ("dlse", "lse", "delta")
+PAIRS = ("bias", "mask", "keep")
+QUERY_INTEGERS = ("segments_q", "bound_min", "bound_max", "positions_q")
+KEY_INTEGERS = ("segments_k", "positions_k")
+INTEGERS = QUERY_INTEGERS + KEY_INTEGERS
+BOOLEANS = ("mask", "keep")
+NARROW = ("q", "k", "v", "dy", "parts_o")
+WITH_MINUS_INFINITY = ("bias", "lse", "parts_lse")
+OPTIONAL = PAIRS + ("sinks",) + INTEGERS
+NAMES = ("q", "k", "v", "dy") + ROWS + OPTIONAL + ("parts_o", "parts_lse")
+
+
+def default_scale(head_dim: int) -> float:
+    """The float64 nearest to the real number 1/sqrt(D) (FWD-2).
+
+    >>> default_scale(64), default_scale(128) == 1 / 128**0.5
+    (0.125, False)
+    """
+    with decimal.localcontext(decimal.Context(prec=60)):
+        return float(1 / decimal.Decimal(head_dim).sqrt())
+
+
+def words(seed: str, name: str, count: int) -> NDArray[np.uint64]:
+    """``count`` 64-bit words of the stream of one tensor.
+
+    >>> [hex(int(word)) for word in words("merge/two-parts", "parts_o", 1)]
+    ['0x76f0044eb8baa5c3']
+    """
+    stream = hashlib.shake_128(f"ringspec|vectors|{seed}|{name}".encode())
+    return np.frombuffer(stream.digest(8 * count), dtype="<u8").astype(np.uint64)
+
+
+def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
+    """The inputs that a case must have, and those that it may have."""
+    if case.operation == "schedule":
+        return frozenset(), frozenset()
+    if case.operation == "merge":
+        return frozenset(("parts_o", "parts_lse")), frozenset()
+    must = {"q", "k", "v"}
+    may = set(OPTIONAL)
+    if "backward" in case.passes:
+        must.add("dy")
+        if case.operation == "block":
+            must |= {"lse", "delta"}
+        else:
+            may.add("dlse")
+    return frozenset(must), frozenset(may)
+
+
+def shape_of(case: Case, name: str) -> tuple[int, ...]:
+    """The shape of an input, from the case's shape or, where it may broadcast, from its recipe."""
+    sizes, recipe = case.shape, case.inputs.tensors[name]
+    if sizes is None:
+        raise ShapeError("a case with a shape", "null", "give B, H, Hkv, Sq, Sk, D and Dv")
+    b, h, n_q, n_k = sizes.B, sizes.H, sizes.Sq, sizes.Sk
+    known = {
+        "q": (b, h, n_q, sizes.D),
+        "k": (b, sizes.Hkv, n_k, sizes.D),
+        "v": (b, sizes.Hkv, n_k, sizes.Dv),
+        "dy": (b, h, n_q, sizes.Dv),
+        "parts_o": (n_k, b, h, n_q, sizes.Dv),
+        "parts_lse": (n_k, b, h, n_q),
+    }
+    if name in known:
+        return agreed(name, known[name], recipe)
+    if name in ROWS:
+        return agreed(name, (b, h, n_q), recipe)
+    given = np.shape(recipe.values or ()) if recipe.shape is None else tuple(recipe.shape)
+    if name in PAIRS:
+        full = (b, h, n_q, n_k)
+        fits = len(given) == 4 and all(n in (1, m) for n, m in zip(given, full, strict=True))
+        wanted = f"four axes, each 1 or that of {full}"
+    elif name == "sinks":
+        fits, wanted = len(given) == 2 and given[0] == h and given[1] >= 1, f"({h}, N)"
+    else:
+        length = n_q if name in QUERY_INTEGERS else n_k
+        fits = given in ((length,), (1, length), (b, length))
+        wanted = f"({length},) or ({b}, {length})"
+    if not fits:
+        raise ShapeError(f"{name} of shape {wanted}", str(given), f"give {name} that shape")
+    return given
+
+
+def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int, ...]:
+    """A shape that follows from the case; a recipe may repeat it, not change it."""
+    if recipe.shape is not None and tuple(recipe.shape) != shape:
+        raise ShapeError(
+            f"{name} of shape {shape}", str(recipe.shape), f"leave the shape of {name} out"
+        )
+    return shape
+
+
+def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
+    """The axes that ``head`` and ``shard`` of a recipe count along.
+
+    Tokens are the shard axis of q, k, v, dy and of rows; keys that of bias, mask and keep; the
+    parts themselves that of parts_o and parts_lse.
+    """
+    if name in ("parts_o", "parts_lse"):
+        return 2, 0
+    if name == "sinks":
+        return 0, None
+    if name in INTEGERS:
+        return None, None
+    return 1, 3 if name in PAIRS else 2
+
+
+def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> NDArray:
+    """One tensor as its recipe says: float64, int64 (:data:`INTEGERS`) or bool (:data:`BOOLEANS`).
+
+    ``name`` is that of the input, ``shape`` that of the result, any shape; ``seed`` enters each word of it.
+
+    Raises :class:`~ringspec.errors.OptionError` (a field outside its domain),
+    :class:`~ringspec.errors.ShapeError` and :class:`~ringspec.errors.UnknownNameError`.
+
+    >>> recipe = TensorRecipe("uniform", bits=6, exponent=-4, head=8)
+    >>> draw("q", (1, 2, 1, 3), recipe, "readme").ravel().tolist()
+    [-1.25, -0.8125, 1.375, 2.125, -0.6875, 1.4375]
+    """
+    if name not in NAMES:
+        raise UnknownNameError("the name of an input", shown(name), nearest(name, NAMES))
+    if not math.prod(shape) <= LARGEST_TENSOR:
+        raise ShapeError(
+            f"at most {LARGEST_TENSOR} elements in {name}", str(shape), "make it small"
+        )
+    x = made(name, shape, recipe, seed)
+    for patch in recipe.patches:
+        apply_patch(x, patch, name)
+    return x
+
+
+def made(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> NDArray:
+    """A tensor before its patches."""
+    if recipe.kind == "values":
+        return from_values(name, shape, recipe.values)
+    if recipe.kind == "constant":
+        return from_values(name, (), recipe.value) + np.zeros(shape, dtype=dtype_of(name))
+    if recipe.kind not in KINDS:
+        raise UnknownNameError("a kind of recipe", shown(recipe.kind), nearest(recipe.kind, KINDS))
+    if (recipe.kind == "bernoulli") != (name in BOOLEANS) or name in INTEGERS:
+        raise OptionError(
+            f"a recipe that makes {dtype_of(name)} for {name}",
+            f"kind {recipe.kind!r}",
+            "use 'bernoulli' for mask and keep, 'uniform' for floats, 'values' for integers",
+        )
+    bits = words(seed, name, math.prod(shape)).reshape(shape)
+    if recipe.kind == "bernoulli":
+        threshold = in_range(recipe.threshold, 0, 256, f"threshold of {name}")
+        return (bits >> np.uint64(56)) >= np.uint64(threshold)
+    return uniform(name, bits, recipe)
+
+
+def uniform(name: str, bits: NDArray[np.uint64], recipe: TensorRecipe) -> NDArray[np.float64]:
+    """(u - 2**(bits-1) + head*h + shard*g) * 2**exponent, exactly."""
+    count = in_range(recipe.bits, 1, LARGEST_BITS, f"bits of {name}")
+    exponent = in_range(recipe.exponent, SMALLEST_EXPONENT, LARGEST_EXPONENT, f"exponent of {name}")
+    n = (bits >> np.uint64(64 - count)).astype(np.int64) - 2 ** (count - 1)
+    head_axis, shard_axis = head_and_shard_axes(name)
+    if head_axis is not None:
+        heads = np.arange(bits.shape[head_axis], dtype=np.int64)
+        n += along(heads * offset_of(recipe.head, bits, f"head of {name}"), head_axis, bits.ndim)
+    shards = in_range(recipe.shards, 1, 2**16, f"shards of {name}")
+    if shard_axis is not None:
+        length = bits.shape[shard_axis]
+        group = np.arange(length, dtype=np.int64) * shards // max(length, 1)
+        n += along(group * offset_of(recipe.shard, bits, f"shard of {name}"), shard_axis, bits.ndim)
+    with np.errstate(over="ignore"):
+        x = np.ldexp(n.astype(np.float64), exponent)
+    exact = np.abs(n) <= 2**53
+    exact &= np.isfinite(x) & (np.ldexp(x, -exponent) == n)
+    require_exact(bool(exact.all()), name, "in float64")
+    return x
+
+
+def along(x: NDArray[np.int64], axis: int, rank: int) -> NDArray[np.int64]:
+    return x.reshape(tuple(-1 if n == axis else 1 for n in range(rank)))
+
+
+def offset_of(x: Any, bits: NDArray, what: str) -> int:
+    """An offset that keeps every sum within int64."""
+    largest = LARGEST_OFFSET // max(bits.size, 2**16)
+    return in_range(x, -largest, largest, what)
+
+
+def in_range(x: Any, low: int, high: int, what: str) -> int:
+    if type(x) is not int or not low <= x <= high:
+        raise OptionError(
+            f"{what} as an integer from {low} to {high}", shown(x), "change the recipe"
+        )
+    return x
+
+
+def dtype_of(name: str) -> type:
+    return np.bool_ if name in BOOLEANS else np.int64 if name in INTEGERS else np.float64
+
+
+def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
+    """Nested values as they are: numbers of the tensor's own kind, never converted to it."""
+    kinds = (bool,) if name in BOOLEANS else (int,) if name in INTEGERS else (int, float)
+    check_kinds(values, kinds, name)
+    x: NDArray | None
+    try:
+        x = np.array(values, dtype=dtype_of(name))
+    except (ValueError, OverflowError, TypeError):
+        x = None
+    if x is None or x.shape != shape:
+        raise ShapeError(
+            f"values of {name} of shape {shape}",
+            "ragged ones" if x is None else str(x.shape),
+            "give one value an element",
+        )
+    return x
+
+
+def check_kinds(values: Any, kinds: tuple[type, ...], name: str) -> None:
+    if isinstance(values, tuple):
+        for value in values:
+            check_kinds(value, kinds, name)
+    elif type(values) not in kinds:
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise OptionError(f"values of {name} of type {wanted}", shown(values), "change the recipe")
+
+
+def apply_patch(x: NDArray, patch: Patch, name: str) -> None:
+    """Set or multiply part of a tensor in place."""
+    where = tuple(chosen(entry, n, name) for entry, n in zip(patch.at, x.shape, strict=False))
+    if len(patch.at) != x.ndim or (patch.set is None) == (patch.multiply is None):
+        raise OptionError(
+            f"a patch of {name} with {x.ndim} entries in 'at', and either 'set' or 'multiply'",
+            shown(patch),
+            "write null in 'at' for a whole axis",
+        )
+    if patch.set is not None:
+        x[where] = from_values(name, (), patch.set)
+        return
+    if not is_power_of_two(patch.multiply) or x.dtype != np.float64:
+        raise OptionError(
+            f"'multiply' of {name} as a power of two, in a tensor of floats",
+            shown(patch.multiply),
+            "scale with a power of two, so that the result is exact",
+        )
+    before = x[where].copy()
+    with np.errstate(over="ignore", under="ignore"):
+        x[where] *= patch.multiply
+        require_exact(bool((x[where] / patch.multiply == before).all()), name, "in float64")
+
+
+def is_power_of_two(x: Any) -> bool:
+    """Whether x is 2**n or -2**n as a float."""
+    try:
+        return type(x) in (int, float) and abs(math.frexp(x)[0]) == 0.5
+    except OverflowError:  # an int beyond float64
+        return False
+
+
+def chosen(entry: Any, length: int, name: str) -> slice:
+    """One entry of a patch as a slice of its axis."""
+    if entry is None:
+        return slice(None)
+    start, stop = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
+    start = in_range(start, 0, max(length - 1, 0), f"index in a patch of {name}")
+    stop = start + 1 if stop is None else in_range(stop, start + 1, length, f"stop of {name}")
+    return slice(start, stop)
+
+
+def require_exact(exact: bool, name: str, where: str) -> None:
+    if not exact:
+        raise OptionError(
+            f"values of {name} that are exact {where}",
+            "one that would be rounded",
+            "use fewer bits, smaller offsets or another exponent",
+        )
+
+
+def format_of_input(case: Case, name: str) -> str | None:
+    """The number format in which an input is stored; None for integers and booleans."""
+    if case.formats is None or name in INTEGERS or name in BOOLEANS:
+        return None
+    return case.formats.inputs if name in NARROW else case.formats.statistics
+
+
+def input_of(case: Case, name: str) -> NDArray:
+    """One input of a case in its storage dtype."""
+    x = draw(name, shape_of(case, name), case.inputs.tensors[name], case.inputs.seed)
+    storage = format_of_input(case, name)
+    if storage is None:
+        return x
+    finite = np.isfinite(x) | (np.isneginf(x) if name in WITH_MINUS_INFINITY else False)
+    if not finite.all():
+        raise NonFiniteError(f"finite values in {name}", "infinity or NaN", "change the recipe")
+    require_exact(bool((round_to(x, storage) == x).all()), name, f"in {storage}")
+    return store(x, storage)
+
+
+def inputs_of(case: Case) -> dict[str, NDArray]:
+    """All inputs of a case, global tensors in their storage dtypes, in the order of :data:`NAMES`.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], parts_o
+    [N, B, H, S, Dv]: the case's input format; dlse, lse, delta [B, H, Sq], bias, sinks [H, N],
+    parts_lse [N, B, H, S]: its statistics format; segments, positions, bounds: int64; mask, keep:
+    bool. Raises :class:`~ringspec.errors.UnknownNameError` for a tensor that the operation does not
+    take, :class:`~ringspec.errors.OptionError` for one that is missing, and what :func:`draw`
+    raises.
+    """
+    must, may = expected_names(case)
+    given = set(case.inputs.tensors)
+    for name in sorted(given - must - may):
+        raise UnknownNameError(
+            f"inputs of the operation {case.operation!r} ({', '.join(case.passes)})",
+            shown(name),
+            nearest(name, must | may),
+        )
+    for name in sorted(must - given):
+        raise OptionError(f"the input {name}", "none", f"give a recipe for {name}")
+    return {name: input_of(case, name) for name in NAMES if name in given}

@@ -1,0 +1,207 @@
+"""Which tensors a case consists of: name, dtype and shape of each, derived from case.json alone.
+
+``docs/vectors`` has the same table in words. A set is held to it when it is written and when it is
+checked, so that a reader in another language may rely on the names and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from numpy.typing import NDArray
+
+from ringspec.errors import CaseTensorsError, shown
+from ringspec.tensorfile import dtype_code
+from ringspec.vectors.format.case import Case, Ring, Shape
+from ringspec.vectors.format.inputs import BOOLEANS, format_of_input, shape_of
+
+CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+SAMPLED_ROWS = 16
+SUMS = ("dsinks", "dsinks_sum", "dbias", "dbias_sum")
+Axes = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``code`` is the dtype in the safetensors format; an axis None has a length of its own."""
+
+    code: str
+    axes: Axes
+    optional: bool = False
+
+
+def whole_tensors(case: Case) -> dict[str, Entry]:
+    """Every tensor of a case, unsampled: inputs, expected values, row scales, layouts.
+
+    ``digests`` of a case name tensors of this table.
+    """
+    if case.operation == "schedule":
+        return dict(schedule_tables(case))
+    table = {}
+    for name in case.inputs.tensors:
+        storage = format_of_input(case, name)
+        code = CODES[storage] if storage else "BOOL" if name in BOOLEANS else "I64"
+        table[f"in.{name}"] = Entry(code, shape_of(case, name))
+    for name, axes in results(case).items():
+        table.update(expected_values(case, name, axes))
+        table[f"scale.{name}"] = Entry("F64", axes if name in (*SUMS, "lse") else axes[:-1])
+    return table | dict(layout_tables(case))
+
+
+def stored_tensors(case: Case) -> dict[str, Entry]:
+    """The tensors in a case's file: none, all, or 16 rows of each worker."""
+    if case.storage == "digests":
+        return {}
+    table = whole_tensors(case)
+    return table if case.storage == "full" else dict(sampled(case, table))
+
+
+def schedule_tables(case: Case) -> Iterator[tuple[str, Entry]]:
+    workers = workers_of(case)
+    for one in case.passes:
+        yield f"out.visitor.{one}", Entry("I64", (None, workers))
+        yield f"out.target.{one}", Entry("I64", (None, workers))
+
+
+def workers_of(case: Case) -> int:
+    return 1 if case.ring is None else case.ring.workers
+
+
+def results(case: Case) -> dict[str, Axes]:
+    """The shape of each expected tensor."""
+    shape = case.shape
+    assert shape is not None  # check_case: only a schedule has none
+    if case.ring is None:
+        return by_pass(case, (), shape.Sq, shape.Sk)
+    slots_q, slots_k = slots(case, case.ring)
+    table = by_pass(case, (case.ring.workers,), slots_q, slots_k)
+    if "dsinks" in table:
+        table["dsinks_sum"] = table["dsinks"][1:]
+    # A bias row of its own for each query needs no sum over workers.
+    if "dbias" in table and shape_of(case, "bias")[2] == 1:
+        table["dbias_sum"] = table["dbias"][1:]
+    return table
+
+
+def by_pass(case: Case, workers: Axes, n_q: int | None, n_k: int | None) -> dict[str, Axes]:
+    shape, given = case.shape, case.inputs.tensors
+    assert isinstance(shape, Shape)
+    b, h, kv = shape.B, shape.H, shape.Hkv
+    table: dict[str, Axes] = {}
+    if "forward" in case.passes:
+        table |= {"o": (*workers, b, h, n_q, shape.Dv), "lse": (*workers, b, h, n_q)}
+    if "backward" in case.passes:
+        table["dq"] = (*workers, b, h, n_q, shape.D)
+        table["dk"] = (*workers, b, kv, n_k, shape.D)
+        table["dv"] = (*workers, b, kv, n_k, shape.Dv)
+        if "sinks" in given:
+            table["dsinks"] = (*workers, *shape_of(case, "sinks"))
+        if "bias" in given:
+            bias = shape_of(case, "bias")
+            rows = 1 if bias[2] == 1 else n_q
+            table["dbias"] = (*workers, bias[0], bias[1], rows, bias[3])
+    return table
+
+
+def expected_values(case: Case, name: str, axes: Axes) -> dict[str, Entry]:
+    """float64 and the case's own format; once where they are equal."""
+    formats = case.formats
+    assert formats is not None  # check_case: only a schedule has none
+    of_rows = name in ("lse", "dsinks", "dsinks_sum")
+    names = {"float64", formats.statistics if of_rows else formats.outputs}
+    return {f"out.{name}.{one}": Entry(CODES[one], axes) for one in sorted(names)}
+
+
+def layout_tables(case: Case) -> Iterator[tuple[str, Entry]]:
+    if case.ring is None:
+        return
+    for side, n in zip("qk", slots(case, case.ring), strict=True):
+        yield f"layout.{side}", Entry("I64", (case.ring.workers, n))
+        yield f"position.{side}", Entry("I64", (case.ring.workers, None, n))
+
+
+def slots(case: Case, ring: Ring) -> tuple[int | None, int | None]:
+    """n_q and n_k, the slots of one worker."""
+    shape = case.shape
+    if shape is None:
+        return None, None
+    if ring.table_q is not None:
+        table_k = ring.table_q if ring.table_k is None else ring.table_k
+        return len(ring.table_q[0]), len(table_k[0])
+    starts_q = case.terms.get("cu_seqlens", (0,))
+    starts_k = case.terms.get("cu_seqlens_k", starts_q)
+    return dealt(ring, shape.Sq, starts_q), dealt(ring, shape.Sk, starts_k)
+
+
+def dealt(ring: Ring, length: int, starts: tuple[int, ...]) -> int:
+    """Slots that ``length`` tokens take on one worker.
+
+    >>> dealt(Ring(2, "zigzag_per_document"), 6, (0, 4, 6))
+    4
+    """
+    if ring.layout != "zigzag_per_document":
+        return length // ring.workers
+    ends = (*starts[1:], length)
+    sizes = [stop - first for first, stop in zip(starts, ends, strict=True)]
+    return sum(2 * -(-size // (2 * ring.workers)) for size in sizes)
+
+
+def sampled(case: Case, table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
+    """Rows (b, h, slot) of each worker, and what the table has of them; sums and layouts whole."""
+    workers = workers_of(case)
+    sides = {"o": "q", "lse": "q", "dq": "q", "dk": "k", "dv": "k"}
+    for side in sorted({sides[name] for name in results(case) if name in sides}):
+        yield f"rows.{side}", Entry("I64", (workers, SAMPLED_ROWS, 3))
+    for name, entry in table.items():
+        group, _, rest = name.partition(".")
+        tensor = rest.partition(".")[0]
+        if group in ("layout", "position"):
+            yield name, Entry(entry.code, entry.axes, optional=group == "position")
+        elif tensor in SUMS and group != "in":
+            yield name, Entry(entry.code, entry.axes, optional=tensor.startswith("dbias"))
+        elif group != "in":
+            tail = entry.axes[-1:] if group == "out" and tensor != "lse" else ()
+            yield name, Entry(entry.code, (workers, SAMPLED_ROWS, *tail))
+
+
+def check_tensors(case: Case, tensors: Mapping[str, NDArray]) -> None:
+    """Raise :class:`~ringspec.errors.CaseTensorsError` unless these are the case's tensors."""
+    table = stored_tensors(case)
+    missing = {name for name, entry in table.items() if not entry.optional} - set(tensors)
+    if missing or set(tensors) - set(table):
+        odd = sorted(missing) or sorted(set(tensors) - set(table))
+        refuse(case, f"the tensors {', '.join(sorted(table)) or 'none'}", named(bool(missing), odd))
+    for name, x in tensors.items():
+        entry = table[name]
+        fits = len(x.shape) == len(entry.axes) and all(
+            n == wanted or wanted is None for n, wanted in zip(x.shape, entry.axes, strict=True)
+        )
+        if dtype_code(x.dtype) != entry.code or not fits:
+            wanted = str(entry.axes).replace("None", "any")
+            got = f"{dtype_code(x.dtype)} of shape {x.shape}"
+            refuse(case, f"{name} as {entry.code} of shape {wanted}", got)
+    check_digest_names(case)
+
+
+def check_digest_names(case: Case) -> None:
+    """Digests are of tensors of the case; of its inputs and expected values all of them."""
+    if case.storage == "full":
+        return
+    table = whole_tensors(case)
+    wanted = {name for name in table if name.startswith(("in.", "out."))}
+    unknown, missing = sorted(set(case.digests) - set(table)), sorted(wanted - set(case.digests))
+    if unknown or missing:
+        refuse(
+            case,
+            f"digests of {', '.join(sorted(wanted))}",
+            named(bool(missing), missing or unknown),
+        )
+
+
+def named(is_missing: bool, names: list[str]) -> str:
+    return ("none of " if is_missing else "also ") + shown(", ".join(names))
+
+
+def refuse(case: Case, expected: str, got: str) -> None:
+    raise CaseTensorsError(f"{expected} in {case.id}", got, "generate the case again")

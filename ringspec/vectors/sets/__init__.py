@@ -1,0 +1,1 @@
+"""Sets of golden vectors: open, compare, derive what is not stored."""

@@ -1,0 +1,181 @@
+"""Whole tensors of cases that a set does not store: derived when they are wanted, then kept.
+
+A set pins a SHA-256 for each of them. What is derived is checked against these digests, and so is
+whatever comes back from the user's cache folder: a damaged or foreign file there is derived again.
+Inputs are not kept, because drawing them is quicker than reading them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+from numpy.typing import NDArray
+
+from ringspec.errors import DigestError, RingspecError
+from ringspec.tensorfile import DTYPES, MAX_HEADER, decode, dtype_code, write_tensors
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.digest import tensor_digest
+from ringspec.vectors.format.inputs import inputs_of
+from ringspec.vectors.format.tensor_table import whole_tensors
+from ringspec.vectors.generate import layouts_of_case, matching, tensors_of_case
+from ringspec.vectors.processes import each
+from ringspec.vectors.sets.stored import VectorSet, open_set, path_of
+
+VARIABLE = "RINGSPEC_CACHE_DIR"
+Tensors = dict[str, NDArray]
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Materialised:
+    """How many cases ``folder`` holds now, ``derived`` of them new, and their size in bytes."""
+
+    folder: Path
+    cases: int
+    derived: int
+    bytes: int
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """``given``, else the environment's RINGSPEC_CACHE_DIR, else the user's cache folder."""
+    if given is not None:
+        return path_of(given)
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else Path(platformdirs.user_cache_dir("ringspec", appauthor=False))
+
+
+def cached_file(folder: Path, vectors: VectorSet, id: str) -> Path:
+    """Where a case lies: by set, set version and content digest, so that no two cases meet."""
+    content = vectors.entry(id).content
+    return folder / "vectors" / vectors.name / vectors.set_version / f"{content}.safetensors"
+
+
+def tensors_of(
+    vectors: VectorSet, id: str, cache_dir: str | os.PathLike[str] | None = None
+) -> Tensors:
+    """Whole tensors of the case ``id`` of a set: ``in.*``, ``out.*``, ``layout.*``, ``position.*``.
+
+    Row scales ``scale.*`` are there unless the storage is "digests". What ``vectors`` does not store
+    comes out of the cache in ``cache_dir`` (None: the user's), or is derived and kept there. Raises
+    :class:`~ringspec.errors.DigestError` where derived bytes are not those that the case pins.
+    """
+    case = vectors.case(id)
+    if case.storage == "full":
+        return vectors.tensors(id)
+    inputs = {f"in.{name}": x for name, x in inputs_of(case).items()}
+    check_pinned(case, inputs)
+    file = cached_file(cache_folder(cache_dir), vectors, id)
+    kept = read_kept(file, case)
+    if kept is None:
+        kept = derive_and_keep(file, case)
+    return inputs | kept | layouts_of_case(case)
+
+
+def materialise(
+    name: str | os.PathLike[str] = "kernel",
+    cache_dir: str | os.PathLike[str] | None = None,
+    *,
+    jobs: int = 1,
+    only: str | None = None,
+    progress: Progress | None = None,
+) -> Materialised:
+    """Put the expected values of every case of a set that does not store them into the cache.
+
+    Cases that are there already are checked by their digests and not derived again, so that an
+    interrupted call goes on where it stopped. ``name`` as in ``open_set``; ``cache_dir``: None is
+    $RINGSPEC_CACHE_DIR, or the user's cache folder; ``jobs`` processes work at the same time; ``only`` is a
+    pattern of ids; ``progress(done, total, id)`` is called after each case. Raises
+    :class:`~ringspec.errors.DigestError` for a case whose derived bytes are not the pinned ones.
+    """
+    vectors, folder = open_set(name), cache_folder(cache_dir)
+    plain = VectorSet(vectors.path, vectors.manifest)
+    wanted = [case for case in matching(tuple(vectors), only) if is_derived(case)]
+    items = [(plain, case.id, cached_file(folder, vectors, case.id)) for case in wanted]
+    derived, size = 0, 0
+    for done, (case, (is_new, bytes)) in enumerate(
+        zip(wanted, each(provide, items, jobs), strict=True), start=1
+    ):
+        derived, size = derived + is_new, size + bytes
+        if progress is not None:
+            progress(done, len(wanted), case.id)
+    return Materialised(folder, len(wanted), derived, size)
+
+
+def is_derived(case: Case) -> bool:
+    return case.storage != "full" and case.withdrawn is None
+
+
+def provide(item: tuple[VectorSet, str, Path]) -> tuple[bool, int]:
+    """Make sure that a case is in the cache: whether it is new, and the size of its file."""
+    vectors, id, file = item
+    case = vectors.case(id)
+    is_new = read_kept(file, case) is None
+    if is_new:
+        derive_and_keep(file, case)
+    return is_new, file.stat().st_size
+
+
+def derive_and_keep(file: Path, case: Case) -> Tensors:
+    """Derive what the set pins, check it, and write it whole or not at all."""
+    scales = any(name.startswith("scale.") for name in case.digests)
+    whole = tensors_of_case(case, scales=scales)
+    check_pinned(case, whole)
+    kept = {name: whole[name] for name in kept_names(case)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors(file, kept)
+    return kept
+
+
+def kept_names(case: Case) -> list[str]:
+    return sorted(name for name in case.digests if not name.startswith("in."))
+
+
+def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
+    """Each tensor that the case pins has the pinned digest."""
+    wrong = [
+        name
+        for name, x in tensors.items()
+        if name in case.digests and tensor_digest(x) != case.digests[name]
+    ]
+    if wrong:
+        raise DigestError(
+            f"the digests that {case.id} pins",
+            f"other bytes of {', '.join(wrong)}",
+            "report it with your processor and NumPy: these bytes must not depend on a machine",
+        )
+
+
+def read_kept(file: Path, case: Case) -> Tensors | None:
+    """What the cache has of a case, if it is all there and has the pinned digests; else None."""
+    names = kept_names(case)
+    table = whole_tensors(case)
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(largest_file(case) + 1)
+        tensors = decode(data, "a cached case")
+        if sorted(tensors) != names or len(data) > largest_file(case):
+            return None
+        for name in names:
+            # A digest is of bytes alone, which another shape or dtype could share.
+            x, entry = tensors[name], table[name]
+            if (dtype_code(x.dtype), x.shape) != (entry.code, entry.axes):
+                return None
+        check_pinned(case, tensors)
+    except (OSError, RingspecError):
+        return None
+    return tensors
+
+
+def largest_file(case: Case) -> int:
+    """Bytes of a cached file, from its table of tensors: no more than these are ever read."""
+    total = 8 + MAX_HEADER
+    for entry in whole_tensors(case).values():
+        size = DTYPES[entry.code].itemsize
+        for length in entry.axes:
+            size *= length or 1
+        total += size
+    return total

@@ -1,0 +1,217 @@
+"""Sets of golden cases: opened by name or path, checked, and written whole or not at all.
+
+Source: docs/vectors/format.md, which says what a set is without this code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from numpy.typing import NDArray
+
+from ringspec.errors import (
+    ManifestError,
+    OptionError,
+    SetPathError,
+    UnknownCaseError,
+    nearest,
+    shown,
+)
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.container import (
+    Tensors,
+    check_content,
+    file_entry,
+    read_case,
+    read_case_tensors,
+    write_case,
+)
+from ringspec.vectors.format.files import (
+    check_listing,
+    new_folder,
+    read_listed,
+    read_plain,
+    write_plain,
+)
+from ringspec.vectors.format.flag import Flag
+from ringspec.vectors.format.flagfile import check_flags_known, flags_from_json, flags_to_json
+from ringspec.vectors.format.manifest import (
+    FLAGS_FILE,
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    CaseEntry,
+    Manifest,
+    make_manifest,
+    manifest_from_json,
+    manifest_to_json,
+)
+
+DATA = Path(__file__).parents[1] / "data"
+SETS = ("core", "kernel")
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class VectorSet:
+    """A set in the folder ``path``. Iteration gives its cases by id; each file is checked when it is read.
+
+    ``manifest`` lists what belongs to it, as the file of that name does. Withdrawn cases are among them: see ``Case.withdrawn``.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        """The name of the set."""
+        return self.manifest.set
+
+    @property
+    def set_version(self) -> str:
+        """Rises when cases are added or withdrawn."""
+        return self.manifest.set_version
+
+    @property
+    def format_version(self) -> str:
+        """The version of the format of its files."""
+        return self.manifest.format_version
+
+    @property
+    def spec_version(self) -> str:
+        """The version of the specification that its values follow."""
+        return self.manifest.spec_version
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All ids, sorted."""
+        return tuple(sorted(self.manifest.cases))
+
+    def __len__(self) -> int:
+        return len(self.manifest.cases)
+
+    def __iter__(self) -> Iterator[Case]:
+        return (self.case(id) for id in self.ids)
+
+    def entry(self, id: str) -> CaseEntry:
+        """What the manifest says of a case; UnknownCaseError without one."""
+        if not isinstance(id, str) or id not in self.manifest.cases:
+            raise UnknownCaseError(
+                f"the id of a case of the set {self.name!r}",
+                shown(id),
+                nearest(id, self.ids) if len(self) < 2000 else "look it up in the set's ids",
+            )
+        return self.manifest.cases[id]
+
+    def case(self, id: str) -> Case:
+        """The case with this id; :class:`~ringspec.errors.UnknownCaseError` without one."""
+        return read_case(self.path, id, self.entry(id))
+
+    def tensors(self, id: str) -> dict[str, NDArray]:
+        """The stored tensors of a case by name, read-only; empty where only digests are stored.
+
+        Shapes and dtypes, [W, B, H, n, D] and so on, are those of docs/vectors/format.md.
+        """
+        return read_case_tensors(self.path, id, self.entry(id))
+
+    @cached_property
+    def flags(self) -> Mapping[str, Flag]:
+        """What the flags of the cases mean, by name."""
+        listed = self.manifest.flags
+        data = read_listed(self.path, FLAGS_FILE, listed.bytes, listed.sha256)
+        return flags_from_json(data)
+
+
+def open_set(name: str | os.PathLike[str]) -> VectorSet:
+    """The set "core" or "kernel" of this package, or the set in a folder, by its ``name``.
+
+    A folder of one of these names is opened as "./core". Reads the manifest and nothing else.
+    Raises SetPathError without a folder, and other subclasses of :class:`~ringspec.errors.VectorError`.
+    """
+    path = DATA / name if isinstance(name, str) and name in SETS else path_of(name)
+    if not os.path.isdir(path):
+        raise SetPathError(
+            "the folder of a set", shown(str(name)), f"{nearest(name, SETS)}, or pass a folder"
+        )
+    return VectorSet(path, manifest_from_json(read_plain(path, MANIFEST_FILE, MAX_MANIFEST_BYTES)))
+
+
+def path_of(name: object) -> Path:
+    path = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(path, str) or "\0" in path:
+        raise OptionError("the name or path of a set", shown(name), "pass 'core' or a folder")
+    return Path(path)
+
+
+def check_set(path: str | os.PathLike[str], progress: Progress | None = None) -> VectorSet:
+    """Check everything of a set but the values: each file, case, tensor shape and digest.
+
+    ``path`` as in :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises
+    the error of the first fault, a subclass of :class:`~ringspec.errors.RingspecError`; returns the
+    set. Holds one case in memory at a time.
+    """
+    vectors = open_set(path)
+    check_listing(vectors.path, {MANIFEST_FILE, *vectors.manifest.files()})
+    flags = vectors.flags
+    for done, id in enumerate(vectors.ids, start=1):
+        case = vectors.case(id)
+        check_flags_known(case, flags)
+        check_content(case, vectors.tensors(id), vectors.entry(id))
+        if progress is not None:
+            progress(done, len(vectors), id)
+    return vectors
+
+
+def write_set(
+    path: str | os.PathLike[str],
+    name: str,
+    set_version: str,
+    entries: Iterable[tuple[Case, Tensors | None]],
+    flags: Iterable[Flag] | Mapping[str, Flag],
+    *,
+    spec_version: str | None = None,
+) -> VectorSet:
+    """Write a new set whole or not at all: the folder ``path`` appears when all of it is on the disk.
+
+    ``name`` and ``set_version`` stand in its manifest, ``flags`` in flags.json. ``entries`` may be a
+    generator; cases are written one by one, in any order, and the bytes do not
+    depend on it. ``spec_version`` is by default that of this package. Refuses a path at which
+    something lies (:class:`~ringspec.errors.DestinationError`) and what a reader would refuse (ManifestError and others).
+    """
+    target = path_of(path)
+    check_names(name, set_version)
+    known = flags if isinstance(flags, Mapping) else {flag.name: flag for flag in flags}
+    with new_folder(target) as folder:
+        text = flags_to_json(known.values()).encode()
+        known = flags_from_json(text)
+        write_plain(folder / FLAGS_FILE, text)
+        cases: dict[str, CaseEntry] = {}
+        for case, tensors in entries:
+            if case.id in cases:
+                raise ManifestError("each id once", shown(case.id), "give one of them another id")
+            check_flags_known(case, known)
+            cases[case.id] = write_case(folder, case, tensors)
+        spec_version = spec_version_of_package() if spec_version is None else spec_version
+        manifest = make_manifest(name, set_version, spec_version, file_entry(text), cases)
+        data = manifest_to_json(manifest).encode()
+        manifest_from_json(data)
+        write_plain(folder / MANIFEST_FILE, data)
+    return open_set(target)
+
+
+def check_names(name: str, set_version: str) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise OptionError("a name such as 'core' for a set", shown(name), "use a-z, 0-9 and '-'")
+    if not isinstance(set_version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", set_version):
+        raise OptionError("a set version such as '1.0'", shown(set_version), "write 'major.minor'")
+
+
+def spec_version_of_package() -> str:
+    # ringspec itself imports spec; no module of vectors but generate does so while it is loaded.
+    import ringspec
+
+    return ringspec.SPEC_VERSION
