@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec import strictjson
 from ringspec.errors import DtypeError, FileFormatError, OptionError, ShapeError, described, shown
 from ringspec.formats import FORMATS
 from ringspec.plainfile import read_plain_file
@@ -215,29 +216,14 @@ def split(data: bytes, what: str) -> tuple[dict[str, Any], memoryview]:
     if length > MAX_HEADER or 8 + length > len(data):
         refuse(what, f"a header of at most {MAX_HEADER} bytes inside the file", f"{length} bytes")
     try:
-        header = json.loads(
-            data[8 : 8 + length].decode("utf-8"),
-            object_pairs_hook=unique,
-            parse_constant=no_constant,
-        )
-    except (ValueError, RecursionError) as cause:
+        header = strictjson.loads(data[8 : 8 + length])
+    except ValueError as cause:
         raise FileFormatError(
             f"a JSON header in {what}", str(cause)[:200], "write the file again"
         ) from None
     if not isinstance(header, dict):
         refuse(what, "a JSON object as header", type(header).__name__)
     return header, memoryview(data)[8 + length :]
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key stands twice")
-    return result
-
-
-def no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
 
 
 def check_metadata(metadata: Any, what: str) -> dict[str, str]:

@@ -23,12 +23,12 @@ The keys, all rates in SI units (FLOP/s, bytes, bytes/s, seconds)::
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from ringspec import strictjson
 from ringspec.errors import FileFormatError, HardwareError, nearest, shown
 from ringspec.plainfile import read_plain_file
 from ringspec.plan.hardware import FORMATS_RATED, Hardware, Link, Rate, positive
@@ -49,7 +49,7 @@ def read_hardware(path: str | os.PathLike[str]) -> Hardware:
     text = content(where)
     try:
         if where.suffix.lower() == ".json":
-            data = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+            data = strictjson.loads(text)
         else:
             data = tomllib.loads(text)
     except (ValueError, RecursionError) as cause:
@@ -75,17 +75,6 @@ def content(where: Path) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         raise HardwareError(f"UTF-8 in {shown(str(where))}", "other bytes", MEND) from None
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key stands twice")
-    return result
-
-
-def no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
 
 
 def hardware_from(data: Any) -> Hardware:

@@ -6,11 +6,6 @@ import re
 import numpy as np
 import pytest
 from conformance import wrong_targets as wrong
-from ringspec.conformance.diagnose.mutants.hooks import Hooks
-from ringspec.conformance.diagnose.mutants.kills import KILLS
-from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant
-from ringspec.conformance.diagnose.mutants.ring import RESULTS
-from ringspec.conformance.diagnose.mutants.same import coincide
 
 from ringspec.conformance.cases.calls import call_of
 from ringspec.conformance.cases.noise import noise_call
@@ -32,6 +27,11 @@ from ringspec.conformance.diagnose.mutants import (
     score_bugs,
     sink_bugs,
 )
+from ringspec.conformance.diagnose.mutants.hooks import Hooks
+from ringspec.conformance.diagnose.mutants.kills import KILLS
+from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant
+from ringspec.conformance.diagnose.mutants.ring import RESULTS
+from ringspec.conformance.diagnose.mutants.same import coincide
 from ringspec.conformance.diagnose.mutants.variants import (
     SMALL_TILES,
     USUAL,

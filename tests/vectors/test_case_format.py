@@ -11,9 +11,14 @@ from ringspec.spec.rules import RULES
 from ringspec.vectors.format import case as case_module
 from ringspec.vectors.format import flag, inputs
 from ringspec.vectors.format.case import Inputs, Patch, Ring, TensorRecipe
-from ringspec.vectors.format.case_json import case_from_json, case_to_data, case_to_json
+from ringspec.vectors.format.case_json import (
+    case_from_json,
+    case_to_data,
+    case_to_json,
+    recipe_to_data,
+)
 from ringspec.vectors.format.check_case import is_id
-from ringspec.vectors.format.strict_json import pretty, validator
+from ringspec.vectors.format.json_text import pretty, validator
 
 CASES = {case.id: case for case in samples.cases()}
 REMOVED = object()
@@ -80,9 +85,11 @@ def test_a_value_of_false_or_zero_is_written():
     data = case_to_data(samples.ring(inputs=Inputs("x", {"keep": false, "bias": zero})))
     assert data["inputs"]["tensors"]["keep"]["value"] is False
     assert data["inputs"]["tensors"]["bias"]["value"] == 0
-    assert case_module.recipe_to_data(
-        TensorRecipe("constant", value=1, patches=(Patch((0,), set=False),))
-    ) == {"kind": "constant", "value": 1, "patches": [{"at": [0], "set": False}]}
+    assert recipe_to_data(TensorRecipe("constant", value=1, patches=(Patch((0,), set=False),))) == {
+        "kind": "constant",
+        "value": 1,
+        "patches": [{"at": [0], "set": False}],
+    }
 
 
 def test_long_lists_fill_their_lines():

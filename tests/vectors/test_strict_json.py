@@ -7,7 +7,7 @@ from vectors import samples
 
 from ringspec.errors import CaseFormatError, VectorError
 from ringspec.vectors.format.case_json import case_from_json, case_to_json
-from ringspec.vectors.format.strict_json import MAX_DEPTH, MAX_ITEMS, parse
+from ringspec.vectors.format.json_text import MAX_DEPTH, MAX_ITEMS, parse
 
 GOOD = case_to_json(samples.attention())
 TEXTS = {

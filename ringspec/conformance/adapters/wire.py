@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec import strictjson
 from ringspec.conformance.adapters.versions import Installed, plain_installed
 from ringspec.conformance.target.capabilities import Capabilities, capabilities_from
 from ringspec.conformance.target.protocol import RESULTS, Call, Failed, Garbage, Refused, Result
 from ringspec.conformance.target.results import frozen, read_only
 from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
-from ringspec.tensorfile import decode, encode, no_constant, unique
+from ringspec.tensorfile import decode, encode
 from ringspec.vectors.format.files import read_plain
 
 PROTOCOL = 1
@@ -116,9 +117,8 @@ def message_of(line: bytes, what: str) -> dict[str, Any]:
     ringspec.conformance.target.protocol.Garbage: the answer is no JSON: 'step 1 done'
     """
     try:
-        text = line.decode("utf-8")
-        message = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
-    except (ValueError, RecursionError):
+        message = strictjson.loads(line)
+    except ValueError:
         raise Garbage(f"{what} is no JSON: {shown(line)[1:]}") from None
     if not isinstance(message, dict):
         raise Garbage(f"{what} is no JSON object: {shown(message)}")

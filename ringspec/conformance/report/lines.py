@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any, NoReturn
 
+from ringspec import strictjson
 from ringspec.conformance.report.records import OUTCOMES, Finding, Record
 from ringspec.errors import FileFormatError, shown
 
@@ -42,23 +42,12 @@ def object_of(line: bytes, what: str) -> dict[str, Any]:
     if len(line) > MAX_LINE:
         refuse(f"at most {MAX_LINE} bytes in {what}", len(line))
     try:
-        value = json.loads(line, object_pairs_hook=once, parse_constant=no_constant)
-    except (ValueError, RecursionError) as error:
+        value = strictjson.loads(line)
+    except ValueError as error:
         refuse(f"a JSON object in {what}", str(error))
     if not isinstance(value, dict):
         refuse(f"a JSON object in {what}", value)
     return value
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key that stands twice")
-    return result
-
-
-def no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name}, which JSON does not have")
 
 
 def read_header(line: dict[str, Any], what: str, format: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from ringspec.errors import CaseFormatError
-from ringspec.vectors.format import strict_json
+from ringspec.vectors.format import json_text
 from ringspec.vectors.format.case import (
     Case,
     CaseFormats,
@@ -28,8 +28,8 @@ def case_from_json(text: str | bytes, what: str = "case.json") -> Case:
     ``what`` names the text in messages. Time and memory are bounded by the text's length, at most
     1 MiB; no tensor is made.
     """
-    data = strict_json.parse(text, what, MAX_CASE_BYTES, CaseFormatError)
-    strict_json.check_schema(data, "case", what, CaseFormatError)
+    data = json_text.parse(text, what, MAX_CASE_BYTES, CaseFormatError)
+    json_text.check_schema(data, "case", what, CaseFormatError)
     case = case_from_data(data)
     check_case(case, what)
     return case
@@ -48,7 +48,7 @@ def case_to_json(case: Case) -> str:
     >>> case_from_json(case_to_json(case)) == case
     True
     """
-    return strict_json.pretty(case_to_data(case))
+    return json_text.pretty(case_to_data(case))
 
 
 def case_to_data(case: Case) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ringspec.tensorfile import DTYPES, dtype_code
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.case_json import case_to_data
-from ringspec.vectors.format.strict_json import canonical
+from ringspec.vectors.format.json_text import canonical
 
 
 def sha256(data: bytes) -> str:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from ringspec.errors import FlagFormatError, shown
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.flag import Flag
-from ringspec.vectors.format.strict_json import check_schema, parse, pretty
+from ringspec.vectors.format.json_text import check_schema, parse, pretty
 
 MAX_FLAGS_BYTES = 1 << 20
 

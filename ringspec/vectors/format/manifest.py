@@ -14,7 +14,7 @@ from ringspec.vectors.format.case_json import MAX_CASE_BYTES
 from ringspec.vectors.format.check_case import is_id
 from ringspec.vectors.format.digest import set_digest
 from ringspec.vectors.format.flagfile import MAX_FLAGS_BYTES
-from ringspec.vectors.format.strict_json import check_schema, parse, pretty
+from ringspec.vectors.format.json_text import check_schema, parse, pretty
 
 FORMAT_VERSION = "1.0"
 MAX_MANIFEST_BYTES = 8 << 20

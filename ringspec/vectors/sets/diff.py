@@ -14,7 +14,7 @@ from ringspec.tensorfile import dtype_code
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.case_json import case_to_data
 from ringspec.vectors.format.digest import tensor_bytes
-from ringspec.vectors.format.strict_json import flat
+from ringspec.vectors.format.json_text import flat
 from ringspec.vectors.sets.stored import VectorSet
 
 
