@@ -1,5 +1,8 @@
 """The page that is read first computes what everybody uses: bit for bit, and by mpmath and PyTorch's formula."""
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -56,3 +59,8 @@ def test_each_worker_holds_what_the_loop_says():
 def test_the_essence_fits_on_a_page():
     lines = open(essence.__file__, encoding="utf-8").read().splitlines()
     assert len(lines) <= 200
+
+
+def test_the_readme_shows_the_forward_pass_as_it_is():
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert inspect.getsource(essence.ring_forward) in readme
