@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -293,20 +293,18 @@ def generate(
     jobs: int = 1,
     progress: Progress | None = None,
     only: str | None = None,
-    derived: Callable[[Sequence[Case]], Iterator[Derived]] | None = None,
 ) -> VectorSet:
     """Derive the cases of the set ``name`` and write them to a new folder, whole or not at all.
 
     ``jobs`` processes work at the same time; the bytes do not depend on it. ``only`` is a pattern of
     ids. ``progress(done, total, id)`` is called after each case. Refuses a destination at which
     something lies (:class:`~ringspec.errors.DestinationError`): generate proposes, it never
-    overwrites. ``derived`` derives the cases, in their order, in place of ``jobs`` processes.
+    overwrites.
     """
     cases = cases_of(name, only)
-    source = each(derive_named, cases, jobs) if derived is None else derived(cases)
 
     def entries() -> Iterator[tuple[Case, Tensors | None]]:
-        for done, one in enumerate(source, start=1):
+        for done, one in enumerate(each(derive_named, cases, jobs), start=1):
             if progress is not None:
                 progress(done, len(cases), one.case.id)
             yield one.case, one.tensors

@@ -1,6 +1,5 @@
 """Four MPI ranks on this machine: the same bits as lockstep, and an end within a bounded time."""
 
-import json
 import os
 import re
 import signal
@@ -182,34 +181,3 @@ def test_the_target_reference_mpi_passes_rings_of_two_and_of_four_workers():
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     assert done.stdout.count('"outcome": "pass"') == 2
-
-
-def test_check_shares_its_cases_among_ranks_and_reports_what_one_process_reports():
-    words = ("-m", "ringspec", "check", "conformance.faulty_targets:swapped_workers", "--json")
-    words += ("--profile", "smoke", "--only", "ring/*", "--only", "probe/*")
-    out, errors, status = started(*words, ranks=2)
-    alone = subprocess.run(
-        [sys.executable, *words], env=environment(), capture_output=True, text=True, cwd=ROOT
-    )
-    assert status == alone.returncode == 1, errors
-    lines, others = ([json.loads(line) for line in x.splitlines()] for x in (out, alone.stdout))
-    assert len(lines) == len(others) > 5
-    for line, other in zip(lines[1:], others[1:], strict=True):
-        assert {**line, "seconds": 0} == {**other, "seconds": 0}
-
-
-def test_ranks_generate_the_bytes_of_one_process_and_an_error_ends_all_with_one_message(tmp_path):
-    one, three = tmp_path / "one", tmp_path / "three"
-    words = ("-m", "ringspec", "vectors", "generate", "core")
-    chosen = ("--only", "merge/*")
-    subprocess.run(
-        [sys.executable, *words, str(one), *chosen, "--jobs", "1"], env=environment(), check=True
-    )
-    out, errors, status = started(*words, str(three), *chosen, ranks=3)
-    assert status == 0, errors[-3000:]
-    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
-    assert len(files) > 20
-    assert files == sorted(path.relative_to(three) for path in three.rglob("*") if path.is_file())
-    assert all((one / name).read_bytes() == (three / name).read_bytes() for name in files)
-    _, errors, status = started(*words, str(three), *chosen, ranks=3)
-    assert status == 2 and errors.count("a path at which nothing lies") == 1

@@ -10,7 +10,6 @@ from typing import Any, TextIO
 
 import click
 
-from ringspec.cli.shared import ranks
 from ringspec.cli.shared.progress import counting
 from ringspec.cli.views import check as check_text
 from ringspec.conformance.cases.model import PROFILES, RunCase
@@ -58,9 +57,7 @@ def check(
         "expected_failures": expected,
         "profile": profile,
     }
-    with ranks.sharing() as links:
-        options["links"] = links
-        perform(spec, profile, run_cases(profile), options, as_json, files)
+    perform(spec, profile, run_cases(profile), options, as_json, files)
 
 
 def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path | None) -> None:
@@ -95,15 +92,12 @@ def perform(
     for path in wanted.values():
         check_destination(path)
     chosen = selected(cases, options.get("only"))
-    links, timeout = options.get("links"), options.get("timeout")
+    timeout = options.get("timeout")
     # A debugger wants the target here, the terminal, and nothing else on it.
-    debugged = timeout is None and options.get("jobs", 1) == 1 and links is None
+    debugged = timeout is None and options.get("jobs", 1) == 1
     target = opened(spec, timeout, here=debugged)
     try:
         Expectation(options.get("expected_failures") or {}, target, cases)
-        if links is not None and links.rank:
-            run(target, cases, spec=spec, **options, diagnose=Diagnoser())
-            return
         header = make_header(target, spec=spec, profile=profile, vectors=vectors_data())
         header["options"] = {"timeout": timeout}
         if not as_json:

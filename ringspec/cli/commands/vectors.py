@@ -118,8 +118,7 @@ def generate_command(**given: Any) -> None:
     """Derive a set from its catalogue and write it to a new folder, whole or not at all.
 
     It never overwrites: DEST must not exist. Compare it with the set in use by "ringspec vectors
-    diff", and move it there yourself. Under mpiexec all ranks derive cases, and the first writes them;
-    the bytes are the same.
+    diff", and move it there yourself. The bytes do not depend on the number of processes.
     """
     from ringspec.cli.commands import vectors_derive
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from ringspec.cli.commands.vectors_ranks import over_ranks
 from ringspec.cli.commands.vectors_read import versions, versions_line
-from ringspec.cli.shared import output, ranks
+from ringspec.cli.shared import output
 from ringspec.cli.shared.progress import counting
 from ringspec.errors import RingspecError
 from ringspec.vectors.generate import generate
@@ -92,16 +91,10 @@ def report_data(report: CaseReport) -> dict[str, Any]:
 def generate_set(
     name: str, destination: Path, only: str | None, jobs: int | None, as_json: bool
 ) -> None:
-    with ranks.sharing() as links, counting(f"generate {name}") as progress:
-        if links is None:
-            vectors = generate(
-                name, destination, jobs=jobs or default_jobs(), progress=progress, only=only
-            )
-        else:
-            made = over_ranks(links, name, destination, only, progress)
-            if made is None:
-                return
-            vectors = made
+    with counting(f"generate {name}") as progress:
+        vectors = generate(
+            name, destination, jobs=jobs or default_jobs(), progress=progress, only=only
+        )
     size, content = vectors.manifest.bytes, vectors.manifest.content
     if as_json:
         output.show_json(

@@ -1,4 +1,4 @@
-"""Commands of which one copy runs on each MPI rank: rank 0 speaks, all end together.
+"""``ringspec simulate`` with one copy on each MPI rank: rank 0 speaks, all end together.
 
 Nothing here imports mpi4py unless the command was started under ``mpiexec`` or asked for MPI.
 """
@@ -128,17 +128,6 @@ def team(given: dict[str, Any]) -> Iterator[Team]:
         return
     with threadpool_limits(1), of_ranks(given) as ranks_team:
         yield ranks_team
-
-
-@contextlib.contextmanager
-def sharing() -> Iterator[MpiLinks | None]:
-    """Links among the ranks that share a command's work; None where there is one process."""
-    if (launched() or 1) == 1:
-        yield None
-        return
-    given = {"timeout": 60.0, "waits": False, "ring_size": None}
-    with threadpool_limits(1), of_ranks(given) as shared:
-        yield shared.links
 
 
 def raise_on_first(error: RingspecError | click.UsageError) -> None:

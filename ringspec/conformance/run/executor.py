@@ -7,11 +7,11 @@ import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.case import Diagnose, run_case
+from ringspec.conformance.run.judges import in_processes
 from ringspec.conformance.run.process_target import ProcessTarget
 from ringspec.conformance.target.load import load_target
 from ringspec.conformance.target.protocol import Target
@@ -27,23 +27,14 @@ def executed(
     spec: str | None,
     diagnose: Diagnose | None = None,
     profile: str | None = None,
-    links: Any = None,
     capture: bool = True,
 ) -> Generator[Record, None, None]:
     """The records of cases, in their order.
 
-    With ``profile``, the name of the profile that all cases come from, processes judge as well. With
-    ``links``, of MPI ranks that all call this, each rank takes a part, and rank 0 has the records.
+    With ``profile``, the name of the profile that all cases come from, processes judge as well.
     """
     check_numbers(timeout, jobs)
-    if links is not None and spec is not None:
-        from ringspec.conformance.run.judges_mpi import over_ranks
-
-        yield from over_ranks(links, target, cases, timeout, spec, diagnose is not None)
-        return
     if jobs > 1 and spec is not None and profile is not None:
-        from ringspec.conformance.run.judges import in_processes
-
         yield from in_processes(profile, cases, timeout, jobs, spec, diagnose is not None)
         return
     if jobs > 1 and spec is not None:

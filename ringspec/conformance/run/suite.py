@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.report.records import FAILURES, OUTCOMES, Record
@@ -75,7 +74,6 @@ def run(
     spec: str | None = None,
     diagnose: Diagnose | None = None,
     profile: str | None = None,
-    links: Any = None,
     capture: bool = True,
 ) -> Summary:
     """Run cases against a target.
@@ -86,9 +84,7 @@ def run(
     which :func:`ringspec.conformance.target.load.load_target` finds the target, ``jobs`` processes work at
     the same time, and a call that takes longer than ``timeout`` seconds is a 'timeout'. Where
     ``profile`` names the profile that all cases come from, those processes compute the truth and
-    judge as well; without it this process does. Records do not depend on ``jobs``. With
-    ``links`` (:class:`ringspec.comm.mpi.MpiLinks`) the ranks share the cases; rank 0 has the records.
-    Without ``capture``, what a target in this process prints goes to stdout, for a debugger. Ctrl-C ends
+    judge as well; without it this process does. Records do not depend on ``jobs``. Without ``capture``, what a target in this process prints goes to stdout, for a debugger. Ctrl-C ends
     the run; what is left is 'not run'. Wrong answers are shown to ``diagnose``
     (:class:`ringspec.conformance.diagnose.summary.Diagnoser`).
 
@@ -101,7 +97,7 @@ def run(
     chosen = selected(cases, only)
     expected = Expectation(expected_failures or {}, target, cases)
     records: list[Record] = []
-    running = executed(target, chosen, timeout, jobs, spec, diagnose, profile, links, capture)
+    running = executed(target, chosen, timeout, jobs, spec, diagnose, profile, capture)
     try:
         for record in running:
             records.append(expected.settle(record))
