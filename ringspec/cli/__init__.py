@@ -10,7 +10,6 @@ from __future__ import annotations
 import click
 
 import ringspec
-from ringspec.cli.commands.bench import bench_command
 from ringspec.cli.commands.cases import cases_group
 from ringspec.cli.commands.check import check_command
 from ringspec.cli.commands.explore import explore_command
@@ -44,4 +43,3 @@ main.add_command(replay_command)
 main.add_command(cases_group)
 main.add_command(power_command)
 main.add_command(plan_command)
-main.add_command(bench_command)

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from benchmarks.bench_products import backward_products, forward_products
 
 from ringspec import fast
-from ringspec.conformance.torch_speed import torch_functions
 from ringspec.fast.backward import Seeds, operands_of
 from ringspec.fast.dense import prepared
 from ringspec.fast.passes import parts_of
-from ringspec.fast.products import backward_products, forward_products
 from ringspec.fast.team import run_tasks
 from ringspec.fast.threads import controller
 from ringspec.rings.ring import ring
@@ -134,6 +133,28 @@ def dense_lines(setting: Setting) -> list[Line]:
                 line[f"times {other}"] = seconds[name] / seconds[f"{name} {other}"]
         lines.append(line)
     return lines
+
+
+def torch_functions(q: Any, k: Any, v: Any, dy: Any, causal: bool, threads: int) -> Timed:
+    """Forward and backward of PyTorch's scaled_dot_product_attention on the CPU; nothing without torch."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    torch.set_num_threads(threads)
+    leaves = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    seed = torch.from_numpy(dy)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    o = attention(*leaves, is_causal=causal)
+
+    def forward() -> None:
+        with torch.no_grad():
+            attention(*leaves, is_causal=causal)
+
+    def backward() -> None:
+        torch.autograd.grad(o, leaves, seed, retain_graph=True)
+
+    return {"forward torch": forward, "backward torch": backward}
 
 
 def with_blas_threads(function: Callable[[], object], threads: int) -> None:

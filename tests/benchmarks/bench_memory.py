@@ -1,20 +1,25 @@
-"""Peak memory of a ring with the fast blocks, each length in a process of its own."""
+"""Peak memory of a ring with the fast blocks, each length in a separate process.
+
+That process runs this file: ``python tests/benchmarks/bench_memory.py LENGTH THREADS`` prints one line as JSON.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringspec.cli.bench_dense import Line, Setting
-from ringspec.errors import OptionError
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
+
+from benchmarks.bench_dense import Line, Setting  # noqa: E402
+
+from ringspec import fast  # noqa: E402
+from ringspec.rings.ring import ring  # noqa: E402
 
 WORKERS, WIDTH, HEADS = 8, 64, 1
-PROGRAM = "import sys; from ringspec.cli.bench_memory import child; child(*map(int, sys.argv[1:]))"
 
 
 def memory_lines(lengths: Sequence[int], threads: int) -> list[Line]:
@@ -24,26 +29,14 @@ def memory_lines(lengths: Sequence[int], threads: int) -> list[Line]:
 
 
 def in_child(length: int, threads: int) -> Line:
-    command = [sys.executable, "-c", PROGRAM, str(length), str(threads)]
-    root = str(Path(__file__).resolve().parents[2])  # where this program found ringspec
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}
-    )
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-        raise OptionError(
-            f"a run with S = {length} to end", last[0], "measure shorter lengths with --lengths"
-        )
+    command = [sys.executable, __file__, str(length), str(threads)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     line: Line = json.loads(done.stdout)
     return line
 
 
 def child(length: int, threads: int) -> None:
     """Run the ring once and print its line as JSON."""
-    from ringspec import fast
-    from ringspec.rings.ring import ring
-
     setting = Setting("float64", length, False, threads, 1, HEADS, WIDTH)
     q, k, v, dy = setting.tensors()
     before = peak_mib()
@@ -75,3 +68,7 @@ def peak_mib() -> float:
                 return int(line.split()[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+if __name__ == "__main__":
+    child(int(sys.argv[1]), int(sys.argv[2]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
-from ringspec.cli.bench_dense import Line
+from benchmarks.bench_dense import Line
 
 # What a line is, and what was measured of it.
 KEYS = ("part", "pass", "dtype", "length", "causal", "workers", "profile", "jobs")
