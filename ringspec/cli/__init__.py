@@ -14,7 +14,6 @@ from ringspec.cli.commands.cases import cases_group
 from ringspec.cli.commands.check import check_command
 from ringspec.cli.commands.explore import explore_command
 from ringspec.cli.commands.plan import plan_command
-from ringspec.cli.commands.power import power_command
 from ringspec.cli.commands.replay import replay_command
 from ringspec.cli.commands.schedule import schedule_command
 from ringspec.cli.commands.simulate import simulate_command
@@ -41,5 +40,4 @@ main.add_command(smoke_command)
 main.add_command(check_command)
 main.add_command(replay_command)
 main.add_command(cases_group)
-main.add_command(power_command)
 main.add_command(plan_command)

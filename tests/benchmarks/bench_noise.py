@@ -14,6 +14,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
 
 WIDTH, WORKERS = 128, 4
 
@@ -28,11 +31,11 @@ def seconds(call: Callable[[], object]) -> tuple[float, object]:
 def measured(length: int, recipe: str) -> dict:
     """The three times of one problem."""
     import numpy as np
+    from benchmarks.power_problem import Asked, setting_of
 
     from ringspec import exact
     from ringspec.compare.noise.predict import predict
     from ringspec.compare.statistics.tests import errors_of, examine
-    from ringspec.conformance.power_problem import Asked, setting_of
 
     setting = setting_of(
         Asked(recipe=recipe, tokens=length, head_dim=WIDTH, workers=WORKERS, layout="zigzag")

@@ -3,7 +3,7 @@
     python tests/benchmarks/confirm_power.py [--seeds 20] [--error 1e-4] [--tokens 2048] [--head-dim 128]
         [--heads 1] [--workers 4] [--recipe bf16] [--forward-only] [--jobs 1] [--json]
 
-Each seed is one random problem of :mod:`ringspec.conformance.power_problem`. The recipe's simulated kernel is run
+Each seed is one random problem of :mod:`benchmarks.power_problem`. The recipe's simulated kernel is run
 with the softmax scale times 1 + error, and with the right one; all tests of o, and with gradients of
 dq, dk, dv, are made at the false-alarm rate of one case. lse, which alone would tell, is not looked at. Printed
 for each seed: the strongest test in predicted standard deviations. Exit status 1 if the error was not found in
@@ -15,14 +15,18 @@ import argparse
 import json
 import multiprocessing
 import sys
+from pathlib import Path
 from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
 
 
 def one(work: tuple[int, float, dict[str, Any]]) -> dict[str, Any]:
     """The alarms of one seed, with the error and without."""
+    from benchmarks.power_measure import PASSES, found_in
+    from benchmarks.power_problem import Asked, setting_of
+
     from ringspec.compare.statistics.tests import told
-    from ringspec.conformance.power import PASSES, found_in
-    from ringspec.conformance.power_problem import Asked, setting_of
 
     seed, error, asked = work
     setting = setting_of(Asked(seed=seed, **asked))

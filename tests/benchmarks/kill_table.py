@@ -9,13 +9,14 @@ ended; the second prints the table as Markdown. Cases are worked off in their or
 share a truth lie side by side. A mutant that applies to no call of a case is not run: its results are the
 right ones.
 
-Rival rules (``ringspec.compare.rivals``) see o, dq, dk and dv of the golden ring cases, and of a plain
+Rival rules (``benchmarks.rivals``) see o, dq, dk and dv of the golden ring cases, and of a plain
 random problem in three layouts, gathered over all workers, rounded to their format. Rules that need a naive
 implementation have none for sinks, soft cap, bias, dropout and empty rows, and say nothing there.
 """
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -26,23 +27,26 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.compare.rivals import RULES, Seen
-from ringspec.compare.rivals_naive import naive_of, sizes
-from ringspec.conformance.cases.calls import call_of
-from ringspec.conformance.cases.model import RunCase
-from ringspec.conformance.cases.problems import dealt, drawn
-from ringspec.conformance.cases.profiles import run_cases
-from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, precision_bugs
-from ringspec.conformance.diagnose.mutants.mutant import mutant
-from ringspec.conformance.judge import noise as noise_judge
-from ringspec.conformance.judge.noise_inputs import question_of
-from ringspec.conformance.run.case import run_case
-from ringspec.conformance.target.protocol import Call
-from ringspec.conformance.target.results import due_of
-from ringspec.conformance.targets.reference import REFERENCES
-from ringspec.formats import load
-from ringspec.spec.layout import Layout, unshard
-from ringspec.vectors import open_set
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
+
+from benchmarks.rivals import RULES, Seen  # noqa: E402
+from benchmarks.rivals_naive import naive_of, sizes  # noqa: E402
+
+from ringspec.conformance.cases.calls import call_of  # noqa: E402
+from ringspec.conformance.cases.model import RunCase  # noqa: E402
+from ringspec.conformance.cases.problems import dealt, drawn  # noqa: E402
+from ringspec.conformance.cases.profiles import run_cases  # noqa: E402
+from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, precision_bugs  # noqa: E402
+from ringspec.conformance.diagnose.mutants.mutant import mutant  # noqa: E402
+from ringspec.conformance.judge import noise as noise_judge  # noqa: E402
+from ringspec.conformance.judge.noise_inputs import question_of  # noqa: E402
+from ringspec.conformance.run.case import run_case  # noqa: E402
+from ringspec.conformance.target.protocol import Call  # noqa: E402
+from ringspec.conformance.target.results import due_of  # noqa: E402
+from ringspec.conformance.targets.reference import REFERENCES  # noqa: E402
+from ringspec.formats import load  # noqa: E402
+from ringspec.spec.layout import Layout, unshard  # noqa: E402
+from ringspec.vectors import open_set  # noqa: E402
 
 RECIPES = ("bf16", "float32")
 DTYPES = {"bf16": "bf16", "float32": "f32"}

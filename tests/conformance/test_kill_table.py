@@ -3,8 +3,7 @@
 import json
 
 from benchmarks import kill_table
-
-from ringspec.compare.rivals import RULES
+from benchmarks.rivals import RULES
 
 MUTANTS = ["stale-keys", "ring-direction", "truncated-p"]
 ID = "ring/contiguous-w2"

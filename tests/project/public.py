@@ -124,8 +124,6 @@ CHOSEN = {
     "ringspec.compare.inference.infer": ("Fit", "Inference", "infer"),
     "ringspec.compare.noise.predict": ("Noise", "predict"),
     "ringspec.compare.noise.problem": ("Attention", "Geometry"),
-    "ringspec.compare.rivals": ("Rule", "Seen"),
-    "ringspec.compare.rivals_naive": ("naive",),
     "ringspec.compare.row_scale": (
         "AbsoluteSums",
         "RowScale",

@@ -227,8 +227,8 @@ def test_the_commands_on_a_page_have_the_options_that_it_shows(page):
 
 
 def test_a_command_that_does_not_exist_is_noticed():
-    page = "Run `ringspec check mine.py:target`.\n\n```console\n$ ringspec power  # minutes\n```\n"
-    found = [["ringspec", "power"], ["ringspec", "check", "mine.py:target"]]
+    page = "Run `ringspec check mine.py:target`.\n\n```console\n$ ringspec smoke  # minutes\n```\n"
+    found = [["ringspec", "smoke"], ["ringspec", "check", "mine.py:target"]]
     assert invocations(page) == found
     assert unknown_in(["ringspec", "vectors", "lists"]) == ["lists"]
     assert unknown_in(["ringspec", "check", "x", "--job=2"]) == ["--job"]
@@ -290,7 +290,7 @@ def test_a_page_with_measured_figures_says_when_with_which_version_and_how_to_re
 
 
 def test_a_block_without_a_date_is_noticed():
-    block = "```console\n$ ringspec power\n1.0e-4\n```\n"
+    block = "```console\n$ ringspec smoke\n1.0e-4\n```\n"
     assert not is_record(console_blocks(f"It says:\n\n{block}")[0][0])
     assert is_record(console_blocks(f"On 2026-11-21 ringspec 0.1.0 says:\n\n{block}")[0][0])
-    assert console_blocks("```console\n$ ringspec power\n```\n") == []
+    assert console_blocks("```console\n$ ringspec smoke\n```\n") == []

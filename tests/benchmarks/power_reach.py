@@ -18,6 +18,7 @@ import math
 import zlib
 
 import numpy as np
+from benchmarks.power_problem import Array, Named, Setting
 from scipy import special
 
 from ringspec.compare.noise.rounding import spacing
@@ -25,7 +26,6 @@ from ringspec.compare.statistics.linear import size_of, threshold
 from ringspec.compare.statistics.spread import correlation
 from ringspec.compare.statistics.tests import RATE, detectable
 from ringspec.conformance.cases.noise import MOST_CASES
-from ringspec.conformance.power_problem import Array, Named, Setting
 from ringspec.formats import round_to
 
 TESTS = 1000  # tests of a case, at most: 400 with one head and four workers

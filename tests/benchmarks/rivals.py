@@ -1,7 +1,6 @@
 """Tolerance rules in use elsewhere, as functions of one tensor: what do they let pass?
 
-They are here to be measured beside the tests of this package (``ringspec power``, and the kill table of
-the mutants); no verdict of ringspec uses them. A rule sees a :class:`Seen` and says whether it passes;
+They are here to be measured beside the tests of this package (``power.py`` and ``kill_table.py``); no verdict of ringspec uses them. A rule sees a :class:`Seen` and says whether it passes;
 a result passes a rule where each of its tensors does. Every comparison fails on NaN.
 
 =============  ====================================================================================
@@ -15,7 +14,7 @@ tosa           bound, bias and variance of a dot product's errors, in units of u
 =============  ====================================================================================
 
 Sources: docs/conform/power.md; what is assumed where one leaves a choice is said in the function. The naive implementation is
-:func:`ringspec.compare.rivals_naive.naive`.
+:func:`benchmarks.rivals_naive.naive`.
 """
 
 from __future__ import annotations

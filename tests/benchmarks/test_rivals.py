@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from benchmarks.rivals import RULES, Seen, rank_sum_p, smirnov_p
+from benchmarks.rivals_naive import naive, naive_of, sizes
 from scipy import stats
 
 from ringspec.compare.noise.predict import Attention
-from ringspec.compare.rivals import RULES, Seen, rank_sum_p, smirnov_p
-from ringspec.compare.rivals_naive import naive, naive_of, sizes
 from ringspec.formats import round_to
 from ringspec.spec.definition import attention, attention_backward
 

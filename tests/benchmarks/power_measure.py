@@ -1,6 +1,6 @@
 """The smallest defect that is seen: by whole-tensor tests, and by tolerance rules in use elsewhere.
 
-For ringspec a size is computed (:mod:`ringspec.conformance.power_reach`), at the false-alarm rate of one
+For ringspec a size is computed (:mod:`benchmarks.power_reach`), at the false-alarm rate of one
 case. It can be confirmed by adding the defect to a correct kernel's results and making all tests of
 the tensor. For the rules it is found by bisection on sizes of :data:`PER_DECADE` steps a decade,
 with the same results.
@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ringspec.compare.rivals import RULES, Rule, Seen
-from ringspec.compare.rivals_naive import naive_of, sizes
+from benchmarks.power_defects import Defect, defects_of, wrong_diagonal
+from benchmarks.power_problem import Asked, Named, Setting, setting_of
+from benchmarks.power_reach import CASE, TESTS, deviations_of, reach, reach_in
+from benchmarks.rivals import RULES, Rule, Seen
+from benchmarks.rivals_naive import naive_of, sizes
+
 from ringspec.compare.statistics.tests import Test, alarms, errors_of, examine
-from ringspec.conformance.power_defects import Defect, defects_of, wrong_diagonal
-from ringspec.conformance.power_problem import Asked, Named, Setting, setting_of
-from ringspec.conformance.power_reach import CASE, TESTS, deviations_of, reach, reach_in
 
 PER_DECADE = 10
 SMALLEST = 1e-5  # size that is tried on the rules
 PASSES = {"forward": ("o",), "gradients": ("o", "dq", "dk", "dv")}
-Tick = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -80,40 +80,30 @@ class Power:
     rules: Sequence[Rule] = field(default=RULES, repr=False)
 
 
-def measure(asked: Asked, *, confirm: bool = True, tick: Tick = lambda: None) -> Power:
-    """Measure one problem. ``tick`` is called :func:`steps` times.
+def measure(asked: Asked, *, confirm: bool = True) -> Power:
+    """Measure one problem.
 
     >>> power = measure(Asked(tokens=64, head_dim=16, workers=2, gradients=False), confirm=False)
     >>> [row.name for row in power.rows]
     ['factor', 'scale', 'offset', 'hop', 'truncation', 'diagonal']
     """
     setting = setting_of(asked)
-    tick()
     rivals = Rivals(setting)
     groups = [name for name in PASSES if name == "forward" or asked.gradients]
     rows: list[Row] = []
     for defect in defects_of(setting):
         found = reach(setting, defect.direction)
-        tick()
         for passes in groups:
             rows.append(sized(setting, rivals, defect, passes, found, confirm))
-        tick()
     if asked.causal and asked.tokens > 1:
         rows += [diagonal(setting, rivals, passes, confirm) for passes in groups]
-    tick()
     order = {name: n for n, name in enumerate(groups)}
     rows.sort(key=lambda row: order[row.passes])
     correct = None
     if confirm:
         tensors = sorted({row.tensor for row in rows if row.tensor is not None})
         correct = not found_in(setting, setting.got(), tensors)
-    tick()
     return Power(asked, tuple(rows), correct)
-
-
-def steps(asked: Asked) -> int:
-    """How often :func:`measure` calls ``tick``, at most."""
-    return 13
 
 
 def finite(x: float) -> float | None:

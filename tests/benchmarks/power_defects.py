@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from benchmarks.power_problem import Array, Named, Setting
 from numpy.typing import NDArray
 
 from ringspec.compare.noise.predict import predict
 from ringspec.conformance.judge.noise_inputs import rescaled, results
-from ringspec.conformance.power_problem import Array, Named, Setting
 from ringspec.problem.options import check
 
 LARGEST = 10.0  # size of a defect that has no natural end
