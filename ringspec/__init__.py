@@ -23,9 +23,10 @@ Around it lie ``ringspec/problem/``, what a call consists of:
 
 and ``ringspec/rings/``, the whole ring in one process:
 
-16. ``ring``, ``run``  the public function, and its result
-17. ``validator``      the proof that a schedule is one
-18. ``cost``, ``show`` what it costs, and how it prints
+16. ``attention``, ``layouts``, ``schedules``  public functions: arguments checked, then the specification
+17. ``ring``, ``run``  the whole ring, and its result
+18. ``validator``      the proof that a schedule is one
+19. ``cost``, ``show`` what it costs, and how it prints
 
 >>> import numpy as np
 >>> import ringspec as rs
@@ -37,20 +38,21 @@ True
 
 from ringspec.errors import RingspecError
 from ringspec.recipes import RECIPES, Recipe
-from ringspec.rings.cost import Cost, cost, timeline
-from ringspec.rings.ring import ring
-from ringspec.rings.run import Run, WorkerResult
-from ringspec.rings.validator import validate
-from ringspec.spec.definition import (
-    Forward,
-    Gradients,
+from ringspec.rings.attention import (
     attention,
     attention_backward,
     attention_block_backward,
     merge_partials,
 )
-from ringspec.spec.layout import Layout, make_layout, shard, unpermute, unshard
-from ringspec.spec.schedule import Schedule, backward_schedule, cp_offset, forward_schedule
+from ringspec.rings.cost import Cost, cost, timeline
+from ringspec.rings.layouts import make_layout, shard, unpermute, unshard
+from ringspec.rings.ring import ring
+from ringspec.rings.run import Run, WorkerResult
+from ringspec.rings.schedules import backward_schedule, cp_offset, forward_schedule
+from ringspec.rings.validator import validate
+from ringspec.spec.definition import Forward, Gradients
+from ringspec.spec.layout import Layout
+from ringspec.spec.schedule import Schedule
 from ringspec.tensorfile import read_tensors, write_tensors
 
 __version__ = "0.1.0"

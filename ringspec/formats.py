@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import DtypeError, UnknownNameError, nearest, shown
+from ringspec.errors import DtypeError, NonFiniteError, UnknownNameError, nearest, shown
 
 Array = NDArray[np.float64]
 
@@ -167,3 +167,36 @@ def bits(x: NDArray) -> NDArray:
     '0x3f80'
     """
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").reshape(x.shape)
+
+
+def check_range(z: Array, allowed: NDArray[np.bool_], what: str) -> None:
+    """Refuse a problem whose intermediate values leave float64 at a visible pair."""
+    # The first test is the cheap one; hidden pairs may leave float64.
+    if not np.isfinite(z).all() and not np.isfinite(np.where(allowed, z, 0.0)).all():
+        raise NonFiniteError(
+            f"{what} within float64's range",
+            "an overflow at a visible pair",
+            "scale the inputs down; float64 ends at 1.8e308",
+        )
+
+
+def check_results(**results: Array | None) -> None:
+    """Refuse gradients that left float64; the definition has no infinity in them."""
+    for name, values in results.items():
+        if values is not None and not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{name} within float64's range", "an overflow", "scale the inputs down"
+            )
+
+
+def rounded_input(x: Array, name: str, what: str) -> Array:
+    """An input tensor in a recipe's input format; values that the format cannot hold are refused."""
+    with np.errstate(over="ignore"):
+        rounded = round_to(x, name)
+    if not np.isfinite(rounded).all():
+        raise NonFiniteError(
+            f"{what} within the range of {name}, the recipe's input format",
+            f"values up to {np.abs(x).max():.3g}",
+            "scale the inputs down, or choose a recipe with wider inputs",
+        )
+    return rounded

@@ -42,8 +42,9 @@ from ringspec.problem.model import Problem
 from ringspec.problem.options import check as check_problem
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import layouts_for
-from ringspec.spec.layout import Layout, make_layout
+from ringspec.spec.layout import Layout
 from ringspec.vectors.format.sharded import Tables, slots_of
 
 __all__ = ["Checked", "assert_ring_attention", "check"]

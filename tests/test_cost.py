@@ -10,8 +10,8 @@ import ringspec as rs
 from ringspec.errors import OptionError
 from ringspec.problem.options import check
 from ringspec.recipes import recipe
+from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import invisible_pairs
-from ringspec.spec.layout import make_layout
 from ringspec.spec.schedule import skip
 
 B, H, HKV, D, DV = 2, 4, 2, 8, 6

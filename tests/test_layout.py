@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import ringspec as rs
 from ringspec.errors import LayoutError, PackingError, ShapeError
-from ringspec.spec.layout import (
+from ringspec.rings.layouts import (
     contiguous,
     from_table,
     lse_from_tiles,

@@ -14,9 +14,9 @@ import ringspec as rs
 from ringspec.errors import UnknownNameError
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check
-from ringspec.spec.layout import contiguous, from_table, striped, zigzag
+from ringspec.rings.layouts import contiguous, from_table, striped, zigzag
+from ringspec.rings.schedules import cp_offset, zigzag_offsets
 from ringspec.spec.masks import visible
-from ringspec.spec.schedule import cp_offset, zigzag_offsets
 
 B, H, HKV, SQ, SK = 2, 4, 2, 7, 9
 

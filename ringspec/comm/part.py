@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ringspec.comm.circulate import Halves, circulate
 from ringspec.comm.links import Links
-from ringspec.problem.checks import check_results
+from ringspec.formats import check_results
 from ringspec.problem.model import Array, Columns, Problem, Rows, take
 from ringspec.recipes import Recipe
 from ringspec.rings.run import WorkerResult

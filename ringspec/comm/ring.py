@@ -24,11 +24,14 @@ from ringspec.errors import (
     RingspecError,
     shown,
 )
-from ringspec.problem.checks import check_results, flag, function
+from ringspec.formats import check_results
+from ringspec.problem.checks import flag, function
 from ringspec.problem.model import Array, Problem
 from ringspec.problem.options import Options, check, check_gradients, takes_options
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.attention import as_given
+from ringspec.rings.layouts import unshard
 from ringspec.rings.ring import collect, layouts_for, schedules_for
 from ringspec.rings.run import Run, WorkerResult
 from ringspec.spec.backward import Accumulate, plus
@@ -38,9 +41,7 @@ from ringspec.spec.block import (
     block_backward,
     block_forward,
 )
-from ringspec.spec.definition import as_given
 from ringspec.spec.forward import Absorb, Each, Observer, absorb_block
-from ringspec.spec.layout import unshard
 from ringspec.spec.schedule import (
     Schedule,
 )
@@ -176,7 +177,7 @@ def run_over(
 ) -> Run | None:
     """Agree on the setup (or on the error that there is instead), compute, gather on ``root``.
 
-    Gradients are those of the specification: dsinks [H, N] (see ``spec.definition.as_given``).
+    Gradients are those of the specification: dsinks [H, N] (see ``rings.attention.as_given``).
     """
     groups, rest = divmod(links.size, ring.size)
     if error is None and rest:

@@ -36,7 +36,7 @@ class Crossing:
 def traffic(schedule: Schedule) -> list[list[Crossing]]:
     """For each step its messages, in the order in which lockstep delivers them: by sender.
 
-    >>> from ringspec.spec.schedule import backward_schedule
+    >>> from ringspec.rings.schedules import backward_schedule
     >>> for crossing in traffic(backward_schedule("kv", 3))[0][:2]:
     ...     print(crossing.source, crossing.target, crossing.names, crossing.early)
     0 1 ('k', 'v', 'columns') True

@@ -20,7 +20,8 @@ from ringspec.fast.job import Floats, Job, all_finite, is_finite, make_job
 from ringspec.fast.passes import Backward, backward_result, forward_result
 from ringspec.fast.plan import TileSizes
 from ringspec.fast.team import thread_count
-from ringspec.problem.checks import check_results, float_array, rounded_input
+from ringspec.formats import check_results, rounded_input
+from ringspec.problem.checks import float_array
 from ringspec.problem.model import Array, Problem
 from ringspec.problem.options import (
     Options,
@@ -30,7 +31,8 @@ from ringspec.problem.options import (
     row_array,
     takes_options,
 )
-from ringspec.spec.definition import Forward, Gradients, as_given, sink_gradient
+from ringspec.rings.attention import as_given
+from ringspec.spec.definition import Forward, Gradients, sink_gradient
 
 DTYPES = ("float64", "float32")
 

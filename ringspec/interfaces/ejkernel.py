@@ -54,8 +54,8 @@ from ringspec.problem.checks import finite_or_minus_infinity
 from ringspec.problem.options import check
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.layouts import contiguous
 from ringspec.rings.ring import ring
-from ringspec.spec.layout import contiguous
 
 Gradients = tuple[NDArray, NDArray, NDArray]
 

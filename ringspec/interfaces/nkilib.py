@@ -58,9 +58,10 @@ from ringspec.problem.model import Array
 from ringspec.problem.options import Options, check
 from ringspec.recipes import ROUNDING_POINTS, Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.layouts import lse_to_tiles, unpermute
 from ringspec.rings.ring import ring
 from ringspec.rings.run import WorkerResult
-from ringspec.spec.layout import TILE_ROWS, Layout, lse_to_tiles, unpermute
+from ringspec.spec.layout import TILE_ROWS, Layout
 
 
 def ring_attention_spmd_fwd(

@@ -13,7 +13,8 @@ from ringspec.interfaces.ranks import Ring, ring_array, same_shape, tensor
 from ringspec.problem.checks import as_array, finite_or_minus_infinity, number
 from ringspec.problem.model import Array, Integers
 from ringspec.problem.options import default_scale
-from ringspec.spec.layout import TILE_ROWS, Layout, lse_from_tiles, make_layout
+from ringspec.rings.layouts import lse_from_tiles, make_layout
+from ringspec.spec.layout import TILE_ROWS, Layout
 
 MAX_HEAD_DIM = 128
 KEY_TILE = 512

@@ -27,7 +27,7 @@ from ringspec.errors import (
     described,
     shown,
 )
-from ringspec.formats import load, round_to
+from ringspec.formats import load
 
 LARGEST_POSITION = 2**61
 LARGEST_RING = 2**16
@@ -363,36 +363,3 @@ def check_qkv(q: Any, k: Any, v: Any) -> tuple[NDArray[np.float64], ...]:
             "axis 1 is H; query head h uses key head h // (H // Hkv)",
         )
     return q, k, v
-
-
-def check_range(z: NDArray[np.float64], allowed: NDArray[np.bool_], what: str) -> None:
-    """Refuse a problem whose intermediate values leave float64 at a visible pair."""
-    # The first test is the cheap one; hidden pairs may leave float64.
-    if not np.isfinite(z).all() and not np.isfinite(np.where(allowed, z, 0.0)).all():
-        raise NonFiniteError(
-            f"{what} within float64's range",
-            "an overflow at a visible pair",
-            "scale the inputs down; float64 ends at 1.8e308",
-        )
-
-
-def check_results(**results: NDArray[np.float64] | None) -> None:
-    """Refuse gradients that left float64: section 2 has no infinity in them."""
-    for name, values in results.items():
-        if values is not None and not np.isfinite(values).all():
-            raise NonFiniteError(
-                f"{name} within float64's range", "an overflow", "scale the inputs down"
-            )
-
-
-def rounded_input(x: NDArray[np.float64], name: str, what: str) -> NDArray[np.float64]:
-    """An input tensor in a recipe's input format; values that the format cannot hold are refused."""
-    with np.errstate(over="ignore"):
-        rounded = round_to(x, name)
-    if not np.isfinite(rounded).all():
-        raise NonFiniteError(
-            f"{what} within the range of {name}, the recipe's input format",
-            f"values up to {np.abs(x).max():.3g}",
-            "scale the inputs down, or choose a recipe with wider inputs",
-        )
-    return rounded

@@ -16,13 +16,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ringspec.errors import LayoutError, OptionError, ScheduleError, shown
-from ringspec.formats import round_to
-from ringspec.problem.checks import check_results, check_workers, flag, function
+from ringspec.formats import check_results, round_to
+from ringspec.problem.checks import check_workers, flag, function
 from ringspec.problem.model import Array, Problem
 from ringspec.problem.options import Options, check, check_gradients, takes_options
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.attention import as_given
+from ringspec.rings.layouts import make_layout, shard, unshard
 from ringspec.rings.run import Run, WorkerResult
+from ringspec.rings.schedules import (
+    backward_schedule,
+    check_circulation,
+    check_direction,
+    forward_schedule,
+)
 from ringspec.rings.validator import validate
 from ringspec.spec.backward import (
     Accumulate,
@@ -38,7 +46,7 @@ from ringspec.spec.block import (
     block_backward,
     block_forward,
 )
-from ringspec.spec.definition import Gradients, as_given
+from ringspec.spec.definition import Gradients
 from ringspec.spec.forward import (
     Absorb,
     Each,
@@ -50,16 +58,9 @@ from ringspec.spec.forward import (
     lockstep,
     of_all,
 )
-from ringspec.spec.layout import Layout, make_layout, shard, unshard
+from ringspec.spec.layout import Layout
 from ringspec.spec.masks import visible
-from ringspec.spec.schedule import (
-    Schedule,
-    backward_schedule,
-    check_circulation,
-    check_direction,
-    forward_schedule,
-    skip,
-)
+from ringspec.spec.schedule import Schedule, skip
 from ringspec.spec.worker import Moment, WorkerState
 
 
@@ -92,7 +93,7 @@ def ring(
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], dlse [B, H, Sq] of any
     float dtype, in global order; keywords of :class:`~ringspec.problem.options.Options` as in
-    :func:`~ringspec.spec.definition.attention`, and:
+    :func:`~ringspec.rings.attention.attention`, and:
 
     ``workers``      W >= 1
     ``layout``       'contiguous', 'striped', 'zigzag', 'zigzag_per_document' (with cu_seqlens), a

@@ -1,4 +1,7 @@
-"""A run as text, as an HTML table, and as named tensors: what ``print(run)`` and ``save`` use."""
+"""Runs, schedules, states and moments as text; runs as an HTML table and as named tensors.
+
+This is what ``print`` of each and ``run.save`` use.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 
 from ringspec.rings.cost import Cost, cost
 from ringspec.spec.schedule import Schedule
+from ringspec.spec.worker import Message, Moment, WorkerState, names_of
 
 if TYPE_CHECKING:
     from ringspec.rings.run import Run
@@ -20,6 +24,63 @@ ROW_NAMES = ("position", "segment", "bound_min", "bound_max", "bias", "mask", "k
 COLUMN_NAMES = ("position", "segment")
 TERM_NAMES = ("scale", "causal", "window", "softcap", "dropout_p", "dropout_seed")
 RESULT_NAMES = ("index_q", "index_k", "o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
+
+
+def travelling(schedule: Schedule, step: int) -> str:
+    """What travels after a step, and where to: 'k v columns: r -> r+1 mod 4'."""
+    parts = []
+    for transfer in schedule.steps[step].transfers:
+        where = {"gather": "to all", "reduce_scatter": "to owners"}.get(transfer.kind)
+        if where is None:
+            shift = (transfer.pairs[0][1] - transfer.pairs[0][0]) % schedule.workers
+            ring = all((a + shift) % schedule.workers == b for a, b in transfer.pairs)
+            where = f"r -> r+{shift} mod {schedule.workers}" if ring else str(transfer.pairs)
+        parts.append(f"{' '.join(transfer.carries)}: {where}")
+    return "; ".join(parts) or "nothing"
+
+
+def schedule_as_text(schedule: Schedule) -> str:
+    """One line per step: the visitor at each worker, and what travels afterwards."""
+    lines = [f"{schedule.name}, {schedule.workers} workers, {schedule.moves} move"]
+    for t, step in enumerate(schedule.steps):
+        owners = " ".join("-" if b is None else str(b) for b in step.uses)
+        lines.append(f"step {t}: visitors {owners}; then {travelling(schedule, t)}")
+    return "\n".join(lines)
+
+
+def state_as_text(state: WorkerState) -> str:
+    """Whose queries and keys a worker holds."""
+    held = [
+        f"{name} of {side.owner}" if here else f"no {name} (those of {side.owner} were sent on)"
+        for name, side, here in (
+            ("queries", state.query, state.query.q is not None),
+            ("keys", state.key, state.key.k is not None),
+        )
+    ]
+    if state.gathered:
+        held.append(f"gathered keys of {len(state.gathered)} workers")
+    return f"worker {state.worker} after {state.step} steps holds " + ", ".join(held)
+
+
+def moment_as_text(moment: Moment) -> str:
+    """What one worker computed, received and sent in one step."""
+    what = "idle" if moment.pair is None else f"q of {moment.pair[0]} x k of {moment.pair[1]}"
+    target = ", ".join(map(message_as_text, moment.sent)) or "nothing"
+    source = ", ".join(sorted({str(m.source) for m in moment.received})) or "nobody"
+    return (
+        f"{moment.phase} step {moment.step}, worker {moment.worker}: {what}; "
+        f"received from {source}; sent {target}"
+    )
+
+
+def message_as_text(message: Message) -> str:
+    return f"{'+'.join(names_of(message.side))} to {message.target}"
+
+
+# The specification states no form of printing: ``print(schedule)`` is a matter of this file.
+Schedule.__str__ = schedule_as_text  # type: ignore[assignment,method-assign]
+WorkerState.__str__ = state_as_text  # type: ignore[assignment,method-assign]
+Moment.__str__ = moment_as_text  # type: ignore[assignment,method-assign]
 
 
 def schedules(run: Run) -> list[Schedule]:
@@ -70,7 +131,7 @@ def run_as_text(run: Run) -> str:
         for r, row in enumerate(cells):
             lines.append(f"{r:>6}  " + "  ".join(c.ljust(width) for c in row).rstrip())
         for t in range(len(schedule.steps)):
-            lines.append(f"after step {t}: {schedule.travelling(t)}")
+            lines.append(f"after step {t}: {travelling(schedule, t)}")
         lines.append(summary(counted))
     return "\n".join(line.rstrip() for line in lines)
 
@@ -91,7 +152,7 @@ def run_as_html(run: Run) -> str:
                 cells.append(f'<td style="{color}">{html.escape(cell)}</td>')
             rows.append(f"<tr><th>worker {r}</th>{''.join(cells)}</tr>")
         moves = "".join(
-            f"<td><small>{html.escape(schedule.travelling(t))}</small></td>"
+            f"<td><small>{html.escape(travelling(schedule, t))}</small></td>"
             for t in range(len(schedule.steps))
         )
         rows.append(f"<tr><th>then travel</th>{moves}</tr>")

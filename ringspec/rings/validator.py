@@ -49,7 +49,7 @@ def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = No
     ``visible(query_owner, key_owner)`` says whether the mask lets any pair of the two blocks
     through; without it every declared skip is refused, because nothing proves it (RING-11).
 
-    >>> from ringspec.spec.schedule import forward_schedule
+    >>> from ringspec.rings.schedules import forward_schedule
     >>> validate(forward_schedule("kv", 4))
     """
     defects = find_defects(schedule, visible)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ringspec.formats import round_to
-from ringspec.problem.checks import rounded_input
+from ringspec.formats import round_to, rounded_input
 from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockBackward, BlockGradients, dy_o_sum

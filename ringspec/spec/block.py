@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.formats import round_to
-from ringspec.problem.checks import check_range, check_results
+from ringspec.formats import check_range, check_results, round_to
 from ringspec.problem.model import Array, Columns, Rows, Terms, columns_of
 from ringspec.recipes import Recipe
 from ringspec.spec.definition import over_group, reduce_to

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ringspec.errors import OptionError
-from ringspec.problem.checks import rounded_input
+from ringspec.formats import rounded_input
 from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockForward

@@ -124,6 +124,23 @@ def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> Softma
     return SoftmaxState(lse, np.where(empty, 0.0, 1.0), o)
 
 
+def merge_all(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """SOFT-3 for any number of normalised results (o_n, lse_n), in float64: o and lse over all keys.
+
+    lse = log sum_n exp(lse_n) and o = sum_n exp(lse_n - lse) o_n, for ``parts`` o_n [B, H, S, Dv] and
+    lse_n [B, H, S], -inf where a part saw no key.
+    """
+    m = np.max([lse for _, lse in parts], axis=0)
+    shift = finite_shift(m)
+    total = np.sum([np.exp(lse - shift) for _, lse in parts], axis=0)
+    empty = total == 0
+    safe = np.where(empty, 1.0, total)
+    o = np.zeros(parts[0][0].shape)
+    for part, lse in parts:
+        o = o + (np.exp(lse - shift) / safe)[..., None] * part
+    return o, np.where(empty, -np.inf, shift + np.log(safe))
+
+
 def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Array, Array]:
     """o [B, H, n, Dv] and lse [B, H, n] of a row whose keys have all been seen.
 

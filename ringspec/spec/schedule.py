@@ -12,12 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-
-from ringspec.errors import LayoutError, OptionError, UnknownNameError, nearest, shown
-from ringspec.problem.checks import check_workers, integer, length_of
 
 KEY_INPUTS = ("k", "v", "columns")
 QUERY_INPUTS = ("q", "dy", "lse", "delta", "rows")
@@ -88,26 +82,6 @@ class Schedule:
         """Number of steps after which something travels."""
         return sum(1 for step in self.steps if step.transfers)
 
-    def travelling(self, step: int) -> str:
-        """What travels after a step, and where to: 'k v columns: r -> r+1 mod 4'."""
-        parts = []
-        for transfer in self.steps[step].transfers:
-            where = {"gather": "to all", "reduce_scatter": "to owners"}.get(transfer.kind)
-            if where is None:
-                shift = (transfer.pairs[0][1] - transfer.pairs[0][0]) % self.workers
-                ring = all((a + shift) % self.workers == b for a, b in transfer.pairs)
-                where = f"r -> r+{shift} mod {self.workers}" if ring else str(transfer.pairs)
-            parts.append(f"{' '.join(transfer.carries)}: {where}")
-        return "; ".join(parts) or "nothing"
-
-    def __str__(self) -> str:
-        """One line per step: the visitor at each worker, and what travels afterwards."""
-        lines = [f"{self.name}, {self.workers} workers, {self.moves} move"]
-        for t, step in enumerate(self.steps):
-            owners = " ".join("-" if b is None else str(b) for b in step.uses)
-            lines.append(f"step {t}: visitors {owners}; then {self.travelling(t)}")
-        return "\n".join(lines)
-
 
 def ring_permute(workers: int, direction: int) -> tuple[Pair, ...]:
     """(source, target) of each of ``workers`` workers to its neighbour r + direction (RING-3)."""
@@ -121,15 +95,6 @@ def visitor(worker: int, step: int, workers: int, direction: int = 1) -> int:
     [0, 3, 2, 1]
     """
     return (worker - direction * step) % workers
-
-
-def check_direction(direction: Any) -> int:
-    whole = isinstance(direction, (int, np.integer)) and not isinstance(direction, bool)
-    if not whole or direction not in (1, -1):
-        raise OptionError(
-            "direction 1 (r to r + 1) or -1 (r to r - 1)", shown(direction), "pass direction=1"
-        )
-    return int(direction)
 
 
 def ring_schedule(
@@ -172,14 +137,12 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
     """The forward pass: a KV ring, or gathered keys.
 
     ``circulation`` is 'kv' or 'q' (the same forward) or 'gather', W = ``workers``; ``direction`` 1: worker
-    r sends to r + 1, -1: to r - 1. Raises UnknownNameError, WorkerCountError or OptionError.
+    r sends to r + 1, -1: to r - 1.
 
     >>> schedule = forward_schedule("kv", 3)
     >>> schedule.steps[1].uses, schedule.hops
     ((2, 0, 1), 2)
     """
-    check_circulation(circulation)
-    workers, direction = check_workers(workers), check_direction(direction)
     if circulation == "gather":
         return gather_schedule("gathered keys, forward", workers, ())
     return ring_schedule("KV ring, forward", workers, "keys", KEY_INPUTS, (), direction)
@@ -188,13 +151,11 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
 def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
     """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
 
-    ``circulation``, ``workers``, ``direction`` and errors as in :func:`forward_schedule`.
+    ``circulation``, ``workers`` and ``direction`` as in :func:`forward_schedule`.
 
     >>> backward_schedule("q", 3).hops  # dq needs one more to come home
     3
     """
-    check_circulation(circulation)
-    workers, direction = check_workers(workers), check_direction(direction)
     if circulation == "gather":
         return gather_schedule("gathered keys, backward", workers, KEY_ACCUMULATORS)
     if circulation == "kv":
@@ -204,15 +165,6 @@ def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Sch
     return ring_schedule(
         "Q ring, backward", workers, "queries", QUERY_INPUTS, QUERY_ACCUMULATORS, direction
     )
-
-
-def check_circulation(circulation: str) -> None:
-    if not isinstance(circulation, str) or circulation not in CIRCULATIONS:
-        raise UnknownNameError(
-            "a circulation ('kv', 'q' or 'gather')",
-            shown(circulation),
-            nearest(circulation, CIRCULATIONS),
-        )
 
 
 def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
@@ -236,32 +188,16 @@ def cp_offset(
     With local indices i and j the pair is visible iff j <= i + offset. RING-8 for 'contiguous',
     RING-9 for 'striped'; 'zigzag' has four offsets, see :func:`zigzag_offsets`.
     ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
-    i + ``q_offset``. Raises UnknownNameError for another ``layout``.
+    i + ``q_offset``. ``layout`` is 'contiguous' or 'striped'.
 
     >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
     8
     >>> [cp_offset("striped", a, 1, workers=4, n_q=8, n_k=8) for a in range(4)]
     [-1, 0, 0, 0]
     """
-    workers, a, b = check_workers(workers), integer(a, "a"), integer(b, "b")
-    n_q, n_k, q_offset = length_of(n_q, "n_q"), length_of(n_k, "n_k"), integer(q_offset, "q_offset")
-    check_owners(workers, a, b)
     if layout == "contiguous":
         return a * n_q - b * n_k + q_offset
-    if layout == "striped":
-        return (a + q_offset - b) // workers
-    raise UnknownNameError(
-        "a layout with one offset per pair of workers: 'contiguous' or 'striped'",
-        shown(layout),
-        "use zigzag_offsets for 'zigzag', and positions for any other layout",
-    )
-
-
-def check_owners(workers: int, a: int, b: int) -> None:
-    if not (0 <= a < workers and 0 <= b < workers):
-        raise OptionError(
-            f"workers a and b in 0..{workers - 1}", f"{shown(a)} and {shown(b)}", "count from 0"
-        )
+    return (a + q_offset - b) // workers  # striped
 
 
 def zigzag_offsets(
@@ -271,11 +207,6 @@ def zigzag_offsets(
 
     Local indices count from the start of each chunk, which is n/2 long.
     """
-    workers, a, b = check_workers(workers), integer(a, "a"), integer(b, "b")
-    n_q, n_k, q_offset = length_of(n_q, "n_q"), length_of(n_k, "n_k"), integer(q_offset, "q_offset")
-    check_owners(workers, a, b)
-    if n_q % 2 or n_k % 2:
-        raise LayoutError("n_q and n_k even, two chunks each", f"{n_q} and {n_k}", "pad the blocks")
     chunk_q, chunk_k = n_q // 2, n_k // 2
     low, high = (
         tuple(c * chunk_q - d * chunk_k + q_offset for d in (b, 2 * workers - 1 - b))

@@ -150,18 +150,6 @@ class WorkerState:
     def dv(self) -> Array | None:
         return self.key.dv
 
-    def __str__(self) -> str:
-        held = [
-            f"{name} of {side.owner}" if here else f"no {name} (those of {side.owner} were sent on)"
-            for name, side, here in (
-                ("queries", self.query, self.query.q is not None),
-                ("keys", self.key, self.key.k is not None),
-            )
-        ]
-        if self.gathered:
-            held.append(f"gathered keys of {len(self.gathered)} workers")
-        return f"worker {self.worker} after {self.step} steps holds " + ", ".join(held)
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -181,20 +169,6 @@ class Moment:
     during: WorkerState
     after: WorkerState
     sent: tuple[Message, ...]
-
-    def __str__(self) -> str:
-        what = "idle" if self.pair is None else f"q of {self.pair[0]} x k of {self.pair[1]}"
-        target = ", ".join(f"{name} to {t}" for name, t in described(self.sent)) or "nothing"
-        source = ", ".join(sorted({str(m.source) for m in self.received})) or "nobody"
-        return (
-            f"{self.phase} step {self.step}, worker {self.worker}: {what}; "
-            f"received from {source}; sent {target}"
-        )
-
-
-def described(messages: tuple[Message, ...]) -> list[tuple[str, int]]:
-    """(names carried, target) of messages, for printing."""
-    return [("+".join(names_of(message.side)), message.target) for message in messages]
 
 
 def names_of(side: Side) -> tuple[str, ...]:

@@ -24,9 +24,10 @@ from ringspec.formats import load
 from ringspec.problem.model import Problem as SpecProblem
 from ringspec.problem.options import check
 from ringspec.rings.ring import layouts_for
+from ringspec.rings.schedules import backward_schedule, forward_schedule
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
-from ringspec.spec.schedule import Schedule, backward_schedule, forward_schedule
+from ringspec.spec.schedule import Schedule
 from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
 from ringspec.vectors.catalogue.flags import FLAGS
 from ringspec.vectors.format.case import Case

@@ -28,7 +28,7 @@ from ringspec.errors import (
     WorkerCountError,
 )
 from ringspec.recipes import RECIPES
-from ringspec.spec.layout import (
+from ringspec.rings.layouts import (
     contiguous,
     from_table,
     lse_from_tiles,
@@ -37,7 +37,8 @@ from ringspec.spec.layout import (
     zigzag,
     zigzag_per_document,
 )
-from ringspec.spec.schedule import Step, Transfer, zigzag_offsets
+from ringspec.rings.schedules import zigzag_offsets
+from ringspec.spec.schedule import Step, Transfer
 
 RUN = ring()
 RECORDED = ring(record=True)

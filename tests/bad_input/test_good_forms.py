@@ -25,9 +25,7 @@ from bad_input.calls import (
 )
 
 import ringspec as rs
-from ringspec.spec.layout import (
-    zigzag,
-)
+from ringspec.rings.layouts import zigzag
 
 FULL = {
     "causal": True,

@@ -6,7 +6,7 @@ from bad_input.calls import DY, FUNCTIONS, B, H, K, Q, S, V, backward, refused, 
 
 import ringspec as rs
 from ringspec.errors import DtypeError, LayoutError, NonFiniteError, RingspecError
-from ringspec.spec.layout import from_table
+from ringspec.rings.layouts import from_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

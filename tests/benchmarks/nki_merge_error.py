@@ -41,7 +41,7 @@ def errors(workers: int, mask: str, seed: int, given: Any) -> dict[str, float]:
 
     from ringspec.formats import load, round_to, store
     from ringspec.recipes import RECIPES
-    from ringspec.spec.layout import make_layout, shard, unshard
+    from ringspec.rings.layouts import make_layout, shard, unshard
     from tests.nki_impl.prediction import forward, results, rings_of
     from tests.nki_impl.reference import Case, Inputs
     from tests.nki_impl.running import run_forward

@@ -66,7 +66,7 @@ def run(case: Any, rank: int, on_device: bool) -> dict[str, Any]:
 
 def outside(case: Any, rank: int, mine: dict[str, Any]) -> list[str]:
     """What this rank breaks. For the o and lse of the other ranks those of the recipe stand."""
-    from ringspec.spec.layout import shard
+    from ringspec.rings.layouts import shard
     from tests.nki_impl.prediction import forward, predicted, recipe_for, results, rings_of
     from tests.nki_impl.reference import draw
     from tests.nki_impl.tolerance import broken, broken_any_order, compared

@@ -34,9 +34,9 @@ import ringspec as rs
 from ringspec.comm import ring_mpi
 from ringspec.problem.options import check
 from ringspec.recipes import recipe
+from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import invisible_pairs
 from ringspec.spec.block import block_backward, block_forward
-from ringspec.spec.layout import make_layout
 from ringspec.spec.schedule import skip
 
 WORLD = MPI.COMM_WORLD

@@ -25,8 +25,8 @@ from ringspec.problem.model import Problem
 from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import ring
-from ringspec.spec.layout import make_layout
 
 Array = NDArray[np.float64]
 Named = dict[str, Array]

@@ -10,7 +10,7 @@ from scipy import stats
 
 from ringspec.compare.noise.predict import Attention
 from ringspec.formats import round_to
-from ringspec.spec.definition import attention, attention_backward
+from ringspec.rings.attention import attention, attention_backward
 
 BY_NAME = {rule.name: rule.passes for rule in RULES}
 

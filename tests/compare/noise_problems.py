@@ -17,10 +17,10 @@ from ringspec.compare.statistics.tests import allowance_for
 from ringspec.formats import round_to
 from ringspec.problem.options import check
 from ringspec.recipes import RECIPES, Recipe, recipe
+from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import ring
 from ringspec.spec.definition import normalise, over_group, scores
 from ringspec.spec.dropout import keep_factor
-from ringspec.spec.layout import make_layout
 
 STEP = 1e-3  # relative step of the scale, for the derivative
 RESULTS = ("o", "lse", "dq", "dk", "dv")

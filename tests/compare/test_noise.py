@@ -18,7 +18,7 @@ from ringspec.compare.noise.rounding import truncated_to
 from ringspec.errors import OptionError, ShapeError
 from ringspec.formats import round_to
 from ringspec.recipes import recipe
-from ringspec.spec.schedule import backward_schedule, forward_schedule
+from ringspec.rings.schedules import backward_schedule, forward_schedule
 
 
 def misses(case, described) -> list[str]:

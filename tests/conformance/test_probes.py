@@ -19,9 +19,9 @@ from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.target.results import due_of, fingerprint
 from ringspec.conformance.targets.reference import REFERENCES, options_of, whole, workers_of
 from ringspec.formats import load, store
+from ringspec.rings.attention import attention
 from ringspec.rings.ring import ring
 from ringspec.spec.block import block_backward
-from ringspec.spec.definition import attention
 from ringspec.vectors.generate import tensors_of_case
 
 CASES = probes.cases()

@@ -21,7 +21,7 @@ from ringspec.errors import (
 )
 from ringspec.formats import round_to
 from ringspec.problem.options import check
-from ringspec.spec.layout import make_layout
+from ringspec.rings.layouts import make_layout
 from ringspec.testing import assert_ring_attention
 from ringspec.vectors.format.sharded import Tables
 

@@ -12,7 +12,7 @@ from ringspec.conformance.judge.recipe import recipe_for
 from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.target.results import frozen
 from ringspec.formats import load, store
-from ringspec.spec.layout import make_layout, shard
+from ringspec.rings.layouts import make_layout, shard
 
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 BLOCK = 1024

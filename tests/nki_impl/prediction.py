@@ -17,11 +17,12 @@ from ringspec.formats import load, round_to
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import Recipe, nki_impl
+from ringspec.rings.layouts import make_layout, unshard
 from ringspec.rings.ring import run_backward, run_forward
 from ringspec.rings.run import WorkerResult
+from ringspec.rings.schedules import backward_schedule, forward_schedule
 from ringspec.spec.block import block_backward, block_forward
-from ringspec.spec.layout import Layout, make_layout, unshard
-from ringspec.spec.schedule import backward_schedule, forward_schedule
+from ringspec.spec.layout import Layout
 
 from .reference import Case, Inputs, rings
 

@@ -9,8 +9,8 @@ import pytest
 
 from ringspec.formats import load, round_to
 from ringspec.recipes import RECIPES
+from ringspec.rings.layouts import unshard
 from ringspec.spec.block import block_forward, score
-from ringspec.spec.layout import unshard
 from ringspec.spec.online_softmax import SoftmaxState, finite_shift, product, row_sum, start
 
 from . import tolerance

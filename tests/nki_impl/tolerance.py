@@ -49,7 +49,8 @@ from ringspec.compare.noise.predict import Attention, Geometry, predict
 from ringspec.conformance.judge.noise_inputs import attention_of, places
 from ringspec.formats import format_of, load, unit_roundoff
 from ringspec.recipes import RECIPES, Recipe
-from ringspec.spec.layout import Layout, shard
+from ringspec.rings.layouts import shard
+from ringspec.spec.layout import Layout
 from ringspec.spec.masks import visible
 
 from .prediction import GRADIENTS, Named, Ring, backward, forward, gradients, results

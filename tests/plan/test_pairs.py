@@ -12,7 +12,7 @@ from ringspec.plan.spans import pairs_by_worker
 from ringspec.plan.times import counts, plan_pass, rates, simple
 from ringspec.plan.workload import workload
 from ringspec.problem.options import check
-from ringspec.spec.layout import make_layout
+from ringspec.rings.layouts import make_layout
 from ringspec.spec.schedule import visitor
 
 LAYOUTS = ("contiguous", "striped", "zigzag")

@@ -45,6 +45,17 @@ CHOSEN = {
     "ringspec.spec.layout": (
         "Layout",
         "contiguous",
+        "lse_from_tiles",
+        "lse_to_tiles",
+        "shard",
+        "striped",
+        "unpermute",
+        "unshard",
+        "zigzag",
+        "zigzag_per_document",
+    ),
+    "ringspec.rings.layouts": (
+        "contiguous",
         "from_table",
         "lse_from_tiles",
         "lse_to_tiles",
@@ -55,6 +66,12 @@ CHOSEN = {
         "unshard",
         "zigzag",
         "zigzag_per_document",
+    ),
+    "ringspec.rings.schedules": (
+        "backward_schedule",
+        "cp_offset",
+        "forward_schedule",
+        "zigzag_offsets",
     ),
     "ringspec.spec.masks": ("bounds", "causal", "padding", "segments", "visible", "window"),
     "ringspec.spec.online_softmax": (

@@ -13,9 +13,8 @@ BELOW_SPEC = {
     "numpy",
     "ringspec.errors",
     "ringspec.formats",
-    "ringspec.problem",
+    "ringspec.problem.model",
     "ringspec.recipes",
-    "ringspec.tensorfile",
 }
 # A reader of the specification meets no input, output, threads or clock.
 KEPT_OUT = {"asyncio", "ctypes", "multiprocessing", "pickle", "random", "socket", "subprocess"}

@@ -230,14 +230,14 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "LAYOUT-1",
         "spec/layout.py",
-        '    return Layout("contiguous", np.arange(length, dtype=np.int64).reshape(workers, n))',
-        '    return Layout("contiguous", np.arange(length, dtype=np.int64).reshape(workers, n)[::-1])',
+        '    return Layout("contiguous", np.arange(length, dtype=np.int64).reshape(workers, -1))',
+        '    return Layout("contiguous", np.arange(length, dtype=np.int64).reshape(workers, -1)[::-1])',
     ),
     (
         "LAYOUT-2",
         "spec/layout.py",
-        '    return Layout("striped", np.arange(length, dtype=np.int64).reshape(n, workers).T.copy())',
-        '    return Layout("striped", np.arange(length, dtype=np.int64).reshape(workers, n).copy())',
+        '    return Layout("striped", np.arange(length, dtype=np.int64).reshape(-1, workers).T.copy())',
+        '    return Layout("striped", np.arange(length, dtype=np.int64).reshape(workers, -1).copy())',
     ),
     (
         "LAYOUT-3",
@@ -260,8 +260,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "LAYOUT-6",
         "spec/layout.py",
-        "    x = unshard(parts, striped(workers * n, workers), axis)",
-        "    x = unshard(parts, contiguous(workers * n, workers), axis)",
+        "    x = unshard(shards, striped(workers * n, workers), axis)",
+        "    x = unshard(shards, contiguous(workers * n, workers), axis)",
     ),
     (
         "LAYOUT-7",
@@ -320,8 +320,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "RING-9",
         "spec/schedule.py",
-        "        return (a + q_offset - b) // workers",
-        "        return 0 if a >= b else -1",
+        "    return (a + q_offset - b) // workers  # striped",
+        "    return 0 if a >= b else -1",
     ),
     (
         "RING-10",

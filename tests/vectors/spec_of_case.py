@@ -14,9 +14,9 @@ import numpy as np
 from ringspec.formats import load, round_to
 from ringspec.problem.options import check
 from ringspec.recipes import recipe
+from ringspec.rings import attention, layouts, schedules
 from ringspec.rings.ring import ring
-from ringspec.spec import definition as attention
-from ringspec.spec import layout, online_softmax, schedule
+from ringspec.spec import online_softmax
 from ringspec.spec.block import block_backward
 from ringspec.vectors.format.inputs import default_scale, inputs_of
 
@@ -46,8 +46,8 @@ def results_of(case):
 
 def schedule_results(case):
     circle = case.ring
-    forward = schedule.forward_schedule(circle.circulation, circle.workers, circle.direction)
-    backward = schedule.backward_schedule(circle.circulation, circle.workers, circle.direction)
+    forward = schedules.forward_schedule(circle.circulation, circle.workers, circle.direction)
+    backward = schedules.backward_schedule(circle.circulation, circle.workers, circle.direction)
     return {"forward": str(forward), "backward": str(backward)}
 
 
@@ -123,9 +123,9 @@ def ring_results(case, x, options):
     if circle.layout in ("contiguous", "striped", "zigzag"):
         results["offsets"] = np.array(offsets(case, options.get("q_offset", 0)))
     if circle.layout == "striped":
-        results["unpermuted"] = np.stack(layout.unpermute([w.o for w in run.workers]))
+        results["unpermuted"] = np.stack(layouts.unpermute([w.o for w in run.workers]))
     if "LAYOUT-7" in case.rules:
-        results["tiles"] = layout.lse_to_tiles(run.lse)
+        results["tiles"] = layouts.lse_to_tiles(run.lse)
     return results
 
 
@@ -138,8 +138,8 @@ def offsets(case, q_offset):
     }  # fmt: skip
     pairs = [(a, b) for a in range(circle.workers) for b in range(circle.workers)]
     if circle.layout == "zigzag":
-        return [schedule.zigzag_offsets(a, b, **lengths) for a, b in pairs]
-    return [schedule.cp_offset(circle.layout, a, b, **lengths) for a, b in pairs]
+        return [schedules.zigzag_offsets(a, b, **lengths) for a, b in pairs]
+    return [schedules.cp_offset(circle.layout, a, b, **lengths) for a, b in pairs]
 
 
 def worker_results(run, road):

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 import ringspec
 from ringspec.cli.shared.inputs import drawn
 from ringspec.errors import LayoutError, OptionError
+from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import ring
 from ringspec.rings.run import Run
-from ringspec.spec.layout import make_layout
 from ringspec.spec.masks import visible
 from ringspec.spec.schedule import CIRCULATIONS, Schedule
 from ringspec.spec.worker import KeySide, Moment, Side, WorkerState, names_of

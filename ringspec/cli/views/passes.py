@@ -9,8 +9,10 @@ from ringspec.cli.shared.output import bands
 from ringspec.problem.model import Problem
 from ringspec.recipes import Recipe
 from ringspec.rings.cost import cost
+from ringspec.rings.schedules import cp_offset, zigzag_offsets
+from ringspec.rings.show import travelling
 from ringspec.spec.layout import Layout
-from ringspec.spec.schedule import Schedule, cp_offset, zigzag_offsets
+from ringspec.spec.schedule import Schedule
 
 MAX_TABLE = 16
 
@@ -60,7 +62,7 @@ def pass_data(
                 "visible_pairs": int(counted.pairs[t].sum()),
                 "bytes_sent": int(counted.sent[t].sum()),
                 "transfers": transfers,
-                "then": schedule.travelling(t),
+                "then": travelling(schedule, t),
             }
         )
     return {

@@ -20,9 +20,10 @@ from ringspec.conformance.targets.reference import options_of, whole
 from ringspec.formats import load
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check, check_gradients
+from ringspec.rings.layouts import unshard
 from ringspec.spec.definition import backward, forward, normalise, over_group, scores
 from ringspec.spec.dropout import keep_factor
-from ringspec.spec.layout import Layout, unshard
+from ringspec.spec.layout import Layout
 
 Array = NDArray[np.float64]
 Named = dict[str, Array]

@@ -27,12 +27,13 @@ from ringspec.formats import load, round_to, store
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import RECIPES, Recipe
+from ringspec.rings.layouts import unshard
 from ringspec.rings.ring import ring, run_backward
 from ringspec.rings.run import WorkerResult
+from ringspec.rings.schedules import backward_schedule
 from ringspec.spec.block import block_backward, block_forward
-from ringspec.spec.layout import Layout, unshard
+from ringspec.spec.layout import Layout
 from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised
-from ringspec.spec.schedule import backward_schedule
 
 Results = dict[str, list[NDArray]]
 OF_KEYS = ("k", "v", "segments_k")

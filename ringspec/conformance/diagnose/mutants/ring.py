@@ -21,8 +21,9 @@ from ringspec.formats import load, round_to
 from ringspec.problem.model import Array, Terms
 from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import Recipe
+from ringspec.rings.layouts import shard
 from ringspec.spec.block import BlockGradients
-from ringspec.spec.layout import Layout, shard
+from ringspec.spec.layout import Layout
 from ringspec.spec.online_softmax import SoftmaxState, start
 from ringspec.spec.worker import KeySide, QuerySide
 

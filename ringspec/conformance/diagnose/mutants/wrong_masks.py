@@ -14,8 +14,9 @@ from ringspec.conformance.diagnose.mutants.hooks import At, Hooks
 from ringspec.conformance.target.protocol import Call
 from ringspec.problem.model import Booleans, Columns, Integers, Rows, Terms
 from ringspec.recipes import Recipe
+from ringspec.rings.layouts import unshard
 from ringspec.spec import masks
-from ringspec.spec.layout import Layout, unshard
+from ringspec.spec.layout import Layout
 
 Mask = Callable[[At, Rows, Columns, Terms], Booleans]
 Make = Callable[[Call, Recipe], Hooks]

@@ -1,0 +1,125 @@
+"""Dense attention and its gradient, block gradients and the merge of partial results: the public functions.
+
+Each checks its arguments and calls the function of the specification that computes.
+
+Results are float64. Source: the formulas are in :mod:`ringspec.spec.definition`, docs/spec/index.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringspec.errors import ShapeError
+from ringspec.problem.checks import check_partials
+from ringspec.problem.options import Options, check, check_gradients, check_lse, takes_options
+from ringspec.spec.definition import Forward, Gradients, backward, block_gradients, forward
+from ringspec.spec.online_softmax import merge_all
+
+
+@takes_options
+def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[Options]) -> Forward:
+    """Dense softmax attention, as :mod:`ringspec.spec.definition` defines it.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; keywords are those of
+    :class:`~ringspec.problem.options.Options`. Returns :class:`Forward` in float64. Bad input raises a
+    subclass of :class:`~ringspec.errors.RingspecError`.
+
+    >>> import numpy as np
+    >>> q = k = np.zeros((1, 1, 2, 4)); v = np.arange(8.0).reshape(1, 1, 2, 4)
+    >>> attention(q, k, v, causal=True).o[0, 0].tolist()
+    [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
+    """
+    return forward(check(q, k, v, dict(options)))
+
+
+@takes_options
+def attention_backward(
+    dy: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    dlse: ArrayLike | None = None,
+    **options: Unpack[Options],
+) -> Gradients:
+    """Gradients of a loss L with dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq].
+
+    The other arguments are those of :func:`attention`, keywords as in
+    :class:`~ringspec.problem.options.Options`. Returns :class:`Gradients` in float64.
+
+    >>> import numpy as np
+    >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
+    >>> attention_backward(dy, q, k, v, causal=True).dv[0, 0, :, 0].tolist()
+    [1.5, 0.5]
+    """
+    problem = check(q, k, v, dict(options))
+    dy, dlse = check_gradients(problem, dy, dlse)
+    result = backward(problem, dy, dlse)
+    return as_given(result, options)
+
+
+@takes_options
+def attention_block_backward(
+    dy: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    lse: ArrayLike,
+    delta: ArrayLike,
+    **options: Unpack[Options],
+) -> Gradients:
+    """The share of queries q and keys k, v in the gradients, from lse and delta as given (BWD-11).
+
+    ``lse`` and ``delta`` [B, H, Sq] belong to the whole rows, of which these keys may be a part;
+    delta is dy_o_sum, less dlse where the loss reads lse. p = exp(s - lse) is not renormalised. The
+    other arguments are those of :func:`attention_backward`, keywords as in
+    :class:`~ringspec.problem.options.Options`. The shares of all key blocks add up to its result
+    (dsinks is that of the rows, not of the block).
+
+    >>> import numpy as np
+    >>> q = k = np.zeros((1, 1, 1, 4)); v = dy = np.ones((1, 1, 1, 4))
+    >>> half = attention_block_backward(dy, q, k, v, lse=[[[np.log(2.0)]]], delta=[[[4.0]]])
+    >>> half.dv.tolist()  # this key has half of the row's weight
+    [[[[0.5, 0.5, 0.5, 0.5]]]]
+    """
+    problem = check(q, k, v, dict(options))
+    dy, delta = check_gradients(problem, dy, delta, "delta")
+    lse = check_lse(problem, lse)
+    return as_given(block_gradients(problem, dy, lse, delta), options)
+
+
+def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
+    """The result over all keys of normalised partial results (o_n, lse_n) over disjoint keys.
+
+    ``parts`` is a list of pairs o_n [B, H, S, Dv], lse_n [B, H, S] (natural log; -inf where a part
+    saw no key). lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n (SOFT-2, SOFT-3, SOFT-4).
+    Raises :class:`~ringspec.errors.ShapeError` without a pair, or for unlike shapes.
+
+    >>> import numpy as np
+    >>> o, lse = np.ones((1, 1, 1, 2)), np.zeros((1, 1, 1))
+    >>> merge_partials([(o, lse), (3 * o, lse + np.log(3.0))]).o.tolist()
+    [[[[2.5, 2.5]]]]
+    """
+    pairs = check_partials(parts)
+    if len({o.shape for o, _ in pairs}) != 1:
+        raise ShapeError(
+            "at least one pair (o, lse), all of the same shape",
+            str([o.shape for o, _ in pairs]),
+            "merge parts of the same query rows",
+        )
+    return Forward(*merge_all(pairs))
+
+
+def as_given(result: Gradients, options: Any) -> Gradients:
+    """dsinks and dbias in the shapes in which sinks and bias were given."""
+    dsinks, dbias = result.dsinks, result.dbias
+    if dsinks is not None:
+        dsinks = dsinks.reshape(np.shape(options["sinks"]))
+    if dbias is not None:
+        dbias = dbias.reshape(np.shape(options["bias"]))
+    return Gradients(result.dq, result.dk, result.dv, dsinks, dbias)

@@ -1,0 +1,261 @@
+"""Layouts as a caller names them: every argument checked, then the table of :mod:`ringspec.spec.layout`.
+
+The functions have the names, the results and the sources (LAYOUT-1 to LAYOUT-7) of those that they check
+for. Arrays may be anything that NumPy reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringspec.errors import (
+    LayoutError,
+    PackingError,
+    ShapeError,
+    UnknownNameError,
+    nearest,
+    shown,
+)
+from ringspec.problem.checks import (
+    as_array,
+    check_workers,
+    float_array,
+    int_array,
+    length_of,
+    segments_from_cu_seqlens,
+)
+from ringspec.problem.model import Array, Integers
+from ringspec.spec import layout as spec
+from ringspec.spec.layout import LAYOUTS, TILE_ROWS, Layout
+
+
+def contiguous(length: int, workers: int) -> Layout:
+    """S = ``length`` tokens on W = ``workers`` workers, in order (LAYOUT-1); LayoutError unless W divides S.
+
+    >>> contiguous(4, 2).table.tolist()
+    [[0, 1], [2, 3]]
+    """
+    return spec.contiguous(*divisible(length, workers, 1, "contiguous"))
+
+
+def striped(length: int, workers: int) -> Layout:
+    """S = ``length`` tokens dealt one by one to W = ``workers`` workers (LAYOUT-2); LayoutError unless W divides S."""
+    return spec.striped(*divisible(length, workers, 1, "striped"))
+
+
+def zigzag(length: int, workers: int) -> Layout:
+    """Two chunks of S = ``length`` tokens for each of W = ``workers`` (LAYOUT-3); LayoutError unless 2W divides S."""
+    return spec.zigzag(*divisible(length, workers, 2, "zigzag"))
+
+
+def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
+    """Zigzag inside each packed document (LAYOUT-4); ``cu_seqlens`` int [N + 1], or PackingError.
+
+    S = ``length``, W = ``workers``.
+    """
+    length, workers = length_of(length), check_workers(workers)
+    segments_from_cu_seqlens(cu_seqlens, length, "cu_seqlens")
+    return spec.zigzag_per_document(length, workers, np.asarray(cu_seqlens).tolist())
+
+
+def divisible(length: int, workers: int, chunks: int, layout: str) -> tuple[int, int]:
+    """S and W, checked, or LayoutError where ``chunks`` * W chunks do not divide S."""
+    length, workers = length_of(length), check_workers(workers)
+    if length % (chunks * workers) != 0:
+        raise LayoutError(
+            f"S divisible by {'W' if chunks == 1 else '2W'} = {chunks * workers} for the layout {layout!r}",
+            f"S = {length}",
+            "pad the sequence, or pass a table with -1 in the slots that hold no token",
+        )
+    return length, workers
+
+
+def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
+    """LAYOUT-5: any table [W, n] in which each token 0..S-1 occurs exactly once, the rest -1.
+
+    S = ``length``; ``workers``: W, where it is known. Raises LayoutError for any other table, and
+    UnknownNameError for None.
+
+    >>> from_table([[3, 0], [1, 2]], 4).table.tolist()
+    [[3, 0], [1, 2]]
+    """
+    if table is None:
+        raise UnknownNameError("a layout name or a table [W, n]", "None", nearest("", LAYOUTS))
+    values = as_array(table, "layout table")
+    if values.dtype.kind not in "iu" or values.ndim != 2 or values.shape[0] < 1:
+        raise LayoutError(
+            "a layout table of integers [W, n]",
+            f"dtype {values.dtype}, shape {values.shape}",
+            f"pass one row of token indices per worker, or a name: {', '.join(LAYOUTS)}",
+        )
+    if values.size and int(values.max()) >= 2**63:
+        raise LayoutError("token indices below S", "2**63 or more", "write padding as -1 in int64")
+    values, length = int_array(values, "layout table"), length_of(length)
+    workers = None if workers is None else check_workers(workers)
+    if workers is not None and values.shape[0] != workers:
+        raise LayoutError(
+            f"a layout table with {workers} rows, one per worker",
+            f"shape {values.shape}",
+            f"pass workers={values.shape[0]} or another table",
+        )
+    held = np.sort(values[values >= 0])
+    if not np.array_equal(held, np.arange(length)):
+        raise LayoutError(
+            f"each token 0..{length - 1} in exactly one slot",
+            describe_tokens(held, length),
+            "a layout is a permutation; write -1 in padding slots",
+        )
+    return Layout("table", np.where(values < 0, -1, values))
+
+
+def describe_tokens(held: Integers, length: int) -> str:
+    """Which tokens a table misses, doubles or invents."""
+    unique, counts = np.unique(held, return_counts=True)
+    missing = np.setdiff1d(np.arange(length), unique)
+    if missing.size:
+        return f"token {missing[0]} in no slot"
+    if (counts > 1).any():
+        return f"token {unique[counts > 1][0]} in {counts.max()} slots"
+    return f"token {unique[unique >= length][0]} with S = {length}"
+
+
+def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
+    """A layout by name, from a table [W, n], or as it is, for ``length`` tokens and ``workers`` workers.
+
+    ``cu_seqlens`` is for 'zigzag_per_document', which raises PackingError without it. Raises
+    UnknownNameError for another name, and what the constructors raise.
+
+    >>> make_layout("striped", 4, 2).table.tolist()
+    [[0, 2], [1, 3]]
+    """
+    workers = check_workers(workers)
+    if isinstance(layout, Layout):
+        return from_table_keeping_name(layout, length, workers)
+    if not isinstance(layout, str):
+        return from_table(layout, length, workers)
+    if layout == "contiguous":
+        return contiguous(length, workers)
+    if layout == "striped":
+        return striped(length, workers)
+    if layout == "zigzag":
+        return zigzag(length, workers)
+    if layout == "zigzag_per_document":
+        if cu_seqlens is None:
+            raise PackingError(
+                "cu_seqlens with the layout 'zigzag_per_document'",
+                "none",
+                "pass cu_seqlens=[0, ...], or use layout='zigzag'",
+            )
+        return zigzag_per_document(length, workers, cu_seqlens)
+    raise UnknownNameError(
+        "a layout name or a table [W, n]", shown(layout), nearest(layout, LAYOUTS)
+    )
+
+
+def from_table_keeping_name(layout: Layout, length: int, workers: int) -> Layout:
+    return Layout(layout.name, from_table(layout.table, length, workers).table)
+
+
+def shard(x: ArrayLike, layout: Layout, axis: int = 2) -> list[NDArray]:
+    """One local array per worker of ``layout``; padding slots hold zeros.
+
+    ``x`` [.., S, ..] of any dtype has its tokens on ``axis``; the result has W arrays [.., n, ..] of
+    that dtype. Raises ShapeError for an axis of another length, LayoutError for what is no Layout.
+
+    >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), striped(4, 2))]
+    [[0.0, 2.0], [1.0, 3.0]]
+    """
+    check_layout(layout)
+    values = as_array(x, "the tensor to shard")
+    check_axis(values, axis, layout.length, "S")
+    return spec.shard(values, layout, axis)
+
+
+def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArray:
+    """The global array of local ones; what padding slots hold is dropped. Inverse of shard.
+
+    ``shards``: W arrays [.., n, ..] of one shape and dtype, with the slots of ``layout`` on ``axis``;
+    the result is [.., S, ..] of that dtype. Raises ShapeError otherwise.
+
+    >>> unshard([[0, 2], [1, 3]], striped(4, 2), axis=0).tolist()
+    [0, 1, 2, 3]
+    """
+    check_layout(layout)
+    parts = check_shards(shards, axis)
+    if len(parts) != layout.workers:
+        raise ShapeError(
+            f"{layout.workers} local arrays, one per worker", str(len(parts)), "pass all of them"
+        )
+    check_axis(parts[0], axis, layout.slots, "n")
+    return spec.unshard(parts, layout, axis)
+
+
+def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
+    """LAYOUT-6: local arrays of a striped sequence become those of the contiguous one.
+
+    ``shards``: W arrays [.., n, ..] of one shape and dtype, tokens on ``axis``; so is the result.
+
+    >>> [s.tolist() for s in unpermute([np.array([0, 2]), np.array([1, 3])], axis=0)]
+    [[0, 1], [2, 3]]
+    """
+    parts = check_shards(shards, axis)
+    check_axis(parts[0], axis, None, "n")
+    return spec.unpermute(parts, axis)
+
+
+def check_layout(layout: Any) -> None:
+    if not isinstance(layout, Layout):
+        mend = 'make one: make_layout("zigzag", 32, workers=4)'
+        raise LayoutError("a Layout", shown(layout), mend)
+
+
+def check_shards(shards: Sequence[ArrayLike], axis: int) -> list[NDArray]:
+    """Local arrays of one shape and dtype."""
+    if not isinstance(shards, (list, tuple)) or not shards:
+        raise ShapeError("a list of local arrays", shown(shards), "pass one array per worker")
+    parts = [as_array(part, "a local array") for part in shards]
+    forms = {(part.shape, part.dtype) for part in parts}
+    if len(forms) != 1:
+        raise ShapeError(
+            "local arrays of one shape and dtype",
+            shown(sorted(map(str, forms))),
+            "pad the short ones",
+        )
+    return parts
+
+
+def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
+    """An axis from 0, of that length."""
+    known = isinstance(axis, int) and 0 <= axis < x.ndim
+    if not known or (length is not None and x.shape[axis] != length):
+        raise ShapeError(
+            f"an array with {what} = {length} on axis {axis}",
+            f"shape {x.shape}",
+            "axes count from 0; the sequence is axis 2 of [B, H, S, D]",
+        )
+
+
+def lse_to_tiles(lse: Array) -> Array:
+    """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128], row t at [t % 128, t // 128].
+
+    ``lse`` is float64. Raises ShapeError where S is no multiple of 128.
+    """
+    lse = float_array(lse, "lse", rank=3, finite=False)
+    if lse.shape[2] % TILE_ROWS != 0:
+        raise ShapeError("S divisible by 128", f"S = {lse.shape[2]}", "pad the sequence")
+    return spec.lse_to_tiles(lse)
+
+
+def lse_from_tiles(tiles: Array) -> Array:
+    """``tiles`` [B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`.
+
+    Both are float64. Raises ShapeError where axis 2 is not 128.
+    """
+    tiles = float_array(tiles, "LSE tiles", rank=4, finite=False)
+    if tiles.shape[2] != TILE_ROWS:
+        raise ShapeError("tiles [B, H, 128, S // 128]", f"shape {tiles.shape}", "axis 2 is 128")
+    return spec.lse_from_tiles(tiles)

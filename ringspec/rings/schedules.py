@@ -1,0 +1,114 @@
+"""Schedules and causal offsets as a caller asks for them: arguments checked, then :mod:`ringspec.spec.schedule`.
+
+The functions have the names and results of those that they check for (RING-1 to RING-10).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringspec.errors import LayoutError, OptionError, UnknownNameError, nearest, shown
+from ringspec.problem.checks import check_workers, integer, length_of
+from ringspec.spec import schedule as spec
+from ringspec.spec.schedule import CIRCULATIONS, Schedule
+
+
+def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
+    """The forward pass: a KV ring, or gathered keys.
+
+    ``circulation`` is 'kv' or 'q' (the same forward) or 'gather', W = ``workers``; ``direction`` 1: worker
+    r sends to r + 1, -1: to r - 1. Raises UnknownNameError, WorkerCountError or OptionError.
+
+    >>> schedule = forward_schedule("kv", 3)
+    >>> schedule.steps[1].uses, schedule.hops
+    ((2, 0, 1), 2)
+    """
+    check_circulation(circulation)
+    return spec.forward_schedule(circulation, check_workers(workers), check_direction(direction))
+
+
+def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
+    """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
+
+    ``circulation``, ``workers``, ``direction`` and errors as in :func:`forward_schedule`.
+
+    >>> backward_schedule("q", 3).hops  # dq needs one more to come home
+    3
+    """
+    check_circulation(circulation)
+    return spec.backward_schedule(circulation, check_workers(workers), check_direction(direction))
+
+
+def check_circulation(circulation: str) -> None:
+    if not isinstance(circulation, str) or circulation not in CIRCULATIONS:
+        raise UnknownNameError(
+            "a circulation ('kv', 'q' or 'gather')",
+            shown(circulation),
+            nearest(circulation, CIRCULATIONS),
+        )
+
+
+def check_direction(direction: Any) -> int:
+    whole = isinstance(direction, (int, np.integer)) and not isinstance(direction, bool)
+    if not whole or direction not in (1, -1):
+        raise OptionError(
+            "direction 1 (r to r + 1) or -1 (r to r - 1)", shown(direction), "pass direction=1"
+        )
+    return int(direction)
+
+
+def cp_offset(
+    layout: str, a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
+) -> int:
+    """Offset of the causal diagonal between queries of worker a and keys of worker b.
+
+    With local indices i and j the pair is visible iff j <= i + offset. RING-8 for 'contiguous',
+    RING-9 for 'striped'; 'zigzag' has four offsets, see :func:`zigzag_offsets`.
+    ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
+    i + ``q_offset``. Raises UnknownNameError for another ``layout``, OptionError for a worker that is none.
+
+    >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
+    8
+    """
+    a, b, lengths = check_pair(a, b, workers, n_q, n_k, q_offset)
+    if layout not in ("contiguous", "striped"):
+        raise UnknownNameError(
+            "a layout with one offset per pair of workers: 'contiguous' or 'striped'",
+            shown(layout),
+            "use zigzag_offsets for 'zigzag', and positions for any other layout",
+        )
+    return spec.cp_offset(layout, a, b, **lengths)
+
+
+def zigzag_offsets(
+    a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds.
+
+    Local indices count from the start of each chunk, which is n/2 long, of queries of worker a and keys of
+    worker b. ``workers``, ``n_q``, ``n_k``, ``q_offset`` and errors as in :func:`cp_offset`; LayoutError
+    where n_q or n_k is odd.
+    """
+    a, b, lengths = check_pair(a, b, workers, n_q, n_k, q_offset)
+    if lengths["n_q"] % 2 or lengths["n_k"] % 2:
+        raise LayoutError(
+            "n_q and n_k even, two chunks each",
+            f"{lengths['n_q']} and {lengths['n_k']}",
+            "pad the blocks",
+        )
+    return spec.zigzag_offsets(a, b, **lengths)
+
+
+def check_pair(
+    a: Any, b: Any, workers: Any, n_q: Any, n_k: Any, q_offset: Any
+) -> tuple[int, int, dict[str, int]]:
+    """Workers a and b, and the other arguments of an offset by name."""
+    workers, a, b = check_workers(workers), integer(a, "a"), integer(b, "b")
+    n_q, n_k, q_offset = length_of(n_q, "n_q"), length_of(n_k, "n_k"), integer(q_offset, "q_offset")
+    if not (0 <= a < workers and 0 <= b < workers):
+        raise OptionError(
+            f"workers a and b in 0..{workers - 1}", f"{shown(a)} and {shown(b)}", "count from 0"
+        )
+    return a, b, {"workers": workers, "n_q": n_q, "n_k": n_k, "q_offset": q_offset}
