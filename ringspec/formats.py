@@ -200,3 +200,18 @@ def rounded_input(x: Array, name: str, what: str) -> Array:
             "scale the inputs down, or choose a recipe with wider inputs",
         )
     return rounded
+
+
+def product(a: Array, b: Array, accumulator: str) -> Array:
+    """Matrix product of a [..., n, k] and b [..., k, m]; ``accumulator`` is float64 or float32."""
+    if accumulator == "float64":
+        return a @ b
+    with np.errstate(over="ignore"):
+        return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float64)
+
+
+def row_sum(x: Array, accumulator: str) -> Array:
+    """Sum of x [..., n] over the last axis, in float64 or in float32, rounded to the format ``accumulator``."""
+    if accumulator == "float64":
+        return x.sum(axis=-1)
+    return round_to(x.astype(np.float32).sum(axis=-1).astype(np.float64), accumulator)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
-from ringspec.formats import FORMATS, format_of
+from ringspec.formats import FORMATS, Array, format_of, product, round_to, rounded_input
 
 MERGE_ORDERS = ("state", "normalised")
 P_REFERENCES = ("block", "running", "stale", "row", "lse", "block_lse", "any")
@@ -65,6 +65,10 @@ class Recipe:
                             'block_lse', the lse of its block (a softmax of each block, then a merge).
                             'any': one of these. All are right. None: not declared; a judge accepts each.
                             The specification itself rounds relative to the block's maximum.
+
+    A method ``to_`` with the name of a point, such as ``to_p(x)``, rounds x [..] float64 there: to_products,
+    to_scores, to_statistics, to_p, to_block_o, to_merge, to_carried_o, to_outputs, to_lse, to_backward_lse,
+    to_dy_o_products, to_delta, to_ds, to_tile_dq, to_tile_dkv, to_block_gradients, to_gradients.
 
     Inputs that the input format cannot hold are refused. Where products accumulate in float32, an
     overflow gives infinity or NaN, as it does in a kernel; in float64 it is refused.
@@ -126,6 +130,68 @@ class Recipe:
                     shown(size),
                     f"pass {size_name}=128",
                 )
+
+    # One method for each point at which the specification rounds; in float64 each is the identity. x is a
+    # float64 array of any shape.
+
+    def to_inputs(self, x: Array, what: str) -> Array:
+        """q, k, v or dy as stored; ``what`` is its name in the NonFiniteError for a value out of range."""
+        return rounded_input(x, self.inputs, what)
+
+    def product(self, a: Array, b: Array) -> Array:
+        """The matrix product of a [..., n, k] and b [..., k, m], accumulated in the format ``products``."""
+        return product(a, b, self.products)
+
+    def to_products(self, x: Array) -> Array:
+        return round_to(x, self.products)
+
+    def to_scores(self, x: Array) -> Array:
+        return round_to(x, self.scores)
+
+    def to_statistics(self, x: Array) -> Array:
+        return round_to(x, self.statistics)
+
+    def to_p(self, x: Array) -> Array:
+        return round_to(x, self.p)
+
+    def to_block_o(self, x: Array) -> Array:
+        return round_to(x, self.block_o)
+
+    def to_merge(self, x: Array) -> Array:
+        return round_to(x, self.merge)
+
+    def to_carried_o(self, x: Array) -> Array:
+        return round_to(x, self.carried_o)
+
+    def to_outputs(self, x: Array) -> Array:
+        return round_to(x, self.outputs)
+
+    def to_lse(self, x: Array) -> Array:
+        return round_to(x, self.lse)
+
+    def to_backward_lse(self, x: Array) -> Array:
+        return round_to(x, self.backward_lse)
+
+    def to_dy_o_products(self, x: Array) -> Array:
+        return round_to(x, self.dy_o_products)
+
+    def to_delta(self, x: Array) -> Array:
+        return round_to(x, self.delta)
+
+    def to_ds(self, x: Array) -> Array:
+        return round_to(x, self.ds)
+
+    def to_tile_dq(self, x: Array) -> Array:
+        return round_to(x, self.tile_dq)
+
+    def to_tile_dkv(self, x: Array) -> Array:
+        return round_to(x, self.tile_dkv)
+
+    def to_block_gradients(self, x: Array) -> Array:
+        return round_to(x, self.block_gradients)
+
+    def to_gradients(self, x: Array) -> Array:
+        return round_to(x, self.gradients)
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with some rounding points changed; give it a ``name`` of its own."""

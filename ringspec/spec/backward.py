@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ringspec.formats import round_to, rounded_input
+from ringspec.formats import round_to
 from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockBackward, BlockGradients, dy_o_sum
@@ -59,11 +59,11 @@ def backward_start(
     q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], dy and o [B, H, n, Dv], dlse and lse [B, H, n];
     ``rows``, ``columns``, ``terms``, ``recipe`` as in the forward.
     """
-    q, k, v = (rounded_input(x, recipe.inputs, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
-    dy = rounded_input(dy, recipe.inputs, "dy")
+    q, k, v = (recipe.to_inputs(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+    dy = recipe.to_inputs(dy, "dy")
     # One number per row holds all that ds needs of dy_o_sum and dlse (RING-7).
-    delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.delta)
-    lse = round_to(lse, recipe.backward_lse)
+    delta = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)
+    lse = recipe.to_backward_lse(lse)
     q, k, v, dy, lse, delta = (read_only(x) for x in (q, k, v, dy, lse, delta))
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
     query = QuerySide(worker, q, rows, dy, lse, delta, np.zeros(q.shape), dbias)
@@ -159,7 +159,7 @@ def backward_finish(
             key = dataclasses.replace(key, dk=dk, dv=dv)
     assert query.dq is not None and key.dk is not None and key.dv is not None
     # + 0.0: zeros are +0
-    dq, dk, dv = (round_to(x, recipe.gradients) + 0.0 for x in (query.dq, key.dk, key.dv))
+    dq, dk, dv = (recipe.to_gradients(x) + 0.0 for x in (query.dq, key.dk, key.dv))
     query = dataclasses.replace(query, dq=dq)
     return dataclasses.replace(state, query=query, key=dataclasses.replace(key, dk=dk, dv=dv))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.formats import check_range, check_results, round_to
+from ringspec.formats import check_range, check_results, row_sum
 from ringspec.problem.model import Array, Columns, Rows, Terms, columns_of
 from ringspec.recipes import Recipe
 from ringspec.spec.definition import over_group, reduce_to
@@ -25,8 +25,6 @@ from ringspec.spec.online_softmax import (
     SoftmaxState,
     absorb,
     normalised,
-    product,
-    row_sum,
     start,
 )
 
@@ -68,7 +66,7 @@ def score(
     k has one head per query head here.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
-        z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products)
+        z = terms.scale * recipe.product(q, k.swapaxes(2, 3))
         if rows.bias is not None:
             bias = columns_of(rows.bias, columns)
             z = z + np.where(np.isneginf(bias), 0.0, bias)
@@ -78,9 +76,9 @@ def score(
     t = None
     if terms.softcap is not None:
         with np.errstate(over="ignore"):  # tanh of infinity is 1
-            t = round_to(np.tanh(z / terms.softcap), recipe.scores)
+            t = recipe.to_scores(np.tanh(z / terms.softcap))
         z = terms.softcap * t
-    return np.where(allowed, round_to(z, recipe.scores), -np.inf), t
+    return np.where(allowed, recipe.to_scores(z), -np.inf), t
 
 
 def block_forward(
@@ -101,7 +99,7 @@ def block_forward(
         state = absorb(state, s, v[:, :, first:stop], keep, recipe)
     if recipe.merge_order == "normalised":
         state = normalised(state, recipe)
-    return SoftmaxState(state.m, state.l, round_to(state.o, recipe.block_o))  # NUM-2
+    return SoftmaxState(state.m, state.l, recipe.to_block_o(state.o))  # NUM-2
 
 
 def dy_o_sum(dy: Array, o: Array, recipe: Recipe) -> Array:
@@ -109,7 +107,7 @@ def dy_o_sum(dy: Array, o: Array, recipe: Recipe) -> Array:
 
     ``recipe`` says how each product and the sum are rounded.
     """
-    return row_sum(round_to(dy * o, recipe.dy_o_products), recipe.delta)
+    return row_sum(recipe.to_dy_o_products(dy * o), recipe.delta)
 
 
 def block_backward(
@@ -149,14 +147,14 @@ def block_backward(
                 terms,
                 recipe,
             )
-            dq[:, :, q0:q1] = round_to(dq[:, :, q0:q1] + dq_tile, recipe.tile_dq)
-            dk[:, :, k0:k1] = round_to(dk[:, :, k0:k1] + dk_tile, recipe.tile_dkv)
-            dv[:, :, k0:k1] = round_to(dv[:, :, k0:k1] + dv_tile, recipe.tile_dkv)
+            dq[:, :, q0:q1] = recipe.to_tile_dq(dq[:, :, q0:q1] + dq_tile)
+            dk[:, :, k0:k1] = recipe.to_tile_dkv(dk[:, :, k0:k1] + dk_tile)
+            dv[:, :, k0:k1] = recipe.to_tile_dkv(dv[:, :, k0:k1] + dv_tile)
             if dbias is not None:
                 add_bias_gradient(dbias, dz, q0, q1, tile_columns)
     if recipe.products == "float64":
         check_results(dq=dq, dk=dk, dv=dv, dbias=dbias)
-    dq, dk, dv = (round_to(x, recipe.block_gradients) for x in (dq, dk, dv))
+    dq, dk, dv = (recipe.to_block_gradients(x) for x in (dq, dk, dv))
     return BlockGradients(dq, dk, dv, dbias)
 
 
@@ -179,19 +177,19 @@ def tile_backward(
     empty = np.isneginf(lse)  # such a row sends no gradient (BWD-10)
     with np.errstate(over="ignore", invalid="ignore"):
         p = np.exp(s - np.where(empty, 0.0, lse)[..., None])
-        p = np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))
+        p = np.where(empty[..., None], 0.0, recipe.to_statistics(p))
         # BWD-2, BWD-3, BWD-4: delta already holds - dlse; 0 by definition where the mask hides.
-        dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep
+        dp = recipe.product(dy, v.swapaxes(2, 3)) * keep
         dz = np.where(p == 0, 0.0, p * (dp - delta[..., None]))
     if t is not None:
         dz = dz * (1.0 - t * t)
-    kept = round_to(p * keep, recipe.p)
-    dz_operand = round_to(dz, recipe.ds)
+    kept = recipe.to_p(p * keep)
+    dz_operand = recipe.to_ds(dz)
     # BWD-5, BWD-6, BWD-7
-    dq = round_to(terms.scale * product(dz_operand, k, recipe.products), recipe.products)
-    dk = terms.scale * product(dz_operand.swapaxes(2, 3), q, recipe.products)
-    dv = product(kept.swapaxes(2, 3), dy, recipe.products)
-    dk, dv = (round_to(over_group(x, terms.group), recipe.products) for x in (dk, dv))
+    dq = recipe.to_products(terms.scale * recipe.product(dz_operand, k))
+    dk = terms.scale * recipe.product(dz_operand.swapaxes(2, 3), q)
+    dv = recipe.product(kept.swapaxes(2, 3), dy)
+    dk, dv = (recipe.to_products(over_group(x, terms.group)) for x in (dk, dv))
     return dz, dq, dk, dv
 
 

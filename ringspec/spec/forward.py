@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ringspec.errors import OptionError
-from ringspec.formats import rounded_input
 from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockForward
@@ -54,7 +53,7 @@ def forward_start(
     q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], float64; ``rows`` and ``columns`` of its
     slots, ``terms`` of the problem.
     """
-    q, k, v = (rounded_input(x, recipe.inputs, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+    q, k, v = (recipe.to_inputs(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
     q, k, v = (read_only(x) for x in (q, k, v))
     batch, heads, n_q, _ = q.shape
     running = start(batch, heads, n_q, v.shape[3])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.formats import round_to
+from ringspec.formats import row_sum
 from ringspec.problem.model import Array
 from ringspec.recipes import Recipe
 
@@ -49,14 +49,6 @@ def finite_shift(m: Array) -> Array:
     return np.where(np.isneginf(m), 0.0, m)
 
 
-def product(a: Array, b: Array, accumulator: str) -> Array:
-    """Matrix product of [..., n, k] and [..., k, m], accumulated in float64 or float32."""
-    if accumulator == "float64":
-        return a @ b
-    with np.errstate(over="ignore"):
-        return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float64)
-
-
 def absorb(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
@@ -67,19 +59,12 @@ def absorb(
     """
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
-    c = round_to(np.exp(state.m - shift), recipe.statistics)
-    e = round_to(np.exp(s - shift[..., None]), recipe.statistics)
-    l = round_to(c * state.l + row_sum(e, recipe.statistics), recipe.statistics)
-    p = round_to(e * keep, recipe.p)
-    o = round_to(c[..., None] * state.o + product(p, v, recipe.products), recipe.products)
+    c = recipe.to_statistics(np.exp(state.m - shift))
+    e = recipe.to_statistics(np.exp(s - shift[..., None]))
+    l = recipe.to_statistics(c * state.l + row_sum(e, recipe.statistics))
+    p = recipe.to_p(e * keep)
+    o = recipe.to_products(c[..., None] * state.o + recipe.product(p, v))
     return SoftmaxState(m, l, o)
-
-
-def row_sum(x: Array, accumulator: str) -> Array:
-    """Sum over the last axis in float64, or in float32 for a recipe that keeps l there."""
-    if accumulator == "float64":
-        return x.sum(axis=-1)
-    return round_to(x.astype(np.float32).sum(axis=-1).astype(np.float64), accumulator)
 
 
 def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
@@ -90,18 +75,18 @@ def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
     """
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
-    c_a = round_to(np.exp(a.m - shift), recipe.statistics)
-    c_b = round_to(np.exp(b.m - shift), recipe.statistics)
-    l = round_to(c_a * a.l + c_b * b.l, recipe.statistics)
-    part_a = round_to(c_a[..., None] * a.o, recipe.merge)
-    part_b = round_to(c_b[..., None] * b.o, recipe.merge)
-    o = round_to(round_to(part_a + part_b, recipe.merge), recipe.carried_o)
+    c_a = recipe.to_statistics(np.exp(a.m - shift))
+    c_b = recipe.to_statistics(np.exp(b.m - shift))
+    l = recipe.to_statistics(c_a * a.l + c_b * b.l)
+    part_a = recipe.to_merge(c_a[..., None] * a.o)
+    part_b = recipe.to_merge(c_b[..., None] * b.o)
+    o = recipe.to_carried_o(recipe.to_merge(part_a + part_b))
     return SoftmaxState(m, l, o)
 
 
 def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
     """The same state written as (o, lse): m = lse, l = 1, o normalised by ``recipe``; empty as it is."""
-    lse = round_to(state.lse, recipe.statistics)
+    lse = recipe.to_statistics(state.lse)
     empty = state.l == 0
     o = state.o / np.where(empty, 1.0, state.l)[..., None]
     return SoftmaxState(lse, np.where(empty, 0.0, 1.0), o)
@@ -114,13 +99,13 @@ def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> Softma
     e_a, e_b = np.exp(a.m - shift), np.exp(b.m - shift)
     empty = e_a + e_b == 0
     total = np.where(empty, 1.0, e_a + e_b)
-    lse = round_to(np.where(empty, -np.inf, shift + np.log(total)), recipe.statistics)
+    lse = recipe.to_statistics(np.where(empty, -np.inf, shift + np.log(total)))
     # e / total is exp(lse_n - lse) without the rounding error of a large lse.
-    c_a = round_to(e_a / total, recipe.statistics)
-    c_b = round_to(e_b / total, recipe.statistics)
-    part_a = round_to(c_a[..., None] * a.o, recipe.merge)
-    part_b = round_to(c_b[..., None] * b.o, recipe.merge)
-    o = round_to(round_to(part_a + part_b, recipe.merge), recipe.carried_o)
+    c_a = recipe.to_statistics(e_a / total)
+    c_b = recipe.to_statistics(e_b / total)
+    part_a = recipe.to_merge(c_a[..., None] * a.o)
+    part_b = recipe.to_merge(c_b[..., None] * b.o)
+    o = recipe.to_carried_o(recipe.to_merge(part_a + part_b))
     return SoftmaxState(lse, np.where(empty, 0.0, 1.0), o)
 
 
@@ -150,10 +135,10 @@ def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Ar
     """
     if sinks is not None:
         m = np.maximum(state.m, sinks.max(axis=1)[None, :, None])
-        c = round_to(np.exp(state.m - m), recipe.statistics)
+        c = recipe.to_statistics(np.exp(state.m - m))
         sink_sum = np.exp(sinks[None, :, None, :] - m[..., None]).sum(axis=3)
-        l = round_to(c * state.l + sink_sum, recipe.statistics)
+        l = recipe.to_statistics(c * state.l + sink_sum)
         state = SoftmaxState(m, l, c[..., None] * state.o)
     o = state.o / np.where(state.l == 0, 1.0, state.l)[..., None]
     # + 0.0: zeros are +0
-    return round_to(o, recipe.outputs) + 0.0, round_to(state.lse, recipe.lse) + 0.0
+    return recipe.to_outputs(o) + 0.0, recipe.to_lse(state.lse) + 0.0

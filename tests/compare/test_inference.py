@@ -15,10 +15,10 @@ from ringspec.compare.inference.candidates import (
 from ringspec.compare.inference.infer import Fit, concluded, infer
 from ringspec.compare.noise.predict import predict
 from ringspec.compare.statistics.tests import errors_of
-from ringspec.formats import round_to
+from ringspec.formats import product, round_to
 from ringspec.recipes import RECIPES, recipe
 from ringspec.spec.block import BlockGradients, score
-from ringspec.spec.online_softmax import SoftmaxState, product
+from ringspec.spec.online_softmax import SoftmaxState
 
 BF16 = recipe("bf16")
 

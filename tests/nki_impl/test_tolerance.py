@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringspec.formats import load, round_to
+from ringspec.formats import load, product, round_to, row_sum
 from ringspec.recipes import RECIPES
 from ringspec.rings.layouts import unshard
 from ringspec.spec.block import block_forward, score
-from ringspec.spec.online_softmax import SoftmaxState, finite_shift, product, row_sum, start
+from ringspec.spec.online_softmax import SoftmaxState, finite_shift, start
 
 from . import tolerance
 from .prediction import (

@@ -62,8 +62,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "FWD-1",
         "spec/block.py",
-        "        z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products)",
-        "        z = product(q, k.swapaxes(2, 3), recipe.products)",
+        "        z = terms.scale * recipe.product(q, k.swapaxes(2, 3))",
+        "        z = recipe.product(q, k.swapaxes(2, 3))",
     ),
     (
         "FWD-2",
@@ -86,8 +86,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "FWD-5",
         "spec/online_softmax.py",
-        "        l = round_to(c * state.l + sink_sum, recipe.statistics)",
-        "        l = round_to(c * state.l + 2 * sink_sum, recipe.statistics)",
+        "        l = recipe.to_statistics(c * state.l + sink_sum)",
+        "        l = recipe.to_statistics(c * state.l + 2 * sink_sum)",
     ),
     (
         "FWD-6",
@@ -98,8 +98,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "FWD-7",
         "spec/online_softmax.py",
-        "    l = round_to(c * state.l + row_sum(e, recipe.statistics), recipe.statistics)",
-        "    l = round_to(c * state.l + row_sum(e * keep, recipe.statistics), recipe.statistics)",
+        "    l = recipe.to_statistics(c * state.l + row_sum(e, recipe.statistics))",
+        "    l = recipe.to_statistics(c * state.l + row_sum(e * keep, recipe.statistics))",
     ),
     (
         "FWD-8",
@@ -140,14 +140,14 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-1",
         "spec/block.py",
-        "    return row_sum(round_to(dy * o, recipe.dy_o_products), recipe.delta)",
-        "    return row_sum(round_to(o * o, recipe.dy_o_products), recipe.delta)",
+        "    return row_sum(recipe.to_dy_o_products(dy * o), recipe.delta)",
+        "    return row_sum(recipe.to_dy_o_products(o * o), recipe.delta)",
     ),
     (
         "BWD-2",
         "spec/block.py",
-        "        dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep",
-        "        dp = product(dy, v.swapaxes(2, 3), recipe.products)",
+        "        dp = recipe.product(dy, v.swapaxes(2, 3)) * keep",
+        "        dp = recipe.product(dy, v.swapaxes(2, 3))",
     ),
     (
         "BWD-3",
@@ -164,8 +164,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-5",
         "spec/block.py",
-        "    dq = round_to(terms.scale * product(dz_operand, k, recipe.products), recipe.products)",
-        "    dq = round_to(product(dz_operand, k, recipe.products), recipe.products)",
+        "    dq = recipe.to_products(terms.scale * recipe.product(dz_operand, k))",
+        "    dq = recipe.to_products(recipe.product(dz_operand, k))",
     ),
     (
         "BWD-6",
@@ -176,8 +176,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-7",
         "spec/block.py",
-        "    kept = round_to(p * keep, recipe.p)",
-        "    kept = round_to(p, recipe.p)",
+        "    kept = recipe.to_p(p * keep)",
+        "    kept = recipe.to_p(p)",
     ),
     (
         "BWD-8",
@@ -194,20 +194,20 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-10",
         "spec/block.py",
-        "        p = np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))",
-        "        p = np.where(empty[..., None], 1.0, round_to(p, recipe.statistics))",
+        "        p = np.where(empty[..., None], 0.0, recipe.to_statistics(p))",
+        "        p = np.where(empty[..., None], 1.0, recipe.to_statistics(p))",
     ),
     (
         "BWD-11",
         "spec/block.py",
-        "        dp = product(dy, v.swapaxes(2, 3), recipe.products) * keep",
+        "        dp = recipe.product(dy, v.swapaxes(2, 3)) * keep",
         "        p = p / p.sum(axis=3, keepdims=True); dp = (dy @ v.swapaxes(2, 3)) * keep  # fmt: skip",
     ),
     (
         "SOFT-1",
         "spec/online_softmax.py",
-        "    l = round_to(c_a * a.l + c_b * b.l, recipe.statistics)",
-        "    l = round_to(a.l + c_b * b.l, recipe.statistics)",
+        "    l = recipe.to_statistics(c_a * a.l + c_b * b.l)",
+        "    l = recipe.to_statistics(a.l + c_b * b.l)",
     ),
     (
         "SOFT-2",
@@ -224,8 +224,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "SOFT-4",
         "spec/online_softmax.py",
-        "    c_a = round_to(np.exp(a.m - shift), recipe.statistics)",
-        "    c_a = round_to(np.exp(a.m) * np.exp(-shift), recipe.statistics)",
+        "    c_a = recipe.to_statistics(np.exp(a.m - shift))",
+        "    c_a = recipe.to_statistics(np.exp(a.m) * np.exp(-shift))",
     ),
     (
         "LAYOUT-1",
@@ -308,8 +308,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "RING-7",
         "spec/backward.py",
-        "    delta = round_to(dy_o_sum(dy, o, recipe) - dlse, recipe.delta)",
-        "    delta = round_to(dy_o_sum(dy, o, recipe), recipe.delta)",
+        "    delta = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)",
+        "    delta = recipe.to_delta(dy_o_sum(dy, o, recipe))",
     ),
     (
         "RING-8",
@@ -356,13 +356,13 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "NUM-2",
         "spec/block.py",
-        "    return SoftmaxState(state.m, state.l, round_to(state.o, recipe.block_o))  # NUM-2",
+        "    return SoftmaxState(state.m, state.l, recipe.to_block_o(state.o))  # NUM-2",
         "    return state",
     ),
     (
         "NUM-3",
         "spec/online_softmax.py",
-        "    part_a = round_to(c_a[..., None] * a.o, recipe.merge)",
+        "    part_a = recipe.to_merge(c_a[..., None] * a.o)",
         "    part_a = c_a[..., None] * a.o",
     ),
 )

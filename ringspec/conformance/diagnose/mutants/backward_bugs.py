@@ -28,10 +28,9 @@ from ringspec.conformance.diagnose.mutants.hooks import (
 from ringspec.conformance.diagnose.mutants.mutant import mutant
 from ringspec.conformance.diagnose.mutants.ring import blocks_of, forward
 from ringspec.conformance.target.protocol import Call
-from ringspec.formats import round_to
+from ringspec.formats import product, round_to
 from ringspec.problem.model import Array, Booleans, Columns, Rows, Terms
 from ringspec.recipes import Recipe
-from ringspec.spec.online_softmax import product
 from ringspec.spec.worker import KeySide, QuerySide
 
 Products = Callable[..., tuple[Array, Array, Array]]

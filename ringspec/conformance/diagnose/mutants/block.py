@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from ringspec.conformance.diagnose.mutants.hooks import At, Hooks
-from ringspec.formats import round_to
+from ringspec.formats import product, round_to
 from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockGradients, add_bias_gradient, tiles
-from ringspec.spec.online_softmax import SoftmaxState, normalised, product, start
+from ringspec.spec.online_softmax import SoftmaxState, normalised, start
 from ringspec.spec.worker import KeySide, QuerySide
 
 

@@ -18,10 +18,10 @@ from ringspec.conformance.diagnose.mutants.hooks import At, Hooks, keep, score_g
 from ringspec.conformance.diagnose.mutants.mutant import mutant
 from ringspec.conformance.diagnose.mutants.wrong_masks import local
 from ringspec.conformance.target.protocol import Call
-from ringspec.formats import round_to
+from ringspec.formats import round_to, row_sum
 from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import Recipe
-from ringspec.spec.online_softmax import SoftmaxState, absorb, row_sum
+from ringspec.spec.online_softmax import SoftmaxState, absorb
 
 Factor = Array | float
 

@@ -19,10 +19,10 @@ from ringspec.conformance.diagnose.mutants.conditions import (
 )
 from ringspec.conformance.diagnose.mutants.hooks import At, merged, score
 from ringspec.conformance.diagnose.mutants.mutant import guise, mutant
-from ringspec.formats import round_to
+from ringspec.formats import product, round_to, row_sum
 from ringspec.problem.model import Array, Booleans, Columns, Rows, Terms
 from ringspec.recipes import Recipe
-from ringspec.spec.online_softmax import SoftmaxState, absorb, finish, product, row_sum
+from ringspec.spec.online_softmax import SoftmaxState, absorb, finish
 from ringspec.spec.worker import QuerySide
 
 SENTINEL = -5e4

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.formats import round_to
+from ringspec.formats import product, round_to
 from ringspec.problem.model import Array, Booleans, Columns, Rows, Terms, columns_of
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockGradients, dy_o_sum
@@ -22,7 +22,7 @@ from ringspec.spec.definition import sink_gradient
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.forward import absorb_block
 from ringspec.spec.masks import visible as visible_pairs
-from ringspec.spec.online_softmax import SoftmaxState, absorb, finish, product
+from ringspec.spec.online_softmax import SoftmaxState, absorb, finish
 from ringspec.spec.worker import KeySide, QuerySide
 
 Results = dict[str, list[NDArray]]

@@ -18,10 +18,10 @@ from ringspec.conformance.diagnose.mutants.conditions import (
 from ringspec.conformance.diagnose.mutants.hooks import Hooks, Results, probabilities
 from ringspec.conformance.diagnose.mutants.mutant import Make, guise, mutant
 from ringspec.conformance.target.protocol import Call
-from ringspec.formats import format_of, round_to
+from ringspec.formats import format_of, product, round_to, row_sum
 from ringspec.problem.model import Array
 from ringspec.recipes import Recipe
-from ringspec.spec.online_softmax import SoftmaxState, finish, finite_shift, product, row_sum
+from ringspec.spec.online_softmax import SoftmaxState, finish, finite_shift
 
 NARROW = ("bfloat16", "float16")
 

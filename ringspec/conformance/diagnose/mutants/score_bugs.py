@@ -18,10 +18,9 @@ from ringspec.conformance.diagnose.mutants.hooks import At, Hooks, add, capped, 
 from ringspec.conformance.diagnose.mutants.mutant import mutant
 from ringspec.conformance.diagnose.mutants.wrong_masks import slots, taken
 from ringspec.conformance.target.protocol import Call
-from ringspec.formats import round_to
+from ringspec.formats import product, round_to
 from ringspec.problem.model import Array, Booleans, Columns, Rows, Terms
 from ringspec.recipes import Recipe
-from ringspec.spec.online_softmax import product
 
 Scores = tuple[Array, Array | None]
 
