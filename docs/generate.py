@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
+import architecture
 import click
 import rule_index
 from formulas import FORMULAS
@@ -189,6 +190,7 @@ def reference() -> None:
     folder.mkdir(exist_ok=True)
     (folder / "cli.rst").write_text(command_line(), encoding="utf-8")
     (folder / "recipes.rst").write_text(recipe_table(), encoding="utf-8")
+    (folder / "architecture.rst").write_text(architecture.table(), encoding="utf-8")
 
 
 def command_line() -> str:
