@@ -46,6 +46,7 @@ from ringspec.conformance.target.results import due_of  # noqa: E402
 from ringspec.conformance.targets.reference import REFERENCES  # noqa: E402
 from ringspec.formats import load  # noqa: E402
 from ringspec.rings.layouts import unshard  # noqa: E402
+from ringspec.spec.layout import Layout  # noqa: E402
 from ringspec.vectors import open_set  # noqa: E402
 
 RECIPES = ("bf16", "float32")
