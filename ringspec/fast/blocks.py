@@ -25,7 +25,7 @@ from ringspec.fast.kept import Kept
 from ringspec.fast.passes import backward_result, forward_state
 from ringspec.fast.plan import TileSizes
 from ringspec.fast.team import thread_count
-from ringspec.problem.model import Array, Columns, Rows, Terms
+from ringspec.problem.model import Array, Block
 from ringspec.recipes import ROUNDING_POINTS, Recipe
 from ringspec.spec.block import BlockBackward, BlockForward, BlockGradients
 from ringspec.spec.online_softmax import SoftmaxState
@@ -53,10 +53,7 @@ def block_forward(
     q: Array,
     k: Array,
     v: Array,
-    rows: Rows,
-    columns: Columns,
-    terms: Terms,
-    recipe: Recipe,
+    block: Block,
     *,
     threads: int | None = None,
     sizes: TileSizes | None = None,
@@ -64,9 +61,8 @@ def block_forward(
 ) -> SoftmaxState:
     """The softmax state of queries q over keys k and values v alone; o is not normalised.
 
-    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``rows`` [n_q], ``columns`` [n_k] and
-    ``terms`` as for :func:`ringspec.spec.block.block_forward`. ``recipe`` is float64 or float32
-    at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`,
+    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``block`` as for
+    :func:`ringspec.spec.block.block_forward`. Its recipe is float64 or float32 at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`,
     which gives ``kept``: what was made of read-only arrays before.
 
     Returns m and l [B, H, n_q], float64 arrays, and o [B, H, n_q, Dv] in the type that is computed in. m is a shift of the row's scores, not
@@ -75,8 +71,8 @@ def block_forward(
 
     Raises :class:`~ringspec.errors.FastRecipeError` for another recipe, and OptionError.
     """
-    dtype = computed_in(recipe)
-    job = make_job(q, k, v, rows, columns, terms, dtype, sizes, kept=kept)
+    dtype = computed_in(block.recipe)
+    job = make_job(q, k, v, block.rows, block.columns, block.terms, dtype, sizes, kept=kept)
     m, l, o = forward_state(job, thread_count(threads))
     if dtype == "float32":
         l = l.astype(np.float32).astype(np.float64)
@@ -89,30 +85,28 @@ def block_backward(
     v: Array,
     dy: Array,
     lse: Array,
-    delta: Array,
-    rows: Rows,
-    columns: Columns,
-    terms: Terms,
-    recipe: Recipe,
+    row_term: Array,
+    block: Block,
     *,
     threads: int | None = None,
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> BlockGradients:
-    """One block's share of every gradient, from lse and delta of the whole rows as given (BWD-11).
+    """One block's share of every gradient, from lse and row_term of the whole rows as given (BWD-11).
 
-    dy [B, H, n_q, Dv]; lse (natural log) and delta [B, H, n_q], float64, where ``delta`` is dy_o_sum, less
-    dlse where the loss reads lse (RING-7). q, k, v, ``rows``, ``columns``, ``terms``, ``recipe``,
-    ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
+    dy [B, H, n_q, Dv]; lse (natural log) and row_term [B, H, n_q], float64, where ``row_term`` is
+    delta - dlse (RING-7). q, k, v, ``block``, ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
 
     Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type that is computed in,
     dbias in float64. Raises
     :class:`~ringspec.errors.FastRecipeError` as there, OptionError, and NonFiniteError where a gradient
     in float64 overflows.
     """
-    dtype = computed_in(recipe)
-    job = make_job(q, k, v, rows, columns, terms, dtype, sizes, kept=kept, backward=True)
-    share = backward_result(job, Seeds(dy, lse, delta), thread_count(threads))
+    dtype = computed_in(block.recipe)
+    job = make_job(
+        q, k, v, block.rows, block.columns, block.terms, dtype, sizes, kept=kept, backward=True
+    )
+    share = backward_result(job, Seeds(dy, lse, row_term), thread_count(threads))
     if dtype == "float64":
         refuse_overflow(share)
     return BlockGradients(share.dq, share.dk, share.dv, share.dbias)

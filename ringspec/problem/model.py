@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.recipes import RECIPES, Recipe
+
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -113,6 +115,24 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class Block:
+    """All that one block of queries and one block of keys need beside their tensors.
+
+    ``rows`` [n_q] belong to the queries, ``columns`` [n_k] to the keys, ``terms`` to the whole problem;
+    ``recipe`` says where values are rounded.
+    """
+
+    rows: Rows
+    columns: Columns
+    terms: Terms
+    recipe: Recipe
+
+    def tile(self, rows: tuple[int, int], columns: tuple[int, int]) -> Block:
+        """The part with local rows start..stop-1 and local columns start..stop-1."""
+        return Block(self.rows.slice(*rows), self.columns.slice(*columns), self.terms, self.recipe)
+
+
+@dataclass(frozen=True)
 class Problem:
     """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64, and all that goes with them.
 
@@ -125,6 +145,11 @@ class Problem:
     rows: Rows
     columns: Columns
     terms: Terms
+
+    @property
+    def block(self) -> Block:
+        """All queries against all keys, in float64."""
+        return Block(self.rows, self.columns, self.terms, RECIPES["float64"])
 
 
 def take(x: NDArray, index: Integers, axis: int, fill: int = 0) -> NDArray:

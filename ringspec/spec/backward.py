@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringspec.formats import round_to
-from ringspec.problem.model import Array, Columns, Rows, Terms
+from ringspec.problem.model import Array, Block, Columns, Rows, Terms
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockBackward, BlockGradients, dy_o_sum
 from ringspec.spec.definition import sink_gradient
@@ -108,18 +108,8 @@ def backward_share(
     assert query.q is not None and query.rows is not None and query.dy is not None
     assert query.lse is not None and query.delta is not None
     assert key.k is not None and key.v is not None and key.columns is not None
-    return block(
-        query.q,
-        key.k,
-        key.v,
-        query.dy,
-        query.lse,
-        query.delta,
-        query.rows,
-        key.columns,
-        state.terms,
-        state.recipe,
-    )
+    at = Block(query.rows, key.columns, state.terms, state.recipe)
+    return block(query.q, key.k, key.v, query.dy, query.lse, query.delta, at)
 
 
 def add(state: WorkerState, share: BlockGradients, accumulate: Accumulate = plus) -> WorkerState:

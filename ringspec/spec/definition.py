@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringspec.formats import check_range, check_results
-from ringspec.problem.model import Array, Problem
+from ringspec.problem.model import Array, Block, Problem, Terms, columns_of
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
 
@@ -43,21 +43,28 @@ class Gradients:
     dbias: Array | None = None
 
 
-def scores(problem: Problem) -> tuple[Array, Array | None]:
-    """s [B, H, Sq, Sk], -inf where the mask forbids, and t = tanh(z / softcap) (FWD-1, FWD-3)."""
-    q, rows, columns, terms = problem.q, problem.rows, problem.columns, problem.terms
-    k = np.repeat(problem.k, terms.group, axis=1)  # FWD-10
+def scores(q: Array, k: Array, block: Block) -> tuple[Array, Array | None]:
+    """s [B, H, n_q, n_k], -inf where the mask forbids, and t [B, H, n_q, n_k] or None (FWD-1, FWD-3, MASK-9).
+
+    z_ij = scale <q_i, k_j> + bias_ij                    s_ij = softcap t_ij, t_ij = tanh(z_ij / softcap)
+
+    Without a soft cap s = z, and t is None. k has one head for each query head here (FWD-10).
+    """
+    rows, columns, terms, recipe = block.rows, block.columns, block.terms, block.recipe
     allowed = visible(rows, columns, terms)
     with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
-        z = terms.scale * (q @ k.swapaxes(2, 3))
+        z = terms.scale * recipe.product(q, k.swapaxes(2, 3))
         if rows.bias is not None:
-            z = z + np.where(np.isneginf(rows.bias), 0.0, rows.bias)
-    check_range(z, allowed, "scores")
-    if terms.softcap is None:
-        return np.where(allowed, z, -np.inf), None
-    with np.errstate(over="ignore"):  # tanh of infinity is 1
-        t = np.tanh(z / terms.softcap)
-    return np.where(allowed, terms.softcap * t, -np.inf), t
+            bias = columns_of(rows.bias, columns)
+            z = z + np.where(np.isneginf(bias), 0.0, bias)
+    if recipe.products == "float64":  # in a narrower recipe an overflow is what a kernel shows too
+        check_range(z, allowed, "scores")
+    t = None
+    if terms.softcap is not None:
+        with np.errstate(over="ignore"):  # tanh of infinity is 1
+            t = recipe.to_scores(np.tanh(z / terms.softcap))
+        z = terms.softcap * t
+    return np.where(allowed, recipe.to_scores(z), -np.inf), t
 
 
 def normalise(problem: Problem, s: Array) -> tuple[Array, Array]:
@@ -78,64 +85,96 @@ def normalise(problem: Problem, s: Array) -> tuple[Array, Array]:
 
 
 def forward(problem: Problem) -> Forward:
-    """o and lse of a checked problem (FWD-6 to FWD-9)."""
-    s, _ = scores(problem)
+    """o and lse of a checked problem (FWD-6 to FWD-9): o_i = sum_j p_ij keep_ij / (1 - dropout_p) v_j."""
+    k, v = (per_query_head(x, problem.terms) for x in (problem.k, problem.v))
+    s, _ = scores(problem.q, k, problem.block)
     lse, p = normalise(problem, s)
     kept = p * keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
-    v = np.repeat(problem.v, problem.terms.group, axis=1)
     return Forward(kept @ v + 0.0, lse)  # + 0.0: zeros are +0
 
 
 def backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
-    """Gradients of a checked problem (BWD-1 to BWD-10)."""
-    s, t = scores(problem)
+    """Gradients of a checked problem (BWD-1 to BWD-10); delta_i = <dy_i, o_i>."""
+    k, v = (per_query_head(x, problem.terms) for x in (problem.k, problem.v))
+    s, t = scores(problem.q, k, problem.block)
     lse, p = normalise(problem, s)
     keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
-    v = np.repeat(problem.v, problem.terms.group, axis=1)
-    delta = (dy * ((p * keep) @ v)).sum(axis=3)
-    return gradients(problem, p, t, keep, dy, lse, delta - dlse)
+    delta = (dy * ((p * keep) @ v)).sum(axis=3)  # BWD-1
+    return gradients(problem, p, t, dy, lse, delta - dlse)
 
 
-def block_gradients(problem: Problem, dy: Array, lse: Array, delta: Array) -> Gradients:
-    """The share of a block in the gradients, from lse and delta of the whole rows as given (BWD-11)."""
-    s, t = scores(problem)
-    empty = np.isneginf(lse)
+def block_gradients(problem: Problem, dy: Array, lse: Array, row_term: Array) -> Gradients:
+    """The share of a block, from lse and row_term = delta - dlse of the whole rows as given (BWD-11)."""
+    s, t = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
     with np.errstate(over="ignore"):
-        p = np.where(empty[..., None], 0.0, np.exp(s - np.where(empty, 0.0, lse)[..., None]))
+        p = probabilities(s, lse)
     check_range(p, p > 0, "exp(s - lse)")
-    keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
-    return gradients(problem, p, t, keep, dy, lse, delta)
+    return gradients(problem, p, t, dy, lse, row_term)
 
 
 def gradients(
-    problem: Problem,
-    p: Array,
-    t: Array | None,
-    keep: Array | float,
-    dy: Array,
-    lse: Array,
-    delta: Array,
+    problem: Problem, p: Array, t: Array | None, dy: Array, lse: Array, row_term: Array
 ) -> Gradients:
-    """All gradients from p, t and delta = dy_o_sum - dlse (BWD-2 to BWD-9)."""
-    q, rows, terms = problem.q, problem.rows, problem.terms
-    k, v = (np.repeat(x, terms.group, axis=1) for x in (problem.k, problem.v))
-    with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
-        dp = (dy @ v.swapaxes(2, 3)) * keep
-        difference = dp - delta[..., None]
-        check_range(difference, p > 0, "dp - dy_o_sum")
-        # 0 by definition where p is, whatever a hidden dp is
-        ds = np.where(p > 0, p * difference, 0.0)
-    dz = ds if t is None else ds * (1.0 - t * t)
-    dq = terms.scale * (dz @ k)
-    dk = over_group(terms.scale * (dz.swapaxes(2, 3) @ q), terms.group)
-    dv = over_group((p * keep).swapaxes(2, 3) @ dy, terms.group)
-    dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, -delta)
-    dbias = None if rows.bias is None else reduce_to(dz, rows.bias.shape)
+    """All gradients from p, t and row_term = delta - dlse (BWD-2 to BWD-9)."""
+    sinks, bias = problem.terms.sinks, problem.rows.bias
+    dz, dq, dk, dv = products_of_gradients(
+        problem.q, problem.k, problem.v, dy, p, t, row_term, problem.block
+    )
+    dsinks = None if sinks is None else sink_gradient(sinks, lse, -row_term)
+    dbias = None if bias is None else reduce_to(dz, bias.shape)
     check_results(dq=dq, dk=dk, dv=dv, dsinks=dsinks, dbias=dbias)
     dq, dk, dv = dq + 0.0, dk + 0.0, dv + 0.0  # zeros are +0
     dsinks = None if dsinks is None else dsinks + 0.0
     dbias = None if dbias is None else dbias + 0.0
     return Gradients(dq, dk, dv, dsinks, dbias)
+
+
+def probabilities(s: Array, lse: Array) -> Array:
+    """p_ij = exp(s_ij - lse_i) with lse as given, not renormalised (BWD-11); 0 in an empty row (BWD-10)."""
+    empty = np.isneginf(lse)[..., None]
+    return np.where(empty, 0.0, np.exp(s - np.where(empty, 0.0, lse[..., None])))
+
+
+def products_of_gradients(
+    q: Array,
+    k: Array,
+    v: Array,
+    dy: Array,
+    p: Array,
+    t: Array | None,
+    row_term: Array,
+    block: Block,
+) -> tuple[Array, Array, Array, Array]:
+    """dz and the shares of dq, dk, dv of one block, from p, t and row_term [B, H, n_q] (BWD-2 to BWD-7).
+
+    dp_ij = <dy_i, v_j> keep_ij / (1 - dropout_p)        ds_ij = p_ij (dp_ij - row_term_i)
+    dz_ij = ds_ij (1 - t_ij^2), or ds_ij without a soft cap
+    dq_i  = scale sum_j dz_ij k_j                        dk_j = scale sum_{i, h in group} dz_ij q_i
+    dv_j  = sum_{i, h in group} p_ij keep_ij / (1 - dropout_p) dy_i
+    """
+    terms, recipe = block.terms, block.recipe
+    k, v = (per_query_head(x, terms) for x in (k, v))
+    keep = keep_factor(block.rows, block.columns, terms, q.shape[0])
+    with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
+        # BWD-2, BWD-3: row_term holds - dlse; ds is 0 by definition where the mask hides.
+        difference = recipe.product(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]
+        if recipe.products == "float64":
+            check_range(difference, p > 0, "dp - dy_o_sum")
+        dz = np.where(p == 0, 0.0, p * difference)
+    if t is not None:  # BWD-4
+        dz = dz * (1.0 - t * t)
+    dz_operand, kept = recipe.to_ds(dz), recipe.to_p(p * keep)
+    # BWD-5, BWD-6, BWD-7
+    dq = recipe.to_products(terms.scale * recipe.product(dz_operand, k))
+    dk = terms.scale * recipe.product(dz_operand.swapaxes(2, 3), q)
+    dv = recipe.product(kept.swapaxes(2, 3), dy)
+    dk, dv = (recipe.to_products(over_group(x, terms.group)) for x in (dk, dv))
+    return dz, dq, dk, dv
+
+
+def per_query_head(x: Array, terms: Terms) -> Array:
+    """k or v [B, Hkv, n, D] with one head for each query head: [B, H, n, D] (FWD-10)."""
+    return np.repeat(x, terms.group, axis=1)
 
 
 def over_group(x: Array, group: int) -> Array:

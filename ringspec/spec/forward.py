@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ringspec.errors import OptionError
-from ringspec.problem.model import Array, Columns, Rows, Terms
+from ringspec.problem.model import Array, Block, Columns, Rows, Terms
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockForward
 from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised, start
@@ -108,7 +108,7 @@ def forward_part(
     query, key = state.query, state.key
     assert query.q is not None and query.rows is not None
     assert key.k is not None and key.v is not None and key.columns is not None
-    return block(query.q, key.k, key.v, query.rows, key.columns, state.terms, state.recipe)
+    return block(query.q, key.k, key.v, Block(query.rows, key.columns, state.terms, state.recipe))
 
 
 def absorb_part(

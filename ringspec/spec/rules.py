@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = (
         "FWD-8", "A row without keys and sinks: o = 0, lse = -inf, no NaN.", "spec.online_softmax"
     ),
     Rule("FWD-9", "A row with sinks alone: o = 0, lse = their log-sum-exp.", "spec.online_softmax"),
-    Rule("FWD-10", "Query head h uses key/value head h // (H / Hkv).", "spec.block"),
+    Rule("FWD-10", "Query head h uses key/value head h // (H / Hkv).", "spec.definition"),
     Rule(
         "DROP-1",
         "The keep mask is Philox4x32-10 of (key position, query position, head, batch) under the "
@@ -83,11 +83,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("DROP-2", "An entry is kept iff its word >= floor(dropout_p * 2**32).", "spec.dropout"),
     Rule("DROP-3", "A keep mask that the caller gives is used as it is.", "spec.dropout"),
-    Rule("BWD-1", "delta (dy_o_sum) = <dy, o> with the o of the whole row.", "spec.block"),
-    Rule("BWD-2", "dp = <dy, v> * keep / (1 - dropout_p).", "spec.block"),
-    Rule("BWD-3", "ds = p * (dp - delta + dlse).", "spec.block"),
-    Rule("BWD-4", "With a soft cap dz = ds * (1 - t**2).", "spec.block"),
-    Rule("BWD-5", "dq = scale * sum over keys of dz k.", "spec.block"),
+    Rule("BWD-1", "delta (dy_o_sum) = <dy, o> with the o of the whole row.", "spec.definition"),
+    Rule("BWD-2", "dp = <dy, v> * keep / (1 - dropout_p).", "spec.definition"),
+    Rule("BWD-3", "ds = p * (dp - delta + dlse).", "spec.definition"),
+    Rule("BWD-4", "With a soft cap dz = ds * (1 - t**2).", "spec.definition"),
+    Rule("BWD-5", "dq = scale * sum over keys of dz k.", "spec.definition"),
     Rule(
         "BWD-6",
         "dk = scale * sum over rows and the group's query heads of dz q.",
@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "BWD-7",
         "dv = sum over rows and the group's query heads of p keep/(1-p) dy.",
-        "spec.block",
+        "spec.definition",
     ),
     Rule(
         "BWD-8",
@@ -104,11 +104,11 @@ RULES: tuple[Rule, ...] = (
         "spec.definition",
     ),
     Rule("BWD-9", "dsink = sum over b, i of exp(sink - lse) * (dlse - delta).", "spec.definition"),
-    Rule("BWD-10", "An empty row sends no gradient anywhere.", "spec.block"),
+    Rule("BWD-10", "An empty row sends no gradient anywhere.", "spec.definition"),
     Rule(
         "BWD-11",
         "A block's backward uses lse and delta as given; p is not renormalised.",
-        "spec.block",
+        "spec.definition",
     ),
     Rule(
         "SOFT-1",

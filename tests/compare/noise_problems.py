@@ -19,7 +19,7 @@ from ringspec.problem.options import check
 from ringspec.recipes import RECIPES, Recipe, recipe
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import ring
-from ringspec.spec.definition import normalise, over_group, scores
+from ringspec.spec.definition import normalise, over_group, per_query_head, scores
 from ringspec.spec.dropout import keep_factor
 
 STEP = 1e-3  # relative step of the scale, for the derivative
@@ -55,7 +55,7 @@ def options_of(case: Case, scale_error: float) -> dict:
 def attention_of(case: Case, scale_error: float = 0.0) -> Attention:
     """The truth quantities of a problem, in float64."""
     problem = check(case.q, case.k, case.v, options_of(case, scale_error))
-    s, t = scores(problem)
+    s, t = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
     lse, p = normalise(problem, s)
     terms = problem.terms
     keep = None

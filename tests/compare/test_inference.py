@@ -17,7 +17,8 @@ from ringspec.compare.noise.predict import predict
 from ringspec.compare.statistics.tests import errors_of
 from ringspec.formats import product, round_to
 from ringspec.recipes import RECIPES, recipe
-from ringspec.spec.block import BlockGradients, score
+from ringspec.spec.block import BlockGradients
+from ringspec.spec.definition import scores
 from ringspec.spec.online_softmax import SoftmaxState
 
 BF16 = recipe("bf16")
@@ -30,21 +31,19 @@ def truncate(x, name):
     return bits.view(np.float32).astype(np.float64)
 
 
-def forward_block(q, k, v, rows, columns, terms, used, round_p=round_to):
+def forward_block(q, k, v, block, round_p=round_to):
     """One key block, with a way of rounding P; one key head per query head."""
-    s, _ = score(q, k, rows, columns, terms, used)
+    used, (s, _) = block.recipe, scores(q, k, block)
     m = s.max(axis=3)
     e = round_to(np.exp(s - np.where(np.isneginf(m), 0.0, m)[..., None]), "float32")
     return SoftmaxState(m, e.sum(axis=3), product(round_p(e, used.p), v, "float32"))
 
 
-def backward_block(
-    q, k, v, dy, lse, delta, rows, columns, terms, used, round_p=round_to, dp_format="float32"
-):
+def backward_block(q, k, v, dy, lse, row_term, block, round_p=round_to, dp_format="float32"):
     """The gradients of one block, with a way of rounding P and a format of dp - delta."""
-    s, _ = score(q, k, rows, columns, terms, used)
+    used, terms, (s, _) = block.recipe, block.terms, scores(q, k, block)
     p = np.exp(s - lse[..., None])
-    inner = round_to(dy @ v.swapaxes(2, 3) - delta[..., None], dp_format)
+    inner = round_to(dy @ v.swapaxes(2, 3) - row_term[..., None], dp_format)
     ds = round_to(p * inner, used.ds)
     p = round_p(p, used.p)
     return BlockGradients(

@@ -8,6 +8,7 @@ import pytest
 import ringspec as rs
 from ringspec import fast
 from ringspec.fast.kept import Kept
+from ringspec.problem.model import Block
 from ringspec.problem.options import check
 from ringspec.spec.worker import read_only
 
@@ -78,16 +79,16 @@ def test_an_array_with_the_number_of_one_that_is_gone_is_another(monkeypatch):
 def test_blocks_see_what_was_written_between_two_calls(recipe, given):
     random = np.random.default_rng(0)
     buffers = [*random.normal(size=(4, 1, 2, 16, 4)), *np.zeros((2, 1, 2, 16))]
-    q, k, v, dy, lse, delta = map(given, buffers)
+    q, k, v, dy, lse, row_term = map(given, buffers)
     p = check(q, k, v, {})
-    parts = p.rows, p.columns, p.terms, rs.RECIPES[recipe]
+    block = Block(p.rows, p.columns, p.terms, rs.RECIPES[recipe])
     forward, backward = fast.blocks(threads=1)
-    first = forward(q, k, v, *parts), backward(q, k, v, dy, lse, delta, *parts)
+    first = forward(q, k, v, block), backward(q, k, v, dy, lse, row_term, block)
     for x in buffers:
         x += 0.5
-    second = forward(q, k, v, *parts), backward(q, k, v, dy, lse, delta, *parts)
+    second = forward(q, k, v, block), backward(q, k, v, dy, lse, row_term, block)
     fresh = fast.blocks(threads=1)
-    want = fresh[0](q, k, v, *parts), fresh[1](q, k, v, dy, lse, delta, *parts)
+    want = fresh[0](q, k, v, block), fresh[1](q, k, v, dy, lse, row_term, block)
     for one, two, three in zip(first, second, want, strict=True):
         for name in ("l", "o", "dq", "dk", "dv"):
             if hasattr(one, name):

@@ -30,7 +30,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from threadpoolctl import threadpool_limits
 
-import ringspec as rs
 from ringspec import fast
 from ringspec.fast.team import run_tasks
 from ringspec.fast.threads import BLAS_LIMIT
@@ -332,9 +331,8 @@ class Machine(RuleBasedStateMachine):
     def block(self):
         q, k, v, _ = self.view
         p = check(q, k, v, {})
-        parts = p.rows, p.columns, p.terms, rs.RECIPES["float64"]
-        got = self.blocks[0](q, k, v, *parts)
-        new = fast.blocks(threads=1, sizes=TILES)[0](*self.buffer[:3], *parts)
+        got = self.blocks[0](q, k, v, p.block)
+        new = fast.blocks(threads=1, sizes=TILES)[0](*self.buffer[:3], p.block)
         assert got.o.tobytes() == new.o.tobytes() and got.l.tobytes() == new.l.tobytes()
 
     @rule(line=st.integers(1, 2500))

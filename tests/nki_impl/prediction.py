@@ -136,7 +136,8 @@ def carried_by_heads(ring: Ring, recipe: Recipe, o: Array, lse: Array) -> Named:
         made: dict[tuple[int, int], Any] = {}
 
         def noted(*given: Any, made: dict[tuple[int, int], Any] = made) -> Any:
-            first_row, first_key = given[6].index[0], given[7].index[0]
+            block = given[6]
+            first_row, first_key = block.rows.index[0], block.columns.index[0]
             pair = tuple(int(np.argwhere(table == x)[0, 0]) for x in (first_row, first_key))
             made[pair[0], pair[1]] = block_backward(*given)
             return made[pair[0], pair[1]]

@@ -10,7 +10,8 @@ import pytest
 from ringspec.formats import load, product, round_to, row_sum
 from ringspec.recipes import RECIPES
 from ringspec.rings.layouts import unshard
-from ringspec.spec.block import block_forward, score
+from ringspec.spec.block import block_forward
+from ringspec.spec.definition import scores
 from ringspec.spec.online_softmax import SoftmaxState, finite_shift, start
 
 from . import tolerance
@@ -61,20 +62,20 @@ def tensors(sentences: list[str]) -> set[str]:
     return {sentence.split()[0] for sentence in sentences}
 
 
-def truncated(q: Any, k: Any, v: Any, rows: Any, columns: Any, terms: Any, recipe: Any) -> Any:
+def truncated(q: Any, k: Any, v: Any, block: Any) -> Any:
     """A block whose P is cut to bfloat16 instead of rounded."""
-    s, _ = score(q, k, rows, columns, terms, recipe)
+    s, _ = scores(q, k, block)
     m = s.max(axis=3)
     e = round_to(np.exp(s - finite_shift(m)[..., None]), "float32")
     p = (e.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
     return SoftmaxState(m, row_sum(e, "float32"), product(p.astype(np.float64), v, "float32"))
 
 
-def dropped(q: Any, k: Any, v: Any, rows: Any, columns: Any, terms: Any, recipe: Any) -> Any:
+def dropped(q: Any, k: Any, v: Any, block: Any) -> Any:
     """A block that misses the keys of the last worker at the first one: a hop that did not come."""
-    if rows.index[0] == 0 and columns.index[-1] == EIGHT.workers * EIGHT.length - 1:
+    if block.rows.index[0] == 0 and block.columns.index[-1] == EIGHT.workers * EIGHT.length - 1:
         return start(*q.shape[:3], v.shape[3])
-    return block_forward(q, k, v, rows, columns, terms, recipe)
+    return block_forward(q, k, v, block)
 
 
 def test_the_recipes_of_the_kernels_are_the_named_ones():

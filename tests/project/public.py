@@ -84,7 +84,7 @@ CHOSEN = {
         "start",
     ),
     "ringspec.problem.options": ("Options", "check", "default_scale"),
-    "ringspec.problem.model": ("Columns", "Problem", "Rows", "Terms"),
+    "ringspec.problem.model": ("Block", "Columns", "Problem", "Rows", "Terms"),
     "ringspec.spec.backward": ("backward_finish", "backward_start", "backward_step"),
     "ringspec.spec.forward": ("forward_finish", "forward_start", "forward_step"),
     "ringspec.spec.rules": ("Rule", "rule"),

@@ -61,7 +61,7 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "FWD-1",
-        "spec/block.py",
+        "spec/definition.py",
         "        z = terms.scale * recipe.product(q, k.swapaxes(2, 3))",
         "        z = recipe.product(q, k.swapaxes(2, 3))",
     ),
@@ -73,7 +73,7 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "FWD-3",
-        "spec/block.py",
+        "spec/definition.py",
         "        z = terms.softcap * t",
         "        z = t",
     ),
@@ -115,9 +115,9 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "FWD-10",
-        "spec/block.py",
-        "    k, v = (np.repeat(x, terms.group, axis=1) for x in (k, v))  # FWD-10",
-        "    k, v = (np.tile(x, (1, terms.group, 1, 1)) for x in (k, v))",
+        "spec/definition.py",
+        "    return np.repeat(x, terms.group, axis=1)",
+        "    return np.tile(x, (1, terms.group, 1, 1))",
     ),
     (
         "DROP-1",
@@ -145,25 +145,25 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "BWD-2",
-        "spec/block.py",
-        "        dp = recipe.product(dy, v.swapaxes(2, 3)) * keep",
-        "        dp = recipe.product(dy, v.swapaxes(2, 3))",
+        "spec/definition.py",
+        "        difference = recipe.product(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]",
+        "        difference = recipe.product(dy, v.swapaxes(2, 3)) - row_term[..., None]",
     ),
     (
         "BWD-3",
-        "spec/block.py",
-        "        dz = np.where(p == 0, 0.0, p * (dp - delta[..., None]))",
-        "        dz = np.where(p == 0, 0.0, p * (dp + delta[..., None]))",
+        "spec/definition.py",
+        "        difference = recipe.product(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]",
+        "        difference = recipe.product(dy, v.swapaxes(2, 3)) * keep + row_term[..., None]",
     ),
     (
         "BWD-4",
-        "spec/block.py",
+        "spec/definition.py",
         "        dz = dz * (1.0 - t * t)",
         "        dz = dz * (1.0 - t)",
     ),
     (
         "BWD-5",
-        "spec/block.py",
+        "spec/definition.py",
         "    dq = recipe.to_products(terms.scale * recipe.product(dz_operand, k))",
         "    dq = recipe.to_products(recipe.product(dz_operand, k))",
     ),
@@ -175,9 +175,9 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "BWD-7",
-        "spec/block.py",
-        "    kept = recipe.to_p(p * keep)",
-        "    kept = recipe.to_p(p)",
+        "spec/definition.py",
+        "    dz_operand, kept = recipe.to_ds(dz), recipe.to_p(p * keep)",
+        "    dz_operand, kept = recipe.to_ds(dz), recipe.to_p(p)",
     ),
     (
         "BWD-8",
@@ -193,15 +193,15 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "BWD-10",
-        "spec/block.py",
-        "        p = np.where(empty[..., None], 0.0, recipe.to_statistics(p))",
-        "        p = np.where(empty[..., None], 1.0, recipe.to_statistics(p))",
+        "spec/definition.py",
+        "    return np.where(empty, 0.0, np.exp(s - np.where(empty, 0.0, lse[..., None])))",
+        "    return np.where(empty, 1.0, np.exp(s - np.where(empty, 0.0, lse[..., None])))",
     ),
     (
         "BWD-11",
         "spec/block.py",
-        "        dp = recipe.product(dy, v.swapaxes(2, 3)) * keep",
-        "        p = p / p.sum(axis=3, keepdims=True); dp = (dy @ v.swapaxes(2, 3)) * keep  # fmt: skip",
+        "    return products_of_gradients(q, k, v, dy, p, t, row_term, tile)",
+        "    return products_of_gradients(q, k, v, dy, p / p.sum(axis=3, keepdims=True), t, row_term, tile)",
     ),
     (
         "SOFT-1",

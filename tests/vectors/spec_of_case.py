@@ -91,8 +91,8 @@ def block_results(case, x, options):
     share = attention.attention_block_backward(*given, lse=x["lse"], delta=x["delta"], **options)
     problem = check(x["q"], x["k"], x["v"], options)
     block = block_backward(
-        problem.q, problem.k, problem.v, x["dy"], x["lse"], x["delta"], problem.rows,
-        problem.columns, problem.terms, recipe("float64"),
+        problem.q, problem.k, problem.v, x["dy"], x["lse"], x["delta"],
+        problem.block,
     )  # fmt: skip
     both = (("dense", share), ("block", block))
     return {

@@ -27,7 +27,7 @@ from ringspec.formats import round_to
 from ringspec.problem.model import Array, Integers, Problem, take
 from ringspec.rings.ring import rounded_inputs
 from ringspec.rings.run import Run, WorkerResult
-from ringspec.spec.definition import backward, forward, normalise, scores
+from ringspec.spec.definition import backward, forward, normalise, per_query_head, scores
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
 
@@ -135,7 +135,7 @@ def evaluate(
 
 def sums_of(problem: Problem, dy: Array, dlse: Array) -> AbsoluteSums:
     """What the row scale of these rows is made of."""
-    s, _ = scores(problem)
+    s, _ = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
     lse, p = normalise(problem, s)
     terms, rows, columns = problem.terms, problem.rows, problem.columns
     return absolute_sums(

@@ -17,7 +17,7 @@ from ringspec import exact
 from ringspec.compare.row_scale import AbsoluteSums, absolute_sums, row_scale
 from ringspec.errors import UndecidedError
 from ringspec.problem.model import Problem, take
-from ringspec.spec.definition import backward, forward, normalise, scores
+from ringspec.spec.definition import backward, forward, normalise, per_query_head, scores
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
 from ringspec.vectors.format.sharded import Tables
@@ -166,7 +166,9 @@ def results_of(problem: Problem, seeds: Seeds) -> Named:
 
 def sums_of(problem: Problem, seeds: Seeds) -> Named:
     """What the row scale of these rows is made of."""
-    lse, p = normalise(problem, scores(problem)[0])
+    lse, p = normalise(
+        problem, scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)[0]
+    )
     rows, columns, terms = problem.rows, problem.columns, problem.terms
     sums = absolute_sums(
         problem.q,

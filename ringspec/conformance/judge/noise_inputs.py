@@ -21,7 +21,14 @@ from ringspec.formats import load
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check, check_gradients
 from ringspec.rings.layouts import unshard
-from ringspec.spec.definition import backward, forward, normalise, over_group, scores
+from ringspec.spec.definition import (
+    backward,
+    forward,
+    normalise,
+    over_group,
+    per_query_head,
+    scores,
+)
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.layout import Layout
 
@@ -114,7 +121,7 @@ def results(problem: Problem, seeds: tuple[Array, Array] | None) -> Named:
 
 def attention_of(problem: Problem, o: Array, seeds: tuple[Array, Array] | None) -> Attention:
     """The truth quantities of a problem."""
-    s, tanh = scores(problem)
+    s, tanh = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
     lse, p = normalise(problem, s)
     rows, terms = problem.rows, problem.terms
     keep = keep_factor(rows, problem.columns, terms, problem.q.shape[0])
