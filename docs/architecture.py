@@ -14,7 +14,7 @@ from pathlib import Path
 
 STORED = Path(__file__).parent / "images" / "architecture.svg"
 # Files at the top of ringspec that every other package may import; the drawing shows them as one box.
-GROUND = ("errors", "formats", "plainfile", "recipes", "tensorfile")
+GROUND = ("errors", "formats", "plainfile", "recipes", "strictjson", "tensorfile")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -234,7 +234,7 @@ def check_metadata(metadata: Any, what: str) -> dict[str, str]:
 
 
 def whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return type(value) is int and value >= 0
 
 
 def check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int, ...], int, int]:

@@ -196,9 +196,8 @@ def split(links: MpiLinks, ring_size: int) -> MpiLinks:
     All ranks call this. Raises WorkerCountError where W does not divide the number of ranks, and
     DisagreementError where one rank gives another W; both on every rank.
     """
-    whole = isinstance(ring_size, int) and not isinstance(ring_size, bool) and ring_size >= 1
     error = None
-    if not whole or links.size % ring_size:
+    if type(ring_size) is not int or ring_size < 1 or links.size % ring_size:
         error = WorkerCountError(
             f"a ring size that divides the {links.size} ranks",
             shown(ring_size),

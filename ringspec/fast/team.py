@@ -29,6 +29,7 @@ import numpy as np
 from ringspec.errors import OptionError, shown
 from ringspec.fast.forks import GATE
 from ringspec.fast.threads import BLAS_LIMIT
+from ringspec.problem.checks import is_integer
 
 Task = Callable[[], None]
 
@@ -209,7 +210,7 @@ def thread_count(threads: int | None) -> int:
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1
-    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
+    if not is_integer(threads) or threads < 1:
         raise OptionError("threads as an integer >= 1, or None", shown(threads), "pass threads=2")
     return int(threads)
 

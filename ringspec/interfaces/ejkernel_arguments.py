@@ -20,7 +20,13 @@ from ringspec.errors import (
 )
 from ringspec.formats import load
 from ringspec.interfaces.ranks import Ring, same_shape, tensor
-from ringspec.problem.checks import as_array, finite_or_minus_infinity, flag, float_array
+from ringspec.problem.checks import (
+    as_array,
+    finite_or_minus_infinity,
+    flag,
+    float_array,
+    is_integer,
+)
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.problem.options import Options
 
@@ -82,8 +88,7 @@ def window_of(sliding_window: Any, causal: bool) -> tuple[int, int] | None:
         return None
     pair = isinstance(sliding_window, (tuple, list))
     sides = tuple(sliding_window) if pair else (sliding_window,)
-    whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in sides)
-    if not whole or len(sides) != (2 if pair else 1) or min(sides) < 0:
+    if not all(map(is_integer, sides)) or len(sides) != (2 if pair else 1) or min(sides) < 0:
         raise WindowError(
             "sliding_window as None, an int >= 0 or a pair (left, right) of such",
             repr(sliding_window),

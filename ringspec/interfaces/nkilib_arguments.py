@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from ringspec.errors import BoundsError, RefusedError, shown
 from ringspec.formats import load
 from ringspec.interfaces.ranks import Ring, ring_array, same_shape, tensor
-from ringspec.problem.checks import as_array, finite_or_minus_infinity, number
+from ringspec.problem.checks import as_array, finite_or_minus_infinity, is_integer, number
 from ringspec.problem.model import Array, Integers
 from ringspec.problem.options import default_scale
 from ringspec.rings.layouts import lse_from_tiles, make_layout
@@ -119,8 +119,7 @@ def forward_scale(softmax_scale: float | None, causal: bool, head_dim: int) -> f
 
 
 def check_lnc_size(lnc_size: Any) -> int:
-    whole = isinstance(lnc_size, (int, np.integer)) and not isinstance(lnc_size, bool)
-    if not whole or lnc_size not in (1, 2):
+    if not is_integer(lnc_size) or lnc_size not in (1, 2):
         raise RefusedError("lnc_size 1 or 2", shown(lnc_size), "pass lnc_size=1")
     return int(lnc_size)
 

@@ -17,7 +17,7 @@ from ringspec.errors import (
     shown,
 )
 from ringspec.plan.pairs import Band, band
-from ringspec.problem.checks import check_window, flag, integer
+from ringspec.problem.checks import check_window, flag, integer, is_integer
 from ringspec.problem.model import Columns, Problem, Rows, Terms
 from ringspec.problem.options import default_scale
 from ringspec.recipes import Recipe, recipe
@@ -117,7 +117,7 @@ def workload(
     >>> workload(1 << 20, 64, kv_heads=8).tokens
     16384
     """
-    if not whole(workers) or not 1 <= workers <= LARGEST_PLAN:
+    if not is_integer(workers) or not 1 <= workers <= LARGEST_PLAN:
         raise WorkerCountError(
             f"W >= 1 workers, and at most {LARGEST_PLAN}", shown(workers), "pass workers=1 or more"
         )
@@ -154,10 +154,6 @@ def workload(
             "choose a shorter sequence, or more workers",
         )
     return planned
-
-
-def whole(x: Any) -> bool:
-    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def sized(x: Any, what: str, most: int = LARGEST_SHAPE) -> int:

@@ -141,24 +141,31 @@ def number(x: Any, what: str) -> float:
     raise OptionError(f"{what} as a finite number", shown(x), "pass a float")
 
 
+def is_integer(x: Any) -> bool:
+    """Whether ``x`` is an int or a NumPy integer. True and False, which Python counts as ints, are not.
+
+    >>> is_integer(3), is_integer(np.int64(3)), is_integer(3.0), is_integer(True)
+    (True, True, False, False)
+    """
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
 def integer(x: Any, what: str) -> int:
-    if not isinstance(x, (int, np.integer)) or isinstance(x, bool):
+    if not is_integer(x):
         raise OptionError(f"{what} as an integer", shown(x), "pass an int")
     return int(x)
 
 
 def length_of(x: Any, what: str = "S") -> int:
     """A number of tokens: an integer >= 0."""
-    whole = isinstance(x, (int, np.integer)) and not isinstance(x, bool)
-    if not whole or not 0 <= x < 2**62:
+    if not is_integer(x) or not 0 <= x < 2**62:
         raise LayoutError(f"{what} as an integer >= 0", shown(x), "pass the number of tokens")
     return int(x)
 
 
 def check_workers(workers: Any) -> int:
     """W as int."""
-    whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
-    if not whole or not 1 <= workers <= LARGEST_RING:
+    if not is_integer(workers) or not 1 <= workers <= LARGEST_RING:
         raise WorkerCountError(
             f"W >= 1 workers, and at most {LARGEST_RING}", shown(workers), "pass workers=1 or more"
         )
@@ -182,10 +189,7 @@ def check_window(window: Any) -> tuple[int | None, int | None] | None:
     if window is None:
         return None
     sides = window if isinstance(window, (tuple, list)) else (window, window)
-    right_kind = all(
-        side is None or (isinstance(side, (int, np.integer)) and not isinstance(side, bool))
-        for side in sides
-    )
+    right_kind = all(side is None or is_integer(side) for side in sides)
     if len(sides) != 2 or not right_kind or any(side is not None and side < 0 for side in sides):
         raise WindowError(
             "window as None, an int >= 0 or a pair (left, right) of such, None = unbounded side",

@@ -9,9 +9,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ringspec.errors import NotRecordedError, OptionError, shown
+from ringspec.problem.checks import is_integer
 from ringspec.problem.model import Array, Integers, Problem
 from ringspec.recipes import Recipe
 from ringspec.rings.cost import Cost, cost
@@ -198,7 +197,6 @@ def check_number(what: str, number: object, count: int) -> None:
     Traceback (most recent call last):
     ringspec.errors.NotRecordedError: expected a worker from 0 to 2; got 3. To mend it: count workers from 0.
     """
-    whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
-    if not (whole and 0 <= number < count):  # type: ignore[operator]
+    if not (is_integer(number) and 0 <= number < count):  # type: ignore[operator]
         wanted = f"a {what} from 0 to {count - 1}" if count > 1 else f"the only {what}, 0"
         raise NotRecordedError(wanted, shown(number), f"count {what}s from 0")

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ringspec.errors import LayoutError, OptionError, UnknownNameError, nearest, shown
-from ringspec.problem.checks import check_workers, integer, length_of
+from ringspec.problem.checks import check_workers, integer, is_integer, length_of
 from ringspec.spec import schedule as spec
 from ringspec.spec.schedule import CIRCULATIONS, Schedule
 
@@ -51,8 +49,7 @@ def check_circulation(circulation: str) -> None:
 
 
 def check_direction(direction: Any) -> int:
-    whole = isinstance(direction, (int, np.integer)) and not isinstance(direction, bool)
-    if not whole or direction not in (1, -1):
+    if not is_integer(direction) or direction not in (1, -1):
         raise OptionError(
             "direction 1 (r to r + 1) or -1 (r to r - 1)", shown(direction), "pass direction=1"
         )

@@ -163,7 +163,7 @@ def well_typed(schedule: object) -> bool:
 
 
 def is_int(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+    return type(x) is int
 
 
 def are_tuples(*values: object) -> bool:

@@ -86,7 +86,7 @@ def validator(schema: str) -> Any:
     import jsonschema
 
     checker = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
-        "integer", lambda _, x: isinstance(x, int) and not isinstance(x, bool)
+        "integer", lambda _, x: type(x) is int
     )
     strict = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=checker)
     return strict(json.loads((SCHEMAS / f"{schema}.schema.json").read_text(encoding="utf-8")))
