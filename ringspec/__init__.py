@@ -24,7 +24,7 @@ Around it lie ``ringspec/problem/``, what a call consists of:
 and ``ringspec/rings/``, the whole ring in one process:
 
 16. ``attention``, ``layouts``, ``schedules``  public functions: arguments checked, then the specification
-17. ``ring``, ``run``  the whole ring, and its result
+17. ``ring``, ``lockstep``, ``run``  the whole ring, its loop over workers, and its result
 18. ``validator``      the proof that a schedule is one
 19. ``cost``, ``show`` what it costs, and how it prints
 

@@ -153,7 +153,7 @@ def test_the_backward_reads_the_rounded_o_and_lse_of_the_forward():
     run = rs.ring(q, k, v, dy, workers=3, recipe=used, record=True)
     state = run.state(worker=1, step=0, phase="backward", when="before")
     rows = slice(8, 16)
-    assert np.abs(state.delta - (dy * run.o)[:, :, rows].sum(axis=3)).max() <= 1e-15 * 8
+    assert np.abs(state.row_term - (dy * run.o)[:, :, rows].sum(axis=3)).max() <= 1e-15 * 8
 
 
 @pytest.mark.parametrize(

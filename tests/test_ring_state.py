@@ -13,10 +13,11 @@ from ringspec.comm.threads import ring_in_threads
 from ringspec.errors import NotRecordedError, OptionError
 from ringspec.problem.options import check
 from ringspec.recipes import recipe
+from ringspec.rings.lockstep import Moment
 from ringspec.spec.backward import backward_finish, backward_start, backward_step, plus
 from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.forward import absorb_block, forward_finish, forward_start, forward_step
-from ringspec.spec.worker import KeySide, Message, Moment
+from ringspec.spec.worker import KeySide, Message
 from ringspec.tensorfile import read_metadata
 
 W, S, H = 3, 12, 2
@@ -137,8 +138,8 @@ def test_nobody_writes_to_a_workers_inputs():
     q, k, v, dy = (x.astype(np.float64) for x in tensors())
     run = rs.ring(q, k, v, dy, workers=W, record=True)
     for moment in run.moments:
-        for name in ("q", "k", "v", "dy", "delta"):
-            x = getattr(moment.before, name)
+        for name in ("q", "k", "v", "dy", "row_term"):
+            x = getattr(moment.before, name, None)
             assert x is None or not x.flags.writeable
     assert all(x.flags.writeable for x in (q, k, v, dy, run.o, run.dq, run.worker(1).dk))
 
@@ -244,11 +245,11 @@ def test_the_recorded_states_say_who_holds_what():
             held = run.moment(r, t).after
             received = run.moment(r, t).received
             assert (
-                held.step == t + 1 and held.query_owner == r and run.moment(r, t).pair == (r, owner)
+                held.step == t + 1 and held.query.owner == r and run.moment(r, t).pair == (r, owner)
             )
             assert [m.source for m in received] == ([(r - 1) % W] if t else [])
             during = run.state(r, t, when="during")
-            assert during.key_owner == owner
+            assert during.key.owner == owner
             assert (during.k == k[:, :, owner * n : (owner + 1) * n]).all()
             # Afterwards the block is gone, except in the last step, which sends nothing.
             assert (held.k is None) == (t < W - 1)

@@ -11,22 +11,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from ringspec.comm.links import Links, Pending
 from ringspec.comm.traffic import Crossing, traffic
 from ringspec.comm.wire import Header, check_header, frame_of, pack, side_from
-from ringspec.spec.forward import Observer
+from ringspec.rings.lockstep import Moment, Observer
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import (
     Message,
-    Moment,
     Side,
+    State,
     WorkerState,
     arrive,
     joined,
     messages,
-    met,
+    pair_computed,
     send,
     visiting,
 )
@@ -36,7 +36,7 @@ TAGGED_STEPS = 1024
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(Generic[State]):
     """A step of a pass between its RECEIVE and its SEND, in two halves.
 
     ``compute(state, schedule, block)`` gives a block's share, or None where no pair is met, as
@@ -45,22 +45,22 @@ class Halves:
     needs the accumulators as well.
     """
 
-    compute: Callable[[WorkerState, Schedule, Any], Any]
-    combine: Callable[[WorkerState, Any], WorkerState]
+    compute: Callable[[State, Schedule, Any], Any]
+    combine: Callable[[State, Any], State]
 
 
 def circulate(
     links: Links,
     phase: str,
-    halves: Halves,
-    state: WorkerState,
+    halves: Halves[State],
+    state: State,
     schedule: Schedule,
     block: Callable[..., Any],
     observer: Observer,
-) -> tuple[WorkerState, tuple[Message, ...]]:
+) -> tuple[State, tuple[Message, ...]]:
     """All steps of this rank's worker: its last state, and what came home after the last one.
 
-    ``phase``, ``schedule``, ``block`` and ``observer`` as for ``spec.forward.lockstep``.
+    ``phase``, ``schedule``, ``block`` and ``observer`` as for ``rings.lockstep.lockstep``.
     """
     like = visiting(state, schedule)
     previous = Exchange(links, phase, -1, like, [])
@@ -78,7 +78,7 @@ def circulate(
         combined = during if share is None else halves.combine(during, share)
         step.post_sends(outbox(combined, schedule), early=False)
         after, sent = send(combined, schedule)
-        pair = met(schedule, t, state.worker)
+        pair = pair_computed(schedule, t, state.worker)
         observer(Moment(phase, t, state.worker, pair, state, received, during, after, sent))
         previous.wait_for_sends()  # their receivers have taken them by now
         previous, state = step, after

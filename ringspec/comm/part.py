@@ -19,6 +19,7 @@ from ringspec.comm.links import Links
 from ringspec.formats import check_results
 from ringspec.problem.model import Array, Columns, Problem, Rows, take
 from ringspec.recipes import Recipe
+from ringspec.rings.lockstep import Observer, with_immutable_inputs
 from ringspec.rings.run import WorkerResult
 from ringspec.spec.backward import (
     Accumulate,
@@ -30,14 +31,7 @@ from ringspec.spec.backward import (
 )
 from ringspec.spec.block import BlockBackward, BlockForward
 from ringspec.spec.dropout import keep_mask
-from ringspec.spec.forward import (
-    Absorb,
-    Observer,
-    absorb_part,
-    forward_finish,
-    forward_part,
-    forward_start,
-)
+from ringspec.spec.forward import Absorb, absorb_part, forward_finish, forward_part, forward_start
 from ringspec.spec.layout import Layout
 from ringspec.spec.schedule import Schedule
 
@@ -78,7 +72,7 @@ def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
     q = take(problem.q, index_q, axis=2)
     k, v = (take(x, index_k, axis=2) for x in (problem.k, problem.v))
     rows, columns = problem.rows.take(index_q), problem.columns.take(index_k)
-    state = forward_start(r, q, k, v, rows, columns, problem.terms, recipe)
+    state = with_immutable_inputs(forward_start(r, q, k, v, rows, columns, problem.terms, recipe))
     halves = Halves(forward_part, functools.partial(absorb_part, absorb=setup.blocks[2]))
     forward = "forward", halves, state, setup.forward, setup.blocks[0], observe
     state, _ = circulate(links, *forward)
@@ -105,6 +99,7 @@ def run_backward(
         problem.rows.take(result.index_q), problem.columns.take(result.index_k),
         problem.terms, recipe,
     )  # fmt: skip
+    state = with_immutable_inputs(state)
     dsinks = sink_share(state)
     halves = Halves(backward_share, functools.partial(add, accumulate=setup.blocks[3]))
     backward = "backward", halves, state, setup.backward, setup.blocks[1], observe

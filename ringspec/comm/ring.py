@@ -32,6 +32,7 @@ from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.attention import as_given
 from ringspec.rings.layouts import unshard
+from ringspec.rings.lockstep import Each, Moment, Observer
 from ringspec.rings.ring import collect, layouts_for, schedules_for
 from ringspec.rings.run import Run, WorkerResult
 from ringspec.spec.backward import Accumulate, plus
@@ -41,11 +42,10 @@ from ringspec.spec.block import (
     block_backward,
     block_forward,
 )
-from ringspec.spec.forward import Absorb, Each, Observer, absorb_block
+from ringspec.spec.forward import Absorb, absorb_block
 from ringspec.spec.schedule import (
     Schedule,
 )
-from ringspec.spec.worker import Moment
 
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 RESULT_TAG = 16 * 1024 + 8
@@ -99,7 +99,7 @@ def ring_over(
     ``root``       the rank that gets the :class:`~ringspec.rings.run.Run`, others get None; default:
                    every rank gets it
     ``each``       is not called: a rank has one worker. It is here for ``**fast.pieces()``
-    ``observer``   is called with each :class:`~ringspec.spec.worker.Moment` of this rank's worker
+    ``observer``   is called with each :class:`~ringspec.rings.lockstep.Moment` of this rank's worker
 
     The result is bit-identical to that of ``ringspec.ring``; with several rings all but ``dsinks``,
     and ``dbias`` of a bias without batch axis, which are sums over the batch, added ring by ring.

@@ -22,9 +22,10 @@ from ringspec.fast.team import each, run_tasks, thread_count
 from ringspec.fast.threads import SCRATCH
 from ringspec.problem.model import Array
 from ringspec.recipes import Recipe
+from ringspec.rings.lockstep import Each
 from ringspec.spec.backward import Accumulate, plus
 from ringspec.spec.block import BlockBackward, BlockForward
-from ringspec.spec.forward import Absorb, Each
+from ringspec.spec.forward import Absorb
 from ringspec.spec.online_softmax import SoftmaxState
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -67,7 +68,7 @@ def absorb(
 
 
 def accumulate(
-    total: Array | None, share: Array, accumulator: str, *, threads: int | None = None
+    total: Array, share: Array, accumulator: str, *, threads: int | None = None
 ) -> Array:
     """``total + share`` rounded to the format ``accumulator``; ``accumulate`` of ``ringspec.ring``.
 
@@ -77,7 +78,6 @@ def accumulate(
     >>> accumulate(np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1)), "float32").ravel().tolist()
     [2.0, 2.0]
     """
-    assert total is not None
     if accumulator not in ("float32", "float64"):
         return plus(total, share, accumulator)
     result = np.empty(total.shape, accumulator)

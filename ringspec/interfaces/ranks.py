@@ -14,12 +14,12 @@ from ringspec.problem.model import Array, Problem
 from ringspec.problem.options import check_gradients
 from ringspec.recipes import Recipe
 from ringspec.rings.layouts import unshard
+from ringspec.rings.lockstep import Moment
 from ringspec.rings.ring import run_backward
 from ringspec.rings.run import WorkerResult
 from ringspec.rings.schedules import backward_schedule
 from ringspec.spec.block import block_backward
 from ringspec.spec.layout import Layout
-from ringspec.spec.worker import Moment
 
 Ring = tuple[int, ...]
 

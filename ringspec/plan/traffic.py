@@ -125,7 +125,7 @@ def memory(circulation: str, backward: bool, work: Workload) -> Memory:
     held = block_bytes(("q", "k", "v"), work)
     own = softmax_state(work)
     if backward:
-        held += block_bytes(("dy", "lse", "delta"), work)
+        held += block_bytes(("dy", "lse", "row_term"), work)
         stays = QUERY_ACCUMULATORS if moved.moves == "keys" else KEY_ACCUMULATORS
         own = block_bytes(stays, work)
     travels = block_bytes(moved.inputs + moved.accumulators, work)
@@ -152,6 +152,6 @@ def streamed_bytes(backward: bool, work: Workload) -> int:
     The visiting inputs and the own ones are read; the accumulators are read and written.
     """
     if backward:
-        inputs = block_bytes(("q", "dy", "lse", "delta", "k", "v"), work)
+        inputs = block_bytes(("q", "dy", "lse", "row_term", "k", "v"), work)
         return inputs + 2 * block_bytes(("dq", "dk", "dv"), work)
     return block_bytes(("q", "k", "v"), work) + 2 * softmax_state(work)

@@ -88,7 +88,7 @@ def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
         return batch * kv_heads * value_width * size["carried_dkv"]
     if name == "lse":
         return batch * heads * size["backward_lse"]
-    if name == "delta":
+    if name == "row_term":
         return batch * heads * size["delta"]
     if name == "columns":
         parts = (columns.position, columns.segment)

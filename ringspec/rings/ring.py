@@ -24,6 +24,7 @@ from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.attention import as_given
 from ringspec.rings.layouts import make_layout, shard, unshard
+from ringspec.rings.lockstep import Each, Moment, Observer, lockstep, of_all, with_immutable_inputs
 from ringspec.rings.run import Run, WorkerResult
 from ringspec.rings.schedules import (
     backward_schedule,
@@ -47,21 +48,11 @@ from ringspec.spec.block import (
     block_forward,
 )
 from ringspec.spec.definition import Gradients
-from ringspec.spec.forward import (
-    Absorb,
-    Each,
-    Observer,
-    absorb_block,
-    forward_finish,
-    forward_start,
-    forward_step,
-    lockstep,
-    of_all,
-)
+from ringspec.spec.forward import Absorb, absorb_block, forward_finish, forward_start, forward_step
 from ringspec.spec.layout import Layout
 from ringspec.spec.masks import visible
 from ringspec.spec.schedule import Schedule, skip
-from ringspec.spec.worker import Moment, WorkerState
+from ringspec.spec.worker import BackwardState, ForwardState
 
 
 @takes_options
@@ -103,7 +94,7 @@ def ring(
     ``recipe``       name or :class:`~ringspec.recipes.Recipe`: where values are rounded
     ``direction``    of a ring, 1: r sends to r + 1; -1: r sends to r - 1
     ``record``       keep every worker's state before and after every step
-    ``observer``     a function that is called with each :class:`~ringspec.spec.worker.Moment`
+    ``observer``     a function that is called with each :class:`~ringspec.rings.lockstep.Moment`
     ``skip_masked``  leave out pairs of blocks that the mask makes wholly invisible
     ``schedule``, ``schedule_backward``    schedules of your own; they are validated first
     ``block_forward``, ``block_backward``  the block computation (see ``spec.block``)
@@ -285,10 +276,11 @@ def run_forward(
     """Shard, run the forward loop, finish every row."""
     q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
 
-    def begin(r: int) -> WorkerState:
+    def begin(r: int) -> ForwardState:
         rows = problem.rows.take(layout_q.table[r])
         columns = problem.columns.take(layout_k.table[r])
-        return forward_start(r, q[r], k[r], v[r], rows, columns, problem.terms, recipe)
+        state = forward_start(r, q[r], k[r], v[r], rows, columns, problem.terms, recipe)
+        return with_immutable_inputs(state)
 
     def end(r: int) -> WorkerResult:
         o, lse = forward_finish(states[r])
@@ -317,13 +309,14 @@ def run_backward(
     q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
     dy, dlse = (shard(x, layout_q) for x in seeds)
 
-    def begin(r: int) -> WorkerState:
+    def begin(r: int) -> BackwardState:
         rows = problem.rows.take(layout_q.table[r])
         columns = problem.columns.take(layout_k.table[r])
-        return backward_start(
+        state = backward_start(
             r, q[r], k[r], v[r], dy[r], dlse[r], results[r].o, results[r].lse,
             rows, columns, problem.terms, recipe,
         )  # fmt: skip
+        return with_immutable_inputs(state)
 
     states = list(of_all(layout_q.workers, begin, each))
     dsinks = [sink_share(state) for state in states]

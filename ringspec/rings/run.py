@@ -14,6 +14,7 @@ from ringspec.problem.checks import is_integer
 from ringspec.problem.model import Array, Integers, Problem
 from ringspec.recipes import Recipe
 from ringspec.rings.cost import Cost, cost
+from ringspec.rings.lockstep import Moment
 from ringspec.rings.show import heading, run_as_html, run_as_text, run_tensors
 from ringspec.spec.backward import Accumulate, backward_step, plus
 from ringspec.spec.block import (
@@ -26,7 +27,7 @@ from ringspec.spec.definition import Gradients
 from ringspec.spec.forward import Absorb, absorb_block, forward_step
 from ringspec.spec.layout import Layout
 from ringspec.spec.schedule import Schedule
-from ringspec.spec.worker import Moment, WorkerState, arrive
+from ringspec.spec.worker import ForwardState, WorkerState, arrive
 from ringspec.tensorfile import write_tensors
 
 
@@ -161,18 +162,19 @@ class Run:
             raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
         for moment in self.moments:
             before, received = moment.before, moment.received
-            if moment.phase == "forward":
-                schedule = self.schedule
-                after, sent = forward_step(
-                    before, schedule, received, self.blocks[0], self.blocks[2]
-                )
+            during: WorkerState
+            after: WorkerState
+            if isinstance(before, ForwardState):
+                block, _, merged, _ = self.blocks
+                during = arrive(before, self.schedule, received)
+                after, sent = forward_step(before, self.schedule, received, block, merged)
             else:
                 assert self.backward_schedule is not None
-                schedule = self.backward_schedule
+                _, differentiated, _, added = self.blocks
+                during = arrive(before, self.backward_schedule, received)
                 after, sent = backward_step(
-                    before, schedule, received, self.blocks[1], self.blocks[3]
+                    before, self.backward_schedule, received, differentiated, added
                 )
-            during = arrive(before, schedule, received)
             yield replace(moment, during=during, after=after, sent=sent)
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """The backward pass of one worker, step by step, in either circulation.
 
-KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE and dy_o_sum travel
+KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE and row_term travel
 and dQ follows them; K, V, dK, dV stay. Both are this one function: the schedule says which side
 visits. Accumulators make one hop more than inputs, the one that brings them home (RING-4, RING-5).
 
@@ -21,22 +21,22 @@ from ringspec.spec.block import BlockBackward, BlockGradients, dy_o_sum
 from ringspec.spec.definition import sink_gradient
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import (
+    BackwardState,
     KeySide,
     Message,
     QuerySide,
-    WorkerState,
     arrive,
-    met,
-    read_only,
+    held,
+    pair_computed,
     receive,
     send,
 )
 
-Accumulate = Callable[[Array | None, Array, str], Array]
+Accumulate = Callable[[Array, Array, str], Array]
 
 
-def plus(total: Array | None, share: Array, accumulator: str) -> Array:
-    assert total is not None
+def plus(total: Array, share: Array, accumulator: str) -> Array:
+    """total + share, rounded to the format ``accumulator`` (NUM-2)."""
     return round_to(total + share, accumulator)
 
 
@@ -53,7 +53,7 @@ def backward_start(
     columns: Columns,
     terms: Terms,
     recipe: Recipe,
-) -> WorkerState:
+) -> BackwardState:
     """A worker with its shards, o and lse of the whole row as given, and empty accumulators.
 
     q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], dy and o [B, H, n, Dv], dlse and lse [B, H, n];
@@ -61,23 +61,22 @@ def backward_start(
     """
     q, k, v = (recipe.to_inputs(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
     dy = recipe.to_inputs(dy, "dy")
-    # One number per row holds all that ds needs of dy_o_sum and dlse (RING-7).
-    delta = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)
+    # One number per row holds all that ds needs of delta and dlse (RING-7).
+    row_term = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)
     lse = recipe.to_backward_lse(lse)
-    q, k, v, dy, lse, delta = (read_only(x) for x in (q, k, v, dy, lse, delta))
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
-    query = QuerySide(worker, q, rows, dy, lse, delta, np.zeros(q.shape), dbias)
+    query = QuerySide(worker, q, rows, dy, lse, row_term, np.zeros(q.shape), dbias)
     key = KeySide(worker, k, v, columns, np.zeros(k.shape), np.zeros(v.shape))
-    return WorkerState(worker, 0, terms, recipe, query, key)
+    return BackwardState(worker, 0, terms, recipe, query, key)
 
 
 def backward_step(
-    state: WorkerState,
+    state: BackwardState,
     schedule: Schedule,
     received: tuple[Message, ...],
     block: BlockBackward,
     accumulate: Accumulate = plus,
-) -> tuple[WorkerState, tuple[Message, ...]]:
+) -> tuple[BackwardState, tuple[Message, ...]]:
     """One worker's step: RECEIVE, DIFFERENTIATE one block, ADD, SEND.
 
     From ``state`` and the messages ``received`` to the state after the step and the messages that
@@ -96,68 +95,66 @@ def backward_step(
 
 
 def backward_share(
-    state: WorkerState, schedule: Schedule, block: BlockBackward
+    state: BackwardState, schedule: Schedule, block: BlockBackward
 ) -> BlockGradients | None:
     """The gradients that the pair of blocks at this worker gives; None where none is met.
 
     It needs the inputs that were received, not the accumulators: they may still be on their way.
     """
-    if met(schedule, state.step, state.worker) is None:
+    if pair_computed(schedule, state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
-    assert query.q is not None and query.rows is not None and query.dy is not None
-    assert query.lse is not None and query.delta is not None
-    assert key.k is not None and key.v is not None and key.columns is not None
-    at = Block(query.rows, key.columns, state.terms, state.recipe)
-    return block(query.q, key.k, key.v, query.dy, query.lse, query.delta, at)
+    at = Block(held(query.rows), held(key.columns), state.terms, state.recipe)
+    q, dy, lse, row_term = (held(x) for x in (query.q, query.dy, query.lse, query.row_term))
+    return block(q, held(key.k), held(key.v), dy, lse, row_term, at)
 
 
-def add(state: WorkerState, share: BlockGradients, accumulate: Accumulate = plus) -> WorkerState:
+def add(
+    state: BackwardState, share: BlockGradients, accumulate: Accumulate = plus
+) -> BackwardState:
     """Add one block's share to the accumulators that are here, each addition rounded (NUM-2)."""
     query, key, recipe = state.query, state.key, state.recipe
-    dbias = query.dbias if share.dbias is None else accumulate(query.dbias, share.dbias, "float64")
-    dq = accumulate(query.dq, share.dq, recipe.carried_dq)
+    dbias = query.dbias
+    if share.dbias is not None:
+        dbias = accumulate(held(dbias), share.dbias, "float64")
+    dq = accumulate(held(query.dq), share.dq, recipe.carried_dq)
     query = dataclasses.replace(query, dq=dq, dbias=dbias)
-    dk = accumulate(key.dk, share.dk, recipe.carried_dkv)
-    dv = accumulate(key.dv, share.dv, recipe.carried_dkv)
+    dk = accumulate(held(key.dk), share.dk, recipe.carried_dkv)
+    dv = accumulate(held(key.dv), share.dv, recipe.carried_dkv)
     key = dataclasses.replace(key, dk=dk, dv=dv)
     gathered = tuple(key if side.owner == key.owner else side for side in state.gathered)
     return dataclasses.replace(state, query=query, key=key, gathered=gathered)
 
 
 def backward_finish(
-    state: WorkerState,
+    state: BackwardState,
     schedule: Schedule,
     received: tuple[Message, ...],
     accumulate: Accumulate = plus,
-) -> WorkerState:
+) -> BackwardState:
     """Take in the accumulators that came home with the last transfer, and round the results.
 
     ``state`` is that after the last step of ``schedule``, ``received`` what came to this worker then.
     ``accumulate`` adds the parts of a reduce-scatter in the order of their senders, as :func:`plus` does.
     """
     state = receive(state, schedule, received)
-    returned = [message.side for message in received if message.kind == "reduce_scatter"]
     query, key, recipe = state.query, state.key, state.recipe
-    carried = recipe.carried_dkv
+    returned = [message.side for message in received if message.kind == "reduce_scatter"]
     if returned:
-        key = KeySide(state.worker)
-        for side in returned:
-            assert isinstance(side, KeySide) and side.dk is not None and side.dv is not None
-            dk = side.dk if key.dk is None else accumulate(key.dk, side.dk, carried)
-            dv = side.dv if key.dv is None else accumulate(key.dv, side.dv, carried)
-            key = dataclasses.replace(key, dk=dk, dv=dv)
-    assert query.dq is not None and key.dk is not None and key.dv is not None
+        first, *others = (side for side in returned if isinstance(side, KeySide))
+        dk, dv = held(first.dk), held(first.dv)
+        for side in others:
+            dk = accumulate(dk, held(side.dk), recipe.carried_dkv)
+            dv = accumulate(dv, held(side.dv), recipe.carried_dkv)
+        key = KeySide(state.worker, dk=dk, dv=dv)
     # + 0.0: zeros are +0
-    dq, dk, dv = (recipe.to_gradients(x) + 0.0 for x in (query.dq, key.dk, key.dv))
-    query = dataclasses.replace(query, dq=dq)
-    return dataclasses.replace(state, query=query, key=dataclasses.replace(key, dk=dk, dv=dv))
+    dq, dk, dv = (recipe.to_gradients(held(x)) + 0.0 for x in (query.dq, key.dk, key.dv))
+    query, key = dataclasses.replace(query, dq=dq), dataclasses.replace(key, dk=dk, dv=dv)
+    return dataclasses.replace(state, query=query, key=key)
 
 
-def sink_share(state: WorkerState) -> Array | None:
+def sink_share(state: BackwardState) -> Array | None:
     """RING-12: this worker's part of dsinks [H, N], summed over its own query rows at the start."""
-    sinks, lse, delta = state.terms.sinks, state.query.lse, state.query.delta
-    if sinks is None:
+    if state.terms.sinks is None:
         return None
-    assert lse is not None and delta is not None
-    return sink_gradient(sinks, lse, -delta)
+    return sink_gradient(state.terms.sinks, held(state.query.lse), -held(state.query.row_term))

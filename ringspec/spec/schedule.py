@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 KEY_INPUTS = ("k", "v", "columns")
-QUERY_INPUTS = ("q", "dy", "lse", "delta", "rows")
+QUERY_INPUTS = ("q", "dy", "lse", "row_term", "rows")
 KEY_ACCUMULATORS = ("dk", "dv")
 QUERY_ACCUMULATORS = ("dq", "dbias")
 SIDES = {

@@ -1,4 +1,4 @@
-"""What one worker holds before and after a step, and what it sends: plain, frozen data.
+"""What one worker holds before and after a step, what it sends and what it receives: frozen data.
 
 A worker has a query side and a key side. The schedule says which of them visits; the worker's step
 sees only this object, the schedule and the messages that it received. Arrays are float64, in the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from ringspec.spec.schedule import Schedule, Transfer
 class QuerySide:
     """A block of queries of worker ``owner``, all that its rows need, and their gradients.
 
-    q [B, H, n, D]; dy [B, H, n, Dv]; lse, delta [B, H, n] (delta is dy_o_sum - dlse, RING-7); the
+    q [B, H, n, D]; dy [B, H, n, Dv]; lse, row_term [B, H, n], where row_term is delta - dlse (RING-7); the
     accumulators dq [B, H, n, D] and dbias (rows of this block, global keys). None = not held.
     """
 
@@ -33,7 +34,7 @@ class QuerySide:
     rows: Rows | None = None
     dy: Array | None = None
     lse: Array | None = None
-    delta: Array | None = None
+    row_term: Array | None = None
     dq: Array | None = None
     dbias: Array | None = None
 
@@ -70,13 +71,13 @@ class Message:
 
 
 @dataclass(frozen=True)
-class WorkerState:
-    """One worker at one moment. ``step`` counts the steps that it has done.
+class ForwardState:
+    """One worker at one moment of the forward pass. ``step`` counts the steps that it has done.
 
-    ``query`` [B, H, n, ..] and ``key`` [B, Hkv, n, ..] are the blocks that it holds, ``terms`` and
-    ``recipe`` what it knows. ``running`` is the softmax state (forward only). ``gathered`` holds every
-    block when keys were gathered, else nothing. Short names reach into the parts: ``m``, ``l``, ``o``,
-    ``lse``, ``q``, ``k``, ``v``, ``dy``, ``delta``, ``dq``, ``dk``, ``dv``; None = not held.
+    Its own queries stay (``query``), blocks of keys come and go (``key``), and ``running`` is the softmax
+    state of its queries over the keys seen so far: m, l [B, H, n] and o [B, H, n, Dv]. ``terms`` and
+    ``recipe`` are what every worker knows. ``gathered`` holds every block when keys were gathered, else
+    nothing. Short names reach into the parts: ``q``, ``k``, ``v``, ``m``, ``l``, ``o``, ``lse``.
     """
 
     worker: int
@@ -85,38 +86,54 @@ class WorkerState:
     recipe: Recipe
     query: QuerySide
     key: KeySide
-    running: SoftmaxState | None = None
+    running: SoftmaxState
     gathered: tuple[KeySide, ...] = ()
 
     @property
-    def query_owner(self) -> int:
-        """Whose queries are here."""
-        return self.query.owner
+    def q(self) -> Array | None:
+        return self.query.q
 
     @property
-    def key_owner(self) -> int:
-        """Whose keys are here."""
-        return self.key.owner
+    def k(self) -> Array | None:
+        return self.key.k
 
     @property
-    def m(self) -> Array | None:
-        """Running row maximum [B, H, n]; None in a backward pass."""
-        return None if self.running is None else self.running.m
+    def v(self) -> Array | None:
+        return self.key.v
 
     @property
-    def l(self) -> Array | None:  # noqa: E743 - the symbol of the field
-        """Running sum of exp(s - m) [B, H, n]."""
-        return None if self.running is None else self.running.l
+    def m(self) -> Array:
+        return self.running.m
 
     @property
-    def o(self) -> Array | None:
-        """Running unnormalised o [B, H, n, Dv]."""
-        return None if self.running is None else self.running.o
+    def l(self) -> Array:  # noqa: E743 - the symbol of the field
+        return self.running.l
 
     @property
-    def lse(self) -> Array | None:
-        """Forward: lse of the keys seen so far. Backward: lse of the whole row, as received."""
-        return self.query.lse if self.running is None else self.running.lse
+    def o(self) -> Array:
+        return self.running.o
+
+    @property
+    def lse(self) -> Array:
+        return self.running.lse
+
+
+@dataclass(frozen=True)
+class BackwardState:
+    """One worker at one moment of the backward pass. ``step`` counts the steps that it has done.
+
+    ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
+    the two visits. ``terms``, ``recipe`` and ``gathered`` as in the forward pass. Short names reach into
+    the parts: ``q``, ``k``, ``v``, ``dy``, ``lse``, ``row_term``, ``dq``, ``dk``, ``dv`` [B, H, n, ..].
+    """
+
+    worker: int
+    step: int
+    terms: Terms
+    recipe: Recipe
+    query: QuerySide
+    key: KeySide
+    gathered: tuple[KeySide, ...] = ()
 
     @property
     def q(self) -> Array | None:
@@ -135,8 +152,12 @@ class WorkerState:
         return self.query.dy
 
     @property
-    def delta(self) -> Array | None:
-        return self.query.delta
+    def lse(self) -> Array | None:
+        return self.query.lse
+
+    @property
+    def row_term(self) -> Array | None:
+        return self.query.row_term
 
     @property
     def dq(self) -> Array | None:
@@ -151,24 +172,15 @@ class WorkerState:
         return self.key.dv
 
 
-@dataclass(frozen=True)
-class Moment:
-    """One worker's step on record: everything that went in and everything that came out.
+WorkerState = ForwardState | BackwardState
+State = TypeVar("State", ForwardState, BackwardState)
+Held = TypeVar("Held")
 
-    ``phase`` is 'forward' or 'backward'; ``pair`` the (query owner, key owner) that met, None where the
-    worker was idle; ``received`` and ``sent`` are messages, ``before`` and ``after`` states. ``during`` is the state when everything has arrived and before it computes: it holds the block
-    that the step works on, which ``after`` no longer does once it was sent on.
-    """
 
-    phase: str
-    step: int
-    worker: int
-    pair: tuple[int, int] | None
-    before: WorkerState
-    received: tuple[Message, ...]
-    during: WorkerState
-    after: WorkerState
-    sent: tuple[Message, ...]
+def held(x: Held | None) -> Held:
+    """x, which a valid schedule has brought to the worker before it computes with it (RING-2)."""
+    assert x is not None, "the schedule computes with what is not here; validate it first"
+    return x
 
 
 def names_of(side: Side) -> tuple[str, ...]:
@@ -183,8 +195,8 @@ def packed(side: Side, carries: tuple[str, ...]) -> Side:
     return dataclasses.replace(side, **dropped)  # type: ignore[arg-type]
 
 
-def left_behind(side: Side, carries: tuple[str, ...]) -> Side:
-    """What stays of a side when the carried names have gone."""
+def without(side: Side, carries: tuple[str, ...]) -> Side:
+    """What stays of a side when the carried names have been sent."""
     gone = {name: None for name in names_of(side) if name in carries}
     return dataclasses.replace(side, **gone)  # type: ignore[arg-type]
 
@@ -200,96 +212,77 @@ def visiting(state: WorkerState, schedule: Schedule) -> Side:
     return state.key if schedule.moves == "keys" else state.query
 
 
-def with_visiting(state: WorkerState, schedule: Schedule, side: Side) -> WorkerState:
-    field = "key" if schedule.moves == "keys" else "query"
-    return dataclasses.replace(state, **{field: side})  # type: ignore[arg-type]
+def with_visiting(state: State, side: Side) -> State:
+    """The state with another block of keys, or of queries."""
+    if isinstance(side, KeySide):
+        return dataclasses.replace(state, key=side)
+    return dataclasses.replace(state, query=side)
 
 
-def send(state: WorkerState, schedule: Schedule) -> tuple[WorkerState, tuple[Message, ...]]:
-    """Do all transfers of the worker's current step: the state that stays, and the messages."""
+def send(state: State, schedule: Schedule) -> tuple[State, tuple[Message, ...]]:
+    """Do all transfers of the worker's current step: the state that stays, and the messages.
+
+    In a KV ring k and v (and in the backward dk and dv) go to worker r + 1; in a Q ring q, dy, lse and
+    row_term, and dq with them.
+    """
     transfers = schedule.steps[state.step].transfers
     sent: tuple[Message, ...] = ()
     for transfer in transfers:
         sent += messages(state, schedule, transfer)
     for transfer in transfers:
         if transfer.kind == "permute":
-            side = left_behind(visiting(state, schedule), transfer.carries)
-            state = with_visiting(state, schedule, side)
+            state = with_visiting(state, without(visiting(state, schedule), transfer.carries))
     return dataclasses.replace(state, step=state.step + 1), sent
 
 
 def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tuple[Message, ...]:
     """The messages of one worker for one transfer."""
-    side = packed(visiting(state, schedule), transfer.carries)
+    r, block = state.worker, packed(visiting(state, schedule), transfer.carries)
     if transfer.kind == "permute":
-        target = dict(transfer.pairs)[state.worker]
-        return (Message(state.worker, target, "permute", side),)
+        next_worker = dict(transfer.pairs)[r]
+        return (Message(r, next_worker, "permute", block),)
     if transfer.kind == "gather":
-        return tuple(
-            Message(state.worker, target, "gather", side) for target in range(schedule.workers)
-        )
+        return tuple(Message(r, to, "gather", block) for to in range(schedule.workers))
     parts = state.gathered if state.gathered else (visiting(state, schedule),)
     return tuple(
-        Message(state.worker, part.owner, "reduce_scatter", packed(part, transfer.carries))
-        for part in parts
+        Message(r, part.owner, "reduce_scatter", packed(part, transfer.carries)) for part in parts
     )
 
 
-def receive(state: WorkerState, schedule: Schedule, received: tuple[Message, ...]) -> WorkerState:
-    """Put what arrived in the place of the visiting block; gathered blocks stand side by side."""
+def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
+    """Put what arrived in the place of the visiting block; gathered blocks lie side by side."""
     for message in received:
-        if message.kind == "gather":
-            assert isinstance(message.side, KeySide)
+        if message.kind == "gather" and isinstance(message.side, KeySide):
             state = dataclasses.replace(state, gathered=(*state.gathered, message.side))
         elif message.kind == "permute":
-            side = joined(visiting(state, schedule), message.side)
-            state = with_visiting(state, schedule, side)
+            state = with_visiting(state, joined(visiting(state, schedule), message.side))
     return state
 
 
-def arrive(state: WorkerState, schedule: Schedule, received: tuple[Message, ...]) -> WorkerState:
+def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
     """The state with everything that was received, turned to the block of the current step."""
     state = receive(state, schedule, received)
-    if schedule.accumulators:
-        state = open_accumulators(state)
+    if (
+        schedule.accumulators
+    ):  # gathered keys arrive without: every worker opens dk, dv for each owner
+        opened = tuple(map(with_accumulators, state.gathered))
+        state = dataclasses.replace(state, gathered=opened)
     owner = schedule.steps[state.step].uses[state.worker]
-    return state if owner is None else select(state, owner)
-
-
-def open_accumulators(state: WorkerState) -> WorkerState:
-    """Gathered keys arrive without accumulators: every worker opens one for each owner."""
-    opened = []
     for side in state.gathered:
-        if side.dk is None:
-            assert side.k is not None and side.v is not None
-            side = dataclasses.replace(side, dk=np.zeros(side.k.shape), dv=np.zeros(side.v.shape))
-        opened.append(side)
-    return dataclasses.replace(state, gathered=tuple(opened))
+        if side.owner == owner:
+            state = dataclasses.replace(state, key=side)
+    return state
 
 
-def met(schedule: Schedule, step: int, worker: int) -> tuple[int, int] | None:
+def with_accumulators(side: KeySide) -> KeySide:
+    """A block of keys with dk and dv: its own, or zeros."""
+    if side.dk is not None:
+        return side
+    k, v = held(side.k), held(side.v)
+    return dataclasses.replace(side, dk=np.zeros(k.shape), dv=np.zeros(v.shape))
+
+
+def pair_computed(schedule: Schedule, step: int, worker: int) -> tuple[int, int] | None:
     """(query owner, key owner) that a worker computes in a step, or None."""
     owner = schedule.steps[step].uses[worker]
     return None if owner is None else schedule.pair(worker, owner)
-
-
-def select(state: WorkerState, owner: int) -> WorkerState:
-    """With gathered keys: turn to the block of one owner."""
-    for side in state.gathered:
-        if side.owner == owner:
-            return dataclasses.replace(state, key=side)
-    return state
-
-
-def read_only(x: Array) -> Array:
-    """A copy in memory that nobody can write to: a worker's inputs stay as they are, wherever they travel."""
-    return np.ndarray(x.shape, x.dtype, x.tobytes())
-
-
-def deliver(outboxes: list[tuple[Message, ...]], workers: int) -> list[tuple[Message, ...]]:
-    """Each worker's messages, in the order of the senders: the lockstep stand-in for a network."""
-    inboxes: list[list[Message]] = [[] for _ in range(workers)]
-    for outbox in outboxes:
-        for message in outbox:
-            inboxes[message.target].append(message)
-    return [tuple(inbox) for inbox in inboxes]

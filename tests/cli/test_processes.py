@@ -11,7 +11,7 @@ from cli.commands import SMALL, call, run_program
 
 import ringspec as rs
 from ringspec.cli.commands import simulate
-from ringspec.spec.worker import Moment
+from ringspec.rings.lockstep import Moment
 
 
 def test_the_module_runs_and_prints_the_same_into_a_pipe(tmp_path):

@@ -10,7 +10,7 @@ from ringspec import fast
 from ringspec.fast.kept import Kept
 from ringspec.problem.model import Block
 from ringspec.problem.options import check
-from ringspec.spec.worker import read_only
+from ringspec.rings.lockstep import read_only
 
 
 def a_view(x):

@@ -88,6 +88,7 @@ CHOSEN = {
     "ringspec.spec.backward": ("backward_finish", "backward_start", "backward_step"),
     "ringspec.spec.forward": ("forward_finish", "forward_start", "forward_step"),
     "ringspec.spec.rules": ("Rule", "rule"),
+    "ringspec.rings.lockstep": ("Moment",),
     "ringspec.rings.run": ("Run", "WorkerResult"),
     "ringspec.spec.schedule": (
         "Schedule",
@@ -102,7 +103,7 @@ CHOSEN = {
         "visitor",
     ),
     "ringspec.rings.validator": ("Defect", "find_defects", "validate"),
-    "ringspec.spec.worker": ("KeySide", "Message", "Moment", "QuerySide", "WorkerState"),
+    "ringspec.spec.worker": ("BackwardState", "ForwardState", "KeySide", "Message", "QuerySide"),
     "ringspec.errors": tuple(
         name
         for name, value in vars(ringspec.errors).items()

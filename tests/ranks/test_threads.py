@@ -62,7 +62,7 @@ def test_messages_are_those_of_lockstep_in_the_order_of_the_senders():
 
 @pytest.mark.parametrize(
     "circulation, inputs_named, added",
-    [("kv", "k, v, columns", "dk, dv"), ("q", "q, dy, lse, delta, rows", "dq, dbias")],
+    [("kv", "k, v, columns", "dk, dv"), ("q", "q, dy, lse, row_term, rows", "dq, dbias")],
 )
 def test_inputs_and_accumulators_travel_while_a_block_is_computed(circulation, inputs_named, added):
     """Inputs are posted before the computation; accumulators are awaited after it, added, sent on."""
@@ -372,7 +372,7 @@ def test_a_long_error_passes_as_a_record():
 def test_accumulators_and_inputs_of_one_hop_are_two_messages():
     steps = traffic(backward_schedule("q", 3))
     names = [{crossing.names for crossing in crossings} for crossings in steps]
-    inputs_first = ("q", "dy", "lse", "delta", "rows")
+    inputs_first = ("q", "dy", "lse", "row_term", "rows")
     assert names == [{inputs_first, ("dq", "dbias")}] * 2 + [{("dq", "dbias")}]
 
 

@@ -308,8 +308,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "RING-7",
         "spec/backward.py",
-        "    delta = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)",
-        "    delta = recipe.to_delta(dy_o_sum(dy, o, recipe))",
+        "    row_term = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)",
+        "    row_term = recipe.to_delta(dy_o_sum(dy, o, recipe))",
     ),
     (
         "RING-8",

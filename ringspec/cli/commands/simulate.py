@@ -28,10 +28,10 @@ from ringspec.cli.views.describe import heading, problem_data
 from ringspec.cli.views.passes import Data, layout_data, pass_data, pass_lines
 from ringspec.errors import OptionError
 from ringspec.formats import load
+from ringspec.rings.lockstep import Moment
 from ringspec.rings.ring import ring
 from ringspec.rings.run import Run
 from ringspec.rings.show import schedules
-from ringspec.spec.worker import Moment
 
 # Work, in pairs of a query and a key, that takes long enough for a progress bar.
 LONG = 1 << 22

@@ -21,11 +21,13 @@ import ringspec
 from ringspec.cli.shared.inputs import drawn
 from ringspec.errors import LayoutError, OptionError
 from ringspec.rings.layouts import make_layout
+from ringspec.rings.lockstep import Moment
 from ringspec.rings.ring import ring
 from ringspec.rings.run import Run
+from ringspec.rings.show import stored_name
 from ringspec.spec.masks import visible
 from ringspec.spec.schedule import CIRCULATIONS, Schedule
-from ringspec.spec.worker import KeySide, Moment, Side, WorkerState, names_of
+from ringspec.spec.worker import ForwardState, KeySide, Side, WorkerState, names_of
 
 Data = dict[str, Any]
 Array = NDArray[np.float64]
@@ -241,7 +243,7 @@ def travel(run: Run, phase: str) -> Data:
                 {
                     "kind": one.kind,
                     "pairs": [list(pair) for pair in one.pairs],
-                    "carries": [name for name in one.carries if name not in UNSHOWN],
+                    "carries": shown_names(one.carries),
                 }
                 for one in step.transfers
             ]
@@ -254,13 +256,17 @@ def held(state: WorkerState) -> list[list[Any]]:
     """What one worker holds: [owner, name, name ...] of each block of queries and of keys."""
     keys: tuple[Side, ...] = state.gathered or (state.key,)
     blocks = [block_of(side) for side in (state.query, *keys)]
-    if state.running is not None:
+    if isinstance(state, ForwardState):
         blocks[0] += ["m", "l", "o"]
     return [block for block in blocks if len(block) > 1]
 
 
+def shown_names(names: tuple[str, ...]) -> list[str]:
+    return [stored_name(name) for name in names if name not in UNSHOWN]
+
+
 def block_of(side: Side) -> list[Any]:
-    return [side.owner, *(name for name in names_of(side) if name not in UNSHOWN)]
+    return [side.owner, *shown_names(names_of(side))]
 
 
 def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> list[list[Any]]:
@@ -288,8 +294,9 @@ def forward_traces(run: Run) -> list[list[Row]]:
     traces: list[list[Row]] = [[] for _ in range(run.layout_q.length)]
     for t in range(len(run.schedule.steps)):
         for worker, tokens in enumerate(run.layout_q.table):
-            running = run.state(worker, t).running
-            assert running is not None
+            state = run.state(worker, t)
+            assert isinstance(state, ForwardState)
+            running = state.running
             row_state = [running.m[0, 0], running.l[0, 0], running.lse[0, 0], running.o[0, 0]]
             for token, row in zip(tokens, rows(*row_state), strict=True):
                 traces[token].append(row)

@@ -43,7 +43,7 @@ def block_backward(
 ) -> BlockGradients:
     """One block's share of every gradient, from the lse and delta of the query side."""
     q, dy, rows, columns = query.q, query.dy, query.rows, key.columns
-    k, v, lse, delta = key.k, key.v, query.lse, query.delta
+    k, v, lse, delta = key.k, key.v, query.lse, query.row_term
     assert q is not None and dy is not None and rows is not None and columns is not None
     assert k is not None and v is not None and lse is not None and delta is not None
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)

@@ -129,12 +129,12 @@ def garbage_in_padding(phase: str, side: QuerySide) -> QuerySide:
     """delta of rows without a token, or of padding tokens, was never written."""
     if phase == "forward":
         return side
-    assert side.rows is not None and side.delta is not None and side.lse is not None
+    assert side.rows is not None and side.row_term is not None and side.lse is not None
     padding = (side.rows.index < 0)[None, :]
     if side.rows.segment is not None:
         padding = padding | (side.rows.segment < 0)
-    delta = np.where(padding[:, None] & np.isneginf(side.lse), np.nan, side.delta)
-    return dataclasses.replace(side, delta=delta)
+    delta = np.where(padding[:, None] & np.isneginf(side.lse), np.nan, side.row_term)
+    return dataclasses.replace(side, row_term=delta)
 
 
 def unguarded_gradient(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:

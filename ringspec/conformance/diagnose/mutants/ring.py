@@ -141,8 +141,8 @@ def backward(
     dsinks = []
     if terms.sinks is not None:
         for r, side in enumerate(queries):
-            assert side.lse is not None and side.delta is not None
-            dsinks.append(hooks.sink_share(r, terms.sinks, side.lse, side.delta))
+            assert side.lse is not None and side.row_term is not None
+            dsinks.append(hooks.sink_share(r, terms.sinks, side.lse, side.row_term))
     upper, lower = list(queries), list(keys)
     gathered: list[list[KeySide]] = [[] for _ in range(workers)]
     for step in range(workers):
@@ -181,7 +181,7 @@ def with_row_sums(
         side,
         dy=dy,
         lse=round_to(lse, recipe.backward_lse),
-        delta=round_to(hooks.delta(side.owner, dy, o, dlse, recipe), recipe.delta),
+        row_term=round_to(hooks.delta(side.owner, dy, o, dlse, recipe), recipe.delta),
         dq=np.zeros(side.q.shape),
         dbias=None if side.rows.bias is None else np.zeros(side.rows.bias.shape),
     )
@@ -249,7 +249,7 @@ def block_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) ->
             # A block takes dy as it is.
             dy=hooks.seeds(whole(call, "dy"), blocks.dlse[0])[0],
             lse=round_to(whole(call, "lse"), recipe.backward_lse),
-            delta=round_to(whole(call, "delta"), recipe.delta),
+            row_term=round_to(whole(call, "delta"), recipe.delta),
         )
         query = hooks.queries("backward", query)
         key = hooks.keys("backward", key)

@@ -88,7 +88,7 @@ def stale_queries(at: At) -> tuple[QuerySide, KeySide]:
 def stale_row_sums(at: At) -> tuple[QuerySide, KeySide]:
     if at.phase == "forward":
         return at.query, at.key
-    return with_inputs_of(at.query, at.all_queries[at.worker], "lse", "delta"), at.key
+    return with_inputs_of(at.query, at.all_queries[at.worker], "lse", "row_term"), at.key
 
 
 def stale_columns(at: At) -> tuple[QuerySide, KeySide]:

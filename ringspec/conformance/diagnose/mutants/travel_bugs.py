@@ -20,7 +20,7 @@ from ringspec.conformance.target.protocol import Call
 from ringspec.problem.model import Array
 from ringspec.spec.worker import KeySide, QuerySide
 
-INPUTS = {KeySide: ("k", "v"), QuerySide: ("q", "dy", "lse", "delta")}
+INPUTS = {KeySide: ("k", "v"), QuerySide: ("q", "dy", "lse", "row_term")}
 
 
 def with_inputs_of(side: Side, other: Side, *names: str) -> Side:

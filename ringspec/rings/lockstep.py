@@ -1,0 +1,124 @@
+"""The loop over workers and steps, in one process: every worker's step, then every message delivered.
+
+A step is a pure function of the specification; here is what may run the workers' steps side by side, what
+records them, and what makes their inputs immutable. Source: RING-1; arrays are float64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringspec.errors import OptionError
+from ringspec.problem.model import Array
+from ringspec.spec.schedule import Schedule
+from ringspec.spec.worker import Message, State, WorkerState, arrive, pair_computed
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One worker's step on record: everything that went in and everything that came out.
+
+    ``phase`` is 'forward' or 'backward'; ``pair`` the (query owner, key owner) that met, None where the
+    worker was idle; ``received`` and ``sent`` are messages, ``before`` and ``after`` states. ``during`` is the state when everything has arrived and before it computes: it holds the block
+    that the step works on, which ``after`` no longer does once it was sent on.
+    """
+
+    phase: str
+    step: int
+    worker: int
+    pair: tuple[int, int] | None
+    before: WorkerState
+    received: tuple[Message, ...]
+    during: WorkerState
+    after: WorkerState
+    sent: tuple[Message, ...]
+
+
+Observer = Callable[[Moment], None]
+# As ``map``: the function's results for all values, in their order.
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+
+
+def lockstep(
+    phase: str,
+    one_step: Callable[..., tuple[State, tuple[Message, ...]]],
+    states: list[State],
+    schedule: Schedule,
+    block: Callable[..., Any],
+    observer: Observer,
+    each: Each = map,
+) -> tuple[list[State], list[tuple[Message, ...]]]:
+    """All workers do step t, then everything that they sent is delivered; then step t + 1.
+
+    Returns the last states and what is still to be received. It serves both passes: ``one_step`` is
+    ``forward_step`` or ``backward_step``. No worker's step depends on another's in the same t, so
+    ``each`` may do them side by side.
+    """
+    states = list(states)
+    inboxes: list[tuple[Message, ...]] = [() for _ in states]
+
+    def turn(r: int) -> tuple[State, tuple[Message, ...]]:
+        return one_step(states[r], schedule, inboxes[r], block)
+
+    for t in range(len(schedule.steps)):
+        outboxes = []
+        for r, (after, sent) in enumerate(of_all(schedule.workers, turn, each)):
+            before = states[r]
+            during = arrive(before, schedule, inboxes[r])
+            pair = pair_computed(schedule, t, r)
+            observer(Moment(phase, t, r, pair, before, inboxes[r], during, after, sent))
+            states[r] = after
+            outboxes.append(sent)
+        inboxes = deliver(outboxes, schedule.workers)
+    return states, inboxes
+
+
+def of_all(workers: int, function: Callable[[int], Any], each: Each) -> Iterator[Any]:
+    """``function`` of every worker's number, in their order."""
+    results, missing = iter(each(function, range(workers))), object()
+    for r in range(workers):
+        result = next(results, missing)
+        if result is missing:
+            raise OptionError(
+                "each(function, values) with one result for every value, as map has",
+                f"{r} results for {workers} workers",
+                "pass map, or map of an executor",
+            )
+        yield result
+
+
+def deliver(outboxes: list[tuple[Message, ...]], workers: int) -> list[tuple[Message, ...]]:
+    """Each worker's messages, in the order of the senders: the lockstep stand-in for a network."""
+    inboxes: list[list[Message]] = [[] for _ in range(workers)]
+    for outbox in outboxes:
+        for message in outbox:
+            inboxes[message.target].append(message)
+    return [tuple(inbox) for inbox in inboxes]
+
+
+def with_immutable_inputs(state: State) -> State:
+    """A worker at its start, whose inputs nobody can write to, wherever they travel.
+
+    What is made of an immutable array may be kept as long as the array lives; ``ringspec.fast`` does.
+    """
+    query = {name: getattr(state.query, name) for name in ("q", "dy", "lse", "row_term")}
+    key = {name: getattr(state.key, name) for name in ("k", "v")}
+    return dataclasses.replace(
+        state,
+        query=dataclasses.replace(state.query, **read_only_values(query)),
+        key=dataclasses.replace(state.key, **read_only_values(key)),
+    )
+
+
+def read_only_values(arrays: dict[str, Array | None]) -> dict[str, Any]:
+    return {name: read_only(x) for name, x in arrays.items() if x is not None}
+
+
+def read_only(x: Array) -> Array:
+    """A copy in memory that nobody can write to: a worker's inputs stay as they are."""
+    return np.ndarray(x.shape, x.dtype, x.tobytes())
