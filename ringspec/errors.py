@@ -43,7 +43,7 @@ class DtypeError(RingspecError):
 
 
 class NonFiniteError(RingspecError):
-    """NaN or infinity where DESIGN section 2 wants a finite number."""
+    """NaN or infinity where the definition requires a finite number."""
 
 
 class OptionError(RingspecError):

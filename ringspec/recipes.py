@@ -1,7 +1,7 @@
 """Precision recipes: how an implementation computes, as data.
 
 A recipe names every point at which a value is rounded, and the tile sizes and the merge order where
-they matter (DESIGN section 4; NUM-2). :mod:`ringspec.spec` applies it; the comparison and the conformance
+they matter (NUM-2). :mod:`ringspec.spec` applies it; the comparison and the conformance
 suite read it. A format name says "rounded once, to nearest even, to this format here".
 
 >>> recipe("bf16").p
@@ -38,7 +38,7 @@ class Recipe:
     ``statistics``          exp(s - m), m, l and lse of the running softmax
     ``p``                   P as operand of P V and of P^T dy
     ``block_o``             o of one block as it leaves the block
-    ``merge``               each product and each sum of a merge of two partial results
+    ``merge``               each product and each sum of a merge of two partial results (NUM-3)
     ``carried_o``           o as it is kept between ring steps
     ``outputs``             the final o, which is also the o that the backward reads
     ``lse``                 the final lse, which is also the lse that leaves the forward

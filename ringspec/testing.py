@@ -3,7 +3,7 @@
 :func:`check` runs the conformance suite on a target. :func:`assert_ring_attention` is for tests that exist
 already.
 
-The truth is DESIGN section 2; the bounds are those of :mod:`ringspec.compare.bounds`.
+The truth is :mod:`ringspec.spec.definition`; the bounds are those of :mod:`ringspec.compare.bounds`.
 
 >>> import numpy as np
 >>> from ringspec.rings.ring import ring

@@ -1,6 +1,6 @@
 """Dense attention and its gradients against mpmath at 60 digits and more (oracle/).
 
-The errors are in units of the row scale of DESIGN section 4. The oracle itself is tested first.
+The errors are in units of the row scale. The oracle itself is tested first.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """PyTorch autograd in float64 on a naive formulation: a third opinion beside the mpmath oracle.
 
-The formulation is written here, from DESIGN section 2, with PyTorch operations alone (only the
+The formulation is written here, from the definition, with PyTorch operations alone (only the
 keep mask of dropout comes from the oracle's Philox). Both sides are float64, each of them a few
 1e-16 of the row scale from the truth.
 """
@@ -43,7 +43,7 @@ LARGER = tuple(
 
 
 def visible_pairs(torch, data: Data):
-    """The mask of DESIGN section 2: bool [B, H, Sq, Sk], and the positions [B or 1, S]."""
+    """The mask of the definition: bool [B, H, Sq, Sk], and the positions [B or 1, S]."""
     options = data.options
     B, H, Sq, _ = data.q.shape
     Sk = data.k.shape[2]

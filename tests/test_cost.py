@@ -56,7 +56,7 @@ MASKS = {
 
 
 def sees(options: dict, b: int, h: int, i: int, j: int) -> bool:
-    """DESIGN section 2 for the masks of the table above."""
+    """The definition for the masks of the table above."""
     position_q = options.get("positions_q", [n + options.get("q_offset", 0) for n in range(16)])[i]
     window = options.get("window")
     left, right = window if isinstance(window, tuple) else (window, window)

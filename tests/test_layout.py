@@ -1,4 +1,4 @@
-"""Layouts: each constructor against DESIGN's formula written as loops, and sharding as a permutation."""
+"""Layouts: each constructor against its formula written as loops, and sharding as a permutation."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Masks: every term, alone and together, against a loop over pairs written from DESIGN section 2.
+"""Masks: every term, alone and together, against a loop over pairs written from the definition.
 
 The loop below works on Python integers, one pair at a time; the specification works on arrays. Then
 the offsets that layouts derive (cp_offset, zigzag_offsets) against the mask of global positions.
@@ -57,7 +57,7 @@ def document(starts, token: int) -> int:
 
 
 def sees(options: dict, b: int, h: int, i: int, j: int) -> bool:
-    """DESIGN section 2: the conjunction of the terms, over global positions."""
+    """The conjunction of the terms, over global positions."""
     pq = i + options.get("q_offset", 0)
     pk = j
     if "positions_q" in options:

@@ -2,7 +2,7 @@
 
 The rows of the table below hold every pair of values of any two factors at least once. Each run
 is compared tensor by tensor, worker by worker, against `rs.attention` and `rs.attention_backward`,
-in units of the row scale of DESIGN section 4.
+in units of the row scale.
 """
 
 import numpy as np

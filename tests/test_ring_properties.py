@@ -168,7 +168,7 @@ def test_the_backward_is_linear_in_dy_and_dlse_jointly(seed, circulation):
 @pytest.mark.rule("BWD-3", "BWD-8", "BWD-9")
 @given(seeds)
 def test_ds_and_the_sinks_share_sum_to_dlse_in_every_row(seed):
-    """The check of DESIGN section 2: sum_j ds + sum_n exp(sink - lse) (dlse - delta) = dlse."""
+    """The check of the definition: sum_j ds + sum_n exp(sink - lse) (dlse - delta) = dlse."""
     q, k, v, dy, dlse, options = problem(seed)
     options.pop("softcap", None)
     options["bias"] = np.zeros((2, 4, 12, 12))  # so that dbias is ds itself

@@ -1,6 +1,6 @@
 """How far a result may be from the truth, from the rounding points of a declared recipe.
 
-An element passes where ``|got - want| <= factor * scale + floor``. The row scale (DESIGN section 4) is
+An element passes where ``|got - want| <= factor * scale + floor``. The row scale (docs/spec/numbers.md) is
 the definition's sum with absolute values inside, times kappa = 1 + the row's largest |logit|; so each
 rounding enters ``factor`` with the unit roundoff u of its point, times how often it is met:
 
@@ -29,7 +29,7 @@ With u_x for the point x, f = ``products``, t = ``statistics`` and L = max(1, lo
     dk   = dz + u_ds + the same; dq likewise over keys, tile_dq, carried_dq
     dbias, dsinks: dz (+ u_ds), a sum over rows in float32, and the output format
 
-``o`` in dz holds per element of a row, as DESIGN's a_ij does. Where the harness hands over lse and delta
+``o`` in dz holds per element of a row, as a_ij of the row scale does. Where the harness hands over lse and delta
 (block backward) their errors are 0. The point ``inputs`` counts nothing: a case's inputs are numbers of
 their format.
 

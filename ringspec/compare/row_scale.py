@@ -1,9 +1,20 @@
-"""The row scale: what an error in one row is relative to (DESIGN section 4).
+"""The row scale: what an error in one row is relative to.
 
 Every sum of the definition is taken once more with absolute values inside, and times the condition
 ``kappa`` of the row's exponentials. Float64 stays within a few 1e-16 of it from flat rows to very
 peaked ones. A scale taken from the largest element of a tensor would hide a wrong row among large
-ones; this one belongs to each row alone.
+ones; this one belongs to each row alone::
+
+    kappa_i = 1 + max( max_j(scale * sum_d |q||k| + |bias|), max_n |sink_hn| )
+    a_ij    = p_ij * (sum_d |dy||v| + sum_d |dy| sum_j p|v| + |dlse_i|)
+
+    o: kappa_i sum_j p|v|       lse: kappa_i + |lse_i|         dv: sum_i kappa_i p|dy|
+    dq: scale kappa_i sum_j a|k|                               dk: scale sum_i kappa_i a|q|
+
+In o, dq, dk and dv the row's scale is the maximum over d. In kappa_i, j runs over the visible keys and n over
+the sinks of the head; a maximum over nothing is 0. scale is taken without its sign. A sink counts because one
+far above the scores takes digits of p as a large score does. The factor keep_ij / (1 - dropout_p) is part of p
+beside v or dy, and of sum_d |dy||v|, which is there for dp; the p before a is the p of ds, without it.
 """
 
 from __future__ import annotations
@@ -42,7 +53,7 @@ class RowScale:
     """One number >= 0 for each row: ``o``, ``lse``, ``dq`` [B, H, Sq]; ``dk``, ``dv`` [B, Hkv, Sk].
 
     All are float64. 0 stands where the definition sums nothing: such a row must be exactly 0. ``dsinks`` [H, N] is
-    made by the same principle, and so is ``dbias``; DESIGN names no scale for them.
+    made by the same principle, and so is ``dbias``; the table above has no scale for them.
     """
 
     o: Array

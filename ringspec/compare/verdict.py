@@ -1,7 +1,7 @@
 """The verdict on one tensor: every worker, every element, each in units of its row's bound.
 
 An element passes where ``|got - want| <= factor * scale + floor``: ``want`` is the truth in float64,
-``scale`` its row's own (:mod:`ringspec.compare.row_scale`, DESIGN section 4), ``factor`` and ``floor`` what the
+``scale`` its row's own (:mod:`ringspec.compare.row_scale`, docs/spec/numbers.md), ``factor`` and ``floor`` what the
 declared precision allows (:mod:`ringspec.compare.bounds`). The correctly rounded value always passes, NaN never.
 
 Special values go by class:

@@ -1,6 +1,6 @@
 """Correctly rounded attention: the truth that does not depend on a machine.
 
-Each result is the real number that DESIGN section 2 defines, rounded once, to nearest even, to the
+Each result is the real number that the definition (docs/spec/index.md) gives, rounded once, to nearest even, to the
 format asked for. The method is fixed-point arithmetic on integers with an error bound for every
 number, and more bits where the bound does not decide the rounding. In reading order, each file with
 its argument: ``integers`` (exact products), ``elementary`` (exp, log, tanh), ``problem``,

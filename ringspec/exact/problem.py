@@ -1,4 +1,4 @@
-"""What is to be evaluated: the tensors and terms of DESIGN section 2, every number taken exactly."""
+"""What is to be evaluated: the tensors and terms of the definition (docs/spec/index.md), every number taken exactly."""
 
 from __future__ import annotations
 

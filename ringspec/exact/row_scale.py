@@ -1,4 +1,4 @@
-"""The row scales of DESIGN section 4, evaluated like the results: absolute values in every sum.
+"""The row scales (docs/spec/numbers.md), evaluated like the results: absolute values in every sum.
 
 kappa_i = 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|) is dyadic, hence exact. With
 A = 1 - dropout_p, g = keep sum_d |dy||v| and O_i = sum_j P keep |v| (= A times the scale of o

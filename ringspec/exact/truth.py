@@ -1,6 +1,6 @@
 """The public functions: correctly rounded results of a problem, in every format that is asked for.
 
-Source: DESIGN section 2, of which each result is the real number, rounded once.
+Source: the definition (docs/spec/index.md), of which each result is the real number, rounded once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rows and columns are cut into blocks and travel with the block that they index (RING-6); the terms
 are the same on every worker. Indices and positions are int64, masks bool, all else float64.
 
-Source: DESIGN section 2.
+Source: the rules MASK-1 to MASK-9, FWD-1 to FWD-10.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 error that says what was expected, what came and how to mend it. Everything behind this module may
 assume that its arguments are right.
 
-Source: DESIGN section 2, which says what each option means.
+Source: :mod:`ringspec.spec.masks` and :mod:`ringspec.spec.definition` say what each option means (MASK-9, FWD-1).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Figures of errors: a recovered attention pattern, errors against W and by row, noise scores.
 
 Each function takes arrays, float or bool, and returns a matplotlib Figure of pyplot. It writes no file.
-Errors are in units of the row scale (DESIGN section 4) or of the predicted noise (docs/conform/noise.md).
+Errors are in units of the row scale (``ringspec.compare.row_scale``) or of the predicted noise (docs/conform/noise.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Counts come from the same schedule and the same masks that the ring runs with; n
 except times, which follow from rates that the caller gives. Payload is counted without headers, each
 number with the bytes of its format in the recipe.
 
-Source: DESIGN section 3 (schedules, and what travels).
+Source: :mod:`ringspec.spec.schedule` says what travels (RING-4 to RING-7).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 :func:`ring` is the public entry; a :class:`Run` is its result, with every worker's numbers and, on
 request, every worker's state before and after every step.
 
-Sources: DESIGN section 3; Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889.
+Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889.
 """
 
 from __future__ import annotations

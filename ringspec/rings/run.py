@@ -1,6 +1,6 @@
 """The result of a ring: every worker's numbers, the recorded states, and their replay.
 
-Source: DESIGN section 3, for what a worker holds at each step.
+Source: :mod:`ringspec.spec.worker` says what a worker holds at each step (RING-6).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ringspec.tensorfile import write_tensors
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What ``worker`` ends with, in its local order: the shapes of DESIGN with n slots for S, float64.
+    """What ``worker`` ends with, in its local order: the usual shapes with n slots for S, float64.
 
     ``o`` [B, H, n, Dv], ``lse`` [B, H, n], ``dq`` [B, H, n, D], ``dk`` [B, Hkv, n, D], ``dv`` [B, Hkv, n, Dv].
     ``index_q`` and ``index_k`` [n] name the global tokens of its slots, -1 for padding. ``dsinks``

@@ -4,6 +4,10 @@ KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE a
 and dQ follows them; K, V, dK, dV stay. Both are this one function: the schedule says which side
 visits. Accumulators make one hop more than inputs, the one that brings them home (RING-4, RING-5).
 
+The gradients are a function of q, k, v, dy and dlse alone. A pass that is given o and lse uses them as given
+and never computes them again; both belong to the whole row, not to a block (RING-13). Each worker's dsinks
+and dbias are partial sums over its own query rows; adding them up is the caller's part (RING-12).
+
 Arrays are float64, in a worker's local order. Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
 """
 
@@ -54,7 +58,7 @@ def backward_start(
     terms: Terms,
     recipe: Recipe,
 ) -> BackwardState:
-    """A worker with its shards, o and lse of the whole row as given, and empty accumulators.
+    """A worker with its shards, o and lse of the whole row as given (RING-13), and empty accumulators.
 
     q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], dy and o [B, H, n, Dv], dlse and lse [B, H, n];
     ``rows``, ``columns``, ``terms``, ``recipe`` as in the forward.

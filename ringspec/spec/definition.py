@@ -1,7 +1,21 @@
-"""Dense attention and its gradient in float64: the definition (DESIGN section 2).
+"""Dense attention and its gradient in float64: the definition.
 
 One worker, no blocks, every S x S matrix written out. All else in ringspec is held to these
 functions, and they are held to an oracle that shares no code with them.
+
+Symbols: b a batch, h a query head, i a query row, j a key, n a sink of the head, d an entry of a vector.
+``<x, y>`` is the dot product over d, and every logarithm is natural. Arrays are [B, H, S, D]: q, dy and o
+have H heads and Sq rows, k and v have Hkv heads and Sk rows, D is the width of q and k, Dv that of v.
+
+scale, softcap, bias, sinks and dropout_p are float64 numbers, each taken exactly. The default scale is the
+float64 nearest to the real 1/sqrt(D) (FWD-2); ``1 / math.sqrt(D)`` is rounded twice and misses it at
+D = 128. q, k, v, dy, dlse and sinks are finite, and so is the bias, in which -inf alone has a meaning (a
+mask). Finite inputs have finite scores and gradients: a score at a visible pair, a dp or a gradient that
+leaves float64 is refused with a NonFiniteError. Scores of masked pairs may be of any size. Zeros are +0.
+
+A check of the gradients without a second implementation, for each row that has a key or a sink::
+
+    sum_j ds_ij + sum_n exp(sink_hn - lse_i) (dlse_i - delta_i) = dlse_i
 
 Sources: Vaswani et al., https://arxiv.org/abs/1706.03762 (section 3.2.1); for the gradient Dao et
 al., FlashAttention, https://arxiv.org/abs/2205.14135 (appendix B.2); sinks as in GPT-OSS
@@ -44,11 +58,12 @@ class Gradients:
 
 
 def scores(q: Array, k: Array, block: Block) -> tuple[Array, Array | None]:
-    """s [B, H, n_q, n_k], -inf where the mask forbids, and t [B, H, n_q, n_k] or None (FWD-1, FWD-3, MASK-9).
+    """s [B, H, n_q, n_k], -inf where the mask forbids, and t [B, H, n_q, n_k] or None (FWD-1, FWD-3, MASK-9)::
 
-    z_ij = scale <q_i, k_j> + bias_ij                    s_ij = softcap t_ij, t_ij = tanh(z_ij / softcap)
+        z_ij = scale <q_i, k_j> + bias_ij          t_ij = tanh(z_ij / softcap)      s_ij = softcap t_ij
 
-    Without a soft cap s = z, and t is None. k has one head for each query head here (FWD-10).
+    Without a soft cap s = z, and t is None. The scale does not touch the bias. k has one head for each
+    query head here (FWD-10).
     """
     rows, columns, terms, recipe = block.rows, block.columns, block.terms, block.recipe
     allowed = visible(rows, columns, terms)
@@ -68,7 +83,14 @@ def scores(q: Array, k: Array, block: Block) -> tuple[Array, Array | None]:
 
 
 def normalise(problem: Problem, s: Array) -> tuple[Array, Array]:
-    """lse [B, H, Sq] and p [B, H, Sq, Sk] of scores; sinks in the denominator (FWD-4, FWD-5)."""
+    """lse [B, H, Sq] and p [B, H, Sq, Sk] of scores (FWD-4, FWD-5, FWD-7)::
+
+        lse_i = log(sum_j exp(s_ij) + sum_n exp(sink_hn))            p_ij = exp(s_ij - lse_i)
+
+    Sinks are logits in the domain of s: neither scale nor soft cap applies to them. They join the
+    denominator once per row, and nothing else. A row without keys and sinks has lse = -inf (FWD-8), a row
+    with sinks alone their log-sum-exp (FWD-9); p is 0 in both. p and lse are those before dropout.
+    """
     sinks = problem.terms.sinks
     m = s.max(axis=3, initial=-np.inf)
     if sinks is not None:
@@ -85,7 +107,12 @@ def normalise(problem: Problem, s: Array) -> tuple[Array, Array]:
 
 
 def forward(problem: Problem) -> Forward:
-    """o and lse of a checked problem (FWD-6 to FWD-9): o_i = sum_j p_ij keep_ij / (1 - dropout_p) v_j."""
+    """o and lse of a checked problem (FWD-6, FWD-8)::
+
+        o_i = sum_j p_ij keep_ij / (1 - dropout_p) v_j
+
+    keep_ij is 0 or 1, and always 1 without dropout. o = 0 in a row without keys.
+    """
     k, v = (per_query_head(x, problem.terms) for x in (problem.k, problem.v))
     s, _ = scores(problem.q, k, problem.block)
     lse, p = normalise(problem, s)
@@ -94,7 +121,12 @@ def forward(problem: Problem) -> Forward:
 
 
 def backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
-    """Gradients of a checked problem (BWD-1 to BWD-10); delta_i = <dy_i, o_i>."""
+    """Gradients of a checked problem, for dy = dL/do and dlse = dL/dlse (BWD-1 to BWD-10)::
+
+        delta_i = <dy_i, o_i>
+
+    Public systems call delta dy_o_sum. Dropout leaves its expression as it is.
+    """
     k, v = (per_query_head(x, problem.terms) for x in (problem.k, problem.v))
     s, t = scores(problem.q, k, problem.block)
     lse, p = normalise(problem, s)
@@ -145,12 +177,15 @@ def products_of_gradients(
     row_term: Array,
     block: Block,
 ) -> tuple[Array, Array, Array, Array]:
-    """dz and the shares of dq, dk, dv of one block, from p, t and row_term [B, H, n_q] (BWD-2 to BWD-7).
+    """dz and the shares of dq, dk, dv of one block, from p, t and row_term [B, H, n_q] (BWD-2 to BWD-7)::
 
-    dp_ij = <dy_i, v_j> keep_ij / (1 - dropout_p)        ds_ij = p_ij (dp_ij - row_term_i)
-    dz_ij = ds_ij (1 - t_ij^2), or ds_ij without a soft cap
-    dq_i  = scale sum_j dz_ij k_j                        dk_j = scale sum_{i, h in group} dz_ij q_i
-    dv_j  = sum_{i, h in group} p_ij keep_ij / (1 - dropout_p) dy_i
+        dp_ij = <dy_i, v_j> keep_ij / (1 - dropout_p)      ds_ij = p_ij (dp_ij - row_term_i)
+        dz_ij = ds_ij (1 - t_ij^2), or ds_ij without a soft cap
+        dq_i = scale sum_j dz_ij k_j                       dk_j = scale sum_{i, h in group} dz_ij q_i
+        dv_j = sum_{i, h in group} p_ij keep_ij / (1 - dropout_p) dy_i
+
+    row_term_i = delta_i - dlse_i. *h in group* are the query heads that use the key head. p, ds and dz are 0
+    by definition at a pair that the mask forbids.
     """
     terms, recipe = block.terms, block.recipe
     k, v = (per_query_head(x, terms) for x in (k, v))
@@ -184,7 +219,7 @@ def over_group(x: Array, group: int) -> Array:
 
 
 def sink_gradient(sinks: Array, lse: Array, dlse_minus_delta: Array) -> Array:
-    """BWD-9: [H, N], the sum over batches and rows of exp(sink - lse) * (dlse - delta)."""
+    """BWD-9: dsinks [H, N], dsink_hn = sum_{b, i} exp(sink_hn - lse_i) (dlse_i - delta_i)."""
     empty = np.isneginf(lse)  # only a caller's own lse can be -inf beside sinks (BWD-10)
     shift = np.where(empty, 0.0, lse)[..., None]
     p = np.where(empty[..., None], 0.0, np.exp(sinks[None, :, None, :] - shift))

@@ -1,8 +1,17 @@
 """Layouts: which global token lies in which slot of which worker.
 
-A layout is a table ``index[worker, slot]`` of global token indices, -1 for a padding slot
-(LAYOUT-5). The named layouts are constructors of such tables; sharding and unsharding are exact
-permutations that follow the table and know nothing else. Lengths count tokens.
+A layout is a table ``index[worker, slot]`` of global token indices, which holds each token once, and -1
+in a padding slot, which sees nothing and is seen by nothing (LAYOUT-5). Slot t of worker r, of W workers
+with n = S/W slots, holds
+
+``contiguous``           token r n + t
+``striped``              token t W + r
+``zigzag``               chunk r, then chunk 2W - 1 - r, of 2W chunks of S/(2W) tokens
+``zigzag_per_document``  zigzag inside each packed document
+a table [W, n]           its entry
+
+Sharding, unsharding and unpermuting are exact permutations that follow the table. Queries and keys follow
+the same layout, with n_q and n_k tokens per worker. Lengths count tokens.
 
 Sources: striped, Brandon et al., https://arxiv.org/abs/2311.09431; zigzag,
 https://github.com/zhuzilin/ring-flash-attention (issue 2); per document as in TransformerEngine's

@@ -1,8 +1,18 @@
 """Permute schedules as data, who holds what, the causal offset of a pair of blocks.
 
 A schedule lists, for each ring step, which visiting block every worker computes with and what is
-transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out.
-:mod:`ringspec.rings.validator` proves any schedule (RING-1 to RING-5).
+transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out. In a ring in
+which r sends to r + 1, worker r has at step t the block of owner (r - t) mod W (RING-1):
+
+``KV ring, forward``   K, V travel; Q and its m, l, o stay
+``KV ring, backward``  K, V travel, and dK, dV with their keys; Q, dY, LSE, row_term, dQ, dbias stay
+``Q ring, backward``   Q, dY, LSE, row_term travel, and dQ, dbias with their queries; K, V, dK, dV stay
+``gather``             K, V of all workers go to all before anything is computed; dK, dV are added at their owners
+
+An accumulator makes one hop more than the inputs: the one that ends at its owner (RING-4). A schedule is
+valid when every pair (query owner, key owner) meets exactly once (RING-2), every accumulator ends at its
+owner, each permute is a permutation of the workers (RING-3), and every pair that it declares as skipped is
+hidden wholly by the mask (RING-11). :mod:`ringspec.rings.validator` proves this, or names what is missed.
 
 Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of AWS's NKI library
 (Q ring); Llama 3 (gathered keys), https://arxiv.org/abs/2407.21783, section 3.3.2.
@@ -13,6 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+# What belongs to a block travels with it: positions and segments of keys as ``columns``, and positions,
+# segments, bounds and bias rows of queries as ``rows`` (RING-6). In place of delta = <dy, o> and dlse their
+# difference travels, row_term = delta - dlse, because ds needs nothing else of the two (RING-7).
 KEY_INPUTS = ("k", "v", "columns")
 QUERY_INPUTS = ("q", "dy", "lse", "row_term", "rows")
 KEY_ACCUMULATORS = ("dk", "dv")
@@ -55,7 +68,7 @@ class Step:
 class Schedule:
     """A whole pass of W = ``workers``. ``moves`` says which side visits: 'keys' or 'queries'.
 
-    ``name`` is for people; ``inputs`` and ``accumulators`` are the tensors that travel with a visitor,
+    ``name`` is the label shown in output; ``inputs`` and ``accumulators`` are the tensors that travel with a visitor,
     read only and added to; ``steps`` say when. ``skipped`` lists (query owner, key owner) pairs that no step computes because the mask leaves
     them wholly invisible.
     """
@@ -185,8 +198,12 @@ def cp_offset(
 ) -> int:
     """Offset of the causal diagonal between queries of worker a and keys of worker b.
 
-    With local indices i and j the pair is visible iff j <= i + offset. RING-8 for 'contiguous',
-    RING-9 for 'striped'; 'zigzag' has four offsets, see :func:`zigzag_offsets`.
+    With local indices i and j the pair is visible iff j <= i + offset. The offset is
+
+    ``contiguous``  a n_q - b n_k + q_offset (RING-8); (a - b) n for equal blocks: all, triangle or none
+    ``striped``     floor((a + q_offset - b) / W) (RING-9); 0 if a >= b, else -1, for q_offset = 0
+
+    'zigzag' has four offsets, see :func:`zigzag_offsets`. All follow from the mask of global positions.
     ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
     i + ``q_offset``. ``layout`` is 'contiguous' or 'striped'.
 
@@ -205,7 +222,8 @@ def zigzag_offsets(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds.
 
-    Local indices count from the start of each chunk, which is n/2 long.
+    c n_q/2 - d n_k/2 + q_offset, for chunk c of worker a and chunk d of worker b. Local indices count from
+    the start of each chunk, which is n/2 long.
     """
     chunk_q, chunk_k = n_q // 2, n_k // 2
     low, high = (

@@ -4,7 +4,7 @@ A worker has a query side and a key side. The schedule says which of them visits
 sees only this object, the schedule and the messages that it received. Arrays are float64, in the
 order of the owner's slots: n of them.
 
-Source: DESIGN section 3.
+A program can print it, a plot can draw it, and the dump of a kernel can be compared with it (RING-6).
 """
 
 from __future__ import annotations

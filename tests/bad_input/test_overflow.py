@@ -46,7 +46,7 @@ GRADIENTS = {
 @pytest.mark.parametrize("function", (backward, ring), ids=lambda f: f.__name__)
 @pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_beyond_float64_are_refused(case, function):
-    """Infinite results are none of those that DESIGN section 2 has."""
+    """Infinite results are none of those that the definition has."""
     refused(NonFiniteError, lambda: function(**GRADIENTS[case]))
 
 

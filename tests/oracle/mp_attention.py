@@ -1,4 +1,4 @@
-"""DESIGN section 2 in mpmath, one query row at a time, and its gradients by finite differences.
+"""The definition in mpmath, one query row at a time, and its gradients by finite differences.
 
 Nothing here is shared with ringspec, and no gradient formula appears: the gradient of
 L = sum dy * o + sum dlse * lse is measured, coordinate by coordinate, as
@@ -151,7 +151,7 @@ def loss_of_row(dy: list, dlse: mpf) -> Callable:
 
 
 def loss_of_block(dy: list, lse: mpf, delta: mpf) -> Callable:
-    """Return a function of a row whose gradient is the block backward of DESIGN section 2.
+    """Return a function of a row whose gradient is the block backward.
 
     With lse and delta as constants, p = exp(s - lse) has dp/ds = p, so the gradient of
     <dy, sum_j p~ v> - delta * (sum_j p + sum_n exp(sink_n - lse)) has ds = p * (dp - delta).

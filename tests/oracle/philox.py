@@ -70,7 +70,7 @@ def threshold(dropout_p: float) -> int:
 def keep_one(
     position_q: int, position_k: int, head: int, batch: int, dropout_p: float, seed: int
 ) -> bool:
-    """Return True where DESIGN section 2 keeps the pair (scalar, Python integers).
+    """Return True where the definition keeps the pair (scalar, Python integers).
 
     >>> keep_one(0, 0, 0, 0, 0.25, 0)   # word 0 is 0x6627e8d5, 0.25 * 2^32 is 0x40000000
     True

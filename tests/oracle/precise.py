@@ -1,4 +1,4 @@
-"""DESIGN sections 2 and 4 in mpmath at 500 digits, one element at a time, each with an error bound.
+"""The definition and the row scale in mpmath at 500 digits, one element at a time, each with an error bound.
 
 A `Reference` evaluates rows when an element asks for them, and keeps them. Gradients come from the
 backward formulas of section 2; `loss` and `block_loss`, which hold no such formula, are there so

@@ -1,4 +1,4 @@
-"""One attention problem of DESIGN section 2 as plain data, and two evaluations of its mask.
+"""One attention problem as plain data, and two evaluations of its mask.
 
 `Problem` takes the option names of the public API and nothing from ringspec. The mask is written
 twice: `may_attend` decides one pair in scalar Python, straight from the text; `allowed` builds the
@@ -75,7 +75,7 @@ def nearest_inverse_root(D: int) -> float:
 
 
 def scale_of(problem: Problem) -> float:
-    """Return the given scale, or the default one of DESIGN section 2."""
+    """Return the given scale, or the default one."""
     if problem.scale is not None:
         return float(problem.scale)
     return nearest_inverse_root(problem.q.shape[3])
@@ -114,7 +114,7 @@ def document(offsets, index: int) -> int:
 
 
 def may_attend(problem: Problem, b: int, h: int, i: int, j: int) -> bool:
-    """Return True where every mask term of DESIGN section 2 lets query i attend to key j."""
+    """Return True where every mask term lets query i attend to key j."""
     pq = position_q(problem, b, i)
     pk = position_k(problem, b, j)
     if problem.causal and pk > pq:

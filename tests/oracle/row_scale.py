@@ -1,4 +1,4 @@
-"""The row scale of DESIGN section 4 in float64 NumPy, and the one error measure of the tests.
+"""The row scale (docs/spec/numbers.md) in float64 NumPy, and the one error measure of the tests.
 
     from oracle.row_scale import row_scale, worst_row_error
 

@@ -9,7 +9,7 @@ cannot see; the doctests are run with the tests.
 ``shape``       where arrays come in or go out, it gives a shape in brackets, or says that any will do
 ``dtype``       where arrays come in or go out, it or its module names a dtype or a number format
 ``errors``      an error class that the function itself raises is named
-``source``      where arrays come in or go out, it or its module names an address, a section of DESIGN, a
+``source``      where arrays come in or go out, it or its module names an address, a module of the specification, a
                 rule, a standard, or a page of docs/
 """
 
@@ -31,7 +31,7 @@ PUBLIC = described()
 ARRAYS = re.compile(r"\b(Array|ArrayLike|NDArray|ndarray|PerWorker|Integers|Booleans|Named)\b")
 SHAPE = re.compile(r"\[[^\[\]]*\]|\bany shape\b|\bsame shape\b|\bof the shapes? of\b")
 DTYPE = re.compile(r"\b(b?float\d*\w*|u?int\d*|bool\w*|dtypes?|integers?|formats?)\b")
-SOURCE = re.compile(r"https?://\S|\bDESIGN\b|\b[A-Z]{2,}-\d+\b|\bIEEE\b|\bdocs/")
+SOURCE = re.compile(r"https?://\S|\bringspec\.spec\.\w|\b[A-Z]{2,}-\d+\b|\bIEEE\b|\bdocs/")
 
 
 def functions_of(value: object) -> Iterator[tuple[str, Callable[..., object], str]]:
@@ -167,7 +167,7 @@ def silent_about_x(y: NDArray[Any], x: int) -> NDArray[Any]:
 
 
 def complete(y: NDArray[Any], x: int) -> NDArray[Any]:
-    """y [n] float64 times ``x``; ValueError where x is 0. Source: DESIGN section 2."""
+    """y [n] float64 times ``x``; ValueError where x is 0. Source: ringspec.spec.definition."""
     if not x:
         raise ValueError(x)
     return y

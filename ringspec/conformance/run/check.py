@@ -93,7 +93,7 @@ def check(
 
     Raises what :func:`ringspec.conformance.target.load.load_target` and :func:`ringspec.conformance.run.suite.run`
     raise, subclasses of :class:`~ringspec.errors.RingspecError`. Source of the verdicts: the correctly
-    rounded values of DESIGN section 2, and the bounds of :mod:`ringspec.compare.bounds`.
+    rounded values of the definition, and the bounds of :mod:`ringspec.compare.bounds`.
 
     >>> checked = check("ringspec.conformance.targets.reference:reference_float32", only="ring/*")
     >>> print(checked)

@@ -3,7 +3,7 @@
 A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It sees
 inputs, never expected values. Arrays of a call are read-only and lie per worker, in slot order; what
 it returns is per worker likewise, and the harness converts the conventions that the capabilities
-declare (axis order, base of the LSE), never values. The terms are those of DESIGN section 2.
+declare (axis order, base of the LSE), never values. The terms are those of docs/spec/index.md.
 """
 
 from __future__ import annotations
