@@ -114,7 +114,7 @@ def test_an_observer_counts_every_step_of_the_bar(monkeypatch):
             assert ticks.count(self.what) == self.total
 
     monkeypatch.setattr(simulate, "ring", counted)
-    monkeypatch.setattr(simulate.output, "progress", Bar)
+    monkeypatch.setattr(simulate.progress, "stepping", Bar)
     for circulation in ("kv", "q", "gather"):
         ticks.clear()
         assert call(*SMALL, "--circulation", circulation).exit_code == 0

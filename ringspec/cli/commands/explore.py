@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ringspec.cli.shared import output
+from ringspec.cli.shared import output, progress
 from ringspec.cli.views.explore_records import (
     MOST_TOKENS,
     MOST_WORKERS,
@@ -99,7 +99,7 @@ def explore_command(
     sizes = [one for group in workers for one in group]
     check_numbers(sizes, tokens)
     in_range(seed, "seed", 0, (1 << 64) - 1)
-    with output.progress("rings", how_many(sizes), wanted=True) as tick:
+    with progress.stepping("rings", how_many(sizes), wanted=True) as tick:
         document = records(sizes, tokens, seed, tick)
     if path is not None:
         replace_file(path.absolute(), explore_page(document).encode())

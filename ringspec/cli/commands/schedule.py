@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 import ringspec
-from ringspec.cli.shared import output
+from ringspec.cli.shared import output, progress
 from ringspec.cli.shared.inputs import MAX_ELEMENTS
 from ringspec.cli.shared.options import Request, problem_options, request_from
 from ringspec.cli.views.describe import heading, problem_data
@@ -58,7 +58,7 @@ def schedule_command(**given: Any) -> None:
     tensor is made: shapes and masks are enough.
     """
     asked = request_from(given)
-    with output.working("counting visible pairs", wanted=pairs(asked) > LONG):
+    with progress.working("counting visible pairs", wanted=pairs(asked) > LONG):
         document = report(asked)
     if given["as_json"]:
         output.show_json(document)

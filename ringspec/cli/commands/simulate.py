@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 import ringspec
 from ringspec import fast
-from ringspec.cli.shared import output, ranks
+from ringspec.cli.shared import output, progress, ranks
 from ringspec.cli.shared.inputs import Inputs, drawn, drawn_inputs, read_inputs, shortened
 from ringspec.cli.shared.options import (
     SHAPE_OPTIONS,
@@ -200,7 +200,7 @@ def run_ring(
     passes = 2 if {"dy", "dlse"} & set(tensors) else 1
     pairs = math.prod(tensors["q"].shape[:3]) * math.prod(tensors["k"].shape[2:3])
     total = passes * asked.workers * (asked.workers + (asked.circulation == "gather"))
-    with output.progress("ring", total, wanted=pairs > LONG) as tick:
+    with progress.stepping("ring", total, wanted=pairs > LONG) as tick:
 
         def observe(moment: Moment) -> None:
             tick()
@@ -263,7 +263,7 @@ def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
     rows = reference.rows_to_compare(run, method)
     total = len(reference.parts_of(run.problem, rows))
     long = reference.pairs_in(run.problem) > LONG
-    with output.progress("dense reference", total, wanted=long) as tick:
+    with progress.stepping("dense reference", total, wanted=long) as tick:
         comparison = reference.compare(run, dy, dlse, method, tick)
     return {
         "command": "simulate",

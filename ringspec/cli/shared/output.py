@@ -1,4 +1,4 @@
-"""What the commands print: the same text everywhere, with colour and a progress bar on a terminal.
+"""What the commands print: the same text everywhere, with colour on a terminal.
 
 Results go to stdout, everything else to stderr. Into a pipe or a file goes plain ASCII text.
 """
@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, TextIO
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ringspec.cli.shared.ranks import launched
@@ -28,8 +25,6 @@ STYLES = (
     (r"\bwithin\b", "bold green"),
     (r"\bBEYOND\b", "bold red"),
 )
-
-Tick = Callable[[], None]
 
 
 def console_on(stream: TextIO) -> Console:
@@ -97,30 +92,3 @@ def bands(labels: list[str], columns: list[list[str]], width: int) -> list[str]:
             entries = "".join("  " + column[n].ljust(size) for column in band)
             lines.append((label.rjust(margin) + entries).rstrip())
     return lines
-
-
-@contextmanager
-def progress(what: str, total: int, wanted: bool) -> Iterator[Tick]:
-    """A bar on stderr that counts to ``total``, where it is wanted and stderr is a terminal.
-
-    Yields the function to call after each piece of work. The bar goes away at the end.
-    """
-    console = console_on(sys.stderr)
-    if not (wanted and console.is_terminal):
-        yield lambda: None
-        return
-    columns = (TextColumn(what), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
-@contextmanager
-def working(what: str, wanted: bool) -> Iterator[None]:
-    """A moving sign on stderr for work that cannot be counted, where stderr is a terminal."""
-    console = console_on(sys.stderr)
-    if not (wanted and console.is_terminal):
-        yield
-        return
-    with console.status(what):
-        yield

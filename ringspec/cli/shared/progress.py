@@ -1,10 +1,8 @@
-"""A progress bar that counts cases or files, with the time used and an estimate of the rest.
-
-Where stderr is no terminal, such as the log of a build, it is a line every 30 seconds.
-"""
+"""Signs of progress on stderr: a bar that counts, with the time used and an estimate of the rest, or a spinner."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -12,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,20 +23,53 @@ from rich.progress import (
 from ringspec.cli.shared.output import console_on
 
 SECONDS_BETWEEN_LINES = 30.0
-Tick = Callable[[int, int, str], None]
+Count = Callable[[int, int, str], None]
+Tick = Callable[[], None]
 
 
 @contextmanager
-def counting(what: str, wanted: bool = True) -> Iterator[Tick]:
-    """Yields a function ``(done, total, name)``; the bar, or the lines, are on stderr."""
+def counting(what: str, wanted: bool = True) -> Iterator[Count]:
+    """Count cases or files: yields a function ``(done, total, name)``.
+
+    Where stderr is no terminal, such as the log of a build, there is a line every 30 seconds.
+    """
     console = console_on(sys.stderr)
     if not wanted:
         yield lambda done, total, name: None
+    elif console.is_terminal:
+        with bar(what, console) as count:
+            yield count
+    else:
+        with lines(what) as count:
+            yield count
+
+
+@contextmanager
+def stepping(what: str, total: int, wanted: bool) -> Iterator[Tick]:
+    """Count ``total`` steps: yields a function to call after each. Nothing is shown without a terminal."""
+    console = console_on(sys.stderr)
+    if not (wanted and console.is_terminal):
+        yield lambda: None
         return
-    if not console.is_terminal:
-        with lines(what) as tick:
-            yield tick
+    numbers = itertools.count(1)
+    with bar(what, console) as count:
+        yield lambda: count(next(numbers), total, "")
+
+
+@contextmanager
+def working(what: str, wanted: bool) -> Iterator[None]:
+    """A spinner for work that cannot be counted. Nothing is shown without a terminal."""
+    console = console_on(sys.stderr)
+    if not (wanted and console.is_terminal):
+        yield
         return
+    with console.status(what):
+        yield
+
+
+@contextmanager
+def bar(what: str, console: Console) -> Iterator[Count]:
+    """The bar, which goes away at the end."""
     columns = (
         TextColumn(what),
         BarColumn(),
@@ -47,14 +79,14 @@ def counting(what: str, wanted: bool = True) -> Iterator[Tick]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[name]}"),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None, name="")
-        yield lambda done, total, name: bar.update(task, completed=done, total=total, name=name)
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(what, total=None, name="")
+        yield lambda done, total, name: shown.update(task, completed=done, total=total, name=name)
 
 
 @contextmanager
-def lines(what: str) -> Iterator[Tick]:
-    """The same in lines, printed by a thread: also while one case takes long there is a sign of life."""
+def lines(what: str) -> Iterator[Count]:
+    """Lines in place of the bar, printed by a thread, so that they also come while one case takes long."""
     begun, last, ended = time.monotonic(), "nothing done yet", threading.Event()
 
     def tick(done: int, total: int, name: str) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.cli.shared.output import Tick, bands
+from ringspec.cli.shared.output import bands
+from ringspec.cli.shared.progress import Tick
 from ringspec.compare.row_scale import (
     AbsoluteSums,
     RowScale,
