@@ -39,7 +39,7 @@ LEFT_OUT = {
     "tests/conformance/test_testing.py": "the pytest plugin around the judges",
     "tests/conformance/test_process_target.py": "processes of targets and what they write",
     "tests/fast/test_interrupts.py": "interrupts and forks, whose results are compared with those of the same run",
-    "tests/test_plainfile.py": "files that are none",
+    "tests/ground/test_plainfile.py": "files that are none",
     "tests/exact": "exact truth, which the leg vectors generates in every arrangement",
     "tests/project": "documents and the tree",
     "tests/vectors": "golden vectors, which the leg vectors generates in every arrangement",

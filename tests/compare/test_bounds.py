@@ -251,7 +251,7 @@ def test_merges_stay_within_their_bounds(name, order):
                 assert verdict.ok and verdict.error <= 0.8, (parts, spread, verdict)
 
 
-# The results that a narrow rounding point reaches in the simulation (tests/test_recipes.py).
+# The results that a narrow rounding point reaches in the simulation (tests/ground/test_recipes.py).
 REACH = {
     "inputs": set(),
     "scores": {"o", "lse", "dq", "dk", "dv", "dsinks", "dbias"},
