@@ -9,7 +9,15 @@ import sys
 
 import pytest
 
-HELPERS = ("add_up", "arrangements", "blas_matrix", "float_tests", "readme_commands", "wheel_files")
+HELPERS = (
+    "add_up",
+    "arrangements",
+    "blas_matrix",
+    "float_tests",
+    "lowest",
+    "readme_commands",
+    "wheel_files",
+)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.metadata
+import re
 import subprocess
 
 import pytest
@@ -40,7 +41,7 @@ def test_the_dependencies_are_these(pyproject):
         "scipy",
         "threadpoolctl",
     ]
-    assert "numpy>=2.1" in dependencies
+    assert "numpy>=2.1.3" in dependencies
 
 
 def test_the_extras_are_these(pyproject):
@@ -57,8 +58,15 @@ def test_the_extras_are_these(pyproject):
         "torch",
     ]
     assert extras["torch"] == ["torch>=2.6"]
-    assert extras["mpi"] == ["mpi4py", "mpich"]
+    assert extras["mpi"] == ["mpi4py>=4.1", "mpich>=5.0"]
     assert extras["neuron"] == ["neuronx-cc>=2.24", "nki>=0.3"]
+
+
+def test_every_dependency_has_a_floor_and_no_ceiling(pyproject):
+    project = pyproject["project"]
+    extras = project["optional-dependencies"].values()
+    stated = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    assert [one for one in stated if not re.fullmatch(r"[\w.-]+>=\d+(\.\d+)*", one)] == []
 
 
 def test_the_test_suite_needs_nothing_heavy(pyproject):
