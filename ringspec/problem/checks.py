@@ -142,11 +142,7 @@ def number(x: Any, what: str) -> float:
 
 
 def is_integer(x: Any) -> bool:
-    """Whether ``x`` is an int or a NumPy integer. True and False, which Python counts as ints, are not.
-
-    >>> is_integer(3), is_integer(np.int64(3)), is_integer(3.0), is_integer(True)
-    (True, True, False, False)
-    """
+    """Whether ``x`` is an int or a NumPy integer; True and False are not, though Python counts them."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
