@@ -14,7 +14,9 @@ ones; this one belongs to each row alone::
 In o, dq, dk and dv the row's scale is the maximum over d. In kappa_i, j runs over the visible keys and n over
 the sinks of the head; a maximum over nothing is 0. scale is taken without its sign. A sink counts because one
 far above the scores takes digits of p as a large score does. The factor keep_ij / (1 - dropout_p) is part of p
-beside v or dy, and of sum_d |dy||v|, which is there for dp; the p before a is the p of ds, without it.
+beside v or dy, and of ``sum_d |dy||v|``, which is there for dp; the p before a is the p of ds, without it.
+
+Source: docs/spec/numbers.md.
 """
 
 from __future__ import annotations
