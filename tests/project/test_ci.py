@@ -73,6 +73,36 @@ def test_every_leg_has_its_script(root):
     } == scripts
 
 
+def groups_of(workflow):
+    """The legs of each call of .ci/run in the workflow, in their order."""
+    listed = re.search(r"^ +legs:\n((?: +- .*\n)+)", workflow, re.M)[1]
+    alone = re.findall(r"\.ci/run (\w[\w ]*)$", workflow, re.M)
+    return [line.split() for line in re.findall(r"- (.*)", listed) + alone]
+
+
+def test_the_workflow_runs_every_leg_and_tests_before_those_that_need_it(root):
+    groups = groups_of((root / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    text = (root / ".ci" / "run").read_text(encoding="utf-8")
+    (legs,) = re.findall(r"ALL_LEGS=\((.*)\)", text)
+    assert {leg for group in groups for leg in group} == set(legs.split())
+    for group in groups:
+        assert group[0] == "tests" or set(group) <= {"lowest", "pythons", "wheel"}, group
+
+
+def test_the_workflow_pins_the_version_of_each_action(root):
+    workflow = (root / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    used = re.findall(r"uses: (.*)", workflow)
+    assert used and all(re.fullmatch(r"[\w/-]+@v\d+\.\d+\.\d+", one) for one in used), used
+
+
+def test_the_hooks_before_a_commit_are_those_of_the_leg_lint(root):
+    hooks = (root / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    leg = (root / ".ci" / "legs" / "lint.sh").read_text(encoding="utf-8")
+    tools = re.findall(r"^\.venv/bin/([\w-]+)(?! -m)(?= |$)", leg, re.M)
+    assert {"ruff", "mypy", "lint-imports"} <= set(tools)
+    assert set(re.findall(r"entry: \.venv/bin/([\w-]+)", hooks)) == set(tools) - {"python"}
+
+
 def test_ci_run_is_executable(root):
     assert (root / ".ci" / "run").stat().st_mode & 0o111
 

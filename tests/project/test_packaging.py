@@ -47,6 +47,7 @@ def test_the_dependencies_are_these(pyproject):
 def test_the_extras_are_these(pyproject):
     extras = pyproject["project"]["optional-dependencies"]
     assert sorted(extras) == [
+        "coverage",
         "docs",
         "fuzz",
         "jax",
@@ -81,6 +82,12 @@ def test_the_installed_version_is_the_package_s():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("ringspec is not installed but imported from its folder: pip install -e .")
     assert installed == ringspec.__version__
+
+
+def test_the_citation_has_the_version_and_the_licence_of_the_package(root, pyproject):
+    text = (root / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.*)$", text, re.M) == [ringspec.__version__]
+    assert re.findall(r"^license: (.*)$", text, re.M) == [pyproject["project"]["license"]]
 
 
 def test_the_command_ringspec_is_the_click_group(pyproject):

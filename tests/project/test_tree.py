@@ -6,9 +6,11 @@ import re
 MOST_LINES = 400
 TOP_LEVEL = {
     "CHANGELOG.md",
+    "CITATION.cff",
     "CONTRIBUTING.md",
     "LICENSE",
     "README.md",
+    "SECURITY.md",
     "docs",
     "nki_impl",
     "notebooks",
