@@ -21,6 +21,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringspec.errors import DtypeError, NonFiniteError, UnknownNameError, nearest, shown
 
+__all__ = [
+    "FORMATS",
+    "Format",
+    "bits",
+    "format_of",
+    "load",
+    "name_of",
+    "product",
+    "round_to",
+    "row_sum",
+    "store",
+    "unit_roundoff",
+]
+
 Array = NDArray[np.float64]
 
 
@@ -95,7 +109,7 @@ def round_to(x: ArrayLike, name: str) -> Array:
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(np.float32).astype(np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        rounded = round_at_spacing(np.atleast_1d(values), target).reshape(values.shape)
+        rounded = _round_at_spacing(np.atleast_1d(values), target).reshape(values.shape)
     largest = np.abs(rounded).max(initial=0.0)
     if not largest <= target.largest:  # an overflow, an infinity or NaN
         overflow = np.inf if target.has_infinity else np.nan
@@ -103,7 +117,7 @@ def round_to(x: ArrayLike, name: str) -> Array:
     return np.copysign(rounded, values)  # also gives -0 its sign back
 
 
-def round_at_spacing(values: Array, target: Format) -> Array:
+def _round_at_spacing(values: Array, target: Format) -> Array:
     """Round to multiples of the target's spacing at each value, without an upper limit.
 
     Adding 1.5 * 2**52 * spacing moves a float64 to where its own spacing is the target's, so that

@@ -211,7 +211,7 @@ class Recipe:
 ROUNDING_POINTS = tuple(f.name for f in dataclasses.fields(Recipe) if f.default == "float64")
 
 
-def mixed(name: str, narrow: str, note: str) -> Recipe:
+def _mixed(name: str, narrow: str, note: str) -> Recipe:
     """16-bit operands, float32 everywhere else: FlashAttention's arithmetic.
 
     Source: Dao, FlashAttention-2 (https://arxiv.org/abs/2307.08691), section 3; inputs, P and dS
@@ -243,13 +243,13 @@ def mixed(name: str, narrow: str, note: str) -> Recipe:
     )
 
 
-def partials(name: str, narrow: str) -> Recipe:
+def _partials(name: str, narrow: str) -> Recipe:
     """Each block's results are 16-bit and are rounded again on every ring step.
 
     This is what public rings around a finished kernel do, and its error grows with W
     (https://github.com/zhuzilin/ring-flash-attention/issues/42).
     """
-    return mixed(name, narrow, "partials rounded to the input type between ring steps").replace(
+    return _mixed(name, narrow, "partials rounded to the input type between ring steps").replace(
         block_o=narrow,
         carried_o=narrow,
         block_gradients=narrow,
@@ -259,14 +259,14 @@ def partials(name: str, narrow: str) -> Recipe:
     )
 
 
-def float8(name: str, narrow: str) -> Recipe:
+def _float8(name: str, narrow: str) -> Recipe:
     """8-bit inputs; P, dS and results in bfloat16."""
-    return mixed(name, "bfloat16", "8-bit inputs, bfloat16 operands and results").replace(
+    return _mixed(name, "bfloat16", "8-bit inputs, bfloat16 operands and results").replace(
         inputs=narrow
     )
 
 
-def public_nki(name: str, mixed_precision: bool) -> Recipe:
+def _public_nki(name: str, mixed_precision: bool) -> Recipe:
     """The public ring attention kernels of AWS's NKI library, as their sources describe them.
 
     P and dS are bfloat16; a block's o leaves it unnormalised in the type of q; the merge holds its
@@ -277,7 +277,7 @@ def public_nki(name: str, mixed_precision: bool) -> Recipe:
     """
     accumulator = "float32" if mixed_precision else "bfloat16"
     note = "public NKI kernels: P and the merge in bfloat16"
-    return mixed(name, "bfloat16", note).replace(
+    return _mixed(name, "bfloat16", note).replace(
         block_o="bfloat16",
         merge="bfloat16",
         carried_o="bfloat16",
@@ -311,22 +311,22 @@ def nki_impl(name: str, narrow: str, mixed_precision: bool = True) -> Recipe:
         low = ("dy_o_products", "backward_lse", "delta", "carried_dkv")
         changes |= dict.fromkeys(low, narrow)
     note = "kernels of nki_impl: P and dS of the input type, all else in float32"
-    return mixed(name, narrow, note).replace(**changes)
+    return _mixed(name, narrow, note).replace(**changes)
 
 
 RECIPES: dict[str, Recipe] = {
     r.name: r
     for r in (
         Recipe("float64", note="the definition"),
-        mixed("float32", "float32", "float32 throughout"),
-        mixed("bf16", "bfloat16", "bfloat16 operands and results, float32 accumulation"),
-        mixed("fp16", "float16", "float16 operands and results, float32 accumulation"),
-        partials("bf16_partials", "bfloat16"),
-        partials("fp16_partials", "float16"),
-        float8("fp8_e4m3", "float8_e4m3fn"),
-        float8("fp8_e5m2", "float8_e5m2"),
-        public_nki("nki", mixed_precision=True),
-        public_nki("nki_low", mixed_precision=False),
+        _mixed("float32", "float32", "float32 throughout"),
+        _mixed("bf16", "bfloat16", "bfloat16 operands and results, float32 accumulation"),
+        _mixed("fp16", "float16", "float16 operands and results, float32 accumulation"),
+        _partials("bf16_partials", "bfloat16"),
+        _partials("fp16_partials", "float16"),
+        _float8("fp8_e4m3", "float8_e4m3fn"),
+        _float8("fp8_e5m2", "float8_e5m2"),
+        _public_nki("nki", mixed_precision=True),
+        _public_nki("nki_low", mixed_precision=False),
         nki_impl("nki_impl_bf16", "bfloat16"),
         nki_impl("nki_impl_fp16", "float16"),
         nki_impl("nki_impl_fp32", "float32"),
@@ -358,14 +358,16 @@ def recipe(which: str | Recipe) -> Recipe:
     if isinstance(which, Recipe):
         return which
     if not isinstance(which, str) or which not in RECIPES:
-        raise UnknownNameError("the name of a recipe, or a Recipe", shown(which), nearest_to(which))
+        raise UnknownNameError(
+            "the name of a recipe, or a Recipe", shown(which), _nearest_to(which)
+        )
     return RECIPES[which]
 
 
-def nearest_to(which: object) -> str:
+def _nearest_to(which: object) -> str:
     """The remedy for a name that no recipe has.
 
-    >>> nearest_to("torch.bfloat16"), nearest_to("FP64"), nearest_to("bf16-partials")
+    >>> _nearest_to("torch.bfloat16"), _nearest_to("FP64"), _nearest_to("bf16-partials")
     ("write 'bf16'", "write 'float64'", "write 'bf16_partials'")
     """
     name = which.lower().rpartition(".")[2] if isinstance(which, str) else which

@@ -28,6 +28,8 @@ from ringspec.errors import DtypeError, FileFormatError, OptionError, ShapeError
 from ringspec.formats import FORMATS
 from ringspec.plainfile import read_plain_file
 
+__all__ = ["decode", "encode", "read_metadata", "read_tensors", "write_tensors"]
+
 MAX_HEADER = 1 << 20
 MAX_RANK = 16
 DTYPES: dict[str, np.dtype] = {
@@ -68,13 +70,13 @@ def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) 
     >>> sorted(decode(encode({"b": np.zeros(2), "a": np.ones((1, 2), np.float32)})))
     ['a', 'b']
     """
-    check_writable(tensors, metadata)
+    _check_writable(tensors, metadata)
     header: dict[str, Any] = {}
     if metadata:
         header["__metadata__"] = dict(sorted(metadata.items()))
     parts, offset = [], 0
     for name in sorted(tensors):
-        array = plain_array(tensors[name], name)
+        array = _plain_array(tensors[name], name)
         code = dtype_code(array.dtype)
         data = np.ascontiguousarray(array).astype(DTYPES[code], copy=False).tobytes()
         span = [offset, offset + len(data)]
@@ -90,7 +92,7 @@ def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) 
     return struct.pack("<Q", len(text)) + text + b"".join(parts)
 
 
-def check_writable(tensors: Any, metadata: Any) -> None:
+def _check_writable(tensors: Any, metadata: Any) -> None:
     """Names and metadata that the reader takes back."""
     named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
     if not named or "__metadata__" in tensors:
@@ -108,7 +110,7 @@ def check_writable(tensors: Any, metadata: Any) -> None:
         )
 
 
-def plain_array(x: Any, name: str) -> NDArray:
+def _plain_array(x: Any, name: str) -> NDArray:
     """An array that the format can hold."""
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(f"tensor {name!r} as a plain array", "a masked array", "pass .data")
@@ -171,7 +173,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray]:
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The ``__metadata__`` of the file at ``path``; an empty dict without it."""
     header, _ = split(read_plain_file(path), str(path))
-    return check_metadata(header.get("__metadata__", {}), str(path))
+    return _check_metadata(header.get("__metadata__", {}), str(path))
 
 
 def decode(data: bytes, what: str = "bytes") -> dict[str, NDArray]:
@@ -180,29 +182,29 @@ def decode(data: bytes, what: str = "bytes") -> dict[str, NDArray]:
     ``what`` names the file in an error. Raises FileFormatError.
     """
     header, body = split(data, what)
-    check_metadata(header.pop("__metadata__", {}), what)
+    _check_metadata(header.pop("__metadata__", {}), what)
     tensors, expected = {}, 0
-    spans = {name: check_entry(name, entry, what) for name, entry in header.items()}
+    spans = {name: _check_entry(name, entry, what) for name, entry in header.items()}
     for name in sorted(spans, key=lambda name: spans[name][2:]):
         dtype, shape, begin, end = spans[name]
         if begin != expected:
-            refuse(what, "tensors that follow each other without gap", f"{name!r} at byte {begin}")
+            _refuse(what, "tensors that follow each other without gap", f"{name!r} at byte {begin}")
         if end > len(body):
-            refuse(what, f"tensors inside {len(body)} bytes", f"{name!r} up to byte {end}")
+            _refuse(what, f"tensors inside {len(body)} bytes", f"{name!r} up to byte {end}")
         flat = np.frombuffer(body[begin:end], dtype=dtype)
         if (
             dtype == np.dtype("?")
             and np.frombuffer(body[begin:end], dtype=np.uint8).max(initial=0) > 1
         ):
-            refuse(what, "booleans of 0 or 1", f"another byte in {name!r}")
+            _refuse(what, "booleans of 0 or 1", f"another byte in {name!r}")
         tensors[name] = flat.reshape(shape)
         expected = end
     if expected != len(body):
-        refuse(what, "a file that ends with its last tensor", f"{len(body) - expected} more bytes")
+        _refuse(what, "a file that ends with its last tensor", f"{len(body) - expected} more bytes")
     return tensors
 
 
-def refuse(what: str, expected: str, got: str) -> None:
+def _refuse(what: str, expected: str, got: str) -> None:
     raise FileFormatError(
         f"{expected} in {what}", got, "write the file again with a program that keeps the format"
     )
@@ -211,10 +213,10 @@ def refuse(what: str, expected: str, got: str) -> None:
 def split(data: bytes, what: str) -> tuple[dict[str, Any], memoryview]:
     """Header and body, the header parsed with unique keys and without NaN."""
     if len(data) < 8:
-        refuse(what, "a safetensors file", f"{len(data)} bytes")
+        _refuse(what, "a safetensors file", f"{len(data)} bytes")
     (length,) = struct.unpack("<Q", data[:8])
     if length > MAX_HEADER or 8 + length > len(data):
-        refuse(what, f"a header of at most {MAX_HEADER} bytes inside the file", f"{length} bytes")
+        _refuse(what, f"a header of at most {MAX_HEADER} bytes inside the file", f"{length} bytes")
     try:
         header = strictjson.loads(data[8 : 8 + length])
     except ValueError as cause:
@@ -222,33 +224,33 @@ def split(data: bytes, what: str) -> tuple[dict[str, Any], memoryview]:
             f"a JSON header in {what}", str(cause)[:200], "write the file again"
         ) from None
     if not isinstance(header, dict):
-        refuse(what, "a JSON object as header", type(header).__name__)
+        _refuse(what, "a JSON object as header", type(header).__name__)
     return header, memoryview(data)[8 + length :]
 
 
-def check_metadata(metadata: Any, what: str) -> dict[str, str]:
+def _check_metadata(metadata: Any, what: str) -> dict[str, str]:
     plain = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
     if not plain:
-        refuse(what, "__metadata__ that maps strings to strings", repr(metadata)[:80])
+        _refuse(what, "__metadata__ that maps strings to strings", repr(metadata)[:80])
     return dict(metadata)
 
 
-def whole(value: Any) -> bool:
+def _whole(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int, ...], int, int]:
+def _check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int, ...], int, int]:
     """(dtype, shape, begin, end) of one header entry, checked against each other."""
     keys = {"dtype", "shape", "data_offsets"}
     if not isinstance(entry, dict) or set(entry) != keys:
-        refuse(what, f"keys {sorted(keys)} for {name!r}", repr(entry)[:80])
+        _refuse(what, f"keys {sorted(keys)} for {name!r}", repr(entry)[:80])
     if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
-        refuse(what, f"a known dtype for {name!r}", repr(entry["dtype"])[:80])
+        _refuse(what, f"a known dtype for {name!r}", repr(entry["dtype"])[:80])
     shape, offsets = entry["shape"], entry["data_offsets"]
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(whole, shape)):
-        refuse(what, f"a shape of at most {MAX_RANK} lengths for {name!r}", repr(shape)[:80])
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(whole, offsets)):
-        refuse(what, f"two offsets for {name!r}", repr(offsets)[:80])
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_whole, shape)):
+        _refuse(what, f"a shape of at most {MAX_RANK} lengths for {name!r}", repr(shape)[:80])
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)):
+        _refuse(what, f"two offsets for {name!r}", repr(offsets)[:80])
     dtype = DTYPES[entry["dtype"]]
     size = dtype.itemsize
     for length in shape:
@@ -257,5 +259,5 @@ def check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int, 
     span = math.prod(length for length in shape if length)  # NumPy multiplies these even beside a 0
     if max(begin, end, span * dtype.itemsize) >= 2**62 or end - begin != size:
         got = f"{shown(end - begin)} bytes"
-        refuse(what, f"{shown(size)} bytes for {name!r} of shape {shown(shape)}", got)
+        _refuse(what, f"{shown(size)} bytes for {name!r} of shape {shown(shape)}", got)
     return dtype, tuple(shape), begin, end

@@ -104,20 +104,20 @@ def assert_ring_attention(
     if lse not in LSE_BASES:
         raise UnknownNameError("the base of an lse", shown(lse), nearest(str(lse), LSE_BASES))
     options = {name: to_numpy(x) if hasattr(x, "shape") else x for name, x in options.items()}
-    results = results_of(got, dy is not None, options)
+    results = _results_of(got, dy is not None, options)
     cu = options.get("cu_seqlens")
     cu_k = cu if options.get("cu_seqlens_k") is None else options["cu_seqlens_k"]
     for_q, for_k = layout if isinstance(layout, tuple) and len(layout) == 2 else (layout, layout)
     sides = {name: (for_k, cu_k) if name in OF_KEYS else (for_q, cu) for name in INPUTS}
     given = {"q": q, "k": k, "v": v, "dy": dy, "dlse": dlse}
     whole = {
-        name: gathered(name, x, workers, *sides[name], used)
+        name: _gathered(name, x, workers, *sides[name], used)
         for name, x in given.items()
         if x is not None
     }
     problem = check_problem(whole["q"], whole["k"], whole["v"], options)
     layouts = layouts_for(problem, layout, workers, options)
-    check_seeds(problem, whole)
+    _check_seeds(problem, whole)
     tables = Tables(layouts[0].table, layouts[1].table)
     truth = truth_of(problem, Seeds(whole.get("dy"), whole.get("dlse")), tables)
     judge = Judge(problem, truth, tables, used, whole, options, lse)
@@ -130,10 +130,10 @@ def assert_ring_attention(
             outputs = judge.outputs(results, verdicts)
             failing = {one.tensor for one in verdicts if not one.ok}
             bug = diagnosis_of(problem, seeds, tables, name, used, options, outputs, failing)
-        raise AssertionError(told(verdicts, judge, workers, layout, options, bug))
+        raise AssertionError(_told(verdicts, judge, workers, layout, options, bug))
 
 
-def results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> dict[str, Any]:
+def _results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors by name; whatever ``dy`` asks for must be there."""
     results = dict(got) if isinstance(got, Mapping) else {"o": got}
     for name in results:
@@ -152,7 +152,7 @@ def results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> di
     return results
 
 
-def shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | NDArray:
+def _shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | NDArray:
     """One array a worker where that is what came, else the gathered array."""
     if isinstance(x, (list, tuple)) and len(x) == workers and np.ndim(x[0]) == rank:
         return [to_numpy(one, name) for one in x]
@@ -162,15 +162,15 @@ def shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | NDA
     return array
 
 
-def gathered(
+def _gathered(
     name: str, x: Any, workers: int, layout: Any, cu_seqlens: Any, recipe: Recipe
 ) -> NDArray[np.float64]:
     """An input in the order of the tokens, in float64, its values those that the kernel saw."""
     rank = INPUTS[name]
-    shards = shards_of(x, workers, name, rank)
+    shards = _shards_of(x, workers, name, rank)
     if isinstance(shards, list):
-        loaded = [number(name, one) for one in shards]
-        table = table_for(loaded, workers, layout, cu_seqlens, rank)
+        loaded = [_number(name, one) for one in shards]
+        table = _table_for(loaded, workers, layout, cu_seqlens, rank)
         if any(one.ndim != rank or one.shape[2] != table.shape[1] for one in loaded):
             raise ShapeError(
                 f"{name} of each worker with {table.shape[1]} tokens on axis 2",
@@ -182,7 +182,7 @@ def gathered(
         for one, tokens in zip(loaded, table, strict=True):
             values[:, :, tokens[tokens >= 0]] = one[:, :, tokens >= 0]
     else:
-        values = number(name, shards)
+        values = _number(name, shards)
     if name != "dlse" and not (round_to(values, recipe.inputs) == values).all():
         raise OptionError(
             f"{name} that {recipe.inputs} holds, because the recipe is {recipe.name}",
@@ -192,13 +192,13 @@ def gathered(
     return values
 
 
-def number(name: str, x: NDArray) -> NDArray[np.float64]:
+def _number(name: str, x: NDArray) -> NDArray[np.float64]:
     if name_of(x.dtype) is None:
         raise DtypeError(f"{name} of a float dtype", str(x.dtype), "convert it")
     return load(x, name)
 
 
-def table_for(
+def _table_for(
     shards: list[NDArray[np.float64]], workers: int, layout: Any, cu_seqlens: Any, rank: int
 ) -> NDArray[np.int64]:
     """Which token each slot holds. Padded documents end where ``cu_seqlens`` does."""
@@ -211,7 +211,7 @@ def table_for(
     return make_layout(layout, length, workers, cu_seqlens).table
 
 
-def check_seeds(problem: Problem, given: Mapping[str, NDArray[np.float64]]) -> None:
+def _check_seeds(problem: Problem, given: Mapping[str, NDArray[np.float64]]) -> None:
     rows = problem.q.shape[:3]
     for name, due in (("dy", (*rows, problem.v.shape[3])), ("dlse", rows)):
         if name in given and given[name].shape != due:
@@ -240,7 +240,7 @@ class Judge:
             name: np.asarray(options[of]) for name, of in OVER_ROWS.items() if of in options
         }
         self.notes: dict[tuple[str, str], str] = {}
-        sizes = sizes_of(problem, truth, tables.workers)
+        sizes = _sizes_of(problem, truth, tables.workers)
         largest = {name: float(np.abs(x).max(initial=0.0)) for name, x in inputs.items()}
         largest |= {"scale": abs(problem.terms.scale)}
         largest |= {"dropout": 1.0 / (1.0 - problem.terms.dropout_p)}
@@ -261,14 +261,14 @@ class Judge:
         """One verdict a worker; of a sum over all workers a single one."""
         table = self.tables["k" if name in OF_KEYS else "q"]
         rank = self.given[name].ndim if name in self.given else 3 if name == "lse" else 4
-        shards = shards_of(x, len(table), name, rank)
+        shards = _shards_of(x, len(table), name, rank)
         want, scale = self.truth.values[name], self.truth.scale[name]
         is_sum = f"{name}_parts" in self.truth.values
         if not isinstance(shards, list):
             shape = self.given[name].shape if name in self.given else want.shape
             if shards.shape != shape:
                 return [TensorVerdict(name, worker, "wrong shape") for worker in range(len(table))]
-            whole = as_whole(name, shards)
+            whole = _as_whole(name, shards)
             if is_sum:
                 return [self.verdict(f"{name}_sum", 0, whole, want, scale, None)]
             shards = list(slots_of(whole, table, 2, 0.0))
@@ -277,7 +277,7 @@ class Judge:
         else:
             dealt, scales = (slots_of(y, table, 2, 0.0) for y in (want, scale))
         padding = [None if is_sum else slots < 0 for slots in table]
-        given = zip((as_whole(name, one) for one in shards), dealt, scales, padding, strict=True)
+        given = zip((_as_whole(name, one) for one in shards), dealt, scales, padding, strict=True)
         return [self.verdict(name, worker, *rest) for worker, rest in enumerate(given)]
 
     def outputs(
@@ -290,7 +290,7 @@ class Judge:
             if name not in results or name in formless:
                 continue
             table = self.tables["k" if name in OF_KEYS else "q"]
-            shards = shards_of(results[name], len(table), name, 3 if name == "lse" else 4)
+            shards = _shards_of(results[name], len(table), name, 3 if name == "lse" else 4)
             if not isinstance(shards, list):
                 shards = list(slots_of(shards, table, 2, 0.0))
             if name == "lse" and self.lse == "base2":
@@ -330,7 +330,7 @@ class Judge:
         )
 
 
-def sizes_of(problem: Problem, truth: Dense, workers: int) -> Sizes:
+def _sizes_of(problem: Problem, truth: Dense, workers: int) -> Sizes:
     batch, heads, queries, width = problem.q.shape
     lse = truth.values["lse"]
     return Sizes(
@@ -346,10 +346,10 @@ def sizes_of(problem: Problem, truth: Dense, workers: int) -> Sizes:
     )
 
 
-def as_whole(name: str, x: NDArray) -> NDArray:
+def _as_whole(name: str, x: NDArray) -> NDArray:
     """dsinks as [H, N] and dbias as [B|1, H|1, n|1, Sk|1], however sinks and bias were given.
 
-    >>> as_whole("dbias", np.zeros((5, 7))).shape, as_whole("dsinks", np.zeros(4)).shape
+    >>> _as_whole("dbias", np.zeros((5, 7))).shape, _as_whole("dsinks", np.zeros(4)).shape
     ((1, 1, 5, 7), (4, 1))
     """
     if name == "dsinks" and x.ndim == 1:
@@ -357,7 +357,7 @@ def as_whole(name: str, x: NDArray) -> NDArray:
     return x.reshape((1,) * (4 - x.ndim) + x.shape) if name == "dbias" and x.ndim < 4 else x
 
 
-def told(
+def _told(
     verdicts: Sequence[TensorVerdict],
     judge: Judge,
     workers: int,

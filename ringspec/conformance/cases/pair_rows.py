@@ -98,7 +98,6 @@ def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
     >>> fitted_row(made, claims, 0)
     Row(operation='ring', workers=2, layout='zigzag', circulation='q', direction=1, inputs='float32', head_ratio=2, masks=('causal',), features=('sinks',))
     """
-
     operation = operation_for(one, claims, number)
     rings = None if claims.workers is None else [w for w in claims.workers if 1 <= w <= 8]
     if rings == [] and operation == "ring":

@@ -109,7 +109,6 @@ def case_of_rings(
     ``rings(claims)`` gives the problems to choose from; the case is claimed where at least ``least``
     of them are.
     """
-
     every = rings(Capabilities())
     needs = {key: x for key, x in needs_of(every).items() if key not in PER_RING}
 
