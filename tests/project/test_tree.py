@@ -2,8 +2,6 @@
 
 import re
 
-# A file of a length that a reader takes in at one sitting.
-MOST_LINES = 400
 TOP_LEVEL = {
     "CHANGELOG.md",
     "CITATION.cff",
@@ -43,16 +41,6 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on(root, files):
         if (match := MACHINE_PATH.search(text))
     ]
     assert found == []
-
-
-def test_a_file_of_the_packages_is_short(root, files):
-    ours = [
-        name
-        for name in files
-        if name.startswith(("ringspec/", "nki_impl/")) and "/vectors/data/" not in name
-    ]
-    lengths = {name: len(text.splitlines()) for name, text in texts(root, ours)}
-    assert {name for name, length in lengths.items() if length > MOST_LINES} == set()
 
 
 def test_every_text_file_ends_in_one_newline_and_has_no_carriage_return(root, files):
