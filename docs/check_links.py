@@ -26,7 +26,7 @@ LINKS = {
 HOSTS = frozenset({
     "arxiv.org", "awsdocs-neuron.readthedocs-hosted.com", "docs.nvidia.com", "docs.pytorch.org", "docs.python.org",
     "doi.org", "github.com", "huggingface.co", "jfly.uni-koeln.de", "members.loria.fr", "numpy.org",
-    "pip.repos.neuron.amazonaws.com", "pypi.org", "pytorch.org", "www.mlplatform.org", "www.mpi-forum.org",
+    "pip.repos.neuron.amazonaws.com", "pypi.org", "pytorch.org", "semver.org", "www.mlplatform.org", "www.mpi-forum.org",
     "www.nvidia.com", "www.sphinx-doc.org",
 })  # fmt: skip
 # Themes and the renderer of formulas bring these; they are no references of ours.
