@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ringspec.render.html import Html, badge, element
-from ringspec.render.picture import picture
+from ringspec.render.picture import Picture, picture
 from ringspec.render.tables import (
     Case,
+    ErrorGrid,
     badness,
     error_grid,
     listed,
@@ -23,42 +24,80 @@ MOST_FINDINGS = 16
 AXES = ("b", "h", "slot", "d")
 
 
-def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Html:
-    """An article that unfolds."""
-    command = replay_command(case, header)
-    summary = element(
-        "summary",
-        badge(case["outcome"]),
-        element("span", case["id"], class_="id"),
-        element("span", worst_text(case), class_="worst"),
-    )
+@dataclass(frozen=True)
+class Wrong:
+    """One wrong tensor of one worker, as text. The first three are as they come in the report."""
+
+    tensor: Any
+    worker: Any
+    kind: Any
+    error: str
+    place: str
+    got: str
+    want: str
+    rows: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The known bug that gives the same answer, or where the answer is wrong."""
+
+    title: str
+    what: Any
+    links: list[str]
+    where: list[str]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ``templates/failure.html`` shows of one case; an empty field is not shown.
+
+    ``more`` wrong tensors are left out of ``wrong``; ``has_picture``: the report holds a picture, which
+    ``picture`` is unless it cannot be drawn; ``opened``: the details are unfolded at first.
+    """
+
+    id: str
+    outcome: str
+    worst: str
+    reason: Any
+    message: Any
+    errors: ErrorGrid | None
+    wrong: list[Wrong]
+    more: int
+    picture: Picture | None
+    has_picture: bool
+    diagnosis: Diagnosis | None
+    flags: list[Any]
+    command: str
+    truth: str
+    opened: bool
+
+
+def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Failure:
+    """What the page says of a failed case."""
     findings = listed(case.get("findings"))
-    truth = str(case.get("truth") or "").removesuffix(" values")
-    grid = None
+    wrong = sorted((one for one in findings if one.get("kind") != "ok"), key=badness, reverse=True)
+    errors = None
     if findings:
         held = 1 + max(number_of(one) for one in findings)
-        grid = error_grid(findings, max(workers_of(case) or 1, held))
-    content = (
-        element("p", case["reason"], class_="reason") if case.get("reason") else None,
-        element("pre", case["message"], class_="message") if case.get("message") else None,
-        element("h4", "Where") if findings else None,
-        element("div", grid, class_="wide") if grid else None,
-        worst_findings(findings) if findings else None,
-        drawn(case),
-        diagnosis(case),
-        flags(case),
-        element("h4", "Reproduce it alone"),
-        element(
-            "div",
-            element("pre", command, class_="command"),
-            element("button", "Copy", type="button", data_copy=command),
-            class_="reproduce",
-        ),
-        element("p", f"Compared with {truth} values.", class_="truth")
-        if findings and truth
-        else None,
+        errors = error_grid(findings, max(workers_of(case) or 1, held))
+    return Failure(
+        id=case["id"],
+        outcome=case["outcome"],
+        worst=worst_text(case),
+        reason=case.get("reason"),
+        message=case.get("message"),
+        errors=errors,
+        wrong=[wrong_tensor(one) for one in wrong[:MOST_FINDINGS]],
+        more=len(wrong) - MOST_FINDINGS,
+        picture=picture(case.get("picture")),
+        has_picture=bool(case.get("picture")),
+        diagnosis=diagnosis(case),
+        flags=listed(case.get("flags")),
+        command=replay_command(case, header),
+        truth=str(case.get("truth") or "").removesuffix(" values") if findings else "",
+        opened=opened,
     )
-    return element("details", summary, *content, class_="failure", open="" if opened else None)
 
 
 def replay_command(case: Case, header: Mapping[str, Any]) -> str:
@@ -76,31 +115,17 @@ def replay_command(case: Case, header: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def worst_findings(findings: list[Mapping[str, Any]]) -> Html | None:
-    """The failing tensors, the worst first."""
-    wrong = sorted((one for one in findings if one.get("kind") != "ok"), key=badness, reverse=True)
-    if not wrong:
-        return None
-    names = ("tensor", "worker", "what", "error / bound", "worst element", "got", "want", "rows")
-    rows = [
-        element(
-            "tr",
-            element("td", one.get("tensor")),
-            element("td", one.get("worker"), class_="figure"),
-            element("td", one.get("kind")),
-            element("td", brief(one.get("error")), class_="figure"),
-            element("td", place(one)),
-            element("td", figure(one.get("got")), class_="figure"),
-            element("td", figure(one.get("want")), class_="figure"),
-            element("td", f"{one.get('rows', 0)} of {one.get('of', 0)}"),
-        )
-        for one in wrong[:MOST_FINDINGS]
-    ]
-    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
-    table = element("table", head, element("tbody", *rows), class_="findings")
-    more = len(wrong) - MOST_FINDINGS
-    rest = element("p", f"and {more} more") if more > 0 else None
-    return element("div", table, rest, class_="wide")
+def wrong_tensor(one: Mapping[str, Any]) -> Wrong:
+    return Wrong(
+        tensor=one.get("tensor"),
+        worker=one.get("worker"),
+        kind=one.get("kind"),
+        error=brief(one.get("error")),
+        place=place(one),
+        got=figure(one.get("got")),
+        want=figure(one.get("want")),
+        rows=f"{one.get('rows', 0)} of {one.get('of', 0)}",
+    )
 
 
 def figure(value: Any) -> str:
@@ -126,38 +151,14 @@ def place(finding: Mapping[str, Any]) -> str:
     return ", ".join(f"{axis} {n}" for axis, n in zip(AXES, where, strict=False))
 
 
-def drawn(case: Case) -> Html | None:
-    """The attention pattern, where a probe read it."""
-    if not case.get("picture"):
-        return None
-    image = picture(case["picture"])
-    if image is None:
-        return element("p", "The report's picture of the attention pattern cannot be drawn.")
-    return element("div", element("h4", "Attention pattern"), image)
-
-
-def diagnosis(case: Case) -> Html | None:
-    """The known bug that gives the same answer, or where the answer is wrong."""
+def diagnosis(case: Case) -> Diagnosis | None:
     data = case.get("diagnosis")
     if not isinstance(data, Mapping) or not data.get("title"):
         return None
-    title = str(data["title"]) + (f" [{data['id']}]" if data.get("id") else "")
-    links = [str(link) for link in listed(data.get("links")) if str(link).startswith("https://")]
-    anchors = [element("li", element("a", link, href=link)) for link in links]
-    where = [element("li", str(line)) for line in listed(data.get("where"))]
-    return element(
-        "div",
-        element("h4", "Diagnosis"),
-        element("p", title, class_="title"),
-        element("p", str(data["what"])) if data.get("what") else None,
-        element("ul", *anchors, *where) if anchors or where else None,
-        class_="diagnosis",
+    return Diagnosis(
+        title=str(data["title"]) + (f" [{data['id']}]" if data.get("id") else ""),
+        what=data.get("what"),
+        # A link of another kind could run a script.
+        links=[str(one) for one in listed(data.get("links")) if str(one).startswith("https://")],
+        where=[str(line) for line in listed(data.get("where"))],
     )
-
-
-def flags(case: Case) -> Html | None:
-    names = listed(case.get("flags"))
-    if not names:
-        return None
-    chips = [element("code", name) for name in names]
-    return element("p", "Known bugs that this case finds: ", *chips, class_="flags")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from ringspec.render.html import Html, element
 
 MOST = 1024
 MOST_DRAWN = 96
@@ -30,12 +29,34 @@ MEANINGS = {
 Grid = list[list[float]]
 
 
-def picture(data: Any) -> Html | None:
+@dataclass(frozen=True)
+class Panel:
+    """One square field of cells: its size in cells and in pixels, and an outline for each kind of cell."""
+
+    title: str
+    rows: int
+    columns: int
+    width: int
+    height: int
+    paths: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What ``templates/picture.html`` draws. ``key`` holds (kind, outline, words) of each sign."""
+
+    caption: str | None
+    panels: list[Panel]
+    sentence: str
+    key: list[tuple[str, str, str]]
+
+
+def picture(data: Any) -> Picture | None:
     """The picture of {"expected": rows, "got": rows}, with an optional "caption"; None: no such data.
 
     >>> drawn = picture({"expected": [[1, 0], [1, 1]], "got": [[1, 1], [0, 1]]})
-    >>> "1 pair missing, 1 pair too much" in drawn
-    True
+    >>> drawn.sentence
+    '1 pair missing, 1 pair too much. The first: query 0, key 1.'
     >>> picture({"expected": [[1]], "got": "<script>"}) is None
     True
     """
@@ -48,42 +69,18 @@ def picture(data: Any) -> Html | None:
         [kind_of(want, have) for want, have in zip(row, other, strict=True)]
         for row, other in zip(expected, got, strict=True)
     ]
-    panels = [
-        panel("expected", kinds(expected)),
-        panel("got", kinds(got)),
-        panel("difference", difference),
-    ]
-    told = element(
-        "figcaption",
-        sentence(difference, data.get("origin")),
-        key(difference),
-        class_="pattern-text",
-    )
-    words = data.get("caption")
-    extra = element("p", words) if isinstance(words, str) else None
-    return element("figure", extra, *panels, told, class_="pattern")
-
-
-def key(difference: list[list[str]]) -> Html:
-    """What the signs in the difference mean, as far as they are there."""
     there = {kind for row in difference for kind in row}
-    signs = [
-        element(
-            "span",
-            element(
-                "svg",
-                element("path", class_=kind, d=path_of([[kind]], kind)),
-                viewBox="-0.05 -0.05 1.1 1.1",
-                width=13,
-                height=13,
-                aria_hidden="true",
-            ),
-            words,
-        )
-        for kind, words in MEANINGS.items()
-        if kind in there
-    ]
-    return element("div", *signs, element("span", "rows: queries, columns: keys"), class_="key")
+    words = data.get("caption")
+    return Picture(
+        words if isinstance(words, str) else None,
+        [
+            panel("expected", kinds(expected)),
+            panel("got", kinds(got)),
+            panel("difference", difference),
+        ],
+        sentence(difference, data.get("origin")),
+        [(kind, path_of([[kind]], kind), MEANINGS[kind]) for kind in MEANINGS if kind in there],
+    )
 
 
 def grid(rows: Any) -> Grid | None:
@@ -168,26 +165,12 @@ def is_pair(value: Any) -> bool:
     return all(type(x) is int and 0 <= x < 1 << 53 for x in value)
 
 
-def panel(title: str, cells: Sequence[Sequence[str]]) -> Html:
+def panel(title: str, cells: Sequence[Sequence[str]]) -> Panel:
     cells = reduced(cells)
     rows, columns = len(cells), len(cells[0])
-    paths = [
-        element("path", class_=kind, d=outline)
-        for kind in KINDS
-        if (outline := path_of(cells, kind))
-    ]
-    size = max(rows, columns)
-    svg = element(
-        "svg",
-        element("rect", class_="ground", width=columns, height=rows),
-        *paths,
-        viewBox=f"-0.05 -0.05 {columns + 0.1} {rows + 0.1}",
-        width=max(PANEL * columns // size, 24),
-        height=max(PANEL * rows // size, 24),
-        role="img",
-        aria_label=f"{title}: {rows} queries (rows) by {columns} keys (columns)",
-    )
-    return element("div", element("div", title, class_="panel-title"), svg, class_="panel")
+    width, height = (max(PANEL * n // max(rows, columns), 24) for n in (columns, rows))
+    paths = [(kind, outline) for kind in KINDS if (outline := path_of(cells, kind))]
+    return Panel(title, rows, columns, width, height, paths)
 
 
 def reduced(cells: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ringspec.render.html import Html, badge, class_of, element, join
+from ringspec.render.environment import class_of
 
 Case = Mapping[str, Any]
 TENSORS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
@@ -16,7 +17,44 @@ NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 GROUPS = ("operation", "layout", "circulation", "inputs", "workers")
 
 
-def matrix(cases: Sequence[Case]) -> Html:
+@dataclass(frozen=True)
+class Cell:
+    """The text of a cell, its classes for the style, and the words that a pointer on it shows."""
+
+    text: str
+    kind: str
+    title: str | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Groups with their numbers of columns; columns and whether one begins a group; rows of cells."""
+
+    groups: list[tuple[str, int]]
+    columns: list[tuple[str, bool]]
+    rows: list[tuple[str, list[Cell]]]
+
+
+@dataclass(frozen=True)
+class ErrorGrid:
+    """A row of cells for each tensor, with one cell for each of the workers."""
+
+    workers: int
+    rows: list[tuple[str, list[Cell]]]
+
+
+@dataclass(frozen=True)
+class CaseRow:
+    """One row of the table of all cases."""
+
+    id: str
+    outcome: str
+    worst: str
+    seconds: str
+    reason: Any
+
+
+def matrix(cases: Sequence[Case]) -> Matrix:
     """Rows: what a case uses (masks, features). Columns: operation, layout, format, workers.
 
     A cell counts the cases that have both; those that are not claimed and not run count apart.
@@ -32,36 +70,25 @@ def matrix(cases: Sequence[Case]) -> Html:
                 columns[group].add(value)
                 for use in uses:
                     cells[use, group, value][class_of(case["outcome"])] += 1
-    order = [(group, value) for group in GROUPS for value in sorted(columns[group], key=natural)]
-    heads = [
-        element("th", group, colspan=len(columns[group]), class_="group", scope="colgroup")
+    order = [
+        (group, value, n == 0)
         for group in GROUPS
-        if columns[group]
+        for n, value in enumerate(sorted(columns[group], key=natural))
     ]
-    names = [
-        element("th", element("span", value), class_=first_of(order, n), scope="col")
-        for n, (_, value) in enumerate(order)
-    ]
-    body = [
-        element(
-            "tr",
-            element("th", use, scope="row"),
-            *(
-                matrix_cell(cells[use, *key], use, key, first_of(order, n))
-                for n, key in enumerate(order)
-            ),
-        )
-        for use in sorted(rows, key=lambda use: (use != "plain", use))
-    ]
-    head = element(
-        "thead", element("tr", element("td"), *heads), element("tr", element("td"), *names)
+    return Matrix(
+        [(group, len(columns[group])) for group in GROUPS if columns[group]],
+        [(value, first) for _, value, first in order],
+        [
+            (
+                use,
+                [
+                    matrix_cell(cells[use, group, value], use, group, value, first)
+                    for group, value, first in order
+                ],
+            )
+            for use in sorted(rows, key=lambda use: (use != "plain", use))
+        ],
     )
-    return element("table", head, element("tbody", *body), class_="matrix", id="matrix")
-
-
-def first_of(order: list[tuple[str, str]], n: int) -> str | None:
-    """The class of the first column of a group."""
-    return "first" if n == 0 or order[n][0] != order[n - 1][0] else None
 
 
 def rows_of(case: Case) -> list[str]:
@@ -88,12 +115,13 @@ def natural(value: str) -> tuple[bool, int, str]:
     return (not short, int(value) if short else 0, value)
 
 
-def matrix_cell(counts: Counter[str], use: str, key: tuple[str, str], first: str | None) -> Html:
+def matrix_cell(counts: Counter[str], use: str, group: str, value: str, first: bool) -> Cell:
     good, known, bad, neutral = (counts[name] for name in ("good", "known", "bad", "neutral"))
+    also = " first" if first else ""
     if not good + known + bad + neutral:
-        return element("td", class_=f"none {first or ''}".strip())
+        return Cell("", f"none{also}")
     words = (
-        f"{use}, {key[0]} {key[1]}: {good} passed, {bad} failed, {known} failed as expected, "
+        f"{use}, {group} {value}: {good} passed, {bad} failed, {known} failed as expected, "
         f"{neutral} not claimed or not run"
     )
     if bad + known:
@@ -102,7 +130,7 @@ def matrix_cell(counts: Counter[str], use: str, key: tuple[str, str], first: str
         shown, kind = str(good), "good"
     else:
         shown, kind = "\u2013", "neutral"
-    return element("td", shown, class_=f"{kind} {first or ''}".strip(), title=words)
+    return Cell(shown, f"{kind}{also}", words)
 
 
 def number(value: Any) -> float:
@@ -116,8 +144,8 @@ def number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e308 else math.nan
 
 
-def worst_errors(cases: Sequence[Case]) -> list[tuple[str, Html]]:
-    """For each size of ring its title and a table: tensors by workers, the largest error of all cases."""
+def worst_errors(cases: Sequence[Case]) -> list[tuple[str, ErrorGrid]]:
+    """For each size of ring its title and a grid: tensors by workers, the largest error of all cases."""
     rings: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for case in cases:
         workers = workers_of(case)
@@ -147,7 +175,7 @@ def number_of(finding: Mapping[str, Any]) -> int:
     return worker if type(worker) is int and 0 <= worker < MOST_WORKERS else 0
 
 
-def error_grid(findings: Sequence[Mapping[str, Any]], workers: int) -> Html:
+def error_grid(findings: Sequence[Mapping[str, Any]], workers: int) -> ErrorGrid:
     """Tensors by workers: the largest error in units of its bound, or what is wrong."""
     worst: dict[tuple[str, int], Mapping[str, Any]] = {}
     for finding in findings:
@@ -155,21 +183,8 @@ def error_grid(findings: Sequence[Mapping[str, Any]], workers: int) -> Html:
         if key not in worst or badness(finding) > badness(worst[key]):
             worst[key] = finding
     names = sorted({name for name, _ in worst}, key=lambda name: (rank(name), name))
-    head = [element("th", f"worker {n}", scope="col") for n in range(workers)]
-    rows = [
-        element(
-            "tr",
-            element("th", name, scope="row"),
-            *(error_cell(worst.get((name, n))) for n in range(workers)),
-        )
-        for name in names
-    ]
-    return element(
-        "table",
-        element("thead", element("tr", element("td"), *head)),
-        element("tbody", *rows),
-        class_="errors",
-    )
+    rows = [(name, [error_cell(worst.get((name, n))) for n in range(workers)]) for name in names]
+    return ErrorGrid(workers, rows)
 
 
 def rank(name: str) -> int:
@@ -181,33 +196,24 @@ def badness(finding: Mapping[str, Any]) -> tuple[bool, float]:
     return finding.get("kind") != "ok", math.inf if math.isnan(error) else error
 
 
-def error_cell(finding: Mapping[str, Any] | None) -> Html:
+def error_cell(finding: Mapping[str, Any] | None) -> Cell:
     if finding is None:
-        return element("td", class_="none")
+        return Cell("", "none")
     kind, error = str(finding.get("kind")), number(finding.get("error", 0.0))
     if kind == "ok" and error <= 1:
-        return element("td", f"{error:.2g}", class_="good" if error <= 0.5 else "known")
+        return Cell(f"{error:.2g}", "good" if error <= 0.5 else "known")
     numeric = kind in ("ok", "beyond bound") and math.isfinite(error)
-    return element("td", f"{error:.3g}" if numeric else kind, class_="bad", title=kind)
+    return Cell(f"{error:.3g}" if numeric else kind, "bad", kind)
 
 
-def all_cases(cases: Sequence[Case]) -> Html:
-    """One row a case; the script filters them."""
-    rows = [
-        element(
-            "tr",
-            element("td", case["id"], class_="id"),
-            element("td", badge(case["outcome"])),
-            element("td", worst_text(case), class_="figure"),
-            element("td", f"{number(case.get('seconds', 0)):.2f}", class_="figure"),
-            element("td", case.get("reason") or ""),
-            data_outcome=case["outcome"],
-        )
-        for case in cases
-    ]
-    names = ("case", "outcome", "worst error / bound", "seconds", "reason")
-    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
-    return element("table", head, element("tbody", *rows), class_="cases", id="cases-table")
+def case_row(case: Case) -> CaseRow:
+    return CaseRow(
+        id=case["id"],
+        outcome=case["outcome"],
+        worst=worst_text(case),
+        seconds=f"{number(case.get('seconds', 0)):.2f}",
+        reason=case.get("reason") or "",
+    )
 
 
 def worst_text(case: Case) -> str:
@@ -220,16 +226,11 @@ def worst_text(case: Case) -> str:
     return f"{error:.3g}" if kind in ("ok", "beyond bound") and math.isfinite(error) else str(kind)
 
 
-def reasons(cases: Sequence[Case]) -> Html:
+def reasons(cases: Sequence[Case]) -> list[tuple[str, int]]:
     """Why cases are not claimed, with how many."""
     counted = Counter(
         case.get("reason") or "no reason given"
         for case in cases
         if case["outcome"] == "not claimed"
     )
-    return join(
-        [
-            element("li", element("b", count), f" {reason}")
-            for reason, count in counted.most_common()
-        ]
-    )
+    return counted.most_common()

@@ -122,7 +122,8 @@ def test_a_run_says_what_most_of_its_diagnoses_say(cases):
     assert found["links"][0].endswith("huggingface/diffusers/issues/14265")
     one = next(record for record in summary.records if record.diagnosis)
     assert read_record(case_line(one), "line").diagnosis == one.diagnosis
-    assert "step-0 keys" in failure(case_line(one), {"target": {"spec": "x"}}, True)
+    shown = failure(case_line(one), {"target": {"spec": "x"}}, True)
+    assert "step-0 keys" in shown.diagnosis.title
 
 
 def test_few_explained_failures_are_no_verdict():

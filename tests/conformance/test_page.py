@@ -3,9 +3,11 @@
 import functools
 import html
 import http.server
+import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from html.parser import HTMLParser
 
@@ -154,6 +156,58 @@ def test_hostile_text_in_any_field_stays_text(words):
     assert "\x1b" not in text and "\u202e" not in text and "\x00" not in text
 
 
+def filled(value, words, kept=()):
+    """The same with ``words`` in place of every text but those of the keys ``kept`` at the top."""
+    if isinstance(value, dict):
+        return {key: one if key in kept else filled(one, words) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [filled(one, words) for one in value]
+    if isinstance(value, str):
+        return f"https://{words}" if value.strip().startswith("https://") else words
+    return value
+
+
+def page_filled_with(words, kept):
+    """The page of a report that has every part, with these words as every text of it."""
+    wrong = findings([Finding("dk", 2, "beyond bound", 9.0, (0, 1, 5, 3), 0.5, 0.1, 37, 64)])
+    pictured = Record(
+        "a",
+        "mismatch",
+        needs(),
+        "a reason",
+        "a message",
+        wrong,
+        flags=("stale-keys",),
+        truth="exact",
+        picture=pattern() | {"caption": "a caption"},
+        diagnosis=STALE | {"what": "what it is", "where": ["where it is"]},
+    )
+    lines = report_lines(report([pictured, *records(), *diagnosed_records()], complete=False))
+    lines = [filled(line, words, kept) for line in lines]
+    numbers = ("worker", "error", "got", "want", "rows", "of")
+    lines[1]["findings"][0] |= dict.fromkeys(numbers, words) | {"where": [words]}
+    [verdict] = [line for line in lines if line["kind"] == "verdict"]
+    verdict["lines"].append(words)
+    lines[0]["machine"] = {words: words}
+    lines[-1]["coverage"] = {"untested": {words: [words]}, "hints": [words]}
+    lines[-1]["versions"] = {words: words}
+    return page(lines)
+
+
+@pytest.mark.parametrize("kept", [("kind", "outcome"), ("kind",)], ids=["known", "any outcome"])
+def test_text_of_a_report_never_becomes_an_element_or_an_attribute_of_the_page(kept):
+    """The elements are those of the same report with a harmless word in the same fields."""
+    hostile = page_filled_with("<i>\"'&\x00", kept)
+    outline, harmless = Outline(hostile), Outline(page_filled_with("word", kept))
+    assert [(tag, list(given)) for tag, given in outline.elements] == [
+        (tag, list(given)) for tag, given in harmless.elements
+    ]
+    assert "\x00" not in hostile
+    texts = [outline.text, *(one or "" for _, given in outline.elements for one in given.values())]
+    assert sum(text.count("<i>\"'&\ufffd") for text in texts) >= 150
+    assert not any("&amp;" in text or "&lt;" in text for text in texts), "escaped twice"
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -178,26 +232,32 @@ def test_a_picture_of_rubbish_is_no_picture_and_the_page_goes_on(data):
     Outline(page_of(of))
 
 
+def drawn(data):
+    """The picture of this data as the page of one failed case has it."""
+    text = page_of([Record("a", "mismatch", needs(), picture=data)])
+    return text[text.index("<figure") : text.index("</figure>")]
+
+
 def test_the_picture_shows_missing_and_surplus_pairs_in_shapes_of_their_own():
-    drawn = picture(pattern() | {"origin": [10, 20]})
-    assert "36 pairs missing, 4 pairs too much. The first: query 18, key 29." in drawn
-    panel = drawn.split(">difference<", 1)[1].split("</svg>", 1)[0]
+    figure = drawn(pattern() | {"origin": [10, 20]})
+    assert "36 pairs missing, 4 pairs too much. The first: query 18, key 29." in figure
+    panel = figure.split(">difference<", 1)[1].split("</svg>", 1)[0]
     paths = dict(re.findall(r'<path class="(\w+)" d="([^"]+)"', panel))
     assert paths["extra"].count("M") == 4 and paths["missing"].count("M") == 36
 
 
 def test_a_wrong_weight_and_nan_are_drawn():
-    drawn = picture({"expected": [[0.5, 0.5]], "got": [[0.4, "NaN"]]})
-    assert "1 pair with another weight, 1 pair not finite" in drawn
+    figure = drawn({"expected": [[0.5, 0.5]], "got": [[0.4, "NaN"]]})
+    assert "1 pair with another weight, 1 pair not finite" in figure
 
 
 def test_a_large_picture_is_drawn_smaller_and_keeps_a_single_wrong_pair():
     whole = [[int(j <= i) for j in range(700)] for i in range(700)]
     got = [list(row) for row in whole]
     got[300][301] = 1
-    drawn = picture({"expected": whole, "got": got})
-    assert 'class="extra"' in drawn and "query 300, key 301" in drawn
-    assert len(drawn) < 400_000
+    figure = drawn({"expected": whole, "got": got})
+    assert 'class="extra"' in figure and "query 300, key 301" in figure
+    assert len(figure) < 400_000
 
 
 def test_the_command_survives_any_shell():
@@ -219,6 +279,25 @@ def test_the_matrix_counts_passes_of_what_is_claimed():
     assert causal == "0/3"
     [sinks] = [shown for title, shown in cells.items() if title.startswith("sinks, layout zigzag")]
     assert sinks == "\u2013"
+
+
+@pytest.mark.parametrize("options", [[], ["--html", "page.html"]], ids=["text", "page"])
+def test_jinja2_is_loaded_only_by_a_check_that_makes_a_page(tmp_path, options):
+    command = ["check", "reference", "--profile", "smoke", "--only", "attention/plain", *options]
+    program = (
+        "import sys; from ringspec.cli import main; "
+        f"main({command!r}, standalone_mode=False); print('jinja2' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.splitlines()[-1:] == [str(bool(options))], result.stderr
+    assert (tmp_path / "page.html").exists() is bool(options)
 
 
 def chromium(*arguments):

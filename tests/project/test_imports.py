@@ -76,6 +76,11 @@ def test_click_and_rich_are_imported_by_the_command_line_alone():
             assert not outside(imported(path)) & {"click", "rich"}, path.name
 
 
+def test_jinja2_is_imported_by_one_file_which_makes_pages():
+    importers = [path for path in PACKAGE.rglob("*.py") if "jinja2" in outside(imported(path))]
+    assert [name_of(path) for path in importers] == ["ringspec/render/environment.py"]
+
+
 def test_ringspec_imports_its_declared_dependencies_and_nothing_else(pyproject):
     declared = {name.partition(">=")[0] for name in pyproject["project"]["dependencies"]}
     for path in PACKAGE.rglob("*.py"):

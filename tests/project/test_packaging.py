@@ -33,6 +33,7 @@ def test_the_dependencies_are_these(pyproject):
     names = sorted(requirement.partition(">=")[0] for requirement in dependencies)
     assert names == [
         "click",
+        "jinja2",
         "jsonschema",
         "ml_dtypes",
         "numpy",
@@ -108,6 +109,7 @@ def test_gitignore_names_only_top_level_paths_and_bytecode(root):
     [
         "ringspec/build/a.py",
         "ringspec/dist/a.py",
+        "ringspec/render/templates/a.html",
         "ringspec/vectors/data/a.safetensors",
         "ringspec/vectors/format/schemas/a.json",
         "nki_impl/sim/lib/a.so",

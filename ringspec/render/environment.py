@@ -1,0 +1,91 @@
+"""Pages from the templates in ``ringspec/render/templates``, which Jinja2 fills in.
+
+Every value is escaped. ``|safe``, which turns that off, marks the style, the script and the embedded
+records of a page and nothing else; a name that a template expects and does not get is an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# Every other outcome is a failure.
+CLASSES = {
+    "pass": "good",
+    "expected failure": "known",
+    "not claimed": "neutral",
+    "not run": "neutral",
+}
+SIGNS = {"good": "\u2713", "known": "!", "neutral": "\u2013", "bad": "\u2717"}
+# C0 and C1 controls but tab and newline, surrogates, and marks that turn the direction of text.
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def filled_in(template: str, script: str, style: str, **values: Any) -> str:
+    """A whole page. Its security policy allows this script and this style and no other, by hash."""
+    names = {"script": script, "style": style, "policy": policy(script, style)}
+    return environment().get_template(template).render(values | names)
+
+
+@cache
+def environment() -> Environment:
+    """The templates with the settings that all pages share."""
+    # Imported here, because most commands make no page.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("ringspec.render"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals["signs"] = SIGNS
+    made.filters["outcome_class"] = class_of
+    return made
+
+
+def visible(value: object) -> object:
+    """A value as text with a sign in place of each character that cannot be seen; None is no text.
+
+    >>> visible("<b>\\x00"), visible(None), visible(3)
+    ('<b>\\ufffd', '', '3')
+    """
+    if hasattr(value, "__html__"):  # the output of a macro, or marked as safe
+        return value
+    return "" if value is None else UNSEEN.sub("\ufffd", str(value))
+
+
+def class_of(outcome: str) -> str:
+    """
+    >>> [class_of(one) for one in ("pass", "expected failure", "not claimed", "crash")]
+    ['good', 'known', 'neutral', 'bad']
+    """
+    return CLASSES.get(outcome, "bad")
+
+
+def asset(name: str) -> str:
+    """A style or a script, from this file's folder."""
+    return files("ringspec.render").joinpath(name).read_text(encoding="utf-8")
+
+
+def policy(script: str, style: str) -> str:
+    """A content security policy: nothing is loaded, and this script and style alone are used."""
+    script_hash, style_hash = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (script, style)
+    )
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'"
+    )
