@@ -30,11 +30,11 @@ NEVER = 1e30
 
 @dataclass(frozen=True)
 class Seeds:
-    """dy [B, H, n_q, Dv] in any float type; lse and delta [B, H, n_q] in float64."""
+    """dy [B, H, n_q, Dv] in any float type; lse and row_term = delta - dlse [B, H, n_q] in float64."""
 
     dy: Floats
     lse: Array
-    delta: Array
+    row_term: Array
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
         return made
 
     def dy_delta() -> Floats:
-        return wide(seeds.dy[batch, heads], -seeds.delta[batch, heads], job)
+        return wide(seeds.dy[batch, heads], -seeds.row_term[batch, heads], job)
 
     def kept(name: str, arrays: tuple[Floats, ...], make: Callable[[], Any]) -> Any:
         return job.kept.get(arrays, (name, job.dtype.name, scale, group, batch, key_head), make)
@@ -81,7 +81,7 @@ def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
     k_one = kept("k | 1", (job.k,), lambda: wide(job.k[batch, key_head], 1.0, job))
     return Operands(
         kept("q | -lse", (job.q, seeds.lse), q_lse),
-        kept("dy | -delta", (seeds.dy, seeds.delta), dy_delta),
+        kept("dy | -delta", (seeds.dy, seeds.row_term), dy_delta),
         k_one,
         kept("v | 1", (job.v,), lambda: wide(job.v[batch, key_head], 1.0, job)),
         not job.look or kept("k is finite", (job.k,), lambda: is_finite(k_one)),

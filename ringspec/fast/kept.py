@@ -3,7 +3,7 @@
 A worker's queries meet W blocks of keys, and its keys W blocks of queries. Without this each block of a
 float32 ring made its operands anew: conversions, norms and extra columns took a tenth of a ring of W = 8.
 
-Only arrays in immutable memory count, as the inputs of a ring's worker are (``spec.worker.read_only``). That an array is
+Only arrays in immutable memory count, as the inputs of a ring's worker are (``rings.lockstep.read_only``). That an array is
 read-only says nothing: it may be a view of one that is written to.
 """
 

@@ -100,8 +100,8 @@ def ring(
     ``block_forward``, ``block_backward``  the block computation (see ``spec.block``)
     ``absorb``, ``accumulate``  how a block's state is merged into the running one, and its gradients
                      are added to the accumulators (see ``spec.forward``, ``spec.backward``)
-    ``each``         how the W workers do what none of them needs another for: as ``map``, one after another,
-                     or ``map`` of an executor, side by side
+    ``each``         a map-like function that runs independent work of the W workers: ``map``, one after
+                     another (default), or ``map`` of an executor, side by side
 
     Returns a :class:`Run`. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`.
 
