@@ -27,6 +27,7 @@ from ringspec.spec.worker import (
     Message,
     QuerySide,
     arrive,
+    held,
     pair_computed,
     send,
 )
@@ -94,9 +95,8 @@ def forward_part(
     if pair_computed(schedule, state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
-    assert query.q is not None and query.rows is not None
-    assert key.k is not None and key.v is not None and key.columns is not None
-    return block(query.q, key.k, key.v, Block(query.rows, key.columns, state.terms, state.recipe))
+    at = Block(held(query.rows), held(key.columns), state.terms, state.recipe)
+    return block(held(query.q), held(key.k), held(key.v), at)
 
 
 def absorb_part(
