@@ -293,7 +293,7 @@ def test_the_cache_lies_where_the_environment_says(tmp_path, monkeypatch):
 def test_a_killed_materialise_goes_on_where_it_stopped(tmp_path, vectors):
     program = (
         "import sys, time\n"
-        "from ringspec.vectors import cache\n"
+        "from ringspec.vectors.sets import cache\n"
         "write = cache.write_tensors\n"
         "def slowly(*a):\n"
         "    write(*a)\n"

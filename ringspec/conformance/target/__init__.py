@@ -1,6 +1,31 @@
 """The target: what an implementation under test claims, is called with, and returns."""
 
-from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.protocol import Call, Failed, Refused, Result, Target
+from ringspec.conformance.target.capabilities import Capabilities, capabilities_from, why_not
+from ringspec.conformance.target.protocol import (
+    Call,
+    Crashed,
+    Exited,
+    Failed,
+    Garbage,
+    Mutated,
+    Refused,
+    Result,
+    Target,
+    TimedOut,
+)
 
-__all__ = ["Call", "Capabilities", "Failed", "Refused", "Result", "Target"]
+__all__ = [
+    "Call",
+    "Capabilities",
+    "Crashed",
+    "Exited",
+    "Failed",
+    "Garbage",
+    "Mutated",
+    "Refused",
+    "Result",
+    "Target",
+    "TimedOut",
+    "capabilities_from",
+    "why_not",
+]
