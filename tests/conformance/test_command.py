@@ -359,7 +359,7 @@ def test_the_run_goes_on_after_a_crash(program):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "exit status 0 before it answered"),
+        ("input()", "exit status 0 before it answered"),
         ("import time; time.sleep(30)", "no answer within 1 s"),
         ("print('hi')", "no JSON: 'hi'"),
         ("print('[' * 100000)", "no JSON"),
