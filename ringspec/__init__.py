@@ -1,32 +1,35 @@
 """ringspec: the executable specification of ring attention.
 
-Read ``ringspec/spec/`` in this order, each a short file:
+Read these short files in this order. They lie in ``ringspec/spec/``, except ``model``, which lies in
+``ringspec/problem/``:
 
 1. ``essence``         ring attention in one page: forward and backward, without options
-2. ``masks``           who may attend to whom
-3. ``dropout``         the counter-based keep mask
-4. ``definition``      dense attention and its gradient
-5. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
-6. ``block``           one query block against one key block, forward and backward
-7. ``layout``          which token lies on which worker
-8. ``schedule``        who sends what to whom, as data
-9. ``worker``          what one worker holds, receives and sends
-10. ``forward``        the forward pass of one worker
-11. ``backward``       the backward pass of one worker, both circulations
-12. ``rules``          the index of rules; every other file names the ones that it states
+2. ``model``           what a call consists of: tensors, rows, columns, terms, and the block of a computation
+3. ``masks``           which query attends to which key
+4. ``dropout``         the counter-based keep mask
+5. ``definition``      dense attention and its gradient
+6. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
+7. ``block``           one query block against one key block, forward and backward
+8. ``layout``          which token lies on which worker
+9. ``schedule``        who sends what to whom, as data
+10. ``worker``         what one worker holds, receives and sends
+11. ``forward``        the forward pass of one worker
+12. ``backward``       the backward pass of one worker, both circulations
+13. ``rules``          the index of rules; every other file names the ones that it states
 
-Around it lie ``ringspec/problem/``, what a call consists of:
+``recipe.to_p(x)`` and the like round x where ``ringspec/recipes.py`` says; in float64 they change nothing.
 
-13. ``model``          tensors, rows, columns and terms
+Before a call reaches these files, ``ringspec/problem/`` validates it:
+
 14. ``checks``         each argument in the one form that the rest works with, or an error
 15. ``options``        the keywords of every function
 
-and ``ringspec/rings/``, the whole ring in one process:
+and ``ringspec/rings/`` runs the whole ring in one process:
 
 16. ``attention``, ``layouts``, ``schedules``  public functions: arguments checked, then the specification
 17. ``ring``, ``lockstep``, ``run``  the whole ring, its loop over workers, and its result
-18. ``validator``      the proof that a schedule is one
-19. ``cost``, ``show`` what it costs, and how it prints
+18. ``validator``      verifies a schedule, or says what is wrong with it
+19. ``cost``, ``show`` what a ring costs, and how it prints
 
 >>> import numpy as np
 >>> import ringspec as rs

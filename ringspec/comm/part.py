@@ -27,7 +27,6 @@ from ringspec.spec.backward import (
     backward_finish,
     backward_share,
     backward_start,
-    sink_share,
 )
 from ringspec.spec.block import BlockBackward, BlockForward
 from ringspec.spec.dropout import keep_mask
@@ -100,7 +99,6 @@ def run_backward(
         problem.terms, recipe,
     )  # fmt: skip
     state = with_immutable_inputs(state)
-    dsinks = sink_share(state)
     halves = Halves(backward_share, functools.partial(add, accumulate=setup.blocks[3]))
     backward = "backward", halves, state, setup.backward, setup.blocks[1], observe
     state, inbox = circulate(links, *backward)
@@ -110,7 +108,7 @@ def run_backward(
         dq=state.query.dq,
         dk=state.key.dk,
         dv=state.key.dv,
-        dsinks=dsinks,
+        dsinks=state.dsinks,
         dbias=state.query.dbias,
     )
 

@@ -32,7 +32,7 @@ const svg = (tag, attributes = {}, ...children) =>
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const range = (count) => Array.from({length: count}, (_, n) => n);
 const colour = (worker) => worker % 8;
-const spell = (name) => (name === "delta" ? "\u03b4" : name);
+const spell = (name) => (name === "row_term" ? "\u03b4" : name);
 const clamp = (value, most) => Math.max(0, Math.min(most, value));
 
 // [0, 1, 2, 21, 22, 23] is written 0-2, 21-23.

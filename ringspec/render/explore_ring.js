@@ -2,7 +2,7 @@
 // its element from step to step, so that it is seen to move.
 const BOX = {width: 190, height: 102, across: 34, down: 34};
 const SUMS = {forward: ["m", "l", "o", "lse"], backward: ["dq", "dk", "dv"]};
-const QUERY_NAMES = ["q", "dy", "lse", "delta", "dq", "m", "l", "o"];
+const QUERY_NAMES = ["q", "dy", "lse", "row_term", "dq", "m", "l", "o"];
 const chips = {key: "", made: new Map(), layer: null};
 
 // Corners [x, y] of the boxes on a grid of two columns, clockwise in the order of the ring.

@@ -39,7 +39,6 @@ from ringspec.spec.backward import (
     backward_start,
     backward_step,
     plus,
-    sink_share,
 )
 from ringspec.spec.block import (
     BlockBackward,
@@ -89,7 +88,7 @@ def ring(
     ``workers``      W >= 1
     ``layout``       'contiguous', 'striped', 'zigzag', 'zigzag_per_document' (with cu_seqlens), a
                      table [W, n] of token indices (-1 = padding), or a pair of these for q and k
-    ``circulation``  'kv' (backward: K, V, dK, dV travel), 'q' (backward: Q, dY, LSE, dy_o_sum, dQ
+    ``circulation``  'kv' (backward: K, V, dK, dV travel), 'q' (backward: Q, dY, LSE, row_term, dQ
                      travel), 'gather' (all keys are gathered first)
     ``recipe``       name or :class:`~ringspec.recipes.Recipe`: where values are rounded
     ``direction``    of a ring, 1: r sends to r + 1; -1: r sends to r - 1
@@ -319,7 +318,6 @@ def run_backward(
         return with_immutable_inputs(state)
 
     states = list(of_all(layout_q.workers, begin, each))
-    dsinks = [sink_share(state) for state in states]
     one_step = functools.partial(backward_step, accumulate=accumulate)
     states, inboxes = lockstep("backward", one_step, states, schedule, block, observe, each)
 
@@ -327,7 +325,7 @@ def run_backward(
         state = backward_finish(states[r], schedule, inboxes[r], accumulate)
         query, key = state.query, state.key
         return dataclasses.replace(
-            results[r], dq=query.dq, dk=key.dk, dv=key.dv, dsinks=dsinks[r], dbias=query.dbias
+            results[r], dq=query.dq, dk=key.dk, dv=key.dv, dsinks=state.dsinks, dbias=query.dbias
         )
 
     return list(of_all(layout_q.workers, end, each))

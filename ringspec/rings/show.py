@@ -23,15 +23,8 @@ if TYPE_CHECKING:
 STATE_NAMES = ("q", "k", "v", "dy", "row_term", "m", "l", "o", "lse", "dq", "dk", "dv")
 ROW_NAMES = ("position", "segment", "bound_min", "bound_max", "bias", "mask", "keep")
 COLUMN_NAMES = ("position", "segment")
-# Files, reports and pages have this name for what travels of delta and dlse (RING-7).
-STORED_NAMES = {"row_term": "delta"}
 TERM_NAMES = ("scale", "causal", "window", "softcap", "dropout_p", "dropout_seed")
 RESULT_NAMES = ("index_q", "index_k", "o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
-
-
-def stored_name(name: str) -> str:
-    """The name under which files and reports have something that a worker holds."""
-    return STORED_NAMES.get(name, name)
 
 
 def travelling(schedule: Schedule, step: int) -> str:
@@ -43,7 +36,7 @@ def travelling(schedule: Schedule, step: int) -> str:
             shift = (transfer.pairs[0][1] - transfer.pairs[0][0]) % schedule.workers
             ring = all((a + shift) % schedule.workers == b for a, b in transfer.pairs)
             where = f"r -> r+{shift} mod {schedule.workers}" if ring else str(transfer.pairs)
-        parts.append(f"{' '.join(map(stored_name, transfer.carries))}: {where}")
+        parts.append(f"{' '.join(transfer.carries)}: {where}")
     return "; ".join(parts) or "nothing"
 
 
@@ -82,7 +75,7 @@ def moment_as_text(moment: Moment) -> str:
 
 
 def message_as_text(message: Message) -> str:
-    return f"{'+'.join(map(stored_name, names_of(message.side)))} to {message.target}"
+    return f"{'+'.join(names_of(message.side))} to {message.target}"
 
 
 # The specification states no form of printing: ``print(schedule)`` is a matter of this file.
@@ -205,7 +198,7 @@ def run_tensors(run: Run) -> tuple[dict[str, NDArray], dict[str, str]]:
             owners = np.array([state.query.owner, state.key.owner], dtype=np.int64)
             add(f"{where}/{when}/owners", owners)
             for name in STATE_NAMES:
-                add(f"{where}/{when}/{stored_name(name)}", getattr(state, name, None))
+                add(f"{where}/{when}/{name}", getattr(state, name, None))
     meaning = {
         "workers": run.layout_q.workers,
         "layout": run.layout_q.name,

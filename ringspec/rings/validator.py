@@ -12,7 +12,23 @@ from dataclasses import dataclass
 
 from ringspec.errors import ScheduleError
 from ringspec.problem.checks import function
-from ringspec.spec.schedule import KINDS, SIDES, Pair, Schedule, Step, Transfer
+from ringspec.spec.schedule import (
+    KEY_ACCUMULATORS,
+    KEY_INPUTS,
+    QUERY_ACCUMULATORS,
+    QUERY_INPUTS,
+    Pair,
+    Schedule,
+    Step,
+    Transfer,
+)
+
+KINDS = ("permute", "gather", "reduce_scatter")
+# What may travel under a schedule that moves keys, or queries: inputs and accumulators.
+SIDES = {
+    "keys": (KEY_INPUTS, KEY_ACCUMULATORS),
+    "queries": (QUERY_INPUTS, QUERY_ACCUMULATORS),
+}
 
 
 @dataclass(frozen=True)

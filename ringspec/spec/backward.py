@@ -4,9 +4,18 @@ KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE a
 and dQ follows them; K, V, dK, dV stay. Both are this one function: the schedule says which side
 visits. Accumulators make one hop more than inputs, the one that brings them home (RING-4, RING-5).
 
-The gradients are a function of q, k, v, dy and dlse alone. A pass that is given o and lse uses them as given
-and never computes them again; both belong to the whole row, not to a block (RING-13). Each worker's dsinks
-and dbias are partial sums over its own query rows; adding them up is the caller's part (RING-12).
+A Q ring of W = 3 that sends to r + 1, at worker r in each step; (a, b) is the share of dq of queries a and keys b::
+
+    step  holds the queries of  dq of these queries after the step  then sends
+    0     r                     (r, r)                              q dy lse row_term rows, dq dbias
+    1     r - 1                 (r-1, r-1) + (r-1, r)               q dy lse row_term rows, dq dbias
+    2     r - 2 = r + 1         all three shares                    dq dbias, which are then home
+
+After step 2 dk and dv of worker r have the shares of queries r, r - 1 and r - 2, in this order.
+
+The gradients are a function of q, k, v, dy and dlse alone. A pass that is given o and lse never recomputes
+them; both belong to the whole row, not to a block (RING-13). Each worker's dsinks and dbias are partial sums
+over its own query rows, which the caller adds (RING-12). dbias is accumulated in float64 and never rounded.
 
 Arrays are float64, in a worker's local order. Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
 """
@@ -71,26 +80,26 @@ def backward_start(
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
     query = QuerySide(worker, q, rows, dy, lse, row_term, np.zeros(q.shape), dbias)
     key = KeySide(worker, k, v, columns, np.zeros(k.shape), np.zeros(v.shape))
-    return BackwardState(worker, 0, terms, recipe, query, key)
+    dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, -row_term)  # RING-12
+    return BackwardState(worker, 0, terms, recipe, query, key, dsinks=dsinks)
 
 
 def backward_step(
     state: BackwardState,
     schedule: Schedule,
     received: tuple[Message, ...],
-    block: BlockBackward,
+    compute: BlockBackward,
     accumulate: Accumulate = plus,
 ) -> tuple[BackwardState, tuple[Message, ...]]:
     """One worker's step: RECEIVE, DIFFERENTIATE one block, ADD, SEND.
 
-    From ``state`` and the messages ``received`` to the state after the step and the messages that
-    ``schedule`` makes it send; ``block`` computes, as ``spec.block.block_backward`` does, and
-    ``accumulate`` adds a share to a total, as :func:`plus` does.
+    Returns the state after the step and the messages that ``schedule`` makes the worker send. ``compute`` is a
+    function such as ``spec.block.block_backward``; ``accumulate`` adds a share to a total, as :func:`plus` does.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
     # DIFFERENTIATE
-    share = backward_share(state, schedule, block)
+    share = backward_share(state, schedule, compute)
     # ADD
     if share is not None:
         state = add(state, share, accumulate)
@@ -99,18 +108,18 @@ def backward_step(
 
 
 def backward_share(
-    state: BackwardState, schedule: Schedule, block: BlockBackward
+    state: BackwardState, schedule: Schedule, compute: BlockBackward
 ) -> BlockGradients | None:
-    """The gradients that the pair of blocks at this worker gives; None where none is met.
+    """The share of the two blocks at this worker; None if the worker is idle in this step.
 
-    It needs the inputs that were received, not the accumulators: they may still be on their way.
+    It reads the inputs alone, so that a program may receive the accumulators at the same time.
     """
     if pair_computed(schedule, state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
-    at = Block(held(query.rows), held(key.columns), state.terms, state.recipe)
+    block = Block(held(query.rows), held(key.columns), state.terms, state.recipe)
     q, dy, lse, row_term = (held(x) for x in (query.q, query.dy, query.lse, query.row_term))
-    return block(q, held(key.k), held(key.v), dy, lse, row_term, at)
+    return compute(q, held(key.k), held(key.v), dy, lse, row_term, block)
 
 
 def add(
@@ -136,10 +145,10 @@ def backward_finish(
     received: tuple[Message, ...],
     accumulate: Accumulate = plus,
 ) -> BackwardState:
-    """Take in the accumulators that came home with the last transfer, and round the results.
+    """Receive the accumulators of the last transfer, which belong to this worker, and round the results.
 
-    ``state`` is that after the last step of ``schedule``, ``received`` what came to this worker then.
-    ``accumulate`` adds the parts of a reduce-scatter in the order of their senders, as :func:`plus` does.
+    ``state`` is the one after the last step of ``schedule``. The result holds dq, dbias, dk and dv of the worker's
+    own tokens. ``accumulate`` adds the parts of a reduce-scatter in the order of their senders.
     """
     state = receive(state, schedule, received)
     query, key, recipe = state.query, state.key, state.recipe
@@ -153,12 +162,7 @@ def backward_finish(
         key = KeySide(state.worker, dk=dk, dv=dv)
     # + 0.0: zeros are +0
     dq, dk, dv = (recipe.to_gradients(held(x)) + 0.0 for x in (query.dq, key.dk, key.dv))
-    query, key = dataclasses.replace(query, dq=dq), dataclasses.replace(key, dk=dk, dv=dv)
+    # The inputs that are still here belong to the last visitor.
+    query = QuerySide(state.worker, dq=dq, dbias=query.dbias)
+    key = KeySide(state.worker, dk=dk, dv=dv)
     return dataclasses.replace(state, query=query, key=key)
-
-
-def sink_share(state: BackwardState) -> Array | None:
-    """RING-12: this worker's part of dsinks [H, N], summed over its own query rows at the start."""
-    if state.terms.sinks is None:
-        return None
-    return sink_gradient(state.terms.sinks, held(state.query.lse), -held(state.query.row_term))

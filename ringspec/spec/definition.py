@@ -1,7 +1,8 @@
 """Dense attention and its gradient in float64: the definition.
 
-One worker, no blocks, every S x S matrix written out. All else in ringspec is held to these
-functions, and they are held to an oracle that shares no code with them.
+One worker, no blocks, every S x S matrix written out. Everything else in ringspec is tested against these
+functions, and they are tested against an oracle that shares no code with them. ``block`` calls the functions for
+scores and gradients on its tiles, with the roundings of a recipe; here the recipe is float64, which rounds nothing.
 
 Symbols: b a batch, h a query head, i a query row, j a key, n a sink of the head, d an entry of a vector.
 ``<x, y>`` is the dot product over d, and every logarithm is natural. Arrays are [B, H, S, D]: q, dy and o
@@ -13,7 +14,7 @@ D = 128. q, k, v, dy, dlse and sinks are finite, and so is the bias, in which -i
 mask). Finite inputs have finite scores and gradients: a score at a visible pair, a dp or a gradient that
 leaves float64 is refused with a NonFiniteError. Scores of masked pairs may be of any size. Zeros are +0.
 
-A check of the gradients without a second implementation, for each row that has a key or a sink::
+A check of the gradients without a second implementation, for each row with a visible key or a sink::
 
     sum_j ds_ij + sum_n exp(sink_hn - lse_i) (dlse_i - delta_i) = dlse_i
 
@@ -88,8 +89,9 @@ def normalise(problem: Problem, s: Array) -> tuple[Array, Array]:
         lse_i = log(sum_j exp(s_ij) + sum_n exp(sink_hn))            p_ij = exp(s_ij - lse_i)
 
     Sinks are logits in the domain of s: neither scale nor soft cap applies to them. They join the
-    denominator once per row, and nothing else. A row without keys and sinks has lse = -inf (FWD-8), a row
-    with sinks alone their log-sum-exp (FWD-9); p is 0 in both. p and lse are those before dropout.
+    denominator once per row, and nothing else. A row with no visible key and no sink has lse = -inf (FWD-8), a
+    row with sinks alone their log-sum-exp (FWD-9); p is 0 in both. p and lse are those before dropout. p is
+    computed as exp(s - m) / sum, the same number with a smaller rounding error than exp(s - lse).
     """
     sinks = problem.terms.sinks
     m = s.max(axis=3, initial=-np.inf)
@@ -107,11 +109,11 @@ def normalise(problem: Problem, s: Array) -> tuple[Array, Array]:
 
 
 def forward(problem: Problem) -> Forward:
-    """o and lse of a checked problem (FWD-6, FWD-8)::
+    """o and lse of a validated problem (FWD-6, FWD-8)::
 
         o_i = sum_j p_ij keep_ij / (1 - dropout_p) v_j
 
-    keep_ij is 0 or 1, and always 1 without dropout. o = 0 in a row without keys.
+    keep_ij is 0 or 1, and always 1 without dropout. o = 0 in a row with no visible key.
     """
     k, v = (per_query_head(x, problem.terms) for x in (problem.k, problem.v))
     s, _ = scores(problem.q, k, problem.block)
@@ -121,11 +123,11 @@ def forward(problem: Problem) -> Forward:
 
 
 def backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
-    """Gradients of a checked problem, for dy = dL/do and dlse = dL/dlse (BWD-1 to BWD-10)::
+    """Gradients of a validated problem, for dy = dL/do and dlse = dL/dlse (BWD-1 to BWD-10)::
 
         delta_i = <dy_i, o_i>
 
-    Public systems call delta dy_o_sum. Dropout leaves its expression as it is.
+    The AWS NKI library calls delta ``dy_o_sum``. The expression is the same with dropout.
     """
     k, v = (per_query_head(x, problem.terms) for x in (problem.k, problem.v))
     s, t = scores(problem.q, k, problem.block)

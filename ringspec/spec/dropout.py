@@ -61,9 +61,9 @@ def keep_mask(
 ) -> Booleans:
     """DROP-1, DROP-2: which entries of P are kept, [B, H, n_q, n_k].
 
-    ``position_q`` and ``position_k`` are int64 [B, n] or [1, n] and enter modulo 2**32, as do the
-    int64 numbers of ``heads`` and ``batches``. With seed = ``dropout_seed``: key = (seed mod 2**32, seed >> 32), counter = (key position, query position, query head,
-    batch), output word 0; kept when word >= floor(dropout_p * 2**32).
+    ``position_q`` and ``position_k`` are int64 [B, n] or [1, n]; ``heads`` and ``batches`` hold the global indices
+    of query heads and batches, int64. ``dropout_seed`` is below 2**64. Counter, key and threshold are those of the
+    module's table.
     """
     words = np.broadcast_arrays(
         position_k[:, None, None, :] % 2**32,
@@ -80,7 +80,7 @@ def keep_factor(rows: Rows, columns: Columns, terms: Terms, batch: int) -> Array
     """keep / (1 - dropout_p) of a block, the factor of P and of dP; 1.0 without dropout.
 
     float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``, for queries ``rows`` and keys
-    ``columns``; p and the seed are in ``terms``.
+    ``columns``; dropout_p and the seed are in ``terms``.
 
     A keep mask that the caller gave takes the place of the counter-based one (DROP-3).
     """

@@ -1,9 +1,12 @@
 """Ring attention in one page: forward, and backward in both circulations, in float64.
 
-Every worker's arrays are in the open: ``q[r]`` is what worker r holds. There are no options: one
+``q[r]`` is what worker r holds, and every worker's arrays are visible at once. There are no options: one
 causal mask, the default scale, as many key heads as query heads. Arrays are [..., S, D], where the
 leading axes (batch, heads) are left to NumPy's broadcasting; m, l, lse and delta keep a last axis of
-length 1. :func:`ringspec.ring` has the options, and equals these functions bit for bit.
+length 1. :func:`ringspec.ring` has the options, and its results equal these bit for bit.
+
+To stay short, this page sends every block W times, so that all are home at the end. ``schedule`` sends k and v (or q,
+dy, lse and row_term) W - 1 times: only the gradients make the last hop.
 
     s_ij   = scale <q_i, k_j>  where key j is visible to query i, else -infinity; scale = 1/sqrt(D)
     lse_i  = log sum_j exp(s_ij)                          p_ij = exp(s_ij - lse_i)
@@ -123,7 +126,7 @@ def ring_forward(q: Shards, k: Shards, v: Shards, token: list[Tokens]) -> tuple[
     """o[r] and lse[r] of every worker. k and v travel; at step t worker r holds those of r - t."""
     workers, token_k = range(len(q)), token
     state = [start(q[r], v[r]) for r in workers]
-    for _step in workers:
+    for _step in range(len(q)):
         for r in workers:
             part = block_forward(q[r], k[r], v[r], visible(token[r], token_k[r]))
             state[r] = merge(state[r], part)
@@ -140,7 +143,7 @@ def ring_backward_kv(
     workers, token_k = range(len(q)), token
     delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in workers]
     dq, dk, dv = ([np.zeros_like(x[r]) for r in workers] for x in (q, k, v))
-    for _step in workers:
+    for _step in range(len(q)):
         for r in workers:
             mask = visible(token[r], token_k[r])
             share = block_backward(q[r], k[r], v[r], dy[r], lse[r], delta[r], mask)
@@ -158,7 +161,7 @@ def ring_backward_q(
     workers, token_q = range(len(q)), token
     delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in workers]
     dq, dk, dv = ([np.zeros_like(x[r]) for r in workers] for x in (q, k, v))
-    for _step in workers:
+    for _step in range(len(q)):
         for r in workers:
             mask = visible(token_q[r], token[r])
             share = block_backward(q[r], k[r], v[r], dy[r], lse[r], delta[r], mask)
@@ -179,5 +182,5 @@ def ring(
     o, lse = ring_forward(q_r, k_r, v_r, token)
     backward = ring_backward_kv if circulation == "kv" else ring_backward_q
     dq, dk, dv = backward(q_r, k_r, v_r, dy_r, o, lse, token)
-    slot = np.argsort(np.concatenate(token))
+    slot = np.argsort(np.concatenate(token))  # where each token lies: the inverse permutation
     return tuple(np.concatenate(x, axis=-2).take(slot, axis=-2) for x in (o, lse, dq, dk, dv))

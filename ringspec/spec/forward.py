@@ -6,7 +6,7 @@ calls the same function once per process.
 
 At step t worker r computes its own queries against the keys of worker (r - t) mod W, and then sends them
 on: ``k[r], v[r] = k[r - 1], v[r - 1]`` on all workers at once. So after step 2 of W = 3 each worker has
-absorbed all three blocks of keys, and the last block stays where it is.
+absorbed all three blocks of keys, and the last block is not sent on.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
 """
@@ -68,19 +68,19 @@ def forward_step(
     state: ForwardState,
     schedule: Schedule,
     received: tuple[Message, ...],
-    block: BlockForward,
+    compute: BlockForward,
     absorb: Absorb = absorb_block,
 ) -> tuple[ForwardState, tuple[Message, ...]]:
     """One worker's step: the state after it, and the messages that it sends.
 
-    ``received`` are the messages that ``schedule`` has brought to it; ``block`` computes, as
-    ``spec.block.block_forward`` does; ``absorb`` merges the block's state into the running
-    one, as :func:`absorb_block` does.
+    ``received`` are the messages that it received under ``schedule``; ``compute`` is a function such as
+    ``spec.block.block_forward``; ``absorb`` merges the block's state into the running one, as
+    :func:`absorb_block` does.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
     # SCORE
-    part = forward_part(state, schedule, block)
+    part = forward_part(state, schedule, compute)
     # ABSORB
     if part is not None:
         state = absorb_part(state, part, absorb)
@@ -89,14 +89,14 @@ def forward_step(
 
 
 def forward_part(
-    state: ForwardState, schedule: Schedule, block: BlockForward
+    state: ForwardState, schedule: Schedule, compute: BlockForward
 ) -> SoftmaxState | None:
-    """The softmax state of the pair of blocks at this worker alone; None where none is met."""
+    """The softmax state of the two blocks at this worker alone; None if the worker is idle in this step."""
     if pair_computed(schedule, state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
-    at = Block(held(query.rows), held(key.columns), state.terms, state.recipe)
-    return block(held(query.q), held(key.k), held(key.v), at)
+    block = Block(held(query.rows), held(key.columns), state.terms, state.recipe)
+    return compute(held(query.q), held(key.k), held(key.v), block)
 
 
 def absorb_part(

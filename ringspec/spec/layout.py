@@ -8,10 +8,10 @@ with n = S/W slots, holds
 ``striped``              token t W + r
 ``zigzag``               chunk r, then chunk 2W - 1 - r, of 2W chunks of S/(2W) tokens
 ``zigzag_per_document``  zigzag inside each packed document
-a table [W, n]           its entry
+a table [W, n]           the token in row r, slot t
 
 Sharding, unsharding and unpermuting are exact permutations that follow the table. Queries and keys follow
-the same layout, with n_q and n_k tokens per worker. Lengths count tokens.
+the same layout, with n_q and n_k tokens per worker. A length S counts tokens, not padding slots.
 
 Sources: striped, Brandon et al., https://arxiv.org/abs/2311.09431; zigzag,
 https://github.com/zhuzilin/ring-flash-attention (issue 2); per document as in TransformerEngine's
@@ -88,8 +88,8 @@ def zigzag_per_document(length: int, workers: int, cu_seqlens: Sequence[int]) ->
     """LAYOUT-4: zigzag inside each packed document, so that every document is balanced.
 
     ``length`` = S, W = ``workers``; ``cu_seqlens`` int [N + 1]: starts of the documents, and the last
-    one's end. A document whose length is not a multiple of 2W is filled up with padding slots; tokens
-    after the last document are placed like one more document.
+    one's end. A document whose length is not a multiple of 2W is padded to one; tokens after the last document are
+    placed like one more document.
 
     >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
     [[0, 3, 4, -1], [1, 2, 5, -1]]

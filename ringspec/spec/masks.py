@@ -1,6 +1,6 @@
 """Who may attend to whom: the conjunction of mask terms over global positions (MASK-1 to MASK-9).
 
-A pair (i, j) is visible iff each term that is in use allows it:
+A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and each term that is in use allows it:
 
 ``causal``    pk_j <= pq_i
 ``window``    -left <= pk_j - pq_i <= right, both ends inclusive, either side may be unbounded
@@ -11,11 +11,11 @@ A pair (i, j) is visible iff each term that is in use allows it:
 
 pq_i and pk_j are global positions, and never places in an array (MASK-8): pq_i = i + q_offset and
 pk_j = j unless the caller gives positions. q_offset = 0 lets queries and keys start together,
-q_offset = Sk - Sq lets them end together. A block that came from another worker is masked like any other.
+q_offset = Sk - Sq lets them end together. A block that another worker sent is masked like any other.
 Packed documents (cu_seqlens) are segments, in which tokens after the last document are padding (MASK-5).
 
-Every function takes positions (or what belongs to them) of queries and keys, int64 [B, n] or [1, n],
-and returns booleans [B, n_q, n_k], True where the term allows the pair.
+A function of one term takes int64 [B, n] or [1, n] of queries and keys, and returns booleans [B, n_q, n_k], True
+where the term allows the pair.
 """
 
 from __future__ import annotations

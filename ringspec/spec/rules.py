@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
     Rule("BWD-4", "With a soft cap dz = ds * (1 - t**2)."),
     Rule("BWD-5", "dq = scale * sum over keys of dz k."),
     Rule("BWD-6", "dk = scale * sum over rows and the group's query heads of dz q."),
-    Rule("BWD-7", "dv = sum over rows and the group's query heads of p keep/(1-p) dy."),
+    Rule("BWD-7", "dv = sum over rows and the group's query heads of p keep / (1 - dropout_p) dy."),
     Rule("BWD-8", "dbias = dz summed over the axes along which bias was broadcast."),
     Rule("BWD-9", "dsink = sum over b, i of exp(sink - lse) * (dlse - delta)."),
     Rule("BWD-10", "An empty row sends no gradient anywhere."),
@@ -97,7 +97,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("RING-5", "Q ring: dq (and dbias) follow their Q home; dk, dv stay."),
     Rule(
-        "RING-6", "Positions, segments, bounds and bias rows travel with the block that they index."
+        "RING-6",
+        "Positions, segments, bounds and rows of bias, mask and keep travel with the block that they index.",
     ),
     Rule("RING-7", "With dlse, dy_o_sum - dlse travels in place of dy_o_sum."),
     Rule("RING-8", "contiguous: visible iff j <= i + a*n_q - b*n_k + q_offset."),

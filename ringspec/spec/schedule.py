@@ -12,7 +12,11 @@ which r sends to r + 1, worker r has at step t the block of owner (r - t) mod W 
 An accumulator makes one hop more than the inputs: the one that ends at its owner (RING-4). A schedule is
 valid when every pair (query owner, key owner) meets exactly once (RING-2), every accumulator ends at its
 owner, each permute is a permutation of the workers (RING-3), and every pair that it declares as skipped is
-hidden wholly by the mask (RING-11). :mod:`ringspec.rings.validator` proves this, or names what is missed.
+hidden wholly by the mask (RING-11). :mod:`ringspec.rings.validator` verifies this, or reports the violation.
+
+What belongs to a block travels with it (RING-6): of keys their ``columns`` (positions, segments), of queries their
+``rows`` (positions, segments, bounds, and rows of bias, mask and keep). In place of delta = <dy, o> and dlse their
+difference travels, row_term = delta - dlse, because ds needs nothing else of the two (RING-7).
 
 Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of AWS's NKI library
 (Q ring); Llama 3 (gathered keys), https://arxiv.org/abs/2407.21783, section 3.3.2.
@@ -23,19 +27,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-# What belongs to a block travels with it: positions and segments of keys as ``columns``, and positions,
-# segments, bounds and bias rows of queries as ``rows`` (RING-6). In place of delta = <dy, o> and dlse their
-# difference travels, row_term = delta - dlse, because ds needs nothing else of the two (RING-7).
 KEY_INPUTS = ("k", "v", "columns")
 QUERY_INPUTS = ("q", "dy", "lse", "row_term", "rows")
 KEY_ACCUMULATORS = ("dk", "dv")
 QUERY_ACCUMULATORS = ("dq", "dbias")
-SIDES = {
-    "keys": (KEY_INPUTS, KEY_ACCUMULATORS),
-    "queries": (QUERY_INPUTS, QUERY_ACCUMULATORS),
-}
 CIRCULATIONS = ("kv", "q", "gather")
-KINDS = ("permute", "gather", "reduce_scatter")
 
 Pair = tuple[int, int]
 
@@ -44,8 +40,9 @@ Pair = tuple[int, int]
 class Transfer:
     """One collective: ``pairs`` (source, target) of a permute, and the names that it carries.
 
-    ``kind`` is 'permute', 'gather' or 'reduce_scatter'. A 'gather' copies every worker's own block to all; a 'reduce_scatter' sends each worker's
-    accumulators for an owner to that owner, where they are added in the order of the senders.
+    ``kind`` is 'permute', 'gather' or 'reduce_scatter'. A 'gather' copies every worker's own block to all; a
+    'reduce_scatter' sends each worker's accumulators for an owner to that owner, where they are added in the
+    order of the senders.
     """
 
     kind: str
@@ -55,9 +52,9 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Step:
-    """``uses[r]``: owner of the visiting block that worker r computes with, None = none.
+    """``uses[r]``: owner of the visiting block that worker r computes with, None where it is idle.
 
-    ``transfers`` are what travels after it.
+    ``transfers`` are made after all workers have computed.
     """
 
     uses: tuple[int | None, ...]
@@ -68,9 +65,9 @@ class Step:
 class Schedule:
     """A whole pass of W = ``workers``. ``moves`` says which side visits: 'keys' or 'queries'.
 
-    ``name`` is the label shown in output; ``inputs`` and ``accumulators`` are the tensors that travel with a visitor,
-    read only and added to; ``steps`` say when. ``skipped`` lists (query owner, key owner) pairs that no step computes because the mask leaves
-    them wholly invisible.
+    ``name`` is the label shown in output. ``inputs`` (read only) and ``accumulators`` (added to) are the names of
+    what travels with a visitor; ``steps`` say when. ``skipped`` lists the (query owner, key owner) pairs that no
+    step computes because the mask hides them wholly.
     """
 
     name: str
@@ -134,7 +131,7 @@ def ring_schedule(
 def gather_schedule(name: str, workers: int, accumulators: tuple[str, ...]) -> Schedule:
     """All keys are gathered first; gradients of keys are reduced and scattered last.
 
-    W = ``workers``; ``accumulators`` are the gradients, () in a forward pass; ``name`` is for people.
+    W = ``workers``; ``accumulators`` are the gradients, () in a forward pass; ``name`` is the label shown in output.
     """
     everybody = Transfer("gather", (), KEY_INPUTS)
     steps = [Step((None,) * workers, (everybody,))]

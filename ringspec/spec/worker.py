@@ -1,10 +1,11 @@
 """What one worker holds before and after a step, what it sends and what it receives: frozen data.
 
 A worker has a query side and a key side. The schedule says which of them visits; the worker's step
-sees only this object, the schedule and the messages that it received. Arrays are float64, in the
-order of the owner's slots: n of them.
+sees only this object, the schedule and the messages that it received. Arrays are float64, with one row for
+each of the owner's n slots.
 
-A program can print it, a plot can draw it, and the dump of a kernel can be compared with it (RING-6).
+``ringspec.ring(..., record=True).state(worker, step)`` returns these objects, so that a program can print them
+and compare the dump of a kernel with them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class QuerySide:
     """A block of queries of worker ``owner``, all that its rows need, and their gradients.
 
     q [B, H, n, D]; dy [B, H, n, Dv]; lse, row_term [B, H, n], where row_term is delta - dlse (RING-7); the
-    accumulators dq [B, H, n, D] and dbias (rows of this block, global keys). None = not held.
+    accumulators dq [B, H, n, D] and dbias (rows of this block, global keys). None: the worker does not hold it.
     """
 
     owner: int
@@ -43,7 +44,7 @@ class QuerySide:
 class KeySide:
     """A block of keys of worker ``owner``: k [B, Hkv, n, D], v [B, Hkv, n, Dv], and dk, dv.
 
-    ``columns`` are their positions and segments. None = not held.
+    ``columns`` are their positions and segments. None: the worker does not hold it.
     """
 
     owner: int
@@ -72,7 +73,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ForwardState:
-    """One worker at one moment of the forward pass. ``step`` counts the steps that it has done.
+    """One worker at one moment of the forward pass. ``step`` is the number of completed steps: 3 after step 2.
 
     Its own queries stay (``query``), blocks of keys come and go (``key``), and ``running`` is the softmax
     state of its queries over the keys seen so far: m, l [B, H, n] and o [B, H, n, Dv]. ``terms`` and
@@ -120,10 +121,11 @@ class ForwardState:
 
 @dataclass(frozen=True)
 class BackwardState:
-    """One worker at one moment of the backward pass. ``step`` counts the steps that it has done.
+    """One worker at one moment of the backward pass. ``step`` is the number of completed steps: 3 after step 2.
 
     ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
-    the two visits. ``terms``, ``recipe`` and ``gathered`` as in the forward pass. Short names reach into
+    the two visits. ``dsinks`` [H, N] is this worker's share, over its own query rows (RING-12); None without
+    sinks. ``terms``, ``recipe`` and ``gathered`` as in the forward pass. Short names reach into
     the parts: ``q``, ``k``, ``v``, ``dy``, ``lse``, ``row_term``, ``dq``, ``dk``, ``dv`` [B, H, n, ..].
     """
 
@@ -134,6 +136,7 @@ class BackwardState:
     query: QuerySide
     key: KeySide
     gathered: tuple[KeySide, ...] = ()
+    dsinks: Array | None = None
 
     @property
     def q(self) -> Array | None:
@@ -178,8 +181,10 @@ Held = TypeVar("Held")
 
 
 def held(x: Held | None) -> Held:
-    """x, which a valid schedule has brought to the worker before it computes with it (RING-2)."""
-    assert x is not None, "the schedule computes with what is not here; validate it first"
+    """x, which a valid schedule brings to the worker before it computes with it (RING-2)."""
+    assert x is not None, (
+        "a step needs a tensor that this worker does not hold; validate the schedule"
+    )
     return x
 
 
@@ -196,13 +201,13 @@ def packed(side: Side, carries: tuple[str, ...]) -> Side:
 
 
 def without(side: Side, carries: tuple[str, ...]) -> Side:
-    """What stays of a side when the carried names have been sent."""
+    """A copy of a side without the names that a transfer carries: what stays after it is sent."""
     gone = {name: None for name in names_of(side) if name in carries}
     return dataclasses.replace(side, **gone)  # type: ignore[arg-type]
 
 
 def joined(side: Side, arrived: Side) -> Side:
-    """A side with the names that arrived; the block's owner is that of what arrived."""
+    """The side with what arrived, and the owner of that. A schedule may send the parts of a block one by one."""
     came = {name: getattr(arrived, name) for name in names_of(arrived)}
     return dataclasses.replace(side, owner=arrived.owner, **came)
 
@@ -222,8 +227,8 @@ def with_visiting(state: State, side: Side) -> State:
 def send(state: State, schedule: Schedule) -> tuple[State, tuple[Message, ...]]:
     """Do all transfers of the worker's current step: the state that stays, and the messages.
 
-    In a KV ring k and v (and in the backward dk and dv) go to worker r + 1; in a Q ring q, dy, lse and
-    row_term, and dq with them.
+    A KV ring sends k, v and columns, and in the backward dk and dv; a Q ring sends q, dy, lse, row_term and rows,
+    and dq and dbias. They go to worker r + 1, or to r - 1 for direction -1.
     """
     transfers = schedule.steps[state.step].transfers
     sent: tuple[Message, ...] = ()
@@ -250,7 +255,7 @@ def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tupl
 
 
 def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
-    """Put what arrived in the place of the visiting block; gathered blocks lie side by side."""
+    """The state with the messages: a visiting block replaces the last one, gathered blocks are collected."""
     for message in received:
         if message.kind == "gather" and isinstance(message.side, KeySide):
             state = dataclasses.replace(state, gathered=(*state.gathered, message.side))
@@ -260,11 +265,11 @@ def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> 
 
 
 def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
-    """The state with everything that was received, turned to the block of the current step."""
+    """Receive, and make the block of the current step the visiting one."""
     state = receive(state, schedule, received)
     if (
         schedule.accumulators
-    ):  # gathered keys arrive without: every worker opens dk, dv for each owner
+    ):  # gathered blocks arrive without dk, dv: each worker starts its own at 0
         opened = tuple(map(with_accumulators, state.gathered))
         state = dataclasses.replace(state, gathered=opened)
     owner = schedule.steps[state.step].uses[state.worker]

@@ -27,8 +27,9 @@ from ringspec.errors import (
 from ringspec.problem.model import Columns
 from ringspec.rings.ring import ring
 from ringspec.rings.schedules import backward_schedule
+from ringspec.rings.validator import SIDES
 from ringspec.spec.block import block_backward, block_forward
-from ringspec.spec.schedule import SIDES, Schedule, Step, Transfer
+from ringspec.spec.schedule import Schedule, Step, Transfer
 from ringspec.spec.worker import KeySide
 
 # Seconds that a link waits for a message that comes and for one that is lost, and a test for its threads.

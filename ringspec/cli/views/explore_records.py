@@ -24,7 +24,6 @@ from ringspec.rings.layouts import make_layout
 from ringspec.rings.lockstep import Moment
 from ringspec.rings.ring import ring
 from ringspec.rings.run import Run
-from ringspec.rings.show import stored_name
 from ringspec.spec.masks import visible
 from ringspec.spec.schedule import CIRCULATIONS, Schedule
 from ringspec.spec.worker import ForwardState, KeySide, Side, WorkerState, names_of
@@ -262,7 +261,7 @@ def held(state: WorkerState) -> list[list[Any]]:
 
 
 def shown_names(names: tuple[str, ...]) -> list[str]:
-    return [stored_name(name) for name in names if name not in UNSHOWN]
+    return [name for name in names if name not in UNSHOWN]
 
 
 def block_of(side: Side) -> list[Any]:

@@ -10,7 +10,7 @@ from ringspec.problem.model import Problem
 from ringspec.recipes import Recipe
 from ringspec.rings.cost import cost
 from ringspec.rings.schedules import cp_offset, zigzag_offsets
-from ringspec.rings.show import stored_name, travelling
+from ringspec.rings.show import travelling
 from ringspec.spec.layout import Layout
 from ringspec.spec.schedule import Schedule
 
@@ -54,7 +54,7 @@ def pass_data(
         transfers = [
             {
                 "kind": x.kind,
-                "carries": [stored_name(n) for n in x.carries],
+                "carries": list(x.carries),
                 "pairs": [list(p) for p in x.pairs],
             }
             for x in step.transfers
