@@ -10,11 +10,11 @@ Read these short files in this order. They lie in ``ringspec/spec/``, except ``m
 5. ``definition``      dense attention and its gradient
 6. ``online_softmax``  the running state (m, l, o): start, absorb, merge, finish
 7. ``block``           one query block against one key block, forward and backward
-8. ``layout``          which token lies on which worker
+8. ``layout``          which token lies on which worker; the causal offset of two blocks
 9. ``schedule``        who sends what to whom, as data
 10. ``worker``         what one worker holds, receives and sends
-11. ``forward``        the forward pass of one worker
-12. ``backward``       the backward pass of one worker, both circulations
+11. ``ring_forward``   the forward pass of one worker
+12. ``ring_backward``  the backward pass of one worker, both circulations
 13. ``rules``          the index of rules; every other file names the ones that it states
 
 ``recipe.to_p(x)`` and the like round x where ``ringspec/recipes.py`` says; in float64 they change nothing.

@@ -14,9 +14,9 @@ from ringspec.errors import NotRecordedError, OptionError
 from ringspec.problem.options import check
 from ringspec.recipes import recipe
 from ringspec.rings.lockstep import Moment
-from ringspec.spec.backward import backward_finish, backward_start, backward_step, plus
 from ringspec.spec.block import block_backward, block_forward
-from ringspec.spec.forward import absorb_block, forward_finish, forward_start, forward_step
+from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, plus
+from ringspec.spec.ring_forward import absorb_block, forward_finish, forward_start, forward_step
 from ringspec.spec.worker import KeySide, Message
 from ringspec.tensorfile import read_metadata
 

@@ -21,17 +21,23 @@ from ringspec.problem.model import Array, Columns, Problem, Rows, take
 from ringspec.recipes import Recipe
 from ringspec.rings.lockstep import Observer, with_immutable_inputs
 from ringspec.rings.run import WorkerResult
-from ringspec.spec.backward import (
+from ringspec.spec.block import BlockBackward, BlockForward
+from ringspec.spec.dropout import keep_mask
+from ringspec.spec.layout import Layout
+from ringspec.spec.ring_backward import (
     Accumulate,
     add,
     backward_finish,
     backward_share,
     backward_start,
 )
-from ringspec.spec.block import BlockBackward, BlockForward
-from ringspec.spec.dropout import keep_mask
-from ringspec.spec.forward import Absorb, absorb_part, forward_finish, forward_part, forward_start
-from ringspec.spec.layout import Layout
+from ringspec.spec.ring_forward import (
+    Absorb,
+    absorb_part,
+    forward_finish,
+    forward_part,
+    forward_start,
+)
 from ringspec.spec.schedule import Schedule
 
 Side = TypeVar("Side", Rows, Columns)

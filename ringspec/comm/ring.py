@@ -35,14 +35,14 @@ from ringspec.rings.layouts import unshard
 from ringspec.rings.lockstep import Each, Moment, Observer
 from ringspec.rings.ring import collect, layouts_for, schedules_for
 from ringspec.rings.run import Run, WorkerResult
-from ringspec.spec.backward import Accumulate, plus
 from ringspec.spec.block import (
     BlockBackward,
     BlockForward,
     block_backward,
     block_forward,
 )
-from ringspec.spec.forward import Absorb, absorb_block
+from ringspec.spec.ring_backward import Accumulate, plus
+from ringspec.spec.ring_forward import Absorb, absorb_block
 from ringspec.spec.schedule import (
     Schedule,
 )

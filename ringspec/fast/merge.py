@@ -23,10 +23,10 @@ from ringspec.fast.threads import SCRATCH
 from ringspec.problem.model import Array
 from ringspec.recipes import Recipe
 from ringspec.rings.lockstep import Each
-from ringspec.spec.backward import Accumulate, plus
 from ringspec.spec.block import BlockBackward, BlockForward
-from ringspec.spec.forward import Absorb
 from ringspec.spec.online_softmax import SoftmaxState
+from ringspec.spec.ring_backward import Accumulate, plus
+from ringspec.spec.ring_forward import Absorb
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Numbers of one task, and of a slice that a core's cache holds. For less than a task it takes longer to wake
@@ -73,7 +73,7 @@ def accumulate(
     """``total + share`` rounded to the format ``accumulator``; ``accumulate`` of ``ringspec.ring``.
 
     total, share: float64 or float32 of one shape, [B, H, n, D] or that of a bias. The values are those of
-    ``spec.backward.plus`` (NUM-2), in the type ``accumulator`` where that is float32 or float64. Raises OptionError for a number of ``threads`` that is none.
+    ``spec.ring_backward.plus`` (NUM-2), in the type ``accumulator`` where that is float32 or float64. Raises OptionError for a number of ``threads`` that is none.
 
     >>> accumulate(np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1)), "float32").ravel().tolist()
     [2.0, 2.0]

@@ -3,7 +3,8 @@
 Rows and columns are cut into blocks and travel with the block that they index (RING-6); the terms
 are the same on every worker. Indices and positions are int64, masks bool, all else float64.
 
-Source: the rules MASK-1 to MASK-9, FWD-1 to FWD-10.
+Sizes: B batches, H query heads, Hkv key and value heads, Sq queries, Sk keys, D entries of a query or key, Dv of a
+value, N sinks of a head, n tokens of one block. ``B|1`` is an axis of length B, or 1 for all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Terms:
-    """What every worker knows: H = ``heads``, Hkv = ``kv_heads``, and terms of the definition.
+    """The parameters that every worker knows: H = ``heads``, Hkv = ``kv_heads``, and those of the definition.
 
     ``scale`` of <q, k>; ``causal`` and ``window`` (left, right; None = unbounded) of the mask;
     ``softcap`` or None; ``sinks`` [H, N] or None; ``dropout_p`` and ``dropout_seed``.
@@ -46,7 +47,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Rows:
-    """What belongs to n queries: index and position, and rows of everything indexed by pairs.
+    """What belongs to n queries: index and position, and their rows of the pairwise bias, mask and keep.
 
     ``index`` [n] is the place in the global arrays, -1 for a padding slot. ``position``,
     ``segment``, ``bound_min``, ``bound_max`` are [B, n] or [1, n]. ``bias``, ``mask``, ``keep`` are

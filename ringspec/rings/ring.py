@@ -33,13 +33,6 @@ from ringspec.rings.schedules import (
     forward_schedule,
 )
 from ringspec.rings.validator import validate
-from ringspec.spec.backward import (
-    Accumulate,
-    backward_finish,
-    backward_start,
-    backward_step,
-    plus,
-)
 from ringspec.spec.block import (
     BlockBackward,
     BlockForward,
@@ -47,9 +40,22 @@ from ringspec.spec.block import (
     block_forward,
 )
 from ringspec.spec.definition import Gradients
-from ringspec.spec.forward import Absorb, absorb_block, forward_finish, forward_start, forward_step
 from ringspec.spec.layout import Layout
 from ringspec.spec.masks import visible
+from ringspec.spec.ring_backward import (
+    Accumulate,
+    backward_finish,
+    backward_start,
+    backward_step,
+    plus,
+)
+from ringspec.spec.ring_forward import (
+    Absorb,
+    absorb_block,
+    forward_finish,
+    forward_start,
+    forward_step,
+)
 from ringspec.spec.schedule import Schedule, skip
 from ringspec.spec.worker import BackwardState, ForwardState
 
@@ -98,7 +104,7 @@ def ring(
     ``schedule``, ``schedule_backward``    schedules of your own; they are validated first
     ``block_forward``, ``block_backward``  the block computation (see ``spec.block``)
     ``absorb``, ``accumulate``  how a block's state is merged into the running one, and its gradients
-                     are added to the accumulators (see ``spec.forward``, ``spec.backward``)
+                     are added to the accumulators (see ``spec.ring_forward``, ``spec.ring_backward``)
     ``each``         a map-like function that runs independent work of the W workers: ``map``, one after
                      another (default), or ``map`` of an executor, side by side
 

@@ -16,7 +16,6 @@ from ringspec.recipes import Recipe
 from ringspec.rings.cost import Cost, cost
 from ringspec.rings.lockstep import Moment
 from ringspec.rings.show import heading, run_as_html, run_as_text, run_tensors
-from ringspec.spec.backward import Accumulate, backward_step, plus
 from ringspec.spec.block import (
     BlockBackward,
     BlockForward,
@@ -24,8 +23,9 @@ from ringspec.spec.block import (
     block_forward,
 )
 from ringspec.spec.definition import Gradients
-from ringspec.spec.forward import Absorb, absorb_block, forward_step
 from ringspec.spec.layout import Layout
+from ringspec.spec.ring_backward import Accumulate, backward_step, plus
+from ringspec.spec.ring_forward import Absorb, absorb_block, forward_step
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import ForwardState, WorkerState, arrive
 from ringspec.tensorfile import write_tensors

@@ -1,4 +1,4 @@
-"""Schedules and causal offsets as a caller asks for them: arguments checked, then :mod:`ringspec.spec.schedule`.
+"""Schedules and causal offsets as a caller asks for them: arguments checked, then the specification.
 
 The functions have the names and results of those that they check for (RING-1 to RING-10).
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from ringspec.errors import LayoutError, OptionError, UnknownNameError, nearest, shown
 from ringspec.problem.checks import check_workers, integer, is_integer, length_of
+from ringspec.spec import layout as spec_layout
 from ringspec.spec import schedule as spec
 from ringspec.spec.schedule import CIRCULATIONS, Schedule
 
@@ -76,7 +77,7 @@ def cp_offset(
             shown(layout),
             "use zigzag_offsets for 'zigzag', and positions for any other layout",
         )
-    return spec.cp_offset(layout, a, b, **lengths)
+    return spec_layout.cp_offset(layout, a, b, **lengths)
 
 
 def zigzag_offsets(
@@ -95,7 +96,7 @@ def zigzag_offsets(
             f"{lengths['n_q']} and {lengths['n_k']}",
             "pad the blocks",
         )
-    return spec.zigzag_offsets(a, b, **lengths)
+    return spec_layout.zigzag_offsets(a, b, **lengths)
 
 
 def check_pair(

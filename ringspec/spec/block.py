@@ -1,7 +1,7 @@
 """One block of queries against one block of keys, forward and backward, under a recipe.
 
-This is the computation of one worker in one ring step, and a parameter of a ring: a faster program, or
-a kernel, with these two signatures can take its place. Arrays are float64; ``block`` says what belongs
+This is the computation of one worker in one ring step. A kernel with the signatures of :func:`block_forward` and
+:func:`block_backward` can replace it. Arrays are float64; ``block`` says what belongs
 to the queries, what to the keys, and where values are rounded.
 
 Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
@@ -56,7 +56,7 @@ def tiles(length: int, size: int | None) -> list[tuple[int, int]]:
 
 
 def block_forward(q: Array, k: Array, v: Array, block: Block) -> SoftmaxState:
-    """The softmax state of queries q [B, H, n_q, D] over keys k, v [B, Hkv, n_k, D|Dv] alone, float64.
+    """The softmax state of queries q [B, H, n_q, D] over keys k [B, Hkv, n_k, D] and v [B, Hkv, n_k, Dv] alone.
 
     Key tiles of ``block.recipe`` are absorbed one after the other. Sinks are added once per row, by the
     ring, never here (FWD-5).

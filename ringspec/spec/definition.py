@@ -1,4 +1,4 @@
-"""Dense attention and its gradient in float64: the definition.
+"""Dense attention and its gradient in float64: the definition (FWD-1 to FWD-10, BWD-1 to BWD-11).
 
 One worker, no blocks, every S x S matrix written out. Everything else in ringspec is tested against these
 functions, and they are tested against an oracle that shares no code with them. ``block`` calls the functions for
@@ -12,7 +12,7 @@ scale, softcap, bias, sinks and dropout_p are float64 numbers, each taken exactl
 float64 nearest to the real 1/sqrt(D) (FWD-2); ``1 / math.sqrt(D)`` is rounded twice and misses it at
 D = 128. q, k, v, dy, dlse and sinks are finite, and so is the bias, in which -inf alone has a meaning (a
 mask). Finite inputs have finite scores and gradients: a score at a visible pair, a dp or a gradient that
-leaves float64 is refused with a NonFiniteError. Scores of masked pairs may be of any size. Zeros are +0.
+overflows float64 is refused with a NonFiniteError. Scores of masked pairs may be of any size. Zeros in results are +0.
 
 A check of the gradients without a second implementation, for each row with a visible key or a sink::
 
@@ -186,17 +186,18 @@ def products_of_gradients(
         dq_i = scale sum_j dz_ij k_j                       dk_j = scale sum_{i, h in group} dz_ij q_i
         dv_j = sum_{i, h in group} p_ij keep_ij / (1 - dropout_p) dy_i
 
-    row_term_i = delta_i - dlse_i. *h in group* are the query heads that use the key head. p, ds and dz are 0
-    by definition at a pair that the mask forbids.
+    row_term_i = delta_i - dlse_i. *h in group* are the query heads that use the key head. ds and dz are 0 where p is 0:
+    at a hidden pair, or where exp underflows. Under a recipe dq is rounded after the scale; dk and dv after the
+    scale and the sum over the group, which are computed in float64.
     """
     terms, recipe = block.terms, block.recipe
     k, v = (per_query_head(x, terms) for x in (k, v))
     keep = keep_factor(block.rows, block.columns, terms, q.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
-        # BWD-2, BWD-3: row_term holds - dlse; ds is 0 by definition where the mask hides.
+        # BWD-2, BWD-3: subtracting row_term adds dlse.
         difference = recipe.product(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]
         if recipe.products == "float64":
-            check_range(difference, p > 0, "dp - dy_o_sum")
+            check_range(difference, p > 0, "dp - delta + dlse")
         dz = np.where(p == 0, 0.0, p * difference)
     if t is not None:  # BWD-4
         dz = dz * (1.0 - t * t)

@@ -1,6 +1,6 @@
 """The counter-based keep mask of dropout: the same for every layout, ring size and block order.
 
-Each pair has a random word of its own, Philox4x32-10 of a counter made from its global coordinates
+Every worker holds all heads and batches here. Each pair has a random word of its own, Philox4x32-10 of a counter made from its global coordinates
 (DROP-1). So forward and backward, and every worker, agree without storing or sending a mask.
 
 ``generator``  Philox4x32-10, output word 0

@@ -6,7 +6,7 @@ leading axes (batch, heads) are left to NumPy's broadcasting; m, l, lse and delt
 length 1. :func:`ringspec.ring` has the options, and its results equal these bit for bit.
 
 To stay short, this page sends every block W times, so that all are home at the end. ``schedule`` sends k and v (or q,
-dy, lse and row_term) W - 1 times: only the gradients make the last hop.
+dy, lse and delta) W - 1 times: only the gradients make the last hop.
 
     s_ij   = scale <q_i, k_j>  where key j is visible to query i, else -infinity; scale = 1/sqrt(D)
     lse_i  = log sum_j exp(s_ij)                          p_ij = exp(s_ij - lse_i)
@@ -124,15 +124,15 @@ def shards(layout: str, length: int, workers: int) -> list[Tokens]:
 
 def ring_forward(q: Shards, k: Shards, v: Shards, token: list[Tokens]) -> tuple[Shards, Shards]:
     """o[r] and lse[r] of every worker. k and v travel; at step t worker r holds those of r - t."""
-    workers, token_k = range(len(q)), token
-    state = [start(q[r], v[r]) for r in workers]
-    for _step in range(len(q)):
-        for r in workers:
+    ranks, token_k = range(len(q)), token
+    state = [start(q[r], v[r]) for r in ranks]
+    for _step in ranks:
+        for r in ranks:
             part = block_forward(q[r], k[r], v[r], visible(token[r], token_k[r]))
             state[r] = merge(state[r], part)
-        k, v = [k[r - 1] for r in workers], [v[r - 1] for r in workers]
-        token_k = [token_k[r - 1] for r in workers]
-    done = [finish(state[r]) for r in workers]
+        k, v = [k[r - 1] for r in ranks], [v[r - 1] for r in ranks]
+        token_k = [token_k[r - 1] for r in ranks]
+    done = [finish(state[r]) for r in ranks]
     return [o for o, _ in done], [lse for _, lse in done]
 
 
@@ -140,17 +140,17 @@ def ring_backward_kv(
     q: Shards, k: Shards, v: Shards, dy: Shards, o: Shards, lse: Shards, token: list[Tokens]
 ) -> tuple[Shards, Shards, Shards]:
     """dq stays. k and v travel, and dk and dv with them: after W hops each is home, with all shares."""
-    workers, token_k = range(len(q)), token
-    delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in workers]
-    dq, dk, dv = ([np.zeros_like(x[r]) for r in workers] for x in (q, k, v))
-    for _step in range(len(q)):
-        for r in workers:
+    ranks, token_k = range(len(q)), token
+    delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in ranks]
+    dq, dk, dv = ([np.zeros_like(x[r]) for r in ranks] for x in (q, k, v))
+    for _step in ranks:
+        for r in ranks:
             mask = visible(token[r], token_k[r])
             share = block_backward(q[r], k[r], v[r], dy[r], lse[r], delta[r], mask)
             dq[r], dk[r], dv[r] = dq[r] + share[0], dk[r] + share[1], dv[r] + share[2]
-        k, v = [k[r - 1] for r in workers], [v[r - 1] for r in workers]
-        token_k = [token_k[r - 1] for r in workers]
-        dk, dv = [dk[r - 1] for r in workers], [dv[r - 1] for r in workers]
+        k, v = [k[r - 1] for r in ranks], [v[r - 1] for r in ranks]
+        token_k = [token_k[r - 1] for r in ranks]
+        dk, dv = [dk[r - 1] for r in ranks], [dv[r - 1] for r in ranks]
     return dq, dk, dv
 
 
@@ -158,18 +158,18 @@ def ring_backward_q(
     q: Shards, k: Shards, v: Shards, dy: Shards, o: Shards, lse: Shards, token: list[Tokens]
 ) -> tuple[Shards, Shards, Shards]:
     """dk and dv stay. q, dy, lse and delta travel, and dq follows them home."""
-    workers, token_q = range(len(q)), token
-    delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in workers]
-    dq, dk, dv = ([np.zeros_like(x[r]) for r in workers] for x in (q, k, v))
-    for _step in range(len(q)):
-        for r in workers:
+    ranks, token_q = range(len(q)), token
+    delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in ranks]
+    dq, dk, dv = ([np.zeros_like(x[r]) for r in ranks] for x in (q, k, v))
+    for _step in ranks:
+        for r in ranks:
             mask = visible(token_q[r], token[r])
             share = block_backward(q[r], k[r], v[r], dy[r], lse[r], delta[r], mask)
             dq[r], dk[r], dv[r] = dq[r] + share[0], dk[r] + share[1], dv[r] + share[2]
-        q, dy = [q[r - 1] for r in workers], [dy[r - 1] for r in workers]
-        lse, delta = [lse[r - 1] for r in workers], [delta[r - 1] for r in workers]
-        token_q = [token_q[r - 1] for r in workers]
-        dq = [dq[r - 1] for r in workers]
+        q, dy = [q[r - 1] for r in ranks], [dy[r - 1] for r in ranks]
+        lse, delta = [lse[r - 1] for r in ranks], [delta[r - 1] for r in ranks]
+        token_q = [token_q[r - 1] for r in ranks]
+        dq = [dq[r - 1] for r in ranks]
     return dq, dk, dv
 
 

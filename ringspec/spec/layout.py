@@ -1,8 +1,10 @@
-"""Layouts: which global token lies in which slot of which worker.
+"""Layouts: which token lies in which slot of which worker, and the causal offset of two blocks.
+
+States LAYOUT-1 to LAYOUT-7 and RING-8 to RING-10.
 
 A layout is a table ``index[worker, slot]`` of global token indices, which holds each token once, and -1
-in a padding slot, which sees nothing and is seen by nothing (LAYOUT-5). Slot t of worker r, of W workers
-with n = S/W slots, holds
+in a padding slot, which sees nothing and is seen by nothing (LAYOUT-5). Slot t of worker r, of W workers with n
+slots (S/W in the first three), holds
 
 ``contiguous``           token r n + t
 ``striped``              token t W + r
@@ -168,3 +170,44 @@ def lse_from_tiles(tiles: Array) -> Array:
     """``tiles`` [B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`, both float64."""
     batch, heads, rows, columns = tiles.shape
     return tiles.swapaxes(2, 3).reshape(batch, heads, rows * columns).copy()
+
+
+def cp_offset(
+    layout: str, a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
+) -> int:
+    """Offset of the causal diagonal between queries of worker a and keys of worker b.
+
+    With local indices i and j the pair is visible iff j <= i + offset. The offset is
+
+    ``contiguous``  a n_q - b n_k + q_offset (RING-8); (a - b) n for equal blocks: all pairs if a > b,
+                    the triangle if a = b, none if a < b
+    ``striped``     floor((a + q_offset - b) / W) (RING-9); 0 if a >= b, else -1, for q_offset = 0
+
+    'zigzag' has four offsets, see :func:`zigzag_offsets`. All follow from the mask of global positions.
+    ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
+    i + ``q_offset``. ``layout`` is 'contiguous' or 'striped'.
+
+    >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
+    8
+    >>> [cp_offset("striped", a, 1, workers=4, n_q=8, n_k=8) for a in range(4)]
+    [-1, 0, 0, 0]
+    """
+    if layout == "contiguous":
+        return a * n_q - b * n_k + q_offset
+    return (a + q_offset - b) // workers  # striped
+
+
+def zigzag_offsets(
+    a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds.
+
+    c n_q/2 - d n_k/2 + q_offset, for chunk c of worker a and chunk d of worker b. Local indices count from
+    the start of each chunk, which is n/2 long.
+    """
+    chunk_q, chunk_k = n_q // 2, n_k // 2
+    low, high = (
+        tuple(c * chunk_q - d * chunk_k + q_offset for d in (b, 2 * workers - 1 - b))
+        for c in (a, 2 * workers - 1 - a)
+    )
+    return (low[0], low[1]), (high[0], high[1])

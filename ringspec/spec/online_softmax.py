@@ -1,4 +1,4 @@
-"""The running softmax of a block of query rows: start, absorb, merge, finish.
+"""The running softmax of a block of query rows: start, absorb, merge, finish (SOFT-1 to SOFT-4).
 
 A state holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised
 o = sum of exp(s - m) v, over all keys seen so far. Two states over different keys merge into the
@@ -22,7 +22,7 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class SoftmaxState:
-    """``m`` and ``l`` [B, H, n], ``o`` [B, H, n, Dv] (unnormalised), float64."""
+    """``m`` and ``l`` [B, H, n], ``o`` [B, H, n, Dv], float64; o is unnormalised, but see :func:`normalised`."""
 
     m: Array
     l: Array
@@ -54,8 +54,8 @@ def absorb(
 ) -> SoftmaxState:
     """One tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] into the state (SOFT-1).
 
-    ``keep`` is the dropout factor: it enters o, never l (FWD-7). ``recipe`` names the formats of P,
-    of the statistics and of the accumulator.
+    ``keep`` is the dropout factor: it enters o, never l (FWD-7). ``recipe`` rounds the new l once, to ``statistics``,
+    P to ``p``, and the new o once, to ``products``.
     """
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
@@ -71,7 +71,8 @@ def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
     """The state over the keys of both (SOFT-1, SOFT-2, SOFT-4, NUM-3).
 
     Both weights are exp of a number <= 0, so nothing overflows however far apart a and b are.
-    ``recipe`` rounds each product and each sum (its point ``merge``).
+    Under ``recipe`` each product and each sum of o is rounded (its point ``merge``); l is rounded once, to
+    ``statistics``.
     """
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)

@@ -24,7 +24,14 @@ FILES = {
     "RING": "spec.schedule",
     "NUM": "recipes",
 }
-ELSEWHERE = {"RING-12": "spec.backward", "RING-13": "spec.backward", "NUM-1": "formats"}
+ELSEWHERE = {
+    "RING-8": "spec.layout",
+    "RING-9": "spec.layout",
+    "RING-10": "spec.layout",
+    "RING-12": "spec.ring_backward",
+    "RING-13": "spec.ring_backward",
+    "NUM-1": "formats",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,10 @@ RULES: tuple[Rule, ...] = (
     Rule("LAYOUT-5", "A layout is any table; a negative entry is padding and sees nothing."),
     Rule("LAYOUT-6", "unpermute: local rows of a striped sequence become contiguous."),
     Rule("LAYOUT-7", "LSE tiles [B, H, 128, S/128]: row t at [t % 128, t // 128]."),
-    Rule("RING-1", "At step t worker r holds the block of owner (r - t) mod W."),
+    Rule(
+        "RING-1",
+        "At step t worker r holds the block of owner (r - t) mod W; (r + t) mod W where r sends to r - 1.",
+    ),
     Rule("RING-2", "Every (query owner, key owner) pair meets exactly once."),
     Rule("RING-3", "Each permute is a permutation of all workers."),
     Rule(
@@ -100,16 +110,25 @@ RULES: tuple[Rule, ...] = (
         "RING-6",
         "Positions, segments, bounds and rows of bias, mask and keep travel with the block that they index.",
     ),
-    Rule("RING-7", "With dlse, dy_o_sum - dlse travels in place of dy_o_sum."),
-    Rule("RING-8", "contiguous: visible iff j <= i + a*n_q - b*n_k + q_offset."),
-    Rule("RING-9", "striped: visible iff j <= i + floor((a + q_offset - b) / W)."),
-    Rule("RING-10", "zigzag: one such offset for each pair of chunks."),
+    Rule("RING-7", "row_term = delta - dlse travels in place of delta and dlse."),
+    Rule(
+        "RING-8",
+        "contiguous, causal: query i of worker a sees key j of worker b iff j <= i + a*n_q - b*n_k + q_offset.",
+    ),
+    Rule(
+        "RING-9",
+        "striped, causal: query i of worker a sees key j of worker b iff j <= i + floor((a + q_offset - b) / W).",
+    ),
+    Rule(
+        "RING-10",
+        "zigzag, causal: an offset as in RING-8 for each pair of chunks, which are n/2 tokens long.",
+    ),
     Rule("RING-11", "A pair may be skipped only if the mask hides it wholly."),
     Rule("RING-12", "Each worker's dsinks and dbias are partial sums over its own query rows."),
     Rule("RING-13", "The backward of every block uses o and lse of the whole row."),
     Rule("NUM-1", "A value is rounded once, to nearest even."),
     Rule("NUM-2", "Partial results are rounded where the recipe says, and nowhere else."),
-    Rule("NUM-3", "A merge rounds each product and each sum as the recipe says."),
+    Rule("NUM-3", "A merge rounds each product and each sum of o as the recipe says."),
 )
 
 

@@ -1,8 +1,11 @@
-"""Permute schedules as data, who holds what, the causal offset of a pair of blocks.
+"""Permute schedules as data: who computes with which block, and who sends what to whom.
+
+States RING-1 to RING-7 and RING-11.
 
 A schedule lists, for each ring step, which visiting block every worker computes with and what is
 transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out. In a ring in
-which r sends to r + 1, worker r has at step t the block of owner (r - t) mod W (RING-1):
+which r sends to r + 1, worker r has at step t the block of owner (r - t) mod W, in the other direction that of
+(r + t) mod W (RING-1):
 
 ``KV ring, forward``   K, V travel; Q and its m, l, o stay
 ``KV ring, backward``  K, V travel, and dK, dV with their keys; Q, dY, LSE, row_term, dQ, dbias stay
@@ -188,43 +191,3 @@ def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
         )
         steps.append(replace(step, uses=uses))
     return replace(schedule, steps=tuple(steps), skipped=skipped)
-
-
-def cp_offset(
-    layout: str, a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
-) -> int:
-    """Offset of the causal diagonal between queries of worker a and keys of worker b.
-
-    With local indices i and j the pair is visible iff j <= i + offset. The offset is
-
-    ``contiguous``  a n_q - b n_k + q_offset (RING-8); (a - b) n for equal blocks: all, triangle or none
-    ``striped``     floor((a + q_offset - b) / W) (RING-9); 0 if a >= b, else -1, for q_offset = 0
-
-    'zigzag' has four offsets, see :func:`zigzag_offsets`. All follow from the mask of global positions.
-    ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
-    i + ``q_offset``. ``layout`` is 'contiguous' or 'striped'.
-
-    >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
-    8
-    >>> [cp_offset("striped", a, 1, workers=4, n_q=8, n_k=8) for a in range(4)]
-    [-1, 0, 0, 0]
-    """
-    if layout == "contiguous":
-        return a * n_q - b * n_k + q_offset
-    return (a + q_offset - b) // workers  # striped
-
-
-def zigzag_offsets(
-    a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds.
-
-    c n_q/2 - d n_k/2 + q_offset, for chunk c of worker a and chunk d of worker b. Local indices count from
-    the start of each chunk, which is n/2 long.
-    """
-    chunk_q, chunk_k = n_q // 2, n_k // 2
-    low, high = (
-        tuple(c * chunk_q - d * chunk_k + q_offset for d in (b, 2 * workers - 1 - b))
-        for c in (a, 2 * workers - 1 - a)
-    )
-    return (low[0], low[1]), (high[0], high[1])

@@ -4,8 +4,8 @@ A worker has a query side and a key side. The schedule says which of them visits
 sees only this object, the schedule and the messages that it received. Arrays are float64, with one row for
 each of the owner's n slots.
 
-``ringspec.ring(..., record=True).state(worker, step)`` returns these objects, so that a program can print them
-and compare the dump of a kernel with them.
+``ringspec.ring(..., record=True)`` keeps these objects: ``run.state(worker, step, phase="backward", when="during")``
+is one of them, and what a worker sent is ``run.moment(worker, step, phase="backward").sent``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Side = QuerySide | KeySide
 
 @dataclass(frozen=True)
 class Message:
-    """A block on its way: ``side`` holds exactly the names that the transfer carries.
+    """A block on its way: ``side`` holds the names that the transfer carries, of those that exist (dbias only with a bias).
 
     ``kind`` is that of the transfer, from worker ``source`` to worker ``target``.
     """
@@ -73,7 +73,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ForwardState:
-    """One worker at one moment of the forward pass. ``step`` is the number of completed steps: 3 after step 2.
+    """One worker at one moment of the forward pass. ``step`` is the number of completed steps: 3 when step 2 is done.
 
     Its own queries stay (``query``), blocks of keys come and go (``key``), and ``running`` is the softmax
     state of its queries over the keys seen so far: m, l [B, H, n] and o [B, H, n, Dv]. ``terms`` and
@@ -121,7 +121,7 @@ class ForwardState:
 
 @dataclass(frozen=True)
 class BackwardState:
-    """One worker at one moment of the backward pass. ``step`` is the number of completed steps: 3 after step 2.
+    """One worker at one moment of the backward pass. ``step`` is the number of completed steps: 3 when step 2 is done.
 
     ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
     the two visits. ``dsinks`` [H, N] is this worker's share, over its own query rows (RING-12); None without
@@ -189,7 +189,10 @@ def held(x: Held | None) -> Held:
 
 
 def names_of(side: Side) -> tuple[str, ...]:
-    """The names of what a side holds."""
+    """The names of what a side holds.
+
+    This function and the next three stand for one optional array for each name, and a list of names to move.
+    """
     fields = [f.name for f in dataclasses.fields(side) if f.name != "owner"]
     return tuple(name for name in fields if getattr(side, name) is not None)
 

@@ -13,8 +13,8 @@ import ringspec as rs
 from ringspec import fast
 from ringspec.errors import FastRecipeError, NonFiniteError, RingspecError
 from ringspec.formats import round_to
-from ringspec.spec.backward import plus
 from ringspec.spec.online_softmax import SoftmaxState, merge, start
+from ringspec.spec.ring_backward import plus
 
 TILES = fast.TileSizes(rows=3, keys=4, granule=2, chunk=4)
 LONGER = fast.TileSizes(rows=8, keys=16, granule=8, chunk=16)

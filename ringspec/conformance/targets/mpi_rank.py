@@ -28,10 +28,10 @@ from ringspec.formats import load, store
 from ringspec.problem.options import check
 from ringspec.rings.run import Run, WorkerResult
 from ringspec.rings.schedules import backward_schedule, forward_schedule
-from ringspec.spec.backward import plus
 from ringspec.spec.block import block_backward, block_forward
-from ringspec.spec.forward import absorb_block
 from ringspec.spec.layout import Layout
+from ringspec.spec.ring_backward import plus
+from ringspec.spec.ring_forward import absorb_block
 from ringspec.tensorfile import read_tensors, write_tensors
 
 LINE_BYTES = 1 << 20

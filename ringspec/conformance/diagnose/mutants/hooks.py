@@ -20,9 +20,9 @@ from ringspec.spec.block import BlockGradients, dy_o_sum
 from ringspec.spec.definition import over_group as sum_over_group
 from ringspec.spec.definition import sink_gradient
 from ringspec.spec.dropout import keep_factor
-from ringspec.spec.forward import absorb_block
 from ringspec.spec.masks import visible as visible_pairs
 from ringspec.spec.online_softmax import SoftmaxState, absorb, finish
+from ringspec.spec.ring_forward import absorb_block
 from ringspec.spec.worker import KeySide, QuerySide
 
 Results = dict[str, list[NDArray]]

@@ -4,9 +4,9 @@
 that it received. The lockstep loop calls it for every worker in turn; a message-passing program
 calls the same function once per process.
 
-At step t worker r computes its own queries against the keys of worker (r - t) mod W, and then sends them
-on: ``k[r], v[r] = k[r - 1], v[r - 1]`` on all workers at once. So after step 2 of W = 3 each worker has
-absorbed all three blocks of keys, and the last block is not sent on.
+At step t worker r computes its own queries against the keys of worker (r - t) mod W. Then, unless it was the last
+step, every worker sends: ``k[r], v[r] = k[r - 1], v[r - 1]``, where k[-1] is that of worker W - 1. So after step 2 of W = 3 each worker has
+absorbed all three blocks of keys.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
 """
