@@ -1,10 +1,11 @@
-"""The verdict table of the README: what the shipped targets' reports say of public implementations.
+"""The verdict tables: what the shipped targets' reports say of public implementations.
 
     python docs/verdicts.py REPORT.jsonl ...
 
 writes docs/conform/verdicts.json from reports of ``ringspec check NAME --report REPORT.jsonl`` and prints
-the table. tests/project/test_verdicts.py holds the README to that file. Each row keeps the day of its run,
-the versions, and the commands that repeat it; a target that is not in ``ABOUT`` is refused.
+the table of docs/conform/verdicts.md and the shorter one of the README, which tests/project/test_verdicts.py
+compares with that file. Each row keeps the day of its run, the versions, and the commands that repeat it; a
+target that is not in ``ABOUT`` is refused.
 """
 
 import json
@@ -39,7 +40,7 @@ ABOUT = {
         "diffusers",
         ("diffusers", "torch"),
     ),
-    "nki_impl": ("nki_impl on the bundled simulator", "docs/nki/index.md", None, ("ringspec",)),
+    "nki_impl": ("nki_impl on the bundled simulator", "../nki/index.md", None, ("ringspec",)),
 }
 TORCH = "https://github.com/pytorch/pytorch/tree/main/torch/distributed/tensor/experimental"
 for _layout in ("contiguous", "zigzag"):
@@ -88,22 +89,42 @@ def failed_in(report: Report) -> dict[str, int]:
     return {name: wrong[name] for name in RESULTS if name in wrong}
 
 
+# The rows of the README: two that fail in different ways, and one that passes.
+FRONT = ("lucidrains", "diffusers-ring", "haoliuhl")
+
+
 def table(rows: list[dict]) -> str:
-    """The table in Markdown."""
+    """All rows in Markdown, for docs/conform/verdicts.md."""
     lines = [
         "| implementation | versions, day | passed of claimed | what is wrong | the command |",
         "|---|---|---|---|---|",
     ]
     for row in rows:
-        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
         command = f"`{row['command']}`"
         if row["install"]:
-            command += f" with [these packages]({row['install']})"
+            command += f" with the packages in `{row['install']}`"
         lines.append(
-            f"| [{row['title']}]({row['link']}) | {versions}; {row['date']} | {passed(row)} "
+            f"| [{row['title']}]({row['link']}) | {versions(row)}; {row['date']} | {passed(row)} "
             f"| {wrong(row)} | {command} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def front_table(rows: list[dict]) -> str:
+    """The first row of each target in FRONT, for the README."""
+    lines = [
+        "| implementation, day of the run | passed of claimed | what is wrong |",
+        "|---|---|---|",
+    ]
+    for target in FRONT:
+        row = next(row for row in rows if row["target"] == target)
+        what = f"[{row['title']}]({row['link']}), {versions(row)}, {row['date']}"
+        lines.append(f"| {what} | {passed(row)} | {wrong(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def versions(row: dict) -> str:
+    return ", ".join(f"{name} {version}" for name, version in row["versions"].items())
 
 
 def passed(row: dict) -> str:
@@ -133,6 +154,7 @@ def main(paths: list[str]) -> None:
     rows = [row_of(read_report(Path(path))) for path in paths]
     STORED.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(table(rows))
+    print(front_table(rows))
 
 
 if __name__ == "__main__":

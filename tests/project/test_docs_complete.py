@@ -237,7 +237,7 @@ def test_a_command_that_does_not_exist_is_noticed():
 
 # What a page shows of a terminal is run by these tests.
 RUN_BY = {
-    "README.md": "tests/vectors/test_transcripts.py",
+    "README.md": "tests/project/test_readme_commands.py",
     "docs/vectors/use.md": "tests/vectors/test_transcripts.py",
     "docs/conform/index.md": "tests/conformance/test_author_examples.py",
 }

@@ -1,4 +1,4 @@
-"""The verdict table of the README is what the stored reports say, and its commands exist."""
+"""The verdict tables are what the stored reports say, and their commands exist."""
 
 import importlib.util
 import json
@@ -21,9 +21,11 @@ def program(name):
     return module
 
 
-def test_the_table_of_the_readme_is_made_of_the_stored_verdicts():
+def test_the_tables_are_made_of_the_stored_verdicts():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert program("verdicts").table(ROWS) in readme
+    page = (ROOT / "docs" / "conform" / "verdicts.md").read_text(encoding="utf-8")
+    assert program("verdicts").front_table(ROWS) in readme
+    assert program("verdicts").table(ROWS) in page
 
 
 def test_every_row_has_a_day_versions_and_a_command_that_this_version_knows():
@@ -57,8 +59,8 @@ def test_a_report_without_a_footer_makes_no_row():
         program("verdicts").row_of(Partial())
 
 
-@pytest.mark.notebook
-def test_the_picture_of_the_readme_is_drawn_from_a_run(tmp_path):
-    program("picture").main(tmp_path / "ring.png")
-    assert (tmp_path / "ring.png").read_bytes().startswith(b"\x89PNG")
-    assert "docs/images/ring.png" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_picture_of_the_readme_is_the_one_that_its_program_draws():
+    stored = ROOT / "docs" / "images" / "ring.svg"
+    assert program("picture").draw() == stored.read_text(encoding="utf-8")
+    assert stored.stat().st_size < 300_000
+    assert "docs/images/ring.svg" in (ROOT / "README.md").read_text(encoding="utf-8")

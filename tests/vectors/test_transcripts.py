@@ -1,4 +1,4 @@
-"""What the README and the pages on golden vectors show of a terminal is what the programs print."""
+"""What the page on golden vectors shows of a terminal is what the programs print."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from ringspec.vectors import open_set
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "docs" / "examples" / "check_case.c"
-PAGES = ("README.md", "docs/vectors/use.md")
+PAGES = ("docs/vectors/use.md",)
 
 
 def transcripts(page):

@@ -1,0 +1,6 @@
+# Every command of the README but the second set-up (leg tests), in order, in a fresh clone.
+set -euo pipefail
+git clone --quiet "$CI_CLONE" "$CI_SCRATCH/readme"
+cd "$CI_SCRATCH/readme"
+python3 .ci/readme_commands.py script | tee commands.sh
+bash commands.sh
