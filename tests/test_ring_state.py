@@ -17,7 +17,7 @@ from ringspec.rings.lockstep import Moment
 from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, plus
 from ringspec.spec.ring_forward import absorb_block, forward_finish, forward_start, forward_step
-from ringspec.spec.worker import KeySide, Message
+from ringspec.spec.worker import KeySide, Message, send
 from ringspec.tensorfile import read_metadata
 
 W, S, H = 3, 12, 2
@@ -95,7 +95,9 @@ def post(states, schedule, step, block):
         for r, state in enumerate(states):
             freeze(state)
             freeze(inboxes[r])
-            states[r], sent = step(state, schedule, inboxes[r], block)
+            computed = step(state, schedule, inboxes[r], block)
+            freeze(computed)
+            states[r], sent = send(computed, schedule)
             outgoing += sent
         inboxes = [tuple(m for m in outgoing if m.target == r) for r in range(len(states))]
     return states, inboxes
@@ -251,12 +253,17 @@ def test_the_recorded_states_say_who_holds_what():
             during = run.state(r, t, when="during")
             assert during.key.owner == owner
             assert (during.k == k[:, :, owner * n : (owner + 1) * n]).all()
+            computed = run.state(r, t, when="computed")
+            assert (computed.k == during.k).all() and (computed.m == held.m).all()
+            assert (computed.lse > during.lse).all()
             # Afterwards the block is gone, except in the last step, which sends nothing.
             assert (held.k is None) == (t < W - 1)
             assert ("sent on" in str(held)) == (t < W - 1)
             backward = run.moment(r, t, "backward")
             assert backward.pair == (owner, r)
             assert (backward.after.k == k[:, :, r * n : (r + 1) * n]).all()
+            assert (backward.computed.dq == backward.sent[0].side.dq).all()
+            assert backward.after.dq is None
     assert run.moment(0, W - 1, "backward").sent[0].side.owner == 1
 
 

@@ -79,7 +79,8 @@ def circulate(
         step.post_sends(outbox(combined, schedule), early=False)
         after, sent = send(combined, schedule)
         pair = pair_computed(schedule, t, state.worker)
-        observer(Moment(phase, t, state.worker, pair, state, received, during, after, sent))
+        states = state, received, during, combined, after
+        observer(Moment(phase, t, state.worker, pair, *states, sent))
         previous.wait_for_sends()  # their receivers have taken them by now
         previous, state = step, after
     previous.wait_for(early=True)

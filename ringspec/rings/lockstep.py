@@ -16,7 +16,10 @@ import numpy as np
 from ringspec.errors import OptionError
 from ringspec.problem.model import Array
 from ringspec.spec.schedule import Schedule
-from ringspec.spec.worker import Message, State, WorkerState, arrive, pair_computed
+from ringspec.spec.worker import Message, State, WorkerState, arrive, pair_computed, send
+
+# The states of a moment, in their order.
+WHEN = ("before", "during", "computed", "after")
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,9 @@ class Moment:
     """One worker's step on record: everything that went in and everything that came out.
 
     ``phase`` is 'forward' or 'backward'; ``pair`` the (query owner, key owner) that met, None where the
-    worker was idle; ``received`` and ``sent`` are messages, ``before`` and ``after`` states. ``during`` is the state when everything has arrived and before it computes: it holds the block
-    that the step works on, which ``after`` no longer does once it was sent on.
+    worker was idle; ``received`` and ``sent`` are messages. The states, in their order: ``before`` anything arrives;
+    ``during``, when everything has arrived and nothing is computed; ``computed``; and ``after``, when the worker has
+    sent, and no longer holds what it sent.
     """
 
     phase: str
@@ -35,6 +39,7 @@ class Moment:
     before: WorkerState
     received: tuple[Message, ...]
     during: WorkerState
+    computed: WorkerState
     after: WorkerState
     sent: tuple[Message, ...]
 
@@ -46,7 +51,7 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 def lockstep(
     phase: str,
-    one_step: Callable[..., tuple[State, tuple[Message, ...]]],
+    one_step: Callable[..., State],
     states: list[State],
     schedule: Schedule,
     block: Callable[..., Any],
@@ -62,16 +67,17 @@ def lockstep(
     states = list(states)
     inboxes: list[tuple[Message, ...]] = [() for _ in states]
 
-    def turn(r: int) -> tuple[State, tuple[Message, ...]]:
+    def turn(r: int) -> State:
         return one_step(states[r], schedule, inboxes[r], block)
 
     for t in range(len(schedule.steps)):
         outboxes = []
-        for r, (after, sent) in enumerate(of_all(schedule.workers, turn, each)):
+        for r, computed in enumerate(of_all(schedule.workers, turn, each)):
             before = states[r]
             during = arrive(before, schedule, inboxes[r])
+            after, sent = send(computed, schedule)
             pair = pair_computed(schedule, t, r)
-            observer(Moment(phase, t, r, pair, before, inboxes[r], during, after, sent))
+            observer(Moment(phase, t, r, pair, before, inboxes[r], during, computed, after, sent))
             states[r] = after
             outboxes.append(sent)
         inboxes = deliver(outboxes, schedule.workers)

@@ -14,7 +14,7 @@ from ringspec.problem.checks import is_integer
 from ringspec.problem.model import Array, Integers, Problem
 from ringspec.recipes import Recipe
 from ringspec.rings.cost import Cost, cost
-from ringspec.rings.lockstep import Moment
+from ringspec.rings.lockstep import WHEN, Moment
 from ringspec.rings.show import heading, run_as_html, run_as_text, run_tensors
 from ringspec.spec.block import (
     BlockBackward,
@@ -27,7 +27,7 @@ from ringspec.spec.layout import Layout
 from ringspec.spec.ring_backward import Accumulate, backward_step, plus
 from ringspec.spec.ring_forward import Absorb, absorb_block, forward_step
 from ringspec.spec.schedule import Schedule
-from ringspec.spec.worker import ForwardState, WorkerState, arrive
+from ringspec.spec.worker import ForwardState, WorkerState, arrive, send
 from ringspec.tensorfile import write_tensors
 
 
@@ -126,18 +126,17 @@ class Run:
     def state(
         self, worker: int, step: int, phase: str = "forward", when: str = "after"
     ) -> WorkerState:
-        """One worker's state 'after' a step, 'before' it, or 'during' it.
+        """One worker's state 'after' a step, or 'before', 'during' or 'computed' in it.
 
-        'during' is when everything has arrived and nothing is computed yet: only then are the keys
-        (or queries) of the step here, because afterwards they are sent on. Raises OptionError for
-        another word, NotRecordedError for a step that is not on record.
+        'during': everything has arrived, and nothing is computed yet. 'computed': the worker has computed with
+        the keys (or queries) that visit it, and not sent them on yet. 'after': it has sent them. ``phase`` is
+        'forward' or 'backward'. Raises OptionError for another word, NotRecordedError for a step that is not
+        on record.
         """
-        if not isinstance(when, str) or when not in ("before", "during", "after"):
-            raise OptionError(
-                "when as 'before', 'during' or 'after'", shown(when), "pass when='after'"
-            )
-        moment = self.moment(worker, step, phase)
-        return {"before": moment.before, "during": moment.during, "after": moment.after}[when]
+        if not isinstance(when, str) or when not in WHEN:
+            raise OptionError(f"when as one of {', '.join(WHEN)}", shown(when), "pass when='after'")
+        state: WorkerState = getattr(self.moment(worker, step, phase), when)
+        return state
 
     def cost(self, phase: str = "forward") -> Cost:
         """Hops, bytes and visible pairs of a phase (``rings.cost``); NotRecordedError if it was not run."""
@@ -163,19 +162,22 @@ class Run:
         for moment in self.moments:
             before, received = moment.before, moment.received
             during: WorkerState
+            computed: WorkerState
             after: WorkerState
             if isinstance(before, ForwardState):
                 block, _, merged, _ = self.blocks
                 during = arrive(before, self.schedule, received)
-                after, sent = forward_step(before, self.schedule, received, block, merged)
+                computed = forward_step(before, self.schedule, received, block, merged)
+                after, sent = send(computed, self.schedule)
             else:
                 assert self.backward_schedule is not None
                 _, differentiated, _, added = self.blocks
                 during = arrive(before, self.backward_schedule, received)
-                after, sent = backward_step(
+                computed = backward_step(
                     before, self.backward_schedule, received, differentiated, added
                 )
-            yield replace(moment, during=during, after=after, sent=sent)
+                after, sent = send(computed, self.backward_schedule)
+            yield replace(moment, during=during, computed=computed, after=after, sent=sent)
 
     def __repr__(self) -> str:
         return f"<Run: {heading(self)}>"

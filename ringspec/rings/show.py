@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.rings.cost import Cost, cost
-from ringspec.rings.lockstep import Moment
+from ringspec.rings.lockstep import WHEN, Moment
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import BackwardState, ForwardState, Message, WorkerState, names_of
 
@@ -190,11 +190,8 @@ def run_tensors(run: Run) -> tuple[dict[str, NDArray], dict[str, str]]:
             add(f"workers/{result.worker}/{name}", getattr(result, name))
     for moment in run.moments:
         where = f"{moment.phase}/step{moment.step}/worker{moment.worker}"
-        for when, state in (
-            ("before", moment.before),
-            ("during", moment.during),
-            ("after", moment.after),
-        ):
+        for when in WHEN:
+            state = getattr(moment, when)
             owners = np.array([state.query.owner, state.key.owner], dtype=np.int64)
             add(f"{where}/{when}/owners", owners)
             for name in STATE_NAMES:

@@ -42,7 +42,6 @@ from ringspec.spec.worker import (
     held,
     pair_computed,
     receive,
-    send,
 )
 
 Accumulate = Callable[[Array, Array, str], Array]
@@ -90,10 +89,10 @@ def backward_step(
     received: tuple[Message, ...],
     compute: BlockBackward,
     accumulate: Accumulate = plus,
-) -> tuple[BackwardState, tuple[Message, ...]]:
-    """One worker's step: RECEIVE, DIFFERENTIATE one block, ADD, SEND.
+) -> BackwardState:
+    """One worker's step: RECEIVE, DIFFERENTIATE one block, ADD; then SEND, which is ``worker.send``.
 
-    Returns the state after the step and the messages that ``schedule`` makes the worker send. ``compute`` is a
+    Returns the state when the worker has computed, before it sends. ``compute`` is a
     function such as ``spec.block.block_backward``; ``accumulate`` adds a share to a total, as :func:`plus` does.
     """
     # RECEIVE
@@ -103,8 +102,7 @@ def backward_step(
     # ADD
     if share is not None:
         state = add(state, share, accumulate)
-    # SEND
-    return send(state, schedule)
+    return state
 
 
 def backward_share(

@@ -1,4 +1,4 @@
-"""The forward pass of one worker, step by step: RECEIVE, SCORE, ABSORB, SEND.
+"""The forward pass of one worker, step by step: RECEIVE, SCORE, ABSORB; then SEND, which is ``worker.send``.
 
 :func:`forward_step` is a pure function of the worker's own state, the schedule and the messages
 that it received. The lockstep loop calls it for every worker in turn; a message-passing program
@@ -29,7 +29,6 @@ from ringspec.spec.worker import (
     arrive,
     held,
     pair_computed,
-    send,
 )
 
 Absorb = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
@@ -70,8 +69,8 @@ def forward_step(
     received: tuple[Message, ...],
     compute: BlockForward,
     absorb: Absorb = absorb_block,
-) -> tuple[ForwardState, tuple[Message, ...]]:
-    """One worker's step: the state after it, and the messages that it sends.
+) -> ForwardState:
+    """One worker's step: the state when it has computed, before it sends.
 
     ``received`` are the messages that it received under ``schedule``; ``compute`` is a function such as
     ``spec.block.block_forward``; ``absorb`` merges the block's state into the running one, as
@@ -84,8 +83,7 @@ def forward_step(
     # ABSORB
     if part is not None:
         state = absorb_part(state, part, absorb)
-    # SEND
-    return send(state, schedule)
+    return state
 
 
 def forward_part(

@@ -4,7 +4,7 @@ A worker has a query side and a key side. The schedule says which of them visits
 sees only this object, the schedule and the messages that it received. Arrays are float64, with one row for
 each of the owner's n slots.
 
-``ringspec.ring(..., record=True)`` keeps these objects: ``run.state(worker, step, phase="backward", when="during")``
+``ringspec.ring(..., record=True)`` keeps these objects: ``run.state(worker, step, phase="backward", when="computed")``
 is one of them, and what a worker sent is ``run.moment(worker, step, phase="backward").sent``.
 """
 
