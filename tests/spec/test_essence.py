@@ -62,5 +62,5 @@ def test_the_essence_fits_on_a_page():
 
 
 def test_the_readme_shows_the_forward_pass_as_it_is():
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert inspect.getsource(essence.ring_forward) in readme
