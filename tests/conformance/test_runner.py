@@ -1,7 +1,6 @@
 """A run gives each case one outcome, in order, whatever the target does."""
 
 import dataclasses
-import multiprocessing
 import time
 from pathlib import Path
 
@@ -71,20 +70,6 @@ def test_ctrl_c_leaves_the_rest_not_run_and_the_run_incomplete():
     assert [record.outcome for record in seen] == ["pass", "not run", "not run"]
     assert tuple(seen) == summary.records
     assert not summary.complete and summary.exit_code == 130
-
-
-def test_ctrl_c_with_two_jobs_ends_their_processes():
-    def interrupt(done, total, id):
-        raise KeyboardInterrupt
-
-    cases = [dataclasses.replace(FLOAT32[1], id=f"copy-{n}") for n in range(6)]
-    summary = run(faulty_targets.right, cases, jobs=2, spec=spec("right"), progress=interrupt)
-    assert [record.outcome for record in summary.records] == ["pass"] + ["not run"] * 5
-    assert not summary.complete
-    end = time.monotonic() + 30
-    while multiprocessing.active_children() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert multiprocessing.active_children() == []
 
 
 def test_ids_are_unique_and_each_profile_holds_the_smaller_one():
@@ -185,22 +170,12 @@ def test_in_a_process_of_its_own_a_target_has_the_outcome_that_it_has_here(name,
     assert repr(here.findings) == repr(there.findings)  # NaN is not equal to itself
 
 
-def test_two_jobs_give_the_records_of_one():
-    few = CORE[::9]
-    target = REFERENCES["bf16"]
-    named = "ringspec.conformance.targets.reference:reference_bf16"
-    one, two = run(target, few), run(target, few, jobs=2, spec=named)
-    assert len(few) > 25
-    for a, b in zip(one.records, two.records, strict=True):
-        assert dataclasses.replace(a, seconds=0) == dataclasses.replace(b, seconds=0)
-
-
 def test_two_jobs_without_a_name_are_one_job():
     assert run(faulty_targets.right, FLOAT32, jobs=2).exit_code == 0
 
 
 def test_a_crash_in_one_of_two_jobs_is_its_own():
-    summary = wrong("aborting", jobs=2)
+    summary = wrong("aborting", jobs=2, profile="core")
     assert [record.outcome for record in summary.records] == ["crash", "crash"]
 
 
@@ -219,6 +194,19 @@ def test_targets_with_processes_of_their_own_keep_the_time_limit():
 def test_options_outside_their_domain_are_refused(options):
     with pytest.raises(OptionError):
         run(faulty_targets.right, FLOAT32, **options)
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        (None, "the profile that all cases come from"),
+        ("cor", "the name of a profile"),
+        ("noise", "a case of the profile noise"),
+    ],
+)
+def test_several_jobs_need_the_profile_of_the_cases(profile, says):
+    with pytest.raises(OptionError, match=says):
+        run(faulty_targets.right, FLOAT32, jobs=2, spec=spec("right"), profile=profile)
 
 
 def test_a_timeout_needs_a_target_that_a_process_can_load():

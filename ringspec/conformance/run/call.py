@@ -87,7 +87,7 @@ def ask(target: Target, call: Call, capture: bool = True) -> tuple[Result, str]:
     ``capture`` it goes where it always goes.
     """
     before, printed = fingerprint(call), Tail()
-    # sys.stdout belongs to all threads; the targets of other threads run in processes.
+    # sys.stdout belongs to all threads: what others print while a thread calls a target stays there.
     alone = capture and threading.current_thread() is threading.main_thread()
     try:
         with contextlib.redirect_stdout(printed) if alone else contextlib.nullcontext():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ringspec.conformance.cases.model import RunCase
@@ -31,14 +29,18 @@ def executed(
 ) -> Generator[Record, None, None]:
     """The records of cases, in their order.
 
-    With ``profile``, the name of the profile that all cases come from, processes judge as well.
+    Several ``jobs`` need ``spec`` and ``profile``, by which other processes find the target and the cases;
+    without ``spec`` all cases are executed in this process.
     """
     check_numbers(timeout, jobs)
-    if jobs > 1 and spec is not None and profile is not None:
-        yield from in_processes(profile, cases, timeout, jobs, spec, diagnose is not None)
-        return
     if jobs > 1 and spec is not None:
-        yield from in_threads(target, cases, timeout, jobs, spec, diagnose)
+        if profile is None:
+            raise OptionError(
+                f"with {jobs} jobs, the profile that all cases come from",
+                "none",
+                "pass profile='core', or whichever was given to run_cases, or leave jobs out",
+            )
+        yield from in_processes(profile, cases, timeout, jobs, spec, diagnose is not None)
         return
     caller = called_by(target, timeout, spec)
     try:
@@ -104,47 +106,6 @@ def called_by(target: Target, timeout: float | None, spec: str | None) -> Target
             "pass spec='package.module:object', or no timeout",
         )
     return ProcessTarget(spec, target.name, target.capabilities, timeout)
-
-
-def one_more(target: Target, timeout: float | None, spec: str) -> Target:
-    """Another caller of the same target, for a thread of its own."""
-    if hasattr(target, "timeout") and not isinstance(target, ProcessTarget):
-        return called_by(load_target(spec), timeout, spec)
-    return ProcessTarget(spec, target.name, target.capabilities, timeout)
-
-
-def in_threads(
-    target: Target,
-    cases: Sequence[RunCase],
-    timeout: float | None,
-    jobs: int,
-    spec: str,
-    diagnose: Diagnose | None,
-) -> Generator[Record, None, None]:
-    """``jobs`` threads, each with a process of the target; this process makes calls and judges."""
-    callers: list[Target] = []
-    own = threading.local()
-    ended = threading.Event()
-
-    def begin() -> None:
-        own.caller = one_more(target, timeout, spec)
-        callers.append(own.caller)
-
-    def work(case: RunCase) -> Record:
-        if ended.is_set():
-            return Record(case.id, "not run", case.needs, flags=case.flags)
-        return run_case(own.caller, case, diagnose)
-
-    pool = ThreadPoolExecutor(jobs, initializer=begin)
-    try:
-        waiting = [pool.submit(work, case) for case in cases]
-        for future in waiting:
-            yield future.result()
-    finally:
-        ended.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-        for caller in list(callers):
-            close(caller)
 
 
 def close(target: Target) -> None:

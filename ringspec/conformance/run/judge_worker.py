@@ -16,7 +16,7 @@ from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.report import case_line
 from ringspec.conformance.run.case import run_case
 from ringspec.conformance.run.executor import opened
-from ringspec.errors import RingspecError
+from ringspec.errors import RingspecError, UnknownNameError, nearest, shown
 
 
 def main() -> None:
@@ -26,12 +26,16 @@ def main() -> None:
     threadpool_limits(1)
     sys.path[:] = setup["path"]
     request = control.next()
-    cases = {case.id: case for case in run_cases(setup["profile"])}
     diagnoser = Diagnoser() if setup["diagnose"] else None
     try:
+        cases = {case.id: case for case in run_cases(setup["profile"])}
         target = opened(setup["spec"], setup["timeout"])
         while True:
-            control.reply(case_line(run_case(target, cases[request["id"]], diagnoser)))
+            id = request["id"]
+            if id not in cases:
+                expected = f"the id of a case of the profile {setup['profile']}"
+                raise UnknownNameError(expected, shown(id), nearest(id, cases))
+            control.reply(case_line(run_case(target, cases[id], diagnoser)))
             request = control.next()
     except RingspecError as error:
         control.reply(refusal(error))
