@@ -10,6 +10,7 @@ import pytest
 from conformance.wrong_targets import Wrong
 
 from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.report.coverage import Coverage, coverage_of, used_by
 from ringspec.conformance.report.junit import junit
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.report.report import (
@@ -21,7 +22,6 @@ from ringspec.conformance.report.report import (
     report_from,
     report_lines,
 )
-from ringspec.conformance.run.coverage import Coverage, coverage_of, used_by
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES

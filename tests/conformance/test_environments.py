@@ -12,18 +12,19 @@ import pytest
 from conformance import environments as env
 from conformance.environments import PACKAGE, RIGHT
 
-from ringspec.conformance.adapters import rank_start, versions
+from ringspec.conformance.adapters import rank_start
 from ringspec.conformance.adapters.command import CommandTarget
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
 from ringspec.conformance.adapters.torch_pool import Pool
 from ringspec.conformance.adapters.torch_processes import TorchTarget
-from ringspec.conformance.adapters.versions import Installed, agreed, installed
 from ringspec.conformance.cases.calls import call_of
 from ringspec.conformance.report.report import make_header, read_report
+from ringspec.conformance.target import versions
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.load import LOADED, load_target
 from ringspec.conformance.target.protocol import Failed, Refused
 from ringspec.conformance.target.provenance import computed_with
+from ringspec.conformance.target.versions import Installed, agreed, installed
 from ringspec.vectors import open_set
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
@@ -33,7 +34,7 @@ CASE = "ring/float32-zigzag-w4"
 NAIVE = ROOT / "docs" / "examples" / "naive_ring.py"
 PROBE = """
 import concurrent.futures, importlib.util, json, multiprocessing, sys
-import ringspec.conformance.adapters.versions as versions
+import ringspec.conformance.target.versions as versions
 
 def main():
     spawn = multiprocessing.get_context("spawn")
@@ -179,6 +180,7 @@ def test_what_is_missing_is_said_with_every_call_and_does_not_end_the_harness(ki
 TORCH = """
 from ringspec.conformance.adapters.torch_pool import Pool
 from ringspec.conformance.adapters.torch_processes import TorchTarget
+from ringspec.conformance.target import versions
 from ringspec.conformance.target.capabilities import Capabilities
 
 CLAIMS = Capabilities(operations=("ring-forward",), layouts=("zigzag",), lse="hidden")
@@ -201,6 +203,7 @@ target = TorchTarget(f"{__file__}:attention", CLAIMS, python=PYTHON, packages=("
 """
 JAX = """
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
+from ringspec.conformance.target import versions
 from ringspec.conformance.target.capabilities import Capabilities
 
 CLAIMS = Capabilities(operations=("ring-forward",), layouts=("zigzag",), lse="hidden")

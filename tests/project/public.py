@@ -142,7 +142,7 @@ CHOSEN = {
     "ringspec.conformance.adapters.torch_processes": ("TorchTarget",),
     "ringspec.conformance.adapters.torch_launched": ("launched",),
     "ringspec.conformance.adapters.torch_worker": ("LocalCall",),
-    "ringspec.conformance.adapters.versions": ("Installed", "installed"),
+    "ringspec.conformance.target.versions": ("Installed", "installed"),
     "ringspec.conformance.target.capabilities": ("Capabilities", "capabilities_from", "why_not"),
     "ringspec.conformance.cases.model": ("Judgement", "RunCase"),
     "ringspec.conformance.cases.profiles": ("run_cases",),

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from ringspec.cli.shared import output
-from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.diagnose.summary import most_likely
 from ringspec.conformance.report.records import FAILURES, Record
 from ringspec.conformance.report.report import Report
 from ringspec.conformance.report.words import folded, record_text, verdict_lines
+from ringspec.conformance.target.versions import Installed
 
 MOST_FAILURES, MOST_DETAILED = 20, 100
 MOST_LINES = 30

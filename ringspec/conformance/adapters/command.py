@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from ringspec.conformance.adapters.process import PROGRAM, Program
-from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.adapters.wire import (
     PROTOCOL,
     Claims,
@@ -44,6 +43,7 @@ from ringspec.conformance.target.protocol import (
     Result,
     TimedOut,
 )
+from ringspec.conformance.target.versions import Installed
 from ringspec.errors import OptionError, VectorError, shown
 from ringspec.vectors.format.files import read_plain
 

@@ -23,10 +23,10 @@ from ringspec.conformance.adapters import rank_start
 from ringspec.conformance.adapters.command import CommandTarget
 from ringspec.conformance.adapters.torch_processes import named
 from ringspec.conformance.adapters.torch_ranks import check_operation
-from ringspec.conformance.adapters.versions import Installed, under_test
 from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call, Result
+from ringspec.conformance.target.versions import Installed, under_test
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 
 PLATFORMS = ("cpu", "gpu")

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ringspec.conformance.adapters.control import take_control
-from ringspec.conformance.adapters.versions import installed
+from ringspec.conformance.target.versions import installed
 
 AXIS = "workers"
 MOST_TEXT = 1900

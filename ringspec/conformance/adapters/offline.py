@@ -24,7 +24,6 @@ from typing import Any
 
 from ringspec.conformance.adapters.command import check_unchanged
 from ringspec.conformance.adapters.readme import README
-from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.adapters.wire import (
     MAX_TEXT,
     PROTOCOL,
@@ -49,6 +48,7 @@ from ringspec.conformance.target.capabilities import (
 )
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Call, Garbage, Refused, Result
+from ringspec.conformance.target.versions import Installed
 from ringspec.errors import FileFormatError, VectorError, shown
 from ringspec.vectors.format.files import new_folder, read_plain
 

@@ -19,8 +19,8 @@ import numpy as np
 from ringspec.conformance.adapters import torch_pool
 from ringspec.conformance.adapters import torch_ranks as own
 from ringspec.conformance.adapters.torch_worker import Place, answer, load_function
-from ringspec.conformance.adapters.versions import agreed, installed, plain_installed
 from ringspec.conformance.target.protocol import Call, Refused, Result
+from ringspec.conformance.target.versions import agreed, installed, plain_installed
 from ringspec.errors import OptionError
 from ringspec.tensorfile import decode, encode
 

@@ -26,15 +26,15 @@ from ringspec.conformance.adapters.torch_ranks import (
     raise_changed,
     request_of,
 )
-from ringspec.conformance.adapters.versions import (
+from ringspec.conformance.adapters.wire import most_bytes, plain, stored
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call, Failed, Result
+from ringspec.conformance.target.versions import (
     Installed,
     agreed,
     plain_installed,
     under_test,
 )
-from ringspec.conformance.adapters.wire import most_bytes, plain, stored
-from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.protocol import Call, Failed, Result
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
 from ringspec.tensorfile import write_tensors
 

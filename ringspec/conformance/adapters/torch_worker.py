@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.control import take_control
-from ringspec.conformance.adapters.versions import installed
 from ringspec.conformance.target.protocol import Refused
+from ringspec.conformance.target.versions import installed
 from ringspec.errors import DtypeError, OptionError, shown
 from ringspec.formats import FORMATS
 from ringspec.tensorfile import read_tensors, write_tensors

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec import strictjson
-from ringspec.conformance.adapters.versions import Installed, plain_installed
 from ringspec.conformance.target.capabilities import Capabilities, capabilities_from
 from ringspec.conformance.target.protocol import RESULTS, Call, Failed, Garbage, Refused, Result
 from ringspec.conformance.target.results import frozen, read_only
+from ringspec.conformance.target.versions import Installed, plain_installed
 from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
 from ringspec.tensorfile import decode, encode
 from ringspec.vectors.format.files import read_plain

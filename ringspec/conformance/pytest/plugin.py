@@ -80,9 +80,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """The headline, which counts what is not claimed, and what is claimed and was not tested."""
     found = {one[0]: one for one in records_of(terminalreporter)}
     if found:
+        from ringspec.conformance.report.coverage import coverage_of
         from ringspec.conformance.report.records import Record
         from ringspec.conformance.report.report import counts_of, headline
-        from ringspec.conformance.run.coverage import coverage_of
 
         records = [Record(id, outcome, used=used) for id, outcome, used in found.values()]
         coverage = coverage_of(session_run(config).target.capabilities, records)

@@ -55,7 +55,7 @@ class Record:
     is what the target printed, if anything. ``findings``: one for each compared tensor and worker.
     ``truth`` says which values it was compared with, ``seconds`` how long the case took, ``flags``
     which known bugs the case would find, ``used`` the claimed values that its calls used, by kind
-    (:func:`ringspec.conformance.run.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: attention pattern,
+    (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: attention pattern,
     statistics and named bug where there are any, as plain data.
     """
 

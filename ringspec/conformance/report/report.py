@@ -23,6 +23,7 @@ import numpy as np
 
 import ringspec
 from ringspec.conformance.diagnose.summary import most_likely
+from ringspec.conformance.report.coverage import Coverage
 from ringspec.conformance.report.lines import (
     check_coverage,
     lines_of,
@@ -33,7 +34,6 @@ from ringspec.conformance.report.lines import (
 )
 from ringspec.conformance.report.records import FAILURES, OUTCOMES, Record
 from ringspec.conformance.report.words import verdict_lines
-from ringspec.conformance.run.coverage import Coverage
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.provenance import CHANGING, said_by
 from ringspec.plainfile import read_plain_file
@@ -73,7 +73,7 @@ def counts_of(records: Iterable[Record]) -> dict[str, int]:
 def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
     """One sentence for a whole run, from ``counts`` of cases by outcome.
 
-    ``clauses`` say what was not tested (:attr:`ringspec.conformance.run.coverage.Coverage.clauses`).
+    ``clauses`` say what was not tested (:attr:`ringspec.conformance.report.coverage.Coverage.clauses`).
 
     >>> headline({"pass": 7, "mismatch": 1, "not claimed": 3, "expected failure": 1, "not run": 2})
     'passed 7 of 9 claimed, 3 not claimed; 1 expected failure; 2 not run'
@@ -192,7 +192,7 @@ def footer_of(
 ) -> dict[str, Any]:
     """The last line. A run with cases that were not run is not complete.
 
-    ``coverage``: what the run did not test, as :meth:`ringspec.conformance.run.coverage.Coverage.as_dict`
+    ``coverage``: what the run did not test, as :meth:`ringspec.conformance.report.coverage.Coverage.as_dict`
     gives it; None: not known, and the line says nothing of it.
     """
     known = {} if coverage is None else {"coverage": dict(coverage)}

@@ -9,9 +9,9 @@ from typing import Any
 
 from ringspec.compare.explain import explain_all
 from ringspec.conformance.cases.model import Outputs, RunCase
+from ringspec.conformance.report.coverage import used_by
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.call import Stop, ask, outputs_of, with_printed
-from ringspec.conformance.run.coverage import used_by
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 

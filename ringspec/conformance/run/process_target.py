@@ -28,15 +28,15 @@ from ringspec.conformance.adapters.command import (
     hello_answer,
 )
 from ringspec.conformance.adapters.control import refused
-from ringspec.conformance.adapters.versions import Installed
 from ringspec.conformance.adapters.wire import Claims, most_bytes, stored
 from ringspec.conformance.report.records import FAILURES
 from ringspec.conformance.run.call import Stop
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import RESULTS, Call, Failed, Garbage, Result
+from ringspec.conformance.target.versions import Installed
 from ringspec.errors import OptionError, shown
 
-WORKER = "ringspec.conformance.adapters.python_worker"
+WORKER = "ringspec.conformance.run.target_worker"
 WHO = "the target's process"
 START_SECONDS = 120.0
 ANSWER_KEYS = {"kind", "id", "outcome", "message", "printed", "results", "versions", "files"}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.report.coverage import Coverage, coverage_of
 from ringspec.conformance.report.records import FAILURES, OUTCOMES, Record
 from ringspec.conformance.run.case import Diagnose
-from ringspec.conformance.run.coverage import Coverage, coverage_of
 from ringspec.conformance.run.executor import executed
 from ringspec.conformance.run.expected import Expectation, Listed
 from ringspec.conformance.target.protocol import Target

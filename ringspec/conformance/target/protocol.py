@@ -140,7 +140,7 @@ class Target(Protocol):
 
     Optional: ``close()``, called once at the end; ``notes``, sentences for the report; ``printed``, what
     a target with processes of its own wrote during the last call; ``installed``
-    (:class:`~ringspec.conformance.adapters.versions.Installed`), which packages these processes have.
+    (:class:`~ringspec.conformance.target.versions.Installed`), which packages these processes have.
     """
 
     @property

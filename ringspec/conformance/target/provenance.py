@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ringspec.conformance.adapters.versions import Installed, installed, under_test
 from ringspec.conformance.target.load import LOADED
+from ringspec.conformance.target.versions import Installed, installed, under_test
 
 CHANGING = ("versions", "files")
 

@@ -31,8 +31,8 @@ from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
-from ringspec.conformance.adapters.versions import check_names, require
 from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.versions import check_names, require
 
 PACKAGE, FLOOR, KNOWN = "diffusers", "0.39.0", "0.39.0 and 0.42.1"
 COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"

@@ -35,8 +35,8 @@ import numpy as np
 
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
-from ringspec.conformance.adapters.versions import check_names, require, unknown_version
 from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.versions import check_names, require, unknown_version
 
 PACKAGE, FILE = "ringattention", "ringattention/ringattention_jax.py"
 FLOOR = KNOWN = "0.1.2"

@@ -14,8 +14,8 @@ from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
-from ringspec.conformance.adapters.versions import check_keywords, check_names, require
 from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.versions import check_keywords, check_names, require
 
 PACKAGE, FLOOR, KNOWN = "ring-attention-pytorch", "0.5.20", "0.5.20"
 COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"

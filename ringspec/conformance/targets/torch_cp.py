@@ -31,9 +31,9 @@ from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
-from ringspec.conformance.adapters.versions import check_names
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Refused
+from ringspec.conformance.target.versions import check_names
 
 LAYOUTS = ("contiguous", "zigzag")
 ROTATIONS = ("alltoall", "allgather")
