@@ -174,6 +174,25 @@ def name_of(dtype: np.dtype) -> str | None:
     return None
 
 
+def holds(wide: str, narrow: str) -> bool:
+    """Whether every number of one format is one of another.
+
+    >>> holds("float32", "bfloat16"), holds("bfloat16", "float16")
+    (True, False)
+    """
+    a, b = format_of(wide), format_of(narrow)
+    return (
+        a.precision >= b.precision
+        and a.largest >= b.largest
+        and a.smallest_subnormal <= b.smallest_subnormal
+    )
+
+
+def narrower(one: str, other: str) -> str:
+    """The format with fewer significant bits."""
+    return min(one, other, key=lambda name: format_of(name).precision)
+
+
 def bits(x: NDArray) -> NDArray:
     """The bit patterns of a storage array ``x``, any shape, as unsigned integers of the same width.
 

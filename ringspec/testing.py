@@ -33,11 +33,10 @@ from ringspec.compare.explain import explain_all
 from ringspec.compare.verdict import TensorVerdict, judge_tensor
 from ringspec.conformance.diagnose.given import diagnosis_of
 from ringspec.conformance.judge.dense import Dense, Seeds, truth_of
-from ringspec.conformance.judge.recipe import holds, narrower
 from ringspec.conformance.run.check import Checked, check
 from ringspec.conformance.target.conventions import to_numpy
 from ringspec.errors import DtypeError, OptionError, ShapeError, UnknownNameError, nearest, shown
-from ringspec.formats import load, name_of, round_to, store
+from ringspec.formats import holds, load, name_of, narrower, round_to, store
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check as check_problem
 from ringspec.recipes import Recipe

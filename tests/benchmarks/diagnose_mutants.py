@@ -33,8 +33,9 @@ from ringspec.conformance.cases.profiles import run_cases  # noqa: E402
 from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, run_mutant, same_on  # noqa: E402
 from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant  # noqa: E402
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely  # noqa: E402
-from ringspec.conformance.judge.recipe import base_recipe, recipe_for  # noqa: E402
+from ringspec.conformance.judge.recipe import recipe_for  # noqa: E402
 from ringspec.conformance.run.case import run_case  # noqa: E402
+from ringspec.conformance.target.declared import base_recipe  # noqa: E402
 from ringspec.conformance.target.protocol import Call, Result  # noqa: E402
 from ringspec.conformance.target.results import due_of  # noqa: E402
 from ringspec.formats import store  # noqa: E402
@@ -54,7 +55,9 @@ class Kernel(MutantTarget):
         self.changes = changes
 
     def run(self, call: Call) -> Result:
-        recipe = base_recipe(self.capabilities, call.formats["inputs"]).replace(**self.changes)
+        recipe = base_recipe(self.capabilities.recipe, call.formats["inputs"]).replace(
+            **self.changes
+        )
         results = run_mutant(self.mutant, call, recipe)
         due = due_of(call)
         return Result(**{name: [store(x, due[name].format) for x in results[name]] for name in due})

@@ -16,7 +16,6 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget, run_mut
 from ringspec.conformance.diagnose.mutants.variants import USUAL, Way
 from ringspec.conformance.diagnose.summary import Diagnoser, kind_of, most_likely, must_fail
 from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of
-from ringspec.conformance.judge.recipe import base_recipe
 from ringspec.conformance.report.lines import read_record
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.report.report import case_line
@@ -24,6 +23,7 @@ from ringspec.conformance.report.words import record_text
 from ringspec.conformance.run.call import outputs_of
 from ringspec.conformance.run.case import run_case
 from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.declared import base_recipe
 from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.target.results import due_of
 from ringspec.conformance.targets.reference import REFERENCES
@@ -154,7 +154,9 @@ class Disguised:
         self.name, self.capabilities, self.way = id, REFERENCES[recipe].capabilities, way
 
     def run(self, call):
-        recipe = base_recipe(self.capabilities, call.formats["inputs"]).replace(tile_q=6, tile_k=5)
+        recipe = base_recipe(self.capabilities.recipe, call.formats["inputs"]).replace(
+            tile_q=6, tile_k=5
+        )
         results = run_mutant(self.program, call, recipe, self.way)
         due = due_of(call)
         return Result(**{name: [store(x, due[name].format) for x in results[name]] for name in due})
@@ -347,7 +349,9 @@ def test_base_2_weights_of_o_are_named_where_lse_is_hidden(cases):
     class Weights(OnlyWhere):
         def run(self, call):
             forward = [one for one in MUTANTS["log2-lse"].guises if one.words.startswith("o alone")]
-            results = run_mutant(forward[0], call, base_recipe(self.capabilities, "bfloat16"))
+            results = run_mutant(
+                forward[0], call, base_recipe(self.capabilities.recipe, "bfloat16")
+            )
             due = due_of(call)
             return Result(
                 **{n: [store(x, due[n].format) for x in results[n]] for n in due if n != "lse"}

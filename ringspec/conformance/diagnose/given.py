@@ -19,11 +19,10 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.match import diagnose, pairs_of
 from ringspec.conformance.diagnose.summary import MOST_PAIRS, where
 from ringspec.conformance.judge.dense import Seeds
-from ringspec.conformance.judge.recipe import narrower
 from ringspec.conformance.target.capabilities import FORMATS, Capabilities
 from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.target.results import frozen
-from ringspec.formats import store
+from ringspec.formats import narrower, store
 from ringspec.problem.model import Problem
 from ringspec.problem.options import DEFAULTS
 from ringspec.recipes import RECIPES, Recipe

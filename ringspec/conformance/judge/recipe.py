@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ringspec.compare.bounds import RECIPE_OF_FORMAT
 from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.declared import declared_recipe
-from ringspec.formats import format_of
-from ringspec.recipes import RECIPES, Recipe
+from ringspec.conformance.target.declared import base_recipe
+from ringspec.formats import narrower
+from ringspec.recipes import Recipe
 
 
 def recipe_for(claims: Capabilities, formats: Mapping[str, str]) -> Recipe:
@@ -34,41 +33,10 @@ def recipe_for(claims: Capabilities, formats: Mapping[str, str]) -> Recipe:
     ...  for name in ("bfloat16", "float16", "float32")]
     ['bf16_partials', 'fp16_partials', 'float32']
     """
-    base = base_recipe(claims, formats["inputs"])
+    base = base_recipe(claims.recipe, formats["inputs"])
     outputs, statistics = formats["outputs"], formats["statistics"]
     return base.replace(
         outputs=narrower(base.outputs, outputs),
         gradients=narrower(base.gradients, outputs),
         lse=narrower(base.lse, statistics),
     )
-
-
-def base_recipe(claims: Capabilities, inputs: str) -> Recipe:
-    """The declared recipe where it holds, else that of the input format."""
-    default = RECIPE_OF_FORMAT[inputs]
-    declared = declared_recipe(claims.recipe, inputs)
-    if declared is None:
-        return RECIPES[default]
-    if holds(declared.inputs, inputs):
-        return declared
-    sibling = f"{default}_partials"
-    return RECIPES[sibling if "partials" in declared.name and sibling in RECIPES else default]
-
-
-def holds(wide: str, narrow: str) -> bool:
-    """Whether every number of one format is one of another.
-
-    >>> holds("float32", "bfloat16"), holds("bfloat16", "float16")
-    (True, False)
-    """
-    a, b = format_of(wide), format_of(narrow)
-    return (
-        a.precision >= b.precision
-        and a.largest >= b.largest
-        and a.smallest_subnormal <= b.smallest_subnormal
-    )
-
-
-def narrower(one: str, other: str) -> str:
-    """The format with fewer significant bits."""
-    return min(one, other, key=lambda name: format_of(name).precision)

@@ -12,7 +12,8 @@ from typing import Any
 
 from ringspec.compare.bounds import RECIPE_OF_FORMAT
 from ringspec.errors import OptionError, UnknownNameError, nearest, shown
-from ringspec.recipes import Recipe
+from ringspec.formats import holds
+from ringspec.recipes import RECIPES, Recipe
 from ringspec.recipes import recipe as recipe_of
 
 Declared = str | Mapping[str, str | Mapping[str, Any]] | None
@@ -45,6 +46,22 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
     told = ", ".join(f"{name} {value}" for name, value in changes.items() if name != "note")
     name = f"{base} with {told}" if told else str(base)
     return recipe_of(base).replace(**({"name": name} | changes))
+
+
+def base_recipe(declared: Declared, inputs: str) -> Recipe:
+    """The declared recipe where it reads ``inputs`` without rounding, else that of the input format.
+
+    Of the input format it is the sibling with partial results rounded between ring steps, where the
+    declared recipe does that.
+    """
+    default = RECIPE_OF_FORMAT[inputs]
+    one = declared_recipe(declared, inputs)
+    if one is None:
+        return RECIPES[default]
+    if holds(one.inputs, inputs):
+        return one
+    sibling = f"{default}_partials"
+    return RECIPES[sibling if "partials" in one.name and sibling in RECIPES else default]
 
 
 def check_declared(declared: Declared) -> None:

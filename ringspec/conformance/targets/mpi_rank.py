@@ -19,7 +19,7 @@ from ringspec.comm.mpi import MpiLinks, world_links
 from ringspec.comm.part import Setup
 from ringspec.comm.ring import ring_over, run_over, seeds_of
 from ringspec.conformance.adapters.wire import PROTOCOL, TABLES, line_of
-from ringspec.conformance.judge.recipe import base_recipe
+from ringspec.conformance.target.declared import base_recipe
 from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.target.results import due_of
 from ringspec.conformance.targets.reference import options_of, reference_float64, whole, workers_of
@@ -125,7 +125,7 @@ def call_from(message: dict[str, Any], tensors: dict[str, Any]) -> Call:
 
 def run_of(links: MpiLinks, call: Call) -> Run | None:
     """The ring, or its backward pass alone from o and lse as they are given; the run on rank 0."""
-    recipe = base_recipe(reference_float64.capabilities, call.formats["inputs"])
+    recipe = base_recipe(reference_float64.capabilities.recipe, call.formats["inputs"])
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
     ways: dict[str, Any] = {"circulation": call.circulation, "direction": call.direction}

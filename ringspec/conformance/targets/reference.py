@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.judge.recipe import base_recipe, holds
 from ringspec.conformance.target.capabilities import (
     FEATURES,
     FORMATS,
@@ -21,9 +20,10 @@ from ringspec.conformance.target.capabilities import (
     OPERATIONS,
     Capabilities,
 )
+from ringspec.conformance.target.declared import base_recipe
 from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.target.results import due_of
-from ringspec.formats import load, round_to, store
+from ringspec.formats import holds, load, round_to, store
 from ringspec.problem.model import Block, Problem
 from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import RECIPES, Recipe
@@ -68,7 +68,7 @@ class Reference:
             "merge": merge_results,
         }[call.operation]
         # Results become narrow at the very end, so that an overflow there is an infinity.
-        results = evaluate(call, base_recipe(self.capabilities, call.formats["inputs"]))
+        results = evaluate(call, base_recipe(self.capabilities.recipe, call.formats["inputs"]))
         return Result(
             **{
                 name: [store(x, due.format) for x in results[name]]

@@ -13,7 +13,7 @@ from ringspec.conformance.diagnose.mutants.hooks import Hooks, Results
 from ringspec.conformance.diagnose.mutants.kills import KILLS
 from ringspec.conformance.diagnose.mutants.ring import RESULTS
 from ringspec.conformance.diagnose.mutants.variants import USUAL, Way
-from ringspec.conformance.judge.recipe import base_recipe
+from ringspec.conformance.target.declared import base_recipe
 from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.target.results import due_of
 from ringspec.conformance.targets.reference import REFERENCES
@@ -139,7 +139,7 @@ class MutantTarget:
         self.notes = (mutant.title,)
 
     def run(self, call: Call) -> Result:
-        recipe = base_recipe(self.capabilities, call.formats["inputs"])
+        recipe = base_recipe(self.capabilities.recipe, call.formats["inputs"])
         results = run_mutant(self.mutant, call, recipe)
         return Result(
             **{
