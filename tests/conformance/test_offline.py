@@ -14,11 +14,12 @@ from click.testing import CliRunner
 from conformance.named_faults import ID, assert_named, each_fault
 
 from ringspec.cli import main
-from ringspec.conformance.adapters import offline
-from ringspec.conformance.adapters.offline import EVERYTHING, OfflineTarget, write_cases
+from ringspec.conformance.adapters.offline import OfflineTarget
 from ringspec.conformance.adapters.wire import Claims
+from ringspec.conformance.cases import write
 from ringspec.conformance.cases.golden import cases as golden_cases
 from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.cases.write import EVERYTHING, write_cases
 from ringspec.conformance.report.report import make_header
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import Capabilities
@@ -174,7 +175,7 @@ def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path, monkeypat
     def failing(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(offline, "write_call", failing)
+    monkeypatch.setattr(write, "write_call", failing)
     with pytest.raises(KeyboardInterrupt):
         write_cases(tmp_path / "calls", SOME)
     assert list(tmp_path.iterdir()) == []

@@ -57,8 +57,8 @@ def write_command(
     """
     from ringspec.cli.shared import output
     from ringspec.cli.shared.progress import counting
-    from ringspec.conformance.adapters.offline import write_cases
     from ringspec.conformance.cases.profiles import run_cases
+    from ringspec.conformance.cases.write import write_cases
     from ringspec.conformance.run.suite import selected
 
     claims = None if claims_file is None else read_claims(claims_file)

@@ -14,20 +14,15 @@ written by another version, or for other claims, is told apart from one in which
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ringspec.conformance.adapters.command import check_unchanged
-from ringspec.conformance.adapters.readme import README
 from ringspec.conformance.adapters.wire import (
     MAX_TEXT,
     PROTOCOL,
-    Claims,
     call_message,
     claims_from,
     inputs_file,
@@ -36,21 +31,10 @@ from ringspec.conformance.adapters.wire import (
     read_result,
     said_installed,
 )
-from ringspec.conformance.cases.model import RunCase
-from ringspec.conformance.target.capabilities import (
-    CIRCULATIONS,
-    FEATURES,
-    FORMATS,
-    LAYOUTS,
-    MASKS,
-    OPERATIONS,
-    Capabilities,
-)
-from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Call, Garbage, Refused, Result
 from ringspec.conformance.target.versions import Installed
 from ringspec.errors import FileFormatError, VectorError, shown
-from ringspec.vectors.format.files import new_folder, read_plain
+from ringspec.vectors.format.files import read_plain
 
 INDEX, CALLS, VERSIONS = "index.json", "calls", "versions.json"
 CALL, INPUTS, RESULT, REFUSED = (
@@ -64,76 +48,6 @@ MAX_REFUSED = 1 << 16
 MAX_WORD = 100
 MEND = 'write the folder with "ringspec cases write"'
 FOLDER = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?){0,7}")
-# What a folder claims where nobody says what the program there can do.
-EVERYTHING = Capabilities(
-    operations=OPERATIONS,
-    layouts=LAYOUTS,
-    circulations=CIRCULATIONS,
-    masks=MASKS,
-    features=FEATURES,
-    formats=FORMATS,
-)
-
-Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True)
-class Written:
-    """How much :func:`write_cases` wrote."""
-
-    cases: int
-    calls: int
-    bytes: int
-
-
-def write_cases(
-    directory: str | os.PathLike[str],
-    cases: Iterable[RunCase],
-    *,
-    profile: str = "",
-    only: str | None = None,
-    claims: Claims | None = None,
-    progress: Progress | None = None,
-) -> Written:
-    """Write the calls of all ``cases`` that ``claims`` cover to a new folder, whole or not at all.
-
-    The folder is ``directory``; ``progress(done, total, id)`` is called after each case. No expected value is in it. ``claims``: what the program on the other machine can do, and in
-    which conventions it takes and gives arrays; None: everything. ``profile`` and
-    ``only``, the pattern by which ``cases`` were chosen, are kept: a check of the folder asks for the
-    same. Raises DestinationError where the path exists, or its parent does not.
-    """
-    root, chosen = Path(directory), list(cases)
-    said = claims or Claims(f"dir:{root.name}", EVERYTHING)
-    chosen = [case for case in chosen if case.why_not(said.capabilities) is None]
-    entries: dict[str, str] = {}
-    size = 0
-    with new_folder(root) as folder:
-        for done, case in enumerate(chosen):
-            for name, call in named_calls(case, said.capabilities):
-                message, inputs = encoded(call)
-                size += write_call(folder / CALLS / name, call, inputs)
-                entries[name] = digest(message, inputs)
-            if progress is not None:
-                progress(done + 1, len(chosen), case.id)
-        index = {
-            "kind": "ringspec-calls",
-            "protocol": PROTOCOL,
-            "profile": profile,
-            "only": only or "",
-            "name": said.name,
-            "capabilities": said.capabilities.as_dict(),
-            "notes": list(said.notes),
-            "calls": entries,
-        }
-        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="ascii")
-        (folder / "README.md").write_text(README, encoding="utf-8")
-    return Written(len(chosen), len(entries), size)
-
-
-def named_calls(case: RunCase, claims: Capabilities) -> Iterator[tuple[str, Call]]:
-    """The calls of a case as the target sees them, each with the name of its folder."""
-    for number, call in enumerate(case.make(claims)):
-        yield (case.id if number == 0 else f"{case.id}.{number}"), as_seen(call, claims)
 
 
 def encoded(call: Call) -> tuple[bytes, bytes]:
@@ -144,19 +58,10 @@ def digest(message: bytes, inputs: bytes) -> str:
     return hashlib.sha256(message + inputs).hexdigest()
 
 
-def write_call(folder: Path, call: Call, inputs: bytes) -> int:
-    """One call's two files; the number of their bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(call_message(call, INPUTS, RESULT), indent=1, allow_nan=False) + "\n"
-    (folder / CALL).write_text(text, encoding="ascii")
-    (folder / INPUTS).write_bytes(inputs)
-    return len(text) + len(inputs)
-
-
 class OfflineTarget:
-    """The folder ``directory`` of :func:`write_cases`, and whatever results lie in it, as a target.
+    """A folder of calls, and whatever results lie in it, as a target.
 
-    ``run`` gives an empty result where no result.safetensors lies (the runner says 'missing'),
+    ``directory``: a folder that :func:`ringspec.conformance.cases.write.write_cases` made. ``run`` gives an empty result where no result.safetensors lies (the runner says 'missing'),
     raises Refused with the text of refused.txt where that lies instead, Mutated where the inputs beside
     it are not those that were written (they may be gone), and Garbage for a file that is no result and
     for a call that was never written. Raises FileFormatError for a folder without
