@@ -19,11 +19,11 @@ from ringspec.conformance.adapters.torch_pool import Pool
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.cases.calls import call_of
 from ringspec.conformance.report.report import make_header, read_report
+from ringspec.conformance.run.load import load_target
 from ringspec.conformance.target import versions
 from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.load import LOADED, load_target
 from ringspec.conformance.target.protocol import Failed, Refused
-from ringspec.conformance.target.provenance import computed_with
+from ringspec.conformance.target.provenance import LOADED, computed_with
 from ringspec.conformance.target.versions import Installed, agreed, installed
 from ringspec.vectors import open_set
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringspec.conformance.target import load
-from ringspec.conformance.target.load import load_target
+from ringspec.conformance.run import load
+from ringspec.conformance.run.load import load_target
 from ringspec.errors import RingspecError
 
 REFERENCE = "ringspec.conformance.targets.reference:reference_bf16"
@@ -172,7 +172,7 @@ def test_a_target_that_cannot_be_loaded_is_told_once_with_one_remedy(tmp_path, l
 
 def test_loading_imports_neither_torch_nor_jax():
     program = (
-        "import sys; from ringspec.conformance.cases import golden; from ringspec.conformance.run import suite; from ringspec.conformance.target import load;"
+        "import sys; from ringspec.conformance.cases import golden; from ringspec.conformance.run import suite; from ringspec.conformance.run import load;"
         f"load.load_target({REFERENCE!r});"
         "assert not {'torch', 'jax', 'pytest', 'hypothesis'} & set(sys.modules)"
     )

@@ -21,9 +21,9 @@ from ringspec.conformance.cases.golden import cases as golden_cases
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.cases.write import EVERYTHING, write_cases
 from ringspec.conformance.report.report import make_header
+from ringspec.conformance.run.load import load_target
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.load import load_target
 from ringspec.conformance.target.protocol import Garbage
 from ringspec.errors import DestinationError, FileFormatError, OptionError, UnknownNameError
 from ringspec.tensorfile import encode, read_tensors

@@ -80,7 +80,7 @@ def test_every_target_is_found_by_its_name():
 
 
 def test_the_example_of_the_documentation_loads():
-    from ringspec.conformance.target.load import load_target
+    from ringspec.conformance.run.load import load_target
 
     target = load_target("docs/conform/example_torch.py:target")
     assert target.name == "ring_attention" and target.function.endswith(

@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.run.load import load_target
 from ringspec.conformance.run.suite import run
-from ringspec.conformance.target.load import load_target
 
 pytestmark = pytest.mark.torch
 if importlib.util.find_spec("torch") is not None:

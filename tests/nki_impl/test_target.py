@@ -23,8 +23,8 @@ from nki_impl.target import (
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.noise import noise_call
 from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.run.load import load_target
 from ringspec.conformance.run.suite import run
-from ringspec.conformance.target.load import load_target
 from ringspec.conformance.target.protocol import Call, Refused, Result
 from ringspec.conformance.target.results import due_of
 from ringspec.formats import load

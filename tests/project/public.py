@@ -149,7 +149,7 @@ CHOSEN = {
     "ringspec.conformance.cases.write": ("write_cases",),
     "ringspec.conformance.target.declared": ("declared_recipe",),
     "ringspec.conformance.run.expected": ("Several", "read_expected"),
-    "ringspec.conformance.target.load": ("load_target",),
+    "ringspec.conformance.run.load": ("load_target",),
     "ringspec.conformance.report.records": ("Record",),
     "ringspec.conformance.report.report": ("Report", "headline", "read_report"),
     "ringspec.conformance.run.suite": ("Summary", "run"),

@@ -25,8 +25,8 @@ from ringspec.conformance.report.report import (
 )
 from ringspec.conformance.run.executor import opened
 from ringspec.conformance.run.expected import Expectation, read_expected
+from ringspec.conformance.run.load import asked_of, telling
 from ringspec.conformance.run.suite import Summary, run, selected
-from ringspec.conformance.target.load import asked_of, telling
 from ringspec.conformance.target.project import target_or_default
 from ringspec.conformance.target.provenance import changed_since, computed_with
 from ringspec.errors import DestinationError, UnknownNameError, nearest, shown

@@ -91,7 +91,7 @@ def check(
     ids, such as ``ring/*``. ``timeout``: seconds for one call (of a target in other processes).
     ``progress(done, total, id)`` is called after each case.
 
-    Raises what :func:`ringspec.conformance.target.load.load_target` and :func:`ringspec.conformance.run.suite.run`
+    Raises what :func:`ringspec.conformance.run.load.load_target` and :func:`ringspec.conformance.run.suite.run`
     raise, subclasses of :class:`~ringspec.errors.RingspecError`. Source of the verdicts: the correctly
     rounded values of the definition, and the bounds of :mod:`ringspec.compare.bounds`.
 

@@ -10,8 +10,8 @@ from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.case import Diagnose, run_case
 from ringspec.conformance.run.judges import in_processes
+from ringspec.conformance.run.load import load_target
 from ringspec.conformance.run.process_target import ProcessTarget
-from ringspec.conformance.target.load import load_target
 from ringspec.conformance.target.protocol import Target
 from ringspec.errors import OptionError, shown
 from ringspec.vectors.processes import MOST_JOBS

@@ -104,7 +104,7 @@ class ProcessTarget:
         return OptionError(
             f"a target {self.spec} that can be loaded",
             said,
-            f"make this work: python -c 'from ringspec.conformance.target.load import load_target; "
+            f"make this work: python -c 'from ringspec.conformance.run.load import load_target; "
             f"load_target({self.spec!r})'",
         )
 

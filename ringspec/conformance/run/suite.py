@@ -81,7 +81,7 @@ def run(
     ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id, or
     count and reason by pattern (:func:`ringspec.conformance.run.expected.read_expected`). ``sink(record)`` is called for each record
     in the order of the cases, ``progress(done, total, id)`` after it. With ``spec``, the name by
-    which :func:`ringspec.conformance.target.load.load_target` finds the target, a call that takes longer than
+    which :func:`ringspec.conformance.run.load.load_target` finds the target, a call that takes longer than
     ``timeout`` seconds is a 'timeout', and ``jobs`` processes work at the same time: each has the target in a
     process of its own, computes the truth and judges. They find the cases by ``profile``, the name of the profile
     that all cases come from; OptionError without it. Records do not depend on ``jobs``. Without ``capture``,

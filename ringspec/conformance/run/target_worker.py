@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_limits
 from ringspec.conformance.adapters.control import Message, refusal, take_control
 from ringspec.conformance.adapters.wire import call_from, line_of, most_bytes, plain
 from ringspec.conformance.run.call import MOST_LOG, Stop, ask
+from ringspec.conformance.run.load import load_target
 from ringspec.conformance.target.conventions import to_numpy
-from ringspec.conformance.target.load import load_target
 from ringspec.conformance.target.protocol import RESULTS, Call, Result, Target
 from ringspec.conformance.target.provenance import computed_with, said_by
 from ringspec.errors import DtypeError, OptionError, RingspecError

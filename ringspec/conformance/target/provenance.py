@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ringspec.conformance.target.load import LOADED
 from ringspec.conformance.target.versions import Installed, installed, under_test
 
 CHANGING = ("versions", "files")
+LOADED = "ringspec_target_"  # before the name of a module that was loaded by its path
 
 
 def said_by(target: Any, spec: str) -> dict[str, Any]:

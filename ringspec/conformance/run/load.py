@@ -24,13 +24,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ringspec.conformance.adapters.command import CommandTarget
+from ringspec.conformance.adapters.offline import OfflineTarget
 from ringspec.conformance.cases.model import PROFILES
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Target
+from ringspec.conformance.target.provenance import LOADED
 from ringspec.errors import OptionError, RingspecError, nearest, shown
 
 GROUP = "ringspec.targets"
-LOADED = "ringspec_target_"  # before the name of a module that was loaded by its path
 # Each has the cases of those before it.
 NESTED = ("smoke", "core", "full")
 MOST_NAME = 200
@@ -50,12 +52,8 @@ def load_target(spec: str) -> Target:
         raise OptionError("the name of a target", shown(spec), MEND)
     kind, colon, rest = spec.partition(":")
     if kind == "cmd" and colon:
-        from ringspec.conformance.adapters.command import CommandTarget
-
         return CommandTarget(rest)
     if kind == "dir" and colon:
-        from ringspec.conformance.adapters.offline import OfflineTarget
-
         return OfflineTarget(rest)
     return checked(made(found(spec), spec), spec)
 
@@ -73,8 +71,6 @@ def asked_of(
     """
     if not spec.startswith("dir:"):
         return profile or "core", tuple(only)
-    from ringspec.conformance.adapters.offline import OfflineTarget
-
     folder = OfflineTarget(spec.removeprefix("dir:"))
     written = folder.profile if folder.profile in PROFILES else "core"
     if profile is None or profile == written:
