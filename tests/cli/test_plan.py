@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 import ringspec
 from ringspec.cli import main
-from ringspec.cli.commands.plan import LAYOUTS, PRESETS, compact
+from ringspec.cli.commands.plan import LAYOUTS, PRESETS
+from ringspec.cli.shared.output import bands
 from ringspec.plan import PRESETS as KNOWN
 from ringspec.plan import plan
 from ringspec.plan.workload import PLANNED_LAYOUTS
@@ -107,9 +108,11 @@ def test_the_text_shows_every_option_and_the_advice():
     assert max(map(len, lines)) <= 100 and result.stdout.isascii()
 
 
-def test_a_narrow_table_loses_nothing():
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_narrow_table_loses_nothing(numbers):
     labels, columns = ["", "abc"], [["one", "1"], ["two", "2"], ["three", "3"]]
-    wide, narrow = compact(labels, columns, 100), compact(labels, columns, 10)
+    wide, narrow = (bands(labels, columns, width, numbers=numbers) for width in (100, 10))
+    assert len(wide) == 2 and len(narrow) == 6
     assert sorted(" ".join(wide).replace("abc", "").split()) == sorted(
         " ".join(narrow).replace("abc", "").split()
     )

@@ -231,7 +231,7 @@ def table(one: Plan, width: int) -> list[str]:
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
     labels = [label.ljust(max(map(len, labels))) for label in labels]
-    return [*compact(labels, columns, width), *LEGEND]
+    return [*output.bands(labels, columns, width, numbers=True), *LEGEND]
 
 
 COLUMNS = ("time", "ratio", "forward", "backward", "idle", "waits", "exposed", "memory", "n*", "W*")
@@ -240,30 +240,6 @@ LEGEND = (
     "transfers; memory of one worker, !: more than the device has; n*: tokens per worker from which, and",
     "W*: workers up to which, every transfer beside a step is hidden",
 )
-
-
-def compact(labels: list[str], columns: list[list[str]], width: int) -> list[str]:
-    """A table whose columns are as wide as they need to be; where it is too wide it goes on below.
-
-    >>> compact(["", "a"], [["one", "1"], ["longer", "2"]], 100)
-    ['  one longer', 'a   1      2']
-    >>> compact(["", "a"], [["one", "1"], ["two", "2"]], 8)
-    ['  one', 'a   1', '  two', 'a   2']
-    """
-    lines = [""] * len(labels)
-    done: list[str] = []
-    margin = max(map(len, labels))
-    used = 0
-    for column in columns:
-        size = max(map(len, column))
-        if used and margin + used + 1 + size > width:
-            done += [line.rstrip() for line in lines]
-            used = 0
-        if not used:
-            lines = [label.ljust(margin) for label in labels]
-        lines = [f"{line} {cell.rjust(size)}" for line, cell in zip(lines, column, strict=True)]
-        used += size + 1
-    return done + [line.rstrip() for line in lines]
 
 
 def pass_line(way: Pass) -> str:

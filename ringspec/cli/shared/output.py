@@ -74,21 +74,28 @@ def plain(value: Any) -> Any:
     return value
 
 
-def bands(labels: list[str], columns: list[list[str]], width: int) -> list[str]:
+def bands(
+    labels: list[str], columns: list[list[str]], width: int, *, numbers: bool = False
+) -> list[str]:
     """A table as lines; where it is wider than ``width``, columns go on below.
 
-    >>> bands(["", "a"], [["one", "1"], ["two", "2"]], 100)
-    ['   one  two', 'a  1    2']
-    >>> bands(["", "a"], [["one", "1"], ["two", "2"]], 8)
-    ['   one', 'a  1', '   two', 'a  2']
+    Every column is as wide as it needs to be, its entries on the left; ``numbers`` are on the right.
+
+    >>> bands(["", "a"], [["one", "1"], ["longer", "2"]], 100)
+    ['   one  longer', 'a  1    2']
+    >>> bands(["", "a"], [["one", "1"], ["two", "2"]], 8, numbers=True)
+    ['   one', 'a    1', '   two', 'a    2']
     """
-    margin = max(len(label) for label in labels)
-    size = max((len(entry) for column in columns for entry in column), default=0)
-    fitting = max((width - margin) // (size + 2), 1)
-    lines = []
-    for first in range(0, len(columns), fitting):
-        band = columns[first : first + fitting]
-        for n, label in enumerate(labels):
-            entries = "".join("  " + column[n].ljust(size) for column in band)
-            lines.append((label.rjust(margin) + entries).rstrip())
-    return lines
+    margin = max(map(len, labels))
+    done: list[str] = []
+    lines: list[str] = []
+    used = width
+    for column in columns:
+        size = max(map(len, column))
+        if used + 2 + size > width:
+            done += lines
+            lines, used = [label.rjust(margin) for label in labels], margin
+        entries = [entry.rjust(size) if numbers else entry.ljust(size) for entry in column]
+        lines = [f"{line}  {entry}" for line, entry in zip(lines, entries, strict=True)]
+        used += 2 + size
+    return [line.rstrip() for line in done + lines]
