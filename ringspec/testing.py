@@ -32,7 +32,6 @@ from ringspec.compare.bounds import Sizes, bound_factors, bound_floors
 from ringspec.compare.explain import explain_all
 from ringspec.compare.verdict import TensorVerdict, judge_tensor
 from ringspec.conformance.diagnose.given import diagnosis_of
-from ringspec.conformance.judge.dense import Dense, Seeds, truth_of
 from ringspec.conformance.run.check import Checked, check
 from ringspec.conformance.target.conventions import to_numpy
 from ringspec.errors import DtypeError, OptionError, ShapeError, UnknownNameError, nearest, shown
@@ -42,9 +41,10 @@ from ringspec.problem.options import check as check_problem
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.layouts import make_layout
-from ringspec.rings.ring import layouts_for
 from ringspec.spec.layout import Layout
-from ringspec.vectors.format.sharded import Tables, slots_of
+from ringspec.truth.expected import Expected, expected_of
+from ringspec.truth.problem import Upstream
+from ringspec.truth.sharded import Tables, per_worker, slots_of, tables_for
 
 __all__ = ["Checked", "assert_ring_attention", "check"]
 
@@ -115,20 +115,19 @@ def assert_ring_attention(
         if x is not None
     }
     problem = check_problem(whole["q"], whole["k"], whole["v"], options)
-    layouts = layouts_for(problem, layout, workers, options)
-    _check_seeds(problem, whole)
-    tables = Tables(layouts[0].table, layouts[1].table)
-    truth = truth_of(problem, Seeds(whole.get("dy"), whole.get("dlse")), tables)
+    tables = tables_for(problem, layout, workers, options)
+    _check_upstream(problem, whole)
+    upstream = Upstream(whole.get("dy"), whole.get("dlse"))
+    truth = expected_of(problem, upstream, tables)
     judge = Judge(problem, truth, tables, used, whole, options, lse)
     verdicts = [one for name, x in results.items() for one in judge.verdicts(name, x)]
     if any(not one.ok for one in verdicts):
         bug: list[str] = []
         if diagnose:
-            seeds = Seeds(whole.get("dy"), whole.get("dlse"))
             name = layout if isinstance(layout, str) else "table"
             outputs = judge.outputs(results, verdicts)
             failing = {one.tensor for one in verdicts if not one.ok}
-            bug = diagnosis_of(problem, seeds, tables, name, used, options, outputs, failing)
+            bug = diagnosis_of(problem, upstream, tables, name, used, options, outputs, failing)
         raise AssertionError(_told(verdicts, judge, workers, layout, options, bug))
 
 
@@ -210,7 +209,7 @@ def _table_for(
     return make_layout(layout, length, workers, cu_seqlens).table
 
 
-def _check_seeds(problem: Problem, given: Mapping[str, NDArray[np.float64]]) -> None:
+def _check_upstream(problem: Problem, given: Mapping[str, NDArray[np.float64]]) -> None:
     rows = problem.q.shape[:3]
     for name, due in (("dy", (*rows, problem.v.shape[3])), ("dlse", rows)):
         if name in given and given[name].shape != due:
@@ -226,7 +225,7 @@ class Judge:
     def __init__(
         self,
         problem: Problem,
-        truth: Dense,
+        truth: Expected,
         tables: Tables,
         recipe: Recipe,
         inputs: Mapping[str, NDArray[np.float64]],
@@ -234,6 +233,7 @@ class Judge:
         lse: str,
     ) -> None:
         self.problem, self.truth, self.recipe, self.lse = problem, truth, recipe, lse
+        self.held, self.scales = (per_worker(x, tables, 0.0) for x in (truth.values, truth.scale))
         self.tables = {"q": tables.q, "k": tables.k}
         self.given = {
             name: np.asarray(options[of]) for name, of in OVER_ROWS.items() if of in options
@@ -262,7 +262,7 @@ class Judge:
         rank = self.given[name].ndim if name in self.given else 3 if name == "lse" else 4
         shards = _shards_of(x, len(table), name, rank)
         want, scale = self.truth.values[name], self.truth.scale[name]
-        is_sum = f"{name}_parts" in self.truth.values
+        is_sum = f"{name}_sum" in self.held
         if not isinstance(shards, list):
             shape = self.given[name].shape if name in self.given else want.shape
             if shards.shape != shape:
@@ -271,12 +271,9 @@ class Judge:
             if is_sum:
                 return [self.verdict(f"{name}_sum", 0, whole, want, scale, None)]
             shards = list(slots_of(whole, table, 2, 0.0))
-        if is_sum:
-            dealt, scales = self.truth.values[f"{name}_parts"], self.truth.scale[f"{name}_parts"]
-        else:
-            dealt, scales = (slots_of(y, table, 2, 0.0) for y in (want, scale))
         padding = [None if is_sum else slots < 0 for slots in table]
-        given = zip((_as_whole(name, one) for one in shards), dealt, scales, padding, strict=True)
+        local = (_as_whole(name, one) for one in shards)
+        given = zip(local, self.held[name], self.scales[name], padding, strict=True)
         return [self.verdict(name, worker, *rest) for worker, rest in enumerate(given)]
 
     def outputs(
@@ -329,7 +326,7 @@ class Judge:
         )
 
 
-def _sizes_of(problem: Problem, truth: Dense, workers: int) -> Sizes:
+def _sizes_of(problem: Problem, truth: Expected, workers: int) -> Sizes:
     batch, heads, queries, width = problem.q.shape
     lse = truth.values["lse"]
     return Sizes(

@@ -153,7 +153,7 @@ class Problem:
         return Block(self.rows, self.columns, self.terms, RECIPES["float64"])
 
 
-def take(x: NDArray, index: Integers, axis: int, fill: int = 0) -> NDArray:
+def take(x: NDArray, index: Integers, axis: int, fill: float = 0) -> NDArray:
     """Entries of ``x`` along an axis; ``fill`` where the index is -1.
 
     >>> take(np.array([[5, 6, 7]]), np.array([2, -1]), axis=1, fill=9).tolist()

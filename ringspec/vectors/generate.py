@@ -1,9 +1,7 @@
 """The tensors of a case, derived from its case.json; and whole sets of them.
 
-Inputs are drawn as the recipes say, the specification gives masks, keep masks, layouts and
-schedules, and :mod:`ringspec.exact` the correctly rounded results. Nothing else decides a byte: not
-the machine, nor BLAS, nor the number of processes. This is the only module of ``vectors`` that
-imports ``ringspec.exact`` and ``ringspec.spec``.
+Inputs are drawn as the recipes say; :mod:`ringspec.truth` gives layouts, schedules and the correctly
+rounded results. Nothing else decides a byte: not the machine, nor BLAS, nor the number of processes.
 """
 
 from __future__ import annotations
@@ -19,30 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.errors import OptionError, RingspecError, UndecidedError, UnknownNameError, nearest
-from ringspec.exact import Problem, Truth, backward, block_backward, forward, merge
 from ringspec.formats import load
-from ringspec.problem.model import Problem as SpecProblem
+from ringspec.problem.model import Problem
 from ringspec.problem.options import check
-from ringspec.rings.ring import layouts_for
-from ringspec.rings.schedules import backward_schedule, forward_schedule
-from ringspec.spec.dropout import keep_mask
-from ringspec.spec.masks import visible
-from ringspec.spec.schedule import Schedule
+from ringspec.truth.exactly import Truth, Wanted, attention, block_gradients, merge
+from ringspec.truth.problem import Upstream
+from ringspec.truth.schedule import schedule_of, targets, visitors
+from ringspec.truth.sharded import Tables, layout_tensors, per_worker, tables_for
 from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
 from ringspec.vectors.catalogue.flags import FLAGS
-from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.case import Case, Ring
 from ringspec.vectors.format.digest import tensor_digest
 from ringspec.vectors.format.inputs import BOOLEANS, INTEGERS, inputs_of
 from ringspec.vectors.format.requires import requires
 from ringspec.vectors.format.sampling import sample
-from ringspec.vectors.format.sharded import Tables, per_worker, slots_of
 from ringspec.vectors.processes import each
 from ringspec.vectors.sets.stored import VectorSet, write_set
 
 Tensors = dict[str, NDArray]
 Progress = Callable[[int, int, str], None]
 NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta", "parts_o", "parts_lse")
-NOBODY, EVERYBODY = -1, -2
 
 
 @dataclass(frozen=True)
@@ -80,23 +74,26 @@ def derive(case: Case) -> Derived:
     return Derived(filled, sample(case.id, whole) if case.storage == "sampled" else None)
 
 
-def tensors_of_case(case: Case, *, scales: bool = True) -> Tensors:
+def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = None) -> Tensors:
     """Every tensor of a case, whole, whatever its storage: in, out, scale, layout and position.
 
-    Without ``scales`` there is no ``scale.*``, which saves a third of the time.
+    Without ``scales`` there is no ``scale.*``, which saves a third of the time. ``truth``: the results where
+    they are known, in global order and in the formats of the case at least; None: they are evaluated.
     """
     if case.operation == "schedule":
         return schedule_tensors(case)
     inputs = inputs_of(case)
     tensors = {f"in.{name}": x for name, x in inputs.items()}
     if case.operation == "merge":
-        truth, tables = merged(case, inputs, scales), None
-    else:
-        problem = spec_problem(case, inputs)
-        tables = None if case.ring is None else tables_of(case, problem)
-        truth = attention(case, inputs, problem, tables, scales)
-        if tables is not None:
-            tensors |= layout_tensors(problem, tables)
+        parts = load(inputs["parts_o"], "parts_o"), load(inputs["parts_lse"], "parts_lse")
+        return tensors | expected_tensors(case, merge(*parts, wanted_of(case, scales)), None)
+    problem, upstream, tables = arguments_of(case, inputs)
+    if tables is not None:
+        tensors |= layout_tensors(problem, tables)
+    if truth is None and case.operation == "block":
+        truth = truth_of_block(case, inputs, problem, upstream, wanted_of(case, scales))
+    elif truth is None:
+        truth = attention(problem, upstream, tables, wanted_of(case, scales))
     return tensors | expected_tensors(case, truth, tables)
 
 
@@ -104,14 +101,19 @@ def layouts_of_case(case: Case) -> Tensors:
     """``layout.*`` and ``position.*`` of a ring case, which need no evaluation; else nothing."""
     if case.operation != "ring":
         return {}
-    problem = spec_problem(case, inputs_of(case))
-    return layout_tensors(problem, tables_of(case, problem))
+    problem, _, tables = arguments_of(case, inputs_of(case))
+    return {} if tables is None else layout_tensors(problem, tables)
 
 
-def spec_problem(case: Case, inputs: Tensors) -> SpecProblem:
-    """The case as the specification takes it: positions, segments, mask terms, all checked."""
-    exact = {name: as_number(name, x) for name, x in inputs.items()}
-    return check(exact["q"], exact["k"], exact["v"], options_of(case, inputs))
+def arguments_of(case: Case, inputs: Tensors) -> tuple[Problem, Upstream, Tables | None]:
+    """What :mod:`ringspec.truth` evaluates a case from: all checked; of a ring case with its layouts."""
+    q, k, v = (load(inputs[name], name) for name in ("q", "k", "v"))
+    problem = check(q, k, v, options_of(case, inputs))
+    upstream = (load(inputs[name], name) if name in inputs else None for name in ("dy", "dlse"))
+    tables = None
+    if case.ring is not None:
+        tables = tables_for(problem, layout_of(case.ring), case.ring.workers, case.terms)
+    return problem, Upstream(*upstream), tables
 
 
 def options_of(case: Case, inputs: Tensors) -> dict[str, Any]:
@@ -124,88 +126,43 @@ def as_number(name: str, x: NDArray) -> NDArray:
     return x if name in BOOLEANS or name in INTEGERS else load(x, name)
 
 
-def layout_of(case: Case) -> Any:
-    """The argument ``layout`` of ``ringspec.ring`` for a ring case."""
-    assert case.ring is not None
-    if case.ring.layout != "table":
-        return case.ring.layout
-    table_q, table_k = case.ring.table_q, case.ring.table_k
+def layout_of(ring: Ring) -> Any:
+    """The argument ``layout`` of ``ringspec.ring`` for the ring of a case."""
+    if ring.layout != "table":
+        return ring.layout
+    table_q, table_k = ring.table_q, ring.table_k
     return np.array(table_q), np.array(table_q if table_k is None else table_k)
 
 
-def tables_of(case: Case, problem: SpecProblem) -> Tables:
-    assert case.ring is not None
-    for_q, for_k = layouts_for(problem, layout_of(case), case.ring.workers, case.terms)
-    return Tables(for_q.table, for_k.table)
-
-
-def exact_problem(problem: SpecProblem) -> Problem:
-    """The same problem for :mod:`ringspec.exact`: one mask, one keep mask."""
-    rows, columns, terms = problem.rows, problem.columns, problem.terms
-    keep = rows.keep
-    if keep is None and terms.dropout_p > 0:
-        keep = keep_mask(
-            rows.position,
-            columns.position,
-            heads=np.arange(terms.heads, dtype=np.int64),
-            batches=np.arange(problem.q.shape[0], dtype=np.int64),
-            dropout_p=terms.dropout_p,
-            dropout_seed=terms.dropout_seed,
-        )
-    return Problem(
-        problem.q,
-        problem.k,
-        problem.v,
-        terms.scale,
-        visible=visible(rows, columns, terms),
-        bias=rows.bias,
-        softcap=terms.softcap,
-        sinks=terms.sinks,
-        keep=keep,
-        dropout_p=terms.dropout_p,
-    )
-
-
-def attention(
-    case: Case, inputs: Tensors, problem: SpecProblem, tables: Tables | None, scales: bool
+def truth_of_block(
+    case: Case, inputs: Tensors, problem: Problem, upstream: Upstream, wanted: Wanted
 ) -> Truth:
-    """Correctly rounded results of attention, ring and block cases, in global order."""
-    exact, wanted = exact_problem(problem), formats_of(case) | {"scales": scales}
-    given = {n: load(inputs[n], n) for n in ("dy", "dlse", "lse", "delta") if n in inputs}
-    if "backward" not in case.passes:
-        return forward(exact, **wanted)
-    if case.operation != "block":
-        if tables is not None:
-            wanted |= {"row_groups": tables.worker_of_query(), "groups": tables.workers}
-        return backward(exact, given["dy"], given.get("dlse"), **wanted)
-    truth = block_backward(exact, given["dy"], given["lse"], given["delta"], **wanted)
-    if "forward" not in case.passes:
-        return truth
-    ahead = forward(exact, **wanted)
-    return Truth(ahead.tensors | truth.tensors, ahead.scales | truth.scales)
+    """Results of the passes of a block case; of the gradients the share of the block."""
+    ahead = Truth({})
+    if "forward" in case.passes:
+        ahead = attention(problem, Upstream(), None, wanted)
+    if upstream.dy is None:
+        return ahead
+    lse, delta = (load(inputs[name], name) for name in ("lse", "delta"))
+    shares = block_gradients(problem, upstream.dy, lse, delta, wanted)
+    return Truth(ahead.tensors | shares.tensors, ahead.scales | shares.scales)
 
 
-def merged(case: Case, inputs: Tensors, scales: bool) -> Truth:
-    parts = load(inputs["parts_o"], "parts_o"), load(inputs["parts_lse"], "parts_lse")
-    return merge(*parts, **formats_of(case), scales=scales)
-
-
-def formats_of(case: Case) -> dict[str, Any]:
-    """float64 and the case's own formats, as ``ringspec.exact`` takes them."""
+def wanted_of(case: Case, scales: bool = True) -> Wanted:
+    """float64 and the case's own formats."""
     assert case.formats is not None
-    return {
-        "formats": ("float64", case.formats.outputs),
-        "statistics": ("float64", case.formats.statistics),
-    }
+    outputs, statistics = case.formats.outputs, case.formats.statistics
+    return Wanted(("float64", outputs), ("float64", statistics), scales)
 
 
 def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors:
-    """``out.*`` and ``scale.*`` of the passes of a case, per worker in a ring."""
+    """``out.*`` and ``scale.*`` of the passes of a case in its formats, per worker in a ring."""
+    wanted = wanted_of(case)
     dropped = () if "forward" in case.passes else ("o", "lse")
     results = {name: x for name, x in truth.tensors.items() if name not in dropped}
     tensors: Tensors = {}
-    for format in {format for formats in results.values() for format in formats}:
-        values = {name: x[format] for name, x in results.items() if format in x}
+    for format in {format for name in results for format in wanted.formats_of(name)}:
+        values = {n: x[format] for n, x in results.items() if format in wanted.formats_of(n)}
         for name, x in per_worker(values, tables, -np.inf).items():
             tensors[f"out.{name}.{format}"] = x
     scales = {name: x for name, x in truth.scales.items() if name not in dropped}
@@ -214,50 +171,19 @@ def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors
     return tensors
 
 
-def layout_tensors(problem: SpecProblem, tables: Tables) -> Tensors:
-    """Token of each slot [W, n], and its position [W, 1|B, n]; -1 in padding slots."""
-    position_q, position_k = problem.rows.position, problem.columns.position
-    return {
-        "layout.q": tables.q,
-        "layout.k": tables.k,
-        "position.q": slots_of(position_q, tables.q, 1, -1),
-        "position.k": slots_of(position_k, tables.k, 1, -1),
-    }
-
-
 def schedule_tensors(case: Case) -> Tensors:
-    """What each worker computes with, and where it sends, of each pass of a schedule case.
+    """``out.visitor.<pass>`` and ``out.target.<pass>``, int64 [steps, W], of each pass of a schedule case.
 
-    ``out.visitor.<pass>`` int64 [steps, W]: owner of the visiting block, -1 for none.
-    ``out.target.<pass>`` int64 [steps, W]: to whom each worker sends after the step; -1: nothing is
-    sent; -2: to everybody (a gather), or to each owner its own (a reduce-scatter).
+    What they hold: :func:`ringspec.truth.schedule.visitors` and :func:`ringspec.truth.schedule.targets`.
     """
-    assert case.ring is not None
-    circulation, workers, direction = case.ring.circulation, case.ring.workers, case.ring.direction
+    ring = case.ring
+    assert ring is not None
     tensors = {}
     for one in case.passes:
-        made = forward_schedule if one == "forward" else backward_schedule
-        # The forward pass of a Q ring is a KV ring (RING-5): "q" changes the backward alone.
-        schedule = made(circulation, workers, direction)
+        schedule = schedule_of(one, ring.circulation, ring.workers, ring.direction)
         tensors[f"out.visitor.{one}"] = visitors(schedule)
         tensors[f"out.target.{one}"] = targets(schedule)
     return tensors
-
-
-def visitors(schedule: Schedule) -> NDArray[np.int64]:
-    rows = [[NOBODY if owner is None else owner for owner in step.uses] for step in schedule.steps]
-    return np.array(rows, dtype=np.int64)
-
-
-def targets(schedule: Schedule) -> NDArray[np.int64]:
-    table = np.full((len(schedule.steps), schedule.workers), NOBODY, dtype=np.int64)
-    for row, step in zip(table, schedule.steps, strict=True):
-        for transfer in step.transfers:
-            if transfer.kind != "permute":
-                row[:] = EVERYBODY
-            for source, target in transfer.pairs:
-                row[source] = target
-    return table
 
 
 def derive_named(case: Case) -> Derived:

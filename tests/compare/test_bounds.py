@@ -161,7 +161,7 @@ def test_float64_stays_within_its_bounds_of_the_exact_truth():
     """Truth in float64 would hide half of the error here."""
     from ringspec import exact
     from ringspec.problem.options import check
-    from ringspec.vectors.generate import exact_problem
+    from ringspec.truth.problem import exact_problem
 
     for seed in SMALL:
         case = problem(seed)

@@ -8,8 +8,6 @@ import pytest
 
 import ringspec as rs
 from ringspec import testing
-from ringspec.conformance.judge import dense
-from ringspec.conformance.judge.dense import Seeds, truth_of
 from ringspec.errors import (
     DtypeError,
     LayoutError,
@@ -23,7 +21,10 @@ from ringspec.formats import round_to
 from ringspec.problem.options import check
 from ringspec.rings.layouts import make_layout
 from ringspec.testing import assert_ring_attention
-from ringspec.vectors.format.sharded import Tables
+from ringspec.truth import dense, expected
+from ringspec.truth.expected import expected_of
+from ringspec.truth.problem import Upstream
+from ringspec.truth.sharded import Tables
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +148,7 @@ def test_results_in_bfloat16_arrays_are_taken_as_they_are():
 
 
 def test_a_large_problem_is_compared_with_float64_and_the_text_says_so(monkeypatch):
-    monkeypatch.setattr("ringspec.conformance.judge.dense.PART", 1 << 12)
+    monkeypatch.setattr("ringspec.truth.dense.PART", 1 << 12)
     x = drawn(shape=(1, 2, 512, 16), kv_heads=1)
     ring = {"workers": 4, "layout": "striped", "causal": True}
     got = ring_of(x, **ring)
@@ -160,7 +161,7 @@ def test_a_large_problem_is_compared_with_float64_and_the_text_says_so(monkeypat
 def test_float64_truth_agrees_with_the_exact_one_to_its_last_digits():
     x = drawn(shape=(1, 2, 40, 8), kv_heads=1)
     problem = check(x["q"], x["k"], x["v"], {"causal": True})
-    exact, rough = truth_of(problem, Seeds(x["dy"])), truth_of(problem, Seeds(x["dy"]), limit=0)
+    exact, rough = (expected_of(problem, Upstream(x["dy"]), limit=n) for n in (None, 0))
     assert exact.source == "exact" and rough.source.startswith("float64")
     for name, want in exact.values.items():
         row = exact.scale[name]
@@ -317,7 +318,7 @@ def test_gradients_in_float64_are_held_against_exact_ones_before_they_are_truth(
         return type(made)(**vars(made) | {name: getattr(made, name) * (1 + 1e-9)})
 
     got, given = with_parameters(BIASES["own rows"], "float64", workers=3, layout="contiguous")
-    monkeypatch.setattr(dense, "EXACT_LIMIT", 0)
+    monkeypatch.setattr(expected, "EXACT_LIMIT", 0)
     assert_ring_attention(got, **given)
     monkeypatch.setattr(dense, "backward", off)
     with pytest.raises(UndecidedError, match=f"exact {name}"):
@@ -332,7 +333,7 @@ def test_gradients_in_float64_are_held_against_exact_ones_before_they_are_truth(
     ],
 )
 def test_the_text_says_once_which_values_were_compared(monkeypatch, limit, said):
-    monkeypatch.setattr(dense, "EXACT_LIMIT", limit)
+    monkeypatch.setattr(expected, "EXACT_LIMIT", limit)
     x, ring = drawn(), RINGS[0]
     with pytest.raises(AssertionError) as caught:
         assert_ring_attention(ring_of(x, **ring) | {"o": x["q"]}, **x, **ring)
@@ -344,8 +345,8 @@ def test_float64_and_exact_truth_agree_in_shares_of_workers_too(monkeypatch):
     got, given = with_parameters(BIASES["for all queries"], workers=4, layout=RAGGED)
     options = {n: given[n] for n in ("sinks", "bias", "causal")}
     problem = check(given["q"], given["k"], given["v"], options)
-    seeds, tables = Seeds(given["dy"], given["dlse"]), Tables(RAGGED, RAGGED)
-    one, two = truth_of(problem, seeds, tables), truth_of(problem, seeds, tables, 0)
+    upstream, tables = Upstream(given["dy"], given["dlse"]), Tables(RAGGED, RAGGED)
+    one, two = (expected_of(problem, upstream, tables, limit) for limit in (None, 0))
     assert set(one.values) == set(two.values) == set(two.scale)
     assert {"dsinks_parts", "dbias_parts", "dsinks", "dbias"} < set(one.values)
     for name, want in one.values.items():

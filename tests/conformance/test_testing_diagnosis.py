@@ -9,7 +9,6 @@ from ranks.ringcases import FEATURES, W, inputs, option
 import ringspec as rs
 from ringspec.conformance.diagnose import given
 from ringspec.conformance.diagnose.given import call_of_problem, declared, diagnosis_of
-from ringspec.conformance.judge.dense import Seeds
 from ringspec.conformance.judge.recipe import recipe_for
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.targets.reference import ring_results
@@ -19,7 +18,8 @@ from ringspec.recipes import RECIPES
 from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.layouts import make_layout
 from ringspec.testing import assert_ring_attention
-from ringspec.vectors.format.sharded import Tables
+from ringspec.truth.problem import Upstream
+from ringspec.truth.sharded import Tables
 
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 ZIGZAG = {"workers": 4, "layout": "zigzag", "causal": True}
@@ -140,7 +140,7 @@ def test_the_call_stands_for_the_problem(feature):
     tables = Tables(LAYOUT.table, LAYOUT.table)
     problem = check(x["q"], x["k"], x["v"], options)
     exact = RECIPES["float64"]
-    call = call_of_problem(problem, Seeds(x["dy"], dlse), tables, "striped", exact, options)
+    call = call_of_problem(problem, Upstream(x["dy"], dlse), tables, "striped", exact, options)
     results = ring_results(call, exact)
     for name in RESULTS:
         for r in range(W):
@@ -161,7 +161,7 @@ def test_the_right_program_fits_under_the_recipe_of_the_assertion(recipe):
     problem = check(x["q"], x["k"], x["v"], {"causal": True})
     outputs = {name: tuple(y[:, :, t] for t in layout.table) for name, y in got.items()}
     made = (Tables(layout.table, layout.table), "contiguous", used, {"causal": True})
-    lines = diagnosis_of(problem, Seeds(x["dy"]), *made, outputs, ["o"])
+    lines = diagnosis_of(problem, Upstream(x["dy"]), *made, outputs, ["o"])
     assert lines[0].endswith("; the right program fits within noise"), lines
 
 

@@ -258,7 +258,7 @@ def test_an_undecided_result_is_refused_by_the_name_of_its_case(monkeypatch):
     def undecided(*arguments, **options):
         raise UndecidedError("a decided result", "another", "change the inputs")
 
-    monkeypatch.setattr(generate, "backward", undecided)
+    monkeypatch.setattr(generate, "attention", undecided)
     with pytest.raises(UndecidedError, match="attention/small"):
         generate.derive_named(small.named("attention/small"))
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.target.protocol import Call, PerWorker
 from ringspec.conformance.target.results import frozen, read_only
+from ringspec.truth.sharded import layout_tensors, slots_of, tables_for
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.inputs import inputs_of
-from ringspec.vectors.format.sharded import slots_of
-from ringspec.vectors.generate import layouts_of_case
+from ringspec.vectors.generate import arguments_of
 
 Tensors = Mapping[str, NDArray]
 OF_QUERIES = ("q", "dy", "dlse", "lse", "delta", "o")
@@ -74,10 +74,7 @@ def call_of(case: Case, tensors: Tensors) -> Call:
         return Call(case.id, "merge", case.passes, 1, parts, {}, formats)
     index = slot_tables(case, tensors)
     workers = len(index["layout.q"])
-    positions: dict[str, NDArray] = {name: given.pop(name) for name in POSITIONS if name in given}
-    held = {name: held_by_workers(name, x, index) for name, x in given.items()}
-    if "position.q" not in index:
-        index |= dense_positions(case, positions)
+    held = {n: held_by_workers(n, x, index) for n, x in given.items() if n not in POSITIONS}
     ring = case.ring
     return Call(
         case.id,
@@ -95,23 +92,12 @@ def call_of(case: Case, tensors: Tensors) -> Call:
 
 
 def slot_tables(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """``layout.q``, ``layout.k`` [W, n]; of a ring also ``position.q``, ``position.k`` [W, 1|B, n]."""
-    if case.operation == "ring":
-        names = ("layout.q", "layout.k", "position.q", "position.k")
-        whole = tensors if all(name in tensors for name in names) else layouts_of_case(case)
-        return {name: whole[name] for name in names}
-    assert case.shape is not None
-    n_q, n_k = case.shape.Sq, case.shape.Sk
-    return {"layout.q": np.arange(n_q)[None], "layout.k": np.arange(n_k)[None]}
-
-
-def dense_positions(case: Case, given: Tensors) -> dict[str, NDArray]:
-    """Positions [1, 1|B, n] of a case without a ring: given ones, else indices (MASK-8)."""
-    assert case.shape is not None
-    start = np.int64(case.terms.get("q_offset", 0))
-    rows = given.get("positions_q", np.arange(case.shape.Sq) + start)
-    columns = given.get("positions_k", np.arange(case.shape.Sk))
-    return {"position.q": np.atleast_2d(rows)[None], "position.k": np.atleast_2d(columns)[None]}
+    """``layout.q``, ``layout.k`` [W, n] and ``position.q``, ``position.k`` [W, 1|B, n]; without a ring W = 1."""
+    names = ("layout.q", "layout.k", "position.q", "position.k")
+    if all(name in tensors for name in names):
+        return {name: tensors[name] for name in names}
+    problem, _, tables = arguments_of(case, whole_inputs(case, tensors))
+    return layout_tensors(problem, tables or tables_for(problem, "contiguous", 1, {}))
 
 
 def held_by_workers(name: str, x: NDArray, index: Tensors) -> PerWorker:

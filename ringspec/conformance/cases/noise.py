@@ -16,26 +16,24 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from ringspec.compare.statistics.tests import RATE
 from ringspec.conformance.cases.calls import ExpectedTensor, backward_alone, call_of, forward_alone
 from ringspec.conformance.cases.golden import passes_for, way
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.problems import Keyed, dealt, needs_of
 from ringspec.conformance.judge.bounds import bounds_of, findings_of
-from ringspec.conformance.judge.dense import Dense, Seeds, truth_of
 from ringspec.conformance.judge.noise import examined
 from ringspec.conformance.judge.noise_inputs import Question, question_of
 from ringspec.conformance.target.capabilities import Capabilities, why_not
-from ringspec.conformance.target.protocol import Call, PerWorker
+from ringspec.conformance.target.protocol import Call
 from ringspec.formats import round_to
+from ringspec.truth.expected import Expected, expected_of
+from ringspec.truth.sharded import OF_KEYS, Tables, per_worker, slots_of
 from ringspec.vectors.catalogue import build
 from ringspec.vectors.catalogue.build import numbers, times
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.inputs import inputs_of
-from ringspec.vectors.format.sharded import slots_of
-from ringspec.vectors.generate import spec_problem
+from ringspec.vectors.generate import arguments_of
 
 TOKENS, HEAD_DIM = 384, 64
 MOST_CASES = 64  # each has this share of the false-alarm rate of a run
@@ -144,18 +142,15 @@ def noise_case(id: str, case: Case) -> RunCase:
 class Known:
     """What is known of a problem, whatever the ring: its truth, row scales, directions."""
 
-    dense: Dense
+    dense: Expected
     question: Question
 
 
 @lru_cache(maxsize=4)
 def known(key: Keyed) -> Known:
     """The truth of a problem without its ring."""
-    inputs = inputs_of(key.case)
-    checked = spec_problem(key.case, inputs)
-    seeds = Seeds(np.asarray(inputs["dy"], dtype=np.float64))
     call = call_of(dealt(key.case, key.case.id, 1), {})
-    dense = truth_of(checked, seeds, limit=0)
+    dense = expected_of(*arguments_of(key.case, inputs_of(key.case)), limit=0)
     return Known(dense, question_of(call, dense.values))
 
 
@@ -177,7 +172,7 @@ def forward_tensors(case: Case, call: Call) -> dict[str, Any]:
 def judged(claims: Capabilities, case: Case, call: Call, outputs: Outputs) -> Judgement:
     """Rows within their bounds, and errors that are noise."""
     truth = known(without_ring(case))
-    expected = {name: expected_tensor(name, truth.dense, call) for name in truth.question.truth}
+    expected = expected_tensors(truth.dense, call)
     findings = findings_of(bounds_of(claims, call), expected, outputs, claims)
     within = all(finding.kind == "ok" for finding in findings)
     seen = examined(claims, truth.question, call, outputs, RATE / MOST_CASES, sure=not within)
@@ -185,16 +180,14 @@ def judged(claims: Capabilities, case: Case, call: Call, outputs: Outputs) -> Ju
     return Judgement(within and not seen.alarms, findings, message, noise=seen.as_dict())
 
 
-def expected_tensor(name: str, dense: Dense, call: Call) -> ExpectedTensor:
-    """The truth of one tensor as the workers hold it."""
-    index = call.index_k if name in ("dk", "dv") else call.index_q
-    assert index is not None
-    storage = call.formats["statistics" if name == "lse" else "outputs"]
-
-    def held(x: Any) -> PerWorker:
-        return tuple(slots_of(x, index, 2, 0.0))
-
-    values = dense.values[name]
-    return ExpectedTensor(
-        held(values), held(round_to(values, storage)), held(dense.scale[name]), tuple(index >= 0)
-    )
+def expected_tensors(dense: Expected, call: Call) -> dict[str, ExpectedTensor]:
+    """The truth of each result as the workers hold it."""
+    assert call.index_q is not None and call.index_k is not None
+    tables = Tables(call.index_q, call.index_k)
+    values, scales = (per_worker(x, tables, 0.0) for x in (dense.values, dense.scale))
+    expected = {}
+    for name, x in values.items():
+        rounded = round_to(x, call.formats["statistics" if name == "lse" else "outputs"])
+        real = (call.index_k if name in OF_KEYS else call.index_q) >= 0
+        expected[name] = ExpectedTensor(tuple(x), tuple(rounded), tuple(scales[name]), tuple(real))
+    return expected

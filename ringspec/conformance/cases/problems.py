@@ -22,19 +22,13 @@ from ringspec.conformance.judge.bounds import compared
 from ringspec.conformance.report.records import Finding
 from ringspec.conformance.target.capabilities import Capabilities, why_not
 from ringspec.conformance.target.protocol import Call
-from ringspec.exact import Truth, backward, forward
-from ringspec.vectors import generate
+from ringspec.truth.exactly import Truth, Wanted, attention
 from ringspec.vectors.catalogue import build
 from ringspec.vectors.catalogue.build import coins, put
 from ringspec.vectors.format.case import Case, CaseFormats, Ring
 from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.format.requires import requires
-from ringspec.vectors.generate import (
-    expected_tensors,
-    layout_tensors,
-    spec_problem,
-    tensors_of_case,
-)
+from ringspec.vectors.generate import arguments_of, tensors_of_case
 
 Tensors = dict[str, NDArray]
 TOKENS, HEAD_DIM = 48, 64
@@ -44,7 +38,6 @@ RINGS = (
 )
 FORMATS, STATISTICS = ("float64", "float32", "bfloat16", "float16"), ("float64", "float32")
 PARTIAL_SUMS = ("sinks", "bias")
-AS_STATISTICS = ("lse", "dsinks", "dsinks_parts")
 DTYPES = ("bf16", "f32", "fp16", "f64")
 SHORT_SEGMENTS = tuple(i // 5 % 3 for i in range(TOKENS))
 USUAL_DTYPES = ("bf16", "f32")
@@ -156,29 +149,8 @@ def tensors_of(case: Case) -> Tensors:
 def evaluated(key: Keyed) -> Tensors:
     """The tensors of a case; those of a ring from the truth of its problem."""
     case = key.case
-    if case.operation != "ring":
-        return tensors_of_case(case)
-    assert case.formats is not None
-    truth = truth_of(problem_of(case))
-    own = {
-        name: {
-            "float64",
-            case.formats.statistics if name in AS_STATISTICS else case.formats.outputs,
-        }
-        for name in truth.tensors
-    }
-    values = {
-        name: {format: x for format, x in formats.items() if format in own[name]}
-        for name, formats in truth.tensors.items()
-    }
-    inputs = inputs_of(case)
-    problem = spec_problem(case, inputs)
-    tables = generate.tables_of(case, problem)
-    return (
-        {f"in.{name}": x for name, x in inputs.items()}
-        | layout_tensors(problem, tables)
-        | expected_tensors(case, Truth(values, truth.scales), tables)
-    )
+    truth = truth_of(problem_of(case)) if case.operation == "ring" else None
+    return tensors_of_case(case, truth=truth)
 
 
 def problem_of(case: Case) -> Keyed:
@@ -196,17 +168,8 @@ def problem_of(case: Case) -> Keyed:
 @lru_cache(maxsize=24)
 def truth_of(key: Keyed) -> Truth:
     """Results in global order, correctly rounded to every format, and their row scales."""
-    inputs = inputs_of(key.case)
-    problem = spec_problem(key.case, inputs)
-    exact = generate.exact_problem(problem)
-    if "backward" not in key.case.passes:
-        return forward(exact, FORMATS, statistics=STATISTICS, scales=True)
-    whose: dict[str, Any] = {}
-    if key.case.ring is not None:
-        tables = generate.tables_of(key.case, problem)
-        whose = {"row_groups": tables.worker_of_query(), "groups": tables.workers}
-    given = inputs["dy"], inputs.get("dlse")
-    return backward(exact, *given, FORMATS, statistics=STATISTICS, scales=True, **whose)
+    asked = arguments_of(key.case, inputs_of(key.case))
+    return attention(*asked, Wanted(FORMATS, STATISTICS, scales=True))
 
 
 def tables_of(tensors: Tensors) -> Tensors:

@@ -11,22 +11,21 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringspec.compare.bounds import RECIPE_OF_FORMAT
 from ringspec.conformance.cases.calls import QUERY_ROWS, held_by_workers
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.match import diagnose, pairs_of
 from ringspec.conformance.diagnose.summary import MOST_PAIRS, where
-from ringspec.conformance.judge.dense import Seeds
 from ringspec.conformance.target.capabilities import FORMATS, Capabilities
 from ringspec.conformance.target.protocol import Call
-from ringspec.conformance.target.results import frozen
+from ringspec.conformance.target.results import read_only
 from ringspec.formats import narrower, store
 from ringspec.problem.model import Problem
 from ringspec.problem.options import DEFAULTS
 from ringspec.recipes import RECIPES, Recipe
-from ringspec.vectors.format.sharded import Tables, slots_of
+from ringspec.truth.problem import Upstream
+from ringspec.truth.sharded import Tables, layout_tensors
 
 PER_TOKEN = (*QUERY_ROWS, "segments_k")
 DOCUMENTS = ("cu_seqlens", "cu_seqlens_k")
@@ -34,7 +33,7 @@ DOCUMENTS = ("cu_seqlens", "cu_seqlens_k")
 
 def diagnosis_of(
     problem: Problem,
-    seeds: Seeds,
+    upstream: Upstream,
     tables: Tables,
     layout: str,
     recipe: Recipe,
@@ -53,11 +52,11 @@ def diagnosis_of(
         return []
     try:
         claims = Capabilities(recipe=declared(recipe), formats=(recipe.inputs,))
-        call = call_of_problem(problem, seeds, tables, layout, recipe, options)
+        call = call_of_problem(problem, upstream, tables, layout, recipe, options)
         if pairs_of(call) > MOST_PAIRS:
             return []
         lines: list[str] = []
-        for circulation in ("kv", "q") if seeds.dy is not None and call.workers > 1 else ("kv",):
+        for circulation in ("kv", "q") if upstream.dy is not None and call.workers > 1 else ("kv",):
             found = diagnose(claims, [replace(call, circulation=circulation)], [outputs])
             if found is not None and found.named is not None:
                 return found.lines()
@@ -79,42 +78,38 @@ def declared(recipe: Recipe) -> Any:
 
 def call_of_problem(
     problem: Problem,
-    seeds: Seeds,
+    upstream: Upstream,
     tables: Tables,
     layout: str,
     recipe: Recipe,
     options: Mapping[str, Any],
 ) -> Call:
     """The call of a ring over ``tables`` that computes this problem; with dy also its backward pass."""
-    index: dict[str, NDArray] = {"layout.q": tables.q, "layout.k": tables.k}
+    index = layout_tensors(problem, tables)
     whole: dict[str, Any] = {name: getattr(problem, name) for name in ("q", "k", "v")}
-    whole |= {} if seeds.dy is None else {"dy": seeds.dy}
+    whole |= {} if upstream.dy is None else {"dy": upstream.dy}
     whole = {name: store(x, recipe.inputs) for name, x in whole.items()}
-    whole |= {} if seeds.dy is None or seeds.dlse is None else {"dlse": seeds.dlse}
+    whole |= {} if upstream.dy is None or upstream.dlse is None else {"dlse": upstream.dlse}
     rows = {name: getattr(problem.rows, name) for name in ("bias", "mask", "keep")}
     given = rows | {"sinks": problem.terms.sinks} | {name: options.get(name) for name in PER_TOKEN}
     whole |= {name: np.asarray(x) for name, x in given.items() if x is not None}
     held = {name: held_by_workers(name, x, index) for name, x in whole.items()}
-    positions = (
-        slots_of(problem.rows.position, tables.q, 1, -1),
-        slots_of(problem.columns.position, tables.k, 1, -1),
-    )
     # One format of all results: the recipe's own narrower one is kept where o or the gradients have it.
     outputs, gradients = recipe.outputs, recipe.gradients
     wider = gradients if narrower(outputs, gradients) == outputs else outputs
     return Call(
         "given",
         "ring",
-        ("forward",) if seeds.dy is None else ("forward", "backward"),
+        ("forward",) if upstream.dy is None else ("forward", "backward"),
         tables.workers,
         held,
         terms_of(problem, options),
         {"inputs": recipe.inputs, "outputs": wider, "statistics": recipe.lse},
         layout,
-        index_q=frozen([tables.q])[0],
-        index_k=frozen([tables.k])[0],
-        position_q=frozen([positions[0]])[0],
-        position_k=frozen([positions[1]])[0],
+        index_q=read_only(index["layout.q"]),
+        index_k=read_only(index["layout.k"]),
+        position_q=read_only(index["position.q"]),
+        position_k=read_only(index["position.k"]),
     )
 
 

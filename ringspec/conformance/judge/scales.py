@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.cases.calls import Tensors, whole_inputs
-from ringspec.conformance.judge.dense import Named, Seeds, check_agreement, in_float64
-from ringspec.formats import load, store
+from ringspec.formats import store
+from ringspec.truth.dense import Named, in_float64
+from ringspec.truth.expected import check_agreement
+from ringspec.truth.sharded import per_worker
 from ringspec.vectors.format.case import Case
-from ringspec.vectors.format.sharded import per_worker
-from ringspec.vectors.generate import layouts_of_case, spec_problem, tables_of
+from ringspec.vectors.generate import arguments_of, layouts_of_case
 
 SAMPLED_TRUTH = "exact (sampled rows) and float64 (all others)"
 EXACT_TRUTH = "exact"
@@ -28,11 +29,8 @@ def truth_text(case: Case) -> str:
 
 def evaluated(case: Case, tensors: Tensors) -> tuple[Named, Named]:
     """Results of a ring case and their row scales, per worker, in float64."""
-    inputs = whole_inputs(case, tensors)
-    problem = spec_problem(case, inputs)
-    seeds = Seeds(*(load(inputs[n], n) if n in inputs else None for n in ("dy", "dlse")))
-    tables = tables_of(case, problem)
-    values, scale = in_float64(problem, seeds, tables)
+    problem, upstream, tables = arguments_of(case, whole_inputs(case, tensors))
+    values, scale = in_float64(problem, upstream, tables)
     return per_worker(values, tables, -np.inf), per_worker(scale, tables, 0.0)
 
 

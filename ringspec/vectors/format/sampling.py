@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.errors import ShapeError
+from ringspec.truth.sharded import OF_KEYS, OF_QUERIES
 from ringspec.vectors.format.inputs import words
-from ringspec.vectors.format.sharded import OF_KEYS, OF_QUERIES
 from ringspec.vectors.format.tensor_table import SAMPLED_ROWS
 
 # A larger dbias is pinned by its digest alone.

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ringspec.problem.model import Problem, take
+from ringspec.rings.ring import layouts_for
 
 OF_QUERIES, OF_KEYS = ("o", "lse", "dq"), ("dk", "dv")
 
@@ -34,18 +38,32 @@ class Tables:
         return worker
 
 
+def tables_for(problem: Problem, layout: Any, workers: int, options: Mapping[str, Any]) -> Tables:
+    """The tables of a layout, named or given, as ``ringspec.ring`` takes it; ``options`` are the problem's.
+
+    Raises what :func:`ringspec.ring` raises for a layout that does not fit.
+    """
+    for_q, for_k = layouts_for(problem, layout, workers, options)
+    return Tables(for_q.table, for_k.table)
+
+
 def slots_of(x: NDArray, table: NDArray[np.int64], axis: int, fill: float) -> NDArray:
     """[W, ...]: the entries of each worker's slots along ``axis``; ``fill`` in padding slots.
 
     >>> slots_of(np.array([[5, 6, 7]]), np.array([[0, 2], [1, -1]]), 1, 9).tolist()
     [[[5, 7]], [[6, 9]]]
     """
-    workers, slots = table.shape
-    result = np.full((workers, *x.shape[:axis], slots, *x.shape[axis + 1 :]), fill, dtype=x.dtype)
-    for local, tokens in zip(result, table, strict=True):
-        real = np.flatnonzero(tokens >= 0)
-        local[(*(slice(None),) * axis, real)] = np.take(x, tokens[real], axis=axis)
-    return result
+    return np.stack([take(x, tokens, axis, fill) for tokens in table])
+
+
+def layout_tensors(problem: Problem, tables: Tables) -> dict[str, NDArray]:
+    """Token of each slot [W, n], and its position [W, 1|B, n]; -1 in padding slots."""
+    return {
+        "layout.q": tables.q,
+        "layout.k": tables.k,
+        "position.q": slots_of(problem.rows.position, tables.q, 1, -1),
+        "position.k": slots_of(problem.columns.position, tables.k, 1, -1),
+    }
 
 
 def per_worker(

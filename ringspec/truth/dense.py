@@ -1,0 +1,178 @@
+"""Results by the definition in float64: whole, and some query rows at a time with their row scales.
+
+By rows the Sq x Sk matrix is never stored: o, lse and dq of a row depend on that row alone, and dk, dv, dsinks are
+sums over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.compare.row_scale import AbsoluteSums, RowScale, absolute_sums, row_scale
+from ringspec.problem.model import Array, Integers, Problem
+from ringspec.spec.definition import (
+    Forward,
+    Gradients,
+    backward,
+    forward,
+    normalise,
+    per_query_head,
+    scores,
+)
+from ringspec.spec.dropout import keep_factor
+from ringspec.spec.masks import visible
+from ringspec.truth.problem import Upstream, rows_of
+from ringspec.truth.sharded import Tables
+
+Named = dict[str, Array]
+PART = 1 << 20
+# Of log(scale), in a difference quotient, whose error is of second order in it.
+STEP = 2.0**-13
+OVER_ROWS = ("dsinks", "dbias")
+
+
+def results_of(problem: Problem, upstream: Upstream) -> Named:
+    """o, lse and, with dy, the gradients, all rows at once."""
+    named = by_name(forward(problem))
+    if upstream.dy is not None:
+        named |= by_name(backward(problem, *upstream.filled(problem)))
+    return named
+
+
+def by_name(results: Forward | Gradients | AbsoluteSums | RowScale) -> Named:
+    """The fields that are not None, by name."""
+    return {name: x for name, x in vars(results).items() if x is not None}
+
+
+def rescaled(problem: Problem, factor: float) -> Problem:
+    """The same problem with its softmax scale times ``factor``."""
+    terms = replace(problem.terms, scale=problem.terms.scale * factor)
+    return replace(problem, terms=terms)
+
+
+def directions_of(problem: Problem, upstream: Upstream) -> dict[str, Array]:
+    """The derivative of each result by log(scale), in float64; NaN in the lse of an empty row."""
+    more, less = (results_of(rescaled(problem, by), upstream) for by in (1 + STEP, 1 - STEP))
+    with np.errstate(invalid="ignore"):  # the lse of an empty row
+        return {name: (more[name] - less[name]) / (2 * STEP) for name in more}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of every pair [B, H, Sq, Sk]: scores ``s``, ``t`` = tanh(z / softcap) or None, probabilities ``p``
+    before dropout and the factor ``keep`` of dropout; ``lse`` [B, H, Sq].
+    """
+
+    s: Array
+    t: Array | None
+    lse: Array
+    p: Array
+    keep: Array | float
+
+
+def weights_of(problem: Problem) -> Weights:
+    """The weights of all rows at once."""
+    s, t = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
+    lse, p = normalise(problem, s)
+    keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
+    return Weights(s, t, lse, p, keep)
+
+
+def sums_of(problem: Problem, upstream: Upstream) -> AbsoluteSums:
+    """What the row scale of these rows is made of."""
+    at, rows, terms = weights_of(problem), problem.rows, problem.terms
+    return absolute_sums(
+        problem.q,
+        problem.k,
+        problem.v,
+        *upstream.filled(problem),
+        at.p,
+        at.lse,
+        visible(rows, problem.columns, terms),
+        terms.scale,
+        rows.bias,
+        at.keep,
+        terms.sinks,
+    )
+
+
+def pairs_in(problem: Problem) -> int:
+    """B * H * Sq * Sk."""
+    batch, heads, n_q, _ = problem.q.shape
+    return batch * heads * n_q * problem.k.shape[2]
+
+
+def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
+    """The rows in parts whose score matrix has about a million elements; one empty part of no rows."""
+    per_row = max(pairs_in(problem) // max(problem.q.shape[2], 1), 1)
+    size = max(PART // per_row, 1)
+    return [rows[first : first + size] for first in range(0, max(rows.size, 1), size)]
+
+
+@dataclass
+class Gathered:
+    """What some query rows after others give: rows side by side, everything else added up."""
+
+    by_row: tuple[str, ...]
+    rows: dict[str, list[Array]] = field(default_factory=dict)
+    sums: Named = field(default_factory=dict)
+    of_worker: dict[str, dict[int, Array]] = field(default_factory=dict)
+
+    def add(self, results: Named, worker: int) -> None:
+        for name, x in results.items():
+            if name in self.by_row:
+                self.rows.setdefault(name, []).append(x)
+                continue
+            self.sums[name] = self.sums.get(name, 0.0) + x
+            if name in OVER_ROWS:
+                of_worker = self.of_worker.setdefault(name, {})
+                of_worker[worker] = of_worker.get(worker, 0.0) + x
+
+    def whole(self, order: NDArray[np.int64], with_parts: bool) -> Named:
+        """All tensors, with the rows back in the order of the tokens."""
+        back = np.argsort(order)
+        rows = {name: np.concatenate(parts, axis=2) for name, parts in self.rows.items()}
+        whole = {name: np.take(x, back, axis=2) for name, x in rows.items()} | self.sums
+        if with_parts:
+            whole |= {
+                f"{name}_parts": np.stack([*x.values()]) for name, x in self.of_worker.items()
+            }
+        return whole
+
+
+def in_float64(
+    problem: Problem,
+    upstream: Upstream,
+    tables: Tables | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> tuple[Named, Named]:
+    """Results and their row scales, by name, part by part of the query rows.
+
+    With the ``tables`` of a ring also ``dsinks_parts`` and ``dbias_parts``, as
+    :func:`ringspec.truth.exactly.attention` has them. ``tick`` is called after each part.
+    """
+    bias = problem.rows.bias
+    by_row = ("o", "lse", "dq") + (("dbias",) if bias is not None and bias.shape[2] > 1 else ())
+    values, sums = Gathered(by_row), Gathered(by_row)
+    groups = (
+        [np.arange(problem.q.shape[2])] if tables is None else [row[row >= 0] for row in tables.q]
+    )
+    for worker, tokens in enumerate(groups):
+        for part in parts_of(problem, tokens):  # a worker without tokens adds zeros
+            some, some_upstream = rows_of(problem, part), upstream.take(part)
+            values.add(results_of(some, some_upstream), worker)
+            sums.add(by_name(sums_of(some, some_upstream)), worker)
+            tick()
+    order, in_ring = np.concatenate(groups), tables is not None
+    return values.whole(order, in_ring), largest_of_rows(sums.whole(order, in_ring))
+
+
+def largest_of_rows(sums: Named) -> Named:
+    """Row scales of whole sums, by name."""
+    parts = {name: x for name, x in sums.items() if name.endswith("_parts")}
+    scale = row_scale(AbsoluteSums(**{n: x for n, x in sums.items() if n not in parts}))
+    return by_name(scale) | parts

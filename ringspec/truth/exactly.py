@@ -1,0 +1,70 @@
+"""Correctly rounded results of attention, of a ring, of a block and of a merge, in global order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringspec import exact
+from ringspec.exact import Truth
+from ringspec.problem.model import Array, Problem
+from ringspec.truth.problem import Upstream, exact_problem
+from ringspec.truth.sharded import Tables
+
+__all__ = ["FLOAT64", "Truth", "Wanted", "attention", "block_gradients", "merge"]
+
+STATISTICS = ("lse", "dsinks", "dsinks_parts")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to evaluate: ``formats`` of the results, and ``scales``: whether with row scales.
+
+    ``statistics``: formats of lse and dsinks where they are others than ``formats``.
+    """
+
+    formats: tuple[str, ...] = ("float64",)
+    statistics: tuple[str, ...] | None = None
+    scales: bool = False
+
+    def formats_of(self, name: str) -> tuple[str, ...]:
+        """The formats of one result."""
+        if self.statistics is None or name not in STATISTICS:
+            return self.formats
+        return self.statistics
+
+
+FLOAT64 = Wanted()
+
+
+def attention(
+    problem: Problem, upstream: Upstream, tables: Tables | None = None, wanted: Wanted = FLOAT64
+) -> Truth:
+    """o, lse and, with ``upstream.dy``, the gradients.
+
+    With the ``tables`` of a ring also ``dsinks_parts`` [W, H, N] and, of a bias that is the same for all queries,
+    ``dbias_parts`` [W, ...]: the sums over each worker's own rows. Raises what :func:`ringspec.exact.backward` raises.
+    """
+    asked = exact_problem(problem)
+    if upstream.dy is None:
+        return exact.forward(asked, **vars(wanted))
+    groups = None if tables is None else tables.worker_of_query()
+    return exact.backward(
+        asked,
+        upstream.dy,
+        upstream.dlse,
+        **vars(wanted),
+        row_groups=groups,
+        groups=0 if tables is None else tables.workers,
+    )
+
+
+def block_gradients(
+    problem: Problem, dy: Array, lse: Array, delta: Array, wanted: Wanted = FLOAT64
+) -> Truth:
+    """The share of a block in the gradients, from lse and delta [B, H, Sq] of the whole rows."""
+    return exact.block_backward(exact_problem(problem), dy, lse, delta, **vars(wanted))
+
+
+def merge(o: Array, lse: Array, wanted: Wanted = FLOAT64) -> Truth:
+    """o and lse of partial results o [N, B, H, S, Dv] and lse [N, B, H, S]."""
+    return exact.merge(o, lse, **vars(wanted))

@@ -1,0 +1,101 @@
+"""Expected values of inputs of somebody's own: exact where that is affordable, else float64.
+
+Float64 values of sampled rows are held against the exact ones before they are truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.errors import UndecidedError
+from ringspec.problem.model import Array, Problem
+from ringspec.truth.dense import Named, in_float64, pairs_in
+from ringspec.truth.exactly import attention
+from ringspec.truth.problem import Upstream, rows_of
+from ringspec.truth.sharded import Tables
+
+# B * H * Sq * Sk * (D + Dv) up to which the exact values take a second or two.
+EXACT_LIMIT = 1 << 23
+SAMPLED = 2
+# What float64 may differ from the exact values, in units of the row scale; measured below 1e-15.
+AGREEMENT = 1e-13
+WITH_LAST_AXIS = ("o", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """``values`` by name (o, lse; with dy dq, dk, dv, dsinks, dbias), global, float64, and their row
+    scales; ``source``: which truth.
+
+    With the tables of a ring also ``dsinks_parts`` [W, H, N] and, of a bias that is the same for all
+    queries, ``dbias_parts`` [W, ...]: the sums over each worker's own rows.
+    """
+
+    values: Named
+    scale: Named
+    source: str
+
+
+def expected_of(
+    problem: Problem,
+    upstream: Upstream,
+    tables: Tables | None = None,
+    limit: int | None = None,
+) -> Expected:
+    """Results of a checked problem; the exact ones up to ``limit`` terms, else those in float64.
+
+    ``limit``: None is :data:`EXACT_LIMIT`. Raises UndecidedError where float64 is not close to the exact values.
+
+    >>> from ringspec.problem.options import check
+    >>> one = np.ones((1, 1, 4, 2))
+    >>> truth = expected_of(check(one, one, one, {"causal": True}), Upstream(one))
+    >>> truth.source, float(truth.values["o"].max())
+    ('exact', 1.0)
+    """
+    values, scale = in_float64(problem, upstream, tables)
+    terms = pairs_in(problem) * (problem.q.shape[3] + problem.v.shape[3])
+    if terms <= (EXACT_LIMIT if limit is None else limit):
+        return Expected(exact_values(problem, upstream, tables), scale, "exact")
+    checked = cross_checked(problem, upstream, values, scale)
+    return Expected(values, scale, f"float64, {checked} rows checked against exact values")
+
+
+def exact_values(problem: Problem, upstream: Upstream, tables: Tables | None = None) -> Named:
+    """Exact results by name, rounded to float64."""
+    truth = attention(problem, upstream, tables)
+    return {name: x["float64"] for name, x in truth.tensors.items()}
+
+
+def cross_checked(problem: Problem, upstream: Upstream, values: Named, scale: Named) -> int:
+    """How many rows agree with the exact values; raises UndecidedError where one does not.
+
+    o, lse and dq of sampled query rows are those of the whole problem. dk, dv, dsinks and dbias are
+    sums over all query rows: of them the share of the sampled rows is held against its exact value,
+    and only the addition of shares is not.
+    """
+    queries = problem.q.shape[2]
+    sampled = np.unique(np.linspace(0, queries - 1, SAMPLED).astype(np.int64))
+    some, some_upstream = rows_of(problem, sampled), upstream.take(sampled)
+    truth = exact_values(some, some_upstream)
+    shares, sizes = in_float64(some, some_upstream)
+    for name in ("o", "lse", "dq"):
+        if name in truth:
+            shares[name], sizes[name] = (x[name][:, :, sampled] for x in (values, scale))
+    for name, want in truth.items():
+        check_agreement(name, shares[name], want, sizes[name])
+    return len(sampled) * problem.q.shape[0] * problem.q.shape[1]
+
+
+def check_agreement(name: str, got: Array, want: Array, scale: Array) -> None:
+    """Raises UndecidedError unless float64 values agree with exact ones."""
+    bound = AGREEMENT * (scale[..., None] if name in WITH_LAST_AXIS else scale)
+    with np.errstate(invalid="ignore"):
+        agrees = (got == want) | (np.abs(got - want) <= bound)
+    if not agrees.all():
+        raise UndecidedError(
+            f"float64 within {AGREEMENT} row scales of the exact {name}",
+            "a larger difference in a sampled row",
+            "test smaller logits, or a shape that is small enough for exact values",
+        )

@@ -1,0 +1,45 @@
+"""A schedule as two tables: what each worker computes with, and where it sends."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.rings.schedules import backward_schedule, forward_schedule
+from ringspec.spec.schedule import Schedule
+
+NOBODY, EVERYBODY = -1, -2
+
+
+def schedule_of(name: str, circulation: str, workers: int, direction: int) -> Schedule:
+    """The schedule of the pass ``name``, 'forward' or 'backward'.
+
+    The forward pass of a Q ring is a KV ring (RING-5): circulation 'q' changes the backward alone.
+    """
+    made = forward_schedule if name == "forward" else backward_schedule
+    return made(circulation, workers, direction)
+
+
+def visitors(schedule: Schedule) -> NDArray[np.int64]:
+    """[steps, W]: owner of the visiting block; -1: none.
+
+    >>> visitors(schedule_of("forward", "kv", 3, 1)).tolist()
+    [[0, 1, 2], [2, 0, 1], [1, 2, 0]]
+    """
+    rows = [[NOBODY if owner is None else owner for owner in step.uses] for step in schedule.steps]
+    return np.array(rows, dtype=np.int64)
+
+
+def targets(schedule: Schedule) -> NDArray[np.int64]:
+    """[steps, W]: to whom each worker sends after the step.
+
+    -1: nothing is sent; -2: to everybody (a gather), or to each owner its own (a reduce-scatter).
+    """
+    table = np.full((len(schedule.steps), schedule.workers), NOBODY, dtype=np.int64)
+    for row, step in zip(table, schedule.steps, strict=True):
+        for transfer in step.transfers:
+            if transfer.kind != "permute":
+                row[:] = EVERYBODY
+            for source, target in transfer.pairs:
+                row[source] = target
+    return table
