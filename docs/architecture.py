@@ -48,6 +48,7 @@ PACKAGES = {
             "ringspec.render",
             "ringspec.rings",
             "ringspec.spec",
+            "ringspec.truth",
             "ringspec.vectors",
             "ground",
         ),

@@ -21,7 +21,6 @@ Source: docs/spec/numbers.md.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +36,7 @@ class AbsoluteSums:
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D],
     ``dv`` [B, Hkv, Sk, Dv], ``dsinks`` [H, N] or None without sinks, ``dbias`` in the bias's shape or
-    None. Where the query rows are worked through in parts, :func:`add_parts` joins them.
-    All are float64.
+    None. All are float64.
     """
 
     o: Array
@@ -172,19 +170,3 @@ def relative_errors(errors: Array, scale: Array) -> Array:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(errors == 0, 0.0, errors / scale)
-
-
-def add_parts(total: AbsoluteSums | None, part: AbsoluteSums) -> AbsoluteSums:
-    """The sums of two parts of the query rows: rows side by side, all else added; without dbias."""
-    if total is None:
-        return part
-    rows = {
-        name: np.concatenate((getattr(total, name), getattr(part, name)), axis=2)
-        for name in ("o", "lse", "dq")
-    }
-    dsinks = None
-    if total.dsinks is not None and part.dsinks is not None:
-        dsinks = total.dsinks + part.dsinks
-    return dataclasses.replace(
-        total, **rows, dk=total.dk + part.dk, dv=total.dv + part.dv, dsinks=dsinks, dbias=None
-    )

@@ -15,6 +15,7 @@ from ringspec.cli.shared.inputs import drawn
 from ringspec.cli.views import reference
 from ringspec.formats import store
 from ringspec.recipes import Recipe
+from ringspec.truth import dense
 
 # What it prints
 
@@ -219,7 +220,7 @@ def test_the_reference_sees_the_inputs_as_the_recipe_rounds_them():
 
 def test_a_reference_in_parts_is_the_reference_in_one(monkeypatch):
     whole = document(*SMALL, "--sinks", 2, "--dropout", 0.3, "--documents", "10,9")
-    monkeypatch.setattr(reference, "PART", 300)
+    monkeypatch.setattr(dense, "PART", 300)
     parts = document(*SMALL, "--sinks", 2, "--dropout", 0.3, "--documents", "10,9")
     assert parts["comparison"]["rows_compared"] == whole["comparison"]["rows_compared"] == 24
     for name in (*NAMES, "dsinks"):

@@ -32,6 +32,7 @@ from ringspec.rings.lockstep import Moment
 from ringspec.rings.ring import ring
 from ringspec.rings.run import Run
 from ringspec.rings.show import schedules
+from ringspec.truth.dense import pairs_in, parts_of
 
 # Work, in pairs of a query and a key, that takes long enough for a progress bar.
 LONG = 1 << 22
@@ -261,8 +262,8 @@ def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
     )
     method = reference.choose(method, run.problem)
     rows = reference.rows_to_compare(run, method)
-    total = len(reference.parts_of(run.problem, rows))
-    long = reference.pairs_in(run.problem) > LONG
+    total = len(parts_of(run.problem, rows))
+    long = pairs_in(run.problem) > LONG
     with progress.stepping("dense reference", total, wanted=long) as tick:
         comparison = reference.compare(run, dy, dlse, method, tick)
     return {

@@ -1,44 +1,30 @@
-"""The ring's results against the dense definition in float64, worker by worker.
-
-The definition is evaluated for some query rows at a time, so that the Sq x Sk matrix is never
-stored: o, lse and dq of a row depend on that row alone, and dk, dv, dsinks are sums over rows.
-"""
+"""The ring's results against the dense definition in float64, worker by worker."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ringspec.cli.shared.output import bands
 from ringspec.cli.shared.progress import Tick
-from ringspec.compare.row_scale import (
-    AbsoluteSums,
-    RowScale,
-    absolute_sums,
-    add_parts,
-    relative_errors,
-    row_errors,
-    row_scale,
-)
+from ringspec.compare.row_scale import relative_errors, row_errors
 from ringspec.errors import UnknownNameError, nearest
 from ringspec.formats import round_to
-from ringspec.problem.model import Array, Integers, Problem, take
+from ringspec.problem.model import Array, Integers, Problem
 from ringspec.rings.ring import rounded_inputs
 from ringspec.rings.run import Run, WorkerResult
-from ringspec.spec.definition import backward, forward, normalise, per_query_head, scores
-from ringspec.spec.dropout import keep_factor
-from ringspec.spec.masks import visible
+from ringspec.truth.dense import Named, in_float64, pairs_in
+from ringspec.truth.problem import Upstream, rows_of
+from ringspec.truth.sharded import OF_KEYS, OF_QUERIES
 
 METHODS = ("auto", "dense", "rows", "none")
 # B * H * Sq * Sk above which 'auto' looks at some rows only: about two seconds of work.
 DENSE_LIMIT = 1 << 24
-PART = 1 << 20
 ROWS_PER_WORKER = 8
 BOUNDS = {"float64": 1e-14}
-ROW_NAMES, KEY_NAMES = ("o", "lse", "dq"), ("dk", "dv")
 REFERENCE = "the dense definition in float64"
 ROW_SCALE = "the definition's sums with absolute values inside, times 1 + the row's largest |logit|"
 
@@ -47,20 +33,15 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """Dense results of the query rows ``rows`` [n] (global indices), and their row scale.
+    """Dense results of the query rows ``rows`` [n] (global indices) and their row scales, by name.
 
-    o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D]. dk, dv, dsinks are None unless all rows are
-    here; gradients are None without dy.
+    o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D]. dk, dv, dsinks are there if all rows are; gradients if there
+    is a dy or a dlse.
     """
 
     rows: Integers
-    scale: RowScale
-    o: Array
-    lse: Array
-    dq: Array | None = None
-    dk: Array | None = None
-    dv: Array | None = None
-    dsinks: Array | None = None
+    values: Named
+    scale: Named
 
 
 def check_method(method: str) -> None:
@@ -77,11 +58,6 @@ def choose(method: str, problem: Problem) -> str:
     return "dense" if pairs_in(problem) <= DENSE_LIMIT else "rows"
 
 
-def pairs_in(problem: Problem) -> int:
-    batch, heads, n_q, _ = problem.q.shape
-    return batch * heads * n_q * problem.k.shape[2]
-
-
 def rows_to_compare(run: Run, method: str) -> Integers:
     """All query rows, or for each worker up to 8 of its own: first, last and evenly between."""
     if method == "dense":
@@ -94,65 +70,12 @@ def rows_to_compare(run: Run, method: str) -> Integers:
     return np.unique(np.concatenate(picked))
 
 
-def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
-    """The rows in parts whose score matrix has about a million elements."""
-    per_row = max(pairs_in(problem) // max(problem.q.shape[2], 1), 1)
-    size = max(PART // per_row, 1)
-    return [rows[first : first + size] for first in range(0, max(rows.size, 1), size)]
-
-
-def evaluate(
-    problem: Problem, dy: Array | None, dlse: Array | None, rows: Integers, tick: Tick
-) -> Reference:
+def evaluate(problem: Problem, upstream: Upstream, rows: Integers, tick: Tick) -> Reference:
     """The definition, in float64, for these rows of a problem (its inputs already rounded)."""
-    gradients = dy is not None or dlse is not None
-    dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
-    dlse = np.zeros(problem.q.shape[:3]) if dlse is None else dlse
-    total: AbsoluteSums | None = None
-    found: dict[str, list[Array]] = {name: [] for name in (*ROW_NAMES, *KEY_NAMES, "dsinks")}
-    for part in parts_of(problem, rows):
-        some = replace(problem, q=take(problem.q, part, 2), rows=problem.rows.take(part))
-        some_dy, some_dlse = take(dy, part, 2), take(dlse, part, 2)
-        result = forward(some)
-        found["o"].append(result.o)
-        found["lse"].append(result.lse)
-        if gradients:
-            shares = backward(some, some_dy, some_dlse)
-            for name in ("dq", "dk", "dv", "dsinks"):
-                if getattr(shares, name) is not None:
-                    found[name].append(getattr(shares, name))
-        total = add_parts(total, sums_of(some, some_dy, some_dlse))
-        tick()
-    assert total is not None
-    joined: dict[str, Any] = {
-        name: np.concatenate(found[name], axis=2) for name in ROW_NAMES if found[name]
-    }
-    if rows.size == problem.q.shape[2]:
-        for name in (*KEY_NAMES, "dsinks"):
-            if found[name]:
-                joined[name] = sum(found[name][1:], start=found[name][0])
-    return Reference(rows, row_scale(total), **joined)
-
-
-def sums_of(problem: Problem, dy: Array, dlse: Array) -> AbsoluteSums:
-    """What the row scale of these rows is made of."""
-    s, _ = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
-    lse, p = normalise(problem, s)
-    terms, rows, columns = problem.terms, problem.rows, problem.columns
-    return absolute_sums(
-        problem.q,
-        problem.k,
-        problem.v,
-        dy,
-        dlse,
-        p,
-        lse,
-        visible(rows, columns, terms),
-        terms.scale,
-        rows.bias,
-        keep_factor(rows, columns, terms, problem.q.shape[0]),
-        terms.sinks,
-    )
+    values, scale = in_float64(rows_of(problem, rows), upstream.take(rows), tick=tick)
+    if rows.size != problem.q.shape[2]:
+        values = {name: x for name, x in values.items() if name in OF_QUERIES}
+    return Reference(rows, values, scale)
 
 
 def compare(
@@ -174,18 +97,23 @@ def compare(
         return data
     problem = rounded_inputs(run.problem, run.recipe)
     dy = None if dy is None else round_to(dy, run.recipe.inputs)
-    reference = evaluate(problem, dy, dlse, rows_to_compare(run, method), tick)
+    upstream = Upstream(dy, dlse)
+    if dlse is not None:
+        upstream = Upstream(
+            *upstream.filled(problem)
+        )  # the gradients of lse alone need a dy of zeros
+    reference = evaluate(problem, upstream, rows_to_compare(run, method), tick)
     data["rows_compared"] = int(reference.rows.size)
     data["workers"] = [
         {"worker": w.worker, **worker_errors(w, reference, problem.q.shape[2])} for w in run.workers
     ]
-    for name in (*ROW_NAMES, *KEY_NAMES):
+    for name in (*OF_QUERIES, *OF_KEYS):
         if name in data["workers"][0]:
             data["all"][name] = largest([entry[name] for entry in data["workers"]])
-    scale = reference.scale.dsinks
-    if reference.dsinks is not None and run.dsinks is not None and scale is not None:
-        got = run.dsinks.reshape(reference.dsinks.shape)
-        data["all"]["dsinks"] = pair_of(np.abs(got - reference.dsinks), scale)
+    if "dsinks" in reference.values and run.dsinks is not None:
+        want = reference.values["dsinks"]
+        errors = np.abs(run.dsinks.reshape(want.shape) - want)
+        data["all"]["dsinks"] = pair_of(errors, reference.scale["dsinks"])
     if bound is not None:
         data["within_bound"] = all(entry["rel"] <= bound for entry in data["all"].values())
     return data
@@ -196,14 +124,14 @@ def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Da
     place = np.full(length + 1, -1, dtype=np.int64)  # padding slots, -1, find the last entry
     place[reference.rows] = np.arange(reference.rows.size)
     errors: Data = {}
-    for names, found in ((ROW_NAMES, place[worker.index_q]), (KEY_NAMES, worker.index_k)):
+    for names, found in ((OF_QUERIES, place[worker.index_q]), (OF_KEYS, worker.index_k)):
         held = np.flatnonzero(found >= 0)
         at = found[held]
         for name in names:
-            got, want = getattr(worker, name), getattr(reference, name)
-            if got is not None and want is not None:
-                scale = getattr(reference.scale, name)[:, :, at]
-                errors[name] = pair_of(row_errors(got[:, :, held], want[:, :, at]), scale)
+            got = getattr(worker, name)
+            if got is not None and name in reference.values:
+                want, scale = (x[name][:, :, at] for x in (reference.values, reference.scale))
+                errors[name] = pair_of(row_errors(got[:, :, held], want), scale)
     return errors
 
 
