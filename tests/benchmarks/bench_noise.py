@@ -59,7 +59,7 @@ def measured(length: int, recipe: str) -> dict:
     visible = np.tril(np.ones((length, length), dtype=bool))[None, None]
     asked = exact.Problem(problem.q, problem.k, problem.v, problem.terms.scale, visible=visible)
     formats = (setting.recipe.outputs,)
-    truth, _ = seconds(lambda: exact.backward(asked, setting.seeds[0], None, formats))
+    truth, _ = seconds(lambda: exact.backward(asked, setting.upstream.dy, None, formats))
     return {
         "length": length,
         "recipe": recipe,

@@ -30,7 +30,7 @@ def one(work: tuple[int, float, dict[str, Any]]) -> dict[str, Any]:
 
     seed, error, asked = work
     setting = setting_of(Asked(seed=seed, **asked))
-    names = PASSES["gradients" if setting.seeds is not None else "forward"]
+    names = PASSES["gradients" if setting.upstream.dy is not None else "forward"]
     scale = setting.problem.terms.scale * (1.0 + error)
     wrong = found_in(setting, setting.got(wide=setting.simulated(scale)), names)
     right = found_in(setting, setting.got(), names)

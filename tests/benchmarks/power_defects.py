@@ -15,8 +15,8 @@ from benchmarks.power_problem import Array, Named, Setting
 from numpy.typing import NDArray
 
 from ringspec.compare.noise.predict import predict
-from ringspec.conformance.judge.noise_inputs import rescaled, results
 from ringspec.problem.options import check
+from ringspec.truth.dense import rescaled, results_of
 
 LARGEST = 10.0  # size of a defect that has no natural end
 
@@ -66,7 +66,7 @@ def softmax_scale(setting: Setting) -> Defect:
 
     @cache
     def pattern(size: float) -> Named:
-        wrong = results(rescaled(setting.problem, 1.0 + size), setting.seeds)
+        wrong = results_of(rescaled(setting.problem, 1.0 + size), setting.upstream)
         return {name: wrong[name] - x for name, x in setting.truth.items()}
 
     return Defect("scale", "softmax scale times 1 + x", "x", pattern, setting.directions)
@@ -95,7 +95,7 @@ def dropped_hop(setting: Setting) -> Defect:
     hop = last[:, None] == geometry.owner_k[None, :]
     options = {"causal": setting.asked.causal, "mask": ~hop[None, None]}
     q, k, v = setting.problem.q, setting.problem.k, setting.problem.v
-    wrong = results(check(q, k, v, options), setting.seeds)
+    wrong = results_of(check(q, k, v, options), setting.upstream)
     with np.errstate(invalid="ignore"):
         direction = {name: wrong[name] - x for name, x in setting.truth.items()}
     direction = {name: np.nan_to_num(x, posinf=0.0, neginf=0.0) for name, x in direction.items()}
@@ -106,7 +106,7 @@ def dropped_hop(setting: Setting) -> Defect:
 
 def truncated(setting: Setting) -> Named:
     """The systematic error of a kernel that cuts P and dS and does not round them."""
-    points = ("p", "ds") if setting.seeds is not None else ("p",)
+    points = ("p", "ds") if setting.upstream.dy is not None else ("p",)
     cut = predict(setting.attention, setting.recipe, setting.geometry, truncated=points)
     return {name: cut.mean[name] - setting.noise.mean[name] for name in setting.truth}
 
@@ -135,9 +135,9 @@ def wrong_diagonal(setting: Setting, n: int) -> Named:
     o = (at.o[:, :, rows] - own * at.v[:, :, rows]) / (1.0 - own)
     found["o"][:, :, rows] = o - at.o[:, :, rows]
     found["lse"][:, :, rows] = np.log1p(-own[..., 0])
-    if setting.seeds is None:
+    if setting.upstream.dy is None:
         return found
-    q, dy, p = at.q[:, :, rows], setting.seeds[0][:, :, rows], at.p[:, :, rows]
+    q, dy, p = at.q[:, :, rows], setting.upstream.dy[:, :, rows], at.p[:, :, rows]
     seen = p / (1.0 - own)
     seen[:, :, np.arange(rows.size), rows] = 0.0
     dp = dy @ at.v.swapaxes(2, 3)

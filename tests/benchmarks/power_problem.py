@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 from ringspec.compare.noise.predict import Attention, Geometry, predict
 from ringspec.compare.statistics.strata import Stratum, strata_for
 from ringspec.compare.statistics.tests import Allowance, Predicted, allowance_for
-from ringspec.conformance.judge.noise_inputs import STEP, attention_of, places, rescaled, results
+from ringspec.conformance.judge.noise_inputs import attention_of, places
 from ringspec.errors import OptionError, shown
 from ringspec.formats import round_to
 from ringspec.problem.model import Problem
-from ringspec.problem.options import check, check_gradients
+from ringspec.problem.options import check
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import ring
+from ringspec.truth.dense import directions_of, results_of
+from ringspec.truth.problem import Upstream
 
 Array = NDArray[np.float64]
 Named = dict[str, Array]
@@ -83,7 +85,7 @@ class Setting:
     asked: Asked
     recipe: Recipe
     problem: Problem
-    seeds: tuple[Array, Array] | None
+    upstream: Upstream
     truth: Named
     directions: Named
     attention: Attention
@@ -114,7 +116,7 @@ class Setting:
     def simulated(self, scale: float | None = None) -> Named:
         """A correct kernel's results before their last rounding; ``scale``: with another scale."""
         asked, problem = self.asked, self.problem
-        return simulated(asked, self.recipe, problem, self.seeds, scale)
+        return simulated(asked, self.recipe, problem, self.upstream, scale)
 
 
 @dataclass
@@ -158,7 +160,7 @@ def simulated(
     asked: Asked,
     recipe: Recipe,
     problem: Problem,
-    seeds: tuple[Array, Array] | None,
+    upstream: Upstream,
     scale: float | None = None,
 ) -> Named:
     """o and lse of a forward that leaves them wide, gradients of a backward that reads them rounded."""
@@ -167,8 +169,8 @@ def simulated(
     q, k, v = problem.q, problem.k, problem.v
     forward = ring(q, k, v, recipe=recipe.replace(outputs="float64"), **options)
     found = {"o": forward.o, "lse": forward.lse}
-    if seeds is not None:
-        both = ring(q, k, v, seeds[0], recipe=recipe.replace(gradients="float64"), **options)
+    if upstream.dy is not None:
+        both = ring(q, k, v, upstream.dy, recipe=recipe.replace(gradients="float64"), **options)
         assert both.dq is not None and both.dk is not None and both.dv is not None
         found |= {"dq": both.dq, "dk": both.dk, "dv": both.dv}
     return found
@@ -180,17 +182,25 @@ def setting_of(asked: Asked) -> Setting:
     q, k, v, dy = inputs_of(asked)
     layout = make_layout(asked.layout, asked.tokens, asked.workers, None)
     problem = check(q, k, v, {"causal": asked.causal})
-    seeds = check_gradients(problem, dy, None) if asked.gradients else None
-    truth = results(problem, seeds)
-    more, less = (results(rescaled(problem, factor), seeds) for factor in (1 + STEP, 1 - STEP))
-    directions = {name: (more[name] - less[name]) / (2 * STEP) for name in more}
-    attention = attention_of(problem, truth["o"], seeds)
+    upstream = Upstream(dy if asked.gradients else None)
+    truth, directions = results_of(problem, upstream), directions_of(problem, upstream)
+    attention = attention_of(problem, truth["o"], upstream)
     owner, slot = places(layout.table)
     geometry = Geometry.ring(owner, owner, asked.workers)
     geometry = dataclasses.replace(geometry, slot_q=slot, slot_k=slot)
     noise = Remembered(predict(attention, recipe, geometry))
     strata = strata_for(geometry, attention.p, asked.heads)
-    wide = simulated(asked, recipe, problem, seeds)
+    wide = simulated(asked, recipe, problem, upstream)
     return Setting(
-        asked, recipe, problem, seeds, truth, directions, attention, geometry, noise, strata, wide
+        asked,
+        recipe,
+        problem,
+        upstream,
+        truth,
+        directions,
+        attention,
+        geometry,
+        noise,
+        strata,
+        wide,
     )

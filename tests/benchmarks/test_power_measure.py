@@ -24,11 +24,12 @@ from ringspec.compare.noise.predict import predict
 from ringspec.compare.statistics.strata import masses
 from ringspec.compare.statistics.tests import errors_of
 from ringspec.conformance.judge.noise import Answer, as_likely
-from ringspec.conformance.judge.noise_inputs import Question, results
+from ringspec.conformance.judge.noise_inputs import Question
 from ringspec.errors import OptionError
 from ringspec.formats import round_to
 from ringspec.problem.options import check
 from ringspec.recipes import P_REFERENCES
+from ringspec.truth.dense import results_of
 
 SMALL = {"tokens": 96, "head_dim": 16, "workers": 4}
 
@@ -69,7 +70,7 @@ def test_a_wrong_diagonal_is_that_of_a_mask(n):
     assert rows.size == 48 // n and rows.min() >= 48 and rows.max() == 95
     mask[rows, rows] = False
     q, k, v = made.problem.q, made.problem.k, made.problem.v
-    wrong = results(check(q, k, v, {"causal": True, "mask": mask[None, None]}), made.seeds)
+    wrong = results_of(check(q, k, v, {"causal": True, "mask": mask[None, None]}), made.upstream)
     for name, change in wrong_diagonal(made, n).items():
         assert np.abs(change - (wrong[name] - made.truth[name])).max() < 1e-12, name
 

@@ -14,13 +14,15 @@ import numpy as np
 
 from ringspec.compare.noise.predict import Attention, Geometry, predict
 from ringspec.compare.statistics.tests import allowance_for
+from ringspec.conformance.judge import noise_inputs
 from ringspec.formats import round_to
 from ringspec.problem.options import check
 from ringspec.recipes import RECIPES, Recipe, recipe
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import ring
-from ringspec.spec.definition import normalise, over_group, per_query_head, scores
-from ringspec.spec.dropout import keep_factor
+from ringspec.spec.definition import over_group
+from ringspec.truth.dense import results_of
+from ringspec.truth.problem import Upstream
 
 STEP = 1e-3  # relative step of the scale, for the derivative
 RESULTS = ("o", "lse", "dq", "dk", "dv")
@@ -55,31 +57,8 @@ def options_of(case: Case, scale_error: float) -> dict:
 def attention_of(case: Case, scale_error: float = 0.0) -> Attention:
     """The truth quantities of a problem, in float64."""
     problem = check(case.q, case.k, case.v, options_of(case, scale_error))
-    s, t = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
-    lse, p = normalise(problem, s)
-    terms = problem.terms
-    keep = None
-    if terms.dropout_p or problem.rows.keep is not None:
-        keep = keep_factor(problem.rows, problem.columns, terms, s.shape[0])
-    kept = p if keep is None else p * keep
-    o = kept @ np.repeat(problem.v, terms.group, axis=1)
-    return Attention(
-        problem.q,
-        problem.k,
-        problem.v,
-        s,
-        lse,
-        p,
-        o,
-        terms.scale,
-        dy=case.dy,
-        dlse=case.dlse,
-        keep=keep,
-        softcap=terms.softcap,
-        tanh=t,
-        sinks=terms.sinks,
-        bias=problem.rows.bias,
-    )
+    upstream = Upstream(case.dy, case.dlse)
+    return noise_inputs.attention_of(problem, results_of(problem, upstream)["o"], upstream)
 
 
 def run_whole(case: Case, scale_error: float = 0.0, other: Any = None, **blocks: Any):
@@ -108,7 +87,7 @@ def run(case: Case, scale_error: float = 0.0, other: Any = None, **blocks: Any) 
 def geometry_of(case: Case) -> Geometry:
     """How the ring cuts the problem."""
     layout = make_layout(case.layout, case.q.shape[2], case.workers, None)
-    owner, slot = places(layout)
+    owner, slot = noise_inputs.places(layout.table)
     made = Geometry.ring(owner, owner, case.workers, case.circulation)
     return Geometry(**(vars(made) | {"slot_q": slot, "slot_k": slot}))
 
@@ -124,15 +103,6 @@ def directions(case: Case) -> dict:
     up, down = truth_of(case, STEP), truth_of(case, -STEP)
     with np.errstate(invalid="ignore"):
         return {name: (up[name] - down[name]) / (2 * STEP) for name in up}
-
-
-def places(layout):
-    """Worker and slot of each token."""
-    owner, slot = np.zeros(layout.length, np.int64), np.zeros(layout.length, np.int64)
-    for worker, row in enumerate(layout.table):
-        real = np.flatnonzero(row >= 0)
-        owner[row[real]], slot[row[real]] = worker, real
-    return owner, slot
 
 
 def truth(attention: Attention) -> dict:

@@ -52,6 +52,7 @@ from ringspec.recipes import RECIPES, Recipe
 from ringspec.rings.layouts import shard
 from ringspec.spec.layout import Layout
 from ringspec.spec.masks import visible
+from ringspec.truth.problem import Upstream
 
 from .prediction import GRADIENTS, Named, Ring, backward, forward, gradients, results
 
@@ -86,7 +87,7 @@ def yardsticks(ring: Ring, recipe: Recipe, got: Named, want: Named | None) -> Ya
     if want is None:
         return Yardsticks(size, scale, None)
     if ring.problem.q.shape[2] <= PREDICTED:
-        attention = attention_of(ring.problem, exact["o"], (ring.dy, np.zeros(exact["lse"].shape)))
+        attention = attention_of(ring.problem, exact["o"], Upstream(ring.dy))
         sd = predicted_noise(attention, ring.layout, recipe.replace(lse="float32"))
         return Yardsticks(size, scale, sd)
     same = backward(ring, RECIPES["float64"], got["o"], got["lse"])

@@ -27,9 +27,7 @@ from ringspec.compare.statistics.tests import (
 )
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.judge.noise_inputs import (
-    OF_KEYS,
     Array,
-    Named,
     Question,
     geometry_of,
     in_order,
@@ -40,6 +38,8 @@ from ringspec.conformance.target.declared import declared_recipe
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import unit_roundoff
 from ringspec.recipes import P_REFERENCES, Recipe
+from ringspec.truth.dense import Named
+from ringspec.truth.sharded import OF_KEYS
 
 SYSTEMATIC = ("finite", "slope", "mean", "temperature")  # all that an undeclared sum allows
 READ_DELTA = ("dq", "dk")

@@ -21,23 +21,14 @@ from ringspec.formats import load
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check, check_gradients
 from ringspec.rings.layouts import unshard
-from ringspec.spec.definition import (
-    backward,
-    forward,
-    normalise,
-    over_group,
-    per_query_head,
-    scores,
-)
-from ringspec.spec.dropout import keep_factor
+from ringspec.spec.definition import over_group
 from ringspec.spec.layout import Layout
+from ringspec.truth.dense import Named, directions_of, results_of, weights_of
+from ringspec.truth.problem import Upstream
+from ringspec.truth.sharded import OF_KEYS
 
 Array = NDArray[np.float64]
-Named = dict[str, Array]
 TENSORS = ("o", "lse", "dq", "dk", "dv")
-OF_KEYS = ("dk", "dv")
-# Of log(scale), in the difference quotient, whose error is of second order in it.
-STEP = 2.0**-13
 
 
 @dataclass(frozen=True)
@@ -96,52 +87,36 @@ def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Questio
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(call))
     dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
-    seeds = None if dy is None else check_gradients(problem, dy, dlse)
-    more, less = (results(rescaled(problem, factor), seeds) for factor in (1 + STEP, 1 - STEP))
-    with np.errstate(invalid="ignore"):  # the lse of an empty row
-        directions = {name: (more[name] - less[name]) / (2 * STEP) for name in more}
-    known = results(problem, seeds) if truth is None else {name: truth[name] for name in more}
-    return Question(known, directions, attention_of(problem, known["o"], seeds))
+    upstream = Upstream() if dy is None else Upstream(*check_gradients(problem, dy, dlse))
+    found = results_of(problem, upstream) if truth is None else truth
+    directions = directions_of(problem, upstream)
+    names = [name for name in TENSORS if name in directions]
+    known, by_scale = ({name: x[name] for name in names} for x in (found, directions))
+    return Question(known, by_scale, attention_of(problem, known["o"], upstream))
 
 
-def rescaled(problem: Problem, factor: float) -> Problem:
-    terms = dataclasses.replace(problem.terms, scale=problem.terms.scale * factor)
-    return dataclasses.replace(problem, terms=terms)
-
-
-def results(problem: Problem, seeds: tuple[Array, Array] | None) -> Named:
-    """o, lse and the gradients of q, k, v."""
-    result = forward(problem)
-    named = {"o": result.o, "lse": result.lse}
-    if seeds is not None:
-        gradients = backward(problem, *seeds)
-        named |= {"dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
-    return named
-
-
-def attention_of(problem: Problem, o: Array, seeds: tuple[Array, Array] | None) -> Attention:
-    """The truth quantities of a problem."""
-    s, tanh = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
-    lse, p = normalise(problem, s)
-    rows, terms = problem.rows, problem.terms
-    keep = keep_factor(rows, problem.columns, terms, problem.q.shape[0])
-    dy, dlse = (None, None) if seeds is None else seeds
+def attention_of(problem: Problem, o: Array, upstream: Upstream | None = None) -> Attention:
+    """What the noise model reads of a problem; without upstream gradients of its forward pass alone."""
+    at, terms = weights_of(problem), problem.terms
+    dy, dlse = None, None
+    if upstream is not None and upstream.dy is not None:
+        dy, dlse = upstream.filled(problem)
     return Attention(
         problem.q,
         problem.k,
         problem.v,
-        s,
-        lse,
-        p,
+        at.s,
+        at.lse,
+        at.p,
         o,
         terms.scale,
         dy,
         dlse,
-        keep=keep if isinstance(keep, np.ndarray) else None,
+        keep=at.keep if isinstance(at.keep, np.ndarray) else None,
         softcap=terms.softcap,
-        tanh=tanh,
+        tanh=at.t,
         sinks=terms.sinks,
-        bias=rows.bias,
+        bias=problem.rows.bias,
     )
 
 
