@@ -251,6 +251,15 @@ def test_every_sampled_case_of_the_catalogue_pins_all_of_its_tensors():
         assert len(names) >= 6
 
 
+def test_a_backward_pass_alone_has_the_gradients_of_both_and_no_forward_results():
+    case = next(case for case in FULL if case.id == "ring/zigzag-causal-w4")
+    both = generate.tensors_of_case(case)
+    alone = generate.tensors_of_case(dataclasses.replace(case, passes=("backward",)))
+    left_out = {name for name in both if name.split(".")[1] in ("o", "lse")}
+    assert set(alone) == set(both) - left_out and left_out
+    assert all(tensor_bytes(alone[name]) == tensor_bytes(both[name]) for name in alone)
+
+
 # Errors -----------------------------------------------------------------------------------------
 
 
