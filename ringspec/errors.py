@@ -1,221 +1,169 @@
-"""One exception class for each kind of bad input.
+"""The kinds of errors, each a class that a caller may want to catch by itself.
 
-Every message has the same three parts: what was expected, what came, how to mend it.
-All classes derive from :class:`RingspecError`, which is a :class:`ValueError`.
+Every message has the same three parts: what was expected, what came, how to fix it. All classes
+derive from :class:`RingspecError`, which is a :class:`ValueError`. ``error.code`` says more exactly
+what is wrong within a kind.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = [
+    "CommunicationError",
+    "DtypeError",
+    "FileFormatError",
+    "LayoutError",
+    "LostWorkerError",
+    "MissingPackageError",
+    "NonFiniteError",
+    "NotRecordedError",
+    "OptionError",
+    "RefusedError",
+    "RingspecError",
+    "ScheduleError",
+    "ShapeError",
+    "UndecidedError",
+    "UnknownKeywordError",
+    "VectorError",
+]
 
 
 class RingspecError(ValueError):
     """Base of all errors of ringspec.
 
-    Attributes ``expected``, ``got`` and ``mend`` hold the three parts of the message.
+    Attributes ``expected``, ``got`` and ``fix`` hold the three parts of the message. ``code`` is a
+    short text that stays the same between releases, such as 'window'; without the keyword it is the
+    one of the class.
 
     >>> raise RingspecError("W >= 1 workers", "0", "pass workers=1 or more")
     Traceback (most recent call last):
-    ringspec.errors.RingspecError: expected W >= 1 workers; got 0. To mend it: pass workers=1 or more.
+    ringspec.errors.RingspecError: expected W >= 1 workers; got 0. Fix: pass workers=1 or more.
+    >>> OptionError("window >= 0", "-1", "pass window=None").code
+    'option'
+    >>> OptionError("window >= 0", "-1", "pass window=None", code="window").code
+    'window'
     """
 
-    def __init__(self, expected: str, got: str, mend: str) -> None:
-        super().__init__(f"expected {expected}; got {got}. To mend it: {mend}.")
+    code: str = "error"
+
+    def __init__(self, expected: str, got: str, fix: str, *, code: str | None = None) -> None:
+        super().__init__(f"expected {expected}; got {got}. Fix: {fix}.")
         self.expected = expected
         self.got = got
-        self.mend = mend
+        self.fix = fix
+        self.code = type(self).code if code is None else code
 
-    def __reduce__(self) -> tuple[object, tuple[str, str, str]]:
-        return type(self), (self.expected, self.got, self.mend)
+    def __reduce__(self) -> tuple[object, tuple[str, str, str], dict[str, Any]]:
+        # The attributes, code among them, are set again from the third item.
+        return type(self), (self.expected, self.got, self.fix), self.__dict__
 
 
 class ShapeError(RingspecError):
     """An array has the wrong rank or a length that does not fit the other arrays."""
 
-
-class HeadCountError(ShapeError):
-    """The number of query heads is not a multiple of the number of key/value heads."""
+    code = "shape"
 
 
 class DtypeError(RingspecError):
     """An array has a dtype that is refused (objects, integers for q, floats for a mask...)."""
 
+    code = "dtype"
+
 
 class NonFiniteError(RingspecError):
     """NaN or infinity where the definition requires a finite number."""
+
+    code = "non-finite"
 
 
 class OptionError(RingspecError):
     """An option has a value outside its domain, or two options exclude each other."""
 
-
-class WindowError(OptionError):
-    """A sliding window is not None, an int >= 0, or a pair of such (either may be None)."""
-
-
-class BoundsError(OptionError):
-    """Key bounds came without their pair, or with a refused shape."""
-
-
-class PackingError(OptionError):
-    """``cu_seqlens`` is not a sorted list of document starts that begins with 0."""
-
-
-class DropoutError(OptionError):
-    """Dropout probability outside [0, 1), or a seed outside 64 bits."""
-
-
-class UnknownNameError(OptionError):
-    """A name (of a layout, recipe, circulation, format...) is not one of the known ones."""
+    code = "option"
 
 
 class UnknownKeywordError(RingspecError, TypeError):
     """A keyword that no function of ringspec takes."""
 
-
-class FastRecipeError(OptionError):
-    """A recipe that the blocks of ``ringspec.fast`` cannot follow."""
-
-
-class WorkerCountError(RingspecError):
-    """The number of workers is not an integer >= 1."""
+    code = "unknown-keyword"
 
 
 class LayoutError(RingspecError):
-    """Tokens cannot be dealt to the workers as asked, or a layout table is not a permutation."""
+    """Tokens cannot be distributed over the workers as asked, or a layout table is no permutation."""
+
+    code = "layout"
 
 
 class ScheduleError(RingspecError):
     """A permute schedule is invalid; ``problems`` lists every reason that the validator found.
 
-    ``expected``, ``got`` and ``mend`` as in :class:`RingspecError`.
+    ``expected``, ``got``, ``fix`` and ``code`` as in :class:`RingspecError`.
     """
 
-    def __init__(
-        self, expected: str, got: str, mend: str, problems: tuple[object, ...] = ()
-    ) -> None:
-        super().__init__(expected, got, mend)
-        self.problems = problems
+    code = "schedule"
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:  # type: ignore[override]
-        return type(self), (self.expected, self.got, self.mend, self.problems)
+    def __init__(
+        self,
+        expected: str,
+        got: str,
+        fix: str,
+        problems: tuple[object, ...] = (),
+        *,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(expected, got, fix, code=code)
+        self.problems = problems
 
 
 class NotRecordedError(RingspecError):
     """A state was asked for that the run did not record or that does not exist."""
 
+    code = "not-recorded"
+
 
 class RefusedError(RingspecError):
     """A modelled public interface refuses this call (``ringspec.interfaces``)."""
+
+    code = "refused"
 
 
 class MissingPackageError(RingspecError):
     """A package that only this use of ringspec needs is not installed, or in another version."""
 
+    code = "missing-package"
+
 
 class CommunicationError(RingspecError):
-    """Base of what goes wrong between the ranks of ``ringspec.comm``."""
+    """Something went wrong between the ranks of ``ringspec.comm``."""
 
-
-class DisagreementError(CommunicationError):
-    """The ranks of a ring were given different inputs or options."""
+    code = "communication"
 
 
 class LostWorkerError(CommunicationError):
     """A rank waited for another in vain: it hangs, was ended, or is slower than the time limit."""
 
-
-class FailedWorkerError(CommunicationError):
-    """Another rank ended its pass with an exception that is not one of these, such as an observer's."""
-
-
-class MessageError(CommunicationError):
-    """A message between ranks is not the one that the schedule calls for."""
+    code = "lost-worker"
 
 
 class UndecidedError(RingspecError):
     """A correctly rounded result that the precision of ``ringspec.exact`` cannot decide."""
 
-
-class ArithmeticModeError(RingspecError):
-    """The processor is in a mode that is not IEEE 754 arithmetic."""
-
-
-class HardwareError(RingspecError):
-    """Hardware of ``ringspec.plan`` that is not known, or a rate of it that is none."""
+    code = "undecided"
 
 
 class FileFormatError(RingspecError):
     """A file from outside is not what it claims to be."""
 
+    code = "file-format"
+
 
 class VectorError(RingspecError):
-    """Base of what ``ringspec.vectors`` refuses."""
+    """Golden vectors are not what their format, their manifest or their case says."""
 
-
-class CaseFormatError(VectorError):
-    """A case.json is not what the format of golden cases allows."""
-
-
-class FlagFormatError(VectorError):
-    """A flags.json is not what the format allows, or a case has a flag that it does not explain."""
-
-
-class ManifestError(VectorError):
-    """A manifest.json is not what the format allows, or contradicts itself or its cases."""
-
-
-class FormatVersionError(ManifestError):
-    """A set of vectors of a major format version that this program does not read."""
-
-
-class CaseTensorsError(VectorError):
-    """The tensors of a case are not those that its case.json calls for."""
-
-
-class UnknownCaseError(VectorError):
-    """A set has no case with this id."""
-
-
-class DigestError(VectorError):
-    """Bytes are not those that a set's manifest pins."""
-
-
-class FileSizeError(DigestError):
-    """A file of a set is longer or shorter than its manifest says, or than any may be."""
-
-
-class FileHashError(DigestError):
-    """The SHA-256 of a file of a set is not the one in its manifest."""
-
-
-class ContentDigestError(DigestError):
-    """A content digest in a manifest is not that of the case, or of the cases."""
-
-
-class SetPathError(VectorError):
-    """A path of a set leads outside of it, or to something that is no plain file or folder."""
-
-
-class SymlinkError(SetPathError):
-    """A symbolic link in a set."""
-
-
-class SpecialFileError(SetPathError):
-    """A device, pipe or socket, or a folder where a file belongs (or the reverse)."""
-
-
-class MissingFileError(SetPathError):
-    """A file that a set lists cannot be read."""
-
-
-class UnlistedFileError(SetPathError):
-    """A set holds a file or folder that its manifest does not list."""
-
-
-class DestinationError(VectorError):
-    """What is written already exists, or has no folder to lie in."""
+    code = "vector"
 
 
 def shown(x: object, width: int = 80) -> str:

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import DtypeError, NonFiniteError, UnknownNameError, nearest, shown
+from ringspec.errors import DtypeError, NonFiniteError, OptionError, nearest, shown
 
 __all__ = [
     "FORMATS",
@@ -74,9 +74,11 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(name: str) -> Format:
-    """The format called ``name``; :class:`~ringspec.errors.UnknownNameError` otherwise."""
+    """The format called ``name``; :class:`~ringspec.errors.OptionError` otherwise."""
     if not isinstance(name, str) or name not in FORMATS:
-        raise UnknownNameError("the name of a number format", shown(name), nearest(name, FORMATS))
+        raise OptionError(
+            "the name of a number format", shown(name), nearest(name, FORMATS), code="unknown-name"
+        )
     return FORMATS[name]
 
 

@@ -16,7 +16,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 from ringspec.formats import FORMATS, Array, format_of, product, round_to, rounded_input
 
 MERGE_ORDERS = ("state", "normalised")
@@ -28,7 +28,7 @@ class Recipe:
     """The rounding points of one implementation, in the order in which a value meets them.
 
     ``name`` is that of the table, ``note`` says in words whose arithmetic it is. Each point has the name of
-    a format (:data:`ringspec.formats.FORMATS`); others raise UnknownNameError, as ``changes`` in
+    a format (:data:`ringspec.formats.FORMATS`); others raise OptionError, as ``changes`` in
     :meth:`replace` do that name no point, and what is no size of a tile OptionError.
 
     ``inputs``              q, k, v, dy as they are stored
@@ -111,16 +111,18 @@ class Recipe:
                 "declare 'float32', and narrower sums as carried_dkv or merge",
             )
         if not isinstance(self.merge_order, str) or self.merge_order not in MERGE_ORDERS:
-            raise UnknownNameError(
+            raise OptionError(
                 "a merge order",
                 shown(self.merge_order),
                 nearest(self.merge_order, MERGE_ORDERS),
+                code="unknown-name",
             )
         if self.p_relative_to is not None and self.p_relative_to not in P_REFERENCES:
-            raise UnknownNameError(
+            raise OptionError(
                 "what P is relative to, or None for not declared",
                 shown(self.p_relative_to),
                 nearest(self.p_relative_to, P_REFERENCES),
+                code="unknown-name",
             )
         for size_name in ("tile_q", "tile_k"):
             size = getattr(self, size_name)
@@ -198,8 +200,11 @@ class Recipe:
         known = {f.name for f in dataclasses.fields(self)}
         for field_name in changes:
             if field_name not in known:
-                raise UnknownNameError(
-                    "a rounding point of a recipe", repr(field_name), nearest(field_name, known)
+                raise OptionError(
+                    "a rounding point of a recipe",
+                    repr(field_name),
+                    nearest(field_name, known),
+                    code="unknown-name",
                 )
         return dataclasses.replace(self, **changes)
 
@@ -348,18 +353,21 @@ OF_FORMAT = {
 def recipe(which: str | Recipe) -> Recipe:
     """The recipe of the name ``which``, or the given recipe itself.
 
-    Raises :class:`~ringspec.errors.UnknownNameError` with the nearest name, which for the name of a
+    Raises :class:`~ringspec.errors.OptionError` with the nearest name, which for the name of a
     number format is the recipe of that format.
 
     >>> recipe("bfloat16")
     Traceback (most recent call last):
-    ringspec.errors.UnknownNameError: expected the name of a recipe, or a Recipe; got 'bfloat16'. To mend it: write 'bf16'.
+    ringspec.errors.OptionError: expected the name of a recipe, or a Recipe; got 'bfloat16'. Fix: write 'bf16'.
     """
     if isinstance(which, Recipe):
         return which
     if not isinstance(which, str) or which not in RECIPES:
-        raise UnknownNameError(
-            "the name of a recipe, or a Recipe", shown(which), _nearest_to(which)
+        raise OptionError(
+            "the name of a recipe, or a Recipe",
+            shown(which),
+            _nearest_to(which),
+            code="unknown-name",
         )
     return RECIPES[which]
 

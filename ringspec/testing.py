@@ -34,7 +34,7 @@ from ringspec.compare.verdict import TensorVerdict, judge_tensor
 from ringspec.conformance.diagnose.given import diagnosis_of
 from ringspec.conformance.run.check import Checked, check
 from ringspec.conformance.target.conventions import to_numpy
-from ringspec.errors import DtypeError, OptionError, ShapeError, UnknownNameError, nearest, shown
+from ringspec.errors import DtypeError, OptionError, ShapeError, nearest, shown
 from ringspec.formats import holds, load, name_of, narrower, round_to, store
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check as check_problem
@@ -95,13 +95,15 @@ def assert_ring_attention(
     float64 (the text says which). A result may come in a dtype that is wider than the recipe's; one
     that cannot hold the recipe's numbers, such as float16 under 'float32', is a 'wrong dtype'.
 
-    Raises UnknownNameError for the name of another result, and another
+    Raises OptionError for the name of another result, and another
     :class:`~ringspec.errors.RingspecError` for inputs that make no problem, and for ones that
     the recipe's input format cannot hold: then the kernel rounded them, and saw other numbers.
     """
     used = recipe_of(recipe)
     if lse not in LSE_BASES:
-        raise UnknownNameError("the base of an lse", shown(lse), nearest(str(lse), LSE_BASES))
+        raise OptionError(
+            "the base of an lse", shown(lse), nearest(str(lse), LSE_BASES), code="unknown-name"
+        )
     options = {name: to_numpy(x) if hasattr(x, "shape") else x for name, x in options.items()}
     results = _results_of(got, dy is not None, options)
     cu = options.get("cu_seqlens")
@@ -136,7 +138,9 @@ def _results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> d
     results = dict(got) if isinstance(got, Mapping) else {"o": got}
     for name in results:
         if name not in RESULTS:
-            raise UnknownNameError("a name of a result", shown(name), nearest(name, RESULTS))
+            raise OptionError(
+                "a name of a result", shown(name), nearest(name, RESULTS), code="unknown-name"
+            )
     results = {name: results[name] for name in RESULTS if results.get(name) is not None}
     for name in GRADIENTS if with_gradients else ("o",):
         if name not in results:

@@ -18,7 +18,7 @@ import ringspec
 import ringspec.errors
 from ringspec.comm.links import Links
 from ringspec.comm.wire import Buffer, arrays_of
-from ringspec.errors import DisagreementError, RingspecError
+from ringspec.errors import CommunicationError, RingspecError
 from ringspec.problem.model import Problem
 
 ERROR_BYTES = 4096
@@ -38,7 +38,7 @@ def meet(
     """All ranks come here; raise on all of them the error of the first that has one.
 
     ``parts``: name -> SHA-256 of what must be the same on all ranks. Where one differs from rank 0,
-    all raise DisagreementError, which names the ranks and the parts.
+    all raise CommunicationError ('disagreement'), which names the ranks and the parts.
     """
     mine = record(error, parts or {})
     if links.rank:
@@ -90,19 +90,20 @@ def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
         other = [r for r, table in enumerate(tables) if not np.array_equal(table[n], tables[0][n])]
         if other:
             ranks = ", ".join(map(str, other[:16])) + (", ..." if len(other) > 16 else "")
-            return DisagreementError(
+            return CommunicationError(
                 f"the same {name} on every rank",
                 f"another {name} than on rank 0 on rank {ranks}",
                 "give every rank the same inputs and options; each rank takes its own tokens",
+                code="disagreement",
             )
     return None
 
 
 def error_bytes(error: RingspecError | None) -> Buffer:
-    """An error as a record: class and the three parts of its message, as JSON."""
+    """An error as a record: kind, code and the three parts of its message, as JSON."""
     buffer = np.zeros(ERROR_BYTES, np.uint8)
     if error is not None:
-        parts = [type(error).__name__, error.expected, error.got, error.mend]
+        parts = [type(error).__name__, error.code, error.expected, error.got, error.fix]
         most = ERROR_BYTES // 4 - 16
         while len(data := json.dumps([part[:most] for part in parts]).encode()) > ERROR_BYTES:
             most //= 2
@@ -112,16 +113,16 @@ def error_bytes(error: RingspecError | None) -> Buffer:
 
 def error_from(buffer: Buffer) -> RingspecError | None:
     """
-    >>> error_from(error_bytes(DisagreementError("a", "b", "c")))
-    DisagreementError('expected a; got b. To mend it: c.')
+    >>> error_from(error_bytes(CommunicationError("a", "b", "c", code="disagreement")))
+    CommunicationError('expected a; got b. Fix: c.')
     """
     data = buffer.tobytes().rstrip(b"\0")
     if not data:
         return None
-    name, *parts = json.loads(data)
+    name, code, *parts = json.loads(data)
     kind = getattr(ringspec.errors, name, None)
     known = isinstance(kind, type) and issubclass(kind, RingspecError)
-    return (kind if known else RingspecError)(*parts)  # type: ignore[misc]
+    return (kind if known else RingspecError)(*parts, code=code)  # type: ignore[misc]
 
 
 def digest(*values: Any) -> bytes:

@@ -25,13 +25,7 @@ from ringspec.comm.library import kept, mpi
 from ringspec.comm.links import Pending
 from ringspec.comm.ring import ring_over
 from ringspec.comm.wire import Buffer
-from ringspec.errors import (
-    LostWorkerError,
-    OptionError,
-    RingspecError,
-    WorkerCountError,
-    shown,
-)
+from ringspec.errors import LayoutError, LostWorkerError, OptionError, RingspecError, shown
 from ringspec.rings.run import Run
 
 TIMEOUT = 60.0
@@ -131,7 +125,7 @@ class MpiLinks:
         except LostWorkerError as error:
             found = error.got.partition(": ")[0]
             got = f"{found}: {self.name(self.rank)} {pending.what}"
-            raise LostWorkerError(error.expected, got, error.mend) from None
+            raise LostWorkerError(error.expected, got, error.fix) from None
 
     def check_alive(self, pending: Pending) -> None:
         """Raise LostWorkerError where a neighbour that was asked does not answer."""
@@ -193,15 +187,16 @@ def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = No
 def split(links: MpiLinks, ring_size: int) -> MpiLinks:
     """Links among the ``ring_size`` ranks of this rank's ring; ring g has ranks g*W to g*W + W - 1.
 
-    All ranks call this. Raises WorkerCountError where W does not divide the number of ranks, and
-    DisagreementError where one rank gives another W; both on every rank.
+    All ranks call this. Raises LayoutError where W does not divide the number of ranks, and
+    CommunicationError ('disagreement') where one rank gives another W; both on every rank.
     """
     error = None
     if type(ring_size) is not int or ring_size < 1 or links.size % ring_size:
-        error = WorkerCountError(
+        error = LayoutError(
             f"a ring size that divides the {links.size} ranks",
             shown(ring_size),
             "start a multiple of the ring size: mpiexec -n N",
+            code="worker-count",
         )
     # A split blocks, and rings of other sizes have other neighbours; whoever does not come is named here.
     meet(links, "before the ranks form rings", error, {"ring size": digest(ring_size)})
@@ -246,7 +241,7 @@ def ring_mpi(
                    False raises LostWorkerError on the ranks that noticed
 
     Returns the :class:`~ringspec.rings.run.Run`, on ``root`` alone where one is given. Raises what
-    ``ringspec.ring`` raises, on every rank, and DisagreementError where ranks were given different
+    ``ringspec.ring`` raises, on every rank, and CommunicationError ('disagreement') where ranks were given different
     things. After an error, messages may be under way: end the program.
     """
     try:

@@ -17,13 +17,7 @@ from ringspec.comm.agreement import digests_of, meet
 from ringspec.comm.links import Links
 from ringspec.comm.part import Setup, joined_batch, share_of_batch, worker_result
 from ringspec.comm.wire import Header, check_header, frame_of, pack, unpack
-from ringspec.errors import (
-    FailedWorkerError,
-    LostWorkerError,
-    OptionError,
-    RingspecError,
-    shown,
-)
+from ringspec.errors import CommunicationError, LostWorkerError, OptionError, RingspecError, shown
 from ringspec.formats import check_results
 from ringspec.problem.checks import flag, function
 from ringspec.problem.model import Array, Problem
@@ -105,7 +99,8 @@ def ring_over(
     and ``dbias`` of a bias without batch axis, which are sums over the batch, added ring by ring.
 
     Raises what ``ringspec.ring`` raises, on every rank; any other exception of one rank, such as its
-    observer's, on that rank, and FailedWorkerError, which names the two, on the others; DisagreementError where ranks were given
+    observer's, on that rank, and CommunicationError ('failed-worker'), which names the two, on the
+    others; CommunicationError ('disagreement') where ranks were given
     different things; LostWorkerError where a rank does not answer.
     """
     ring = links if ring is None else ring
@@ -192,8 +187,8 @@ def run_over(
     if setup is not None:
         batch = setup.problem.q.shape[0]
         if error is None and batch % groups:
-            mend = f"give a batch that is a multiple of {groups}"
-            error = OptionError(f"a batch that {groups} rings can share", f"B = {batch}", mend)
+            fix = f"give a batch that is a multiple of {groups}"
+            error = OptionError(f"a batch that {groups} rings can share", f"B = {batch}", fix)
         parts = parts_of(setup, root)
     meet(links, "at the start", error, parts)
     assert setup is not None
@@ -213,12 +208,13 @@ def run_over(
     return run
 
 
-def failure(links: Links, raised: Exception) -> FailedWorkerError:
+def failure(links: Links, raised: Exception) -> CommunicationError:
     """What the other ranks raise for an exception that belongs to a user's function on this one."""
-    return FailedWorkerError(
+    return CommunicationError(
         "every rank to finish its pass",
         f"{type(raised).__name__} on {links.name(links.rank)}: {raised}",
         f"see the traceback of {links.name(links.rank)}",
+        code="failed-worker",
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.errors import MessageError
+from ringspec.errors import CommunicationError
 from ringspec.spec.worker import Side
 
 Buffer = NDArray[np.uint8]
@@ -96,10 +96,11 @@ def pack(side: object, frame: Frame, header: Header) -> Buffer:
         value = getattr(side, leaf.name)
         array = getattr(value, leaf.field) if leaf.field else value
         if array.dtype != leaf.dtype or array.shape != leaf.shape:
-            raise MessageError(
+            raise CommunicationError(
                 f"{leaf.name} as {leaf.dtype} {leaf.shape}, as at the start of the pass",
                 f"{array.dtype} {array.shape}",
                 "a block function returns arrays of the shapes and dtypes that it got",
+                code="message",
             )
         room = buffer[leaf.start : leaf.stop].view(leaf.dtype).reshape(leaf.shape)
         room[...] = array
@@ -107,17 +108,22 @@ def pack(side: object, frame: Frame, header: Header) -> Buffer:
 
 
 def check_header(buffer: Buffer, header: Header) -> None:
-    """Raise MessageError unless the buffer is this message."""
+    """Raise CommunicationError ('message') unless the buffer is this message."""
     magic, phase, step, tag, source, target, owner, size = HEADER.unpack(
         buffer[: HEADER.size].tobytes()
     )
     if magic != MAGIC or not 0 <= phase < len(PHASES) or size != buffer.size:
-        raise MessageError(
-            f"the message {header}", "bytes that are none", "run one version of ringspec"
+        raise CommunicationError(
+            f"the message {header}",
+            "bytes that are none",
+            "run one version of ringspec",
+            code="message",
         )
     got = Header(PHASES[phase], step, tag, source, target, owner)
     if got != header:
-        raise MessageError(f"the message {header}", str(got), "the schedule says who sends to whom")
+        raise CommunicationError(
+            f"the message {header}", str(got), "the schedule says who sends to whom", code="message"
+        )
 
 
 def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.errors import ArithmeticModeError, ShapeError
+from ringspec.errors import RingspecError, ShapeError
 
 Units = NDArray[np.object_]
 Array = NDArray[np.float64]
@@ -49,7 +49,7 @@ class Fixed:
 def fixed(x: Array) -> Fixed:
     """Finite float64 numbers, exactly; one exponent for the whole array, as small as possible.
 
-    Raises ArithmeticModeError where this process takes subnormal numbers for zeros.
+    Raises RingspecError ('arithmetic-mode') where this process takes subnormal numbers for zeros.
 
     >>> fixed(np.array([0.75, -3.0])).units.tolist(), fixed(np.array([0.75, -3.0])).bits
     ([3, -12], 2)
@@ -73,10 +73,11 @@ def fixed(x: Array) -> Fixed:
 def check_subnormals() -> None:
     """Some libraries, built with -ffast-math, switch a whole process to subnormals as zeros."""
     if not (np.array([5e-324]) * np.array([1.0]) > 0).all():
-        raise ArithmeticModeError(
+        raise RingspecError(
             "float64 arithmetic with subnormal numbers",
             "a process that flushes them to zero",
             "find the library that sets this mode (often built with -ffast-math); do not load it",
+            code="arithmetic-mode",
         )
 
 

@@ -17,7 +17,7 @@ import functools
 
 import numpy as np
 
-from ringspec.errors import FastRecipeError
+from ringspec.errors import OptionError
 from ringspec.fast.backward import Seeds
 from ringspec.fast.dense import refuse_overflow
 from ringspec.fast.job import make_job
@@ -34,18 +34,19 @@ from ringspec.spec.online_softmax import SoftmaxState
 def computed_in(recipe: Recipe) -> str:
     """'float64' or 'float32', of a recipe that has that type at every rounding point.
 
-    Any other recipe raises :class:`~ringspec.errors.FastRecipeError`: products in BLAS and elementwise
+    Any other recipe raises :class:`~ringspec.errors.OptionError` ('fast-recipe'): products in BLAS and elementwise
     passes in place round in no other type.
     """
     types = {getattr(recipe, point) for point in ROUNDING_POINTS}
     whole = recipe.tile_q is None and recipe.tile_k is None and recipe.merge_order == "state"
     if whole and types in ({"float64"}, {"float32"}):
         return str(types.pop())
-    raise FastRecipeError(
+    raise OptionError(
         "a recipe in float64 or float32 throughout, without tiles and merged by state",
         f"{recipe.name!r}, in {', '.join(sorted(types))}"
         + ("" if whole else f", tiles {(recipe.tile_q, recipe.tile_k)}, {recipe.merge_order}"),
         "leave out block_forward and block_backward: the specification follows every recipe",
+        code="fast-recipe",
     )
 
 
@@ -69,7 +70,7 @@ def block_forward(
     always their maximum: (m, l, o) stand for the same softmax whatever m is, because l and o are sums of
     exp(s - m) and exp(s - m) v.
 
-    Raises :class:`~ringspec.errors.FastRecipeError` for another recipe, and OptionError.
+    Raises :class:`~ringspec.errors.OptionError`; with the code 'fast-recipe' for another recipe.
     """
     dtype = computed_in(block.recipe)
     job = make_job(q, k, v, block.rows, block.columns, block.terms, dtype, sizes, kept=kept)
@@ -98,9 +99,8 @@ def block_backward(
     delta - dlse (RING-7). q, k, v, ``block``, ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
 
     Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type that is computed in,
-    dbias in float64. Raises
-    :class:`~ringspec.errors.FastRecipeError` as there, OptionError, and NonFiniteError where a gradient
-    in float64 overflows.
+    dbias in float64. Raises :class:`~ringspec.errors.OptionError` as there, and NonFiniteError where
+    a gradient in float64 overflows.
     """
     dtype = computed_in(block.recipe)
     job = make_job(

@@ -45,7 +45,7 @@ def absorb(
     has seen no key, ``part`` itself is returned. ``threads``: None is one for each core that the process may
     use; the bits are the same for any number.
 
-    Raises :class:`~ringspec.errors.FastRecipeError` for a ``recipe`` that is not float64 or float32
+    Raises :class:`~ringspec.errors.OptionError` ('fast-recipe') for a ``recipe`` that is not float64 or float32
     throughout, and OptionError where ``threads`` is no integer >= 1.
 
     >>> from ringspec.recipes import RECIPES

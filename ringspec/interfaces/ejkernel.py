@@ -113,7 +113,7 @@ def ring_flash_attention_call(
                         one whose positions start at 0 and whose bias and mask have sk keys
     ``recipe``          ours: the arithmetic, a name or a :class:`~ringspec.recipes.Recipe`
 
-    Raises RefusedError, ShapeError, HeadCountError, DtypeError, WindowError and their like.
+    Raises RefusedError, ShapeError, DtypeError, OptionError and their like.
     Source: https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention). No argument has
     a default there.
 

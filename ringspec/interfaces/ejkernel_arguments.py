@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import (
-    DtypeError,
-    HeadCountError,
-    OptionError,
-    PackingError,
-    RefusedError,
-    ShapeError,
-    WindowError,
-)
+from ringspec.errors import DtypeError, OptionError, RefusedError, ShapeError
 from ringspec.formats import load
 from ringspec.interfaces.ranks import Ring, same_shape, tensor
 from ringspec.problem.checks import (
@@ -89,10 +81,11 @@ def window_of(sliding_window: Any, causal: bool) -> tuple[int, int] | None:
     pair = isinstance(sliding_window, (tuple, list))
     sides = tuple(sliding_window) if pair else (sliding_window,)
     if not all(map(is_integer, sides)) or len(sides) != (2 if pair else 1) or min(sides) < 0:
-        raise WindowError(
+        raise OptionError(
             "sliding_window as None, an int >= 0 or a pair (left, right) of such",
             repr(sliding_window),
             "write sliding_window=None for no window",
+            code="window",
         )
     left, right = (
         (int(x) for x in sides) if pair else (int(sides[0]), 0 if causal else int(sides[0]))
@@ -218,10 +211,11 @@ def check_heads(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> N
     if min(*q, *k) < 1:
         raise ShapeError("no empty axis", f"q {q}, k {k}", "give at least one token and one head")
     if q[-2] % k[-2] != 0:
-        raise HeadCountError(
+        raise ShapeError(
             "query heads as a multiple of key/value heads",
             f"{q[-2]} and {k[-2]}",
             "axis 2 of [batch, seq, heads, head_dim] is heads",
+            code="head-count",
         )
 
 
@@ -296,18 +290,20 @@ def differences(cum_seqlens: Any, what: str, batch: int, longest: int) -> Intege
     """cum[b + 1] - cum[b] of ints [b + 1] that begin with 0, none negative or above ``longest``."""
     values = as_array(cum_seqlens, what)
     if values.dtype.kind not in "iu" or values.shape != (batch + 1,):
-        raise PackingError(
+        raise OptionError(
             f"{what} as integers of shape ({batch + 1},)",
             f"dtype {values.dtype}, shape {values.shape}",
             "give 0 and the cumulative length after each row of the padded batch",
+            code="packing",
         )
     values = values.astype(np.int64)
     lengths = values[1:] - values[:-1]
     if values[0] != 0 or (lengths < 0).any() or (lengths > longest).any():
-        raise PackingError(
+        raise OptionError(
             f"{what} that begins with 0, never falls and grows by at most {longest} a row",
             str(values.tolist()),
             "row b of the padded batch holds cum[b + 1] - cum[b] tokens",
+            code="packing",
         )
     return lengths
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import BoundsError, RefusedError, shown
+from ringspec.errors import OptionError, RefusedError, shown
 from ringspec.formats import load
 from ringspec.interfaces.ranks import Ring, ring_array, same_shape, tensor
 from ringspec.problem.checks import as_array, finite_or_minus_infinity, is_integer, number
@@ -142,8 +142,11 @@ def whole_numbers(x: Any, what: str, shape: tuple[int, int, int]) -> Integers:
     same_shape(what, given, shape, "W b s")
     values = given.astype(np.float64) if given.dtype.kind in "iu" else load(given, what)
     if not (values == np.rint(values)).all():
-        raise BoundsError(
-            f"{what} of whole numbers", "a fraction or NaN", "bounds are local key indices"
+        raise OptionError(
+            f"{what} of whole numbers",
+            "a fraction or NaN",
+            "bounds are local key indices",
+            code="bounds",
         )
     return np.clip(values, 0, shape[2]).astype(np.int64)
 

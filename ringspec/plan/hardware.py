@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from ringspec.errors import HardwareError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 
 ASSUMED = "assumed: no figure is published"
 
@@ -58,12 +58,13 @@ class Hardware:
     links: tuple[Link, ...]
 
     def peak(self, number_format: str) -> Rate:
-        """The rate of products of ``number_format``, or a HardwareError."""
+        """The rate of products of ``number_format``, or an OptionError."""
         if number_format not in self.flops_per_second:
-            raise HardwareError(
+            raise OptionError(
                 f"a rate of {self.name} for operands in {number_format}",
                 f"rates for {', '.join(self.flops_per_second)}",
                 "plan with another recipe, or give flops_per_second",
+                code="hardware",
             )
         return self.flops_per_second[number_format]
 
@@ -74,7 +75,7 @@ class Hardware:
     def link(self, workers: int) -> Link:
         """The link that a ring of that size is as slow as: the first that holds all its ``workers``.
 
-        HardwareError if none does.
+        OptionError if none does.
 
         >>> PRESETS["h200"].link(8).name, PRESETS["h200"].link(9).name
         ('NVLink', 'InfiniBand')
@@ -82,10 +83,11 @@ class Hardware:
         for link in self.links:
             if link.workers is None or workers <= link.workers:
                 return link
-        raise HardwareError(
+        raise OptionError(
             f"a link of {self.name} for {workers} workers",
             f"links for at most {max(link.workers or 0 for link in self.links)}",
             "plan fewer workers, or give a link without a number of workers",
+            code="hardware",
         )
 
     def with_rates(
@@ -100,7 +102,7 @@ class Hardware:
 
         ``flops_per_second`` holds for all number formats, ``efficiency`` for both passes,
         ``bytes_per_second`` for a ring of any size, ``latency`` for all links; ``memory`` is in bytes.
-        Raises HardwareError for what no rate can be.
+        Raises OptionError for what no rate can be.
 
         >>> PRESETS["h200"].with_rates(bytes_per_second=2e11, latency=0).link(4096).name
         'given'
@@ -137,7 +139,7 @@ def given_latency(x: Any) -> Rate:
 
 
 def positive(x: Any, what: str, most: float = 1e30, zero: bool = False) -> float:
-    """A finite number above zero (or zero, where that is allowed) as float, or a HardwareError."""
+    """A finite number above zero (or zero, where that is allowed) as float, or an OptionError."""
     ok = isinstance(x, (int, float)) and not isinstance(x, bool)
     try:
         value = float(x) if ok else math.nan
@@ -145,19 +147,25 @@ def positive(x: Any, what: str, most: float = 1e30, zero: bool = False) -> float
         value = math.inf
     if not ((value > 0 or (zero and value == 0)) and value <= most):
         low = "from 0" if zero else "above 0"
-        raise HardwareError(
-            f"{what} as a number {low} and at most {most:g}", shown(x), "give it in SI units"
+        raise OptionError(
+            f"{what} as a number {low} and at most {most:g}",
+            shown(x),
+            "give it in SI units",
+            code="hardware",
         )
     return value
 
 
 def hardware_named(which: Any) -> Hardware:
-    """The preset of that name, or the given Hardware itself; HardwareError with the nearest name."""
+    """The preset of that name, or the given Hardware itself; OptionError with the nearest name."""
     if isinstance(which, Hardware):
         return which
     if not isinstance(which, str) or which not in PRESETS:
-        raise HardwareError(
-            "the name of a preset, or a Hardware", shown(which), nearest(which, PRESETS)
+        raise OptionError(
+            "the name of a preset, or a Hardware",
+            shown(which),
+            nearest(which, PRESETS),
+            code="hardware",
         )
     return PRESETS[which]
 

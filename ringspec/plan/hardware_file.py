@@ -29,19 +29,19 @@ from pathlib import Path
 from typing import Any
 
 from ringspec import strictjson
-from ringspec.errors import FileFormatError, HardwareError, nearest, shown
+from ringspec.errors import FileFormatError, OptionError, nearest, shown
 from ringspec.plainfile import read_plain_file
 from ringspec.plan.hardware import FORMATS_RATED, Hardware, Link, Rate, positive
 
 MAX_BYTES = 1 << 16
 MAX_LINKS = 16
 MAX_TEXT = 200
-MEND = "write it like the example in docs/reference/plan.md"
+FIX = "write it like the example in docs/reference/plan.md"
 TOP = ("name", "flops_per_second", "efficiency", "memory", "links")
 
 
 def read_hardware(path: str | os.PathLike[str]) -> Hardware:
-    """The hardware of the file at ``path``; HardwareError for anything that is not one.
+    """The hardware of the file at ``path``; OptionError for anything that is not one.
 
     A name that ends in .json is read as JSON, any other as TOML.
     """
@@ -55,7 +55,7 @@ def read_hardware(path: str | os.PathLike[str]) -> Hardware:
     except (ValueError, RecursionError) as cause:
         kind = "JSON" if where.suffix.lower() == ".json" else "TOML"
         why = str(cause)[:MAX_TEXT] or type(cause).__name__
-        raise HardwareError(f"{kind} in {shown(str(where))}", why, MEND) from None
+        raise OptionError(f"{kind} in {shown(str(where))}", why, FIX, code="hardware") from None
     return hardware_from(data)
 
 
@@ -64,21 +64,24 @@ def content(where: Path) -> str:
     try:
         raw = read_plain_file(where, MAX_BYTES)
     except FileFormatError as cause:
-        raise HardwareError(cause.expected, cause.got, MEND) from None
+        raise OptionError(cause.expected, cause.got, FIX, code="hardware") from None
     except (OSError, ValueError) as cause:
-        raise HardwareError(
+        raise OptionError(
             f"a file that can be read at {shown(str(where))}",
             type(cause).__name__,
             "check the path",
+            code="hardware",
         ) from None
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise HardwareError(f"UTF-8 in {shown(str(where))}", "other bytes", MEND) from None
+        raise OptionError(
+            f"UTF-8 in {shown(str(where))}", "other bytes", FIX, code="hardware"
+        ) from None
 
 
 def hardware_from(data: Any) -> Hardware:
-    """Hardware from plain data with the keys of a file, or a HardwareError.
+    """Hardware from plain data with the keys of a file, or an OptionError.
 
     >>> rates = {"name": "toy", "flops_per_second": {"float64": 1e10},
     ...          "efficiency": {"forward": 1, "backward": 1},
@@ -91,13 +94,15 @@ def hardware_from(data: Any) -> Hardware:
     source = text_of(data.get("source", "a file"), "source")
     formats = table(data["flops_per_second"], "flops_per_second")
     if not formats:
-        raise HardwareError("flops_per_second of a number format", "none", MEND)
+        raise OptionError("flops_per_second of a number format", "none", FIX, code="hardware")
     fields(formats, (), FORMATS_RATED, "flops_per_second")
     efficiency = fields(data["efficiency"], ("forward", "backward"), (), "efficiency")
     memory = fields(data["memory"], ("bytes", "bytes_per_second"), (), "memory")
     links = data["links"]
     if not isinstance(links, list) or not 1 <= len(links) <= MAX_LINKS:
-        raise HardwareError(f"links as a list of 1 to {MAX_LINKS}", shown(links), MEND)
+        raise OptionError(
+            f"links as a list of 1 to {MAX_LINKS}", shown(links), FIX, code="hardware"
+        )
     return Hardware(
         text_of(data["name"], "name"),
         {
@@ -126,7 +131,9 @@ def link_from(data: Any, number: int, source: str) -> Link:
     fields(data, ("name", "bytes_per_second", "latency"), ("workers",), what)
     workers = data.get("workers")
     if workers is not None and (type(workers) is not int or not 1 <= workers <= 1 << 30):
-        raise HardwareError(f"{what}.workers as an integer >= 1", shown(workers), MEND)
+        raise OptionError(
+            f"{what}.workers as an integer >= 1", shown(workers), FIX, code="hardware"
+        )
     speed = positive(data["bytes_per_second"], f"{what}.bytes_per_second")
     latency = positive(data["latency"], f"{what}.latency", 3600.0, zero=True)
     return Link(
@@ -139,7 +146,7 @@ def link_from(data: Any, number: int, source: str) -> Link:
 
 def table(data: Any, what: str) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise HardwareError(f"{what} as a table of keys", shown(data), MEND)
+        raise OptionError(f"{what} as a table of keys", shown(data), FIX, code="hardware")
     return data
 
 
@@ -149,10 +156,12 @@ def fields(
     """The table, if it has all needed keys and no other than the allowed ones."""
     for key in table(data, what):
         if key not in needed + allowed:
-            raise HardwareError(f"known keys in {what}", shown(key), nearest(key, needed + allowed))
+            raise OptionError(
+                f"known keys in {what}", shown(key), nearest(key, needed + allowed), code="hardware"
+            )
     for key in needed:
         if key not in data:
-            raise HardwareError(f"the key {key!r} in {what}", "none", MEND)
+            raise OptionError(f"the key {key!r} in {what}", "none", FIX, code="hardware")
     return table(data, what)
 
 
@@ -163,5 +172,7 @@ def text_of(x: Any, what: str) -> str:
         or not 1 <= len(x) <= MAX_TEXT
         or not (x.isascii() and x.isprintable())
     ):
-        raise HardwareError(f"{what} as 1 to {MAX_TEXT} printable ASCII characters", shown(x), MEND)
+        raise OptionError(
+            f"{what} as 1 to {MAX_TEXT} printable ASCII characters", shown(x), FIX, code="hardware"
+        )
     return x

@@ -96,7 +96,7 @@ def plan(
     computation; ``recipe``: number formats; ``shapes``: batch, heads, kv_heads, head_dim, value_dim,
     causal, window, as in :func:`~ringspec.plan.workload.workload`.
 
-    Raises the errors of ``workload``, and HardwareError.
+    Raises the errors of ``workload``, and OptionError for hardware without a rate or a link.
 
     >>> planned = plan(1 << 20, 64, hardware="trn2", kv_heads=8)
     >>> planned.best.layout, planned.link.name

@@ -7,15 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.errors import (
-    HeadCountError,
-    LayoutError,
-    OptionError,
-    UnknownNameError,
-    WorkerCountError,
-    nearest,
-    shown,
-)
+from ringspec.errors import LayoutError, OptionError, ShapeError, nearest, shown
 from ringspec.plan.pairs import Band, band
 from ringspec.problem.checks import check_window, flag, integer, is_integer
 from ringspec.problem.model import Columns, Problem, Rows, Terms
@@ -112,23 +104,27 @@ def workload(
 ) -> Workload:
     """A workload from arguments of any origin, or the error of the first that cannot be.
 
-    Raises OptionError, WorkerCountError, HeadCountError, LayoutError, WindowError, UnknownNameError.
+    Raises OptionError, LayoutError and ShapeError.
 
     >>> workload(1 << 20, 64, kv_heads=8).tokens
     16384
     """
     if not is_integer(workers) or not 1 <= workers <= LARGEST_PLAN:
-        raise WorkerCountError(
-            f"W >= 1 workers, and at most {LARGEST_PLAN}", shown(workers), "pass workers=1 or more"
+        raise LayoutError(
+            f"W >= 1 workers, and at most {LARGEST_PLAN}",
+            shown(workers),
+            "pass workers=1 or more",
+            code="worker-count",
         )
     length = sized(length, "length", 1 << 62)
     heads = sized(heads, "heads")
     kv_heads = heads if kv_heads is None else sized(kv_heads, "kv_heads")
     if heads % kv_heads:
-        raise HeadCountError(
+        raise ShapeError(
             "query heads H as a multiple of key/value heads Hkv",
             f"H = {heads}, Hkv = {kv_heads}",
             "query head h uses key head h // (H // Hkv)",
+            code="head-count",
         )
     head_dim = sized(head_dim, "head_dim")
     planned = Workload(
@@ -172,8 +168,11 @@ def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ..
         )
     for name in chosen:
         if not isinstance(name, str) or name not in known:
-            raise UnknownNameError(
-                f"{what} in {', '.join(known)}", shown(name), nearest(name, known)
+            raise OptionError(
+                f"{what} in {', '.join(known)}",
+                shown(name),
+                nearest(name, known),
+                code="unknown-name",
             )
     return tuple(name for name in known if name in chosen)
 

@@ -1,4 +1,4 @@
-"""Checks of single arguments: what was expected, what came, how to mend it.
+"""Checks of single arguments: what was expected, what came, how to fix it.
 
 Each function takes one argument as the caller gave it and returns it in the one form that the
 specification works with, or raises the error of its kind.
@@ -13,17 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.errors import (
-    BoundsError,
-    DropoutError,
     DtypeError,
-    HeadCountError,
     LayoutError,
     NonFiniteError,
     OptionError,
-    PackingError,
     ShapeError,
-    WindowError,
-    WorkerCountError,
     described,
     shown,
 )
@@ -162,8 +156,11 @@ def length_of(x: Any, what: str = "S") -> int:
 def check_workers(workers: Any) -> int:
     """W as int."""
     if not is_integer(workers) or not 1 <= workers <= LARGEST_RING:
-        raise WorkerCountError(
-            f"W >= 1 workers, and at most {LARGEST_RING}", shown(workers), "pass workers=1 or more"
+        raise LayoutError(
+            f"W >= 1 workers, and at most {LARGEST_RING}",
+            shown(workers),
+            "pass workers=1 or more",
+            code="worker-count",
         )
     return int(workers)
 
@@ -187,10 +184,11 @@ def check_window(window: Any) -> tuple[int | None, int | None] | None:
     sides = window if isinstance(window, (tuple, list)) else (window, window)
     right_kind = all(side is None or is_integer(side) for side in sides)
     if len(sides) != 2 or not right_kind or any(side is not None and side < 0 for side in sides):
-        raise WindowError(
+        raise OptionError(
             "window as None, an int >= 0 or a pair (left, right) of such, None = unbounded side",
             shown(window),
             "write window=(left, right); -1 for 'unbounded' is written None here",
+            code="window",
         )
     left, right = (None if side is None else int(side) for side in sides)
     return None if left is None and right is None else (left, right)
@@ -204,18 +202,20 @@ def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray
     """
     values = as_array(cu_seqlens, what)
     if values.dtype.kind not in "iu" or values.ndim != 1:
-        raise PackingError(
+        raise OptionError(
             f"{what} as a 1-D array of integers",
             f"dtype {values.dtype}, shape {values.shape}",
             "give the cumulative lengths, beginning with 0",
+            code="packing",
         )
     starts = int_array(values, what)
     ordered = starts.size >= 1 and starts[0] == 0 and bool((starts[1:] >= starts[:-1]).all())
     if not ordered or starts[-1] > length:
-        raise PackingError(
+        raise OptionError(
             f"{what} that begins with 0, never falls and ends at most at {length}",
             shown(starts.tolist()),
             "give the cumulative lengths of the documents in order",
+            code="packing",
         )
     segments = np.full(length, -1, dtype=np.int64)
     for document in range(starts.size - 1):
@@ -237,8 +237,11 @@ def check_segments(
         )
     if by_packing:
         if values["cu_seqlens"] is None:
-            raise PackingError(
-                "cu_seqlens with cu_seqlens_k", "cu_seqlens_k alone", "pass cu_seqlens as well"
+            raise OptionError(
+                "cu_seqlens with cu_seqlens_k",
+                "cu_seqlens_k alone",
+                "pass cu_seqlens as well",
+                code="packing",
             )
         for_k = values["cu_seqlens"] if values["cu_seqlens_k"] is None else values["cu_seqlens_k"]
         segments_q = segments_from_cu_seqlens(values["cu_seqlens"], n_q, "cu_seqlens")
@@ -262,10 +265,11 @@ def check_bounds(
     if low is None and high is None:
         return None, None
     if low is None or high is None:
-        raise BoundsError(
+        raise OptionError(
             "bound_min and bound_max together",
             "only " + ("bound_max" if low is None else "bound_min"),
             "pass both: bound_min <= key position < bound_max",
+            code="bounds",
         )
     return int_rows(low, "bound_min", batch, n_q), int_rows(high, "bound_max", batch, n_q)
 
@@ -324,9 +328,13 @@ def check_dropout(values: dict[str, Any]) -> tuple[float, int]:
     p = number(values["dropout_p"], "dropout_p")
     seed = integer(values["dropout_seed"], "dropout_seed")
     if not 0 <= p < 1:
-        raise DropoutError("0 <= dropout_p < 1", str(p), "dropout_p is the share that is dropped")
+        raise OptionError(
+            "0 <= dropout_p < 1", str(p), "dropout_p is the share that is dropped", code="dropout"
+        )
     if not 0 <= seed < 2**64:
-        raise DropoutError("0 <= dropout_seed < 2**64", shown(seed), "take the seed modulo 2**64")
+        raise OptionError(
+            "0 <= dropout_seed < 2**64", shown(seed), "take the seed modulo 2**64", code="dropout"
+        )
     return p, seed
 
 
@@ -357,9 +365,10 @@ def check_qkv(q: Any, k: Any, v: Any) -> tuple[NDArray[np.float64], ...]:
             "B, H, D >= 1", f"q {q.shape}, k {k.shape}, v {v.shape}", "S alone may be 0"
         )
     if q.shape[1] % k.shape[1] != 0:
-        raise HeadCountError(
+        raise ShapeError(
             "query heads H as a multiple of key/value heads Hkv",
             f"H = {q.shape[1]}, Hkv = {k.shape[1]}",
             "axis 1 is H; query head h uses key head h // (H // Hkv)",
+            code="head-count",
         )
     return q, k, v

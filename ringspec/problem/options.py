@@ -2,7 +2,7 @@
 
 ``attention``, ``attention_backward`` and ``ring`` accept exactly the keywords of :class:`Options`;
 :func:`check` turns q, k, v and options into a :class:`~ringspec.problem.model.Problem`, or raises an
-error that says what was expected, what came and how to mend it. Everything behind this module may
+error that says what was expected, what came and how to fix it. Everything behind this module may
 assume that its arguments are right.
 
 Source: :mod:`ringspec.spec.masks` and :mod:`ringspec.spec.definition` say what each option means (MASK-9, FWD-1).

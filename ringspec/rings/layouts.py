@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringspec.errors import (
-    LayoutError,
-    PackingError,
-    ShapeError,
-    UnknownNameError,
-    nearest,
-    shown,
-)
+from ringspec.errors import LayoutError, OptionError, ShapeError, nearest, shown
 from ringspec.problem.checks import (
     as_array,
     check_workers,
@@ -53,7 +46,7 @@ def zigzag(length: int, workers: int) -> Layout:
 
 
 def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
-    """Zigzag inside each packed document (LAYOUT-4); ``cu_seqlens`` int [N + 1], or PackingError.
+    """Zigzag inside each packed document (LAYOUT-4); ``cu_seqlens`` int [N + 1], or OptionError.
 
     S = ``length``, W = ``workers``.
     """
@@ -78,13 +71,15 @@ def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
     """LAYOUT-5: any table [W, n] in which each token 0..S-1 occurs exactly once, the rest -1.
 
     S = ``length``; ``workers``: W, where it is known. Raises LayoutError for any other table, and
-    UnknownNameError for None.
+    OptionError for None.
 
     >>> from_table([[3, 0], [1, 2]], 4).table.tolist()
     [[3, 0], [1, 2]]
     """
     if table is None:
-        raise UnknownNameError("a layout name or a table [W, n]", "None", nearest("", LAYOUTS))
+        raise OptionError(
+            "a layout name or a table [W, n]", "None", nearest("", LAYOUTS), code="unknown-name"
+        )
     values = as_array(table, "layout table")
     if values.dtype.kind not in "iu" or values.ndim != 2 or values.shape[0] < 1:
         raise LayoutError(
@@ -126,8 +121,8 @@ def describe_tokens(held: Integers, length: int) -> str:
 def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
     """A layout by name, from a table [W, n], or as it is, for ``length`` tokens and ``workers`` workers.
 
-    ``cu_seqlens`` is for 'zigzag_per_document', which raises PackingError without it. Raises
-    UnknownNameError for another name, and what the constructors raise.
+    ``cu_seqlens`` is for 'zigzag_per_document', which raises OptionError without it. Raises
+    OptionError for another name too, and what the constructors raise.
 
     >>> make_layout("striped", 4, 2).table.tolist()
     [[0, 2], [1, 3]]
@@ -145,14 +140,18 @@ def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) 
         return zigzag(length, workers)
     if layout == "zigzag_per_document":
         if cu_seqlens is None:
-            raise PackingError(
+            raise OptionError(
                 "cu_seqlens with the layout 'zigzag_per_document'",
                 "none",
                 "pass cu_seqlens=[0, ...], or use layout='zigzag'",
+                code="packing",
             )
         return zigzag_per_document(length, workers, cu_seqlens)
-    raise UnknownNameError(
-        "a layout name or a table [W, n]", shown(layout), nearest(layout, LAYOUTS)
+    raise OptionError(
+        "a layout name or a table [W, n]",
+        shown(layout),
+        nearest(layout, LAYOUTS),
+        code="unknown-name",
     )
 
 
@@ -209,8 +208,8 @@ def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
 
 def check_layout(layout: Any) -> None:
     if not isinstance(layout, Layout):
-        mend = 'make one: make_layout("zigzag", 32, workers=4)'
-        raise LayoutError("a Layout", shown(layout), mend)
+        fix = 'make one: make_layout("zigzag", 32, workers=4)'
+        raise LayoutError("a Layout", shown(layout), fix)
 
 
 def check_shards(shards: Sequence[ArrayLike], axis: int) -> list[NDArray]:

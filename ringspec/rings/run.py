@@ -199,7 +199,7 @@ def check_number(what: str, number: object, count: int) -> None:
 
     >>> check_number("worker", 3, 3)
     Traceback (most recent call last):
-    ringspec.errors.NotRecordedError: expected a worker from 0 to 2; got 3. To mend it: count workers from 0.
+    ringspec.errors.NotRecordedError: expected a worker from 0 to 2; got 3. Fix: count workers from 0.
     """
     if not (is_integer(number) and 0 <= number < count):  # type: ignore[operator]
         wanted = f"a {what} from 0 to {count - 1}" if count > 1 else f"the only {what}, 0"

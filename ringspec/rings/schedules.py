@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringspec.errors import LayoutError, OptionError, UnknownNameError, nearest, shown
+from ringspec.errors import LayoutError, OptionError, nearest, shown
 from ringspec.problem.checks import check_workers, integer, is_integer, length_of
 from ringspec.spec import layout as spec_layout
 from ringspec.spec import schedule as spec
@@ -18,7 +18,7 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
     """The forward pass: a KV ring, or gathered keys.
 
     ``circulation`` is 'kv' or 'q' (the same forward) or 'gather', W = ``workers``; ``direction`` 1: worker
-    r sends to r + 1, -1: to r - 1. Raises UnknownNameError, WorkerCountError or OptionError.
+    r sends to r + 1, -1: to r - 1. Raises OptionError or LayoutError.
 
     >>> schedule = forward_schedule("kv", 3)
     >>> schedule.steps[1].uses, schedule.hops
@@ -42,10 +42,11 @@ def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Sch
 
 def check_circulation(circulation: str) -> None:
     if not isinstance(circulation, str) or circulation not in CIRCULATIONS:
-        raise UnknownNameError(
+        raise OptionError(
             "a circulation ('kv', 'q' or 'gather')",
             shown(circulation),
             nearest(circulation, CIRCULATIONS),
+            code="unknown-name",
         )
 
 
@@ -65,17 +66,18 @@ def cp_offset(
     With local indices i and j the pair is visible iff j <= i + offset. RING-8 for 'contiguous',
     RING-9 for 'striped'; 'zigzag' has four offsets, see :func:`zigzag_offsets`.
     ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
-    i + ``q_offset``. Raises UnknownNameError for another ``layout``, OptionError for a worker that is none.
+    i + ``q_offset``. Raises OptionError for another ``layout`` and for a worker that is none.
 
     >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
     8
     """
     a, b, lengths = check_pair(a, b, workers, n_q, n_k, q_offset)
     if layout not in ("contiguous", "striped"):
-        raise UnknownNameError(
+        raise OptionError(
             "a layout with one offset per pair of workers: 'contiguous' or 'striped'",
             shown(layout),
             "use zigzag_offsets for 'zigzag', and positions for any other layout",
+            code="unknown-name",
         )
     return spec_layout.cp_offset(layout, a, b, **lengths)
 

@@ -73,7 +73,7 @@ def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = No
         raise ScheduleError(
             "a schedule in which every pair of blocks meets once and every accumulator comes home",
             "; ".join(str(p) for p in defects[:8]) + (" ..." if len(defects) > 8 else ""),
-            "mend the named steps; forward_schedule and backward_schedule make valid ones",
+            "correct the named steps; forward_schedule and backward_schedule make valid ones",
             tuple(defects),
         )
 

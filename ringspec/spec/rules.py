@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringspec.errors import UnknownNameError, nearest
+from ringspec.errors import OptionError, nearest
 
 # The prefix of a rule leads to the file that states it; a few rules are stated elsewhere.
 FILES = {
@@ -133,9 +133,9 @@ RULES: tuple[Rule, ...] = (
 
 
 def rule(which: str) -> Rule:
-    """The rule whose id is ``which``; UnknownNameError, with the nearest id, for another."""
+    """The rule whose id is ``which``; OptionError, with the nearest id, for another."""
     for candidate in RULES:
         if candidate.id == which:
             return candidate
     known = [r.id for r in RULES]
-    raise UnknownNameError("the id of a rule", repr(which), nearest(which, known))
+    raise OptionError("the id of a rule", repr(which), nearest(which, known), code="unknown-name")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from ringspec.errors import FileHashError, OptionError, shown
+from ringspec.errors import OptionError, VectorError, shown
 from ringspec.vectors.format.files import new_file, read_listed, read_plain
 from ringspec.vectors.format.manifest import (
     MANIFEST_FILE,
@@ -38,7 +38,7 @@ def export_set(
 
     Every file is held to the manifest while it is packed. ``progress(done, total, path)`` is called
     after each. Raises :class:`~ringspec.errors.OptionError` for another suffix,
-    :class:`~ringspec.errors.DestinationError` where something lies at ``destination``, and what reading a set
+    :class:`~ringspec.errors.OptionError` where something lies at ``destination``, and what reading a set
     raises.
     """
     target = path_of(destination)
@@ -80,7 +80,9 @@ def content(vectors: VectorSet, name: str, listed: FileEntry | None) -> bytes:
         return read_listed(vectors.path, name, listed.bytes, listed.sha256)
     data = read_plain(vectors.path, name, MAX_MANIFEST_BYTES)
     if manifest_from_json(data) != vectors.manifest:
-        raise FileHashError("the manifest that was opened", "another", "open the set again")
+        raise VectorError(
+            "the manifest that was opened", "another", "open the set again", code="digest-file-hash"
+        )
     return data
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.errors import OptionError, RingspecError, UndecidedError, UnknownNameError, nearest
+from ringspec.errors import OptionError, RingspecError, UndecidedError, nearest
 from ringspec.formats import load
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check
@@ -192,14 +192,17 @@ def derive_named(case: Case) -> Derived:
         return derive(case)
     except RingspecError as error:
         kind = UndecidedError if isinstance(error, UndecidedError) else OptionError
-        raise kind(f"{error.expected} in {case.id}", error.got, error.mend) from None
+        raise kind(f"{error.expected} in {case.id}", error.got, error.fix) from None
 
 
 def cases_of(name: str, only: str | None = None) -> tuple[Case, ...]:
     """The cases of a named set whose ids match a pattern such as 'ring/*' (None: all)."""
     if name not in SET_VERSIONS:
-        raise UnknownNameError(
-            "the name of a set that can be generated", repr(name), nearest(name, SET_VERSIONS)
+        raise OptionError(
+            "the name of a set that can be generated",
+            repr(name),
+            nearest(name, SET_VERSIONS),
+            code="unknown-name",
         )
     return matching(catalogue(name), only)
 
@@ -225,7 +228,7 @@ def generate(
 
     ``jobs`` processes work at the same time; the bytes do not depend on it. ``only`` is a pattern of
     ids. ``progress(done, total, id)`` is called after each case. Refuses a destination at which
-    something lies (:class:`~ringspec.errors.DestinationError`): generate proposes, it never
+    something lies (:class:`~ringspec.errors.OptionError`): generate proposes, it never
     overwrites.
     """
     cases = cases_of(name, only)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from ringspec.errors import OptionError, VectorError, shown
+from ringspec.errors import OptionError, RingspecError, shown
 
 MOST_JOBS = 256
 Item = TypeVar("Item")
@@ -61,10 +61,11 @@ def in_processes(
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise VectorError(
+        raise RingspecError(
             "processes that finish their work",
             "one that was killed, perhaps for want of memory",
             "use fewer jobs",
+            code="failed-process",
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import is_refusal
 
 import ringspec as rs
 from ringspec.errors import (
@@ -42,15 +43,15 @@ def ring(**changes):
 FUNCTIONS = (attention, backward, ring)
 
 
-def refused(error_class, call) -> RingspecError:
-    """The call fails with exactly this class, and its message has its three parts."""
+def refused(expected, call) -> RingspecError:
+    """The call fails with exactly this kind and code, and its message has its three parts."""
     with pytest.raises(RingspecError) as caught:
         call()
     error = caught.value
-    assert type(error) is error_class
-    parts = (error.expected, error.got, error.mend)
+    assert is_refusal(error, expected), repr(error)
+    parts = (error.expected, error.got, error.fix)
     assert all(isinstance(part, str) and part.strip() for part in parts)
-    assert str(error) == f"expected {parts[0]}; got {parts[1]}. To mend it: {parts[2]}."
+    assert str(error) == f"expected {parts[0]}; got {parts[1]}. Fix: {parts[2]}."
     assert len(str(error)) < 2000
     return error
 
@@ -87,7 +88,7 @@ def only_our_errors(call) -> None:
     try:
         result = call()
     except RingspecError as error:
-        assert error.expected and error.got and error.mend
+        assert error.expected and error.got and error.fix
         return
     for name in ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias"):
         value = getattr(result, name, None)

@@ -21,11 +21,8 @@ from ringspec.errors import (
     NonFiniteError,
     NotRecordedError,
     OptionError,
-    PackingError,
     ScheduleError,
     ShapeError,
-    UnknownNameError,
-    WorkerCountError,
 )
 from ringspec.recipes import RECIPES
 from ringspec.rings.layouts import (
@@ -73,12 +70,12 @@ OTHER = {
     "worker text": (lambda: RUN.worker("0"), NotRecordedError),
     "worker True": (lambda: RUN.worker(True), NotRecordedError),
     # schedules
-    "schedule circulation": (lambda: rs.forward_schedule("vk", 3), UnknownNameError),
+    "schedule circulation": (lambda: rs.forward_schedule("vk", 3), (OptionError, "unknown-name")),
     "schedule direction": (lambda: rs.backward_schedule("q", 3, direction=0), OptionError),
-    "schedule of 0 workers": (lambda: rs.forward_schedule("kv", 0), WorkerCountError),
-    "gather schedule of -1 workers": (lambda: rs.forward_schedule("gather", -1), WorkerCountError),
-    "schedule of 2.5 workers": (lambda: rs.backward_schedule("q", 2.5), WorkerCountError),
-    "schedule of True workers": (lambda: rs.backward_schedule("kv", True), WorkerCountError),
+    "schedule of 0 workers": (lambda: rs.forward_schedule("kv", 0), (LayoutError, "worker-count")),
+    "gather schedule of -1 workers": (lambda: rs.forward_schedule("gather", -1), (LayoutError, "worker-count")),
+    "schedule of 2.5 workers": (lambda: rs.backward_schedule("q", 2.5), (LayoutError, "worker-count")),
+    "schedule of True workers": (lambda: rs.backward_schedule("kv", True), (LayoutError, "worker-count")),
     "validate a number": (lambda: rs.validate(3), ScheduleError),
     "validate steps of numbers": (lambda: rs.validate(schedule_with(steps=(1, 2))), ScheduleError),
     "validate no steps": (lambda: rs.validate(schedule_with(steps=())), ScheduleError),
@@ -88,8 +85,8 @@ OTHER = {
     "validate workers of text": (lambda: rs.validate(schedule_with(workers="3")), ScheduleError),
     "validate skipped numbers": (lambda: rs.validate(schedule_with(skipped=frozenset({3}))), ScheduleError),
     "validate no inputs": (lambda: rs.validate(schedule_with(inputs=())), ScheduleError),
-    "cp_offset layout": (lambda: rs.cp_offset("zigzag", 0, 0, **OFFSETS), UnknownNameError),
-    "cp_offset of 0 workers": (lambda: rs.cp_offset("striped", 0, 0, workers=0, n_q=2, n_k=2), WorkerCountError),
+    "cp_offset layout": (lambda: rs.cp_offset("zigzag", 0, 0, **OFFSETS), (OptionError, "unknown-name")),
+    "cp_offset of 0 workers": (lambda: rs.cp_offset("striped", 0, 0, workers=0, n_q=2, n_k=2), (LayoutError, "worker-count")),
     "cp_offset of worker W": (lambda: rs.cp_offset("striped", 3, 0, **OFFSETS), OptionError),
     "cp_offset of worker 0.5": (lambda: rs.cp_offset("contiguous", 0.5, 0, **OFFSETS), OptionError),
     "zigzag_offsets of odd blocks": (lambda: zigzag_offsets(0, 0, workers=3, n_q=3, n_k=3), LayoutError),
@@ -97,9 +94,9 @@ OTHER = {
     "contiguous length -6": (lambda: contiguous(-6, 3), LayoutError),
     "contiguous length 6.0": (lambda: contiguous(6.0, 3), LayoutError),
     "striped length text": (lambda: striped("6", 3), LayoutError),
-    "zigzag workers 0": (lambda: zigzag(6, 0), WorkerCountError),
-    "zigzag_per_document workers 1.0": (lambda: zigzag_per_document(6, 1.0, [0, 6]), WorkerCountError),
-    "zigzag_per_document too long": (lambda: zigzag_per_document(6, 2, [0, 7]), PackingError),
+    "zigzag workers 0": (lambda: zigzag(6, 0), (LayoutError, "worker-count")),
+    "zigzag_per_document workers 1.0": (lambda: zigzag_per_document(6, 1.0, [0, 6]), (LayoutError, "worker-count")),
+    "zigzag_per_document too long": (lambda: zigzag_per_document(6, 2, [0, 7]), (OptionError, "packing")),
     "table for length -1": (lambda: from_table([[0]], -1), LayoutError),
     "table without rows": (lambda: from_table(np.zeros((0, 2), int), 0), LayoutError),
     "shard a shorter array": (lambda: rs.shard(Q[:, :, :5], THREE), ShapeError),
@@ -119,12 +116,12 @@ OTHER = {
     "LSE tiles of 100 rows": (lambda: lse_from_tiles(np.zeros((1, 1, 100, 2))), ShapeError),
     "LSE from tiles of rank 3": (lambda: lse_from_tiles(np.zeros((1, 128, 1))), ShapeError),
     # recipes
-    "recipe with an unknown point": (lambda: FLOAT64.replace(pp="float32"), UnknownNameError),
-    "recipe with an unknown format": (lambda: FLOAT64.replace(p="fp32"), UnknownNameError),
-    "recipe with a dtype as format": (lambda: FLOAT64.replace(p=np.float32), UnknownNameError),
-    "recipe with a list as format": (lambda: FLOAT64.replace(p=["float32"]), UnknownNameError),
+    "recipe with an unknown point": (lambda: FLOAT64.replace(pp="float32"), (OptionError, "unknown-name")),
+    "recipe with an unknown format": (lambda: FLOAT64.replace(p="fp32"), (OptionError, "unknown-name")),
+    "recipe with a dtype as format": (lambda: FLOAT64.replace(p=np.float32), (OptionError, "unknown-name")),
+    "recipe with a list as format": (lambda: FLOAT64.replace(p=["float32"]), (OptionError, "unknown-name")),
     "recipe with 16-bit products": (lambda: FLOAT64.replace(products="bfloat16"), OptionError),
-    "recipe with an unknown order": (lambda: FLOAT64.replace(merge_order="tree"), UnknownNameError),
+    "recipe with an unknown order": (lambda: FLOAT64.replace(merge_order="tree"), (OptionError, "unknown-name")),
     "recipe with tiles of 0": (lambda: FLOAT64.replace(tile_k=0), OptionError),
     "recipe with tiles of 1.5": (lambda: FLOAT64.replace(tile_q=1.5), OptionError),
     "recipe with tiles of True": (lambda: FLOAT64.replace(tile_q=True), OptionError),
@@ -155,5 +152,5 @@ OTHER = {
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("case", OTHER)
 def test_bad_arguments_of_everything_else_are_refused(case):
-    call, error_class = OTHER[case]
-    refused(error_class, call)
+    call, expected = OTHER[case]
+    refused(expected, call)

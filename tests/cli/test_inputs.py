@@ -7,10 +7,11 @@ import zipfile
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from ringspec.cli.shared.inputs import MAX_FILE_BYTES, Shape, drawn, drawn_inputs, read_inputs
 from ringspec.cli.shared.npz import read_npz
-from ringspec.errors import FileFormatError, OptionError, UnknownNameError
+from ringspec.errors import FileFormatError, OptionError
 from ringspec.formats import store
 from ringspec.tensorfile import write_tensors
 
@@ -195,7 +196,7 @@ def test_a_missing_name_is_named(tmp_path, missing, suffix):
 
 
 def test_only_regular_files_of_known_names_and_bounded_size_are_read(tmp_path):
-    with pytest.raises(UnknownNameError, match="ends in"):
+    with refuses((OptionError, "unknown-name"), match="ends in"):
         read_inputs(tmp_path / "x.pt")
     with pytest.raises(FileFormatError, match="regular file"):
         read_inputs(tmp_path / "missing.npz")

@@ -166,7 +166,7 @@ def test_a_target_that_cannot_be_loaded_is_told_once_with_one_remedy(tmp_path, l
         load_target(f"{tmp_path / 'bad.py'}:x")
     said = str(refused.value)
     assert named in said.splitlines()[0]
-    assert said.count("To mend it: ") == 1 and said.partition("To mend it: ")[2].startswith(fix)
+    assert said.count("Fix: ") == 1 and said.partition("Fix: ")[2].startswith(fix)
     assert line.startswith("def") or 'bad.py", line 2' in said
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import ml_dtypes
 import numpy as np
 import pytest
+from refusals import refuses
 
 import ringspec as rs
 from ringspec import testing
@@ -12,10 +13,9 @@ from ringspec.errors import (
     DtypeError,
     LayoutError,
     OptionError,
-    RingspecError,
     ShapeError,
     UndecidedError,
-    UnknownNameError,
+    UnknownKeywordError,
 )
 from ringspec.formats import round_to
 from ringspec.problem.options import check
@@ -271,7 +271,7 @@ def test_an_lse_to_base_2_is_converted_and_taken_for_nothing_else():
     for wrong, base in ((binary, "natural"), (got, "base2")):
         with pytest.raises(AssertionError, match="lse of worker 0: .* rows beyond their bound"):
             assert_ring_attention(wrong, **x, **ring, lse=base)
-    with pytest.raises(UnknownNameError, match="base2"):
+    with refuses((OptionError, "unknown-name"), match="base2"):
         assert_ring_attention(got, **x, **ring, lse="base 2")
 
 
@@ -360,27 +360,27 @@ def test_float64_and_exact_truth_agree_in_shares_of_workers_too(monkeypatch):
     ("change", "error"),
     [
         ({"workers": 5}, LayoutError),
-        ({"layout": "spiral"}, RingspecError),
-        ({"recipe": "bf17"}, UnknownNameError),
-        ({"casual": True}, RingspecError),
+        ({"layout": "spiral"}, (OptionError, "unknown-name")),
+        ({"recipe": "bf17"}, (OptionError, "unknown-name")),
+        ({"casual": True}, UnknownKeywordError),
         ({"q": np.ones((2, 4, 24, 7))}, ShapeError),
-        ({"q": [np.ones((2, 4, 11, 8))] * 2}, RingspecError),
+        ({"q": [np.ones((2, 4, 11, 8))] * 2}, ShapeError),
         ({"q": np.ones(SHAPE, dtype=np.int64)}, DtypeError),
         ({"q": np.full(SHAPE, 0.1)}, OptionError),
-        ({"q": np.full(SHAPE, np.nan)}, RingspecError),
+        ({"q": np.full(SHAPE, np.nan)}, OptionError),
         ({"dy": np.ones((2, 4, 24, 4))}, ShapeError),
         ({"dlse": np.ones((2, 4, 23))}, ShapeError),
-        ({"lse": "base10"}, UnknownNameError),
+        ({"lse": "base10"}, (OptionError, "unknown-name")),
         ({"dy": None}, OptionError),
         ({"got": {"o": np.ones(SHAPE)}}, OptionError),
-        ({"got": {"dx": np.ones(SHAPE)}}, UnknownNameError),
+        ({"got": {"dx": np.ones(SHAPE)}}, (OptionError, "unknown-name")),
     ],
     ids=lambda value: str(list(value)[0]) if isinstance(value, dict) else "",
 )
 def test_bad_input_is_an_error_of_its_own_and_no_failed_assertion(change, error):
     x = drawn()
     given = {"got": ring_of(x, **RINGS[0]), **x, **RINGS[0]} | change
-    with pytest.raises(error):
+    with refuses(error):
         assert_ring_attention(given.pop("got"), **given)
 
 

@@ -297,7 +297,7 @@ def test_a_hostile_file_is_refused(what, tmp_path):
         decode(HOSTILE[what])
     error = caught.value
     assert type(error) is FileFormatError
-    assert error.expected and error.got and error.mend and len(str(error)) < 1000
+    assert error.expected and error.got and error.fix and len(str(error)) < 1000
     (tmp_path / "x").write_bytes(HOSTILE[what])
     with pytest.raises(FileFormatError):
         read_tensors(tmp_path / "x")

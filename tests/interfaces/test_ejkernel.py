@@ -9,19 +9,10 @@ import numpy as np
 import pytest
 from interfaces.given import dense_given
 from oracle.row_scale import row_scale, worst_row_error
+from refusals import refuses
 
 import ringspec as rs
-from ringspec.errors import (
-    DropoutError,
-    DtypeError,
-    HeadCountError,
-    NonFiniteError,
-    OptionError,
-    PackingError,
-    RefusedError,
-    ShapeError,
-    WindowError,
-)
+from ringspec.errors import DtypeError, NonFiniteError, OptionError, RefusedError, ShapeError
 from ringspec.formats import FORMATS, load, store
 from ringspec.interfaces import ejkernel
 from ringspec.interfaces.ejkernel import RingFlashResiduals
@@ -586,7 +577,7 @@ RING_REFUSALS = [
     ("additive mask", QKV, [BIAS, None], {}, DtypeError),
     ("integer mask", QKV, [MASK.astype(int), None], {}, DtypeError),
     ("mask with wrong batch", QKV, [zeros(2, 3, 1, 3, 6, dtype=bool), None], {}, ShapeError),
-    ("heads that do not divide", with_one(QKV, 0, zeros(2, 1, 3, 3, 5)), NOTHING, {}, HeadCountError),
+    ("heads that do not divide", with_one(QKV, 0, zeros(2, 1, 3, 3, 5)), NOTHING, {}, (ShapeError, "head-count")),
     ("k and v of different shapes", with_one(QKV, 2, zeros(2, 1, 3, 2, 6)), NOTHING, {}, ShapeError),
     ("another head_dim", with_one(QKV, 0, zeros(2, 1, 3, 4, 6)), NOTHING, {}, ShapeError),
     ("another number of ranks", with_one(QKV, 0, zeros(3, 1, 3, 4, 5)), NOTHING, {}, ShapeError),
@@ -595,16 +586,16 @@ RING_REFUSALS = [
     ("integer q", with_one(QKV, 0, QKV[0].astype(int)), NOTHING, {}, DtypeError),
     ("object k", with_one(QKV, 1, QKV[1].astype(object)), NOTHING, {}, DtypeError),
     ("NaN in v", with_one(QKV, 2, QKV[2] + np.nan), NOTHING, {}, NonFiniteError),
-    ("a negative window", QKV, NOTHING, {"sliding_window": -1}, WindowError),
-    ("a negative side", QKV, NOTHING, {"sliding_window": (2, -1)}, WindowError),
-    ("three sides", QKV, NOTHING, {"sliding_window": (1, 2, 3)}, WindowError),
-    ("half a window", QKV, NOTHING, {"sliding_window": 1.5}, WindowError),
-    ("an open side", QKV, NOTHING, {"sliding_window": (None, 1)}, WindowError),
-    ("a window flag", QKV, NOTHING, {"sliding_window": True}, WindowError),
+    ("a negative window", QKV, NOTHING, {"sliding_window": -1}, (OptionError, "window")),
+    ("a negative side", QKV, NOTHING, {"sliding_window": (2, -1)}, (OptionError, "window")),
+    ("three sides", QKV, NOTHING, {"sliding_window": (1, 2, 3)}, (OptionError, "window")),
+    ("half a window", QKV, NOTHING, {"sliding_window": 1.5}, (OptionError, "window")),
+    ("an open side", QKV, NOTHING, {"sliding_window": (None, 1)}, (OptionError, "window")),
+    ("a window flag", QKV, NOTHING, {"sliding_window": True}, (OptionError, "window")),
     ("a soft cap of zero", QKV, NOTHING, {"logits_soft_cap": 0.0}, OptionError),
     ("a negative soft cap", QKV, NOTHING, {"logits_soft_cap": -1.0}, OptionError),
-    ("all dropped", QKV, NOTHING, {"dropout_prob": 1.0}, DropoutError),
-    ("a negative seed", QKV, NOTHING, {"dropout_prob": 0.1, "dropout_seed": -1}, DropoutError),
+    ("all dropped", QKV, NOTHING, {"dropout_prob": 1.0}, (OptionError, "dropout")),
+    ("a negative seed", QKV, NOTHING, {"dropout_prob": 0.1, "dropout_seed": -1}, (OptionError, "dropout")),
     ("an axis number", QKV, NOTHING, {"axis_name": 0}, OptionError),
     ("a causal flag that is none", QKV, NOTHING, {"causal": 1}, OptionError),
 ]  # fmt: skip
@@ -617,12 +608,12 @@ RING_REFUSALS = [
 )
 def test_ring_refuses(arrays, pairs, given, error):
     mask, bias = pairs
-    with pytest.raises(error) as caught:
+    with refuses(error) as caught:
         ejkernel.ring_flash_attention_call(*arrays, mask, bias, *arguments(**given))
-    assert "expected" in str(caught.value) and "To mend it" in str(caught.value)
+    assert "expected" in str(caught.value) and "Fix: " in str(caught.value)
     o, lse = zeros(2, 1, 3, 4, 5), zeros(2, 1, 4, 3)
     residuals = RingFlashResiduals(*arrays, bias, mask, o, lse, None)
-    with pytest.raises(error):
+    with refuses(error):
         ejkernel._ring_flash_attention_bwd(*arguments(**given), residuals, o)
 
 
@@ -640,7 +631,7 @@ def test_ring_refuses(arrays, pairs, given, error):
 )
 def test_ring_backward_refuses_residuals(changes, error):
     good = RingFlashResiduals(*QKV, None, None, zeros(2, 1, 3, 4, 5), zeros(2, 1, 4, 3), None)
-    with pytest.raises(error):
+    with refuses(error):
         ejkernel._ring_flash_attention_bwd(
             *arguments(), good._replace(**changes), zeros(2, 1, 3, 4, 5)
         )
@@ -663,11 +654,11 @@ FLASH_REFUSALS = [
     ("cum_seqlens with key ids", {}, PACKED | {"kv_segment_ids": IDS}, RefusedError),
     ("cum_seqlens_q alone", {}, {"cum_seqlens_q": CUM}, RefusedError),
     ("cum_seqlens_k alone", {}, {"cum_seqlens_k": CUM}, RefusedError),
-    ("unsorted cum_seqlens", {}, PACKED | {"cum_seqlens_q": np.array([0, 5, 4])}, PackingError),
-    ("cum_seqlens from one", {}, PACKED | {"cum_seqlens_q": CUM + 1}, PackingError),
-    ("a row above the batch's length", {}, PACKED | {"cum_seqlens_k": CUM * 2}, PackingError),
-    ("cum_seqlens of one row", {}, PACKED | {"cum_seqlens_k": CUM[:2]}, PackingError),
-    ("float cum_seqlens", {}, PACKED | {"cum_seqlens_k": CUM * 1.0}, PackingError),
+    ("unsorted cum_seqlens", {}, PACKED | {"cum_seqlens_q": np.array([0, 5, 4])}, (OptionError, "packing")),
+    ("cum_seqlens from one", {}, PACKED | {"cum_seqlens_q": CUM + 1}, (OptionError, "packing")),
+    ("a row above the batch's length", {}, PACKED | {"cum_seqlens_k": CUM * 2}, (OptionError, "packing")),
+    ("cum_seqlens of one row", {}, PACKED | {"cum_seqlens_k": CUM[:2]}, (OptionError, "packing")),
+    ("float cum_seqlens", {}, PACKED | {"cum_seqlens_k": CUM * 1.0}, (OptionError, "packing")),
     ("M without padding", {7: zeros(2, 4, 6)}, {}, ShapeError),
     ("M padded too far", {7: zeros(2, 4, 256)}, {}, ShapeError),
     ("M of key heads", {7: zeros(2, 2, 128)}, {}, ShapeError),
@@ -680,7 +671,7 @@ FLASH_REFUSALS = [
     ("float mask", {5: PAIR}, {}, DtypeError),
     ("mask that does not broadcast", {5: zeros(2, 3, 6, 6, dtype=bool)}, {}, ShapeError),
     ("bias that does not broadcast", {4: zeros(5, 6)}, {}, ShapeError),
-    ("heads that do not divide", {2: zeros(2, 6, 3, 5), 3: zeros(2, 6, 3, 5)}, {}, HeadCountError),
+    ("heads that do not divide", {2: zeros(2, 6, 3, 5), 3: zeros(2, 6, 3, 5)}, {}, (ShapeError, "head-count")),
     ("v of another width", {3: zeros(2, 6, 2, 4)}, {}, ShapeError),
     ("integer q", {1: FLASH[1].astype(int)}, {}, DtypeError),
     ("ids of one row", {}, {"q_segment_ids": IDS[0]}, ShapeError),
@@ -690,9 +681,9 @@ FLASH_REFUSALS = [
     ("softmax_aux of three axes", {}, {"softmax_aux": zeros(1, 4, 2)}, ShapeError),
     ("NaN in softmax_aux", {}, {"softmax_aux": zeros(4, 2) + np.nan}, NonFiniteError),
     ("integer softmax_aux", {}, {"softmax_aux": zeros(4, 2, dtype=int)}, DtypeError),
-    ("a negative window", {}, {"sliding_window": (-1, 2)}, WindowError),
+    ("a negative window", {}, {"sliding_window": (-1, 2)}, (OptionError, "window")),
     ("a soft cap of zero", {}, {"logits_soft_cap": 0}, OptionError),
-    ("a dropout of one", {8: 1.0}, {}, DropoutError),
+    ("a dropout of one", {8: 1.0}, {}, (OptionError, "dropout")),
 ]  # fmt: skip
 
 
@@ -705,6 +696,6 @@ def test_flash_backward_refuses(changes, given, error):
     values = [*FLASH, 0.0, False, None, None]
     for place, x in changes.items():
         values[place] = x
-    with pytest.raises(error) as caught:
+    with refuses(error) as caught:
         ejkernel.flash_attention_bwd(*values, **given)
-    assert "expected" in str(caught.value) and "To mend it" in str(caught.value)
+    assert "expected" in str(caught.value) and "Fix: " in str(caught.value)

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from interfaces.given import dense_given, worst_rounded_error
 from oracle.row_scale import row_scale, worst_row_error
+from refusals import refuses
 
 import ringspec as rs
 from ringspec.errors import (
-    BoundsError,
     DtypeError,
+    LayoutError,
     NonFiniteError,
     OptionError,
     RefusedError,
     ShapeError,
-    WorkerCountError,
 )
 from ringspec.formats import FORMATS, load, store
 from ringspec.interfaces import nkilib
@@ -632,8 +632,8 @@ FORWARD_REFUSALS = [
     ("bounds without striped", good(), BOUNDS | {"use_causal_mask": True}, RefusedError),
     ("only bound_min", good(), STRIPED | {"bound_min": BOUNDS["bound_min"]}, RefusedError),
     ("only bound_max", good(), STRIPED | {"bound_max": BOUNDS["bound_max"]}, RefusedError),
-    ("fractional bounds", good(), STRIPED | BOUNDS | {"bound_min": zeros(2, 1, S) + 0.5}, BoundsError),
-    ("NaN bounds", good(), STRIPED | BOUNDS | {"bound_min": zeros(2, 1, S) + np.nan}, BoundsError),
+    ("fractional bounds", good(), STRIPED | BOUNDS | {"bound_min": zeros(2, 1, S) + 0.5}, (OptionError, "bounds")),
+    ("NaN bounds", good(), STRIPED | BOUNDS | {"bound_min": zeros(2, 1, S) + np.nan}, (OptionError, "bounds")),
     ("bounds without ranks", good(), STRIPED | BOUNDS | {"bound_min": zeros(1, S)}, ShapeError),
     ("bool bounds", good(), STRIPED | BOUNDS | {"bound_min": zeros(2, 1, S, dtype=bool)}, DtypeError),
     ("groups of another length", good(), {"replica_groups": ((0,), (1,))}, RefusedError),
@@ -643,8 +643,8 @@ FORWARD_REFUSALS = [
     ("groups of names", good(), {"replica_groups": (("a", "b"),)}, RefusedError),
     ("groups that are no groups", good(), {"replica_groups": (0, 1)}, RefusedError),
     ("another leading axis", good(3), {}, ShapeError),
-    ("no workers", good(), {"num_workers": 0}, WorkerCountError),
-    ("half a worker", good(), {"num_workers": 2.0}, WorkerCountError),
+    ("no workers", good(), {"num_workers": 0}, (LayoutError, "worker-count")),
+    ("half a worker", good(), {"num_workers": 2.0}, (LayoutError, "worker-count")),
     ("no axis of ranks", [x[0] for x in good()], {}, ShapeError),
     ("v in the layout of k", [good()[0], good()[1], good()[1]], {}, ShapeError),
     ("k of another length", [good()[0], good(s=256)[1], good()[2]], {}, ShapeError),
@@ -666,9 +666,9 @@ FORWARD_REFUSALS = [
     ids=[case[0] for case in FORWARD_REFUSALS],
 )
 def test_forward_refuses(arrays, arguments, error):
-    with pytest.raises(error) as caught:
+    with refuses(error) as caught:
         nkilib.ring_attention_spmd_fwd(*arrays, **({"num_workers": 2} | arguments))
-    assert "expected" in str(caught.value) and "To mend it" in str(caught.value)
+    assert "expected" in str(caught.value) and "Fix: " in str(caught.value)
 
 
 def good_backward(workers=2, n=1, d=4, s=S, lse=None):
@@ -714,9 +714,9 @@ BACKWARD_REFUSALS = [
     ids=[case[0] for case in BACKWARD_REFUSALS],
 )
 def test_backward_refuses(arrays, arguments, error):
-    with pytest.raises(error) as caught:
+    with refuses(error) as caught:
         nkilib.ring_attention_spmd_bwd(*arrays, **({"num_workers": 2} | arguments))
-    assert "expected" in str(caught.value) and "To mend it" in str(caught.value)
+    assert "expected" in str(caught.value) and "Fix: " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -731,7 +731,7 @@ def test_backward_refuses(arrays, arguments, error):
     ],
 )
 def test_unpermute_refuses(x, arguments, error):
-    with pytest.raises(error):
+    with refuses(error):
         nkilib.ring_attention_unpermute(x, **arguments)
 
 

@@ -4,17 +4,9 @@ import json
 import os
 
 import pytest
+from refusals import is_refusal, refuses
 
-from ringspec.errors import (
-    HardwareError,
-    HeadCountError,
-    LayoutError,
-    OptionError,
-    RingspecError,
-    UnknownNameError,
-    WindowError,
-    WorkerCountError,
-)
+from ringspec.errors import LayoutError, OptionError, RingspecError, ShapeError
 from ringspec.plan import PRESETS, hardware_from, plan, read_hardware
 
 GOOD = {
@@ -53,36 +45,36 @@ latency = 0
 
 REFUSED = [
     ((0, 1), {}, OptionError),
-    ((16, 0), {}, WorkerCountError),
-    ((16, True), {}, WorkerCountError),
-    ((16, 2.0), {}, WorkerCountError),
-    ((1 << 40, (1 << 20) + 1), {}, WorkerCountError),
+    ((16, 0), {}, (LayoutError, "worker-count")),
+    ((16, True), {}, (LayoutError, "worker-count")),
+    ((16, 2.0), {}, (LayoutError, "worker-count")),
+    ((1 << 40, (1 << 20) + 1), {}, (LayoutError, "worker-count")),
     ((17, 2), {}, LayoutError),
     ((6, 2), {"layouts": "zigzag"}, LayoutError),
     ((1 << 50, 2), {}, OptionError),
-    ((16, 2), {"heads": 3, "kv_heads": 2}, HeadCountError),
+    ((16, 2), {"heads": 3, "kv_heads": 2}, (ShapeError, "head-count")),
     ((16, 2), {"heads": 0}, OptionError),
     ((16, 2), {"head_dim": 1.5}, OptionError),
     ((16, 2), {"batch": "1"}, OptionError),
-    ((16, 2), {"window": -1}, WindowError),
+    ((16, 2), {"window": -1}, (OptionError, "window")),
     ((16, 2), {"causal": 1}, OptionError),
-    ((16, 2), {"layouts": "zig"}, UnknownNameError),
+    ((16, 2), {"layouts": "zig"}, (OptionError, "unknown-name")),
     ((16, 2), {"layouts": ()}, OptionError),
-    ((16, 2), {"layouts": "zigzag_per_document"}, UnknownNameError),
-    ((16, 2), {"circulations": ["kv", None]}, UnknownNameError),
-    ((16, 2), {"recipe": "bf17"}, UnknownNameError),
-    ((16, 2), {"hardware": "h100"}, HardwareError),
-    ((16, 2), {"hardware": 7}, HardwareError),
-    ((16, 2), {"recipe": "float64"}, HardwareError),  # no preset has a rate for it
+    ((16, 2), {"layouts": "zigzag_per_document"}, (OptionError, "unknown-name")),
+    ((16, 2), {"circulations": ["kv", None]}, (OptionError, "unknown-name")),
+    ((16, 2), {"recipe": "bf17"}, (OptionError, "unknown-name")),
+    ((16, 2), {"hardware": "h100"}, (OptionError, "hardware")),
+    ((16, 2), {"hardware": 7}, (OptionError, "hardware")),
+    ((16, 2), {"recipe": "float64"}, (OptionError, "hardware")),  # no preset has a rate for it
     ((16, 2), {"overlap": None}, OptionError),
 ]
 
 
-@pytest.mark.parametrize(("sizes", "options", "error"), REFUSED)
-def test_bad_arguments_have_their_own_error(sizes, options, error):
-    with pytest.raises(error) as caught:
+@pytest.mark.parametrize(("sizes", "options", "expected"), REFUSED)
+def test_bad_arguments_have_their_own_error(sizes, options, expected):
+    with pytest.raises(RingspecError) as caught:
         plan(*sizes, **options)
-    assert type(caught.value) is error
+    assert is_refusal(caught.value, expected)
 
 
 def test_lengths_that_zigzag_cannot_deal_leave_it_out():
@@ -91,7 +83,7 @@ def test_lengths_that_zigzag_cannot_deal_leave_it_out():
 
 def test_a_ring_larger_than_every_link_is_refused():
     rates = GOOD | {"links": GOOD["links"][:1]}
-    with pytest.raises(HardwareError, match="a link of toy for 5 workers"):
+    with refuses((OptionError, "hardware"), match="a link of toy for 5 workers"):
         plan(40, 5, hardware=hardware_from(rates))
 
 
@@ -137,7 +129,7 @@ BAD = [
 @pytest.mark.parametrize(("path", "value"), BAD)
 def test_a_file_with_one_wrong_entry_is_refused(path, value):
     hardware_from(GOOD)
-    with pytest.raises(HardwareError):
+    with refuses((OptionError, "hardware")):
         hardware_from(changed(path, value))
 
 
@@ -161,14 +153,14 @@ CONTENT = {
 def test_other_content_is_refused(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(CONTENT[name])
-    with pytest.raises(HardwareError):
+    with refuses((OptionError, "hardware")):
         read_hardware(path)
 
 
 def test_what_is_no_plain_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     for name in ("none.toml", "pipe.toml", ".", "a\0b"):
-        with pytest.raises(HardwareError):
+        with refuses((OptionError, "hardware")):
             read_hardware(tmp_path / name)
 
 
@@ -177,10 +169,10 @@ def test_what_is_no_plain_file_is_refused(tmp_path):
 def test_given_rates_are_positive_numbers(name, value):
     with pytest.raises(RingspecError) as caught:
         PRESETS["h200"].with_rates(**{name: value})
-    assert type(caught.value) is HardwareError
+    assert is_refusal(caught.value, (OptionError, "hardware"))
 
 
 def test_an_efficiency_is_at_most_one_and_a_latency_may_be_zero():
-    with pytest.raises(HardwareError):
+    with refuses((OptionError, "hardware")):
         PRESETS["h200"].with_rates(efficiency=1.5)
     assert PRESETS["h200"].with_rates(latency=0).links[0].latency.value == 0

@@ -72,15 +72,15 @@ def test_four_ranks_give_the_bits_of_lockstep_and_subrings_and_refusals_are_agre
     [
         (
             "observer",
-            "FailedWorkerError: ValueError on rank 2: broken: here",
-            "ValueError: broken: here",
+            "CommunicationError (failed-worker): ValueError on rank 2: broken: here",
+            "ValueError (none): broken: here",
         ),
         (
             "other ring size",
-            "DisagreementError: another ring size than on rank 0 on rank 2",
-            "DisagreementError: another ring size than on rank 0 on rank 2",
+            "CommunicationError (disagreement): another ring size than on rank 0 on rank 2",
+            "CommunicationError (disagreement): another ring size than on rank 0 on rank 2",
         ),
-        ("no ring size", "WorkerCountError: 3", "WorkerCountError: 3"),
+        ("no ring size", "LayoutError (worker-count): 3", "LayoutError (worker-count): 3"),
     ],
 )
 def test_what_one_rank_does_otherwise_every_rank_hears_by_name(what, others, own):

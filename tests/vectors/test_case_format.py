@@ -4,9 +4,10 @@ import copy
 import json
 
 import pytest
+from refusals import is_refusal
 from vectors import samples
 
-from ringspec.errors import CaseFormatError, RingspecError
+from ringspec.errors import RingspecError, VectorError
 from ringspec.spec.rules import RULES
 from ringspec.vectors.format import case as case_module
 from ringspec.vectors.format import flag, inputs
@@ -24,12 +25,12 @@ CASES = {case.id: case for case in samples.cases()}
 REMOVED = object()
 
 
-def refused(text, what="case.json") -> CaseFormatError:
+def refused(text, what="case.json") -> VectorError:
     with pytest.raises(RingspecError) as caught:
         case_from_json(text, what)
     error = caught.value
-    assert type(error) is CaseFormatError
-    assert all(part.strip() for part in (error.expected, error.got, error.mend))
+    assert is_refusal(error, (VectorError, "case-format"))
+    assert all(part.strip() for part in (error.expected, error.got, error.fix))
     assert len(str(error)) < 2000
     return error
 

@@ -8,14 +8,9 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
+from refusals import refuses
 
-from ringspec.errors import (
-    NonFiniteError,
-    OptionError,
-    RingspecError,
-    ShapeError,
-    UnknownNameError,
-)
+from ringspec.errors import NonFiniteError, OptionError, ShapeError
 from ringspec.formats import load
 from ringspec.vectors.catalogue import catalogue
 from ringspec.vectors.catalogue.build import case, merge
@@ -172,16 +167,16 @@ REFUSED = {
     "no exponent": ("q", uniform(exponent=None), OptionError),
     "an offset that leaves int64": ("q", uniform(head=2**62), OptionError),
     "no shards": ("k", uniform(shards=0), OptionError),
-    "an unknown kind": ("q", TensorRecipe("normal"), UnknownNameError),
+    "an unknown kind": ("q", TensorRecipe("normal"), (OptionError, "unknown-name")),
     "coins for q": ("q", TensorRecipe("bernoulli", threshold=9), OptionError),
     "numbers for a mask": ("mask", uniform(shape=(1, 1, 4, 4)), OptionError),
     "numbers for segments": ("segments_q", uniform(shape=(4,)), OptionError),
     "a threshold beyond a byte": (
         "mask", TensorRecipe("bernoulli", shape=(1, 1, 4, 4), threshold=257), OptionError,
     ),
-    "an unknown input": ("query", uniform(), UnknownNameError),
-    "an input of another operation": ("parts_lse", uniform(), UnknownNameError),
-    "lse given to a whole backward": ("lse", uniform(), UnknownNameError),
+    "an unknown input": ("query", uniform(), (OptionError, "unknown-name")),
+    "an input of another operation": ("parts_lse", uniform(), (OptionError, "unknown-name")),
+    "lse given to a whole backward": ("lse", uniform(), (OptionError, "unknown-name")),
     "another shape than the case's": ("q", uniform(shape=(1, 2, 4, 5)), ShapeError),
     "a mask of three axes": (
         "mask", TensorRecipe("bernoulli", shape=(1, 4, 4), threshold=9), ShapeError,
@@ -198,12 +193,12 @@ REFUSED = {
     "q without a value": ("q", TensorRecipe("constant"), OptionError),
     "q of text": ("q", TensorRecipe("constant", value="1.0"), OptionError),
     "values of another shape": ("q", TensorRecipe("values", values=(1.0,)), ShapeError),
-    "an integer beyond float64": ("q", TensorRecipe("constant", value=10**400), RingspecError),
+    "an integer beyond float64": ("q", TensorRecipe("constant", value=10**400), ShapeError),
     "a position beyond int64": (
-        "positions_q", TensorRecipe("values", values=(0, 1, 2, 2**70)), RingspecError,
+        "positions_q", TensorRecipe("values", values=(0, 1, 2, 2**70)), ShapeError,
     ),
     "minus infinity in q": ("q", patched(at=ALL, set=MINUS_INFINITY), NonFiniteError),
-    "NaN in q": ("q", TensorRecipe("constant", value=float("nan")), RingspecError),
+    "NaN in q": ("q", TensorRecipe("constant", value=float("nan")), NonFiniteError),
     "infinity in a bias": (
         "bias", TensorRecipe("constant", shape=(1, 1, 1, 1), value=float("inf")), NonFiniteError,
     ),
@@ -234,7 +229,7 @@ REFUSED = {
 def test_a_recipe_that_is_not_exact_or_does_not_fit_is_refused(what):
     name, recipe, error = REFUSED[what]
     inputs_of(GOOD)
-    with pytest.raises(error):
+    with refuses(error):
         inputs_of(changed(name, recipe))
 
 
@@ -252,7 +247,7 @@ def test_a_tensor_of_too_many_elements_is_refused_before_it_is_made():
 
 
 def test_a_merge_takes_no_mask():
-    with pytest.raises(UnknownNameError):
+    with refuses((OptionError, "unknown-name")):
         inputs_of(
             changed("mask", GOOD.inputs.tensors["mask"], merge("merge/x", "x", "SOFT-3", N=2))
         )

@@ -8,17 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refuses
 from vectors import samples
 
-from ringspec.errors import (
-    CaseTensorsError,
-    DestinationError,
-    DtypeError,
-    FlagFormatError,
-    ManifestError,
-    OptionError,
-    VectorError,
-)
+from ringspec.errors import DtypeError, OptionError, VectorError
 from ringspec.vectors import check_set, export_set, open_set, write_set
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.files import new_folder, remove_left
@@ -52,14 +45,14 @@ def test_an_existing_destination_is_refused_and_stays(tmp_path, lie):
         if lie == "folder":
             (target / "old").write_bytes(b"old")
     before = bytes_of(tmp_path)
-    with pytest.raises(DestinationError):
+    with refuses((OptionError, "destination")):
         samples.write(target)
     assert bytes_of(tmp_path) == before
     assert os.listdir(tmp_path) == ["set"]
 
 
 def test_a_destination_without_folder_is_refused(tmp_path):
-    with pytest.raises(DestinationError, match="make the folder first"):
+    with refuses((OptionError, "destination"), match="make the folder first"):
         samples.write(tmp_path / "no" / "set")
 
 
@@ -123,7 +116,7 @@ def test_an_existing_destination_is_refused_before_anything_is_derived(tmp_path)
         raise AssertionError("derived in vain")
         yield
 
-    with pytest.raises(DestinationError):
+    with refuses((OptionError, "destination")):
         samples.write(tmp_path / "set", derived())
 
 
@@ -132,14 +125,14 @@ def test_a_destination_that_appears_meanwhile_stays(tmp_path):
         yield from samples.entries()
         (tmp_path / "set").mkdir()
 
-    with pytest.raises(DestinationError):
+    with refuses((OptionError, "destination")):
         samples.write(tmp_path / "set", slow())
     assert os.listdir(tmp_path) == ["set"] and os.listdir(tmp_path / "set") == []
 
 
 def test_a_file_that_no_reader_would_take_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setitem(LIMITS, "tensors.safetensors", 1000)
-    with pytest.raises(ManifestError, match="at most 1000 bytes"):
+    with refuses((VectorError, "manifest"), match="at most 1000 bytes"):
         samples.write(tmp_path / "set")
     assert os.listdir(tmp_path) == []
 
@@ -203,36 +196,45 @@ SAMPLED = next(case for case in CASES if case.storage == "sampled")
 PINNED = next(case for case in CASES if case.storage == "digests")
 O = "out.o.float64"
 UNWRITABLE = {
-    "id-twice": ([(FULL, GIVEN)] * 2, ManifestError),
-    "no-tensors": ([(FULL, None)], CaseTensorsError),
+    "id-twice": ([(FULL, GIVEN)] * 2, (VectorError, "manifest")),
+    "no-tensors": ([(FULL, None)], (VectorError, "case-tensors")),
     "tensor-missing": (
         [(FULL, {name: x for name, x in GIVEN.items() if name != O})],
-        CaseTensorsError,
+        (VectorError, "case-tensors"),
     ),
-    "tensor-too-many": ([(FULL, GIVEN | {"out.p.float64": GIVEN[O]})], CaseTensorsError),
-    "another-dtype": ([(FULL, GIVEN | {O: GIVEN[O].astype(np.float32)})], CaseTensorsError),
-    "another-shape": ([(FULL, GIVEN | {O: GIVEN[O][:, :1]})], CaseTensorsError),
+    "tensor-too-many": (
+        [(FULL, GIVEN | {"out.p.float64": GIVEN[O]})],
+        (VectorError, "case-tensors"),
+    ),
+    "another-dtype": (
+        [(FULL, GIVEN | {O: GIVEN[O].astype(np.float32)})],
+        (VectorError, "case-tensors"),
+    ),
+    "another-shape": ([(FULL, GIVEN | {O: GIVEN[O][:, :1]})], (VectorError, "case-tensors")),
     "objects": ([(FULL, GIVEN | {O: GIVEN[O].astype(object)})], DtypeError),
-    "digests-in-full": ([(replaced(FULL, digests={"in.q": "0" * 64}), GIVEN)], CaseTensorsError),
+    "digests-in-full": (
+        [(replaced(FULL, digests={"in.q": "0" * 64}), GIVEN)],
+        (VectorError, "case-tensors"),
+    ),
     "sampled-without-digests": (
         [(replaced(SAMPLED, digests={}), samples.tensors(SAMPLED))],
-        CaseTensorsError,
+        (VectorError, "case-tensors"),
     ),
-    "tensors-beside-digests": ([(PINNED, GIVEN)], CaseTensorsError),
+    "tensors-beside-digests": ([(PINNED, GIVEN)], (VectorError, "case-tensors")),
     "digest-missing": (
         [(replaced(PINNED, digests={"in.q": "0" * 64}), None)],
-        CaseTensorsError,
+        (VectorError, "case-tensors"),
     ),
     "digest-of-nothing": (
         [(replaced(PINNED, digests=PINNED.digests | {"out.p": "0" * 64}), None)],
-        CaseTensorsError,
+        (VectorError, "case-tensors"),
     ),
-    "unknown-flag": ([(replaced(FULL, flags=("none-such",)), GIVEN)], FlagFormatError),
-    "bad-case": ([(replaced(FULL, rules=()), GIVEN)], VectorError),
-    "path-escape": ([(replaced(FULL, id="../../escape"), GIVEN)], VectorError),
+    "unknown-flag": ([(replaced(FULL, flags=("none-such",)), GIVEN)], (VectorError, "flag-format")),
+    "bad-case": ([(replaced(FULL, rules=()), GIVEN)], (VectorError, "case-format")),
+    "path-escape": ([(replaced(FULL, id="../../escape"), GIVEN)], (VectorError, "case-format")),
     "case-inside-a-case": (
         [(replaced(FULL, id="a/b"), GIVEN), (replaced(FULL, id="a/b/c"), GIVEN)],
-        ManifestError,
+        (VectorError, "manifest"),
     ),
 }
 
@@ -240,7 +242,7 @@ UNWRITABLE = {
 @pytest.mark.parametrize(("given", "error"), UNWRITABLE.values(), ids=UNWRITABLE)
 def test_what_a_reader_would_refuse_is_not_written(tmp_path, given, error):
     (tmp_path / "inside").mkdir()
-    with pytest.raises(error):
+    with refuses(error):
         samples.write(tmp_path / "inside" / "set", given)
     assert os.listdir(tmp_path / "inside") == []
     assert os.listdir(tmp_path) == ["inside"]
@@ -255,10 +257,10 @@ def test_an_odd_name_or_version_is_refused(tmp_path, name, version):
 
 
 def test_an_odd_flag_is_refused(tmp_path):
-    with pytest.raises(FlagFormatError):
+    with refuses((VectorError, "flag-format")):
         samples.write(tmp_path / "set", [], flags=[Flag("x", "", "effect")])
-    with pytest.raises(FlagFormatError):
+    with refuses((VectorError, "flag-format")):
         samples.write(tmp_path / "set", [], flags=[Flag("x", "y", "z", ("https://a.org",), ())])
-    with pytest.raises(FlagFormatError):
+    with refuses((VectorError, "flag-format")):
         samples.write(tmp_path / "set", [], flags=[Flag("x", "y", "z", ("file:///a",), ("code",))])
     assert os.listdir(tmp_path) == []

@@ -29,7 +29,7 @@ from ringspec.conformance.run.load import asked_of, telling
 from ringspec.conformance.run.suite import Summary, run, selected
 from ringspec.conformance.target.project import target_or_default
 from ringspec.conformance.target.provenance import changed_since, computed_with
-from ringspec.errors import DestinationError, UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 from ringspec.render import page
 from ringspec.vectors import open_set
 
@@ -76,7 +76,7 @@ def found(id: str) -> RunCase:
         if id in cases:
             return cases[id]
         known += cases
-    raise UnknownNameError("the id of a case", shown(id), nearest(id, known))
+    raise OptionError("the id of a case", shown(id), nearest(id, known), code="unknown-name")
 
 
 def perform(
@@ -131,11 +131,16 @@ def perform(
 def check_destination(path: Path) -> None:
     """Said before the run, not after it."""
     if not path.absolute().parent.is_dir():
-        raise DestinationError(f"a folder for {path}", "none", "make it, or write elsewhere")
+        raise OptionError(
+            f"a folder for {path}", "none", "make it, or write elsewhere", code="destination"
+        )
     # Opening a pipe to write would wait for a reader. A device such as /dev/stdout is one's own choice.
     if path.is_fifo() or path.is_socket() or path.is_dir():
-        raise DestinationError(
-            f"a file at {path}", "a folder, a pipe or a socket", "write elsewhere"
+        raise OptionError(
+            f"a file at {path}",
+            "a folder, a pipe or a socket",
+            "write elsewhere",
+            code="destination",
         )
 
 

@@ -17,7 +17,7 @@ from ringspec.cli.views.explore_records import (
     how_many,
     records,
 )
-from ringspec.errors import DestinationError, OptionError
+from ringspec.errors import OptionError
 from ringspec.tensorfile import replace_file
 
 EXAMPLES = """\b
@@ -112,4 +112,6 @@ def explore_command(
 def check_destination(path: Path | None) -> None:
     """Said before the rings are run, not after."""
     if path is not None and not path.absolute().parent.is_dir():
-        raise DestinationError(f"a folder for {path}", "none", "make it, or write elsewhere")
+        raise OptionError(
+            f"a folder for {path}", "none", "make it, or write elsewhere", code="destination"
+        )

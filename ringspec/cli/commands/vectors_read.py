@@ -14,7 +14,7 @@ from ringspec.cli.shared.progress import counting
 from ringspec.cli.views.vectors import case_data, case_lines
 from ringspec.cli.views.vectors_table import show_flags, show_table, show_tensors
 from ringspec.conformance.report.words import folded
-from ringspec.errors import UnknownNameError, VectorError, nearest, shown
+from ringspec.errors import OptionError, VectorError, nearest, shown
 from ringspec.vectors.export import export_set
 from ringspec.vectors.format.case import OPERATIONS, Case
 from ringspec.vectors.format.flag import Flag
@@ -82,7 +82,7 @@ def list_cases(
 
 def check_known(name: str | None, known: Iterable[str], what: str) -> None:
     if name is not None and name not in (names := set(known)):
-        raise UnknownNameError(f"{what}", shown(name), nearest(name, names))
+        raise OptionError(f"{what}", shown(name), nearest(name, names), code="unknown-name")
 
 
 def summary(case: Case) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def set_with(id: str) -> VectorSet:
         if id in sets[-1].manifest.cases:
             return sets[-1]
     known = [known for vectors in sets for known in vectors.ids]
-    raise UnknownNameError("the id of a case", shown(id), nearest(id, known))
+    raise OptionError("the id of a case", shown(id), nearest(id, known), code="unknown-name")
 
 
 def diff(old: str, new: str, as_json: bool) -> None:

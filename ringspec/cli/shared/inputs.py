@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.cli.shared.npz import read_npz
-from ringspec.errors import FileFormatError, OptionError, UnknownNameError
+from ringspec.errors import FileFormatError, OptionError
 from ringspec.tensorfile import read_tensors
 
 NEEDED = ("q", "k", "v")
@@ -123,10 +123,11 @@ def read_inputs(path: Path) -> Inputs:
     are checked where every function of ringspec checks them.
     """
     if path.suffix not in (".safetensors", ".npz"):
-        raise UnknownNameError(
+        raise OptionError(
             "an input file whose name ends in .safetensors or .npz",
             repr(path.name),
             "rename it to say what it is",
+            code="unknown-name",
         )
     if not path.is_file():
         raise FileFormatError(

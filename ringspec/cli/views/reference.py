@@ -11,7 +11,7 @@ import numpy as np
 from ringspec.cli.shared.output import bands
 from ringspec.cli.shared.progress import Tick
 from ringspec.compare.row_scale import relative_errors, row_errors
-from ringspec.errors import UnknownNameError, nearest
+from ringspec.errors import OptionError, nearest
 from ringspec.formats import round_to
 from ringspec.problem.model import Array, Integers, Problem
 from ringspec.rings.ring import rounded_inputs
@@ -46,8 +46,11 @@ class Reference:
 
 def check_method(method: str) -> None:
     if method not in METHODS:
-        raise UnknownNameError(
-            "a way to compare (auto, dense, rows or none)", repr(method), nearest(method, METHODS)
+        raise OptionError(
+            "a way to compare (auto, dense, rows or none)",
+            repr(method),
+            nearest(method, METHODS),
+            code="unknown-name",
         )
 
 

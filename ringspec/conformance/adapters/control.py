@@ -19,7 +19,7 @@ from typing import Any
 from ringspec.errors import OptionError, RingspecError
 
 Message = dict[str, Any]
-PARTS = ("expected", "got", "mend")
+PARTS = ("expected", "got", "fix")
 MOST_PART = 4000
 
 

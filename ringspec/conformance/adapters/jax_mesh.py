@@ -27,7 +27,7 @@ from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.target.versions import Installed, under_test
-from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 
 PLATFORMS = ("cpu", "gpu")
 WORKER = "ringspec.conformance.adapters.jax_worker"
@@ -75,7 +75,9 @@ class JaxTarget:
         packages: tuple[str, ...] = ("jax",),
     ) -> None:
         if platform not in PLATFORMS:
-            raise UnknownNameError("a platform", shown(platform), nearest(platform, PLATFORMS))
+            raise OptionError(
+                "a platform", shown(platform), nearest(platform, PLATFORMS), code="unknown-name"
+            )
         if type(devices) is not int or devices < 1:
             raise OptionError("devices >= 1", shown(devices), "leave it at 8")
         self.function, self.name, self.python = named(function, name, python)

@@ -46,7 +46,7 @@ CALL, INPUTS, RESULT, REFUSED = (
 MAX_INDEX = 1 << 22
 MAX_REFUSED = 1 << 16
 MAX_WORD = 100
-MEND = 'write the folder with "ringspec cases write"'
+FIX = 'write the folder with "ringspec cases write"'
 FOLDER = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?){0,7}")
 
 
@@ -82,7 +82,7 @@ class OfflineTarget:
         try:
             claims = claims_from(index, f"dir:{self.root.name}")
         except Garbage as fault:
-            raise FileFormatError(f"an index.json in {self.root.name}", str(fault), MEND) from None
+            raise FileFormatError(f"an index.json in {self.root.name}", str(fault), FIX) from None
         self.name, self.capabilities, self.notes = claims.name, claims.capabilities, claims.notes
         self.installed = read_versions(self.root)
 
@@ -133,17 +133,17 @@ def read_index(root: Path) -> dict[str, Any]:
     try:
         index = message_of(read_plain(root, INDEX, MAX_INDEX), INDEX)
     except Garbage as fault:
-        raise FileFormatError(f"an {INDEX} in {root.name}", str(fault), MEND) from None
+        raise FileFormatError(f"an {INDEX} in {root.name}", str(fault), FIX) from None
     except VectorError as fault:
-        raise FileFormatError(f"an {INDEX} in {root.name}", fault.got, MEND) from None
+        raise FileFormatError(f"an {INDEX} in {root.name}", fault.got, FIX) from None
     calls = index.get("calls")
     if index.get("kind") != "ringspec-calls" or not isinstance(calls, dict):
         got = shown(index.get("kind"))
-        raise FileFormatError(f"kind and calls in {INDEX} of {root.name}", got, MEND)
+        raise FileFormatError(f"kind and calls in {INDEX} of {root.name}", got, FIX)
     if index.get("protocol") != PROTOCOL:
         got = shown(index.get("protocol"))
-        raise FileFormatError(f"protocol {PROTOCOL} in {INDEX} of {root.name}", got, MEND)
+        raise FileFormatError(f"protocol {PROTOCOL} in {INDEX} of {root.name}", got, FIX)
     for name, value in calls.items():
         if not FOLDER.fullmatch(name) or not isinstance(value, str):
-            raise FileFormatError(f"folders of calls in {INDEX} of {root.name}", shown(name), MEND)
+            raise FileFormatError(f"folders of calls in {INDEX} of {root.name}", shown(name), FIX)
     return index

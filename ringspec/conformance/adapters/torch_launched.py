@@ -55,8 +55,8 @@ def joined(device: str, seconds: float) -> tuple[Place, Any]:
 
     missing = [name for name in VARIABLES if name not in os.environ]
     if missing:
-        mend = "start the program with torchrun"
-        raise OptionError("the variables that torchrun sets", f"no {missing[0]}", mend)
+        fix = "start the program with torchrun"
+        raise OptionError("the variables that torchrun sets", f"no {missing[0]}", fix)
     where = torch.device("cpu")
     if device == "cuda":
         where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

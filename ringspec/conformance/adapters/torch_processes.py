@@ -35,7 +35,7 @@ from ringspec.conformance.target.versions import (
     plain_installed,
     under_test,
 )
-from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 from ringspec.tensorfile import write_tensors
 
 DEVICES = ("cpu", "cuda")
@@ -85,7 +85,9 @@ class TorchTarget:
         packages: tuple[str, ...] = ("torch",),
     ) -> None:
         if device not in DEVICES:
-            raise UnknownNameError("a device", shown(device), nearest(device, DEVICES))
+            raise OptionError(
+                "a device", shown(device), nearest(device, DEVICES), code="unknown-name"
+            )
         if type(pools) is not int or pools < 1:
             raise OptionError("pools >= 1", shown(pools), "leave it at 4")
         self.function, self.name, self.python = named(function, name, python)
@@ -197,13 +199,13 @@ def function_spec(function: str | Callable[..., Any]) -> str:
     if isinstance(function, str):
         place, _, name = function.rpartition(":")
         if not place or not name:
-            mend = "write package.module:name or path/file.py:name"
-            raise OptionError("a function to import", shown(function), mend)
+            fix = "write package.module:name or path/file.py:name"
+            raise OptionError("a function to import", shown(function), fix)
         return f"{Path(place).resolve()}:{name}" if place.endswith(".py") else function
     name = getattr(function, "__qualname__", "")
     if not name or "<" in name:
-        mend = "define it at the top level of a module, or pass 'module:name'"
-        raise OptionError("a function that another process can import", shown(function), mend)
+        fix = "define it at the top level of a module, or pass 'module:name'"
+        raise OptionError("a function that another process can import", shown(function), fix)
     # A file that was loaded by its path has a module name that only this process knows.
     top = function.__module__.partition(".")[0]
     importable = top != "__main__" and PathFinder.find_spec(top) is not None

@@ -12,7 +12,7 @@ from ringspec.conformance.cases import (
     random_seeds,
 )
 from ringspec.conformance.cases.model import PROFILES, RunCase
-from ringspec.errors import UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 
 
 def run_cases(profile: str = "core") -> list[RunCase]:
@@ -20,10 +20,12 @@ def run_cases(profile: str = "core") -> list[RunCase]:
 
     Exact probes first, which say most about a fault, then golden vectors, properties, pairs and edges; each of
     these modules has a function ``cases(profile)``. Then, but for 'smoke', the noise of whole tensors.
-    'noise' is that alone; 'seeds' has cases of its own. Raises UnknownNameError for another name.
+    'noise' is that alone; 'seeds' has cases of its own. Raises OptionError for another name.
     """
     if profile not in PROFILES:
-        raise UnknownNameError("the name of a profile", shown(profile), nearest(profile, PROFILES))
+        raise OptionError(
+            "the name of a profile", shown(profile), nearest(profile, PROFILES), code="unknown-name"
+        )
     if profile == "seeds":
         return list(random_seeds.cases())
     parts = () if profile == "noise" else (probes, golden, properties, pairs, edges)

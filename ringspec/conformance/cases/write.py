@@ -72,7 +72,7 @@ def write_cases(
     The folder is ``directory``; ``progress(done, total, id)`` is called after each case. No expected value is in it. ``claims``: what the program on the other machine can do, and in
     which conventions it takes and gives arrays; None: everything. ``profile`` and
     ``only``, the pattern by which ``cases`` were chosen, are kept: a check of the folder asks for the
-    same. Raises DestinationError where the path exists, or its parent does not.
+    same. Raises OptionError where the path exists, or its parent does not.
     """
     root, chosen = Path(directory), list(cases)
     said = claims or Claims(f"dir:{root.name}", EVERYTHING)

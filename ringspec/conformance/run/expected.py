@@ -29,7 +29,7 @@ from pathlib import Path
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.report.records import FAILURES, Record
 from ringspec.conformance.target.protocol import Target
-from ringspec.errors import FileFormatError, OptionError, UnknownNameError, nearest, shown
+from ringspec.errors import FileFormatError, OptionError, nearest, shown
 from ringspec.plainfile import read_plain_file
 
 MAX_BYTES = 1 << 20
@@ -86,7 +86,9 @@ def entry_of(id: str, table: object, what: str) -> str | Several:
         )
     for key in table:
         if key not in KEYS:
-            raise UnknownNameError(f"a key of {id} in {what}", shown(key), nearest(key, KEYS))
+            raise OptionError(
+                f"a key of {id} in {what}", shown(key), nearest(key, KEYS), code="unknown-name"
+            )
     reason = table.get("reason")
     if not isinstance(reason, str) or not reason.strip():
         raise FileFormatError(

@@ -16,7 +16,7 @@ from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.report import case_line
 from ringspec.conformance.run.case import run_case
 from ringspec.conformance.run.executor import opened
-from ringspec.errors import RingspecError, UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, RingspecError, nearest, shown
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
             id = request["id"]
             if id not in cases:
                 expected = f"the id of a case of the profile {setup['profile']}"
-                raise UnknownNameError(expected, shown(id), nearest(id, cases))
+                raise OptionError(expected, shown(id), nearest(id, cases), code="unknown-name")
             control.reply(case_line(run_case(target, cases[id], diagnoser)))
             request = control.next()
     except RingspecError as error:

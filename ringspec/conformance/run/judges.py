@@ -30,7 +30,7 @@ from ringspec.conformance.diagnose.summary import MOST, kind_of
 from ringspec.conformance.report.lines import MAX_LINE, read_record
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.target.protocol import Failed
-from ringspec.errors import VectorError
+from ringspec.errors import RingspecError
 
 WORKER = "ringspec.conformance.run.judge_worker"
 WHO = "a process that judges"
@@ -83,14 +83,16 @@ def started(setup: Mapping[str, Any]) -> Program:
 
 
 def judged(judge: Program, id: str) -> Record:
-    """The record of one case; VectorError where the process ended, OptionError where it cannot work."""
+    """The record of one case; RingspecError where the process ended, OptionError where it cannot work."""
     try:
         line = judge.exchange(line_of({"id": id}), math.inf)
         message = message_of(line, "the record of a case")
     except Failed as failure:
         got = "\n".join([f"at {id}: {failure}", judge.log()]).strip()
         fix = "use fewer jobs if it was killed, perhaps for want of memory"
-        raise VectorError("processes that judge to the end", got, fix) from None
+        raise RingspecError(
+            "processes that judge to the end", got, fix, code="failed-process"
+        ) from None
     if message.get("kind") == "error":
         raise refused(message)
     return read_record(message, f"what {WHO} sent")

@@ -37,7 +37,7 @@ GROUP = "ringspec.targets"
 NESTED = ("smoke", "core", "full")
 MOST_NAME = 200
 ATTRIBUTES = "see the target protocol, ringspec.conformance.target.protocol.Target"
-MEND = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOLDER"
+FIX = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOLDER"
 
 
 def load_target(spec: str) -> Target:
@@ -49,7 +49,7 @@ def load_target(spec: str) -> Target:
     'reference-bf16'
     """
     if not isinstance(spec, str) or not spec.strip():
-        raise OptionError("the name of a target", shown(spec), MEND)
+        raise OptionError("the name of a target", shown(spec), FIX)
     kind, colon, rest = spec.partition(":")
     if kind == "cmd" and colon:
         return CommandTarget(rest)
@@ -91,7 +91,7 @@ def found(spec: str) -> Any:
     if not colon:
         return registered(spec)
     if not name or not place:
-        raise OptionError("the name of a target", shown(spec), MEND)
+        raise OptionError("the name of a target", shown(spec), FIX)
     module = from_file(Path(place), spec) if place.endswith(".py") else from_module(place, spec)
     value: Any = module
     for part in name.split("."):
@@ -110,7 +110,7 @@ def names() -> dict[str, EntryPoint]:
 def registered(name: str) -> Any:
     known = names()
     if name not in known:
-        choice = nearest(name, known) if known else MEND
+        choice = nearest(name, known) if known else FIX
         raise OptionError(f"the name of a target registered under {GROUP}", shown(name), choice)
     with telling(f"a target {name} that can be imported"), unmoved():
         return known[name].load()
@@ -129,7 +129,7 @@ def from_file(path: Path, spec: str) -> ModuleType:
     name = f"{LOADED}{path.stem}"
     located = importlib.util.spec_from_file_location(name, path)
     if located is None or located.loader is None:
-        raise OptionError("a Python file", str(path), MEND)
+        raise OptionError("a Python file", str(path), FIX)
     module = importlib.util.module_from_spec(located)
     sys.modules[name] = module
     with (
@@ -174,7 +174,7 @@ def telling(expected: str) -> Iterator[None]:
         if isinstance(error, ImportError):
             fix = "install what it needs, in the environment in which ringspec runs"
         elif isinstance(error, RingspecError):  # it has a remedy already
-            said, fix = f"expected {error.expected}; got {error.got}", error.mend
+            said, fix = f"expected {error.expected}; got {error.got}", error.fix
         lines = "".join(traceback.format_tb(error.__traceback__, limit=-3)).rstrip()
         raise OptionError(expected, f"{type(error).__name__}: {said}\n{lines}\n", fix) from None
 

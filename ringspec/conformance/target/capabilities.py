@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringspec.conformance.target.declared import Declared, check_declared
-from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 
 OPERATIONS = ("ring-forward", "ring-backward", "block-forward", "block-backward", "merge")
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
@@ -104,11 +104,18 @@ class Capabilities:
         for name, names in known.items():
             for value in getattr(self, name) or ():
                 if value not in names:
-                    raise UnknownNameError(f"a name in {name}", shown(value), nearest(value, names))
+                    raise OptionError(
+                        f"a name in {name}",
+                        shown(value),
+                        nearest(value, names),
+                        code="unknown-name",
+                    )
         for name, names in (("lse", LSE), ("lse_of_empty_rows", EMPTY), ("axes", AXES)):
             if getattr(self, name) not in names:
                 got = getattr(self, name)
-                raise UnknownNameError(f"a convention {name}", shown(got), nearest(got, names))
+                raise OptionError(
+                    f"a convention {name}", shown(got), nearest(got, names), code="unknown-name"
+                )
         check_declared(self.recipe)
         if not (type(self.tokens_multiple) is int and self.tokens_multiple >= 1):
             raise OptionError(
@@ -123,7 +130,7 @@ class Capabilities:
 def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
     """Capabilities from plain data, as a program in another language writes them.
 
-    Raises UnknownNameError for a key that is no capability, and what :class:`Capabilities` raises.
+    Raises OptionError for a key that is no capability, and what :class:`Capabilities` raises.
 
     >>> capabilities_from({"layouts": ["zigzag"], "workers": [2, 4]}).workers
     (2, 4)
@@ -131,7 +138,9 @@ def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
     known = [f.name for f in dataclasses.fields(Capabilities)]
     for name in data:
         if name not in known:
-            raise UnknownNameError("the name of a capability", shown(name), nearest(name, known))
+            raise OptionError(
+                "the name of a capability", shown(name), nearest(name, known), code="unknown-name"
+            )
     return Capabilities(**dict(data))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringspec.compare.bounds import RECIPE_OF_FORMAT
-from ringspec.errors import OptionError, UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 from ringspec.formats import holds
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.recipes import recipe as recipe_of
@@ -69,8 +69,11 @@ def check_declared(declared: Declared) -> None:
     if isinstance(declared, Mapping):
         for inputs in declared:
             if inputs not in RECIPE_OF_FORMAT:
-                raise UnknownNameError(
-                    "an input format in recipe", shown(inputs), nearest(inputs, RECIPE_OF_FORMAT)
+                raise OptionError(
+                    "an input format in recipe",
+                    shown(inputs),
+                    nearest(inputs, RECIPE_OF_FORMAT),
+                    code="unknown-name",
                 )
     for inputs in RECIPE_OF_FORMAT:
         declared_recipe(declared, inputs)

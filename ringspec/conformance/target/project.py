@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from ringspec.errors import FileFormatError, OptionError, UnknownNameError, nearest, shown
+from ringspec.errors import FileFormatError, OptionError, nearest, shown
 from ringspec.plainfile import read_plain_file
 
 KEYS = ("target",)
@@ -22,7 +22,7 @@ def default_target(start: Path | None = None) -> str | None:
     """The target that the nearest pyproject.toml at or above ``start`` names; None: it names none.
 
     A path in it is relative to its folder. Raises :class:`~ringspec.errors.FileFormatError` where
-    the file is no TOML, and :class:`~ringspec.errors.UnknownNameError` for another key of
+    the file is no TOML, and :class:`~ringspec.errors.OptionError` for another key of
     ``[tool.ringspec]``.
     """
     folder = (start or Path.cwd()).resolve()
@@ -40,14 +40,16 @@ def target_in(file: Path) -> str | None:
     try:
         data = tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"TOML in {file}", shown(str(error)), "mend the file") from None
+        raise FileFormatError(f"TOML in {file}", shown(str(error)), "correct the file") from None
     tool = data.get("tool")
     table = tool.get("ringspec", {}) if isinstance(tool, dict) else {}
     if not isinstance(table, dict):
         raise FileFormatError(f"a table [tool.ringspec] in {file}", shown(table), "make it one")
     for key in table:
         if key not in KEYS:
-            raise UnknownNameError(f"a key of [tool.ringspec] in {file}", key, nearest(key, KEYS))
+            raise OptionError(
+                f"a key of [tool.ringspec] in {file}", key, nearest(key, KEYS), code="unknown-name"
+            )
     target = table.get("target")
     if target is not None and not isinstance(target, str):
         raise FileFormatError(f"a text as target in {file}", shown(target), "put it into quotes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from types import MappingProxyType
 
-from ringspec.errors import UnknownNameError, nearest, shown
+from ringspec.errors import OptionError, nearest, shown
 from ringspec.vectors.catalogue import (
     adversarial,
     features,
@@ -33,8 +33,10 @@ SETS = {"core": CORE, "kernel": (kernels, kernel_tiles)}
 def catalogue(name: str) -> tuple[Case, ...]:
     """All cases of the set of that name, ``requires`` filled in, ``digests`` empty.
 
-    Raises :class:`~ringspec.errors.UnknownNameError` for a name other than 'core' and 'kernel'.
+    Raises :class:`~ringspec.errors.OptionError` for a name other than 'core' and 'kernel'.
     """
     if name not in SETS:
-        raise UnknownNameError("the name of a set", shown(name), nearest(name, SETS))
+        raise OptionError(
+            "the name of a set", shown(name), nearest(name, SETS), code="unknown-name"
+        )
     return tuple(case for module in SETS[name] for case in module.CASES)

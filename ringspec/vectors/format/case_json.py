@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from ringspec.errors import CaseFormatError
 from ringspec.vectors.format import json_text
 from ringspec.vectors.format.case import (
     Case,
@@ -23,13 +22,13 @@ MAX_CASE_BYTES = 1 << 20
 
 
 def case_from_json(text: str | bytes, what: str = "case.json") -> Case:
-    """The case in a text; :class:`~ringspec.errors.CaseFormatError` for everything else.
+    """The case in a text; :class:`~ringspec.errors.VectorError` for everything else.
 
     ``what`` names the text in messages. Time and memory are bounded by the text's length, at most
     1 MiB; no tensor is made.
     """
-    data = json_text.parse(text, what, MAX_CASE_BYTES, CaseFormatError)
-    json_text.check_schema(data, "case", what, CaseFormatError)
+    data = json_text.parse(text, what, MAX_CASE_BYTES, code="case-format")
+    json_text.check_schema(data, "case", what, code="case-format")
     case = case_from_data(data)
     check_case(case, what)
     return case

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from ringspec.errors import CaseFormatError, RingspecError, shown
+from ringspec.errors import RingspecError, VectorError, shown
 from ringspec.vectors.format.case import Case, Ring, Shape
 from ringspec.vectors.format.inputs import LARGEST_TENSOR, expected_names, shape_of
 
@@ -34,7 +34,7 @@ def is_id(text: object) -> bool:
 
 
 def check_case(case: Case, what: str) -> None:
-    """Raise :class:`~ringspec.errors.CaseFormatError` unless the parts of a case fit each other."""
+    """Raise :class:`~ringspec.errors.VectorError` unless the parts of a case fit each other."""
     require(is_id(case.id), what, "an id of two or three short names", shown(case.id))
     for name in ("rules", "flags"):
         names = getattr(case, name)
@@ -50,8 +50,11 @@ def check_case(case: Case, what: str) -> None:
 
 def require(holds: bool, what: str, expected: str, got: str) -> None:
     if not holds:
-        raise CaseFormatError(
-            f"{expected} in {what}", got, "docs/vectors describes the format; mend the case"
+        raise VectorError(
+            f"{expected} in {what}",
+            got,
+            "docs/vectors describes the format; correct the case",
+            code="case-format",
         )
 
 
@@ -146,10 +149,15 @@ def check_inputs(case: Case, what: str) -> None:
         try:
             shape = shape_of(case, name)
         except RingspecError as error:
-            raise CaseFormatError(f"{error.expected} in {what}", error.got, error.mend) from None
+            raise VectorError(
+                f"{error.expected} in {what}", error.got, error.fix, code="case-format"
+            ) from None
         except ValueError:  # NumPy's word for ragged values
-            raise CaseFormatError(
-                f"rectangular values of {name} in {what}", "ragged ones", "fill the rows"
+            raise VectorError(
+                f"rectangular values of {name} in {what}",
+                "ragged ones",
+                "fill the rows",
+                code="case-format",
             ) from None
         fits = math.prod(shape) <= LARGEST_TENSOR
         require(fits, what, f"at most {LARGEST_TENSOR} elements in {name}", shown(shape))

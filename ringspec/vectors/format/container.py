@@ -8,12 +8,7 @@ from pathlib import Path
 
 from numpy.typing import NDArray
 
-from ringspec.errors import (
-    CaseFormatError,
-    CaseTensorsError,
-    ContentDigestError,
-    shown,
-)
+from ringspec.errors import VectorError, shown
 from ringspec.tensorfile import decode, encode, split
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.case_json import case_from_json, case_to_json
@@ -30,8 +25,11 @@ def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
     name, listed = f"{id}/{CASE_FILE}", entry.files[CASE_FILE]
     case = checked_case(read_listed(root, name, listed.bytes, listed.sha256), name)
     if case.id != id:
-        raise CaseFormatError(
-            f"the id {id!r} in {name}", shown(case.id), "an id is the path of the case in its set"
+        raise VectorError(
+            f"the id {id!r} in {name}",
+            shown(case.id),
+            "an id is the path of the case in its set",
+            code="case-format",
         )
     return case
 
@@ -49,7 +47,9 @@ def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArra
     name, listed = f"{id}/{TENSORS_FILE}", entry.files[TENSORS_FILE]
     data = read_listed(root, name, listed.bytes, listed.sha256)
     if "__metadata__" in split(data, name)[0]:
-        raise CaseTensorsError(f"{name} without metadata", "some", "meaning belongs in case.json")
+        raise VectorError(
+            f"{name} without metadata", "some", "meaning belongs in case.json", code="case-tensors"
+        )
     return decode(data, name)
 
 
@@ -60,24 +60,28 @@ def check_content(case: Case, tensors: Tensors, entry: CaseEntry) -> None:
     digest = case_digest(case, tensors)
     if digest != entry.content:
         expected = f"content {entry.content} of {case.id}, as the manifest says"
-        raise ContentDigestError(expected, digest, "take the set from its source again")
+        raise VectorError(
+            expected, digest, "take the set from its source again", code="digest-content"
+        )
 
 
 def check_storage(case: Case, has_file: bool) -> None:
     """A tensors file unless the storage is "digests"; digests unless it is "full"."""
     wants_file = case.storage != "digests"
     if has_file != wants_file:
-        raise CaseTensorsError(
+        raise VectorError(
             f"{'a' if wants_file else 'no'} {TENSORS_FILE} of {case.id}, stored {case.storage!r}",
             "one" if has_file else "none",
             "generate the case again",
+            code="case-tensors",
         )
     wants_digests = case.storage != "full"
     if bool(case.digests) != wants_digests:
-        raise CaseTensorsError(
+        raise VectorError(
             f"{'' if wants_digests else 'no '}digests in {case.id}, stored {case.storage!r}",
             f"{len(case.digests)}",
             "generate the case again",
+            code="case-tensors",
         )
 
 
@@ -85,8 +89,11 @@ def write_case(root: Path, case: Case, tensors: Tensors | None) -> CaseEntry:
     """Write ``root/<id>`` and return its manifest entry; nothing that a reader would refuse."""
     text = case_to_json(case)
     if case_from_json(text, f"the case {shown(case.id)}") != case:
-        raise CaseFormatError(
-            f"a case {case.id} that comes back from its text", "another", "use plain JSON values"
+        raise VectorError(
+            f"a case {case.id} that comes back from its text",
+            "another",
+            "use plain JSON values",
+            code="case-format",
         )
     check_storage(case, tensors is not None)
     check_tensors(case, tensors or {})

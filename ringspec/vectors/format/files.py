@@ -18,17 +18,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ringspec.errors import (
-    DestinationError,
-    FileHashError,
-    FileSizeError,
-    MissingFileError,
-    SetPathError,
-    SpecialFileError,
-    SymlinkError,
-    UnlistedFileError,
-    shown,
-)
+from ringspec.errors import OptionError, VectorError, shown
 from ringspec.vectors.format.digest import sha256
 
 if sys.platform != "win32":
@@ -48,15 +38,26 @@ def read_plain(root: Path, name: str, limit: int) -> bytes:
         with os.fdopen(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise SpecialFileError(f"a plain file {name}", "something else", AGAIN)
+                raise VectorError(
+                    f"a plain file {name}", "something else", AGAIN, code="path-special-file"
+                )
             if status.st_size > limit:
                 got = f"{status.st_size} bytes"
-                raise FileSizeError(f"{name} of at most {limit} bytes", got, AGAIN)
+                raise VectorError(
+                    f"{name} of at most {limit} bytes", got, AGAIN, code="digest-file-size"
+                )
             data = file.read(status.st_size + 1)
     except OSError as cause:
-        raise MissingFileError(f"the file {name} of the set", reason(cause), AGAIN) from None
+        raise VectorError(
+            f"the file {name} of the set", reason(cause), AGAIN, code="path-missing-file"
+        ) from None
     if len(data) != status.st_size:
-        raise FileSizeError(f"{name} of {status.st_size} bytes", "a file that changes", AGAIN)
+        raise VectorError(
+            f"{name} of {status.st_size} bytes",
+            "a file that changes",
+            AGAIN,
+            code="digest-file-size",
+        )
     return data
 
 
@@ -64,10 +65,20 @@ def read_listed(root: Path, name: str, size: int, digest: str) -> bytes:
     """The bytes of a file whose size and SHA-256 are known."""
     data = read_plain(root, name, size)
     if len(data) != size:
-        raise FileSizeError(f"{name} of {size} bytes, as the manifest says", f"{len(data)}", AGAIN)
+        raise VectorError(
+            f"{name} of {size} bytes, as the manifest says",
+            f"{len(data)}",
+            AGAIN,
+            code="digest-file-size",
+        )
     if sha256(data) != digest:
         got = sha256(data)
-        raise FileHashError(f"{name} with the SHA-256 {digest}, as the manifest says", got, AGAIN)
+        raise VectorError(
+            f"{name} with the SHA-256 {digest}, as the manifest says",
+            got,
+            AGAIN,
+            code="digest-file-hash",
+        )
     return data
 
 
@@ -75,14 +86,16 @@ def checked_path(root: Path, name: str) -> Path:
     """``root/name`` when each part below root is a real folder and the last one a plain file."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\\" in part or ":" in part for part in parts):
-        raise SetPathError("a path inside the set", shown(name), AGAIN)
+        raise VectorError("a path inside the set", shown(name), AGAIN, code="path")
     path = root
     for index, part in enumerate(parts):
         path = path / part
         try:
             mode = path.lstat().st_mode
         except (OSError, ValueError) as cause:  # ValueError: a zero byte in the root's own path
-            raise MissingFileError(f"the file {name} of the set", reason(cause), AGAIN) from None
+            raise VectorError(
+                f"the file {name} of the set", reason(cause), AGAIN, code="path-missing-file"
+            ) from None
         check_kind(mode, name, is_folder=index + 1 < len(parts))
     return path
 
@@ -94,10 +107,10 @@ def reason(cause: Exception) -> str:
 
 def check_kind(mode: int, name: str, is_folder: bool) -> None:
     if stat.S_ISLNK(mode):
-        raise SymlinkError(f"no symbolic link at {name}", "one", AGAIN)
+        raise VectorError(f"no symbolic link at {name}", "one", AGAIN, code="path-symlink")
     if not (stat.S_ISDIR(mode) if is_folder else stat.S_ISREG(mode)):
         wanted = "folders" if is_folder else "a plain file"
-        raise SpecialFileError(f"{wanted} at {name}", "something else", AGAIN)
+        raise VectorError(f"{wanted} at {name}", "something else", AGAIN, code="path-special-file")
 
 
 def check_listing(root: Path, listed: Collection[str]) -> None:
@@ -112,7 +125,9 @@ def check_listing(root: Path, listed: Collection[str]) -> None:
         check_kind(mode, name, is_folder=name in folders)
         found.add(name)
     for name in sorted(files - found):
-        raise MissingFileError(f"the file {name} of the set", "no such file", AGAIN)
+        raise VectorError(
+            f"the file {name} of the set", "no such file", AGAIN, code="path-missing-file"
+        )
 
 
 def walk(root: Path, below: str) -> Iterator[tuple[str, int]]:
@@ -126,25 +141,36 @@ def walk(root: Path, below: str) -> Iterator[tuple[str, int]]:
                 if stat.S_ISDIR(mode):
                     yield from walk(root, name)
     except OSError as cause:
-        raise MissingFileError(
-            f"the folder {below or 'of the set'}", reason(cause), AGAIN
+        raise VectorError(
+            f"the folder {below or 'of the set'}", reason(cause), AGAIN, code="path-missing-file"
         ) from None
 
 
 def refuse_unlisted(name: str, known: set[str]) -> None:
     twins = [other for other in known if other.casefold() == name.casefold()]
     got = f"{shown(name)}, which differs from {twins[0]!r} in case alone" if twins else shown(name)
-    raise UnlistedFileError("only files that the manifest lists", got, "move it out of the set")
+    raise VectorError(
+        "only files that the manifest lists",
+        got,
+        "move it out of the set",
+        code="path-unlisted-file",
+    )
 
 
 def check_destination(path: Path) -> None:
     if os.path.lexists(path):
-        raise DestinationError(
-            "a path at which nothing lies", shown(str(path)), "choose another, or remove it first"
+        raise OptionError(
+            "a path at which nothing lies",
+            shown(str(path)),
+            "choose another, or remove it first",
+            code="destination",
         )
     if not path.parent.is_dir():
-        raise DestinationError(
-            "a path in an existing folder", shown(str(path)), "make the folder first"
+        raise OptionError(
+            "a path in an existing folder",
+            shown(str(path)),
+            "make the folder first",
+            code="destination",
         )
 
 

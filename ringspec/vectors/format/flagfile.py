@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from ringspec.errors import FlagFormatError, shown
+from ringspec.errors import VectorError, shown
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.flag import Flag
 from ringspec.vectors.format.json_text import check_schema, parse, pretty
@@ -14,16 +14,19 @@ MAX_FLAGS_BYTES = 1 << 20
 
 
 def flags_from_json(text: str | bytes, what: str = "flags.json") -> Mapping[str, Flag]:
-    """Flags by name; :class:`~ringspec.errors.FlagFormatError` for a text that is no such file."""
-    data = parse(text, what, MAX_FLAGS_BYTES, FlagFormatError)
-    check_schema(data, "flags", what, FlagFormatError)
+    """Flags by name; :class:`~ringspec.errors.VectorError` for a text that is no such file."""
+    data = parse(text, what, MAX_FLAGS_BYTES, code="flag-format")
+    check_schema(data, "flags", what, code="flag-format")
     flags = {}
     for name, entry in data.items():
         reports, statuses = tuple(entry["reports"]), tuple(entry["statuses"])
         if len(reports) != len(statuses):
             got = f"{len(reports)} and {len(statuses)}"
-            raise FlagFormatError(
-                f"one status for each report of {name!r} in {what}", got, "give both lists"
+            raise VectorError(
+                f"one status for each report of {name!r} in {what}",
+                got,
+                "give both lists",
+                code="flag-format",
             )
         flags[name] = Flag(name, entry["bug_class"], entry["effect"], reports, statuses)
     return MappingProxyType(flags)
@@ -56,6 +59,9 @@ def flags_to_json(flags: Iterable[Flag]) -> str:
 def check_flags_known(case: Case, flags: Mapping[str, Flag]) -> None:
     for name in case.flags:
         if name not in flags:
-            raise FlagFormatError(
-                f"flags of {case.id} that flags.json explains", shown(name), "add it to flags.json"
+            raise VectorError(
+                f"flags of {case.id} that flags.json explains",
+                shown(name),
+                "add it to flags.json",
+                code="flag-format",
             )

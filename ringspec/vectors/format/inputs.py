@@ -16,14 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.errors import (
-    NonFiniteError,
-    OptionError,
-    ShapeError,
-    UnknownNameError,
-    nearest,
-    shown,
-)
+from ringspec.errors import NonFiniteError, OptionError, ShapeError, nearest, shown
 from ringspec.formats import round_to, store
 from ringspec.vectors.format.case import KINDS, Case, Patch, TensorRecipe
 
@@ -144,15 +137,17 @@ def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
 
     ``name`` is that of the input, ``shape`` that of the result, any shape; ``seed`` enters each word of it.
 
-    Raises :class:`~ringspec.errors.OptionError` (a field outside its domain),
-    :class:`~ringspec.errors.ShapeError` and :class:`~ringspec.errors.UnknownNameError`.
+    Raises :class:`~ringspec.errors.OptionError` for a field outside its
+    domain or an unknown name, and :class:`~ringspec.errors.ShapeError`.
 
     >>> recipe = TensorRecipe("uniform", bits=6, exponent=-4, head=8)
     >>> draw("q", (1, 2, 1, 3), recipe, "readme").ravel().tolist()
     [-1.25, -0.8125, 1.375, 2.125, -0.6875, 1.4375]
     """
     if name not in NAMES:
-        raise UnknownNameError("the name of an input", shown(name), nearest(name, NAMES))
+        raise OptionError(
+            "the name of an input", shown(name), nearest(name, NAMES), code="unknown-name"
+        )
     if not math.prod(shape) <= LARGEST_TENSOR:
         raise ShapeError(
             f"at most {LARGEST_TENSOR} elements in {name}", str(shape), "make it small"
@@ -170,7 +165,9 @@ def made(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
     if recipe.kind == "constant":
         return from_values(name, (), recipe.value) + np.zeros(shape, dtype=dtype_of(name))
     if recipe.kind not in KINDS:
-        raise UnknownNameError("a kind of recipe", shown(recipe.kind), nearest(recipe.kind, KINDS))
+        raise OptionError(
+            "a kind of recipe", shown(recipe.kind), nearest(recipe.kind, KINDS), code="unknown-name"
+        )
     if (recipe.kind == "bernoulli") != (name in BOOLEANS) or name in INTEGERS:
         raise OptionError(
             f"a recipe that makes {dtype_of(name)} for {name}",
@@ -332,17 +329,17 @@ def inputs_of(case: Case) -> dict[str, NDArray]:
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], parts_o
     [N, B, H, S, Dv]: the case's input format; dlse, lse, delta [B, H, Sq], bias, sinks [H, N],
     parts_lse [N, B, H, S]: its statistics format; segments, positions, bounds: int64; mask, keep:
-    bool. Raises :class:`~ringspec.errors.UnknownNameError` for a tensor that the operation does not
-    take, :class:`~ringspec.errors.OptionError` for one that is missing, and what :func:`draw`
-    raises.
+    bool. Raises :class:`~ringspec.errors.OptionError` for a tensor that the operation does not
+    take or that is missing, and what :func:`draw` raises.
     """
     must, may = expected_names(case)
     given = set(case.inputs.tensors)
     for name in sorted(given - must - may):
-        raise UnknownNameError(
+        raise OptionError(
             f"inputs of the operation {case.operation!r} ({', '.join(case.passes)})",
             shown(name),
             nearest(name, must | may),
+            code="unknown-name",
         )
     for name in sorted(must - given):
         raise OptionError(f"the input {name}", "none", f"give a recipe for {name}")

@@ -20,22 +20,24 @@ MAX_ITEMS = 1 << 19
 MAX_SCHEMA_ERROR = 200
 WIDTH = 100
 SCHEMAS = Path(__file__).parent / "schemas"
-MEND = "take the file from its source again, or write it with ringspec"
+FIX = "take the file from its source again, or write it with ringspec"
 
 
-def parse(text: str | bytes, what: str, limit: int, error: type[VectorError]) -> Any:
-    """The data of a JSON text of at most ``limit`` bytes; ``error`` for anything else.
+def parse(text: str | bytes, what: str, limit: int, *, code: str) -> Any:
+    """The data of a JSON text of at most ``limit`` bytes; VectorError with ``code`` for anything else.
 
-    >>> parse('{"a": [1, 2.5]}', "example", 100, VectorError)
+    >>> parse('{"a": [1, 2.5]}', "example", 100, code="case-format")
     {'a': [1, 2.5]}
-    >>> parse('{"a": NaN}', "example", 100, VectorError)
+    >>> parse('{"a": NaN}', "example", 100, code="case-format")
     Traceback (most recent call last):
-    ringspec.errors.VectorError: expected JSON in example; got NaN is not JSON. To mend it: take the file from its source again, or write it with ringspec.
+    ringspec.errors.VectorError: expected JSON in example; got NaN is not JSON. Fix: take the file from its source again, or write it with ringspec.
     """
     if not isinstance(text, (str, bytes)):
-        raise error(f"{what} as text or bytes", shown(type(text)), "pass the content of a file")
+        raise VectorError(
+            f"{what} as text or bytes", shown(type(text)), "pass the content of a file", code=code
+        )
     if len(text) > limit:
-        raise error(f"{what} of at most {limit} bytes", f"{len(text)}", MEND)
+        raise VectorError(f"{what} of at most {limit} bytes", f"{len(text)}", FIX, code=code)
     try:
         plain = text if isinstance(text, str) else text.decode("utf-8")
         # Before Python makes an object of each: "[[],[],..." takes 30 times its length.
@@ -43,21 +45,21 @@ def parse(text: str | bytes, what: str, limit: int, error: type[VectorError]) ->
             raise ValueError(f"more than {MAX_ITEMS} items")
         data = strictjson.loads(plain)
     except ValueError as cause:
-        raise error(f"JSON in {what}", str(cause)[:200], MEND) from None
-    check_items(data, what, error)
+        raise VectorError(f"JSON in {what}", str(cause)[:200], FIX, code=code) from None
+    check_items(data, what, code=code)
     return data
 
 
-def check_items(data: Any, what: str, error: type[VectorError]) -> None:
+def check_items(data: Any, what: str, *, code: str) -> None:
     """No container below MAX_DEPTH levels and no odd character; level by level, not recursive."""
     level = [data]
     for _ in range(MAX_DEPTH + 1):
         for item in level:
             if isinstance(item, str) and not (item.isascii() and item.isprintable()):
-                raise error(f"text of printable ASCII in {what}", shown(item), MEND)
+                raise VectorError(f"text of printable ASCII in {what}", shown(item), FIX, code=code)
         level = [inner for item in level for inner in inside(item)]
     if level:
-        raise error(f"JSON of at most {MAX_DEPTH} levels in {what}", "more", MEND)
+        raise VectorError(f"JSON of at most {MAX_DEPTH} levels in {what}", "more", FIX, code=code)
 
 
 def inside(item: Any) -> list[Any]:
@@ -66,16 +68,17 @@ def inside(item: Any) -> list[Any]:
     return item if isinstance(item, list) else []
 
 
-def check_schema(data: Any, schema: str, what: str, error: type[VectorError]) -> None:
-    """Raise ``error`` unless data satisfies ``schemas/<schema>.schema.json``."""
+def check_schema(data: Any, schema: str, what: str, *, code: str) -> None:
+    """Raise VectorError with ``code`` unless data satisfies ``schemas/<schema>.schema.json``."""
     fault = next(validator(schema).iter_errors(data), None)
     if fault is None:
         return
     place = "/".join(str(part)[:60] for part in fault.absolute_path) or "the whole file"
-    raise error(
+    raise VectorError(
         f"{what} as schemas/{schema}.schema.json has it",
         f"at {place[:200]}: {fault.message[:MAX_SCHEMA_ERROR]}",
         "compare it with a case.json, flags.json or manifest.json of the core set",
+        code=code,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringspec.errors import ContentDigestError, FormatVersionError, ManifestError, shown
+from ringspec.errors import VectorError, shown
 from ringspec.vectors.format.case_json import MAX_CASE_BYTES
 from ringspec.vectors.format.check_case import is_id
 from ringspec.vectors.format.digest import set_digest
@@ -27,7 +27,7 @@ CASE_FILE, TENSORS_FILE, FLAGS_FILE, MANIFEST_FILE = (
     "manifest.json",
 )
 LIMITS = {CASE_FILE: MAX_CASE_BYTES, TENSORS_FILE: MAX_TENSORS_BYTES, FLAGS_FILE: MAX_FLAGS_BYTES}
-MEND = "take the set from its source again"
+FIX = "take the set from its source again"
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ def manifest_to_json(manifest: Manifest) -> str:
 def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest:
     """The manifest in a text of at most 8 MiB, checked against itself.
 
-    Raises :class:`~ringspec.errors.FormatVersionError` for another major version of the format,
-    :class:`~ringspec.errors.ManifestError` and :class:`~ringspec.errors.ContentDigestError`.
+    Raises :class:`~ringspec.errors.VectorError`: 'manifest-version' for another major version of the
+    format, else 'manifest' or 'digest-content'.
     """
-    data = parse(text, what, MAX_MANIFEST_BYTES, ManifestError)
+    data = parse(text, what, MAX_MANIFEST_BYTES, code="manifest")
     check_version(data, what)
-    check_schema(data, "manifest", what, ManifestError)
+    check_schema(data, "manifest", what, code="manifest")
     cases = {
         id: CaseEntry(
             {name: FileEntry(**file) for name, file in entry["files"].items()}, entry["content"]
@@ -130,12 +130,13 @@ def check_version(data: Any, what: str) -> None:
     major, ours = version.split(".")[0], FORMAT_VERSION.split(".")[0]
     if major != ours:
         newer = major.isdecimal() and int(major[:9]) > int(ours)
-        raise FormatVersionError(
+        raise VectorError(
             f"format version {ours}.x in {what}",
             shown(version),
             "install a newer ringspec (pip install --upgrade ringspec)"
             if newer
             else "generate the set again with this ringspec, or install the one that wrote it",
+            code="manifest-version",
         )
 
 
@@ -157,7 +158,7 @@ def check_manifest(manifest: Manifest, what: str) -> None:
     content = set_digest({id: case.content for id, case in manifest.cases.items()})
     if manifest.content != content:
         expected = f"content {content} in {what}, from the digests of the cases"
-        raise ContentDigestError(expected, manifest.content, MEND)
+        raise VectorError(expected, manifest.content, FIX, code="digest-content")
 
 
 def parents(id: str) -> list[str]:
@@ -167,4 +168,4 @@ def parents(id: str) -> list[str]:
 
 def require(holds: bool, what: str, expected: str, got: str) -> None:
     if not holds:
-        raise ManifestError(f"{expected} in {what}", got, MEND)
+        raise VectorError(f"{expected} in {what}", got, FIX, code="manifest")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from numpy.typing import NDArray
 
-from ringspec.errors import CaseTensorsError, shown
+from ringspec.errors import VectorError, shown
 from ringspec.tensorfile import dtype_code
 from ringspec.vectors.format.case import Case, Ring, Shape
 from ringspec.vectors.format.inputs import BOOLEANS, format_of_input, shape_of
@@ -166,7 +166,7 @@ def sampled(case: Case, table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
 
 
 def check_tensors(case: Case, tensors: Mapping[str, NDArray]) -> None:
-    """Raise :class:`~ringspec.errors.CaseTensorsError` unless these are the case's tensors."""
+    """Raise :class:`~ringspec.errors.VectorError` unless these are the case's tensors."""
     table = stored_tensors(case)
     missing = {name for name, entry in table.items() if not entry.optional} - set(tensors)
     if missing or set(tensors) - set(table):
@@ -204,4 +204,6 @@ def named(is_missing: bool, names: list[str]) -> str:
 
 
 def refuse(case: Case, expected: str, got: str) -> None:
-    raise CaseTensorsError(f"{expected} in {case.id}", got, "generate the case again")
+    raise VectorError(
+        f"{expected} in {case.id}", got, "generate the case again", code="case-tensors"
+    )

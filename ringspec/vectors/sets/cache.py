@@ -15,7 +15,7 @@ from pathlib import Path
 import platformdirs
 from numpy.typing import NDArray
 
-from ringspec.errors import DigestError, RingspecError
+from ringspec.errors import RingspecError, VectorError
 from ringspec.tensorfile import DTYPES, MAX_HEADER, decode, dtype_code, write_tensors
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.digest import tensor_digest
@@ -61,7 +61,7 @@ def tensors_of(
 
     Row scales ``scale.*`` are there unless the storage is "digests". What ``vectors`` does not store
     comes out of the cache in ``cache_dir`` (None: the user's), or is derived and kept there. Raises
-    :class:`~ringspec.errors.DigestError` where derived bytes are not those that the case pins.
+    :class:`~ringspec.errors.VectorError` where derived bytes are not those that the case pins.
     """
     case = vectors.case(id)
     if case.storage == "full":
@@ -89,7 +89,7 @@ def materialise(
     interrupted call goes on where it stopped. ``name`` as in ``open_set``; ``cache_dir``: None is
     $RINGSPEC_CACHE_DIR, or the user's cache folder; ``jobs`` processes work at the same time; ``only`` is a
     pattern of ids; ``progress(done, total, id)`` is called after each case. Raises
-    :class:`~ringspec.errors.DigestError` for a case whose derived bytes are not the pinned ones.
+    :class:`~ringspec.errors.VectorError` for a case whose derived bytes are not the pinned ones.
     """
     vectors, folder = open_set(name), cache_folder(cache_dir)
     plain = VectorSet(vectors.path, vectors.manifest)
@@ -142,10 +142,11 @@ def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
         if name in case.digests and tensor_digest(x) != case.digests[name]
     ]
     if wrong:
-        raise DigestError(
+        raise VectorError(
             f"the digests that {case.id} pins",
             f"other bytes of {', '.join(wrong)}",
             "report it with your processor and NumPy: these bytes must not depend on a machine",
+            code="digest",
         )
 
 

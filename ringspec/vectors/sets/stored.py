@@ -14,14 +14,7 @@ from pathlib import Path
 
 from numpy.typing import NDArray
 
-from ringspec.errors import (
-    ManifestError,
-    OptionError,
-    SetPathError,
-    UnknownCaseError,
-    nearest,
-    shown,
-)
+from ringspec.errors import OptionError, VectorError, nearest, shown
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.container import (
     Tensors,
@@ -98,17 +91,18 @@ class VectorSet:
         return (self.case(id) for id in self.ids)
 
     def entry(self, id: str) -> CaseEntry:
-        """What the manifest says of a case; UnknownCaseError without one."""
+        """What the manifest says of a case; VectorError without one."""
         if not isinstance(id, str) or id not in self.manifest.cases:
-            raise UnknownCaseError(
+            raise VectorError(
                 f"the id of a case of the set {self.name!r}",
                 shown(id),
                 nearest(id, self.ids) if len(self) < 2000 else "look it up in the set's ids",
+                code="unknown-case",
             )
         return self.manifest.cases[id]
 
     def case(self, id: str) -> Case:
-        """The case with this id; :class:`~ringspec.errors.UnknownCaseError` without one."""
+        """The case with this id; :class:`~ringspec.errors.VectorError` without one."""
         return read_case(self.path, id, self.entry(id))
 
     def tensors(self, id: str) -> dict[str, NDArray]:
@@ -130,12 +124,15 @@ def open_set(name: str | os.PathLike[str]) -> VectorSet:
     """The set "core" or "kernel" of this package, or the set in a folder, by its ``name``.
 
     A folder of one of these names is opened as "./core". Reads the manifest and nothing else.
-    Raises SetPathError without a folder, and other subclasses of :class:`~ringspec.errors.VectorError`.
+    Raises :class:`~ringspec.errors.VectorError` without a folder, and for what is no set.
     """
     path = DATA / name if isinstance(name, str) and name in SETS else path_of(name)
     if not os.path.isdir(path):
-        raise SetPathError(
-            "the folder of a set", shown(str(name)), f"{nearest(name, SETS)}, or pass a folder"
+        raise VectorError(
+            "the folder of a set",
+            shown(str(name)),
+            f"{nearest(name, SETS)}, or pass a folder",
+            code="path",
         )
     return VectorSet(path, manifest_from_json(read_plain(path, MANIFEST_FILE, MAX_MANIFEST_BYTES)))
 
@@ -180,7 +177,7 @@ def write_set(
     ``name`` and ``set_version`` stand in its manifest, ``flags`` in flags.json. ``entries`` may be a
     generator; cases are written one by one, in any order, and the bytes do not
     depend on it. ``spec_version`` is by default that of this package. Refuses a path at which
-    something lies (:class:`~ringspec.errors.DestinationError`) and what a reader would refuse (ManifestError and others).
+    something lies (:class:`~ringspec.errors.OptionError`) and what a reader would refuse (VectorError).
     """
     target = path_of(path)
     check_names(name, set_version)
@@ -192,7 +189,9 @@ def write_set(
         cases: dict[str, CaseEntry] = {}
         for case, tensors in entries:
             if case.id in cases:
-                raise ManifestError("each id once", shown(case.id), "give one of them another id")
+                raise VectorError(
+                    "each id once", shown(case.id), "give one of them another id", code="manifest"
+                )
             check_flags_known(case, known)
             cases[case.id] = write_case(folder, case, tensors)
         spec_version = spec_version_of_package() if spec_version is None else spec_version

@@ -8,10 +8,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ranks.ringcases import W, differences, inputs, option, problems, tokens_of
+from refusals import is_refusal
 
 from ringspec.comm.library import mpi
 from ringspec.comm.mpi import ring_mpi
-from ringspec.errors import DisagreementError, NonFiniteError, OptionError, RingspecError
+from ringspec.errors import CommunicationError, NonFiniteError, OptionError, RingspecError
 from ringspec.rings.ring import ring
 
 rank, size = mpi().COMM_WORLD.Get_rank(), mpi().COMM_WORLD.Get_size()
@@ -68,18 +69,18 @@ def subrings() -> None:
 def refusals() -> None:
     """What one rank was given in another way, or cannot do, every rank hears."""
     x = inputs(1)
-    for kind, changed in (
-        (DisagreementError, {"q": x["q"] + (rank == 2)}),
-        (DisagreementError, {"causal": rank != 1}),
-        (DisagreementError, {"direction": -1 if rank == 3 else 1}),
-        (DisagreementError, {"layout": "zigzag" if rank else "striped"}),
-        (OptionError, {"window": -1 if rank == 2 else None}),
+    for expected, changed in (
+        ((CommunicationError, "disagreement"), {"q": x["q"] + (rank == 2)}),
+        ((CommunicationError, "disagreement"), {"causal": rank != 1}),
+        ((CommunicationError, "disagreement"), {"direction": -1 if rank == 3 else 1}),
+        ((CommunicationError, "disagreement"), {"layout": "zigzag" if rank else "striped"}),
+        ((OptionError, "window"), {"window": -1 if rank == 2 else None}),
         (NonFiniteError, {"v": np.where(rank == 3, np.nan, x["v"])}),
     ):
         try:
             ring_mpi(**x | changed, timeout=60)
         except RingspecError as error:
-            assert isinstance(error, kind), error
+            assert is_refusal(error, expected), error
         else:
             raise AssertionError(changed)
     say("refusals: on every rank")
