@@ -22,6 +22,8 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+__all__ = ["BackendError", "check_package", "chosen_backend", "load_backend"]
+
 BACKENDS = ("simulator", "nki-simulate", "device")
 INDEX = "https://pip.repos.neuron.amazonaws.com"
 FLOORS = {"nki": (0, 3), "neuronx-cc": (2, 24)}

@@ -25,6 +25,8 @@ from ringspec.conformance.target.protocol import Call, Refused, Result
 from ringspec.conformance.target.results import due_of
 from ringspec.formats import load, store
 
+__all__ = ["NkiImpl", "nki_impl", "nki_impl_full", "nki_impl_lnc2"]
+
 Array = NDArray[Any]
 ROWS = 128
 """Rows of a tile, and what the length on a rank is divisible by."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
 
+__all__ = ["Coverage", "coverage"]
+
 
 @dataclass(frozen=True)
 class Coverage:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+__all__ = ["installed"]
+
 MODULES = ("nki", "nki.language", "nki.isa", "nki.collectives")
 """The documented modules; what kernels also import of the rest is in :func:`kernel_modules`."""
 

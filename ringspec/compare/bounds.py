@@ -73,6 +73,8 @@ from ringspec.errors import OptionError, shown
 from ringspec.formats import format_of, unit_roundoff
 from ringspec.recipes import ROUNDING_POINTS, Recipe, recipe
 
+__all__ = ["Sizes", "bound_factors", "bound_floors"]
+
 Sources = tuple[float, ...]
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 # The recipe of a target that declares none, by the format of a call's inputs.

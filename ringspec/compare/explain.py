@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from ringspec.compare.verdict import TensorVerdict
 
+__all__ = ["explain", "explain_all"]
+
 AXES = {
     "o": ("batch", "head", "slot", "d"),
     "lse": ("batch", "head", "slot"),

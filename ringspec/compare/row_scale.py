@@ -26,6 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["AbsoluteSums", "RowScale", "absolute_sums", "row_errors", "row_scale"]
+
 Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 

@@ -24,6 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 from ringspec.errors import ShapeError
 from ringspec.formats import format_of, load, name_of, unit_roundoff
 
+__all__ = ["TensorVerdict", "judge", "judge_tensor"]
+
 Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 ROW_AXIS = 2

@@ -57,6 +57,8 @@ from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.layouts import contiguous
 from ringspec.rings.ring import ring
 
+__all__ = ["RingFlashResiduals", "flash_attention_bwd", "ring_flash_attention_call"]
+
 Gradients = tuple[NDArray, NDArray, NDArray]
 
 

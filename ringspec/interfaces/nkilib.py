@@ -63,6 +63,8 @@ from ringspec.rings.ring import ring
 from ringspec.rings.run import WorkerResult
 from ringspec.spec.layout import TILE_ROWS, Layout
 
+__all__ = ["ring_attention_spmd_bwd", "ring_attention_spmd_fwd", "ring_attention_unpermute"]
+
 
 def ring_attention_spmd_fwd(
     q: ArrayLike,

@@ -11,6 +11,8 @@ from ringspec.vectors.processes import each
 from ringspec.vectors.sets.diff import FieldChange, TensorChange, diff_case
 from ringspec.vectors.sets.stored import VectorSet
 
+__all__ = ["CaseReport", "verify"]
+
 OUTCOMES = ("ok", "differs", "undecided", "refused", "withdrawn")
 FAILURES = ("differs", "undecided", "refused")
 

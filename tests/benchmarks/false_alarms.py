@@ -32,7 +32,8 @@ def examined(problem: Any, inferring: bool) -> tuple[list[Any], Any, dict[str, f
     from ringspec.compare.inference.infer import infer
     from ringspec.compare.noise.predict import predict
     from ringspec.compare.statistics.strata import strata_for
-    from ringspec.compare.statistics.tests import allowance_for, errors_of, examine
+    from ringspec.compare.statistics.tests import errors_of, examine
+    from ringspec.compare.statistics.types import allowance_for
 
     attention, geometry = simulated.attention_of(problem), simulated.geometry_of(problem)
     noise = predict(attention, problem.recipe, geometry)

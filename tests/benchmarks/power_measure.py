@@ -24,7 +24,8 @@ from benchmarks.power_reach import CASE, TESTS, deviations_of, reach, reach_in
 from benchmarks.rivals import RULES, Rule, Seen
 from benchmarks.rivals_naive import naive_of, sizes
 
-from ringspec.compare.statistics.tests import Test, alarms, errors_of, examine
+from ringspec.compare.statistics.tests import alarms, errors_of, examine
+from ringspec.compare.statistics.types import Test
 
 PER_DECADE = 10
 SMALLEST = 1e-5  # size that is tried on the rules

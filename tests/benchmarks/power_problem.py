@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.noise.predict import Attention, Geometry, predict
+from ringspec.compare.noise.predict import predict
+from ringspec.compare.noise.problem import Attention, Geometry
 from ringspec.compare.statistics.strata import Stratum, strata_for
-from ringspec.compare.statistics.tests import Allowance, Predicted, allowance_for
+from ringspec.compare.statistics.types import Allowance, Predicted, allowance_for
 from ringspec.conformance.judge.noise_inputs import attention_of, places
 from ringspec.errors import OptionError, shown
 from ringspec.formats import round_to

@@ -22,9 +22,9 @@ from benchmarks.power_problem import Array, Named, Setting
 from scipy import special
 
 from ringspec.compare.noise.rounding import spacing
-from ringspec.compare.statistics.linear import size_of, threshold
+from ringspec.compare.statistics.linear import detectable, size_of, threshold
 from ringspec.compare.statistics.spread import correlation
-from ringspec.compare.statistics.tests import RATE, detectable
+from ringspec.compare.statistics.types import RATE
 from ringspec.conformance.cases.noise import MOST_CASES
 from ringspec.formats import round_to
 

@@ -8,7 +8,7 @@ from benchmarks.rivals import RULES, Seen, rank_sum_p, smirnov_p
 from benchmarks.rivals_naive import naive, naive_of, sizes
 from scipy import stats
 
-from ringspec.compare.noise.predict import Attention
+from ringspec.compare.noise.problem import Attention
 from ringspec.formats import round_to
 from ringspec.rings.attention import attention, attention_backward
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.compare.noise.predict import Attention, Geometry, predict
-from ringspec.compare.statistics.tests import allowance_for
+from ringspec.compare.noise.predict import predict
+from ringspec.compare.noise.problem import Attention, Geometry
+from ringspec.compare.statistics.types import allowance_for
 from ringspec.conformance.judge import noise_inputs
 from ringspec.formats import round_to
 from ringspec.problem.options import check

@@ -13,7 +13,8 @@ from compare.noise_problems import (
     truth,
 )
 
-from ringspec.compare.noise.predict import Attention, Geometry, predict
+from ringspec.compare.noise.predict import predict
+from ringspec.compare.noise.problem import Attention, Geometry
 from ringspec.compare.noise.rounding import truncated_to
 from ringspec.errors import OptionError, ShapeError
 from ringspec.formats import round_to

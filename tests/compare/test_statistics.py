@@ -8,20 +8,11 @@ import pytest
 from compare.synthetic_noise import problem
 from scipy import stats
 
-from ringspec.compare.statistics.linear import threshold
+from ringspec.compare.statistics.linear import detectable, threshold
+from ringspec.compare.statistics.spread import growth
 from ringspec.compare.statistics.strata import Stratum, edges, heads, positions, workers
-from ringspec.compare.statistics.tests import (
-    Allowance,
-    Test,
-    alarms,
-    allowance_for,
-    detectable,
-    errors_of,
-    examine,
-    growth,
-    told,
-    with_count,
-)
+from ringspec.compare.statistics.tests import alarms, errors_of, examine, told, with_count
+from ringspec.compare.statistics.types import Allowance, Test, allowance_for
 from ringspec.errors import OptionError, ShapeError
 
 PLAIN = Allowance()

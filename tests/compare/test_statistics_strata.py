@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ringspec.compare.noise.predict import Geometry
+from ringspec.compare.noise.problem import Geometry
 from ringspec.compare.statistics.strata import (
     by_exponent,
     by_sign,

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ringspec.compare.statistics.tests import RATE
+from ringspec.compare.statistics.types import RATE
 from ringspec.conformance.cases import noise as noise_cases
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.judge import noise as noise_judge

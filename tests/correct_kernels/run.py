@@ -25,7 +25,7 @@ import numpy as np
 from correct_kernels.members import MEMBERS
 from correct_kernels.target import WAYS, member_target
 
-from ringspec.compare.noise.predict import Geometry
+from ringspec.compare.noise.problem import Geometry
 from ringspec.conformance.cases import noise as noise_cases
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.profiles import run_cases

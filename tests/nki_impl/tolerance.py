@@ -45,7 +45,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.noise.predict import Attention, Geometry, predict
+from ringspec.compare.noise.predict import predict
+from ringspec.compare.noise.problem import Attention, Geometry
 from ringspec.conformance.judge.noise_inputs import attention_of, places
 from ringspec.formats import format_of, load, unit_roundoff
 from ringspec.recipes import RECIPES, Recipe

@@ -36,6 +36,8 @@ from nki_impl.sim.machine.turns import Machine, Worker
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 from nki_impl.sim.tensor.views import NkiTensor
 
+__all__ = ["Kernel", "Outcome", "jit", "run_ranks", "simulate"]
+
 Arguments = Sequence[Any] | Mapping[str, Any] | BoundArguments
 TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 

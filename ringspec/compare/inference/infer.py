@@ -50,6 +50,8 @@ from ringspec.compare.statistics.types import Array, Predicted, allowance_for
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 
+__all__ = ["Fit", "Inference", "infer"]
+
 MODEL = 0.07  # relative error of a predicted standard deviation
 CUT = 25.0
 CONTRADICTION = 4.0

@@ -80,6 +80,8 @@ from ringspec.compare.noise.sums import (
 from ringspec.errors import OptionError, ShapeError, shown
 from ringspec.recipes import Recipe, recipe
 
+__all__ = ["Noise", "predict"]
+
 TRUNCATIONS = ("p", "ds", "outputs", "gradients")
 UNDECLARED = 0.97  # between 1 and 0, whose predictions are up to 3 apart
 INNER = 0.5  # between 1 and the tenth of a sum in lanes
@@ -395,6 +397,3 @@ def put_bias(
     error = Error(summed(variance), summed(pairs.dz.bound))
     mean, drift = (summed(-y * x[..., None]) for x in (read.mean, read.drift))
     results.put("dbias", index, summed(head.dz), error, mean, drift)
-
-
-__all__ = ["TRUNCATIONS", "Attention", "Geometry", "Noise", "predict"]

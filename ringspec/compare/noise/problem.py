@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from ringspec.errors import OptionError, shown
 
+__all__ = ["Attention", "Geometry"]
+
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

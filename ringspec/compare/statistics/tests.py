@@ -30,8 +30,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.statistics.linear import detectable, linear_tests
-from ringspec.compare.statistics.spread import growth, serial_tests, spread_tests
+from ringspec.compare.statistics.linear import linear_tests
+from ringspec.compare.statistics.spread import serial_tests, spread_tests
 from ringspec.compare.statistics.strata import Stratum
 from ringspec.compare.statistics.types import (
     RATE,
@@ -39,9 +39,10 @@ from ringspec.compare.statistics.types import (
     Array,
     Predicted,
     Test,
-    allowance_for,
 )
 from ringspec.errors import OptionError, ShapeError, shown
+
+__all__ = ["alarms", "errors_of", "examine", "told"]
 
 
 def errors_of(got: Array, truth: Array) -> Array:
@@ -158,19 +159,3 @@ def with_count(tests: Iterable[Test], count: int) -> tuple[Test, ...]:
     return tuple(
         dataclasses.replace(test, p_allowed=min(1.0, test.p_allowed * count)) for test in tests
     )
-
-
-__all__ = [
-    "RATE",
-    "Allowance",
-    "Predicted",
-    "Test",
-    "alarms",
-    "allowance_for",
-    "detectable",
-    "errors_of",
-    "examine",
-    "growth",
-    "told",
-    "with_count",
-]

@@ -28,6 +28,8 @@ from ringspec.formats import unit_roundoff
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 
+__all__ = ["Allowance", "Test", "allowance_for"]
+
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 RATE = 1e-9  # false alarms per run, all tests together

@@ -47,6 +47,8 @@ from ringspec.conformance.target.versions import Installed
 from ringspec.errors import OptionError, VectorError, shown
 from ringspec.vectors.format.files import read_plain
 
+__all__ = ["CommandTarget"]
+
 START_SECONDS = 120.0
 CALL_SECONDS = 60.0
 RESULT = "result.safetensors"

@@ -29,6 +29,8 @@ from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.target.versions import Installed, under_test
 from ringspec.errors import OptionError, nearest, shown
 
+__all__ = ["JaxTarget"]
+
 PLATFORMS = ("cpu", "gpu")
 WORKER = "ringspec.conformance.adapters.jax_worker"
 START_SECONDS = 120.0

@@ -11,6 +11,8 @@ from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import RESULTS, Call, Garbage, Result
 from ringspec.errors import OptionError, nearest, shown
 
+__all__ = ["NumPyTarget"]
+
 SHARED = ("sinks",)
 FROM_CALL = (
     "operation",

@@ -36,6 +36,8 @@ from ringspec.conformance.target.versions import Installed
 from ringspec.errors import FileFormatError, VectorError, shown
 from ringspec.vectors.format.files import read_plain
 
+__all__ = ["OfflineTarget", "write_cases"]
+
 INDEX, CALLS, VERSIONS = "index.json", "calls", "versions.json"
 CALL, INPUTS, RESULT, REFUSED = (
     "call.json",

@@ -24,6 +24,8 @@ from ringspec.conformance.target.versions import agreed, installed, plain_instal
 from ringspec.errors import OptionError
 from ringspec.tensorfile import decode, encode
 
+__all__ = ["launched"]
+
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -38,6 +38,8 @@ from ringspec.conformance.target.versions import (
 from ringspec.errors import OptionError, nearest, shown
 from ringspec.tensorfile import write_tensors
 
+__all__ = ["TorchTarget"]
+
 DEVICES = ("cpu", "cuda")
 TABLES = ("index_q", "index_k", "position_q", "position_k")
 START_SECONDS = 120.0

@@ -30,6 +30,8 @@ from ringspec.errors import DtypeError, OptionError, shown
 from ringspec.formats import FORMATS
 from ringspec.tensorfile import read_tensors, write_tensors
 
+__all__ = ["LocalCall"]
+
 Arrays = dict[str, NDArray]
 SEEDS = ("dy", "dlse")
 FLAT = ("index_q", "index_k", "position_q", "position_k")

@@ -10,6 +10,8 @@ from ringspec.conformance.report.records import Finding
 from ringspec.conformance.target.capabilities import Capabilities, why_not
 from ringspec.conformance.target.protocol import Call, PerWorker
 
+__all__ = ["Judgement", "RunCase"]
+
 PROFILES = ("smoke", "core", "full", "seeds", "noise")
 Outputs = Mapping[str, PerWorker]
 

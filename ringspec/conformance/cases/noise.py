@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ringspec.compare.statistics.tests import RATE
+from ringspec.compare.statistics.types import RATE
 from ringspec.conformance.cases.calls import ExpectedTensor, backward_alone, call_of, forward_alone
 from ringspec.conformance.cases.golden import passes_for, way
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase

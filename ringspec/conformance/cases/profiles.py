@@ -14,6 +14,8 @@ from ringspec.conformance.cases import (
 from ringspec.conformance.cases.model import PROFILES, RunCase
 from ringspec.errors import OptionError, nearest, shown
 
+__all__ = ["run_cases"]
+
 
 def run_cases(profile: str = "core") -> list[RunCase]:
     """All cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order in which they are run.

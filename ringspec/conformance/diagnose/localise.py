@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.noise.predict import Geometry
+from ringspec.compare.noise.problem import Geometry
 from ringspec.conformance.judge.noise_inputs import Question
 from ringspec.spec.definition import over_group
 

@@ -14,17 +14,11 @@ from typing import Any
 import numpy as np
 
 from ringspec.compare.inference.infer import CONTRADICTION, EVEN, infer, score
-from ringspec.compare.noise.predict import Geometry, Noise, predict
+from ringspec.compare.noise.predict import Noise, predict
+from ringspec.compare.noise.problem import Geometry
 from ringspec.compare.statistics.strata import strata_for
-from ringspec.compare.statistics.tests import (
-    Allowance,
-    Test,
-    alarms,
-    allowance_for,
-    errors_of,
-    examine,
-    told,
-)
+from ringspec.compare.statistics.tests import alarms, errors_of, examine, told
+from ringspec.compare.statistics.types import Allowance, Test, allowance_for
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.judge.noise_inputs import (
     Array,

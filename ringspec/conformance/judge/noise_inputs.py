@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.compare.noise.predict import Attention, Geometry
+from ringspec.compare.noise.problem import Attention, Geometry
 from ringspec.conformance.target.protocol import Call, PerWorker
 from ringspec.conformance.targets.reference import options_of, whole
 from ringspec.formats import load

@@ -10,6 +10,8 @@ from typing import Any
 
 from ringspec.compare.verdict import TensorVerdict
 
+__all__ = ["Record"]
+
 # One tensor of one worker that was compared.
 Finding = TensorVerdict
 OUTCOMES = {

@@ -38,6 +38,8 @@ from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.provenance import CHANGING, said_by
 from ringspec.plainfile import read_plain_file
 
+__all__ = ["Report", "headline", "read_report"]
+
 FORMAT = "ringspec-report-1"
 MAX_BYTES = 1 << 28
 MAX_CASES = 100_000

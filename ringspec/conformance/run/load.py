@@ -32,6 +32,8 @@ from ringspec.conformance.target.protocol import Target
 from ringspec.conformance.target.provenance import LOADED
 from ringspec.errors import OptionError, RingspecError, nearest, shown
 
+__all__ = ["load_target"]
+
 GROUP = "ringspec.targets"
 # Each has the cases of those before it.
 NESTED = ("smoke", "core", "full")

@@ -14,6 +14,8 @@ from typing import Any
 from ringspec.conformance.target.declared import Declared, check_declared
 from ringspec.errors import OptionError, nearest, shown
 
+__all__ = ["Capabilities", "capabilities_from", "why_not"]
+
 OPERATIONS = ("ring-forward", "ring-backward", "block-forward", "block-backward", "merge")
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
 CIRCULATIONS = ("kv", "q", "gather")

@@ -16,6 +16,8 @@ from ringspec.formats import holds
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.recipes import recipe as recipe_of
 
+__all__ = ["declared_recipe"]
+
 Declared = str | Mapping[str, str | Mapping[str, Any]] | None
 
 

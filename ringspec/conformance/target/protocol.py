@@ -18,6 +18,19 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.target.capabilities import Capabilities
 
+__all__ = [
+    "Call",
+    "Crashed",
+    "Exited",
+    "Failed",
+    "Garbage",
+    "Mutated",
+    "Refused",
+    "Result",
+    "Target",
+    "TimedOut",
+]
+
 PerWorker = tuple[NDArray, ...]
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 

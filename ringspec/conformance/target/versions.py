@@ -21,6 +21,8 @@ from typing import Any
 from ringspec.conformance.target.protocol import Failed, Refused
 from ringspec.errors import MissingPackageError, shown
 
+__all__ = ["Installed", "installed"]
+
 LONGEST = 4096
 
 

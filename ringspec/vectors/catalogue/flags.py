@@ -13,6 +13,8 @@ from types import MappingProxyType
 
 from ringspec.vectors.format.flag import Flag, flag
 
+__all__ = ["Flag"]
+
 RING = (
     flag(
         "stale-keys", "schedule, backward",

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+__all__ = ["CaseFormats", "Inputs", "Patch", "Ring", "Shape", "TensorRecipe", "Withdrawn"]
+
 OPERATIONS = ("attention", "ring", "block", "merge", "schedule")
 PASSES = (("forward",), ("forward", "backward"), ("backward",))
 STORAGES = ("full", "sampled", "digests")

@@ -17,6 +17,8 @@ from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.case_json import case_to_data
 from ringspec.vectors.format.json_text import canonical
 
+__all__ = ["case_digest", "tensor_digest"]
+
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

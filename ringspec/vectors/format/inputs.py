@@ -20,6 +20,8 @@ from ringspec.errors import NonFiniteError, OptionError, ShapeError, nearest, sh
 from ringspec.formats import round_to, store
 from ringspec.vectors.format.case import KINDS, Case, Patch, TensorRecipe
 
+__all__ = ["draw", "inputs_of"]
+
 LARGEST_TENSOR = 2**23
 LARGEST_BITS = 53
 LARGEST_OFFSET = 2**60

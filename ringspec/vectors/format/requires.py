@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from ringspec.vectors.format.case import Case, Ring, Shape
 from ringspec.vectors.format.inputs import default_scale, input_of
 
+__all__ = ["requires"]
+
 Booleans = NDArray[np.bool_]
 
 

@@ -25,6 +25,8 @@ from ringspec.vectors.generate import layouts_of_case, matching, tensors_of_case
 from ringspec.vectors.processes import each
 from ringspec.vectors.sets.stored import VectorSet, open_set, path_of
 
+__all__ = ["materialise", "tensors_of"]
+
 VARIABLE = "RINGSPEC_CACHE_DIR"
 Tensors = dict[str, NDArray]
 Progress = Callable[[int, int, str], None]
