@@ -28,8 +28,8 @@ class Recipe:
     """The rounding points of one implementation, in the order in which a value meets them.
 
     ``name`` is that of the table, ``note`` says in words whose arithmetic it is. Each point has the name of
-    a format (:data:`ringspec.formats.FORMATS`); others raise OptionError, as ``changes`` in
-    :meth:`replace` do that name no point, and what is no size of a tile OptionError.
+    a format (:data:`ringspec.formats.FORMATS`). Another name, ``changes`` in :meth:`replace` that name no
+    point, and what is no size of a tile raise OptionError.
 
     ``inputs``              q, k, v, dy as they are stored
     ``products``            accumulator of every matrix product (float64, or float32 with the

@@ -112,7 +112,8 @@ def error_bytes(error: RingspecError | None) -> Buffer:
 
 
 def error_from(buffer: Buffer) -> RingspecError | None:
-    """
+    """Read the error that :func:`error_bytes` wrote; None for an empty record.
+
     >>> error_from(error_bytes(CommunicationError("a", "b", "c", code="disagreement")))
     CommunicationError('expected a; got b. Fix: c.')
     """

@@ -42,8 +42,11 @@ class Links(Protocol):
         """Begin to receive ``size`` bytes."""
 
     def wait(self, pending: Pending) -> Buffer:
-        """The buffer when the transfer is complete. Raises LostWorkerError after the time limit,
-        and the error of another rank that called :meth:`stop`."""
+        """Wait until the transfer is complete and return the buffer.
+
+        Raises LostWorkerError after the time limit, and the error of another rank that called
+        :meth:`stop`.
+        """
 
     def stop(self, error: RingspecError) -> None:
         """Tell all ranks that this one cannot go on; their waits raise the same error."""

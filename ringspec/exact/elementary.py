@@ -112,7 +112,7 @@ def exp_tables(bits: int) -> ExpTables:
 
 
 def exp(values: Iterable[int], bits: int, out_bits: int) -> list[int]:
-    """exp(x * 2**-bits) for each integer x, in units of 2**-out_bits, off by at most EXP_ERROR.
+    """Exponential e**(x * 2**-bits) of each integer x, in units of 2**-out_bits, off by at most EXP_ERROR.
 
     >>> [value / 2**64 for value in exp([0, -1, 1], 0, 64)]
     [1.0, 0.36787944117144233, 2.718281828459045]
@@ -155,7 +155,9 @@ def exp(values: Iterable[int], bits: int, out_bits: int) -> list[int]:
 
 
 def log(values: Iterable[int], bits: int) -> list[int]:
-    """log(z * 2**-bits) for integers z with 1/2 <= z * 2**-bits < 2**31, off by at most LOG_ERROR.
+    """Natural logarithm of z * 2**-bits, in units of 2**-bits, off by at most LOG_ERROR.
+
+    z: integers with 1/2 <= z * 2**-bits < 2**31.
 
     >>> log([1 << 64, 3 << 64], 64)[0], log([3 << 64], 64)[0] / 2**64
     (0, 1.0986122886681098)
@@ -190,9 +192,9 @@ class Capped:
 
 
 def tanh(values: list[int], value_bits: int, cap: int, cap_bits: int, bits: int) -> Capped:
-    """t = tanh(z / c) for z = value * 2**-value_bits, c = cap * 2**-cap_bits > 0.
+    """Hyperbolic tangent t of z / c.
 
-    Off by at most TANH_ERROR and SLOPE_ERROR units of 2**-bits; exactly 0 and 1 at z = 0.
+    z = value * 2**-value_bits and c = cap * 2**-cap_bits > 0. Off by at most TANH_ERROR and SLOPE_ERROR units of 2**-bits; exactly 0 and 1 at z = 0.
 
     >>> capped = tanh([1, -2], 0, 2, 0, 64)
     >>> [t / 2**64 for t in capped.t]

@@ -51,8 +51,11 @@ from ringspec.exact.softmax import Weights
 
 @dataclass(frozen=True)
 class Shares:
-    """What some rows of one head give: balls of A dq [n, D], A dk [Sk, D], A dv [Sk, Dv],
-    A dz (flat over the visible pairs), A dsinks per row [n, N]."""
+    """What some rows of one head contribute to the gradients, as balls.
+
+    A dq [n, D], A dk [Sk, D], A dv [Sk, Dv], A dz (flat over the visible pairs), A dsinks per row
+    [n, N].
+    """
 
     dq: Ball
     dk: Ball

@@ -39,8 +39,11 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Shares:
-    """Where gradients are added: a dq [B, H, n_q, D] without the factor scale for each part, dk, dv of k's and
-    v's shapes, in the job's type; dbias in float64, of the shape of the rows' bias."""
+    """Where gradients are added up.
+
+    A dq [B, H, n_q, D] without the factor scale for each part, dk, dv of k's and v's shapes, in the
+    job's type; dbias in float64, of the shape of the rows' bias.
+    """
 
     dq: list[Floats]
     dk: Floats
@@ -50,9 +53,11 @@ class Shares:
 
 @dataclass(frozen=True)
 class Operands:
-    """Of one key head and its G query heads, in the job's type: q times scale | -lse [G, n_q, D + 1],
-    dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1], v | 1 [n_k, Dv + 1]. ``finite`` is False where a look at k was
-    asked for and found NaN or infinity."""
+    """The operands of the products of one key head and its G query heads, in the job's type.
+
+    q times scale | -lse [G, n_q, D + 1], dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1],
+    v | 1 [n_k, Dv + 1]. ``finite`` is False where a look at k was asked for and found NaN or infinity.
+    """
 
     q_lse: Floats
     dy_delta: Floats

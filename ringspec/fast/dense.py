@@ -139,8 +139,11 @@ def prepared(
     threads: int = 1,
     backward: bool = False,
 ) -> tuple[Problem, Job]:
-    """The checked problem, and the job in the type that is computed in. What is of that type already is looked
-    through for NaN and infinity in a forward pass, by the threads that use it."""
+    """Check the problem, and make the job in the type that is computed in.
+
+    Tensors that have that type already are searched for NaN and infinity in a forward pass, by the
+    threads that use them.
+    """
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError("dtype 'float64' or 'float32'", shown(dtype), nearest(dtype, DTYPES))
     problem = checked(q, k, v, options)
@@ -176,8 +179,7 @@ def is_plain(x: Any) -> bool:
 
 
 def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Floats]:
-    """Tensors by name in the type that is computed in, rounded once; refused where one holds or becomes
-    infinity."""
+    """Round tensors once to the type that is computed in; refuse one that holds or becomes infinity."""
     if not all_finite(list(tensors.values()), threads):
         for name, x in tensors.items():
             float_array(x, name, rank=4)

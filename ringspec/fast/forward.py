@@ -49,9 +49,12 @@ class State:
 
 @dataclass(frozen=True)
 class Keys:
-    """All keys of one key head: k [n, D] and v [n, Dv] in the job's type, every |k_j| [n], and the greatest
-    of these in each granule (infinity where one is NaN). ``finite`` is False where a look at k and v was
-    asked for and found NaN or infinity."""
+    """All keys of one key head.
+
+    k [n, D] and v [n, Dv] in the job's type, every |k_j| [n], and the greatest of these in each
+    granule (infinity where one is NaN). ``finite`` is False where a look at k and v was asked for and
+    found NaN or infinity.
+    """
 
     k: Floats
     v: Floats
@@ -229,8 +232,10 @@ def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -
 
 
 def bounded_rows(head: Head, queries: Queries, keys: Keys, tile: Tile) -> Booleans | None:
-    """Rows of which no visible score is so large that exp needs a shift: [n], or [1] for all of them;
-    None where that is every row."""
+    """Rows of which no visible score is so large that exp needs a shift.
+
+    [n], or [1] for all of them; None where that is every row.
+    """
     terms, limit = head.job.terms, queries.limit
     if terms.softcap is not None:  # true of every key, seen or not
         return None if terms.softcap * head.job.unit <= limit else np.array([False])
@@ -253,8 +258,11 @@ def hide(x: Floats, tile: Tile, value: float) -> None:
 
 
 def shifted_exp(s: Floats, tile: Tile, bounded: Booleans, unit: float) -> Array:
-    """exp(s - m) in place of s, 0 at hidden pairs, and m [n], which is 0 in bounded rows, and in others the
-    maximum over the visible keys. s is in ``unit``, m is not."""
+    """Put exp(s - m) in place of s, 0 at hidden pairs, and return m [n].
+
+    m is 0 in bounded rows, and in others the maximum over the visible keys. s is in ``unit``, m is
+    not.
+    """
     hide(s, tile, -np.inf)
     m = np.where(bounded, s.dtype.type(0), s.max(axis=1))
     shift = np.where(np.isneginf(m), m.dtype.type(0), m)

@@ -243,8 +243,11 @@ def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pat
 
 
 def likeness(rows: Rows, columns: Columns, terms: Terms) -> tuple[Any, ...]:
-    """The same for two tiles that hide the same pairs because one is the other, moved along the diagonal: of a
-    causal mask all tiles on it are alike, and to make one took as long as its products."""
+    """The key under which the mask pattern of a tile is kept.
+
+    It is the same for two tiles that hide the same pairs because one is the other, moved along the
+    diagonal: of a causal mask all tiles on it are alike, and to make one took as long as its products.
+    """
     base = columns.position[0, 0]
     from_base = rows.position, columns.position, rows.bound_min, rows.bound_max
     as_is = rows.index >= 0, columns.index >= 0, rows.segment, columns.segment

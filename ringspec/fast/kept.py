@@ -35,8 +35,9 @@ def is_immutable(x: NDArray[Any]) -> bool:
 
 
 class Kept:
-    """Values by the arrays that they were made of; each goes when one of its arrays does. And ``patterns`` of
-    tiles, which are made of positions: see ``job.likeness``.
+    """Values by the arrays that they were made of; each goes when one of its arrays does.
+
+    ``patterns`` of tiles are made of positions: see ``job.likeness``.
 
     Every step on ``made`` is one call, so that threads need no lock: two that ask at once may both make
     the value, which is the same.

@@ -34,8 +34,11 @@ def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
 
 
 def forward_result(job: Job, threads: int) -> tuple[Floats, Array, bool]:
-    """o [B, H, n_q, Dv] in the job's type and lse [B, H, n_q] in float64 (FWD-4 to FWD-9); and whether o and all
-    that was looked at is finite, or else may not be."""
+    """Results of the forward pass of a job (FWD-4 to FWD-9).
+
+    o [B, H, n_q, Dv] in the job's type, lse [B, H, n_q] in float64, and whether o and all that was
+    looked at is finite; False: it may not be.
+    """
     lse, _, o = results(job)
     finite: list[bool] = []
     sinks = job.terms.sinks

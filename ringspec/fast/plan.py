@@ -21,8 +21,10 @@ LARGE = np.int64(1) << np.int64(62)
 
 @dataclass(frozen=True)
 class TileSizes:
-    """Lengths of tiles: ``rows`` queries; ``keys`` of a wholly visible run; ``granule`` keys that are
-    told apart; ``chunk`` keys of which a backward task makes a copy with its extra column.
+    """Lengths of tiles.
+
+    ``rows`` queries; ``keys`` of a wholly visible run; ``granule`` keys that are told apart; ``chunk``
+    keys of which a backward task makes a copy with its extra column.
 
     ``keys`` and ``chunk`` are multiples of ``granule``, ``chunk`` one of ``keys``; other integers, and
     what is no integer >= 1, raise :class:`~ringspec.errors.OptionError`.
@@ -96,8 +98,10 @@ def extent(x: Integers, real: Booleans, size: int) -> Extent:
 def kinds(
     rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
 ) -> tuple[Booleans, Booleans]:
-    """(some, every) [P, row blocks, granules]: False in ``some``: no pair is visible; True in
-    ``every``: all are. P is B, or 1 where positions are the same for all batches."""
+    """Which tiles have some visible pairs, and of which every pair is visible.
+
+    (some, every) [P, row blocks, granules]. P is B, or 1 where positions are the same for all batches.
+    """
     real_q, real_k = rows.index >= 0, columns.index >= 0
     first_q, first_k = starts(real_q.size, sizes.rows), starts(real_k.size, sizes.granule)
     any_q, any_k = (np.logical_or.reduceat(x, f) for x, f in ((real_q, first_q), (real_k, first_k)))

@@ -53,8 +53,11 @@ class Round:
         self.failed: list[tuple[int, BaseException]] = []
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Later tasks are dropped. All earlier ones were handed out before, so the first failure is
-        the same for any number of threads."""
+        """Note the failure of a task, and drop all later tasks.
+
+        All earlier ones were handed out before, so the first failure is the same for any number of
+        threads.
+        """
         self.failed.append((number, error))
         self.waiting.clear()
 

@@ -116,8 +116,11 @@ class BlasLimit:
 
 
 def give_up_control() -> None:
-    """threadpoolctl (3.8) has the thread that set a limit control BLAS as long as it lives, or until it leaves the
-    context of a limit."""
+    """Let this thread no longer control the number of BLAS threads.
+
+    threadpoolctl (3.8) has the thread that set a limit control BLAS as long as it lives, or until it
+    leaves the context of a limit.
+    """
     with controller().limit(limits=None):
         pass
 

@@ -95,7 +95,8 @@ def amount(x: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Format a time with the unit that suits it.
+
     >>> duration(0.00123), duration(4.5e-5), duration(75.0), duration(0.0)
     ('1.23 ms', '45 us', '75 s', '0 s')
     """
@@ -108,7 +109,8 @@ def duration(seconds: float) -> str:
 
 
 def percent(x: float) -> str:
-    """
+    """Format a fraction as a percentage.
+
     >>> percent(0.123), percent(0.00001)
     ('12.3 %', '0.0 %')
     """

@@ -114,6 +114,7 @@ def pair_array(x: NDArray, what: str, full: tuple[int, int, int, int]) -> NDArra
 
 
 def bool_pairs(x: Any, what: str, full: tuple[int, int, int, int]) -> NDArray[np.bool_]:
+    """Validate a bool array that broadcasts to the shape ``full``, True = keep the pair; return a copy."""
     values = as_array(x, what)
     if values.dtype != np.bool_:
         raise DtypeError(
@@ -141,6 +142,7 @@ def is_integer(x: Any) -> bool:
 
 
 def integer(x: Any, what: str) -> int:
+    """Validate an integer and return it as int."""
     if not is_integer(x):
         raise OptionError(f"{what} as an integer", shown(x), "pass an int")
     return int(x)
@@ -166,12 +168,14 @@ def check_workers(workers: Any) -> int:
 
 
 def function(x: Any, what: str) -> Any:
+    """Validate that ``x`` can be called and return it."""
     if not callable(x):
         raise OptionError(f"{what} as a function", shown(x), f"pass a function as {what}")
     return x
 
 
 def flag(x: Any, what: str) -> bool:
+    """Validate True or False and return it as bool."""
     if not isinstance(x, (bool, np.bool_)):
         raise OptionError(f"{what} as True or False", shown(x), f"write {what}=True")
     return bool(x)
@@ -261,6 +265,7 @@ def check_segments(
 def check_bounds(
     values: dict[str, Any], batch: int, n_q: int
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    """Validate bound_min and bound_max and return them as int64 rows; None for both if neither is given."""
     low, high = values["bound_min"], values["bound_max"]
     if low is None and high is None:
         return None, None
@@ -287,6 +292,7 @@ def finite_or_minus_infinity(x: Any, what: str, rank: int | None = None) -> NDAr
 
 
 def check_bias(x: Any, full: tuple[int, int, int, int]) -> NDArray[np.float64] | None:
+    """Validate an additive bias and return it as float64; -inf hides a pair, None stays None."""
     return None if x is None else pair_array(finite_or_minus_infinity(x, "bias"), "bias", full)
 
 
@@ -312,6 +318,7 @@ def check_partials(parts: Any) -> list[tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def check_sinks(x: Any, heads: int) -> NDArray[np.float64] | None:
+    """Validate sinks and return them as float64 [H, N]; None stays None."""
     if x is None:
         return None
     values = float_array(x, "sinks")
@@ -325,6 +332,7 @@ def check_sinks(x: Any, heads: int) -> NDArray[np.float64] | None:
 
 
 def check_dropout(values: dict[str, Any]) -> tuple[float, int]:
+    """Validate dropout_p and dropout_seed and return them as float and int."""
     p = number(values["dropout_p"], "dropout_p")
     seed = integer(values["dropout_seed"], "dropout_seed")
     if not 0 <= p < 1:
@@ -339,6 +347,7 @@ def check_dropout(values: dict[str, Any]) -> tuple[float, int]:
 
 
 def check_softcap(x: Any) -> float | None:
+    """Validate a soft cap > 0 and return it as float; None stays None."""
     if x is None:
         return None
     softcap = number(x, "softcap")

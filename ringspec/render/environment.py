@@ -56,10 +56,10 @@ def environment() -> Environment:
 
 
 def visible(value: object) -> object:
-    """A value as text with a sign in place of each character that cannot be seen; None is no text.
+    r"""A value as text with a sign in place of each character that cannot be seen; None is no text.
 
-    >>> visible("<b>\\x00"), visible(None), visible(3)
-    ('<b>\\ufffd', '', '3')
+    >>> visible("<b>\x00"), visible(None), visible(3)
+    ('<b>\ufffd', '', '3')
     """
     if hasattr(value, "__html__"):  # the output of a macro, or marked as safe
         return value
@@ -67,7 +67,8 @@ def visible(value: object) -> object:
 
 
 def class_of(outcome: str) -> str:
-    """
+    """The CSS class of an outcome.
+
     >>> [class_of(one) for one in ("pass", "expected failure", "not claimed", "crash")]
     ['good', 'known', 'neutral', 'bad']
     """

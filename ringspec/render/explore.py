@@ -80,10 +80,10 @@ def explore_page(document: Mapping[str, Any]) -> str:
 
 
 def embedded(document: Mapping[str, Any]) -> str:
-    """JSON that cannot end the element that holds it, whatever its strings are.
+    r"""JSON that cannot end the element that holds it, whatever its strings are.
 
     >>> embedded({"a": "</script><!--&"})
-    '{"a":"\\\\u003c/script\\\\u003e\\\\u003c!--\\\\u0026"}'
+    '{"a":"\\u003c/script\\u003e\\u003c!--\\u0026"}'
     """
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":

@@ -129,7 +129,8 @@ def wrong_tensor(one: Mapping[str, Any]) -> Wrong:
 
 
 def figure(value: Any) -> str:
-    """
+    """Format a number of a record with seven digits; None becomes an empty text.
+
     >>> figure(0.123456789), figure("Infinity"), figure(None)
     ('0.1234568', 'inf', '')
     """
@@ -137,7 +138,8 @@ def figure(value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """
+    """Format a number of a record with three digits.
+
     >>> brief(147023.2), brief(1.25), brief("Infinity")
     ('1.47e+05', '1.25', 'inf')
     """

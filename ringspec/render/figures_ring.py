@@ -207,7 +207,8 @@ def heat(axes: Any, counts: NDArray[Any], most: int) -> None:
 
 
 def share(part: float, whole: float) -> float:
-    """
+    """Divide ``part`` by ``whole``; 1 where the whole is 0.
+
     >>> share(3, 2), share(0, 0)
     (1.5, 1.0)
     """

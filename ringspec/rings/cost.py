@@ -51,6 +51,7 @@ class Cost:
 
 
 def ratio(work: Integers) -> float:
+    """Divide the largest work of a worker by the mean; 1 where there is no work."""
     return float(work.max() / work.mean()) if work.sum() else 1.0
 
 

@@ -156,6 +156,7 @@ def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) 
 
 
 def from_table_keeping_name(layout: Layout, length: int, workers: int) -> Layout:
+    """Check the table of a layout and keep the layout's name."""
     return Layout(layout.name, from_table(layout.table, length, workers).table)
 
 
@@ -207,6 +208,7 @@ def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
 
 
 def check_layout(layout: Any) -> None:
+    """Raise LayoutError for what is no :class:`Layout`."""
     if not isinstance(layout, Layout):
         fix = 'make one: make_layout("zigzag", 32, workers=4)'
         raise LayoutError("a Layout", shown(layout), fix)

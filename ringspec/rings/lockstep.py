@@ -122,6 +122,7 @@ def with_immutable_inputs(state: State) -> State:
 
 
 def read_only_values(arrays: dict[str, Array | None]) -> dict[str, Any]:
+    """Copy the arrays that are there, by name, so that nobody can write to the copies."""
     return {name: read_only(x) for name, x in arrays.items() if x is not None}
 
 

@@ -87,22 +87,27 @@ class Run:
 
     @property
     def dq(self) -> Array | None:
+        """Gradient of q [B, H, Sq, D] in global order, float64; None without dy."""
         return None if self.gradients is None else self.gradients.dq
 
     @property
     def dk(self) -> Array | None:
+        """Gradient of k [B, Hkv, Sk, D] in global order, float64; None without dy."""
         return None if self.gradients is None else self.gradients.dk
 
     @property
     def dv(self) -> Array | None:
+        """Gradient of v [B, Hkv, Sk, Dv] in global order, float64; None without dy."""
         return None if self.gradients is None else self.gradients.dv
 
     @property
     def dsinks(self) -> Array | None:
+        """Gradient of the sinks [H, N] in global order, float64; None without dy or sinks."""
         return None if self.gradients is None else self.gradients.dsinks
 
     @property
     def dbias(self) -> Array | None:
+        """Gradient of the bias, of its shape, in global order, float64; None without dy or bias."""
         return None if self.gradients is None else self.gradients.dbias
 
     def worker(self, worker: int) -> WorkerResult:

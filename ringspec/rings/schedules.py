@@ -41,6 +41,7 @@ def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Sch
 
 
 def check_circulation(circulation: str) -> None:
+    """Raise OptionError for the name of another circulation."""
     if not isinstance(circulation, str) or circulation not in CIRCULATIONS:
         raise OptionError(
             "a circulation ('kv', 'q' or 'gather')",
@@ -51,6 +52,7 @@ def check_circulation(circulation: str) -> None:
 
 
 def check_direction(direction: Any) -> int:
+    """Validate a direction of travel, 1 or -1, and return it as int."""
     if not is_integer(direction) or direction not in (1, -1):
         raise OptionError(
             "direction 1 (r to r + 1) or -1 (r to r - 1)", shown(direction), "pass direction=1"

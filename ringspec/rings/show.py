@@ -75,6 +75,7 @@ def moment_as_text(moment: Moment) -> str:
 
 
 def message_as_text(message: Message) -> str:
+    """What a message holds and to whom it goes."""
     return f"{'+'.join(names_of(message.side))} to {message.target}"
 
 
@@ -86,6 +87,7 @@ Moment.__str__ = moment_as_text  # type: ignore[assignment,method-assign]
 
 
 def schedules(run: Run) -> list[Schedule]:
+    """The schedules of the passes that were run."""
     return [s for s in (run.schedule, run.backward_schedule) if s is not None]
 
 
@@ -106,6 +108,7 @@ def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
 
 
 def heading(run: Run) -> str:
+    """Sizes, layout and recipe of a run in one line."""
     batch, heads, n_q, width = run.problem.q.shape
     what = f"B={batch} H={heads} Sq={n_q} Sk={run.problem.k.shape[2]} D={width}"
     return (
@@ -115,6 +118,7 @@ def heading(run: Run) -> str:
 
 
 def summary(counted: Cost) -> str:
+    """Hops, bytes and balance in one line."""
     return (
         f"{counted.hops} hops, {int(counted.sent.sum())} bytes sent in all, "
         f"imbalance {counted.imbalance:.2f} (lockstep {counted.lockstep_imbalance:.2f})"

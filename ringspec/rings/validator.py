@@ -179,22 +179,27 @@ def well_typed(schedule: object) -> bool:
 
 
 def is_int(x: object) -> bool:
+    """Whether ``x`` is an int and no bool."""
     return type(x) is int
 
 
 def are_tuples(*values: object) -> bool:
+    """Whether all values are tuples."""
     return all(isinstance(value, tuple) for value in values)
 
 
 def are_names(names: object) -> bool:
+    """Whether ``names`` is a tuple of texts."""
     return isinstance(names, tuple) and all(isinstance(name, str) for name in names)
 
 
 def is_pair(pair: object) -> bool:
+    """Whether ``pair`` is a tuple of two ints."""
     return isinstance(pair, tuple) and len(pair) == 2 and all(map(is_int, pair))
 
 
 def is_step(step: object) -> bool:
+    """Whether ``step`` is a :class:`Step` of well-formed parts."""
     if not isinstance(step, Step) or not are_tuples(step.uses, step.transfers):
         return False
     owners = all(b is None or is_int(b) for b in step.uses)
@@ -202,6 +207,7 @@ def is_step(step: object) -> bool:
 
 
 def is_transfer(transfer: object) -> bool:
+    """Whether ``transfer`` is a :class:`Transfer` of well-formed parts."""
     if not isinstance(transfer, Transfer) or not are_tuples(transfer.pairs):
         return False
     return (

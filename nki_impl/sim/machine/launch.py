@@ -64,6 +64,7 @@ class Kernel:
         return Kernel(self.function, size, self.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the kernel on the grid; inside a running kernel, call the function itself."""
         if _inside():
             return self.function(*args, **kwargs)
         return _launch_one(self, args, kwargs, update_inputs=False)

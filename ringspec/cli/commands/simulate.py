@@ -98,8 +98,10 @@ of the row scale (recipe float64; other recipes have no bound); 2 for bad input;
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @ranks.ranks_options
 def simulate_command(**given: Any) -> None:
-    """Run ring attention on drawn tensors or on a file's, in one process or with an MPI rank for
-    each worker, and compare every worker's results with the dense definition.
+    """Run ring attention and compare every worker's results with the dense definition.
+
+    The tensors are drawn or read from a file. All workers run in one process, or each is an MPI
+    rank.
 
     Prints who computes which block in which step, the visible pairs, hops and bytes, and the
     errors of o, lse, dq, dk, dv for each worker.

@@ -1,7 +1,7 @@
-"""``ringspec vectors``: the golden vectors at the command line. What each command does is in
-``vectors_read`` (list, show, diff, export) and ``vectors_derive`` (verify, generate, materialise).
+"""``ringspec vectors``: the golden vectors at the command line.
 
-Those modules are imported by the command that runs: the other commands start without them.
+What each command does is in ``vectors_read`` (list, show, diff, export) and ``vectors_derive``
+(verify, generate, materialise). Those modules are imported by the command that runs: the other commands start without them.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ def verify_set(name: str, only: str | None, jobs: int | None, as_json: bool) -> 
 
 
 def counts(reports: tuple[CaseReport, ...]) -> str:
-    """
+    """How many reports have each outcome, as one line.
+
     >>> counts((CaseReport("a/b", "ok"), CaseReport("a/c", "differs"), CaseReport("a/d", "ok")))
     '3 cases: 2 ok, 1 differs'
     """

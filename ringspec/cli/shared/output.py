@@ -61,7 +61,8 @@ def show_json(document: dict[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """
+    """Make a document plain JSON data; a number that is not finite becomes text.
+
     >>> plain({"error": [1.0, float("inf")]})
     {'error': [1.0, 'inf']}
     """

@@ -25,10 +25,10 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """ASCII, and nothing that a terminal would obey.
+    r"""ASCII, and nothing that a terminal would obey.
 
-    >>> plain("a\\x1b[2Jb\\u00e9")
-    'a\\\\x1b[2Jb\\\\xe9'
+    >>> plain("a\x1b[2Jb\u00e9")
+    'a\\x1b[2Jb\\xe9'
     """
     visible = CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
     return visible.encode("ascii", "backslashreplace").decode("ascii")

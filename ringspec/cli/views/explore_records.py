@@ -343,8 +343,9 @@ def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]
 
 
 def rows(*columns: Array) -> list[Row]:
-    """Columns [n] or [n, d] side by side, rounded; what is not finite (m and lse of a row that saw
-    nothing) is None.
+    """Columns [n] or [n, d] side by side, rounded.
+
+    What is not finite (m and lse of a row that saw nothing) is None.
 
     >>> rows(np.array([-math.inf, 1 / 3]), np.array([[1.0, -0.0], [3.0, 4.0]]))
     [[None, 1.0, 0.0], [0.3333, 3.0, 4.0]]

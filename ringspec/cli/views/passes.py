@@ -192,7 +192,8 @@ def offset_lines(data: Data, layout: str, width: int) -> list[str]:
 
 
 def offset_text(offset: Any) -> str:
-    """
+    """Format an offset, a table of offsets or None.
+
     >>> offset_text(-8), offset_text([[0, -48], [48, 0]]), offset_text(None)
     ('-8', '0 -48 / 48 0', '-')
     """

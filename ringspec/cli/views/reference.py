@@ -176,7 +176,8 @@ def comparison_lines(data: Data, width: int) -> list[str]:
 
 
 def errors_text(entry: dict[str, float], digits: int) -> str:
-    """
+    """Format the absolute and the relative error of an entry.
+
     >>> errors_text({"abs": 1.5e-16, "rel": 0.0}, 1)
     '1.5e-16 0.0e+00'
     """

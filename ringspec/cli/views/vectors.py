@@ -103,7 +103,8 @@ def case_lines(case: Case, flags: list[Flag]) -> list[str]:
 
 
 def listed_words(value: Any) -> str:
-    """
+    """Join a tuple with commas, and write True and False as JSON does.
+
     >>> listed_words(("a", "b")), listed_words(()), listed_words(True)
     ('a,b', '-', 'true')
     """

@@ -63,9 +63,11 @@ Predictor = Callable[..., Predicted]
 
 @dataclass(frozen=True)
 class Fit:
-    """How one ``candidate`` fits: ``margin`` nats below the best one, and by tensor ``rms``, the root mean
-    square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5, and ``scores``. The
-    ``name`` is that of the candidate. ``good``: whether every rms is that of a kernel that computes so.
+    """How one ``candidate`` fits the errors of a kernel.
+
+    ``name``: that of the candidate; ``margin``: nats below the best one; ``rms`` by tensor: the root
+    mean square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5; ``scores`` by
+    tensor. ``good``: whether every rms is that of a kernel that computes so.
     """
 
     candidate: Candidate

@@ -99,7 +99,8 @@ class Noise:
                the rounding of a value whose place between two neighbours is known. Rows that see one key, or
                that share a factor, round alike: it adds up over a tensor. Subtract it from errors before
                they are summed; :meth:`variance_of_sums` is of what is left
-    ``attention`` is the problem; ``heads``, ``stored`` and ``held`` are what the variances are made of."""
+    ``attention`` is the problem; ``heads``, ``stored`` and ``held`` are what the variances are made of.
+    """
 
     sd: Mapping[str, Array]
     bound: Mapping[str, Array]

@@ -159,10 +159,10 @@ def linear_tests(
     allowance: Allowance,
     direction: Array | None,
 ) -> Iterator[Test]:
-    """Slope over all and over row strata, temperature over all and those of :data:`WHERE`, mean over
-    all; slope and mean by sign, slope by exponent.
+    """The tests that are linear in the errors of one tensor.
 
-    Each part of dk and dv costs a few matrix products, hence the choice.
+    Slope over all and over row strata, temperature over all and those of :data:`WHERE`, mean over
+    all; slope and mean by sign, slope by exponent. Each part of dk and dv costs a few matrix products, hence the choice.
     """
     sd = noise.sd[name]
     size = size_of(name, truth, direction)

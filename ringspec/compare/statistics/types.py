@@ -96,13 +96,13 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Test:
-    """One test of one stratum of one tensor.
+    r"""One test of one stratum of one tensor.
 
     ``name``       'exact', 'finite', 'slope', 'mean', 'temperature', 'excess', 'outliers',
                    'serial d', 'serial token', 'growth'
     ``stratum``    'all', or a part of the tensor such as 'head 2', 'step 1', 'negative truth'
     ``statistic``  predicted standard deviations of a linear test; mean of (error / sd)^2 of 'excess'
-                   and the serial tests; the largest \\|error\\| / sd of 'outliers'; a count of 'exact'
+                   and the serial tests; the largest \|error\| / sd of 'outliers'; a count of 'exact'
                    and 'finite'
     ``p``          under the predicted noise alone: uniform for linear tests of many elements, an upper
                    bound of the true p-value for all others

@@ -36,7 +36,7 @@ from ringspec.conformance.target.versions import Installed
 from ringspec.errors import FileFormatError, VectorError, shown
 from ringspec.vectors.format.files import read_plain
 
-__all__ = ["OfflineTarget", "write_cases"]
+__all__ = ["OfflineTarget"]
 
 INDEX, CALLS, VERSIONS = "index.json", "calls", "versions.json"
 CALL, INPUTS, RESULT, REFUSED = (

@@ -69,7 +69,8 @@ def call_from(message: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Cal
 
 
 def settled(value: Any) -> Any:
-    """
+    """Turn lists, at every level, into tuples.
+
     >>> settled([3, None])
     (3, None)
     """
@@ -77,7 +78,8 @@ def settled(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """
+    """Turn arrays, tuples and mappings, at every level, into lists and dicts for JSON.
+
     >>> plain({"window": (np.int64(3), None)})
     {'window': [3, None]}
     """
@@ -89,10 +91,10 @@ def plain(value: Any) -> Any:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """One line of ASCII JSON.
+    r"""One line of ASCII JSON.
 
     >>> line_of({"kind": "hello", "protocol": 1})
-    b'{"kind":"hello","protocol":1}\\n'
+    b'{"kind":"hello","protocol":1}\n'
     """
     return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 

@@ -36,6 +36,8 @@ from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Call
 from ringspec.vectors.format.files import new_folder
 
+__all__ = ["write_cases"]
+
 # What a folder claims where nobody says what the program there can do.
 EVERYTHING = Capabilities(
     operations=OPERATIONS,

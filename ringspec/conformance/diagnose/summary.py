@@ -72,7 +72,8 @@ class Diagnoser:
 
 
 def kind_of(id: str) -> str:
-    """
+    """The kind of a case: the first part of its id, or 'other'.
+
     >>> kind_of("probe/pattern/full"), kind_of("block/plain")
     ('probe', 'other')
     """

@@ -51,8 +51,10 @@ class Question:
 
     @cached_property
     def sizes(self) -> Named:
-        """For each row of a result its terms in absolute values, times 1 + abs(lse): what a relative error of the
-        weights makes of it. [B, H, S, 1], and [B, H, S] for lse.
+        """What a relative error of the weights makes of each row of a result.
+
+        The terms of the row in absolute values, times 1 + abs(lse): [B, H, S, 1], and [B, H, S] for
+        lse.
         """
         at = self.attention
         lse = 1.0 + np.where(np.isneginf(at.lse), 0.0, np.abs(at.lse))

@@ -54,7 +54,8 @@ def start(
 
 
 def seconds(text: str | None) -> float | None:
-    """
+    """Parse the value of --ringspec-timeout; None where the option is not given.
+
     >>> seconds("2.5"), seconds(None)
     (2.5, None)
     """

@@ -87,7 +87,8 @@ class Coverage:
 
 
 def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
-    """
+    """List a few values by name; of many say how many of those claimed.
+
     >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
     ('features bias, keep', 'features 7 of 9')
     """

@@ -124,8 +124,9 @@ def element(tag: str, **attributes: object) -> ElementTree.Element:
 
 
 def clean(text: str) -> str:
-    """
-    >>> clean("a\\x00b")
-    'a\\ufffdb'
+    r"""Replace the characters that XML cannot hold.
+
+    >>> clean("a\x00b")
+    'a\ufffdb'
     """
     return NO_XML.sub("\ufffd", text)

@@ -45,10 +45,10 @@ def diagnosis_lines(record: Record) -> list[str]:
 
 
 def verdict_lines(found: Mapping[str, Any]) -> list[str]:
-    """The verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`), and names that it is not.
+    r"""The verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`), and names that it is not.
 
     >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
-    >>> print("\\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
+    >>> print("\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
     no known bug explains most of the 5 failures that were diagnosed
       a sign [dlse-sign] was named in 1 other failure; ring/a passes, which would fail
     """

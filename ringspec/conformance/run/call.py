@@ -123,10 +123,10 @@ def failure(error: BaseException) -> tuple[str, str]:
 
 
 def with_printed(message: str, printed: str) -> str:
-    """The message of a case that passed, with the end of what its target printed.
+    r"""The message of a case that passed, with the end of what its target printed.
 
-    >>> with_printed("", "step 1 done\\n")
-    'it printed:\\nstep 1 done'
+    >>> with_printed("", "step 1 done\n")
+    'it printed:\nstep 1 done'
     """
     printed = printed.strip()
     return f"{message}\nit printed:\n{printed[-MOST_PRINTED:]}".strip() if printed else message

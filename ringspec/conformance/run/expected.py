@@ -64,11 +64,11 @@ def read_expected(path: str | Path) -> dict[str, str | Several]:
 
 
 def expected_from(data: bytes, what: str = "the list") -> dict[str, str | Several]:
-    """Reasons by id, and :class:`Several` by pattern, from the bytes of a list.
+    r"""Reasons by id, and :class:`Several` by pattern, from the bytes of a list.
 
-    >>> expected_from(b'["ring/bias-w3"]\\nreason = "bias is not sharded yet"')
+    >>> expected_from(b'["ring/bias-w3"]\nreason = "bias is not sharded yet"')
     {'ring/bias-w3': 'bias is not sharded yet'}
-    >>> expected_from(b'["ring/zigzag-*"]\\ncount = 12\\nreason = "the last chunk is lost"')
+    >>> expected_from(b'["ring/zigzag-*"]\ncount = 12\nreason = "the last chunk is lost"')
     {'ring/zigzag-*': Several(count=12, reason='the last chunk is lost')}
     """
     try:

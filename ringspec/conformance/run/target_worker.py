@@ -110,7 +110,8 @@ def described(result: Result, call: Call) -> tuple[dict[str, NDArray], Message]:
 
 
 def form_of(x: NDArray | None) -> list[Any] | None:
-    """
+    """Dtype and shape of an array as plain data; None for None.
+
     >>> import numpy as np
     >>> form_of(np.zeros((2, 3), ">c8"))
     ['>c8', [2, 3]]

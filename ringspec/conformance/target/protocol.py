@@ -157,9 +157,12 @@ class Target(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the target, for the report."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What the target claims, as data."""
 
-    def run(self, call: Call) -> Result: ...
+    def run(self, call: Call) -> Result:
+        """Compute one call; raise :class:`Refused` for one that the target does not take."""

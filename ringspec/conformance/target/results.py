@@ -47,6 +47,7 @@ def due_of(call: Call) -> dict[str, Due]:
 
 
 def frozen(arrays: Iterable[NDArray]) -> PerWorker:
+    """Copy arrays, one for each worker, so that nobody can write to the copies."""
     return tuple(read_only(x) for x in arrays)
 
 

@@ -156,7 +156,8 @@ def plain_installed(message: Mapping[str, Any]) -> Installed:
 
 
 def texts(value: object, what: str) -> dict[str, str]:
-    """
+    """Return a mapping of short texts to short texts; ValueError for anything else.
+
     >>> texts({"a": "1.0"}, "versions")
     {'a': '1.0'}
     """

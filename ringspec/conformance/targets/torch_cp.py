@@ -303,7 +303,8 @@ NOTES = {
 
 
 def name_of(layout: str, rotation: str, backend: str) -> str:
-    """
+    """The name of a target in this module.
+
     >>> name_of("zigzag", "alltoall", "cpu"), name_of("zigzag", "alltoall", "sdpa-flash")
     ('zigzag_alltoall', 'zigzag_alltoall_sdpa_flash')
     """
@@ -337,7 +338,8 @@ TARGETS: dict[str, Callable[[], TorchTarget]] = {
 
 
 def on_cpu(name: str) -> bool:
-    """
+    """Whether the target of this name computes on the CPU.
+
     >>> on_cpu("zigzag_alltoall_16bit"), on_cpu("zigzag_alltoall_sdpa_cudnn")
     (True, False)
     """

@@ -89,9 +89,9 @@ class Patch:
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """How the elements of one input are made; every value is exact. ``kind`` is one of:
+    """How the elements of one input are made; every value is exact.
 
-    ``uniform``: (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, with u the top ``bits`` bits of
+    ``kind`` is one of the following. ``uniform``: (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, with u the top ``bits`` bits of
     the element's word, h its index on the head axis, g = token*shards // length. ``constant``:
     ``value``. ``values``: nested tuples as they are. ``bernoulli``: True iff the top 8 bits of the
     word are >= ``threshold``. Then the ``patches``, in order. ``shape`` is given where it does not follow from

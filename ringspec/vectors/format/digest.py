@@ -25,10 +25,10 @@ def sha256(data: bytes) -> str:
 
 
 def tensor_bytes(x: NDArray) -> bytes:
-    """The little-endian bytes of an array in C order.
+    r"""The little-endian bytes of an array in C order.
 
     >>> tensor_bytes(np.array([1, 2], dtype=">i2"))
-    b'\\x01\\x00\\x02\\x00'
+    b'\x01\x00\x02\x00'
     """
     return np.ascontiguousarray(x).astype(DTYPES[dtype_code(x.dtype)], copy=False).tobytes()
 
