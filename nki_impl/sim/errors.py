@@ -1,7 +1,7 @@
 """One exception class for each way in which a kernel breaks a rule of the machine.
 
 Every message names the operation, the operand, the limit, what came, the line of the kernel and how
-to mend it. All classes derive from :class:`SimulatorError`, which is an :class:`NkiValidationError`
+to fix it. All classes derive from :class:`SimulatorError`, which is an :class:`NkiValidationError`
 (``nki.isa.NkiValidationError``: "raised when hardware constraints are violated").
 """
 
@@ -45,27 +45,27 @@ class SimulatorError(NkiValidationError):
     """A rule of the machine is broken.
 
     ``operand`` is the argument at fault ("dst", "stationary"...), ``limit`` the rule, ``got`` what
-    came and ``mend`` what to do. ``operation`` defaults to the simulator's function that the kernel
+    came and ``fix`` what to do. ``operation`` defaults to the simulator's function that the kernel
     called, ``line`` is where it called it. All five and ``line`` are attributes.
 
     >>> try:
     ...     raise SimulatorError("dst", "at most 128 partitions", "130", "split it", "memset")
     ... except SimulatorError as error:
     ...     print(str(error).split(" (at ")[0])
-    memset: dst: at most 128 partitions; got 130. To mend it: split it
+    memset: dst: at most 128 partitions; got 130. Fix: split it
     """
 
     def __init__(
-        self, operand: str, limit: str, got: object, mend: str, operation: str | None = None
+        self, operand: str, limit: str, got: object, fix: str, operation: str | None = None
     ) -> None:
         self.operation = operation or _operation_name()
         self.operand = operand
         self.limit = limit
         self.got = str(got)
-        self.mend = mend
+        self.fix = fix
         self.line = kernel_line()
         super().__init__(
-            f"{self.operation}: {operand}: {limit}; got {self.got}. To mend it: {mend} (at {self.line})"
+            f"{self.operation}: {operand}: {limit}; got {self.got}. Fix: {fix} (at {self.line})"
         )
 
 

@@ -63,7 +63,9 @@ def directions_of(problem: Problem, upstream: Upstream) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Weights:
-    """Of every pair [B, H, Sq, Sk]: scores ``s``, ``t`` = tanh(z / softcap) or None, probabilities ``p``
+    """Scores, probabilities and lse of a problem.
+
+    Of every pair [B, H, Sq, Sk]: scores ``s``, ``t`` = tanh(z / softcap) or None, probabilities ``p``
     before dropout and the factor ``keep`` of dropout; ``lse`` [B, H, Sq].
     """
 

@@ -26,8 +26,10 @@ WITH_LAST_AXIS = ("o", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Expected:
-    """``values`` by name (o, lse; with dy dq, dk, dv, dsinks, dbias), global, float64, and their row
-    scales; ``source``: which truth.
+    """Expected results in global order, float64.
+
+    ``values`` by name: o, lse; with dy also dq, dk, dv, dsinks, dbias. ``scale``: their row scales.
+    ``source``: which truth.
 
     With the tables of a ring also ``dsinks_parts`` [W, H, N] and, of a bias that is the same for all
     queries, ``dbias_parts`` [W, ...]: the sums over each worker's own rows.

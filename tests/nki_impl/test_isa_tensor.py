@@ -136,7 +136,7 @@ def test_each_limit_of_a_product_raises(core: Core, what: str) -> None:
     nisa.nc_matmul(**operands())
     with pytest.raises(MatmulError) as caught:
         nisa.nc_matmul(**operands(**WRONG[what]()))
-    assert caught.value.operation == "nc_matmul" and caught.value.mend
+    assert caught.value.operation == "nc_matmul" and caught.value.fix
 
 
 def test_a_product_inside_the_second_bank_of_a_large_tile_is_fine(core: Core) -> None:

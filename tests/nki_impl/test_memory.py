@@ -31,16 +31,16 @@ def test_outside_a_launch_an_allocation_says_how_to_launch() -> None:
         nl.ndarray((128, 1), nl.float32)
 
 
-def test_an_error_names_operation_operand_limit_got_line_and_mend(core: Core) -> None:
+def test_an_error_names_operation_operand_limit_got_line_and_fix(core: Core) -> None:
     with pytest.raises(PartitionError) as caught:
         nl.ndarray((129, 1), nl.float32)
     error = caught.value
     assert (error.operation, error.operand, error.got) == ("ndarray", "shape", "129")
-    assert "128" in error.limit and error.mend
+    assert "128" in error.limit and error.fix
     assert error.line.startswith(__file__) and error.line.split(":")[-1].isdigit()
     assert all(
         part in str(error)
-        for part in (error.operation, error.limit, error.got, error.mend, error.line)
+        for part in (error.operation, error.limit, error.got, error.fix, error.line)
     )
 
 

@@ -96,5 +96,5 @@ def targets_of(pairs: object, world: int) -> dict[int, int]:
     return targets
 
 
-def _bad(limit: str, got: object, mend: str, operand: str = "replica_group") -> CollectiveError:
-    return CollectiveError(operand, limit, got, mend)
+def _bad(limit: str, got: object, fix: str, operand: str = "replica_group") -> CollectiveError:
+    return CollectiveError(operand, limit, got, fix)
