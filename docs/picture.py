@@ -20,11 +20,11 @@ W, S, D = 4, 16, 4
 SECONDS = 3.0  # of one step
 COMPUTE = 0.62  # the part of a step in which nothing travels
 RESTING = 1  # the step that a picture without motion shows
-WIDTH, HEIGHT = 860, 372
+WIDTH, HEIGHT = 836, 390
 BOX = (176, 104)
 # Clockwise, so that r -> r + 1 goes round.
 CORNERS = ((24, 62), (262, 62), (262, 226), (24, 226))
-GRID, CELL = (496, 50), 17
+GRID, CELL = (536, 72), 17
 
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1c2128; }
@@ -92,7 +92,7 @@ def worker(r: int) -> str:
         f'stroke="{COLOURS[r]}" stroke-width="3"/>'
         f'<text class="title" x="{x + 12}" y="{y + 22}">worker {r}</text>'
         f'<text class="small" x="{x + 12}" y="{y + 51}">stays</text>'
-        f'<text class="small" x="{x + 12}" y="{y + 85}">visits</text>'
+        f'<text class="small" x="{x + 12}" y="{y + 85}">travels</text>'
         + chip(x + 62, y + 33, r, f"q {r}")
     )
 
@@ -120,6 +120,15 @@ def cell(query: int, key: int, owner: int) -> str:
     )
 
 
+def owner(x: float, y: float, r: int) -> str:
+    """The number of the worker that owns a token, at the edge of the grid."""
+    return (
+        f'<rect x="{x + 1}" y="{y + 1}" width="{CELL - 2}" height="{CELL - 2}" rx="7" fill="none" '
+        f'stroke="{COLOURS[r]}" stroke-width="1.5"/>'
+        f'<text class="cell" x="{x + CELL / 2}" y="{y + 12.5}">{r}</text>'
+    )
+
+
 def pairs_of(run: Run, step: int) -> list[list[tuple[int, int]]]:
     """The visible (query, key) pairs that each worker computes in a step."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(W)]
@@ -133,9 +142,16 @@ def grid(run: Run) -> str:
     """Queries down, keys across: dots for the pairs to come, and the pairs of each step in a group."""
     (x, y), side = GRID, CELL * S
     drawn = f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="#fff" stroke="#ccd1d8"/>'
-    drawn += f'<text class="small middle" x="{x + side / 2}" y="{y - 8}">keys, 0 to {S - 1}</text>'
-    where = f"rotate(-90 {x - 8} {y + side / 2})"
-    drawn += f'<text class="small middle" x="{x - 8}" y="{y + side / 2}" transform="{where}">queries</text>'
+    words = f"keys 0 to {S - 1}, and who owns them"
+    drawn += f'<text class="small middle" x="{x + side / 2}" y="{y - 26}">{words}</text>'
+    words, where = (
+        f"queries 0 to {S - 1}, and who owns them",
+        f"rotate(-90 {x - 26} {y + side / 2})",
+    )
+    drawn += f'<text class="small middle" x="{x - 26}" y="{y + side / 2}" transform="{where}">{words}</text>'
+    owners = {int(token): r for r in range(W) for token in run.layout_q.table[r]}
+    for token, r in sorted(owners.items()):
+        drawn += owner(x + CELL * token, y - CELL - 4, r) + owner(x - CELL - 4, y + CELL * token, r)
     for i in range(S):
         for j in range(i + 1):
             at = f'cx="{x + CELL * j + CELL / 2}" cy="{y + CELL * i + CELL / 2}"'
@@ -156,7 +172,7 @@ def said(run: Run) -> str:
         whose = "its own keys" if step == 0 else f"the keys of worker r - {step}"
         work = f"{counts.pop()} pairs each" if len(counts) == 1 else "unequal work"
         lines.append(f"Step {step}: worker r attends to {whose} ({work}).")
-    lines.append("Done: each query has met every key that it may attend to.")
+    lines.append("Done: each query has met every key at or before its position (zigzag layout).")
     return "".join(
         f'<g class="said" id="said{n}"><text class="title" x="24" y="{HEIGHT - 14}">{line}</text></g>'
         for n, line in enumerate(lines)
@@ -190,7 +206,7 @@ def draw() -> str:
     blocks = "".join(
         chip(x + 62, y + 67, r, f"k v {r}", f'id="travel{r}"') for r, (x, y) in enumerate(CORNERS)
     )
-    words = "A ring of four workers, step by step"
+    words = "A ring of four workers, zigzag layout, causal mask, step by step"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{words}">'
@@ -198,7 +214,7 @@ def draw() -> str:
         '<defs><marker id="head" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto"><path d="M 0 0 L 8 4 L 0 8 z" fill="#8a929c"/></marker></defs>'
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#fff"/>'
-        '<text class="title" x="24" y="34">Four workers: queries stay, keys and values go round</text>'
+        '<text class="title" x="24" y="34">Four workers: queries stay, keys and values are passed on</text>'
         + "".join(worker(r) for r in range(W))
         + arrows()
         + blocks

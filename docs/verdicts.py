@@ -23,7 +23,7 @@ EXPECTED = "ringspec/conformance/targets/torch_cp_expected_{}.toml"
 # target: (what it is, where, the requirements file, the packages whose versions matter)
 ABOUT = {
     "haoliuhl": (
-        "ringattention (JAX), by the authors of the paper",
+        "ringattention (JAX), by the authors of the ring attention paper",
         "https://github.com/haoliuhl/ringattention",
         "haoliuhl",
         ("ringattention", "jax"),
@@ -113,7 +113,7 @@ def table(rows: list[dict]) -> str:
 def front_table(rows: list[dict]) -> str:
     """The first row of each target in FRONT, for the README."""
     lines = [
-        "| implementation, day of the run | passed of claimed | what is wrong |",
+        "| implementation, date of the run | passed of claimed | what is wrong |",
         "|---|---|---|",
     ]
     for target in FRONT:

@@ -120,7 +120,8 @@ def ring_schedule(
 ) -> Schedule:
     """A ring: ``inputs`` take W - 1 hops, ``accumulators`` W, the last brings them home (RING-4).
 
-    W = ``workers``; ``moves`` is 'keys' or 'queries', ``direction`` 1 or -1, ``name`` for people."""
+    W = ``workers``; ``moves`` is 'keys' or 'queries', ``direction`` 1 or -1, ``name`` for people.
+    """
     pairs = ring_permute(workers, direction)
     steps = []
     for t in range(workers):

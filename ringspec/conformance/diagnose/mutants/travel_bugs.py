@@ -167,7 +167,7 @@ BUGS = (
     ),
     mutant(
         "ring-direction",
-        "gradients travel against the direction of the blocks that they belong to",
+        "gradients are sent the other way round than the blocks that they belong to",
         "The accumulators go to the other neighbour than their inputs. With two workers both "
         "neighbours are the same, and nothing shows.",
         "pytorch/pytorch/pull/129514",
@@ -254,7 +254,7 @@ BUGS = (
     ),
     mutant(
         "dkv-transfer-misread",
-        "dk and dv are each the sum dk + dv, and dv is that of the neighbour",
+        "dk and dv are both returned as dk + dv, with the dv of the neighbouring worker",
         "The last transfer returns (received, sent), each a stack of dk and dv, which is read as (dk, dv). "
         "Autograd adds up a stack whose sum has the shape of the input: dk is dk + dv of the worker's own "
         "keys, and dv is dk + dv of those that it sent home. o and dq are right, and nothing is raised.",
