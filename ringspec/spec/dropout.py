@@ -1,11 +1,11 @@
 """The counter-based keep mask of dropout: the same for every layout, ring size and block order.
 
-Every worker holds all heads and batches here. Each pair has a random word of its own, Philox4x32-10 of a counter made from its global coordinates
+Each pair has a random word of its own, Philox4x32-10 of a counter made from its global coordinates
 (DROP-1). So forward and backward, and every worker, agree without storing or sending a mask.
 
 ``generator``  Philox4x32-10, output word 0
 ``key``        (seed mod 2^32, seed >> 32)
-``counter``    (pk_j, pq_i, query head, batch), each modulo 2^32, so that position -1 enters as 2^32 - 1
+``counter``    (pk_j, pq_i, query head, batch), each modulo 2^32: a negative position (of a negative q_offset) enters as 2^32 less
 ``kept``       iff word >= floor(dropout_p 2^32), with 0 <= dropout_p < 1 (DROP-2)
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),
@@ -77,12 +77,13 @@ def keep_mask(
 
 
 def keep_factor(rows: Rows, columns: Columns, terms: Terms, batch: int) -> Array | float:
-    """keep / (1 - dropout_p) of a block, the factor of P and of dP; 1.0 without dropout.
+    """keep / (1 - dropout_p) of a block, the factor of P and of dP; 1.0 if dropout_p is 0 and no keep is given.
 
     float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``, for queries ``rows`` and keys
     ``columns``; dropout_p and the seed are in ``terms``.
 
-    A keep mask that the caller gave takes the place of the counter-based one (DROP-3).
+    A keep mask that the caller gave takes the place of the counter-based one (DROP-3). Only tokens are sharded, so
+    that local head and batch indices are the global ones.
     """
     if rows.keep is not None:
         return columns_of(rows.keep, columns) / (1.0 - terms.dropout_p)

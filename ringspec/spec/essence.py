@@ -3,7 +3,8 @@
 ``q[r]`` is what worker r holds, and every worker's arrays are visible at once. There are no options: one
 causal mask, the default scale, as many key heads as query heads. Arrays are [..., S, D], where the
 leading axes (batch, heads) are left to NumPy's broadcasting; m, l, lse and delta keep a last axis of
-length 1. :func:`ringspec.ring` has the options, and its results equal these bit for bit.
+length 1. :func:`ringspec.ring` has the options, and its results equal these bit for bit, for
+every D whose ``D ** -0.5`` is the float64 nearest to 1/sqrt(D) (all below 1769).
 
 To stay short, this page sends every block W times, so that all are home at the end. ``schedule`` sends k and v (or q,
 dy, lse and delta) W - 1 times: only the gradients make the last hop.
@@ -107,8 +108,8 @@ def block_backward(
     return scale * (ds @ k), scale * (ds.swapaxes(-1, -2) @ q), p.swapaxes(-1, -2) @ dy
 
 
-# W workers. Every worker computes; then every worker sends to the next one and receives from the
-# one before: x[r] = x[r - 1] on all workers at once (worker 0 receives from worker W - 1).
+# W workers. Every worker computes; then every worker sends to the next one (direction 1) and receives from
+# the one before: x[r] = x[r - 1] on all workers at once (worker 0 receives from worker W - 1).
 
 
 def shards(layout: str, length: int, workers: int) -> list[Tokens]:

@@ -7,10 +7,10 @@ A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and each term th
 ``segments``  seg_q_i == seg_k_j, and both >= 0; a negative id is padding
 ``bounds``    bound_min_i <= pk_j < bound_max_i
 ``mask``      the entry of a dense mask is True
-``bias``      the entry of the bias is not -inf; it acts before the soft cap, and its dbias is 0
+``bias``      the entry of the bias is not -inf; -inf hides the pair with a soft cap too, and its dbias is 0
 
 pq_i and pk_j are global positions, and never places in an array (MASK-8): pq_i = i + q_offset and
-pk_j = j unless the caller gives positions. q_offset = 0 lets queries and keys start together,
+pk_j = j unless the caller gives positions (``problem.options`` has put q_offset into them). q_offset = 0 lets queries and keys start together,
 q_offset = Sk - Sq lets them end together. A block that another worker sent is masked like any other.
 Packed documents (cu_seqlens) are segments, in which tokens after the last document are padding (MASK-5).
 

@@ -4,12 +4,20 @@ KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE a
 and dQ follows them; K, V, dK, dV stay. Both are this one function: the schedule says which side
 visits. Accumulators make one hop more than inputs, the one that brings them home (RING-4, RING-5).
 
-A Q ring of W = 3 that sends to r + 1, at worker r in each step; (a, b) is the share of dq of queries a and keys b::
+A KV ring of W = 3 that sends to r + 1 (for the other direction read r + t for r - t), at worker r in each step;
+(a, b) is the share of queries a and keys b::
+
+    step  holds the keys of  dk, dv of these keys after the step  then sends
+    0     r                  (r, r)                               k v columns, dk dv
+    1     r - 1              (r-1, r-1) + (r, r-1)                k v columns, dk dv
+    2     r - 2 = r + 1      all three shares                     dk dv, which are then at their owner
+
+After step 2 dq of worker r has the shares of keys r, r - 1 and r - 2, in this order. A Q ring, in the same way::
 
     step  holds the queries of  dq of these queries after the step  then sends
     0     r                     (r, r)                              q dy lse row_term rows, dq dbias
     1     r - 1                 (r-1, r-1) + (r-1, r)               q dy lse row_term rows, dq dbias
-    2     r - 2 = r + 1         all three shares                    dq dbias, which are then home
+    2     r - 2 = r + 1         all three shares                    dq dbias, which are then at their owner
 
 After step 2 dk and dv of worker r have the shares of queries r, r - 1 and r - 2, in this order.
 

@@ -54,7 +54,7 @@ RULES: tuple[Rule, ...] = (
     Rule("MASK-4", "Bounds: bound_min <= key position < bound_max, half open."),
     Rule("MASK-5", "Packed documents are segments; tokens after the last document are padding."),
     Rule("MASK-6", "A dense mask lets a pair through where it is True."),
-    Rule("MASK-7", "A bias of -inf is a mask term, before the soft cap; its dbias is 0."),
+    Rule("MASK-7", "A bias of -inf hides the pair, with a soft cap too; its dbias is 0."),
     Rule("MASK-8", "Global positions decide masks, not array indices; query i is at i + q_offset."),
     Rule("MASK-9", "A pair is visible iff every term of the mask allows it."),
     Rule("FWD-1", "z = scale * <q, k> + bias; the scale does not touch the bias."),
@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
         "The keep mask is Philox4x32-10 of (key position, query position, head, batch) under the seed, whatever layout, ring size and block order.",
     ),
     Rule("DROP-2", "An entry is kept iff its word >= floor(dropout_p * 2**32)."),
-    Rule("DROP-3", "A keep mask that the caller gives is used as it is."),
+    Rule("DROP-3", "A keep mask that the caller gives replaces the counter-based one."),
     Rule("BWD-1", "delta (dy_o_sum) = <dy, o> with the o of the whole row."),
     Rule("BWD-2", "dp = <dy, v> * keep / (1 - dropout_p)."),
     Rule("BWD-3", "ds = p * (dp - delta + dlse)."),
@@ -97,9 +97,12 @@ RULES: tuple[Rule, ...] = (
     Rule("LAYOUT-7", "LSE tiles [B, H, 128, S/128]: row t at [t % 128, t // 128]."),
     Rule(
         "RING-1",
-        "At step t worker r holds the block of owner (r - t) mod W; (r + t) mod W where r sends to r - 1.",
+        "At step t worker r holds the block of owner (r - t) mod W; (r + t) mod W where r sends to r - 1. Gathered: r - t in step t + 1.",
     ),
-    Rule("RING-2", "Every (query owner, key owner) pair meets exactly once."),
+    Rule(
+        "RING-2",
+        "Every (query owner, key owner) pair that is not skipped is computed exactly once.",
+    ),
     Rule("RING-3", "Each permute is a permutation of all workers."),
     Rule(
         "RING-4",

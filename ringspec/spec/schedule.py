@@ -12,8 +12,8 @@ which r sends to r + 1, worker r has at step t the block of owner (r - t) mod W,
 ``Q ring, backward``   Q, dY, LSE, row_term travel, and dQ, dbias with their queries; K, V, dK, dV stay
 ``gather``             K, V of all workers go to all before anything is computed; dK, dV are added at their owners
 
-An accumulator makes one hop more than the inputs: the one that ends at its owner (RING-4). A schedule is
-valid when every pair (query owner, key owner) meets exactly once (RING-2), every accumulator ends at its
+Inputs make W - 1 hops, accumulators W: the last one takes each to its owner (RING-4). A schedule is
+valid when every pair (query owner, key owner) that is not skipped is computed once (RING-2), every accumulator ends at its
 owner, each permute is a permutation of the workers (RING-3), and every pair that it declares as skipped is
 hidden wholly by the mask (RING-11). :mod:`ringspec.rings.validator` verifies this, or reports the violation.
 

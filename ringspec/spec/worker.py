@@ -5,7 +5,7 @@ sees only this object, the schedule and the messages that it received. Arrays ar
 each of the owner's n slots.
 
 ``ringspec.ring(..., record=True)`` keeps these objects: ``run.state(worker, step, phase="backward", when="computed")``
-is one of them, and what a worker sent is ``run.moment(worker, step, phase="backward").sent``.
+is one of them (``when``: 'before', 'during', 'computed' or 'after', when it has sent), and what a worker sent is ``run.moment(worker, step, phase="backward").sent``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ForwardState:
-    """One worker at one moment of the forward pass. ``step`` is the number of completed steps: 3 when step 2 is done.
+    """One worker at one moment of the forward pass, in step ``step``; sending adds 1 to it.
 
     Its own queries stay (``query``), blocks of keys come and go (``key``), and ``running`` is the softmax
     state of its queries over the keys seen so far: m, l [B, H, n] and o [B, H, n, Dv]. ``terms`` and
@@ -121,11 +121,11 @@ class ForwardState:
 
 @dataclass(frozen=True)
 class BackwardState:
-    """One worker at one moment of the backward pass. ``step`` is the number of completed steps: 3 when step 2 is done.
+    """One worker at one moment of the backward pass, in step ``step``; sending adds 1 to it.
 
     ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
-    the two visits. ``dsinks`` [H, N] is this worker's share, over its own query rows (RING-12); None without
-    sinks. ``terms``, ``recipe`` and ``gathered`` as in the forward pass. Short names reach into
+    the two visits. ``dsinks`` [H, N] is this worker's share, over its own query rows (RING-12), complete from the
+    start; None without sinks. ``terms``, ``recipe`` and ``gathered`` as in the forward pass. Short names reach into
     the parts: ``q``, ``k``, ``v``, ``dy``, ``lse``, ``row_term``, ``dq``, ``dk``, ``dv`` [B, H, n, ..].
     """
 
@@ -210,7 +210,10 @@ def without(side: Side, carries: tuple[str, ...]) -> Side:
 
 
 def joined(side: Side, arrived: Side) -> Side:
-    """The side with what arrived, and the owner of that. A schedule may send the parts of a block one by one."""
+    """The side with what arrived, and the owner of that.
+
+    A schedule may send the parts of a block one by one: what is still here of an earlier block stays.
+    """
     came = {name: getattr(arrived, name) for name in names_of(arrived)}
     return dataclasses.replace(side, owner=arrived.owner, **came)
 
