@@ -71,6 +71,7 @@ WHOLE = (
     "ringspec.vectors.format.digest",
     "ringspec.vectors.format.inputs",
     "ringspec.vectors.format.requires",
+    "ringspec.vectors.make",
     "ringspec.vectors.sets.cache",
     "ringspec.vectors.verify",
 )

@@ -1,7 +1,7 @@
 """``ringspec vectors``: the golden vectors at the command line.
 
 What each command does is in ``vectors_read`` (list, show, diff, export) and ``vectors_derive``
-(verify, generate, materialise). Those modules are imported by the command that runs: the other commands start without them.
+(verify, generate, materialise, make). Those modules are imported by the command that runs: the other commands start without them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from ringspec.cli.shared.group import Commands
+from ringspec.cli.shared.options import some_problem_options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SET = "core, kernel, or the folder of a set"
@@ -23,6 +24,7 @@ Examples:
   ringspec vectors show ring/zigzag-causal-w4 --tensors
   ringspec vectors verify --only 'ring/*'
   ringspec vectors export core core.tar
+  ringspec vectors make mine --length 96 --workers 3 --layout striped
 
 \b
 Exit code: 0; 1 where verify or diff finds a difference; 2 for bad input; 130 after
@@ -123,6 +125,41 @@ def generate_command(**given: Any) -> None:
     from ringspec.cli.commands import vectors_derive
 
     vectors_derive.generate_set(**given)
+
+
+@vectors_group.command("make", short_help="Derive golden values for one shape of your own.")
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@some_problem_options("recipe", "skip_masked")
+@click.option("--dense", is_flag=True, help="Attention without a ring: no workers, no layout.")
+@click.option(
+    "--dtype",
+    default="bf16",
+    metavar="[bf16|fp16|f32|f64]",
+    help="Of inputs and outputs. [default: bf16]",
+)
+@click.option("--softcap", type=float, metavar="X", help="Soft cap of the scores.")
+@click.option("--sinks", type=click.IntRange(0, 64), default=0, metavar="N", help="Sinks per head.")
+@click.option("--bias", is_flag=True, help="With a bias [1, H, Sq, Sk].")
+@click.option("--dlse", is_flag=True, help="With an upstream gradient of lse.")
+@click.option(
+    "--id",
+    "id",
+    default="mine/case",
+    show_default=True,
+    metavar="ID",
+    help="Its name, and the seed of its inputs.",
+)
+@json_option
+def make_command(**given: Any) -> None:
+    """Derive correctly rounded results for one problem of your own, and write them to a new folder.
+
+    The folder holds one case: case.json, and a safetensors file with the inputs, the results in the
+    output format and in float64, and the row scales. The same options give the same bytes on every
+    machine. DEST must not exist. Exact arithmetic takes seconds for 256 tokens, minutes for 2048.
+    """
+    from ringspec.cli.commands import vectors_derive
+
+    vectors_derive.make_set(**given)
 
 
 @vectors_group.command("diff", short_help="Say what differs between two sets.")

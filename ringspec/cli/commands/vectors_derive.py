@@ -1,4 +1,4 @@
-"""The commands that derive expected values: verify, generate, materialise."""
+"""The commands that derive expected values: verify, generate, make, materialise."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import click
 
 from ringspec.cli.commands.vectors_read import versions, versions_line
 from ringspec.cli.shared import output
+from ringspec.cli.shared.options import request_from
 from ringspec.cli.shared.progress import counting
 from ringspec.errors import RingspecError
+from ringspec.vectors.format.case import Ring, Shape
 from ringspec.vectors.generate import generate
+from ringspec.vectors.make import make, make_case
 from ringspec.vectors.processes import default_jobs
 from ringspec.vectors.sets.cache import materialise
 from ringspec.vectors.sets.diff import line, tensor_line
@@ -110,6 +113,52 @@ def generate_set(
         return
     click.echo(versions_line(vectors))
     click.echo(f"{size} bytes in {destination}, content {content}")
+
+
+def make_set(destination: Path, as_json: bool, **given: Any) -> None:
+    own = {
+        name: given.pop(name)
+        for name in ("id", "dense", "dtype", "softcap", "sinks", "bias", "dlse")
+    }
+    request = request_from(given | {"recipe": "float64", "skip_masked": False})
+    lengths = request.shape
+    shape = Shape(
+        lengths.batch, lengths.heads, lengths.kv_heads, lengths.length, lengths.kv_length,
+        lengths.head_dim, lengths.value_dim,
+    )  # fmt: skip
+    ring = Ring(request.workers, request.layout, request.circulation, request.direction)
+    terms = {name: value for name, value in request.options.items() if value}
+    case = make_case(
+        own["id"],
+        shape,
+        dtype=own["dtype"],
+        ring=None if own["dense"] else ring,
+        backward=request.backward,
+        sinks=own["sinks"],
+        bias=own["bias"],
+        dlse=own["dlse"],
+        softcap=own["softcap"],
+        **terms,
+    )
+    with counting("made") as progress:
+        vectors = make(destination, [case], progress=progress)
+    tensors = vectors.tensors(case.id)
+    if as_json:
+        output.show_json(
+            {
+                "command": "make",
+                **versions(vectors),
+                "destination": str(destination),
+                "bytes": vectors.manifest.bytes,
+                "content": vectors.manifest.content,
+            }
+        )
+        return
+    click.echo(f"{case.id} in {destination}, {vectors.manifest.bytes} bytes:")
+    width = max(map(len, tensors))
+    for name, x in tensors.items():
+        click.echo(f"  {name:<{width}}  {x.dtype}  {list(x.shape)}")
+    click.echo(f"look at it: ringspec vectors show {case.id} --set {destination} --tensors")
 
 
 def materialise_set(

@@ -163,6 +163,19 @@ def problem_options(function: Function) -> Function:
     return function
 
 
+def some_problem_options(*left_out: str) -> Callable[[Function], Function]:
+    """Give a command the options of :data:`PROBLEM` but those that are named."""
+
+    def decorate(function: Function) -> Function:
+        function = problem_options(function)
+        # click keeps the options of a function in this list until a command is made of it.
+        kept = [one for one in function.__click_params__ if one.name not in left_out]  # type: ignore[attr-defined]
+        function.__click_params__ = kept  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
 @dataclass(frozen=True)
 class Request:
     """What the options ask for: the ring, and keywords of :class:`~ringspec.problem.options.Options`."""
