@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ringspec as rs
+from ringspec.problem.options import default_scale
 from ringspec.spec import essence
 
 # 1/sqrt(6) is no power of two, and 24 tokens divide into 2 W chunks for each W.
@@ -64,3 +65,7 @@ def test_the_essence_fits_on_a_page():
 def test_the_readme_shows_the_forward_pass_as_it_is():
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert inspect.getsource(essence.ring_forward) in readme
+
+
+def test_the_scale_of_the_essence_is_the_default_scale_at_usual_head_dimensions():
+    assert [D for D in range(1, 577) if D**-0.5 != default_scale(D)] == []
