@@ -123,7 +123,7 @@ def test_steps_after_which_the_same_travels_are_named_by_the_first_and_the_last(
     steps += [{"then": "nothing", "transfers": []}] * 2
     assert then_lines(steps) == ["after step 0: k", "after steps 1 to 3: v", "after step 4: dk"]
     text = call("--workers", 5, "--circulation", "q").stdout
-    assert "after steps 0 to 3: q dy lse delta rows dq dbias" in text
+    assert "after steps 0 to 3: q dy lse row_term rows dq dbias" in text
     assert "after step 4: dq dbias" in text
 
 

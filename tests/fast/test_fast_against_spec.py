@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracle.row_scale import row_scale, worst_row_error
 from refusals import refuses
-from test_ring_against_dense import BOUND, ROWS, case
+from rings.test_ring_against_dense import BOUND, ROWS, case
 
 import ringspec as rs
 from ringspec import fast
