@@ -28,7 +28,7 @@ def marked_files() -> dict[str, set[Path]]:
                 files.setdefault(name, set()).add(path)
     for case in CASES:  # these marks are made from the case's features
         for name in case.rules:
-            files.setdefault(name, set()).add(TESTS / "test_attention_oracle.py")
+            files.setdefault(name, set()).add(TESTS / "spec" / "test_attention_oracle.py")
     return files
 
 
