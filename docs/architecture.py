@@ -1,9 +1,9 @@
-"""The packages, what each is for, and which others it imports: the data of the architecture page and its drawing.
+"""Data and drawing of the architecture page: the packages, their purposes and their imports.
 
 python docs/architecture.py        # writes docs/images/architecture.svg
 
 tests/project/test_architecture.py compares ``PACKAGES`` with the imports of the sources, and the stored
-drawing with what ``drawing()`` makes of ``PACKAGES``.
+drawing with the result of ``drawing()``.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ class Package:
     """A package, or a file beside the packages.
 
     row, column  its place in the drawing, from the top left corner; arrows go down
-    about        what it is for, as a phrase
-    imports      names of all packages that one of its files imports
+    about        its purpose, as a phrase
+    imports      names of all packages that its files import
     """
 
     row: float
@@ -70,7 +70,7 @@ PACKAGES = {
     "ringspec.conformance": Package(
         1,
         5,
-        "runs a kernel on cases, judges its results and names the bug",
+        "runs a kernel on cases, judges its results and names known bugs",
         (
             "ringspec",
             "ringspec.comm",
@@ -111,19 +111,19 @@ PACKAGES = {
     "ringspec.interfaces": Package(
         3,
         3,
-        "the signatures of public systems",
+        "the call signatures of public systems",
         ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
     ),
     "ringspec.fast": Package(
         3,
         1,
-        "the same functions at the speed of matrix products",
+        "the same functions, near the speed of matrix products",
         ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
     ),
     "ringspec.plan": Package(
         3,
         2,
-        "what a ring costs on given hardware",
+        "estimated cost of a ring on given hardware",
         ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
     ),
     "ringspec.render": Package(3, 0, "figures and pages made from data", ("ground",)),
@@ -142,7 +142,7 @@ PACKAGES = {
     "ringspec.spec": Package(
         5, 3, "the specification: the algorithm alone", ("ringspec.problem", "ground")
     ),
-    "ringspec.problem": Package(6, 3, "what a call consists of, and its checks", ("ground",)),
+    "ringspec.problem": Package(6, 3, "the arguments of a call, and their checks", ("ground",)),
     "ringspec.exact": Package(4, 5, "correctly rounded results", ("ground",)),
     "ringspec.compare": Package(4, 6, "bounds, verdicts, noise and its statistics", ("ground",)),
     "ground": Package(7, 3, f"the files {', '.join(f'`{name}`' for name in GROUND)} of ringspec"),
@@ -153,7 +153,10 @@ PACKAGES = {
         ("nki_impl.kernels", "nki_impl.lang", "nki_impl.sim", "ringspec.conformance", "ground"),
     ),
     "nki_impl.workloads": Package(
-        1, 8, "`python -m nki_impl`: what the simulator counts of a kernel", ("nki_impl.sim",)
+        1,
+        8,
+        "`python -m nki_impl`: instruction, FLOP and byte counts of a kernel",
+        ("nki_impl.sim",),
     ),
     "nki_impl.kernels": Package(2, 7, "ring attention in NKI", ("nki_impl.lang",)),
     "nki_impl.lang": Package(
@@ -248,7 +251,7 @@ def box(name: str) -> Iterator[str]:
 
 
 def arrow(name: str, imported: str) -> str:
-    """From the bottom of one box to the top of the other; straight down to the ground."""
+    """The line from the bottom of one box to the top of the other; straight down to the ground."""
     left, top, wide = span(name)
     to_left, to_top, to_wide = span(imported)
     start = left + wide // 2
@@ -260,9 +263,9 @@ def arrow(name: str, imported: str) -> str:
 
 
 def table() -> str:
-    """Every package with what it is for and all that it imports, as reStructuredText."""
+    """Every package with its purpose and its imports, as reStructuredText."""
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 20 40 40", ""]
-    rows = [("package", "what it is for", "imports")]
+    rows = [("package", "purpose", "imports")]
     for name, package in PACKAGES.items():
         shown = ", ".join(f"``{one}``" for one in package.imports) or "none of these"
         rows.append((f"``{name}``", package.about.replace("`", "``"), shown))

@@ -45,7 +45,7 @@ LIMITS = (float(np.log2(1.25)), 1.0, 2.0)
 
 
 def draw(picture: Picture, path: Path) -> None:
-    """A PNG."""
+    """Write the picture as PNG."""
     with rc_context(STYLE | SMALL):
         if isinstance(picture, Pattern):
             figure = weights_figure(picture) if picture.weights else pairs_figure(picture)
@@ -58,7 +58,7 @@ def draw(picture: Picture, path: Path) -> None:
 
 
 def pairs_figure(picture: Pattern) -> Any:
-    """Two panels: the pairs that should be seen, and those that are."""
+    """Two panels: visible pairs by the specification, and with the bug."""
     want, seen = pairs_of(picture)
     bad = ~np.isfinite(picture.got)
     figure, panels = two_panels(picture)
@@ -74,9 +74,9 @@ def pairs_figure(picture: Pattern) -> Any:
     marks(panels[1], picture, seen & ~want & ~bad, "x", "white")
     marks(panels[1], picture, want & ~seen, ".", BLACK)
     marks(panels[1], picture, bad, "*", BLACK)
-    handles = [Patch(facecolor=BLUE, label="seen")]
+    handles = [Patch(facecolor=BLUE, label="visible")]
     if (seen & ~want & ~bad).any():
-        handles.append(marked(VERMILLION, "x", "too many", "white"))
+        handles.append(marked(VERMILLION, "x", "should be masked", "white"))
     if (want & ~seen).any():
         handles.append(marked("white", ".", "missing", BLACK))
     if bad.any():
@@ -86,7 +86,7 @@ def pairs_figure(picture: Pattern) -> Any:
 
 
 def weights_figure(picture: Pattern) -> Any:
-    """Two panels: what is expected, and the factor by which it is wrong."""
+    """Two panels: the expected magnitude, and the factor by which the result is wrong."""
     want, seen = pairs_of(picture)
     ratio, bad = factors(picture), ~np.isfinite(picture.got)
     figure, panels = two_panels(picture, room=True)
@@ -119,7 +119,7 @@ def weights_figure(picture: Pattern) -> Any:
 
 
 def map_of(name: str) -> Any:
-    """A colour map of matplotlib on which what is hidden is grey."""
+    """A colour map of matplotlib that shows masked pairs in grey."""
     return importlib.import_module("matplotlib").colormaps[name].with_extremes(bad=HIDDEN)
 
 
@@ -131,7 +131,7 @@ def two_panels(picture: Pattern, room: bool = False) -> tuple[Any, list[Any]]:
 
 
 def show(axes: Any, picture: Pattern, title: str, cells: Any, **look: Any) -> Any:
-    """Cells under their token numbers, with bars that say whose token each row and column is."""
+    """Draw cells with token numbers, and bars with the owner of each row and column."""
     (top, left), (rows, columns) = picture.origin, picture.expected.shape
     extent = (left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5)
     image = axes.imshow(cells, extent=extent, interpolation="nearest", aspect="equal", **look)
@@ -157,7 +157,7 @@ def show(axes: Any, picture: Pattern, title: str, cells: Any, **look: Any) -> An
 
 
 def bars(axes: Any, picture: Pattern, width: float) -> None:
-    """Beside rows and columns: whose token it is, a run of tokens of one worker as one piece."""
+    """Draw the owner of each row and column; consecutive tokens of one worker share a bar."""
     (top, left), patch = picture.origin, importlib.import_module("matplotlib.patches").Rectangle
     for across, workers in ((False, picture.workers_q), (True, picture.workers_k)):
         edges = [0, *(np.flatnonzero(np.diff(workers)) + 1).tolist(), len(workers)]
@@ -203,10 +203,10 @@ def legend(figure: Any, handles: list[Any]) -> None:
 
 
 def errors_figure(picture: RowErrors) -> Any:
-    """Rows across, error over bound up; the bound is a line."""
+    """Plot error / bound of each row; the bound is a line."""
     errors = picture.errors
     finite = np.isfinite(errors)
-    # What is 0 stands on the floor, what is infinite under the ceiling.
+    # Zeros are drawn at the floor, infinities at the ceiling.
     floor = 1e-3
     ceiling = 10.0 ** (np.ceil(np.log10(max(errors[finite].max(initial=1.0), 10.0))) + 0.7)
     figure = Figure(figsize=(5.8, 2.3), layout="constrained")
@@ -250,7 +250,7 @@ def errors_figure(picture: RowErrors) -> Any:
 
 
 def bars_figure(picture: WorstErrors | Ratios) -> Any:
-    """One bar a tensor, and the line that a right program keeps to."""
+    """Draw one bar for each tensor, and the line that a right program does not exceed."""
     figure = Figure(figsize=(5.8, 1.5 + 0.22 * len(picture.tensors)), layout="constrained")
     axes = figure.subplots()
     y = np.arange(len(picture.tensors))

@@ -1,4 +1,4 @@
-"""What a picture of a known bug shows, in one sentence with its numbers: the caption, and the alternative text."""
+"""Describe the picture of a known bug in one sentence with its numbers: caption and alternative text."""
 
 import numpy as np
 from bug_runs import Pattern, Ratios, RowErrors, WorstErrors, factors, pairs_of
@@ -13,7 +13,7 @@ READ_FROM = {
 
 
 def caption(picture: Picture) -> str:
-    """One sentence on what is drawn, with its numbers; it also stands for the picture."""
+    """One sentence on the picture, with its numbers; also the alternative text."""
     if isinstance(picture, Pattern):
         where = f"{picture.case}, batch {picture.head[0]}, head {picture.head[1]}, in float64"
         words = weights_words(picture) if picture.weights else pairs_words(picture)
@@ -27,13 +27,13 @@ def caption(picture: Picture) -> str:
         return f"Largest error of each tensor in units of its bound: {worst} ({picture.case}, in {picture.recipe})."
     ratios = ", ".join(f"{n} {r:.2f}" for n, r in zip(picture.tensors, picture.got, strict=True))
     return (
-        f"Root mean square of error over predicted noise, with the bug: {ratios}; no single value is beyond its "
+        f"Root mean square of error / predicted noise with the bug: {ratios}; every single value is within its "
         f"bound. First alarm: {picture.alarm} ({picture.case}, in {picture.recipe})."
     )
 
 
 def counts(picture: Pattern) -> tuple[int, int, int, int]:
-    """Pairs that should be seen, too many, missing, and not a number."""
+    """Numbers of pairs: visible by the specification, extra, missing, not finite."""
     want, seen = pairs_of(picture)
     bad = ~np.isfinite(picture.got)
     return (
@@ -47,10 +47,10 @@ def counts(picture: Pattern) -> tuple[int, int, int, int]:
 def pairs_words(picture: Pattern) -> str:
     want, extra, missing, bad = counts(picture)
     if want == 0:
-        return f"no pair should have one, and {extra + bad} have"
+        return f"no pair should be visible, and {extra + bad} are"
     parts = [
         f"{n} {what}"
-        for n, what in ((extra, "too many"), (missing, "missing"), (bad, "not finite"))
+        for n, what in ((extra, "extra"), (missing, "missing"), (bad, "not finite"))
         if n
     ]
     return f"of {want} pairs, {' and '.join(parts)}"
@@ -62,7 +62,7 @@ def weights_words(picture: Pattern) -> str:
     off = ~(np.abs(ratio - 1) <= 1e-9)
     _, extra, missing, bad = counts(picture)
     finite = ratio[np.isfinite(ratio)]
-    words = f"{int(off.sum())} of {ratio.size} numbers are wrong, by factors from {finite.min():.3g} to {finite.max():.3g}"
+    words = f"{int(off.sum())} of {ratio.size} numbers are wrong by factors from {finite.min():.3g} to {finite.max():.3g}"
     more = [
         f"{n} {what}"
         for n, what in ((extra, "that should be 0"), (missing, "missing"), (bad, "not finite"))
@@ -76,18 +76,16 @@ def errors_words(picture: RowErrors) -> str:
     failing = int((~(errors <= 1)).sum())
     rows = "elements" if picture.axis.startswith("element") else "rows"
     worst = (
-        f"the worst {errors[~bad].max(initial=0.0):.3g} bounds" if (~bad).any() else "no finite one"
+        f"the worst {errors[~bad].max(initial=0.0):.3g} bounds" if (~bad).any() else "none finite"
     )
     if bad.any():
-        worst += f", {int(bad.sum())} infinitely far or not a number"
+        worst += f", {int(bad.sum())} infinite or NaN"
     where = f"{picture.case}, in {picture.recipe}"
     if rows == "rows":
         where += f", batch {picture.head[0]}, head {picture.head[1]}"
     others = [name for name in picture.failing if name != picture.tensor]
-    also = (
-        f" {', '.join(others)} {'fails' if len(others) == 1 else 'fail'} as well." if others else ""
-    )
+    also = f" {', '.join(others)} {'fails' if len(others) == 1 else 'fail'} too." if others else ""
     return (
-        f"Error of {picture.tensor} in units of its bound: {failing} of {errors.size} {rows} beyond it, "
+        f"Error of {picture.tensor} in units of its bound: {failing} of {errors.size} {rows} exceed it, "
         f"{worst} ({where}).{also}"
     )

@@ -31,11 +31,11 @@ MASKS = {
     "MASK-1": formula(r"pk_j \leq pq_i", where="pq_i and pk_j are the global positions."),
     "MASK-2": formula(
         r"-\mathrm{left} \leq pk_j - pq_i \leq \mathrm{right}",
-        where="A side that is None leaves its inequality out.",
+        where="If a side is None, its inequality is omitted.",
     ),
     "MASK-3": formula(
         r"\mathrm{seg}^q_i = \mathrm{seg}^k_j \geq 0",
-        where="Both are then >= 0, because they are equal.",
+        where="Equal, hence both >= 0.",
     ),
     "MASK-4": formula(
         r"\mathrm{min}_i \leq pk_j < \mathrm{max}_i",
@@ -49,16 +49,16 @@ MASKS = {
     "MASK-6": formula(r"M_{bhij} = 1", where="M is the mask of the caller, broadcast; 1 is True."),
     "MASK-7": formula(
         r"\mathrm{bias}_{bhij} = -\infty \ \Rightarrow\ s_{ij} = -\infty,\quad p_{ij} = dz_{ij} = 0",
-        where="With a soft cap as well: s is not softcap * tanh(-inf).",
+        where="Also with a soft cap: s is then not softcap * tanh(-inf).",
     ),
     "MASK-8": formula(
         r"pq_i = i + q_{\mathrm{offset}}, \quad pk_j = j",
-        where="i and j count global tokens. Position arrays of the caller take the place of both.",
+        where="i and j count global tokens. Position arrays of the caller replace both.",
     ),
     "MASK-9": formula(
         r"\mathrm{visible}_{ij} = \bigwedge_{\mathrm{terms}} \mathrm{term}_{ij}",
         r"s_{ij} = -\infty \ \mathrm{and}\ p_{ij} = ds_{ij} = dz_{ij} = 0 \quad \mathrm{unless\ visible}",
-        where="The terms that are in use, and that both slots hold a token (LAYOUT-5).",
+        where="The terms that are given; and both slots must hold a token (LAYOUT-5).",
     ),
 }
 
@@ -76,7 +76,7 @@ FORWARD = {
     ),
     "FWD-4": formula(
         r"\mathrm{lse}_i = \log \left( \sum_j \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}) \right)",
-        where="j runs over all visible keys of the row, on whichever worker; the second sum is there with sinks (FWD-5).",
+        where="j runs over all visible keys of the row, on whichever worker; the second sum exists only with sinks (FWD-5).",
     ),
     "FWD-5": formula(
         r"\exp(\mathrm{lse}_i) = \sum_j \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}), \quad "
@@ -120,13 +120,13 @@ DROPOUT = {
 }
 
 BACKWARD = {
-    "BWD-1": formula(r"\delta_i = \langle dy_i, o_i \rangle", where="With dropout as well."),
+    "BWD-1": formula(r"\delta_i = \langle dy_i, o_i \rangle", where="Also with dropout."),
     "BWD-2": formula(
         r"dp_{ij} = \langle dy_i, v_j \rangle \frac{\mathrm{keep}_{ij}}{1 - \mathrm{dropout\_p}}"
     ),
     "BWD-3": formula(
         r"ds_{ij} = p_{ij} \, (dp_{ij} - \delta_i + \mathrm{dlse}_i)",
-        where="dlse = dL/dlse, 0 where the loss does not read lse.",
+        where="dlse = dL/dlse; 0 if the loss does not read lse.",
     ),
     "BWD-4": formula(r"dz_{ij} = ds_{ij} \, (1 - t_{ij}^2)", where="Without a soft cap dz = ds."),
     "BWD-5": formula(r"dq_i = \mathrm{scale} \sum_j dz_{ij} \, k_j"),
@@ -140,26 +140,26 @@ BACKWARD = {
     ),
     "BWD-8": formula(
         r"\mathrm{dbias}_{\beta} = \sum_{(b, h, i, j) \to \beta} dz_{bhij}",
-        where="The sum is over all entries that read the entry beta of a broadcast bias.",
+        where="The sum is over all pairs that use the entry beta of a broadcast bias.",
     ),
     "BWD-9": formula(
         r"\mathrm{dsink}_{hn} = \sum_b \sum_i \exp(\mathrm{sink}_{hn} - \mathrm{lse}_i) \, (\mathrm{dlse}_i - \delta_i)"
     ),
     "BWD-10": formula(
         r"\mathrm{lse}_i = -\infty \quad \Rightarrow \quad p_{ij} = ds_{ij} = dz_{ij} = 0 \ \ \forall j, \quad dq_i = 0",
-        where="And such a row adds 0 to every dk, dv, dbias and dsink.",
+        where="Such a row also adds 0 to every dk, dv, dbias and dsink.",
     ),
     "BWD-11": formula(
         r"p_{ij} = \exp(s_{ij} - \mathrm{lse}_i), \quad ds_{ij} = p_{ij} \, (dp_{ij} - \delta_i)",
         where="lse and delta are arguments; the p of a row in one block need not add up to 1. The delta of the argument "
-        "is less dlse where the loss reads lse (RING-7).",
+        "has dlse subtracted if the loss reads lse (RING-7).",
     ),
 }
 
 SOFTMAX = {
     "SOFT-1": formula(
         r"m = \max(m_a, m_b), \quad l = e^{m_a - m} l_a + e^{m_b - m} l_b, \quad o = e^{m_a - m} o_a + e^{m_b - m} o_b",
-        where="Two states over disjoint keys; o is not normalised. A tile that is absorbed is the state b.",
+        where="Two states over disjoint keys; o is not normalised. An absorbed tile is the state b.",
     ),
     "SOFT-2": formula(
         r"(-\infty, 0, 0) \oplus (-\infty, 0, 0) = (-\infty, 0, 0), \quad \mathrm{lse} = m + \log l = -\infty",
@@ -171,7 +171,7 @@ SOFTMAX = {
     ),
     "SOFT-4": formula(
         r"m_a - \max(m_a, m_b) \leq 0, \quad m_b - \max(m_a, m_b) \leq 0",
-        where="Of normalised parts the same with lse_n in place of m.",
+        where="For normalised parts, the same with lse_n in place of m.",
     ),
 }
 
@@ -188,7 +188,7 @@ LAYOUTS = {
     "LAYOUT-4": formula(
         r"T_{r} = [\, f_0 + Z^{(0)}_{r}, \ f_1 + Z^{(1)}_{r}, \ \ldots \,], \quad c_d = \lceil L_d / (2W) \rceil",
         where="Document d has L_d tokens from token f_d on; Z^(d) is the table of LAYOUT-3 with chunks of c_d. Entries of "
-        "Z^(d) from L_d on are padding, -1. Tokens behind the last document are dealt like one more.",
+        "Z^(d) from L_d on are padding, -1. Tokens after the last document are distributed like one more document.",
     ),
     "LAYOUT-5": formula(
         r"|\{(r, t) : T_{r,t} = x\}| = 1 \ \ (0 \leq x < S), \quad T_{r,t} < 0 \ \Rightarrow \ \mathrm{not\ visible}",
@@ -206,7 +206,7 @@ LAYOUTS = {
 RING = {
     "RING-1": formula(
         r"b(r, t) = (r - \sigma t) \ \mathrm{mod}\ W",
-        where="sigma = 1 where worker r sends to r + 1, as in the sentence, and -1 where it sends to r - 1.",
+        where="sigma = 1 if worker r sends to r + 1, as in the sentence, and -1 if it sends to r - 1.",
     ),
     "RING-2": formula(
         r"|\{(r, t) : \mathrm{pair}(r, t) = (a, b)\}| = 1 \quad \forall\, a, b \in \{0, \ldots, W - 1\}",
@@ -215,7 +215,7 @@ RING = {
     ),
     "RING-3": formula(
         r"\{\mathrm{sources}\} = \{\mathrm{targets}\} = \{0, \ldots, W - 1\}",
-        where="Each of them once.",
+        where="Each exactly once.",
     ),
     "RING-4": formula(
         r"\mathrm{hops}(\mathrm{inputs}) = W - 1, \quad \mathrm{hops}(\mathrm{accumulators}) = W, \quad (r + \sigma W) \ \mathrm{mod}\ W = r",
@@ -226,11 +226,11 @@ RING = {
     ),
     "RING-6": words(
         "No formula: the terms MASK-1 to MASK-9 read positions, segments, bounds and bias of the two blocks "
-        "that meet, by their owners, and never those that belong to the worker which computes."
+        "that are computed, by their owners, never those of the computing worker."
     ),
     "RING-7": formula(
         r"ds_{ij} = p_{ij} \, (dp_{ij} - \gamma_i), \quad \gamma_i = \delta_i - \mathrm{dlse}_i",
-        where="gamma is the one number a row that travels.",
+        where="gamma is the one number per row that travels.",
     ),
     "RING-8": formula(
         r"j \leq i + a \, n_q - b \, n_k + q_{\mathrm{offset}}",
@@ -251,7 +251,7 @@ RING = {
     "RING-12": formula(
         r"\mathrm{dsink}^{(r)}_{hn} = \sum_b \sum_{i \in r} \exp(\mathrm{sink}_{hn} - \mathrm{lse}_i) \, (\mathrm{dlse}_i - \delta_i), \quad "
         r"\mathrm{dsink} = \sum_r \mathrm{dsink}^{(r)}",
-        where="i over the rows of worker r. dbias likewise: its sum over i is over the rows of worker r, for all global keys.",
+        where="i over the rows of worker r. dbias likewise: i runs over the rows of worker r, for all global keys.",
     ),
     "RING-13": formula(
         r"\mathrm{lse}_i = \log \left( \sum_{b} \sum_{j \in b} \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}) \right), \quad "
@@ -264,16 +264,16 @@ RING = {
 NUMBERS = {
     "NUM-1": formula(
         r"|\mathrm{fl}(x) - x| = \min_{y \in F} |y - x|",
-        where="F: the numbers of the format, without a limit to the exponent above; of two nearest ones the one whose last bit "
+        where="F: the numbers of the format, with unbounded exponent above; of two nearest ones, the one whose last bit "
         "is 0. Beyond the largest number of the format: infinity, or NaN in a format without infinity.",
     ),
     "NUM-2": words(
-        "No formula: a recipe names a format for each point; at every other place float64 is kept as it is."
+        "No formula: a recipe names a format for each rounding point; every other value stays float64."
     ),
     "NUM-3": formula(
         r"o = \mathrm{fl}_c \left( \mathrm{fl}_m \left( \mathrm{fl}_m(c_a o_a) + \mathrm{fl}_m(c_b o_b) \right) \right)",
         r"c_a = \mathrm{fl}_s(e^{m_a - m}), \quad c_b = \mathrm{fl}_s(e^{m_b - m}), \quad l = \mathrm{fl}_s(c_a l_a + c_b l_b)",
-        where="fl_m, fl_s, fl_c: rounding at the points `merge`, `statistics` and `carried_o` of the recipe. Of normalised "
+        where="fl_m, fl_s, fl_c: rounding at the points `merge`, `statistics` and `carried_o` of the recipe. For normalised "
         "parts c_n = fl_s(e^(lse_n - lse)), and lse takes the place of l.",
     ),
 }

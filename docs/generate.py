@@ -1,6 +1,6 @@
-"""The pages that follow from the code: specification, rules, command line, recipes.
+"""Write the pages made from the code: specification, rules, command line, recipes.
 
-conf.py calls these functions before Sphinx reads the folder. What they write is not stored in git.
+conf.py calls these functions before Sphinx reads the folder. Their output is not stored in git.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from ringspec.spec.rules import RULES, Rule
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 PACKAGE = ROOT / "ringspec"
-ROOMS = ("spec", "problem", "rings")  # what makes up the specification
+ROOMS = ("spec", "problem", "rings")  # the packages of the specification
 
 CODE = re.compile(r"`+([^`]+)`+")
 SPECIAL = re.compile(r"([\\*_|])")
@@ -37,7 +37,7 @@ RULE_ID = re.compile(r"``.+?``|`.+?`|(?<![\w-])(?P<rule>[A-Z]+-\d+)(?![\w-])")
 
 
 def notebooks(executed: str | None) -> None:
-    """Copies of the notebooks, executed ones if there are any, and a list of them for a page."""
+    """Copy the notebooks (executed ones if given) and write their list for a page."""
     source = Path(executed) if executed else ROOT / "notebooks"
     target = DOCS / "learn" / "notebooks"
     shutil.rmtree(target, ignore_errors=True)
@@ -52,7 +52,7 @@ def notebooks(executed: str | None) -> None:
 
 
 def example_report() -> None:
-    """The report of the H200 record as the page that `ringspec check --html` would have made."""
+    """Write the report of the H200 record as a page, like `ringspec check --html`."""
     folder = DOCS / "_extra"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -61,7 +61,7 @@ def example_report() -> None:
 
 
 def specification() -> None:
-    """One page for each file of the specification: its docstrings, then the file itself.
+    """Write one page for each file of the specification: its docstrings, then the file.
 
     spec/index.md lists them in reading order; Sphinx warns about a page that is missing there.
     """
@@ -92,7 +92,7 @@ def heading(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text as reStructuredText shows it, letter by letter; parts in backticks stay code.
+    """Escape text for reStructuredText; parts in backticks stay code.
 
     >>> plain("o_i of `x * y`")
     'o\\\\_i of ``x * y``'
@@ -114,7 +114,7 @@ def table(rows: list[list[str]], widths: str) -> str:
 
 
 def rules_page() -> str:
-    """Each rule: sentence, formula, the code that states it, the tests that hold it, golden cases."""
+    """The page of rules: for each its sentence, formula, code, tests and golden cases."""
     parts = [
         heading("rules.py"),
         ".. automodule:: ringspec.spec.rules\n",
@@ -131,19 +131,19 @@ def rules_page() -> str:
 
 
 FAMILIES = {
-    "MASK": "who sees whom",
-    "FWD": "the forward",
+    "MASK": "visible pairs",
+    "FWD": "the forward pass",
     "DROP": "dropout",
-    "BWD": "the backward",
+    "BWD": "the backward pass",
     "SOFT": "the running softmax",
     "LAYOUT": "layouts",
     "RING": "the ring",
     "NUM": "rounding",
 }
 RULES_INTRODUCTION = """i counts queries, j keys, h query heads, b batches, n the sinks of a
-head; pq and pk are global positions. All tests of a rule, those of parametrised tables among them, are
-run by ``python -m pytest --rule ID``, and all golden cases that show it are listed by ``ringspec vectors
-list --rule ID``. The functions are those whose text names the rule.
+head; pq and pk are global positions. ``python -m pytest --rule ID`` runs all tests of a rule, including
+parametrised ones. ``ringspec vectors list --rule ID`` lists its golden cases. The functions listed under
+"Code" name the rule in their text.
 """
 MOST_CASES = 8
 
@@ -173,7 +173,7 @@ def about_rule(rule: Rule) -> str:
 
 
 def golden_cases(rule: str) -> str:
-    """The first cases as links, and how to see the others."""
+    """Links to the first cases, and the command that lists the others."""
     cases = rule_index.cases_of(rule)
     shown = ", ".join(f":ref:`{id} <{id}>`" for id in cases[:MOST_CASES])
     more = len(cases) - MOST_CASES
@@ -185,7 +185,7 @@ def golden_cases(rule: str) -> str:
 
 
 def reference() -> None:
-    """reference/generated: parts that the pages of reference/ include."""
+    """Write reference/generated: parts that the pages of reference/ include."""
     folder = DOCS / "reference" / "generated"
     folder.mkdir(exist_ok=True)
     (folder / "cli.rst").write_text(command_line(), encoding="utf-8")
@@ -201,7 +201,7 @@ def command_line() -> str:
 
 
 def commands_of(group: click.Group, context: click.Context, path: str) -> list[str]:
-    """Sections of a group's commands, and behind each group those of its own."""
+    """Sections of a group's commands; each group is followed by its own commands."""
     parts = []
     for name, command in sorted(group.commands.items()):
         title = f"{path} {name}"
@@ -224,7 +224,7 @@ def help_of(command: click.Command, context: click.Context) -> str:
 
 
 def recipe_table() -> str:
-    """Rounding points down, recipes across; a blank is float64."""
+    """The table of recipes: a row for each rounding point; a blank is float64."""
     names = list(RECIPES)
     rows = [["rounding point", *(f"``{name}``" for name in names)]]
     for point in (*ROUNDING_POINTS, "merge_order", "tile_q", "tile_k", "p_relative_to"):
@@ -234,7 +234,7 @@ def recipe_table() -> str:
 
 
 def prepare_docstring(app, what, name, obj, options, lines) -> None:
-    """For autodoc: aligned lists become bullet lists, and names of rules become links."""
+    """Hook of autodoc: turn aligned lists into bullet lists, and names of rules into links."""
     result: list[str] = []
     margin = ""  # of the list that this line continues
     in_doctest = False
@@ -258,7 +258,7 @@ def prepare_docstring(app, what, name, obj, options, lines) -> None:
 
 
 def link_to_rule(found: re.Match[str]) -> str:
-    """A link for the name of a rule, and everything else as it is."""
+    """Replace the name of a rule by a link; return any other match unchanged."""
     rule = found["rule"]
     return f":ref:`{rule} <{rule.lower()}>`" if rule in RULE_IDS else found[0]
 
@@ -294,7 +294,7 @@ def mend_back_links(app, pagename, templatename, context, doctree) -> None:
 
 @dataclasses.dataclass
 class Shown:
-    """A default value that appears as this text."""
+    """A default value that is shown as this text."""
 
     text: str
 
@@ -303,7 +303,7 @@ class Shown:
 
 
 def signature_as_written(app, what, name, obj, options, arguments, result):
-    """For autodoc: types as the source writes them, where Sphinx would spell out every alias."""
+    """Hook of autodoc: show types as in the source; Sphinx would expand every alias."""
     if what not in ("class", "function", "method") or arguments is None:
         return None
     signature = inspect.signature(obj)
@@ -321,7 +321,7 @@ def signature_as_written(app, what, name, obj, options, arguments, result):
 
 
 def default_as_written(value):
-    """A default value whose text holds no address: functions are shown by their names."""
+    """Return a default value whose text has no memory address: functions are shown by name."""
     if isinstance(value, tuple):
         return tuple(default_as_written(part) for part in value)
     if callable(value) and value is not inspect.Parameter.empty:
@@ -330,5 +330,5 @@ def default_as_written(value):
 
 
 def as_text(annotation):
-    """An annotation that is printed without quotes."""
+    """Return an annotation that prints without quotes."""
     return Shown(annotation) if isinstance(annotation, str) else annotation

@@ -1,6 +1,6 @@
-"""The pages of known bugs: every mutant, what it does to the attention pattern, and the cases that find it.
+"""Write the pages of known bugs: every mutant, its effect on the attention pattern, and the cases that find it.
 
-conf.py calls :func:`pages` before Sphinx reads the folder. What it writes, pictures among it, is not
+conf.py calls :func:`pages` before Sphinx reads the folder. Its output, including pictures, is not
 stored in git. Pictures come from runs of the mutants (:mod:`bug_runs`), and need matplotlib.
 """
 
@@ -18,12 +18,12 @@ from ringspec.conformance.diagnose.mutants import MODULES, MUTANTS, Mutant
 from ringspec.vectors import open_set
 
 FOLDER = DOCS / "conform" / "generated"
-# Draws one bug into a file and gives the caption; tests put one in its place that draws nothing.
+# Draws one bug into a file and returns the caption; tests substitute one that draws nothing.
 Draw = Callable[[Mutant, Path], str]
 
 
 def pages() -> None:
-    """conform/generated/known_bugs.rst, and bugs/ beside it: a page for each family, and the pictures."""
+    """Write conform/generated/known_bugs.rst, and in bugs/ a page for each family and the pictures."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     (FOLDER / "bugs").mkdir(parents=True)
     (FOLDER / "known_bugs.rst").write_text(known_bugs(), encoding="utf-8")
@@ -33,7 +33,7 @@ def pages() -> None:
 
 
 def drawn(mutant: Mutant, path: Path) -> str:
-    """Runs the mutant and draws what it does."""
+    """Run the mutant, draw its effect, and return the caption."""
     from bug_pictures import draw
     from bug_pictures_words import caption
     from bug_runs import shown
@@ -72,10 +72,9 @@ def known_bugs() -> str:
         ".. _known-bugs:\n",
         heading("Known bugs"),
         f"{len(MUTANTS)} bugs as small mutations of the specification (``ringspec.conformance.diagnose.mutants``), "
-        f"{reported} of them seen in public, with links. Each fails the cases that are named with it, in every "
-        "run of the tests. What all cases, and rules in use elsewhere, make of them stands in "
-        ":doc:`the kill table <../kill_table>`. To look a bug up by the name that a report gives it, "
-        "search this page.\n",
+        f"{reported} of them with links to public reports. The tests confirm that each fails the cases listed "
+        "with it. :doc:`The kill table <../kill_table>` lists which cases and which tolerance rules detect "
+        "each bug. To look up a bug from a report, search this page for its name.\n",
         table(families, "34 66"),
         READING_THE_PICTURES,
         ".. toctree::\n   :hidden:\n",
@@ -88,22 +87,21 @@ def known_bugs() -> str:
 READING_THE_PICTURES = """The pictures
 ------------
 
-Each picture is a run of the bug on a case that catches it, drawn when this page was built.
+Each picture is a run of the bug on a case that detects it, drawn when this page was built.
 
-* **Pairs.** With one-hot values, o is the matrix P of weights itself; with one-hot dy, dv shows the P that the
-  backward uses; with one-hot keys, dq shows dZ, and with one-hot queries dk does. Left what the
-  specification gives for these inputs, right what the bug gives. Blue: seen. A cross: too many, a pair that must
-  not be seen. A dot: missing. A star: not a number, or infinite. A pair of P counts unless its weight is 0, a
-  pair of dZ unless it is rounding.
-* **Factors.** Where the pairs are right and their numbers are not, the right panel shows the number that the
-  bug gives divided by the right one: white is 1, grey is hidden. The left panel shows the size of the right
-  ones (square root of it, so that small ones are seen).
-* **Errors.** Where neither shows the bug, and for all bugs of rounding: the error of each row in units of the
-  bound that the suite allows it, in the recipe in which the case fails.
+* **Pairs.** With one-hot values, o is the weight matrix P; with one-hot dy, dv shows the P of the backward. With
+  one-hot keys, dq shows dZ; with one-hot queries, dk does. The left panel is the specification, the right one
+  the bug. Blue: visible. Cross: visible but should be masked. Dot: missing. Star: NaN or infinite. A pair of P
+  counts unless its weight is 0, a pair of dZ unless it is only rounding.
+* **Factors.** If the pairs are right but their numbers are not, the right panel shows the number with the bug
+  divided by the right one: white is 1, grey is masked. The left panel shows the square root of the right
+  magnitude, so that small ones are visible.
+* **Errors.** For bugs that neither shows, and all bugs of rounding: the error of each row in units of its bound,
+  in the recipe in which the case fails.
 
-Numbers beside the rows and above the columns are workers: whose token it is. Pairs and factors are computed
-in float64, so that no rounding is in them; P includes the factors of dropout, dZ includes the scale. Where
-query heads share keys, dv and dk show the sum over the group. Of all heads the one that differs most is drawn.
+The numbers beside the rows and above the columns are the workers that own the tokens. Pairs and factors are
+computed in float64, without the recipe's rounding. P includes the factors of dropout, dZ the scale. If query heads share
+keys, dv and dk show the sum over the group. The head that differs most is drawn.
 """
 
 
@@ -112,8 +110,7 @@ def family_page(module: ModuleType, draw: Draw) -> str:
     parts = [
         f".. _bugs-{name}:\n",
         heading(f"Known bugs: {name}"),
-        f"{plain(what_of(module))} How to read the pictures stands on :ref:`the page of all bugs "
-        "<known-bugs>`.\n",
+        f"{plain(what_of(module))} :ref:`The page of all bugs <known-bugs>` explains the pictures.\n",
         " · ".join(bug_link(mutant) for mutant in module.BUGS) + "\n",
         *[about(mutant, draw) for mutant in module.BUGS],
     ]
@@ -121,7 +118,7 @@ def family_page(module: ModuleType, draw: Draw) -> str:
 
 
 def about(mutant: Mutant, draw: Draw) -> str:
-    """One bug: title, what it is, its picture, where it was seen, which case finds it."""
+    """The section of one bug: title, explanation, picture, public reports, cases that find it."""
     caption = draw(mutant, FOLDER / "bugs" / f"{mutant.id}.png")
     title = mutant.id
     return "\n".join(
@@ -136,7 +133,7 @@ def about(mutant: Mutant, draw: Draw) -> str:
             f"   {plain(caption)}",
             "",
             *also(mutant),
-            f"Seen: {', '.join(map(report_link, mutant.links)) or 'no public report is known'}.\n",
+            f"Reported in: {', '.join(map(report_link, mutant.links)) or 'no known public report'}.\n",
             "Found by:\n",
             *[f"* in {recipe}: {case_link(id)}" for recipe, id in mutant.kills.items()],
             *[f"* not in {recipe}: {plain(why)}" for recipe, why in mutant.unseen.items()],
@@ -146,10 +143,14 @@ def about(mutant: Mutant, draw: Draw) -> str:
 
 
 def also(mutant: Mutant) -> list[str]:
-    """Other forms in which a diagnosis looks for the bug."""
+    """Other forms of the bug that a diagnosis tries."""
     if not mutant.guises:
         return []
-    return ["It is also looked for as:\n", *[f"* {plain(g.words)}" for g in mutant.guises], ""]
+    return [
+        "A diagnosis also tries these forms:\n",
+        *[f"* {plain(g.words)}" for g in mutant.guises],
+        "",
+    ]
 
 
 def report_link(address: str) -> str:
@@ -157,7 +158,7 @@ def report_link(address: str) -> str:
 
 
 def case_link(id: str) -> str:
-    """A golden case leads to its line in the list of all cases."""
+    """A link from a golden case to its line in the list of all cases."""
     return link(id, id) if id in golden() else f"``{id}``"
 
 

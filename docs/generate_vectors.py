@@ -1,6 +1,6 @@
-"""The pages on golden vectors and exact truth that follow from the code: cases, flags, files.
+"""Write the pages on golden vectors and exact truth that are made from the code: cases, flags, files.
 
-conf.py calls :func:`pages` before Sphinx reads the folder. What it writes is not stored in git.
+conf.py calls :func:`pages` before Sphinx reads the folder. Its output is not stored in git.
 """
 
 import re
@@ -15,18 +15,18 @@ EXACT = ROOT / "ringspec" / "exact"
 THEMES = {
     "attention": "Dense attention: masks, features, shapes, formats.",
     "ring": "Rings: layouts, circulations, directions, and the features in them.",
-    "block": "One block, its backward with lse and delta of the whole rows.",
+    "block": "One block; its backward takes lse and delta of the whole rows.",
     "merge": "Merging normalised partial results.",
-    "schedule": "Who computes with whose block, and who sends to whom.",
-    "adversarial": "Inputs at which usual shortcuts break.",
-    "number": "Where correct rounding is hard: ties, subnormal numbers, overflow.",
-    "kernel-shape": "128 or 256 tokens a worker; sampled rows are stored.",
-    "kernel": "128 or 256 tokens a worker; digests are stored.",
+    "schedule": "The block that each worker computes with, and the worker that it sends to.",
+    "adversarial": "Inputs for which common shortcuts fail.",
+    "number": "Hard cases of correct rounding: ties, subnormal numbers, overflow.",
+    "kernel-shape": "128 or 256 tokens per worker; sampled rows are stored.",
+    "kernel": "128 or 256 tokens per worker; digests are stored.",
 }
 
 
 def pages() -> None:
-    """vectors/generated: all cases, all flags, and one page for each file of ringspec/exact."""
+    """Write vectors/generated: all cases, all flags, and one page for each file of ringspec/exact."""
     folder = DOCS / "vectors" / "generated"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -37,7 +37,7 @@ def pages() -> None:
 
 
 def exact_page(module: str) -> str:
-    """The file as it is: its argument is set in formulas that reStructuredText would break."""
+    """The page of one file, as source: reStructuredText would break its formulas."""
     return f"""{heading(f"{module}.py")}
 .. py:module:: ringspec.exact.{module}
 
@@ -61,9 +61,9 @@ def section(title: str) -> str:
 def cases_page() -> str:
     parts = [
         heading("All cases"),
-        "Each case is made for one reason, shows rules of the "
-        ":doc:`specification <../../spec/generated/rules>`, and would find the "
-        ":doc:`bugs <flags>` whose flags it has.\n",
+        "Each case exists for one reason. The table gives the reason, the "
+        ":doc:`rules <../../spec/generated/rules>` that the case covers, and flags: the "
+        ":doc:`bugs <flags>` that it detects.\n",
     ]
     for name, version in SET_VERSIONS.items():
         cases = catalogue(name)
@@ -89,10 +89,10 @@ def flags_page() -> str:
     parts = [
         heading("All flags"),
         "A flag is a class of bugs that real implementations had, or that the definition makes "
-        "easy. A case with the flag would find it. Behind a report stands how sure it is: a fix was "
-        "merged (fixed), the maintainers agreed (agreed), it was read in the public source (code), "
-        "it was reported with an analysis or a reproduction (reported), or said in a review of code "
-        "(review). A flag without a report is of no known public bug.\n",
+        "likely. A case with the flag detects it. The word after a report says how certain it is: a fix was "
+        "merged (fixed), the maintainers agreed (agreed), the public source shows it (code), "
+        "it was reported with an analysis or a reproduction (reported), or stated in a code review "
+        "(review). For a flag without reports, no public bug is known.\n",
     ]
     for flag in FLAGS.values():
         found = [link(case.id, case.id) for case in cases if flag.name in case.flags]
@@ -109,7 +109,7 @@ def flags_page() -> str:
 
 
 def report_name(address: str) -> str:
-    """Owner, repository and number of an issue, or what else an address leads to.
+    """Owner, repository and number of an issue, or the path of another address.
 
     >>> report_name("https://github.com/some-one/a-kernel/issues/14")
     'some-one/a-kernel 14'
