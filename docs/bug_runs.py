@@ -1,12 +1,12 @@
-"""What a known bug does, read from runs of it: a pattern, weights, or errors in units of their bounds.
+"""Run known bugs and read their effect: a pattern, weights, or errors in units of their bounds.
 
 The attention pattern is read as the probes read it: one-hot values write the weight of each key into o,
 one-hot dy those of the backward into dv, one-hot keys write dZ into dq, one-hot queries into dk. The
-inputs are otherwise those of the case that catches the bug, and the arithmetic is float64, so that
-what differs from the specification's own run is the bug and not rounding.
+other inputs are those of the case that detects the bug. The arithmetic is float64, so that every
+difference from the specification's run is due to the bug, not to rounding.
 
-Where none of the four readings differs, the case itself is run in the recipe in which it fails, and the
-error of each row is taken in units of its bound, as the conformance suite does.
+If none of the four readings differs, the case itself is run in the recipe in which it fails, and the
+error of each row is divided by its bound, as in the conformance suite.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Pattern:
-    """One head of one reading: which pairs should be seen, and which are; NaN in ``got`` stays NaN.
+    """One head of one reading: pairs that should be visible, and pairs that are; NaN in ``got`` stays NaN.
 
     ``expected`` and ``got`` [queries, keys] are weights or dZ; ``workers_q``, ``workers_k`` say
     whose token each row and column is; ``origin`` is the first query and key of a cut.
@@ -85,7 +85,7 @@ class RowErrors:
 
 @dataclass(frozen=True)
 class WorstErrors:
-    """Of a probe: the largest error of each tensor, in units of its bound."""
+    """The largest error of each tensor of a probe, in units of its bound."""
 
     case: str
     recipe: str
@@ -95,7 +95,7 @@ class WorstErrors:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Of a noise case: root mean square of error / predicted noise by tensor, and the first alarm."""
+    """Root mean square of error / predicted noise by tensor of a noise case, and the first alarm."""
 
     case: str
     recipe: str
@@ -106,10 +106,10 @@ class Ratios:
 
 
 def shown(mutant: Mutant) -> Pattern | RowErrors | WorstErrors | Ratios:
-    """What is drawn of a bug: the first reading with other pairs, else other weights, else errors.
+    """Choose the picture of a bug: the first reading with other pairs, else other weights, else errors.
 
-    A bug of rounding is drawn by its errors. dq and dk come behind the weights of o and dv unless they
-    show a pair that is hidden: dZ may also vanish at a visible pair, where its terms cancel.
+    A bug of rounding is drawn by its errors. dq and dk come after the weights of o and dv unless they
+    show a masked pair: dZ may also vanish at a visible pair, where its terms cancel.
     """
     recipe, id = case_to_show(mutant)
     if id not in core().ids:
@@ -134,7 +134,7 @@ def core() -> VectorSet:
 
 
 def case_to_show(mutant: Mutant) -> tuple[str, str]:
-    """Recipe and id of the golden case that catches it, else of a probe or a noise case."""
+    """Recipe and id of the golden case that detects the bug, else of a probe or a noise case."""
     golden = [(r, id) for r, id in mutant.kills.items() if id in core().ids]
     return (golden or list(mutant.kills.items()))[0]
 
@@ -234,7 +234,7 @@ def pairs_of(pattern: Pattern) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def other_pairs(pattern: Pattern, id: str) -> bool:
-    """Whether the picture is one of pairs: another pair, or NaN; of dZ one that is hidden, or many."""
+    """True if the picture shows pairs: another pair or NaN; for dZ, a masked pair or many pairs."""
     expected, got = pairs_of(pattern)
     differs = expected != got
     if pattern.tensor in ("dq", "dk"):
@@ -253,14 +253,14 @@ def shifted(pattern: Pattern) -> tuple[slice, slice]:
 
 
 def factors(pattern: Pattern) -> NDArray[np.float64]:
-    """got / expected at the pairs that should be seen, NaN elsewhere."""
+    """got / expected at the pairs that should be visible, NaN elsewhere."""
     seen, _ = pairs_of(pattern)
     with np.errstate(all="ignore"):
         return np.where(seen, pattern.got / np.where(seen, pattern.expected, 1.0), np.nan)
 
 
 def largest_factor(pattern: Pattern) -> float:
-    """The largest factor by which a number is off, either way; a changed sign is infinitely far."""
+    """The largest factor by which a number is off, up or down; infinite for a changed sign."""
     with np.errstate(all="ignore"):
         ratio = factors(pattern)
         far = np.where(ratio > 0, np.maximum(ratio, 1 / ratio), np.inf)
@@ -311,7 +311,7 @@ def as_run_case(id: str) -> RunCase:
 
 
 def row_errors(mutant: Mutant, recipe: str, id: str) -> RowErrors:
-    """The case that catches it, run in its recipe, as the suite judges it."""
+    """Run the case that detects the bug in its recipe, and judge it as the suite does."""
     target = MutantTarget(mutant, recipe)
     case, tensors, claims = core().case(id), core().tensors(id), target.capabilities
     [call] = as_run_case(id).make(claims)
@@ -377,7 +377,7 @@ def flat_errors(
 
 
 def of_probe(mutant: Mutant, recipe: str, id: str) -> WorstErrors | Ratios:
-    """A bug that no golden case catches: what the probe, or the noise case, says."""
+    """The result of a probe or a noise case, for a bug that no golden case detects."""
     run = next(one for one in (*probe_cases(), *noise_cases()) if one.id == id)
     target = MutantTarget(mutant, recipe)
     calls = list(run.make(target.capabilities))

@@ -1,9 +1,8 @@
-"""Follows every link of the built documentation, without a network: ``python docs/check_links.py FOLDER``.
+"""Check every link of the built documentation, without a network: ``python docs/check_links.py FOLDER``.
 
-A link to a page, a file or an anchor of the folder must lead there. Of a link to elsewhere only the form
-is checked: https, no blank, no word that stands for a name to be filled in, and a host of
-:data:`HOSTS`, so that a mistyped one is seen. Prints each bad link with the page that has it, and ends
-with 1 if there is any.
+The target of a link to a page, a file or an anchor of the folder must exist. Of other links only the form
+is checked: https, no blank, no placeholder, and a host of :data:`HOSTS`, to detect mistyped hosts. Prints
+each bad link with its page, and exits with 1 if there is any.
 """
 
 import re

@@ -1,11 +1,11 @@
 """The rules of the specification as formulas, for the page that lists them.
 
-Each rule of :mod:`ringspec.spec.rules` has a :class:`Formula`: one or several lines of LaTeX, and words that
-say what its symbols are; or, where a formula would say no more than the sentence, words alone. The
-functions beside each rule on the page are what counts where the two differ.
+Each rule of :mod:`ringspec.spec.rules` has a :class:`Formula`: lines of LaTeX with an explanation of the
+symbols; or only words, if a formula would say no more than the sentence. If a formula and the functions
+listed with the rule differ, the functions are right.
 
-Symbols that all share: i a query, j a key, h a query head, b a batch, n a sink of a head; W workers;
-logarithms are natural. LaTeX is kept to what matplotlib's mathtext reads, by which a test parses it.
+Common symbols: i a query, j a key, h a query head, b a batch, n a sink of a head; W workers;
+logarithms are natural. The LaTeX is limited to matplotlib's mathtext, with which a test parses it.
 """
 
 from dataclasses import dataclass

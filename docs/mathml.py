@@ -11,7 +11,7 @@ from docutils import nodes
 
 
 def converted(latex: str, display: str) -> str:
-    """LaTeX as a MathML element. ValueError for a command that the converter leaves as it is."""
+    """LaTeX as a MathML element. Raises ValueError for a command that the converter does not convert."""
     # A browser fits delimiters to what is between them.
     sized = re.sub(r"\\[bB]igg?[lrm]?(?![A-Za-z])", "", latex)
     markup = latex2mathml.converter.convert(sized, display=display)

@@ -62,7 +62,7 @@ def shown_between(name: str, first: float, last: float, after: float) -> str:
 
 
 def travel(owner: int, visitors: list[tuple[int | None, ...]]) -> str:
-    """The way of the keys and values of one owner: at the worker that uses them, then over to the next one."""
+    """The path of the keys and values of one owner: at the worker that uses them, then to the next one."""
     steps = len(visitors)
     whole = steps + 1
     x0, y0 = CORNERS[owner]
@@ -76,7 +76,7 @@ def travel(owner: int, visitors: list[tuple[int | None, ...]]) -> str:
 
 
 def chip(x: float, y: float, owner: int, words: str, extra: str = "") -> str:
-    """A small coloured box with the letters of what it holds and its owner's number."""
+    """A small coloured box with the names of its arrays and the number of their owner."""
     colour, ink = COLOURS[owner], ink_on(owner)
     return (
         f'<g {extra}><rect x="{x}" y="{y}" width="70" height="26" rx="5" fill="{colour}"/>'
@@ -85,7 +85,7 @@ def chip(x: float, y: float, owner: int, words: str, extra: str = "") -> str:
 
 
 def worker(r: int) -> str:
-    """The box of one worker, with its queries, which stay, and the place for a visitor."""
+    """The box of one worker, with its queries, which stay, and the place for a visiting block."""
     (x, y), (width, height) = CORNERS[r], BOX
     return (
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="#f5f6f8" '
@@ -180,7 +180,7 @@ def said(run: Run) -> str:
 
 
 def animations(run: Run) -> str:
-    """The whole style sheet: what is shown when, and which way the blocks go."""
+    """The whole style sheet: the times at which parts are shown, and the paths of the blocks."""
     visitors = [step.uses for step in run.schedule.steps]
     steps, whole = len(visitors), len(visitors) + 1
     play, rules = f"{SECONDS * whole:g}s linear infinite", ""

@@ -1,4 +1,4 @@
-"""Where each rule is stated, which tests hold it and which golden cases show it, read from the sources.
+"""Find in the sources where each rule is stated, which tests check it and which golden cases cover it.
 
 Nothing is imported to find a test: marks are read from the syntax tree of each file below tests/. A mark
 whose rules are computed (the cases of the oracle) is not seen here; ``pytest --rule ID`` selects it too.
@@ -146,7 +146,7 @@ def strings_of(node: ast.expr, constants: dict[str, ast.expr]) -> set[str]:
 
 
 def cases_of(rule: str) -> list[str]:
-    """Golden cases of the core set that show the rule, in their order."""
+    """Golden cases of the core set that cover the rule, in their order."""
     return [id for id, rules in rules_of_cases().items() if rule in rules]
 
 

@@ -1,4 +1,4 @@
-"""The verdict tables: what the shipped targets' reports say of public implementations.
+"""Make the verdict tables from the reports of the bundled targets on public implementations.
 
     python docs/verdicts.py REPORT.jsonl ...
 
@@ -80,7 +80,7 @@ def row_of(report: Report) -> dict:
 
 
 def failed_in(report: Report) -> dict[str, int]:
-    """Results by how many cases found them wrong, over all cases that were not passed."""
+    """Tensors by the number of cases in which they are wrong, over all cases that did not pass."""
     wrong: dict[str, int] = {}
     for record in report.records:
         names = {one.tensor for one in record.findings if one.kind != "ok"}
@@ -139,7 +139,7 @@ def wrong(row: dict) -> str:
         parts.append(", ".join(row["failed_in"]) + " wrong")
     found = row["diagnosis"]
     if found and found["id"]:
-        # A report to another project, which had the same bug, is none of this one.
+        # A report to another project with the same bug does not belong here.
         own = re.escape(row["link"]) + "/(issues|pull|commit)/"
         reports = [link for link in found["links"] if re.match(own, link)]
         where = f" ([report]({reports[0]}))" if reports else ""

@@ -18,7 +18,7 @@ ROWS, KEYS = 128, 512  # of a query tile, and of a key tile
 HIDDEN, FLOOR = (
     -1e30,
     -1e29,
-)  # a hidden score; the least row maximum, so that exp(HIDDEN - FLOOR) = 0
+)  # a masked score; the least row maximum, so that exp(HIDDEN - FLOOR) = 0
 
 
 @nki.jit
@@ -65,7 +65,7 @@ def on_chip(x):
 
 
 def two_buffers(name, x):
-    """What this rank computes with, and what comes in meanwhile."""
+    """Two buffers: the block in use, and the block that arrives meanwhile."""
     form = {"shape": x.shape, "dtype": x.dtype, "buffer": nl.private_hbm}
     pair = [nl.ndarray(name=name + end, **form) for end in ("_even", "_odd")]
     nisa.dma_copy(dst=pair[0], src=x)
@@ -89,7 +89,7 @@ def scores(rows, keys, scale):
 
 
 def hide(s, own, positions):
-    """HIDDEN is added where the key's position is behind the query's."""
+    """Add HIDDEN where the key's position is later than the query's."""
     n = s.shape[1]
     hidden = tile(n)
     nisa.dma_copy(dst=hidden, src=positions.ap(pattern=[[0, ROWS], [1, n]], offset=0))
@@ -100,7 +100,7 @@ def hide(s, own, positions):
 
 
 def absorb(state, s, values):
-    """The state over these keys too: m, then p = exp(s - m), l and o."""
+    """Update the state by these keys: m, then p = exp(s - m), l and o."""
     m, l, o = state
     new, minus, shrink, sums = tile(1), tile(1), tile(1), tile(1)
     nisa.tensor_reduce(dst=new, op=nl.maximum, data=s, axis=1, keepdims=True)
@@ -135,7 +135,7 @@ def finish(state, o, lse):
 
 
 def of_all_ranks(q, k, v, scale, position_q, position_k, causal=False):
-    """Lists with one array a worker, laid out as the kernel wants them, and its results back."""
+    """Convert lists with one array per worker to the kernel's layout, run it, and convert its results."""
     given = [
         {
             "q": columns(q[r]),

@@ -12,7 +12,7 @@ from ringspec.conformance.target import Capabilities
 
 
 def rotated(x, group, call):
-    """The block of the rank before; in the backward its gradient goes the other way."""
+    """The block of the previous rank; in the backward, its gradient goes the other way."""
     import torch
     from torch.distributed.nn.functional import all_to_all_single
 

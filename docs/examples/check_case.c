@@ -5,13 +5,13 @@
  *   check_case CASE_DIR TENSOR FILE.bin [--ulps N]      compare FILE.bin with one of them
  *
  * FILE.bin: your array as little-endian elements in C order, of TENSOR's dtype and shape.
- * Exit status: 0 all bytes are equal (with --ulps N: no element further than N steps), 1 not so,
+ * Exit status: 0 all bytes are equal (with --ulps N: no element differs by more than N steps), 1 if not,
  * 2 bad input.
  *
  * CASE_DIR/tensors.safetensors is the length of a header (8 bytes, little endian), the header
  *   {"out.o.bfloat16":{"dtype":"BF16","shape":[1,2,16,4],"data_offsets":[0,256]}, ...}
- * with blanks behind it, and the data, in which the offsets count.  In a golden case the keys have
- * this order and the tensors follow each other without gap.  Anything else is refused here.
+ * padded with blanks, and the data, to which the offsets refer.  In a golden case the keys have this
+ * order and the tensors follow each other without gaps.  Anything else is refused here.
  */
 #include <math.h> /* NAN, INFINITY, fabs; no function of libm */
 #include <stdint.h>
@@ -34,7 +34,7 @@ struct tensor {
 };
 static struct tensor tensors[MAX_TENSORS];
 static int n_tensors;
-static const char *at; /* where the header is read; a 0 behind it ends every loop */
+static const char *at; /* position in the header; a 0 after the header ends every loop */
 
 static void fail(const char *where, const char *what) {
     fprintf(stderr, "check_case: %s: %s\n", where, what);
@@ -137,7 +137,7 @@ static uint64_t magnitude(const struct format *f, uint64_t bits) { /* without th
     return bits & ~((uint64_t)1 << (8 * f->size - 1));
 }
 
-/* Infinity, NaN, integer: what is right or wrong, but never nearly right. */
+/* Infinity, NaN, integer: right or wrong, never nearly right. */
 static int is_odd(const struct format *f, uint64_t bits) {
     uint64_t all = magnitude(f, ~(uint64_t)0 >> (64 - 8 * f->size));
     return !f->fraction_bits || magnitude(f, bits) >= all >> f->fraction_bits << f->fraction_bits;

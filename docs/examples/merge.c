@@ -1,4 +1,4 @@
-/* The merge of partial results, in float32, behind the protocol of cmd: (docs/conform/protocol.md).
+/* The merge of partial results, in float32, for the protocol of cmd: (docs/conform/protocol.md).
  * C99, for a little-endian machine.  A sketch: a real program reads JSON with a JSON library.
  *
  *   cc -std=c99 -O2 -o merge merge.c -lm
@@ -13,12 +13,12 @@
 enum { MAX_LINE = 1 << 20, MAX_RANK = 8 };
 struct tensor { long shape[MAX_RANK], rank; const float *data; };
 
-static void stop(const char *what) { /* the reason goes to the log, and the status says: a crash */
+static void stop(const char *what) { /* the reason goes to the log; the status is a failure */
     fprintf(stderr, "merge: %s\n", what);
     exit(1);
 }
 
-static char *file(const char *path) { /* whole, with a 0 behind it */
+static char *file(const char *path) { /* the whole file, followed by a 0 */
     FILE *in = fopen(path, "rb");
     if (!in || fseek(in, 0, SEEK_END)) stop("no such file");
     long length = ftell(in);
@@ -100,7 +100,7 @@ int main(void) {
             merge(inputs, result);
             puts("{\"kind\":\"result\"}");
         }
-        fflush(stdout); /* or the harness waits for ever */
+        fflush(stdout); /* or the harness waits forever */
     }
     return 0;
 }

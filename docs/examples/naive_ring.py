@@ -1,4 +1,4 @@
-"""Ring attention, naively, behind the protocol of cmd: (docs/conform/protocol.md). Needs NumPy 2."""
+"""A simple ring attention for the protocol of cmd: (docs/conform/protocol.md). Needs NumPy 2."""
 
 import json
 import sys
@@ -43,7 +43,7 @@ def ring(x, scale, causal=False):
             new = np.maximum(m, s.max(axis=4, keepdims=True))
             old, p, m = np.exp(m - new), np.exp(s - new), new
             l, o = l * old + p.sum(axis=4, keepdims=True), o * old + p @ v
-        else:  # and once more for the backward pass; dk and dv travel along and come home
+        else:  # and again for the backward pass; dk and dv travel along, back to their owner
             p = np.exp(s - m) / l
             ds = scale * p * (dy @ v.mT - (dy * o / l).sum(axis=4, keepdims=True))
             dq, dk, dv = dq + ds @ k, dk + ds.mT @ q, dv + p.mT @ dy

@@ -15,7 +15,7 @@ def next_worker(x):
 
 
 def ring_attention(q, k, v, scale, position_q, position_k, formats, dy=None, causal=False):
-    """o and lse, and with dy also dq, dk, dv: lists with one array a worker, all arithmetic in float32."""
+    """o and lse, and with dy also dq, dk, dv: lists with one array per worker, all arithmetic in float32."""
     workers = range(len(q))
     q, k, v = ([x.astype(np.float32) for x in given] for given in (q, k, v))
 
@@ -48,7 +48,7 @@ def ring_attention(q, k, v, scale, position_q, position_k, formats, dy=None, cau
             dk[r] = dk[r] + ds.swapaxes(2, 3) @ q[r]
             dv[r] = dv[r] + p.swapaxes(2, 3) @ dy[r]
         k, v, position_k = next_worker(k), next_worker(v), next_worker(position_k)
-        if step < len(q) - 1:  # the mistake: the last hop would bring dk and dv home
+        if step < len(q) - 1:  # the mistake: the last hop would return dk and dv
             dk, dv = next_worker(dk), next_worker(dv)
     gradients = {"dq": dq, "dk": dk, "dv": dv}
     return out | {n: [x.astype(formats["outputs"]) for x in g] for n, g in gradients.items()}
