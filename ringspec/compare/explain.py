@@ -26,8 +26,8 @@ AXES = {
 }
 WHAT_FAILED = {
     "NaN": "with NaN or beyond their bound; first NaN",
-    "-inf where finite is due": "wrong; -inf where a finite number is due",
-    "finite where -inf is due": "wrong; a finite number where -inf is due",
+    "-inf where finite is due": "wrong; -inf where a finite number is expected",
+    "finite where -inf is due": "wrong; a finite number where -inf is expected",
     "infinite": "wrong; infinite where it must not be",
     "not zero": "wrong; not zero where nothing contributes, worst",
     "beyond bound": "beyond their bound; worst",
@@ -59,11 +59,14 @@ def explain(verdict: TensorVerdict) -> str:
 
 
 def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
-    """The failing ones of ``verdicts``, a line for each tensor of a worker, at most ``most`` and then how many more; '' if all pass."""
+    """The failures among ``verdicts``, one line for each tensor and worker; '' if all pass.
+
+    After ``most`` lines, one line says how many more there are.
+    """
     failing = grouped(v for v in verdicts if v.kind != "ok")
     lines = [told(group) for group in failing[:most]]
     if len(failing) > most:
-        lines.append(f"and {len(failing) - most} more tensors of workers")
+        lines.append(f"and {len(failing) - most} more results, one for each tensor and worker")
     return "\n".join(lines)
 
 

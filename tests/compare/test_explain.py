@@ -27,8 +27,8 @@ def test_a_mismatch_is_one_sentence_with_worker_rows_place_values_and_size():
     [
         ("NaN", "with NaN or beyond their bound; first NaN at batch 0"),
         ("infinite", "wrong; infinite where it must not be at batch 0"),
-        ("finite where -inf is due", "a finite number where -inf is due at batch 0"),
-        ("-inf where finite is due", "-inf where a finite number is due at batch 0"),
+        ("finite where -inf is due", "a finite number where -inf is expected at batch 0"),
+        ("-inf where finite is due", "-inf where a finite number is expected at batch 0"),
         ("not zero", "not zero where nothing contributes, worst at batch 0"),
         ("beyond bound", "beyond their bound; worst at batch 0"),
     ],
@@ -76,7 +76,7 @@ def test_many_failures_are_cut_short_and_counted():
     one = verdict("beyond bound")
     wrong = [dataclasses.replace(one, worker=n) for n in range(11)] + [TensorVerdict("o", 0, "ok")]
     lines = explain_all(wrong, most=3).splitlines()
-    assert len(lines) == 4 and lines[-1] == "and 8 more tensors of workers"
+    assert len(lines) == 4 and lines[-1] == "and 8 more results, one for each tensor and worker"
     assert explain_all([TensorVerdict("o", 0, "ok")]) == ""
     assert len(explain_all(wrong[:2]).splitlines()) == 2
 

@@ -63,7 +63,7 @@ def records(target_case="ring/zigzag-causal-w4"):
             "probes/pattern-zigzag-w4",
             "mismatch",
             needs(passes=["forward"]),
-            message="Query 8 (worker 1, slot 2) counts the hidden key 9 of worker 1.",
+            message="Query 8 (worker 1, slot 2) attends to the hidden key 9 of worker 1.",
             findings=findings(
                 [Finding("o", 1, "beyond bound", 3.5, (0, 0, 2, 1), 1.0, 0.0, 4, 24)]
             ),

@@ -108,7 +108,7 @@ def test_a_factor_is_not_told_as_a_block_where_the_block_is_all_of_the_result(fa
     noise = predict(question.attention, "bf16", geometry)
     got = {"dq": question.truth["dq"] * factor}
     lines = [line for line in localise(question, geometry, got, noise.sd) if words in line]
-    also = {2.0: ", or a factor 1/2 is missing", 0.0: ", or all of it is missing"}[factor]
+    also = {2.0: ", or a factor 1/2 is missing", 0.0: ", or the whole result is missing"}[factor]
     assert any(f"{words} dq of worker 0{also}" in line for line in lines)
     assert all(also in line for line in lines)
 
@@ -182,7 +182,7 @@ def test_a_known_bug_is_named_in_another_form_and_the_form_is_told(cases, id, n,
     assert found["id"] == id, found
     if n is not None:
         assert MUTANTS[id].guises[n].words in found["forms"][id]
-    assert f"in this form: {found['forms'][id]}" in found["text"]
+    assert f"in this variant: {found['forms'][id]}" in found["text"]
 
 
 def test_what_is_spoilt_is_alike_but_an_empty_row_is_not():
@@ -207,7 +207,7 @@ def test_rounding_is_named_by_its_errors_whatever_the_order_of_the_merge():
             assert found.right.distance == 1 and found.named.distance < 0.5
             assert "it explains" in found.how_sure()
         else:
-            assert "the right program fits within noise" in found.lines()[0]
+            assert "without a bug they differ by rounding only" in found.lines()[0]
 
 
 def diagnosed_record(case, id, *alike, **more):
@@ -268,7 +268,7 @@ def test_a_mutant_that_raises_is_left_out_and_noted(cases, monkeypatch):
     target = MutantTarget(MUTANTS["stale-keys"], "bf16")
     record = run_case(target, cases["ring/zigzag-causal-w4"], Diagnoser())
     assert record.diagnosis["id"] == "stale-keys"
-    told = "not compared, by a fault of ringspec: dkv-not-home (IndexError: a fault of the mutant)"
+    told = "not compared, because of an error in ringspec: dkv-not-home (IndexError: a fault of the mutant)"
     assert told in record.diagnosis["text"]
     assert read_record(case_line(record), "a line").diagnosis["text"] == record.diagnosis["text"]
 
@@ -282,7 +282,9 @@ def test_a_diagnosis_that_fails_is_noted_and_the_run_goes_on(cases, monkeypatch)
     found = run(MutantTarget(MUTANTS["stale-keys"], "bf16"), chosen, diagnose=Diagnoser())
     assert [record.outcome for record in found.records] == ["mismatch"] * 2
     for record in found.records:
-        assert "the diagnosis itself failed (IndexError" in record.diagnosis["text"]
+        assert (
+            "the diagnosis failed by an error in ringspec (IndexError" in record.diagnosis["text"]
+        )
     assert most_likely(found.records)["id"] is None
 
 
@@ -344,11 +346,11 @@ def test_of_two_names_for_the_same_numbers_the_one_that_supposes_no_mask_is_pref
 
 
 def test_base_2_weights_of_o_are_named_where_lse_is_hidden(cases):
-    """o alone is merged with base-2 lse; the backward is right."""
+    """Only o is merged with base-2 lse; the backward is right."""
 
     class Weights(OnlyWhere):
         def run(self, call):
-            forward = [one for one in MUTANTS["log2-lse"].guises if one.words.startswith("o alone")]
+            forward = [one for one in MUTANTS["log2-lse"].guises if one.words.startswith("only o")]
             results = run_mutant(
                 forward[0], call, base_recipe(self.capabilities.recipe, "bfloat16")
             )
@@ -360,7 +362,7 @@ def test_base_2_weights_of_o_are_named_where_lse_is_hidden(cases):
     target = Weights("log2-lse", None, lse="hidden")
     record = run_case(target, cases["ring/contiguous-causal-w4"], Diagnoser())
     assert record.diagnosis["id"] == "log2-lse"
-    assert "o alone" in record.diagnosis["forms"]["log2-lse"]
+    assert "only o" in record.diagnosis["forms"]["log2-lse"]
 
 
 def test_bugs_of_the_independent_ring_are_mapped_to_known_bugs():

@@ -76,7 +76,7 @@ def test_float64_is_computed_in_64_bits_and_float32_in_32(target_of):
     [
         ("raises", "error", "no such kernel"),
         ("leaves", "exit", "exit status 3"),
-        ("without_lse", "missing", "lse of worker 0 did not come"),
+        ("without_lse", "missing", "lse of worker 0 is missing"),
     ],
 )
 def test_a_wrong_function_is_named_as_what_it_is(target_of, name, outcome, words):

@@ -349,7 +349,7 @@ def test_each_fault_of_the_other_machine_is_named_as_exactly_that(folder, fault)
     spoilt(folder, fault)
     record = outcome(folder)
     if fault in ("segfault", "hang"):
-        assert record.outcome == "missing" and "o of worker 0 did not come" in record.message
+        assert record.outcome == "missing" and "o of worker 0 is missing" in record.message
     elif fault == "print":  # what it printed there has not come here
         assert record.outcome == "pass"
     else:

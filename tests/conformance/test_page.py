@@ -83,7 +83,7 @@ def test_the_page_says_once_which_values_were_compared(truth):
 def test_the_top_of_the_page_names_the_bug_before_the_failures():
     outline = Outline(page_of(diagnosed_records()))
     top = outline.text[: outline.text.index("Failures (")]
-    said = f"Diagnosis: {STALE['title']} [stale-keys], in 2 of the 2 failures that were diagnosed"
+    said = f"Diagnosis: {STALE['title']} [stale-keys], in 2 of the 2 diagnosed failures"
     assert said in top and LINK in top
     assert top.index("passed 1 of 5") < top.index(said)
     assert LINK in {attributes.get("href") for _, attributes in outline.elements}

@@ -48,21 +48,21 @@ def test_the_reference_passes_the_probes(recipe, stride):
 WRONG = [
     # (ask, answer, id, what the message must say)
     (wrong.sees_next_key, None, "probe/pattern/causal-contiguous-w1-f32",
-     "o shows another attention pattern in 47 of 48 rows, of worker 0. Query 0 .* hidden key 1"),
+     "o shows a wrong attention pattern in 47 of 48 rows, on worker 0. Query 0 .* hidden key 1"),
     (wrong.sees_next_key, None, "probe/gradient-pattern/causal-zigzag-w4-bf16", "dv shows another"),
     (wrong.sees_next_key, None, "probe/pattern/block-causal-bf16", "o shows another"),
     (wrong.sees_next_key, None, "probe/hidden-keys/causal-contiguous-w2-f32",
      r"keys and values 30-47 changed, o of token 29 \(worker 1\)"),
     (wrong.sees_next_key, None, "probe/hidden-queries/causal-striped-w3-f32", "dy of queries 0-29"),
     (wrong.local_indices, None, "probe/pattern/causal-contiguous-w2-bf16",
-     "of workers 0, 1. Query 0 .* counts the hidden key 24 of worker 1"),
-    (wrong.local_indices, None, "probe/pattern/causal-striped-w3-f32", "another attention pattern"),
+     "of workers 0, 1. Query 0 .* attends to the hidden key 24 of worker 1"),
+    (wrong.local_indices, None, "probe/pattern/causal-striped-w3-f32", "a wrong attention pattern"),
     (wrong.window_per_block, None, "probe/pattern/window-contiguous-w4-bf16",
      "(counts|misses) .*key"),
     (wrong.window_per_block, None, "probe/gradient-pattern/window-zigzag-w2-f32", "dv shows another"),
     (wrong.window_per_block, None, "probe/pattern/two-sided-window-striped-w3-f32", "pattern"),
     (wrong.no_documents, None, "probe/pattern/documents-striped-w2-bf16",
-     "counts the hidden keys? .* of workers"),
+     "attends to the hidden keys? .* of workers"),
     (wrong.no_documents, None, "probe/pattern/segments-contiguous-w2-f32", "pattern"),
     (wrong.no_documents, None, "probe/pattern/documents-zigzag-per-document-w2-f32", "pattern"),
     (wrong.no_documents, None, "probe/hidden-keys/documents-contiguous-w2-f32", "keys and values 14"),
@@ -73,7 +73,7 @@ WRONG = [
     (wrong.ones_for_dy, None, "probe/gradient-pattern/full-contiguous-w2-bf16", "dv|dq"),
     (wrong.ones_for_dy, None, "probe/one-row-of-dy/contiguous-w2-f32", "dq of worker|dv of worker"),
     (None, wrong.dq_of_next_worker, "probe/gradient-pattern/causal-contiguous-w3-bf16",
-     "dq shows another attention pattern .* of workers 0-2"),
+     "dq shows a wrong attention pattern .* of workers 0-2"),
     (None, wrong.dq_of_next_worker, "probe/hidden-queries/causal-contiguous-w3-bf16", "dq of tokens"),
     (None, wrong.dk_one_hop_short, "probe/gradient-pattern/causal-striped-w4-f32", "dk shows another"),
     (wrong.no_sinks, None, "probe/sinks/contiguous-w1-bf16", "sink of head 0 takes 0 and not 0.5"),
@@ -223,7 +223,7 @@ def test_stale_keys_in_the_backward_show_in_dq_alone():
     assert {f.kind for f in gradient.findings if f.tensor in ("o", "lse", "dv")} == {"ok"}
     assert gradient.outcome == "mismatch"
     assert (
-        "dq shows another attention pattern in 48 of 48 rows, of workers 0, 1" in gradient.message
+        "dq shows a wrong attention pattern in 48 of 48 rows, on workers 0, 1" in gradient.message
     )
 
 

@@ -157,7 +157,7 @@ def test_shapes_and_dtypes_are_told_with_the_worker():
         outcome(faulty_targets.wrong_shape).message
     )
     assert "o of worker 0 is float16, due is float32" in outcome(faulty_targets.float16).message
-    assert "dq of worker 3 did not come" in outcome(faulty_targets.less).message
+    assert "dq of worker 3 is missing" in outcome(faulty_targets.less).message
     assert {one.kind for one in outcome(faulty_targets.missing).findings} == {"missing"}
 
 

@@ -219,7 +219,7 @@ def test_junit_messages_and_properties_name_the_bug():
     assert not any("\n" in message for message in messages.values())
     properties = {one.get("name"): one.get("value") for one in suite.iter("property")}
     assert properties["diagnosis"].splitlines() == [
-        f"{bug}, in 2 of the 2 failures that were diagnosed",
+        f"{bug}, in 2 of the 2 diagnosed failures",
         f"  {LINK}",
     ]
     plain = ElementTree.fromstring(junit(report())).find("testsuite")

@@ -133,7 +133,7 @@ def test_o_alone_is_compared_without_dy_and_rows_without_a_key_are_minus_infinit
     lse = np.array(run.lse)
     assert_ring_attention({"o": run.o, "lse": lse}, **x, **options)
     lse[0, 0, 3] = -1e30
-    with pytest.raises(AssertionError, match="finite number where -inf is due"):
+    with pytest.raises(AssertionError, match="finite number where -inf is expected"):
         assert_ring_attention({"o": run.o, "lse": lse}, **x, **options)
 
 

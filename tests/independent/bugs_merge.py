@@ -85,7 +85,7 @@ also("lse_rebased_twice", "saved")(kept)
 @bug(
     "finish",
     "C15",
-    "lse is written for the first query head of each group alone; the others keep zeros. o and "
+    "lse is written for the first query head of each group only; the others keep zeros. o and "
     "the gradients are right.",
     "heads",
 )

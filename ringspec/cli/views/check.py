@@ -1,4 +1,4 @@
-"""The text of a run: its head, each failure with the command that repeats it, the headline."""
+"""The text of a run: head, failures with the command that repeats each, headline."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    r"""ASCII, and nothing that a terminal would obey.
+    r"""Make text ASCII, without control characters.
 
     >>> plain("a\x1b[2Jb\u00e9")
     'a\\x1b[2Jb\\xe9'
@@ -35,7 +36,7 @@ def plain(text: str) -> str:
 
 
 def show_head(header: dict[str, Any], count: int) -> None:
-    """The target, and what it is held against."""
+    """The target, the profile and the versions that it is compared with."""
     target, versions, vectors = header["target"], header["versions"], header["vectors"]
     name = target["name"]
     click.echo(plain(name if name == target["spec"] else f"{name} ({target['spec']})"))
@@ -53,22 +54,22 @@ def show_head(header: dict[str, Any], count: int) -> None:
 
 
 def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
-    """The packages that compute, each with the file that it was imported from.
+    """The packages that compute, each with the file it was imported from.
 
     >>> computed_with({"torch": "2.13.0", "numpy": "2.4.6"}, {"torch": "/x/torch/__init__.py"})
     ['computed with torch 2.13.0 (/x/torch/__init__.py)']
     """
     names = [name for name in files if name not in ("numpy", "python")]
-    # Said where it is not the one that the reader started.
+    # Shown where it is not the interpreter that runs this command.
     names += ["python"] if files.get("python", sys.executable) != sys.executable else []
     said = Installed(versions, files)
     return [f"computed with {said.of(name)}" for name in names]
 
 
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
-    """Failures, what is not claimed, the headline, and where the reports lie.
+    """Show failures, reasons of cases not claimed, the headline and the paths of reports.
 
-    With ``details`` every executed case is told.
+    ``details``: show every executed case.
     """
     told = [record for record in report.records if record.outcome in FAILURES]
     if details:
@@ -77,9 +78,9 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     for record in told[:most]:
         show_record(record, report, details)
     if len(told) > most:
-        click.echo(f"and {len(told) - most} more, which a report lists (--html, --report)\n")
+        click.echo(f"and {len(told) - most} more; --html or --report lists them all\n")
     show_unclaimed(report)
-    show_diagnosis(report)
+    show_diagnosis(report, told[:most])
     assert report.footer is not None
     show_changed(report.header, report.footer)
     show_coverage(report.footer.get("coverage", {}))
@@ -89,12 +90,12 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
 
 
 def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:
-    """Packages that the calls imported from elsewhere than the head of the report says."""
+    """Packages whose version or file in the calls differs from the head of the report."""
     first = Installed(header["versions"], header["files"])
     last = first.merged(Installed(footer.get("versions", {}), footer.get("files", {})))
     names = [*footer.get("versions", {}), *footer.get("files", {})]
     for name in dict.fromkeys(names):
-        click.echo(plain(f"the calls computed with {last.of(name)}, and not {first.of(name)}"))
+        click.echo(plain(f"the calls used {last.of(name)} instead of {first.of(name)}"))
 
 
 def show_record(record: Record, report: Report, details: bool) -> None:
@@ -124,24 +125,27 @@ def worst_lines(record: Record) -> list[str]:
     return [f"  largest error in units of the bound: {figures}; {record.seconds:.2f} s"]
 
 
-def show_diagnosis(report: Report) -> None:
-    """What the failures that were diagnosed say together."""
+def show_diagnosis(report: Report, shown: Sequence[Record]) -> None:
+    """The verdict of the run, unless it repeats the one diagnosis among the ``shown`` records."""
     found = most_likely(report.records)
     if found is None:
+        return
+    repeated = found["id"] is not None and found["of"] == 1
+    if repeated and any((record.diagnosis or {}).get("id") == found["id"] for record in shown):
         return
     text = [plain(line) for line in verdict_lines(found)]
     click.echo("\n".join(folded(text, output.width())))
 
 
 def show_coverage(coverage: dict[str, Any]) -> None:
-    """What is claimed and was not tested, and how to have it tested."""
+    """Claims that were not tested, and how to test them."""
     lines = [coverage.get("untested_line", ""), *coverage.get("hints", ())]
     for line in filter(None, lines):
         click.echo("\n".join(folded([plain(line)], output.width())))
 
 
 def show_unclaimed(report: Report) -> None:
-    """Why cases are not claimed, the commonest reasons first."""
+    """Why cases are not claimed, the most frequent reasons first."""
     reasons = Counter(record.reason for record in report.records if record.outcome == "not claimed")
     if reasons:
         listed = [f"{count} {reason}" for reason, count in reasons.most_common(8)]

@@ -26,8 +26,8 @@ KEY_TENSORS = ("dk", "dv")
 ORDER = ("o", "lse", "dq", "dk", "dv")
 # Of a block that is all of a result, what explains the same error.
 OR_ELSE = {
-    "is missing from": ", or all of it is missing",
-    "counts twice in": ", or a factor 1/2 is missing: all of it is twice what it should be",
+    "is missing from": ", or the whole result is missing",
+    "counts twice in": ", or a factor 1/2 is missing: the whole result is twice the expected one",
 }
 
 
@@ -87,7 +87,7 @@ def described(wrong: Wrong, geometry: Geometry) -> str:
     >>> rows = np.zeros((1, 2, 8), dtype=bool); rows[0, 1, 6:] = True
     >>> owner = np.repeat([0, 1], 4)
     >>> described(Wrong("dq", rows, owner), Geometry.ring(owner, owner, 2))
-    'dq: 2 of 16 rows; head 1 of 2; worker 1 of 2; rows 2 to 3 of its 4'
+    'dq: 2 of 16 rows; head 1 of 2; worker 1 of 2; rows 2 to 3 of the 4 of each worker'
     """
     rows = wrong.rows
     parts = [f"{int(rows.sum())} of {rows.size} rows"]
@@ -124,7 +124,11 @@ def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
     if len(ranges) != 1:
         return []
     [(first, last, count)] = ranges
-    return [] if (first, last) == (0, count - 1) else [f"rows {first} to {last} of its {count}"]
+    return (
+        []
+        if (first, last) == (0, count - 1)
+        else [f"rows {first} to {last} of the {count} of each worker"]
+    )
 
 
 def blocks_that_count_wrongly(

@@ -100,35 +100,38 @@ class Diagnosis:
     def lines(self) -> list[str]:
         """In words, for a report."""
         if self.named is None or self.named.mutant is None:
-            fits = "; the right program fits within noise" if self.right.fits else ""
-            return [f"no known bug fits ({self.tried} were tried){fits}", *self.not_compared()]
+            fits = "; without a bug they differ by rounding only" if self.right.fits else ""
+            counted = f"{self.tried} of {len(MUTANTS)} apply to a case of this kind and size"
+            return [
+                f"no known bug gives these results ({counted}){fits}",
+                *self.not_compared(),
+            ]
         lines = [f"{self.named.mutant.title} [{self.named.id}]", self.named.mutant.what]
         if self.named.how:
-            lines.append(f"in this form: {self.named.how}")
+            lines.append(f"in this variant: {self.named.how}")
         lines += self.named.mutant.links
         if self.alike:
-            lines.append("the same here: " + ", ".join(one.id for one in self.alike))
+            lines.append("same results in this case: " + ", ".join(one.id for one in self.alike))
         lines.append(self.how_sure())
         return lines + self.not_compared()
 
     def not_compared(self) -> list[str]:
-        return [f"not compared, by a fault of ringspec: {one}" for one in self.dropped]
+        return [f"not compared, because of an error in ringspec: {one}" for one in self.dropped]
 
     def how_sure(self) -> str:
         assert self.named is not None
         if self.measure == UNEXPLAINED:
-            found = (
-                f"it explains {1 - self.named.distance:.0%} of what differs from the right program"
-            )
+            found = f"it explains {1 - self.named.distance:.0%} of the deviation from the correct program"
             if self.runner_up is None:
                 return found
             return f"{found}; {self.runner_up.id} explains {1 - self.runner_up.distance:.0%}"
         far = [
-            f"{one.distance:.3g} for {one.id or 'the right program'}"
+            f"{one.distance:.3g} with {one.id}" if one.id else f"{one.distance:.3g} without a bug"
             for one in (self.runner_up, self.right)
             if one is not None
         ]
-        return f"distance {self.named.distance:.2g} in units of rounding noise; {', '.join(far)}"
+        near = f"{self.named.distance:.2g} with this bug"
+        return f"distance from these results in units of rounding noise: {', '.join([near, *far])}"
 
     def as_dict(self) -> dict[str, Any]:
         """For a report."""

@@ -86,7 +86,7 @@ def not_a_number(name: str, got: NDArray, table: Integers) -> str:
 
     >>> got = np.zeros((1, 1, 4, 2)); got[0, 0, 3] = np.nan
     >>> not_a_number("dk", got, np.array([[0, 1], [2, 3]]))
-    'dk holds NaN in 1 of 4 rows, of worker 1; first in batch 0, head 0, key 3 (worker 1, slot 1).'
+    'dk holds NaN in 1 of 4 rows, on worker 1; first in batch 0, head 0, key 3 (worker 1, slot 1).'
     """
     rows = np.isnan(got).any(axis=3)
     batch, head, row = (int(i) for i in np.argwhere(rows)[0])
@@ -94,7 +94,7 @@ def not_a_number(name: str, got: NDArray, table: Integers) -> str:
     workers = sorted({place(int(i), table)[0] for i in np.flatnonzero(rows.any(axis=(0, 1)))})
     what = "key" if name in KEYS_FIRST else "query"
     return (
-        f"{name} holds NaN in {int(rows.sum())} of {rows.size} rows, of {numbers('worker', workers)}; first in "
+        f"{name} holds NaN in {int(rows.sum())} of {rows.size} rows, on {numbers('worker', workers)}; first in "
         f"batch {batch}, head {head}, {what} {row} (worker {worker}, slot {slot})."
     )
 
@@ -109,7 +109,7 @@ def describe(name: str, expected: Booleans, seen: Booleans, tables: Mapping[str,
 
     >>> expected, seen = np.array([[1, 0], [1, 1]]) > 0, np.array([[1, 1], [1, 1]]) > 0
     >>> describe("o", expected, seen, {"q": np.array([[0], [1]]), "k": np.array([[0], [1]])})
-    'o shows another attention pattern in 1 of 2 rows, of worker 0. Query 0 (worker 0, slot 0) counts the hidden key 1 of worker 1.'
+    'o shows a wrong attention pattern in 1 of 2 rows, on worker 0. Query 0 (worker 0, slot 0) attends to the hidden key 1 of worker 1.'
     """
     rows = np.flatnonzero((expected != seen).any(axis=1))
     first = int(rows[0])
@@ -118,12 +118,12 @@ def describe(name: str, expected: Booleans, seen: Booleans, tables: Mapping[str,
     missed = np.flatnonzero(expected[first] & ~seen[first])
     parts = []
     if surplus.size:
-        parts.append(f"counts the hidden {tokens('key', surplus, tables['k'])}")
+        parts.append(f"attends to the hidden {tokens('key', surplus, tables['k'])}")
     if missed.size:
         parts.append(f"misses {tokens('key', missed, tables['k'])}")
     whose = numbers("worker", sorted({place(int(row), tables["q"])[0] for row in rows}))
     return (
-        f"{name} shows another attention pattern in {len(rows)} of {len(expected)} rows, of {whose}. "
+        f"{name} shows a wrong attention pattern in {len(rows)} of {len(expected)} rows, on {whose}. "
         f"Query {first} (worker {worker}, slot {slot}) {' and '.join(parts)}."
     )
 

@@ -67,7 +67,7 @@ class Diagnoser:
         try:
             return diagnosed(claims, calls, outputs, findings)
         except Exception as error:  # a fault of ours must not end the run of a target
-            text = f"none: the diagnosis itself failed ({type(error).__name__}: {error})"
+            text = f"none: the diagnosis failed by an error in ringspec ({type(error).__name__}: {error})"
             return {"id": None, "title": "no known bug", "text": text}
 
 

@@ -1,1 +1,1 @@
-"""Records of cases, the report that they make, its text, JUnit XML."""
+"""Records of cases, the report that consists of them, its text, and JUnit XML."""

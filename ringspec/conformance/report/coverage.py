@@ -1,4 +1,4 @@
-"""What a run did not test, although the target claims it: values that no executed case used.
+"""Claims that a run did not test: claimed values that no executed case used.
 
 A value counts as used where it can matter: a layout and a circulation from two workers on, a direction
 from three (with two, both directions are the same ring), the Q ring where a backward was called. Head
@@ -25,10 +25,10 @@ FEW = 4  # names of one kind that the line of text lists
 
 @dataclass(frozen=True)
 class Coverage:
-    """What of the claims no executed case used, and 16-bit formats whose recipe is not declared.
+    """Claimed values that no executed case used, and 16-bit formats without a declared recipe.
 
-    ``untested``: kind of claim (``workers``, ``layouts``, ...) to the claimed values that no executed
-    case used; kinds without such values are left out. ``claimed``: how many values of each of these
+    ``untested``: the claimed values that no executed case used, by kind of claim (``workers``,
+    ``layouts``, ...); kinds without such values are left out. ``claimed``: how many values of each of these
     kinds are claimed. ``undeclared``: 16-bit input formats in which some ring of two workers or more
     passed and that no recipe is declared for; ``declared``: those that have one.
     """
@@ -40,7 +40,7 @@ class Coverage:
 
     @property
     def clauses(self) -> tuple[str, ...]:
-        """What the verdict line says after its counts.
+        """What the headline says after its counts.
 
         >>> Coverage(undeclared=("bfloat16",)).clauses
         ('recipe not declared: rounding between steps was not tested',)
@@ -55,13 +55,13 @@ class Coverage:
         """One remedy for each clause.
 
         >>> print(*Coverage(undeclared=("bfloat16",)).hints)
-        Fix: declare recipe={"bfloat16": "bf16"}, or how else the kernel rounds, in its capabilities
+        to test it, declare recipe={"bfloat16": "bf16"}, or how the kernel rounds, in its capabilities
         """
         if not self.undeclared:
             return ()
         names = ", ".join(f'"{one}": "{RECIPE_NAMES[one]}"' for one in self.undeclared)
         return (
-            f"Fix: declare recipe={{{names}}}, or how else the kernel rounds, in its capabilities",
+            f"to test it, declare recipe={{{names}}}, or how the kernel rounds, in its capabilities",
         )
 
     @property
@@ -87,7 +87,7 @@ class Coverage:
 
 
 def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
-    """List a few values by name; of many say how many of those claimed.
+    """List a few values by name; of more than 4, say how many of the claimed ones.
 
     >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
     ('features bias, keep', 'features 7 of 9')
@@ -164,7 +164,7 @@ def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
 
 
 def coverage_of(claims: Capabilities, records: Iterable[Record]) -> Coverage:
-    """What the executed ones of these records leave untested of the claims.
+    """The claims that the executed cases among these records leave untested.
 
     >>> used = {"operations": ["ring-forward"], "workers": [2], "layouts": ["contiguous"]}
     >>> used |= {"circulations": ["kv"], "formats": ["float32"], "masks": ["causal"]}

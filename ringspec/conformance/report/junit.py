@@ -1,7 +1,7 @@
-"""A report as JUnit XML, for the dashboards that read nothing else.
+"""A report as JUnit XML, for dashboards that read nothing else.
 
-A failure has its outcome as type, and its message ends with the diagnosis; 'error', 'garbage', 'exit', 'crash' and 'timeout' are errors. What is not claimed, an
-expected failure and what was not run are skipped, each with its reason.
+The type of a failure is its outcome, and its message ends with the diagnosis. 'error', 'garbage', 'exit', 'crash' and
+'timeout' are errors. Cases that are not claimed, expected failures and cases that were not run are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: Report) -> str:
-    """The XML text. A run that did not reach its end has an error of its own.
+    """The XML text. A run that did not reach its end has one more case, an error.
 
     >>> xml = junit(Report({"target": {"name": "mine"}, "profile": "core"}, (Record("a", "pass"),), None))
     >>> 'tests="2" failures="0" errors="1"' in xml
@@ -99,7 +99,7 @@ def case_element(
 
 
 def message_of(record: Record, found: Mapping[str, Any] | None) -> str:
-    """What a dashboard shows in one line: what is wrong first, then the bug, where one is named.
+    """The line of a dashboard: first what is wrong, then the bug if one is named.
 
     >>> wrong = Record("ring/a", "mismatch", message="o is wrong", diagnosis={"id": "x", "title": "X"})
     >>> message_of(wrong, None)

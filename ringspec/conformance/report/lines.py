@@ -1,4 +1,4 @@
-"""The lines of a report, from bytes that nobody has checked."""
+"""The lines of a report, read from untrusted bytes."""
 
 from __future__ import annotations
 

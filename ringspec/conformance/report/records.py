@@ -1,6 +1,6 @@
-"""What can become of a case: disjoint outcomes, and the record of one case.
+"""The possible outcomes of a case, and the record of one case.
 
-A report is made of records and of nothing else; ``ringspec.render`` reads them without this package.
+A report consists of records only; ``ringspec.render`` reads them without this package.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Finding = TensorVerdict
 OUTCOMES = {
     "pass": "every compared value is within its bound",
     "mismatch": "a value is beyond its bound, or is NaN or infinite where it must not be",
-    "wrong shape": "a tensor has another shape or another number of workers",
-    "wrong dtype": "a tensor has another dtype than the case asks for",
-    "missing": "a claimed tensor did not come",
+    "wrong shape": "a tensor has a wrong shape, or a wrong number of workers",
+    "wrong dtype": "a tensor has a dtype other than the case requires",
+    "missing": "a claimed tensor is not in the result",
     "mutated": "the target changed its inputs",
     "refused": "the target refused a case that it claims",
-    "error": "the target raised an exception, or said that it failed",
-    "garbage": "what came back is no result",
-    "exit": "the target's process ended by itself, with an exit status, instead of answering",
-    "crash": "the target's process was ended by a signal",
+    "error": "the target raised an exception or reported a failure",
+    "garbage": "the answer is not a result",
+    "exit": "the target's process exited instead of answering",
+    "crash": "a signal ended the target's process",
     "timeout": "no answer within the time limit",
     "not claimed": "the target's capabilities do not cover the case",
     "expected failure": "failed, and the list of expected failures names it",
@@ -53,8 +53,8 @@ class Record:
     """The outcome of one case, as plain data.
 
     ``id`` and ``outcome`` (one of :data:`OUTCOMES`) of the case; ``needs``: what it requires;
-    ``reason``: why it is not claimed, or on the list of expected failures. ``message`` says what is wrong; in a pass it
-    is what the target printed, if anything. ``findings``: one for each compared tensor and worker.
+    ``reason``: why it is not claimed, or on the list of expected failures. ``message`` says what is wrong;
+    for a pass it is what the target printed, if anything. ``findings``: one for each compared tensor and worker.
     ``truth`` says which values it was compared with, ``seconds`` how long the case took, ``flags``
     which known bugs the case would find, ``used`` the claimed values that its calls used, by kind
     (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: attention pattern,

@@ -1,6 +1,6 @@
 """A report: JSON Lines with a header, one line a case, and a footer.
 
-A report without a footer is no complete report: the run, or the file, ended early. Readers outside
+A report without a footer is incomplete: the run, or the file, ended early. Readers outside
 Python need three things: each line is a JSON object with a ``kind``; a number that JSON does not have
 is one of the strings "NaN", "Infinity", "-Infinity"; the footer's counts are those of the lines.
 """
@@ -47,7 +47,7 @@ MAX_CASES = 100_000
 
 @dataclass(frozen=True)
 class Report:
-    """``header`` and ``footer`` as they stand in the file (footer None: the file ends early).
+    """``header`` and ``footer`` as in the file (footer None: the file ends early).
 
     ``records`` are the lines between: one for each case.
     """
@@ -111,10 +111,10 @@ def is_success(counts: Mapping[str, int]) -> bool:
 def make_header(
     target: Any, *, spec: str, profile: str, vectors: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The first line: what was run on what. ``spec`` is TARGET as it was written.
+    """The first line: the target and the machine. ``spec`` is TARGET as it was written.
 
     ``vectors`` names the golden set: name, set_version, digest. ``versions`` and ``files`` are those of
-    the process that computes, where the target says them (:func:`computed_with`).
+    the process that computes, where the target reports them (:func:`computed_with`).
     """
     claims: Capabilities = target.capabilities
     said = said_by(target, spec)
@@ -143,7 +143,7 @@ def make_header(
 
 
 class ReportWriter:
-    """Writes a report line by line, so that what is written is right whenever the run ends.
+    """Write a report line by line, so that it is valid whenever the run ends.
 
     >>> import io
     >>> stream = io.StringIO()
@@ -192,10 +192,10 @@ def case_line(record: Record) -> dict[str, Any]:
 def footer_of(
     counts: Mapping[str, int], complete: bool, coverage: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The last line. A run with cases that were not run is not complete.
+    """The last line. A run in which some cases were not run is not complete.
 
     ``coverage``: what the run did not test, as :meth:`ringspec.conformance.report.coverage.Coverage.as_dict`
-    gives it; None: not known, and the line says nothing of it.
+    gives it; None: not known, and left out of the line.
     """
     known = {} if coverage is None else {"coverage": dict(coverage)}
     return {
@@ -208,7 +208,7 @@ def footer_of(
 
 
 def plain(value: Any) -> Any:
-    """JSON's types alone: tuples and arrays become lists, NumPy's numbers plain ones.
+    """Convert to JSON types: tuples and arrays become lists, NumPy's numbers plain ones.
 
     >>> plain({"a": (np.float32(0.5), float("nan")), "b": np.array([1, 2])})
     {'a': [0.5, 'NaN'], 'b': [1, 2]}
@@ -229,8 +229,8 @@ def plain(value: Any) -> Any:
 def report_lines(report: Report) -> list[dict[str, Any]]:
     """All lines of a report as plain data, which is what :mod:`ringspec.render` reads.
 
-    Before the footer there is a line of the kind 'verdict' where failures were diagnosed: ``lines`` are what
-    they say together, in words. The file has no such line, because it follows from the cases.
+    Before the footer there is a line of the kind 'verdict' where failures were diagnosed: ``lines`` are the
+    verdict in words. The file has no such line, because it follows from the cases.
     """
     lines = [plain(report.header), *map(case_line, report.records)]
     found = most_likely(report.records)
@@ -240,9 +240,9 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
 
 
 def read_report(path: Path, *, partial: bool = False) -> Report:
-    """A report from the file at ``path``, checked; the file is hostile until then.
+    """Read and check the report at ``path``; the file is untrusted.
 
-    ``partial`` takes a file that ends early (its last line may be cut), which else is refused.
+    ``partial``: accept a file that ends early (its last line may be cut); the default refuses it.
     Raises :class:`~ringspec.errors.FileFormatError`.
     """
     return report_from(read_plain_file(path, MAX_BYTES), str(path), partial=partial)
@@ -272,7 +272,7 @@ def report_from(data: bytes, what: str, *, partial: bool = False) -> Report:
 
 
 def check_footer(footer: dict[str, Any], records: tuple[Record, ...], what: str) -> None:
-    """The footer says what the lines say."""
+    """Check that the footer agrees with the lines."""
     complete, coverage = footer.get("complete"), footer.get("coverage")
     if coverage is not None:
         check_coverage(coverage, f"coverage in the footer of {what}")

@@ -1,4 +1,4 @@
-"""What became of a case, in words: for the terminal, for JUnit and for an AssertionError."""
+"""The outcome of a case in words: for the terminal, for JUnit and for an AssertionError."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from ringspec.compare.explain import explain_all
 from ringspec.conformance.report.records import OUTCOMES, Record
 
 MOST_FINDINGS = 8
+NEXT = (
+    "  next: read where the results of the first failure are wrong, "
+    "and repeat it with ringspec replay"
+)
 
 
 def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
-    """A paragraph: the outcome, what the harness says, and where the tensors are wrong.
+    """A paragraph: the outcome, the message, and where the tensors are wrong.
 
     >>> from ringspec.conformance.report.records import Finding
     >>> wrong = Finding("lse", 2, "beyond bound", 31.5, (0, 1, 3), 0.5, 0.25, rows=4, of=12)
@@ -23,11 +27,11 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
     """
     message = record.message.strip()
     if message == explain_all(record.findings).strip():
-        message = ""  # the findings are told below, as many as are wanted
+        message = ""  # the findings are listed below
     if not message and record.outcome not in ("pass", "mismatch"):
         message = OUTCOMES[record.outcome]
     told = explain_all(record.findings, most).splitlines()
-    # A message that is the list of findings itself says nothing twice.
+    # Do not repeat findings that the message has.
     told = [line for line in told if line not in message]
     lines = [f"{record.id}: {record.outcome}" + (f": {message}" if message else "")]
     if record.reason and record.reason not in message:
@@ -45,37 +49,47 @@ def diagnosis_lines(record: Record) -> list[str]:
 
 
 def verdict_lines(found: Mapping[str, Any]) -> list[str]:
-    r"""The verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`), and names that it is not.
+    r"""The verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`), and the other bugs named in it.
 
     >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
     >>> print("\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
-    no known bug explains most of the 5 failures that were diagnosed
-      a sign [dlse-sign] was named in 1 other failure; ring/a passes, which would fail
+    no known bug explains most of the 5 diagnosed failures
+      next: read where the results of the first failure are wrong, and repeat it with ringspec replay
+      1 other failure looks like: a sign [dlse-sign]; but then ring/a would fail, and it passes
     """
     if found["id"] is None:
         most = "most of " if found["also"] else ""
-        lines = [f"no known bug explains {most}the {found['of']} failures that were diagnosed"]
+        lines = [f"no known bug explains {most}the {diagnosed(found['of'])}", NEXT]
     else:
-        where = f"in {found['count']} of the {found['of']} failures that were diagnosed"
+        of = found["of"]
+        where = (
+            f"in the {diagnosed(of)}" if of == 1 else f"in {found['count']} of the {diagnosed(of)}"
+        )
         lines = [f"diagnosis: {found['title']} [{found['id']}], {where}"]
         lines += [f"  {link}" for link in found["links"]]
         if found["alike"]:
-            lines.append(f"  the same in all of them: {', '.join(found['alike'])}")
+            lines.append(f"  same results in all of them: {', '.join(found['alike'])}")
     return lines + [also_named(one) for one in found["also"]]
 
 
+def diagnosed(count: int) -> str:
+    return "diagnosed failure" if count == 1 else f"{count} diagnosed failures"
+
+
 def also_named(one: Mapping[str, Any]) -> str:
-    """A bug that some failure was named, and that the verdict of the run is not."""
-    failures = "1 other failure" if one["count"] == 1 else f"{one['count']} other failures"
-    text = f"  {one['title']} [{one['id']}] was named in {failures}"
+    """A bug that a diagnosis names and the verdict of the run does not."""
+    one_only = one["count"] == 1
+    failures = "1 other failure looks" if one_only else f"{one['count']} other failures look"
+    text = f"  {failures} like: {one['title']} [{one['id']}]"
     if not one["refuted_by"]:
         return text
-    cases, verb = ", ".join(one["refuted_by"]), "passes" if len(one["refuted_by"]) == 1 else "pass"
-    return f"{text}; {cases} {verb}, which would fail"
+    cases = ", ".join(one["refuted_by"])
+    verb = "it passes" if len(one["refuted_by"]) == 1 else "they pass"
+    return f"{text}; but then {cases} would fail, and {verb}"
 
 
 def folded(lines: Sequence[str], width: int) -> list[str]:
-    """Lines of at most ``width`` characters, as far as words allow; what goes on is indented.
+    """Lines of at most ``width`` characters, broken between words; continuation lines are indented.
 
     >>> folded(["one two three"], 9)
     ['one two', '  three']

@@ -209,7 +209,7 @@ def fault_of(
     if worker >= len(due.shapes):
         return "wrong shape", f"{name} came for a worker {worker}, of {len(due.shapes)} workers"
     if x is None:
-        return "missing", f"{name} of worker {worker} did not come"
+        return "missing", f"{name} of worker {worker} is missing"
     wanted = shape_seen(name, due.shapes[worker], axes)
     if x.shape != wanted:
         return "wrong shape", f"{name} of worker {worker} has shape {x.shape}, due is {wanted}"

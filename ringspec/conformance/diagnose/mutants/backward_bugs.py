@@ -189,9 +189,9 @@ DIFFERENTIATES = when(attends, backward)
 BUGS = (
     mutant(
         "block-local-delta",
-        "delta is the row sum over the keys of one block",
-        "Each ring step takes off the mean of its own dp, where that of the whole row belongs: dq and "
-        "dk are wrong. dv and the forward are right, and so is one worker.",
+        "delta is summed over the keys of one block only",
+        "Each ring step subtracts the mean of its own dp instead of that of the whole row: dq and "
+        "dk are wrong. dv and the forward are right. With one worker nothing shows.",
         "SHI-Labs/NATTEN/issues/274",
         flags=("block-local-delta",),
         applies=when(in_parts, backward),
@@ -199,9 +199,9 @@ BUGS = (
     ),
     mutant(
         "block-local-statistics",
-        "the backward of a block uses the lse and delta of that block alone",
-        "Every branch is differentiated as if its keys were all keys. The forward is right, and so is "
-        "one worker.",
+        "the backward of a block uses the lse and delta of that block only",
+        "Each block is differentiated as if its keys were all keys. The forward is right. With "
+        "one worker nothing shows.",
         "SHI-Labs/NATTEN/issues/274", "SHI-Labs/NATTEN/pull/299",
         flags=("block-local-delta",),
         applies=when(in_parts, backward),
@@ -210,9 +210,9 @@ BUGS = (
     ),
     mutant(
         "delta-of-first-step",
-        "dy_o_sum is taken from o as the first ring step left it",
-        "dy is multiplied with the normalised o of the worker's own block and not of the whole row. "
-        "dv is right.",
+        "dy_o_sum is computed from o after the first ring step",
+        "dy is multiplied with the normalised o of the worker's own block instead of that of the "
+        "whole row. dv is right.",
         flags=("block-local-delta",),
         applies=when(ring(2), backward),
         hooks=delta_of_own_block,
@@ -220,8 +220,8 @@ BUGS = (
     mutant(
         "delta-of-few-rows",
         "delta of the last rows of a block is 0",
-        "delta is computed before the producer of dy has finished. Few rows of dq are wrong, all of dk "
-        "a little; dv is right.",
+        "delta is computed before the producer of dy has finished. A few rows of dq are wrong, "
+        "and all rows of dk slightly; dv is right.",
         "Dao-AILab/flash-attention/pull/2481",
         flags=("delta-of-few-rows",),
         applies=DIFFERENTIATES,
@@ -238,7 +238,7 @@ BUGS = (
     mutant(
         "dy-ignored",
         "the gradient of the sum of o is computed, whatever dy is",
-        "The incoming gradient is ignored. A test with dy of ones sees nothing.",
+        "The upstream gradient is ignored. A test in which dy is all ones sees nothing.",
         "mindspore-lab/mindone/pull/1438",
         flags=("dy-ignored",),
         applies=DIFFERENTIATES,
@@ -247,8 +247,8 @@ BUGS = (
     mutant(
         "dlse-ignored",
         "the gradient of lse is dropped",
-        "lse is a differentiable output whose gradient the backward does not read. A loss of o alone "
-        "hides it.",
+        "lse is a differentiable output, but the backward does not read its gradient. A loss that "
+        "uses only o hides it.",
         "ByteDance-Seed/VeOmni/pull/1021",
         flags=("dlse-ignored",),
         applies=when(DIFFERENTIATES, tensor("dlse")),
@@ -257,7 +257,7 @@ BUGS = (
     mutant(
         "dlse-sign",
         "the gradient of lse has the wrong sign",
-        "delta = dy_o_sum + dlse.",
+        "delta = dy_o_sum + dlse instead of dy_o_sum - dlse.",
         flags=("dlse-ignored",),
         applies=when(DIFFERENTIATES, tensor("dlse")),
         seeds=dlse_added,
@@ -265,8 +265,8 @@ BUGS = (
     mutant(
         "transposed-kv-heads",
         "the backward transposes saved keys and values once too often",
-        "Heads and tokens are exchanged in k and v but not in q. Where there are as many heads as "
-        "tokens no shape reveals it.",
+        "Heads and tokens are swapped in k and v but not in q. With as many heads as tokens no "
+        "shape reveals it.",
         "huggingface/diffusers/issues/14338", "huggingface/diffusers/pull/14341",
         "NVIDIA-NeMo/Automodel/pull/3157",
         flags=("transposed-kv-heads",),
@@ -276,7 +276,7 @@ BUGS = (
     mutant(
         "ds-not-transposed",
         "ds is not transposed in the product for dk",
-        "As many queries as keys in a block hide it from the shapes; dq and dv are right.",
+        "With as many queries as keys in a block no shape reveals it; dq and dv are right.",
         flags=("transposed-kv-heads",),
         applies=when(DIFFERENTIATES, square),
         products=ds_as_it_lies,
@@ -284,7 +284,7 @@ BUGS = (
     mutant(
         "p-not-transposed",
         "p is not transposed in the product for dv",
-        "As many queries as keys in a block hide it from the shapes; dq and dk are right.",
+        "With as many queries as keys in a block no shape reveals it; dq and dk are right.",
         flags=("transposed-kv-heads",),
         applies=when(DIFFERENTIATES, square),
         products=p_as_it_lies,
@@ -292,7 +292,8 @@ BUGS = (
     mutant(
         "scale-missing-in-dk",
         "the scale is left out of dk",
-        "The scores were made from scaled queries, dk from those without it. A scale of 1 hides it.",
+        "The scores are computed from scaled queries, dk from unscaled ones. A scale of 1 hides "
+        "it.",
         flags=("scale-twice",),
         applies=DIFFERENTIATES,
         products=times(dk=-1.0),
@@ -300,7 +301,7 @@ BUGS = (
     mutant(
         "scale-missing-in-dq",
         "the scale is left out of dq",
-        "A scale of 1 hides it; dk is right.",
+        "dk is right. A scale of 1 hides it.",
         flags=("scale-twice",),
         applies=DIFFERENTIATES,
         products=times(dq=-1.0),
@@ -308,7 +309,7 @@ BUGS = (
     mutant(
         "scale-twice-in-dq",
         "the scale is applied to dq twice",
-        "Once to ds, once to its product. A scale of 1 hides it; dk is right.",
+        "It is applied to ds and again to the product with k. A scale of 1 hides it; dk is right.",
         flags=("scale-twice",),
         applies=DIFFERENTIATES,
         products=times(dq=1.0),
@@ -316,7 +317,8 @@ BUGS = (
     mutant(
         "scale-twice-in-dk",
         "the scale is applied to dk twice",
-        "Once to the saved queries, once to the product. A scale of 1 hides it; dq is right.",
+        "It is applied to the saved queries and again to the product with ds. A scale of 1 hides "
+        "it; dq is right.",
         flags=("scale-twice",),
         applies=DIFFERENTIATES,
         products=times(dk=1.0),
@@ -324,7 +326,7 @@ BUGS = (
     mutant(
         "scale-twice",
         "the scale is applied to the scores twice",
-        "Once to the queries and once to the scores, forward and backward alike.",
+        "It is applied to the queries and again to the scores, in both passes.",
         flags=("scale-twice",),
         applies=attends,
         terms=scale_is(2.0),
@@ -332,7 +334,8 @@ BUGS = (
     mutant(
         "scale-twice-in-scores",
         "the scale is applied to the scores twice and to the gradients once",
-        "The backward recomputes the scores as the forward made them; its products know of one scale.",
+        "The backward recomputes the scores as the forward computed them; its products apply the "
+        "scale once.",
         flags=("scale-twice",),
         applies=attends,
         score=score_scaled_twice,
@@ -340,23 +343,23 @@ BUGS = (
     mutant(
         "scale-missing",
         "the scores are not scaled",
-        "softmax(q k), forward and backward alike. A scale of 1 hides it.",
+        "softmax(q k), in both passes. A scale of 1 hides it.",
         flags=("scale-twice",),
         applies=attends,
         terms=scale_is(0.0),
     ),
     mutant(
         "scale-given-ignored",
-        "a scale that is given is ignored",
-        "1 / sqrt(D) is used. Tests with the default scale see nothing.",
+        "a given scale is ignored",
+        "1 / sqrt(D) is used instead. Tests with the default scale see nothing.",
         flags=("scale-twice",),
         applies=when(attends, is_given),
         hooks=default_scale,
     ),
     mutant(
         "scale-of-value-width",
-        "the scale is that of the width of v",
-        "1 / sqrt(Dv). v as wide as q hides it.",
+        "the scale is computed from the width of v",
+        "1 / sqrt(Dv) is used. Equal widths of q and v hide it.",
         flags=("value-width", "scale-twice"),
         applies=other_width,
         hooks=scale_of_values,

@@ -87,7 +87,7 @@ BUGS = (
     mutant(
         "dropout-mask-not-replayed",
         "the backward draws another keep mask than the forward",
-        "The state of the random generator is not handed on. Without dropout nothing shows.",
+        "The state of the random generator is not passed on. Without dropout nothing shows.",
         "zhuzilin/ring-flash-attention/issues/36",
         flags=("dropout-mask-not-replayed",),
         applies=when(attends, seeded, backward),
@@ -104,7 +104,7 @@ BUGS = (
     mutant(
         "dropout-missing-in-dp",
         "the keep mask is left out of dp",
-        "ds = p (dp - delta) with a dp that dropout did not touch; dv is right.",
+        "ds = p (dp - delta), where dropout was not applied to dp; dv is right.",
         "aws-neuron/nki-samples/pull/81",
         flags=("dropout-missing-in-dp",),
         applies=when(DROPS, backward),
@@ -112,9 +112,9 @@ BUGS = (
     ),
     mutant(
         "dropped-p-in-ds",
-        "the softmax gradient uses the p that dropout has left",
-        "ds = p keep (dp - delta), with a dp that was not dropped: dropped entries get no gradient "
-        "at all.",
+        "the softmax gradient uses p after dropout",
+        "ds = p keep (dp - delta), where dropout was not applied to dp: dropped entries get no "
+        "gradient at all.",
         "aws-neuron/nki-samples/pull/81",
         flags=("dropout-missing-in-dp",),
         applies=when(DROPS, backward),
@@ -123,7 +123,8 @@ BUGS = (
     mutant(
         "dropout-before-denominator",
         "the denominator is summed after dropout",
-        "Kept entries are normalised among themselves, and a row that is dropped whole is empty.",
+        "Kept entries are normalised among themselves, and a row whose entries are all dropped is "
+        "empty.",
         "aws-neuron/nki-samples/pull/80",
         flags=("dropout-before-denominator",),
         applies=when(DROPS, forward),
@@ -139,7 +140,8 @@ BUGS = (
     mutant(
         "dropout-local-counters",
         "the keep mask is drawn at local indices",
-        "Every pair of blocks has the same mask. One worker is right, and on average nothing shows.",
+        "Every pair of blocks has the same mask. With one worker nothing shows, and on average "
+        "nothing does.",
         "Dao-AILab/flash-attention/issues/2088",
         flags=("dropout-mask-not-replayed",),
         applies=when(ring(2), seeded),
@@ -147,8 +149,8 @@ BUGS = (
     ),
     mutant(
         "dropout-of-first-head",
-        "all heads and batch entries have the keep mask of the first",
-        "Head and batch are left out of the counter. On average nothing shows.",
+        "all heads and batch entries use the keep mask of the first",
+        "The counter leaves out head and batch. On average nothing shows.",
         flags=("dropout-mask-not-replayed",),
         applies=when(attends, seeded),
         keep=first_head,

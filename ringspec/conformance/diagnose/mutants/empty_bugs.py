@@ -144,15 +144,15 @@ def unguarded_gradient(p: Array, dp: Array, keep: Array | float, delta: Array) -
 BUGS = (
     mutant(
         "masked-block-nan",
-        "a wholly masked block makes NaN of the running softmax",
-        "The rescale takes (-inf) - (-inf) where no key of the block is visible.",
+        "a wholly masked block turns the running softmax into NaN",
+        "The rescale computes (-inf) - (-inf) where no key of the block is visible.",
         "pytorch/pytorch/pull/130014",
         flags=("masked-block-nan",),
         applies=when(attends, forward, hides),
         absorb_tile=unguarded_tile,
         guises=(
             guise(
-                "a guarded division makes 0 of o, and lse stays NaN",
+                "a guarded division sets o to 0; lse stays NaN",
                 when(attends, forward, hides),
                 absorb_tile=unguarded_tile,
                 finish=zeros_for_nan,
@@ -174,14 +174,14 @@ BUGS = (
     mutant(
         "plus-inf-lse-of-empty",
         "a block without visible keys has lse = +inf",
-        "The infinite lse takes all weight in a merge, or makes NaN of it.",
+        "The infinite lse takes all the weight in a merge, or turns it into NaN.",
         "Dao-AILab/flash-attention/pull/978", "deepseek-ai/FlashMLA/pull/77",
         flags=("plus-inf-lse-of-empty",),
         applies=when(attends, forward, hides),
         part=plus_infinity,
         guises=(
             guise(
-                "it takes all weight",
+                "it takes all the weight",
                 when(attends, forward, hides),
                 part=plus_infinity,
                 merge=infinity_takes_all,
@@ -191,14 +191,14 @@ BUGS = (
     mutant(
         "running-max-of-masked-block",
         "a wholly masked block leaves a running maximum of 0",
-        "A row whose other scores lie far below 0 underflows to nothing. Scores round 0 hide it.",
+        "A row whose other scores are far below 0 underflows to 0. Scores near 0 hide it.",
         "Dao-AILab/flash-attention/issues/2082",
         flags=("running-max-of-masked-block",),
         applies=when(ring(2), forward, hides),
         part=maximum_of_zero,
         guises=(
             guise(
-                "one tile of a block is enough",
+                "one wholly masked tile of a block is enough",
                 when(attends, forward, hides),
                 absorb_tile=tile_with_maximum_of_zero,
             ),
@@ -215,8 +215,8 @@ BUGS = (
     ),
     mutant(
         "empty-row-nan-in-backward",
-        "a row without visible keys sends NaN into the gradients",
-        "The backward takes exp((-inf) - (-inf)) for its p. The forward is right.",
+        "a row without visible keys puts NaN into the gradients",
+        "The backward computes its p as exp((-inf) - (-inf)). The forward is right.",
         "NVIDIA/cudnn-frontend/issues/676",
         flags=("empty-row-nan",),
         applies=when(attends, backward),
@@ -225,8 +225,8 @@ BUGS = (
     mutant(
         "padding-nan",
         "delta of padding rows is never written and reaches dk",
-        "0 times whatever the memory holds; NaN there spoils every key of the block. Fresh memory "
-        "that happens to hold zeros hides it.",
+        "These rows contribute 0 times whatever the memory holds: a NaN there spoils every key of "
+        "the block. Fresh memory that is zero hides it.",
         "tile-ai/tilelang/pull/2461", "NVIDIA/TransformerEngine/issues/2186",
         "fla-org/flash-linear-attention/pull/892",
         flags=("padding-nan",),
@@ -236,9 +236,9 @@ BUGS = (
     ),
     mutant(
         "sentinel",
-        "-5e4 stands for -inf in the mask",
-        "Scores below it are lost, hidden keys get weight beside them, and the lse of an empty row is "
-        "finite. Usual scores hide it.",
+        "the mask uses -5e4 in place of -inf",
+        "Scores below -5e4 are lost, hidden keys get weight beside them, and the lse of an empty "
+        "row is finite. Ordinary scores hide it.",
         "flashinfer-ai/flashinfer/pull/4401", "flashinfer-ai/flashinfer/issues/4452",
         flags=("sentinel",),
         applies=when(attends, hides),
@@ -246,9 +246,9 @@ BUGS = (
     ),
     mutant(
         "no-maximum",
-        "the softmax does not take the maximum off",
-        "exp of a score overflows from about 88 on and vanishes below -103 in float32. Scores round 0 "
-        "hide it.",
+        "the softmax does not subtract the maximum",
+        "In float32 exp overflows for scores above about 88 and underflows below -103. Scores "
+        "near 0 hide it.",
         flags=("merge-overflow",),
         applies=when(attends, forward),
         absorb_tile=without_maximum,

@@ -79,9 +79,9 @@ def several_key_heads(call: Call) -> bool:
 BUGS = (
     mutant(
         "gqa-wrong-head",
-        "query heads are dealt to key heads in turn",
-        "Query head h reads key head h mod Hkv and not h // (H / Hkv). One key head, or as many as "
-        "query heads, hide it.",
+        "query heads are assigned to key heads round-robin",
+        "Query head h reads key head h mod Hkv instead of h // (H / Hkv). One key head, or as "
+        "many as query heads, hides it.",
         flags=("gqa-wrong-head",),
         applies=when(grouped, several_key_heads),
         to_query_heads=dealt_round,
@@ -90,8 +90,8 @@ BUGS = (
     mutant(
         "gqa-wrong-head-in-backward",
         "dk and dv are summed over the wrong query heads",
-        "The forward groups neighbouring heads, the reduction of the backward every Hkv-th. One key "
-        "head hides it.",
+        "The forward groups neighbouring heads; the reduction of the backward groups every Hkv-th "
+        "head. One key head hides it.",
         flags=("gqa-wrong-head", "gqa-not-summed"),
         applies=when(grouped, several_key_heads, backward),
         over_group=summed_round,
@@ -108,7 +108,7 @@ BUGS = (
     mutant(
         "gqa-half-summed",
         "dk and dv are summed over half of the query heads of each group",
-        "The other half lies on another rank, or in another launch, and is not added.",
+        "The other half is computed on another rank, or in another launch, and is not added.",
         "bigcode-project/Megatron-LM/pull/37",
         flags=("gqa-not-summed",),
         applies=when(grouped, backward),
@@ -117,7 +117,7 @@ BUGS = (
     mutant(
         "gqa-averaged",
         "dk and dv are averaged over the query heads of a group",
-        "A mean stands for the sum.",
+        "The mean is taken instead of the sum.",
         flags=("gqa-not-summed",),
         applies=when(grouped, backward),
         over_group=mean_of_group,
@@ -125,14 +125,14 @@ BUGS = (
     mutant(
         "last-head-reads-first-key-head",
         "the last query head reads the first key head",
-        "One head is wrong and all others are right. One key head hides it.",
+        "The other heads are right. One key head hides it.",
         flags=("gqa-wrong-head",),
         applies=several_key_heads,
         to_query_heads=first_key_head,
     ),
     mutant(
         "batches-and-heads-exchanged",
-        "batches and heads of keys and values are exchanged",
+        "batches and heads of keys and values are swapped",
         "Strides of [Hkv, B] are read as [B, Hkv]. One batch entry, or one key head, hides it.",
         flags=("transposed-kv-heads",),
         applies=when(batches(2), several_key_heads),

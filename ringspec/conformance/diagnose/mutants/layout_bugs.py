@@ -189,9 +189,9 @@ MASKED = either(term("causal"), term("window"), tensor("bound_min"))
 BUGS = (
     mutant(
         "causal-on-every-step",
-        "the triangle of the own block is applied to blocks of other workers",
-        "Blocks that lie wholly in the past get the causal triangle of the diagonal block, so that "
-        "their later keys are lost. One worker is right.",
+        "the causal triangle of the worker's own block is applied to blocks of other workers",
+        "Blocks that lie entirely in the past get the causal triangle of the diagonal block, "
+        "which hides their later keys. With one worker nothing shows.",
         "zhuzilin/ring-flash-attention/commit/63b1c31", "zhuzilin/ring-flash-attention/pull/10",
         flags=("causal-on-every-step",),
         applies=PLAIN_CAUSAL,
@@ -200,7 +200,7 @@ BUGS = (
     mutant(
         "inverted-skip",
         "the test that skips future blocks is inverted",
-        "Workers skip their own diagonal and past blocks and compute future ones without a mask.",
+        "Workers skip their own diagonal and past blocks, and compute future ones without a mask.",
         "zhuzilin/ring-flash-attention/commit/63b1c31",
         flags=("inverted-skip",),
         applies=when(PLAIN_CAUSAL, circulates("kv")),
@@ -208,7 +208,7 @@ BUGS = (
         computes=not_later_than_worker,
         guises=(
             guise(
-                "what is computed is masked rightly",
+                "the blocks that are computed have the right mask",
                 when(ring(2), term("causal")),
                 computes=rank_not_above_step,
             ),
@@ -217,17 +217,17 @@ BUGS = (
     mutant(
         "future-not-skipped",
         "future blocks are computed without a mask",
-        "The triangle is applied to the diagonal block alone, and blocks of later workers are not "
-        "skipped.",
+        "The causal triangle is applied to the diagonal block only, and blocks of later workers "
+        "are not skipped.",
         flags=("inverted-skip",),
         applies=PLAIN_CAUSAL,
         mask=causal_on_first_step_alone,
     ),
     mutant(
         "local-positions",
-        "blocks are masked by their local indices",
-        "The mask of every pair of blocks is that of slots 0 to n - 1 against slots 0 to n - 1, as if "
-        "each were a diagonal block. One worker is right.",
+        "blocks are masked by local indices instead of positions",
+        "Every pair of blocks is masked as a diagonal block, slots 0 to n - 1 against slots 0 to "
+        "n - 1. With one worker nothing shows.",
         flags=("causal-on-every-step", "positions-not-sharded"),
         applies=when(in_parts, MASKED),
         hooks=by_call(local_positions),
@@ -235,8 +235,8 @@ BUGS = (
     mutant(
         "offset-sign",
         "the offset between two blocks has the wrong sign",
-        "Key blocks of the past are taken for those of the future, and the reverse. The diagonal "
-        "block, and so one worker, is right.",
+        "Past key blocks are treated as future ones, and the reverse. The diagonal block is "
+        "right. With one worker nothing shows.",
         flags=("inverted-skip",),
         applies=when(ring(2), layout("contiguous"), MASKED),
         hooks=by_call(mirrored),
@@ -244,16 +244,16 @@ BUGS = (
     mutant(
         "q-offset-ignored",
         "the offset of the queries is ignored",
-        "Queries that continue a longer sequence are masked as if they began it.",
+        "Queries that continue a longer sequence are masked as if they started it.",
         flags=("end-alignment",),
         applies=when(attends, term("q_offset")),
         hooks=by_call(offset_dropped),
     ),
     mutant(
         "end-alignment",
-        "the diagonal of unequal lengths is aligned at the other end",
-        "With more keys than queries, or fewer, the first row stands where the last belongs. Equal "
-        "lengths hide it.",
+        "the causal diagonal is aligned at the wrong end when Sq differs from Sk",
+        "The diagonal starts at the first key where it should end at the last, or the reverse. "
+        "Equal lengths hide it.",
         "ROCm/flash-attention/pull/185",
         flags=("end-alignment",),
         applies=when(unequal, either(term("causal"), term("window"))),
@@ -275,16 +275,16 @@ BUGS = (
     ),
     mutant(
         "half-of-diagonal",
-        "the diagonal is off by one in the later half of a worker's rows",
-        "Rows of the second half see one key too many. In a long sequence one key more hardly "
-        "changes o, and rules scaled by the largest value let it pass.",
+        "the diagonal is off by one in the second half of a worker's rows",
+        "Rows of the second half see one key too many. In a long sequence that hardly changes o, "
+        "and tolerances scaled by the largest value accept it.",
         flags=("striped-diagonal",),
         applies=CAUSAL,
         mask=shifted_diagonal(1, late_rows_alone=True),
     ),
     mutant(
         "half-of-diagonal-exclusive",
-        "later rows of a worker do not see their own key",
+        "the second half of a worker's rows do not see their own key",
         "Rows of the second half of a block see one key too few.",
         flags=("striped-diagonal",),
         applies=CAUSAL,
@@ -292,9 +292,8 @@ BUGS = (
     ),
     mutant(
         "striped-diagonal",
-        "the diagonal of striped blocks of later workers is inclusive",
-        "Where the keys' worker comes after the queries', key j of slot i is hidden from j = i on; here "
-        "slot i sees it.",
+        "the diagonal of striped key blocks of later workers is inclusive",
+        "Slot i must not see key j = i of a later worker; here it does.",
         "lucidrains/ring-attention-pytorch/issues/11",
         flags=("striped-diagonal",),
         applies=when(ring(2), layout("striped"), term("causal")),
@@ -302,8 +301,9 @@ BUGS = (
     ),
     mutant(
         "striped-diagonal-exclusive",
-        "the diagonal of striped blocks of earlier workers is exclusive",
-        "The strict triangle, right for later workers' keys, is applied to those of earlier ones.",
+        "the diagonal of striped key blocks of earlier workers is exclusive",
+        "The strict triangle, right for keys of later workers, is applied to keys of earlier "
+        "workers as well.",
         "lucidrains/ring-attention-pytorch/issues/11",
         flags=("striped-diagonal",),
         applies=when(ring(2), layout("striped"), term("causal")),
@@ -311,8 +311,8 @@ BUGS = (
     ),
     mutant(
         "zigzag-chunk-order",
-        "the two zigzag chunks of a worker are taken in the wrong order",
-        "The kernel believes the later chunk to lie first. Without a mask nothing shows.",
+        "the two zigzag chunks of a worker are used in the wrong order",
+        "The kernel assumes that the later chunk comes first. Without a mask nothing shows.",
         "feifeibear/long-context-attention/issues/53",
         flags=("zigzag-chunk-order",),
         applies=when(attends, layout("zigzag"), MASKED),
@@ -320,7 +320,7 @@ BUGS = (
     ),
     mutant(
         "zigzag-chunks-in-order",
-        "zigzag workers are taken to hold chunks r and W + r",
+        "zigzag workers are assumed to hold chunks r and W + r",
         "The second chunk of worker r is chunk 2W - 1 - r. With one worker both are the same.",
         "feifeibear/long-context-attention/issues/53",
         flags=("zigzag-chunk-order",),
@@ -329,9 +329,9 @@ BUGS = (
     ),
     mutant(
         "zigzag-half-step-misplaced",
-        "zigzag steps that concern the later chunk alone update the earlier one",
-        "Keys of a later worker are seen by the later chunk alone; its half-size result is merged into "
-        "the first half of o and lse.",
+        "zigzag results of the later chunk are merged into the earlier chunk",
+        "Only the later chunk sees the keys of a later worker. Its half-size result is merged "
+        "into the first half of o and lse.",
         "NVIDIA/TransformerEngine/pull/716",
         flags=("zigzag-chunk-order",),
         applies=when(ZIGZAG_HALVES, forward),
@@ -339,9 +339,9 @@ BUGS = (
     ),
     mutant(
         "zigzag-half-gradient-misplaced",
-        "zigzag steps that concern the earlier keys alone add to the later ones",
-        "Of an earlier worker's keys the first chunk alone is seen; its half-size dk and dv are added to "
-        "the second half.",
+        "zigzag gradients of the earlier keys are added to the later keys",
+        "Only the first chunk of an earlier worker's keys is visible. Its half-size dk and dv are "
+        "added to the second half.",
         "NVIDIA/TransformerEngine/pull/716",
         flags=("zigzag-chunk-order",),
         applies=when(ZIGZAG_HALVES, backward),
@@ -349,9 +349,9 @@ BUGS = (
     ),
     mutant(
         "positions-not-sharded",
-        "positions are dealt in order and not with their tokens",
-        "Tokens are dealt by the layout, their positions by rank, so that the mask of a striped or "
-        "zigzag ring is that of a contiguous one.",
+        "positions are sharded by rank and not with their tokens",
+        "The layout decides which worker holds a token, but its position is assigned by rank. A "
+        "striped or zigzag ring then has the mask of a contiguous one.",
         "NVIDIA/TransformerEngine/pull/2349",
         flags=("positions-not-sharded", "zigzag-chunk-order"),
         applies=when(
@@ -361,9 +361,9 @@ BUGS = (
     ),
     mutant(
         "gathered-keys-in-rank-order",
-        "gathered keys are masked as if they lay in the order of tokens",
-        "After the gather, blocks lie in the order of the workers and are not put back in order. A "
-        "contiguous layout hides it.",
+        "gathered keys are masked as if they were in token order",
+        "After the gather the blocks are in worker order and are not reordered. A contiguous "
+        "layout hides it.",
         flags=("positions-not-sharded",),
         applies=when(ring(2), circulates("gather"), MASKED, layout("striped", "zigzag", "table")),
         hooks=by_call(keys_in_order),
@@ -371,7 +371,7 @@ BUGS = (
     mutant(
         "last-key-of-block-lost",
         "the last key of each block is not seen",
-        "A loop over keys ends one early; the key that is lost is another on each ring step.",
+        "A loop over keys ends one early; each ring step loses another key.",
         flags=("short-or-uneven-length",),
         applies=attends,
         mask=last_key_hidden,

@@ -89,8 +89,8 @@ BUGS = (
     mutant(
         "lse-returned-in-base-2",
         "lse is returned in base 2",
-        "The kernel works with 2**x and gives its lse back as it is; o is right, and a caller that "
-        "merges it as a natural lse is not.",
+        "The kernel computes with 2**x and returns its lse without conversion. o is right; a "
+        "caller that merges this lse as a natural one is wrong.",
         "lightseekorg/tokenspeed/pull/364", "meta-pytorch/attention-gym/pull/205",
         flags=("log2-lse",),
         applies=forward,
@@ -99,7 +99,7 @@ BUGS = (
     mutant(
         "lse-rebased-twice",
         "lse is converted from base 2 to natural twice",
-        "Two places convert the base, of which one sees a natural lse.",
+        "Two places convert the base; the second one gets an lse that is already natural.",
         "sgl-project/sglang/pull/33926",
         flags=("log2-lse",),
         applies=forward,
@@ -108,7 +108,8 @@ BUGS = (
     mutant(
         "natural-lse-in-base-2-backward",
         "the backward reads a natural lse as base 2",
-        "p = 2**(s log2(e) - lse), so that every p is off by 2**lse / e**lse. The forward is right.",
+        "p = 2**(s log2(e) - lse), so that every p is multiplied by (e / 2)**lse. The forward is "
+        "right.",
         "meta-pytorch/attention-gym/pull/200",
         flags=("log2-lse",),
         applies=when(attends, backward),
@@ -117,13 +118,14 @@ BUGS = (
     mutant(
         "lse-without-maximum",
         "lse is log(l), without the running maximum",
-        "The maximum is not added back to what is returned and read by the backward; o is right.",
+        "The running maximum is not added to the lse that is returned and that the backward "
+        "reads; o is right.",
         applies=when(attends, forward),
         finish=log_alone,
     ),
     mutant(
         "lse-only-first-head",
-        "lse is written for the first query head of each group alone",
+        "lse is written for the first query head of each group only",
         "o is right for all heads. One query head for each key head hides it.",
         "NVIDIA/cudnn-frontend/issues/1083",
         flags=("lse-only-first-head",),
@@ -133,8 +135,8 @@ BUGS = (
     mutant(
         "lse-layout",
         "lse is written in the order batch, token, head",
-        "The memory is read as batch, head, token. One head hides it, and so do checks that look for "
-        "NaN alone.",
+        "The memory is read in the order batch, head, token. A single head hides it, and so do "
+        "checks that look for NaN only.",
         "flashinfer-ai/flashinfer/pull/3838", "zhuzilin/ring-flash-attention/pull/47",
         flags=("lse-layout",),
         applies=when(several_heads, forward),
@@ -143,7 +145,7 @@ BUGS = (
     mutant(
         "lse-layout-in-backward",
         "the backward reads lse in the order batch, token, head",
-        "lse of other rows and heads stands in p = exp(s - lse); o and lse are right.",
+        "p = exp(s - lse) uses the lse of other rows and heads; o and lse are right.",
         "NVIDIA/TransformerEngine/issues/1467", "zhuzilin/ring-flash-attention/pull/47",
         flags=("lse-layout",),
         applies=when(several_heads, backward),

@@ -123,7 +123,7 @@ BUGS = (
     mutant(
         "mask-ignored-in-ring",
         "no mask is applied",
-        "The ring calls its kernel for full attention, whatever mask was asked for.",
+        "The ring calls its kernel for full attention, whatever mask the caller passed.",
         "NVIDIA/TensorRT-LLM/pull/13821",
         flags=("mask-ignored-in-ring",),
         applies=when(attends, ANY_MASK),
@@ -157,7 +157,7 @@ BUGS = (
     mutant(
         "bounds-inclusive",
         "the upper key bound of a row is inclusive",
-        "A row sees the key at bound_max, which is the first that it must not see.",
+        "A row sees the key at bound_max, the first one that it must not see.",
         flags=("window-off-by-one",),
         applies=when(attends, tensor("bound_max")),
         mask=bounds_inclusive,
@@ -165,7 +165,8 @@ BUGS = (
     mutant(
         "window-ignored",
         "the window is ignored",
-        "The ring reads the window under another name and finds none; causal and documents stay.",
+        "The ring looks up the window under another name and finds none; the causal mask and "
+        "documents are applied.",
         "PrimeIntellect-ai/prime-rl/pull/2828", "huggingface/accelerate/pull/4177",
         flags=("mask-ignored-in-ring",),
         applies=WINDOW,
@@ -173,9 +174,10 @@ BUGS = (
     ),
     mutant(
         "window-per-block",
-        "each block has the window round its own diagonal",
-        "The same window is given to every ring step and counts local indices: keys of other workers "
-        "are lost or wrongly kept. One worker, or a window as wide as the sequence, is right.",
+        "each block applies the window to local indices",
+        "Every ring step gets the same window and applies it to local indices: keys of other "
+        "workers are wrongly hidden or wrongly visible. With one worker, or a window as wide as "
+        "the sequence, nothing shows.",
         "zhuzilin/ring-flash-attention",
         flags=("window-per-block",),
         applies=when(ring(2), term("window")),
@@ -184,7 +186,8 @@ BUGS = (
     mutant(
         "window-off-by-one",
         "the window has one key too many on each bounded side",
-        "The window counts keys where the kernel's sides are inclusive, or the reverse.",
+        "The window is a count of keys where the kernel expects inclusive distances, or the "
+        "reverse.",
         "huggingface/transformers/issues/39408",
         flags=("window-off-by-one",),
         applies=WINDOW,
@@ -193,7 +196,7 @@ BUGS = (
     mutant(
         "window-one-wide",
         "the window has one key too many to the left",
-        "The left side counts keys where it is a distance; the right side is right.",
+        "The left side is a count of keys where a distance is expected; the right side is correct.",
         "huggingface/transformers/issues/39408",
         flags=("window-off-by-one",),
         applies=when(WINDOW, lambda call: call.terms["window"][0] is not None),
@@ -209,9 +212,9 @@ BUGS = (
     ),
     mutant(
         "window-sentinel",
-        "an unbounded side of the window is taken for -1",
-        "-1 stands for 'unbounded' on one side of an interface and for itself on the other, so that "
-        "the band is empty: o = 0, lse = -inf.",
+        "an unbounded side of the window is read as the distance -1",
+        "One side of an interface writes -1 for 'unbounded' and the other reads a distance. The "
+        "band is empty: o = 0, lse = -inf.",
         "NVIDIA/TransformerEngine/issues/3528",
         flags=("window-sentinel",),
         applies=when(WINDOW, lambda call: None in call.terms["window"]),
@@ -219,7 +222,7 @@ BUGS = (
     ),
     mutant(
         "causal-as-empty-band",
-        "causal is handed on as the window (-1, 0), which is taken literally",
+        "causal is passed as the window (-1, 0), which is taken literally",
         "All rows are empty: o = 0, lse = -inf.",
         "NVIDIA/TransformerEngine/issues/3528", "NVIDIA/TransformerEngine/pull/3532",
         flags=("window-sentinel",),
@@ -228,16 +231,16 @@ BUGS = (
     ),
     mutant(
         "window-zero-unbounded",
-        "a window side of 0 is taken as unbounded",
-        "0 is tested as if it were 'not given'. A causal mask beside a right side of 0 hides it.",
+        "a window side of 0 is read as unbounded",
+        "0 is treated as 'not given'. A causal mask together with a right side of 0 hides it.",
         flags=("window-sentinel",),
         applies=when(WINDOW, lambda call: 0 in call.terms["window"]),
         terms=window_is(lambda left, right: (left or None, right or None)),
     ),
     mutant(
         "window-sides-swapped",
-        "left and right of the window are exchanged",
-        "Keys behind the row are seen where keys before it should be.",
+        "left and right of the window are swapped",
+        "Rows see later keys where they should see earlier ones.",
         applies=WINDOW,
         terms=window_is(lambda left, right: (right, left)),
     ),

@@ -167,8 +167,8 @@ BUGS = (
     mutant(
         "log2-lse",
         "a base-2 lse is merged as a natural one",
-        "The kernel gives lse / ln 2, and the merge takes exp of it, which sharpens the weights of the "
-        "parts. Parts of equal weight hide it in o, and one part hides it but for lse.",
+        "The kernel returns lse / ln 2, and the merge takes exp of it, which sharpens the weights "
+        "of the parts. Parts of equal weight hide it in o; with a single part only lse shows it.",
         "vllm-project/vllm/pull/47079", "flashinfer-ai/flashinfer/issues/2113",
         "sgl-project/sglang/issues/40903",
         flags=("log2-lse",),
@@ -176,13 +176,13 @@ BUGS = (
         part=base_2_part,
         guises=(
             guise(
-                "the merged lse is made natural again",
+                "the merged lse is converted back to natural",
                 when(ring(1), forward),
                 part=base_2_part,
                 finish=natural_at_last,
             ),
             guise(
-                "o alone, and lse is merged rightly",
+                "only o is wrong; lse is merged correctly",
                 when(merges, forward),
                 merge=base_2_weights_of_o,
             ),
@@ -191,7 +191,7 @@ BUGS = (
     mutant(
         "natural-lse-as-log2",
         "a natural lse is merged with weights 2**lse",
-        "The merge expects base 2 and gets natural lse, which flattens the weights of the parts.",
+        "The merge expects base 2 and gets a natural lse, which flattens the weights of the parts.",
         "sgl-project/sglang/pull/33065",
         flags=("natural-lse-as-log2",),
         applies=when(merges, forward),
@@ -200,14 +200,14 @@ BUGS = (
     mutant(
         "running-part-not-rescaled",
         "the running o and l are not rescaled when the maximum rises",
-        "The weight exp(m_old - m_new) of what was merged before is left out. Rows whose maximum comes "
-        "in their first block are right.",
+        "The factor exp(m_old - m_new) is not applied to what was accumulated earlier. Rows whose "
+        "maximum is in their first block are right.",
         applies=when(merges, forward),
         merge=not_rescaled,
     ),
     mutant(
         "merge-weights-exchanged",
-        "the two weights of a merge are exchanged",
+        "the two weights of a merge are swapped",
         "The running part gets the weight of the block, and the block that of the running part. Equal "
         "maxima hide it.",
         applies=when(merges, forward),
@@ -224,14 +224,14 @@ BUGS = (
     mutant(
         "normalised-part-as-sum",
         "a normalised block result is merged as an unnormalised one",
-        "The block divided by its sum already, and the merge divides again.",
+        "The block result is already divided by its sum, and the merge divides it again.",
         applies=when(attends, forward),
         merge=already_normal,
     ),
     mutant(
         "merge-overflow",
         "a merge takes exp of lse itself",
-        "exp(lse) overflows for scores of some hundreds and vanishes for those below about -100; in "
+        "exp(lse) overflows for scores of several hundred and underflows below about -100; in "
         "between the merge is right.",
         "NVIDIA/TransformerEngine/pull/716", "SHI-Labs/NATTEN/pull/202",
         flags=("merge-overflow",),
@@ -241,7 +241,8 @@ BUGS = (
     mutant(
         "merge-overflow-of-difference",
         "a merge takes exp(block lse - lse), which overflows",
-        "log(1 + exp(x)) is infinite where the new block dominates by more than the exponent's range.",
+        "log(1 + exp(x)) is infinite where the lse of the new block exceeds the running lse by "
+        "more than the exponent range.",
         "zhuzilin/ring-flash-attention/pull/30",
         flags=("merge-overflow",),
         applies=when(merges, forward),
@@ -249,8 +250,8 @@ BUGS = (
     ),
     mutant(
         "empty-merge-nan",
-        "two empty parts are merged to NaN",
-        "(-inf) - (-inf) where neither part has seen a key for a row.",
+        "two empty parts are merged into NaN",
+        "The merge computes (-inf) - (-inf) where neither part has seen a key for a row.",
         "vllm-project/vllm/pull/39148", "flashinfer-ai/flashinfer/issues/4051",
         flags=("empty-merge-nan",),
         applies=when(merges, forward),
@@ -260,8 +261,8 @@ BUGS = (
     mutant(
         "last-worker-unnormalised",
         "the last worker does not divide o by its sum",
-        "One worker takes another path through the end of its loop. A look at the first worker alone "
-        "sees nothing.",
+        "The loop of one worker ends on another code path. A test that checks only the first "
+        "worker sees nothing.",
         applies=when(attends, forward),
         hooks=last_worker_unnormalised,
     ),

@@ -165,7 +165,7 @@ BUGS = (
     mutant(
         "window-over-documents",
         "the window reaches into other documents",
-        "Under packing the window is clamped to the start of the stream and not to that of the "
+        "With packed documents the window is clamped to the start of the stream, not of the "
         "document. Documents longer than the window hide most of it.",
         "radixark/miles/pull/2038",
         flags=("window-over-documents",),
@@ -175,17 +175,17 @@ BUGS = (
     mutant(
         "packing-ignored",
         "packed documents attend across their boundaries",
-        "The batch interface of the ring knows no document starts. A single document is right.",
+        "The batch interface of the ring has no document starts. A single document hides it.",
         "axolotl-ai-cloud/axolotl/issues/3608", "NVIDIA-NeMo/Automodel/pull/2999",
         flags=("packing-ignored",),
         applies=when(attends, packed),
         mask=no_documents,
-        guises=(guise("padding is seen as well", when(attends, packed), mask=no_segments),),
+        guises=(guise("padding is visible as well", when(attends, packed), mask=no_segments),),
     ),
     mutant(
         "local-document-starts",
-        "document starts of the whole stream are read as local ones",
-        "Each worker takes the documents of the first worker's slots for those of its own.",
+        "document starts of the whole stream are used as local ones",
+        "Each worker applies the documents of the first worker's slots to its own.",
         "PrimeIntellect-ai/prime-rl/pull/2392", "axolotl-ai-cloud/axolotl/pull/2495",
         flags=("local-document-starts", "positions-not-sharded"),
         applies=when(ring(2), packed),
@@ -194,15 +194,16 @@ BUGS = (
     mutant(
         "documents-numbered-by-worker",
         "each worker numbers the documents that it holds from 0",
-        "Document ids are made from the tokens that a worker holds, so that document 0 of one worker is "
-        "taken for document 0 of another, and one document on two workers for two. One worker is right.",
+        "Document ids are computed from the tokens that a worker holds. Document 0 of two workers "
+        "is then treated as one document, and one document on two workers as two. With one worker "
+        "nothing shows.",
         flags=("local-document-starts",),
         applies=when(ring(2), packed),
         mask=numbered_by_worker,
     ),
     mutant(
         "length-floored",
-        "document lengths are floored to a multiple of the worker count",
+        "document lengths are rounded down to a multiple of the worker count",
         "The last tokens of a document are neither seen nor computed. Lengths divisible by W hide it.",
         "NVIDIA/TransformerEngine/issues/1930",
         flags=("length-floored",),
@@ -210,7 +211,7 @@ BUGS = (
         hooks=cut_short,
         guises=(
             guise(
-                "their queries are computed",
+                "the queries of these tokens are computed",
                 when(ring(2), term("cu_seqlens"), has_uneven_document),
                 hooks=keys_cut_short,
             ),
@@ -218,8 +219,8 @@ BUGS = (
     ),
     mutant(
         "empty-document",
-        "a document without queries shifts the documents behind it",
-        "Documents are counted where they have queries, so that later queries see the keys of an "
+        "a document without queries shifts the documents after it",
+        "Only documents that have queries are counted, so that later queries see the keys of an "
         "earlier document.",
         "Dao-AILab/flash-attention/issues/2562", "Dao-AILab/flash-attention/pull/2568",
         flags=("empty-document",),
@@ -229,7 +230,8 @@ BUGS = (
     mutant(
         "padding-is-a-document",
         "padding tokens attend to each other",
-        "Negative document ids are compared like any other: o and gradients of padding are not 0.",
+        "Negative document ids are compared like any other: o and the gradients of padding are "
+        "not 0.",
         "NVIDIA/TransformerEngine/pull/1012",
         flags=("padding-not-zero",),
         applies=when(attends, packed),
@@ -237,9 +239,9 @@ BUGS = (
     ),
     mutant(
         "padding-slots-counted",
-        "slots without a token are counted as keys",
-        "Zero keys of padding slots have scores of 0 and not of -inf, and dilute every row that sees "
-        "their position.",
+        "slots without a token count as keys",
+        "The zero keys of padding slots get scores of 0 instead of -inf, and dilute every row "
+        "that sees their position.",
         "NVIDIA/TransformerEngine/pull/1012",
         flags=("padding-not-zero", "padding-nan"),
         applies=when(attends, padded),

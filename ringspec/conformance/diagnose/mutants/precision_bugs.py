@@ -151,24 +151,24 @@ def has_wider_results(call: Call) -> bool:
 
 
 KEPT = "results have no more bits than that"
-LAST_BIT = "the last bit of a float32 operand, with which exp and float32 sums of undeclared order are free"
-MAY_FLUSH = "the bounds let a kernel flush what float32 itself holds as a subnormal number"
+LAST_BIT = "the bounds leave the last bit of a float32 operand open: exp and the order of float32 sums are undeclared"
+MAY_FLUSH = "the bounds allow a kernel to flush values that are subnormal in float32"
 
 BUGS = (
     mutant(
         "partials-rounded-to-16-bit",
         "each block's results are rounded to 16 bits on every ring step",
-        "o, dq, dk and dv of a block leave the kernel in the type of its inputs and are rounded again "
-        "in every addition, so that the error grows with the worker count.",
+        "o, dq, dk and dv of a block leave the kernel in the type of its inputs, and every "
+        "addition rounds them again: the error grows with the worker count.",
         "zhuzilin/ring-flash-attention/issues/42", "NVIDIA/TransformerEngine/pull/821",
         "Dao-AILab/flash-attention/pull/2723",
         flags=("partials-rounded-to-16-bit",),
         applies=lambda call: True,
         recipe=partials,
         guises=(
-            guise("o of the block alone", when(attends, forward), recipe=rounding("block_o")),
+            guise("only o of the block", when(attends, forward), recipe=rounding("block_o")),
             guise(
-                "gradients of the block alone",
+                "only gradients of the block",
                 when(attends, backward),
                 recipe=rounding("block_gradients"),
             ),
@@ -202,19 +202,19 @@ BUGS = (
         applies=when(merges, forward),
         recipe=rounding("merge", "carried_o"),
         guises=(
-            guise("o between steps alone", when(ring(2), forward), recipe=rounding("carried_o")),
+            guise("only o between steps", when(ring(2), forward), recipe=rounding("carried_o")),
         ),
     ),
     mutant(
         "statistics-in-16-bit",
-        "the running maximum's exponentials and sums are kept in 16 bits",
-        "exp(s - m), l and the lse that follows are rounded to the type of the inputs.",
+        "exp(s - m) and its running sum l are kept in 16 bits",
+        "exp(s - m), l and the lse computed from them are rounded to the type of the inputs.",
         flags=("partials-rounded-to-16-bit",),
         applies=lambda call: True,
         recipe=rounding("statistics"),
         guises=(
             guise(
-                "exponentials alone",
+                "only the exponentials",
                 attends,
                 absorb_tile=narrow_exponentials,
                 probabilities=narrow_probabilities,
@@ -224,18 +224,18 @@ BUGS = (
     mutant(
         "scores-in-16-bit",
         "the scores are rounded to 16 bits before the softmax",
-        "An error of one part in 256 of a large score is one of its whole weight.",
+        "An error of one part in 256 changes the weight of a score of 256 by a factor of e.",
         applies=attends,
         recipe=rounding("scores"),
     ),
     mutant(
         "lse-in-16-bit",
-        "the backward reads an lse of 16 bits",
+        "the backward reads an lse that was rounded to 16 bits",
         "p = exp(s - lse) is off by the rounding of lse, the same for a whole row.",
         applies=when(attends, backward),
         recipe=rounding("backward_lse"),
         guises=(
-            guise("and returns it", when(attends, forward), recipe=rounding("backward_lse", "lse")),
+            guise("and the forward returns it", when(attends, forward), recipe=rounding("backward_lse", "lse")),
         ),
     ),
     mutant(
@@ -245,9 +245,9 @@ BUGS = (
         applies=when(attends, backward),
         recipe=rounding("delta", "dy_o_products"),
         guises=(
-            guise("the sum alone", when(attends, backward), recipe=rounding("delta")),
+            guise("only the sum", when(attends, backward), recipe=rounding("delta")),
             guise(
-                "the products dy * o alone", when(attends, backward), recipe=rounding("dy_o_products")
+                "only the products dy * o", when(attends, backward), recipe=rounding("dy_o_products")
             ),
         ),
     ),
@@ -263,22 +263,22 @@ BUGS = (
     ),
     mutant(
         "truncated-p",
-        "P is cut to 16 bits and not rounded",
-        "Every weight is a little too small: o and dv are biased by half a unit of the type's last "
-        "place, which no bound on single values sees.",
+        "P is truncated to 16 bits instead of rounded",
+        "Every weight is slightly too small: o and dv are biased by half a unit in the last "
+        "place, which no bound on single values detects.",
         flags=("double-rounding",),
         applies=attends,
         absorb_tile=cut_p,
         operand=cut_operand("p"),
         guises=(
-            guise("in the backward alone", when(attends, backward), operand=cut_operand("p")),
+            guise("in the backward only", when(attends, backward), operand=cut_operand("p")),
         ),
         unseen={"float32": LAST_BIT},
     ),
     mutant(
         "truncated-ds",
-        "dS is cut to 16 bits and not rounded",
-        "Every entry is a little too near to 0, so that dq and dk are too small.",
+        "dS is truncated to 16 bits instead of rounded",
+        "Every entry is slightly too close to 0, so that dq and dk are too small.",
         flags=("double-rounding",),
         applies=when(attends, backward),
         operand=cut_operand("ds"),
@@ -286,19 +286,19 @@ BUGS = (
     ),
     mutant(
         "truncated-results",
-        "results are cut to their type and not rounded",
+        "results are truncated to their type instead of rounded",
         "o and the gradients lose up to one unit in the last place, always towards 0.",
         flags=("double-rounding",),
         applies=attends,
         hooks=cut_results(("o", "dq", "dk", "dv"), "outputs", "gradients"),
         guises=(
             guise(
-                "the gradients alone",
+                "only the gradients",
                 when(attends, backward),
                 cut_results(("dq", "dk", "dv"), "gradients"),
             ),
             guise(
-                "and the backward reads the o that was cut",
+                "and the backward reads the truncated o",
                 when(attends, forward, backward),
                 cut_before_backward,
             ),
@@ -306,8 +306,8 @@ BUGS = (
     ),
     mutant(
         "subnormal-flushed",
-        "results below the least normal number become 0",
-        "The processor's mode flushes subnormal numbers. Usual sizes hide it.",
+        "results below the smallest normal number become 0",
+        "The processor's mode flushes subnormal numbers. Ordinary values hide it.",
         flags=("subnormal-flushed",),
         applies=lambda call: True,
         hooks=flushed,

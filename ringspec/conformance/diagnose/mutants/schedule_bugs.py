@@ -142,8 +142,8 @@ BUGS = (
     mutant(
         "stale-keys",
         "backward differentiates every step against step-0 keys",
-        "Each step reads what the attention of step 0 saved: keys, values, and that block's own lse and o. "
-        "The forward is right; from two workers on dq, dk and dv are wrong.",
+        "Each step reads what the attention of step 0 saved: keys, values, and the lse and o of "
+        "that block. The forward is right. With two or more workers, dq, dk and dv are wrong.",
         "huggingface/diffusers/issues/14265", "huggingface/diffusers/pull/14274",
         flags=("stale-keys",),
         applies=when(ring(2), circulates("kv", "gather"), backward),
@@ -154,8 +154,9 @@ BUGS = (
     mutant(
         "stale-keys-alone",
         "backward reads the keys of step 0 with the row sums of whole rows",
-        "The backward rotates keys and values in local variables, but each step reads those that were "
-        "saved at step 0; lse and dy_o_sum are right. From two workers on dq, dk and dv are wrong.",
+        "The backward rotates keys and values in local variables, but each step reads those that "
+        "were saved at step 0. lse and dy_o_sum are right. With two or more workers, dq, dk and "
+        "dv are wrong.",
         flags=("stale-keys",),
         applies=when(ring(2), circulates("kv", "gather"), backward),
         sees=stale_keys,
@@ -163,7 +164,8 @@ BUGS = (
     mutant(
         "stale-keys-in-forward",
         "forward computes every step with step-0 keys",
-        "Each step reads the worker's own keys and values, whatever arrived. A single worker is right.",
+        "Each step reads the worker's own keys and values instead of those that arrived. With one "
+        "worker nothing shows.",
         flags=("stale-keys",),
         applies=when(ring(2), forward),
         sees=stale_keys_forward,
@@ -171,7 +173,7 @@ BUGS = (
     mutant(
         "stale-queries",
         "backward of the Q ring computes every step with step-0 queries and dy",
-        "lse and dy_o_sum travel, q and dy are read from where they were at the start.",
+        "lse and dy_o_sum travel; q and dy are read from the worker's own block.",
         flags=("stale-keys",),
         applies=QUERY_RING,
         sees=stale_queries,
@@ -179,7 +181,8 @@ BUGS = (
     mutant(
         "row-sums-not-travelling",
         "lse and dy_o_sum do not travel with their queries in the Q ring",
-        "Each step takes q and dy of the visiting block and lse and dy_o_sum of the worker's own rows.",
+        "Each step uses q and dy of the visiting block, but lse and dy_o_sum of the worker's own "
+        "rows.",
         applies=QUERY_RING,
         sees=stale_row_sums,
     ),
@@ -193,16 +196,18 @@ BUGS = (
     ),
     mutant(
         "dq-not-home",
-        "the last step's share of dq is lost in the Q ring",
-        "dq goes home before the last block is computed, whose share stays where it was computed.",
+        "the last step's contribution to dq is lost in the Q ring",
+        "dq returns to its owner before the last block is computed. The contribution of that "
+        "block stays on the worker that computed it.",
         flags=("dq-not-home",),
         applies=QUERY_RING,
         add=without_last_share,
     ),
     mutant(
         "values-one-step-late",
-        "values are one ring step behind their keys",
-        "Only the transfer of keys is waited for; the values are still those of the step before.",
+        "values arrive one ring step later than their keys",
+        "The step waits for the transfer of keys only; the values are still those of the previous "
+        "step.",
         flags=("buffer-reuse",),
         applies=FORWARD_RING,
         sees=values_late,
@@ -216,9 +221,9 @@ BUGS = (
     ),
     mutant(
         "blocks-one-step-late",
-        "each step computes with the block of the step before",
-        "The first block is counted twice and the last never, because a step does not wait for its "
-        "own transfer.",
+        "each step computes with the block of the previous step",
+        "A step does not wait for its own transfer: the first block is counted twice and the last "
+        "never.",
         flags=("buffer-reuse",),
         applies=FORWARD_RING,
         sees=one_block_late,
@@ -242,7 +247,8 @@ BUGS = (
     mutant(
         "last-step-dropped-in-backward",
         "the last ring step of the backward is not computed",
-        "The forward is right; dq, dk and dv miss the share of one pair of blocks for each worker.",
+        "The forward is right. dq, dk and dv lack the contribution of one pair of blocks for each "
+        "worker.",
         applies=when(ring(2), backward),
         computes=backward_not_in_last_step,
         guises=(
@@ -257,59 +263,59 @@ BUGS = (
     mutant(
         "own-block-dropped",
         "the first ring step is not computed",
-        "Each worker computes after it has received, and never with its own keys.",
+        "Each worker computes only after a transfer, and so never with its own keys.",
         applies=ring(2),
         computes=not_first,
     ),
     mutant(
         "last-step-alone",
-        "o is that of the last ring step alone",
-        "Each step writes its result over that of the steps before instead of merging it.",
+        "o is the result of the last ring step only",
+        "Each step overwrites the result of the previous steps instead of merging with it.",
         applies=when(ring(2), forward),
         merge=last_step_alone,
     ),
     mutant(
         "dkv-overwritten",
-        "dk and dv are those of the last ring step alone",
-        "Each step writes its share over the accumulator instead of adding it.",
+        "dk and dv are those of the last ring step only",
+        "Each step overwrites the accumulator instead of adding to it.",
         applies=when(ring(2), circulates("kv", "q"), backward),
         add=overwritten("dk", "dv"),
     ),
     mutant(
         "dq-overwritten",
-        "dq is that of the last ring step alone",
-        "Each step writes its share over the accumulator instead of adding it; dk and dv are right.",
+        "dq is that of the last ring step only",
+        "Each step overwrites the accumulator instead of adding to it; dk and dv are right.",
         applies=when(ring(2), backward),
         add=overwritten("dq", "dbias"),
         guises=(guise("dbias is right", when(ring(2), backward), add=overwritten("dq")),),
     ),
     mutant(
         "first-share-twice",
-        "the share of the first ring step is added twice",
-        "The accumulators are started with the first share, to which it is added once more.",
+        "the contribution of the first ring step is added twice",
+        "The accumulators start with the first contribution, and it is added to them once more.",
         applies=when(ring(1), backward),
         add=first_share_twice,
     ),
     mutant(
         "dkv-cloned-early",
-        "dk of the last head misses the share that arrives last",
-        "The buffer of a head is copied before its reduction has landed. Other heads, dv and the "
-        "forward are right, and so is one worker.",
+        "dk of the last head lacks the contribution that arrives last",
+        "The buffer of a head is copied before its reduction has finished. Other heads, dv and "
+        "the forward are right. With one worker nothing shows.",
         "cornstarch-org/Cornstarch/pull/70",
         applies=when(ring(2), backward),
         add=cloned_early,
     ),
     mutant(
         "other-workers-unwritten",
-        "results of every worker but the first are not written",
-        "The kernel is launched on the first device, whichever device holds the tensors. A test that "
-        "looks at the first worker sees nothing.",
+        "only the first worker's results are written",
+        "The kernel is launched on the first device, whichever device holds the tensors. A test "
+        "that checks only the first worker sees nothing.",
         "Dao-AILab/flash-attention/pull/1793",
         applies=ring(2),
         results=other_workers_unwritten,
         guises=(
             guise(
-                "o alone, which the backward reads", when(ring(2), forward), finish=o_of_first_worker
+                "only o, which the backward reads", when(ring(2), forward), finish=o_of_first_worker
             ),
         ),
     ),

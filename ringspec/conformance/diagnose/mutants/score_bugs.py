@@ -121,7 +121,7 @@ BUGS = (
     mutant(
         "softcap-gradient-missing",
         "the derivative of the soft cap is left out",
-        "ds is taken for dz, without the factor 1 - t**2. Scores far below the cap hide it.",
+        "ds is used as dz, without the factor 1 - t**2. Scores far below the cap hide it.",
         flags=("softcap-gradient-missing",),
         applies=when(CAPPED, backward),
         uncapped=constant_slope,
@@ -129,7 +129,7 @@ BUGS = (
     mutant(
         "softcap-ignored-in-backward",
         "the backward runs without the soft cap",
-        "It is called with a cap of 0. Its scores are not those of the lse, and p does not sum to 1.",
+        "It is called with a cap of 0. Its scores do not match the lse, and p does not sum to 1.",
         "xdit-project/xDiT/pull/598",
         flags=("softcap-gradient-missing",),
         applies=when(CAPPED, backward),
@@ -138,7 +138,7 @@ BUGS = (
     mutant(
         "softcap-before-bias",
         "the bias is added after the soft cap",
-        "cap(z) + bias for cap(z + bias).",
+        "cap(z) + bias instead of cap(z + bias).",
         flags=("softcap-gradient-missing",),
         applies=when(CAPPED, tensor("bias")),
         score=bias_after_cap,
@@ -146,14 +146,15 @@ BUGS = (
     mutant(
         "softcap-before-scale",
         "the scale is applied after the soft cap",
-        "scale * cap(q k). A scale of 1 hides it.",
+        "scale * cap(q k) instead of cap(scale * q k). A scale of 1 hides it.",
         applies=CAPPED,
         score=scale_after_cap,
     ),
     mutant(
         "softcap-over-mask",
         "the mask is applied before the soft cap",
-        "The cap makes a finite score of -inf, so that hidden keys get weight. A large cap hides it.",
+        "The cap turns -inf into a finite score, so that hidden keys get weight. A large cap "
+        "hides it.",
         flags=("sentinel",),
         applies=CAPPED,
         score=mask_before_cap,
@@ -168,15 +169,15 @@ BUGS = (
     mutant(
         "bias-before-scale",
         "the bias is scaled",
-        "scale * (q k + bias). A scale of 1 hides it.",
+        "scale * (q k + bias) instead of scale * q k + bias. A scale of 1 hides it.",
         applies=BIASED,
         score=bias_before_scale,
     ),
     mutant(
         "bias-columns-local",
         "the bias is read at local key indices",
-        "Every visiting block reads columns 0 to n - 1, those of the first worker's keys. One worker is "
-        "right.",
+        "Every visiting block reads columns 0 to n - 1, those of the first worker's keys. With "
+        "one worker nothing shows.",
         "NVIDIA/TransformerEngine/issues/1046",
         flags=("causal-on-every-step",),
         applies=when(ring(2), BIASED),
@@ -185,7 +186,8 @@ BUGS = (
     mutant(
         "bias-gradient-reduced",
         "dbias is not summed over the axes along which bias was broadcast",
-        "The first batch entry, head, row or key stands for all. A bias with all axes hides it.",
+        "The first batch entry, head, row or key is returned instead of the sum. A bias with all "
+        "axes hides it.",
         flags=("bias-gradient-reduced",),
         applies=when(BIASED, backward, broadcast),
         for_bias=first_of_broadcast,
@@ -200,8 +202,8 @@ BUGS = (
     ),
     mutant(
         "bias-gradient-of-first-step",
-        "dbias is that of the worker's first ring step",
-        "The shares of later steps are not added. One worker is right.",
+        "dbias is that of the worker's first ring step only",
+        "The contributions of later steps are not added. With one worker nothing shows.",
         flags=("bias-gradient-reduced",),
         applies=when(ring(2), tensor("bias"), backward),
         add=bias_of_first_step,

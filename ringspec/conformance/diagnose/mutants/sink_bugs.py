@@ -112,8 +112,8 @@ BUGS = (
     mutant(
         "sink-dropped",
         "the sinks are dropped",
-        "The ring calls a kernel for plain softmax: sinks have no weight, and their gradient is 0. Sinks "
-        "that start far below the scores hide it.",
+        "The ring calls a kernel for plain softmax: sinks get no weight, and their gradient is 0. "
+        "Sinks that start far below the scores hide it.",
         "NVIDIA/TransformerEngine/pull/3551",
         flags=("sink-dropped",),
         applies=SINKS,
@@ -123,16 +123,16 @@ BUGS = (
     mutant(
         "sink-per-block",
         "the sinks are counted once for each block",
-        "Each ring step adds the sinks to its own sum, so that a row counts them W times. One worker is "
-        "right.",
+        "Each ring step adds the sinks to its own sum, so that a row counts them W times. With "
+        "one worker nothing shows.",
         flags=("sink-per-block",),
         applies=when(ring(2), tensor("sinks"), forward),
         hooks=sinks_in_every_block,
     ),
     mutant(
         "sink-outside-maximum",
-        "the sinks take no part in the maximum",
-        "A large sink overflows, and a row that has sinks alone is NaN.",
+        "the maximum leaves the sinks out",
+        "A large sink overflows, and a row that has only sinks is NaN.",
         "Dao-AILab/flash-attention/pull/2752",
         flags=("sink-outside-maximum",),
         applies=when(SINKS, forward),
@@ -141,15 +141,16 @@ BUGS = (
     mutant(
         "lse-without-sinks",
         "lse leaves the sinks out",
-        "o is right; the p of the backward, exp(s - lse), sums to 1 over the keys alone.",
+        "o is right; the p of the backward, exp(s - lse), sums to 1 over the keys without the "
+        "sinks.",
         flags=("sink-dropped",),
         applies=when(SINKS, forward),
         finish=lse_without_sinks,
     ),
     mutant(
         "sink-gradient-local",
-        "the gradient of the sinks is that of the first worker's rows",
-        "The shares of the other workers are not added.",
+        "the gradient of the sinks covers the first worker's rows only",
+        "The contributions of the other workers are not added.",
         "NVIDIA/Megatron-LM/issues/7452", "NVIDIA/Megatron-LM/pull/7530",
         flags=("sink-gradient-local",),
         applies=when(ring(2), tensor("sinks"), backward),
@@ -166,7 +167,7 @@ BUGS = (
     mutant(
         "sink-scaled",
         "the sinks are multiplied by the scale",
-        "They are treated as scores that are not scaled yet. A scale of 1 hides it.",
+        "They are treated as scores that have not been scaled yet. A scale of 1 hides it.",
         flags=("sink-dropped",),
         applies=SINKS,
         terms=scaled_sinks,
@@ -174,7 +175,7 @@ BUGS = (
     mutant(
         "first-sink-alone",
         "only the first of several sinks is counted",
-        "One sink for each head hides it.",
+        "One sink per head hides it.",
         flags=("sink-dropped",),
         applies=when(SINKS, forward, lambda call: call.worker("sinks", 0).shape[1] > 1),
         terms=first_of_several,
@@ -182,10 +183,10 @@ BUGS = (
     mutant(
         "sinks-of-first-head",
         "all heads use the sinks of the first head",
-        "Sinks that start alike in all heads hide it.",
+        "Sinks with the same start values in all heads hide it.",
         flags=("sink-dropped",),
         applies=when(SINKS, attends),
         terms=of_first_head,
-        guises=(guise("in the forward alone", when(SINKS, forward), terms=of_first_head_in_forward),),
+        guises=(guise("in the forward only", when(SINKS, forward), terms=of_first_head_in_forward),),
     ),
 )  # fmt: skip

@@ -145,8 +145,8 @@ BUGS = (
     mutant(
         "ring-direction-of-keys",
         "keys travel against the direction that the mask assumes",
-        "Ownership is computed for the other direction, so that the mask and the block do not belong "
-        "together. Two workers cannot show it, nor can attention without a mask in the forward.",
+        "The mask assumes one direction of the ring and the keys travel in the other. It takes "
+        "three workers; without a mask the forward is right.",
         "pytorch/pytorch/pull/129514", "zhuzilin/ring-flash-attention/pull/10",
         flags=("ring-direction",),
         applies=when(ring(3), circulates("kv", "q")),
@@ -154,12 +154,12 @@ BUGS = (
         hop=keys_against,
         guises=(
             guise(
-                "in the backward alone",
+                "in the backward only",
                 when(ring(3), circulates("kv"), backward),
                 hop=saved_keys_against,
             ),
             guise(
-                "gradients go with their keys, and the mask alone is wrong",
+                "gradients travel with their keys, and only the mask is wrong",
                 when(ring(3), circulates("kv", "q")),
                 sees=owner_of_other_direction,
             ),
@@ -167,9 +167,9 @@ BUGS = (
     ),
     mutant(
         "ring-direction",
-        "gradients are sent the other way round than the blocks that they belong to",
-        "The accumulators go to the other neighbour than their inputs. With two workers both "
-        "neighbours are the same, and nothing shows.",
+        "gradients travel against the direction of the blocks that they belong to",
+        "The accumulators go to one neighbour and their inputs to the other. With two workers "
+        "both neighbours are the same, and nothing shows.",
         "pytorch/pytorch/pull/129514",
         flags=("ring-direction",),
         applies=when(ring(3), circulates("kv", "q"), backward),
@@ -178,8 +178,8 @@ BUGS = (
     mutant(
         "dkv-not-home",
         "dk and dv stop one hop short of their owner",
-        "The accumulators make as many hops as the keys and miss the one that brings them home; each "
-        "worker returns the gradients of its neighbour's keys.",
+        "The accumulators make as many hops as the keys and skip the final hop that returns them "
+        "to their owner. Each worker returns the gradients of its neighbour's keys.",
         "zhuzilin/ring-flash-attention/pull/10",
         flags=("dkv-not-home",),
         applies=KEY_RING,
@@ -188,7 +188,7 @@ BUGS = (
     mutant(
         "dq-one-hop-short",
         "dq stops one hop short of its owner in the Q ring",
-        "The accumulators of queries miss the hop that brings them home.",
+        "The accumulators of queries skip the final hop that returns them to their owner.",
         flags=("dq-not-home",),
         applies=QUERY_RING,
         hop=not_home,
@@ -206,15 +206,15 @@ BUGS = (
     mutant(
         "buffer-reuse",
         "a block is received into the buffer that is still being sent",
-        "From the second transfer on, sender and receiver share a buffer, so that one block reaches "
-        "everybody and the others are lost. It takes three workers.",
+        "From the second transfer on, sender and receiver share a buffer: one block reaches every "
+        "worker and the others are lost. It takes three workers.",
         "zhuzilin/ring-flash-attention/commit/8c83989", "NVIDIA/TransformerEngine/pull/951",
         flags=("buffer-reuse",),
         applies=when(ring(3), circulates("kv", "q")),
         hop=received_in_place,
         guises=(
             guise(
-                "of keys and values alone, copied in the order of the senders",
+                "keys and values only, copied in the order of the senders",
                 when(ring(3), circulates("kv", "q")),
                 hop=keys_received_in_place,
             ),
@@ -222,9 +222,9 @@ BUGS = (
     ),
     mutant(
         "group-ranks",
-        "neighbours are numbered inside half of the ring",
-        "Ranks of a group stand where global ranks are wanted: blocks circulate among the first half "
-        "of the workers, and the second half listens to them.",
+        "neighbours are numbered within half of the ring",
+        "Ranks of a group are used as global ranks: blocks circulate among the first half of the "
+        "workers, and the second half receives them as well.",
         "zhuzilin/ring-flash-attention/commit/7895974",
         flags=("group-ranks",),
         applies=when(
@@ -234,9 +234,9 @@ BUGS = (
     ),
     mutant(
         "ring-not-closed",
-        "the worker at the end of the chain receives nothing",
-        "The transfer from the last worker to the first is missing, so that the first one computes "
-        "its own block again and again.",
+        "the last worker does not send to the first",
+        "The transfer that closes the ring is missing: the first worker computes its own block "
+        "again and again.",
         flags=("ring-direction",),
         applies=when(ring(2), circulates("kv", "q")),
         hop=open_chain,
@@ -244,8 +244,8 @@ BUGS = (
     mutant(
         "strides-ignored",
         "views are sent as if their memory were contiguous",
-        "Keys and values that are slices of a packed tensor arrive with heads and tokens mixed. The "
-        "worker's own block is right, and so is a single head.",
+        "Keys and values that are slices of a packed tensor arrive with heads and tokens mixed. "
+        "The worker's own block is right, and so is a call with one head.",
         "zhuzilin/ring-flash-attention/commit/1cad320", "zhuzilin/ring-flash-attention/commit/22f0e1d",
         applies=when(
             ring(2), circulates("kv"), lambda call: call.worker("k", 0).shape[1] > 1
@@ -255,9 +255,10 @@ BUGS = (
     mutant(
         "dkv-transfer-misread",
         "dk and dv are both returned as dk + dv, with the dv of the neighbouring worker",
-        "The last transfer returns (received, sent), each a stack of dk and dv, which is read as (dk, dv). "
-        "Autograd adds up a stack whose sum has the shape of the input: dk is dk + dv of the worker's own "
-        "keys, and dv is dk + dv of those that it sent home. o and dq are right, and nothing is raised.",
+        "The last transfer returns (received, sent), each a stack of dk and dv, which is read as "
+        "(dk, dv). Autograd sums a stack to the shape of the input: dk becomes dk + dv of the "
+        "worker's own keys, and dv becomes dk + dv of the keys that it returned to their owner. o "
+        "and dq are right, and no error is raised.",
         "lucidrains/ring-attention-pytorch",
         applies=when(
             KEY_RING, lambda call: call.worker("k", 0).shape == call.worker("v", 0).shape
@@ -267,7 +268,8 @@ BUGS = (
     mutant(
         "dkv-not-reduced",
         "dk and dv of gathered keys are not summed over the workers",
-        "Keys were gathered; each worker returns its own share of the gradients of its own keys.",
+        "Each worker gathers all keys, and returns only its own contribution to the gradients of "
+        "its own keys.",
         applies=when(ring(2), circulates("gather"), backward),
         reduced=own_part,
     ),
