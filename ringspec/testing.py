@@ -1,9 +1,9 @@
-"""For test files and notebooks: is this what a ring of W workers must give, and does a target conform?
+"""Assertions for test files and notebooks.
 
-:func:`check` runs the conformance suite on a target. :func:`assert_ring_attention` is for tests that exist
-already.
+:func:`check` runs the conformance suite on a target. :func:`assert_ring_attention` compares given tensors with
+ring attention, for tests that you already have.
 
-The truth is :mod:`ringspec.spec.definition`; the bounds are those of :mod:`ringspec.compare.bounds`.
+Expected values follow :mod:`ringspec.spec.definition`; bounds are from :mod:`ringspec.compare.bounds`.
 
 >>> import numpy as np
 >>> from ringspec.rings.ring import ring
@@ -71,38 +71,41 @@ def assert_ring_attention(
     diagnose: bool = True,
     **options: Any,
 ) -> None:
-    """Raise AssertionError, with the mismatch and its diagnosis, unless ``got`` is ring attention.
+    """Raise AssertionError, with a diagnosis, unless ``got`` is the result of ring attention.
 
-    ``got``      a mapping of some of o, lse, dq, dk, dv, dsinks, dbias, or o alone
+    ``got``      a mapping with some of o, lse, dq, dk, dv, dsinks, dbias; or o only
     ``q``        [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv], ``dy`` like o: the
-                 upstream gradient with which the gradients were made
+                 upstream gradient of the gradients in ``got``
     ``workers``  W; ``layout``: 'contiguous', 'striped', 'zigzag', 'zigzag_per_document' or a table
                  [W, n] of tokens
-    ``recipe``   how the kernel computes (:data:`ringspec.RECIPES`); it decides the bounds, and the
-                 dtypes that results have
-    ``lse``      'natural', or 'base2' for a kernel whose lse is to base 2
-    ``dlse``     [B, H, Sq], the upstream gradient of the natural lse, where there is one
-    ``diagnose`` compare a mismatch with every known bug: seconds for small problems, none for more than
-                 2**19 = B * H * Sq * Sk. False where many mismatches are wanted, as when an example is shrunk
+    ``recipe``   the number formats of the kernel (:data:`ringspec.RECIPES`); it decides the bounds and
+                 the dtypes of results
+    ``lse``      'natural', or 'base2' for a kernel that returns lse to base 2
+    ``dlse``     [B, H, Sq], the upstream gradient of the natural lse; None: 0
+    ``diagnose`` compare a mismatch with every known bug. This takes seconds, and is left out if
+                 B * H * Sq * Sk > 2**19. False saves time if many mismatches are expected
     ``options``  those of :func:`ringspec.attention`: causal, window, scale, softcap, cu_seqlens, sinks...
 
-    Each of the tensors, in and out, is a NumPy, PyTorch or JAX array of any float dtype: gathered in
-    the order of the tokens, or a list of W arrays in slot order (a stack [W, ...] is one as well).
-    dsinks, and dbias of a bias that all queries share, are sums over queries: gathered they have the
-    shape of sinks or bias and are the whole sum, as a list they are each worker's own share.
+    Each input and result is a NumPy, PyTorch or JAX array of any float dtype: one array in token order,
+    or a list of W arrays (or a stack [W, ...]) in slot order. dsinks, and dbias of a bias that all queries
+    share, are sums over queries: one array, of the shape of sinks or bias, is the whole sum; a list has
+    the contribution of each worker.
 
-    Every worker's every element is compared: with the exact values for small problems, else with
-    float64 (the text says which). A result may come in a dtype that is wider than the recipe's; one
-    that cannot hold the recipe's numbers, such as float16 under 'float32', is a 'wrong dtype'.
+    Every element of every worker is compared: with exact values for small problems, else with float64
+    (the error text says which). The dtype of a result may be wider than the recipe's; one that cannot
+    hold the recipe's numbers, such as float16 under 'float32', is a 'wrong dtype'.
 
-    Raises OptionError for the name of another result, and another
-    :class:`~ringspec.errors.RingspecError` for inputs that make no problem, and for ones that
-    the recipe's input format cannot hold: then the kernel rounded them, and saw other numbers.
+    Raises OptionError for an unknown name of a result, and another :class:`~ringspec.errors.RingspecError`
+    for invalid inputs. Inputs that the recipe's input format cannot hold are invalid, because the kernel
+    would round them and compute with other numbers.
     """
     used = recipe_of(recipe)
     if lse not in LSE_BASES:
         raise OptionError(
-            "the base of an lse", shown(lse), nearest(str(lse), LSE_BASES), code="unknown-name"
+            "the base of lse, 'natural' or 'base2'",
+            shown(lse),
+            nearest(str(lse), LSE_BASES),
+            code="unknown-name",
         )
     options = {name: to_numpy(x) if hasattr(x, "shape") else x for name, x in options.items()}
     results = _results_of(got, dy is not None, options)
@@ -134,28 +137,32 @@ def assert_ring_attention(
 
 
 def _results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors by name; whatever ``dy`` asks for must be there."""
+    """The tensors by name; the gradients are required if ``dy`` is given."""
     results = dict(got) if isinstance(got, Mapping) else {"o": got}
     for name in results:
         if name not in RESULTS:
             raise OptionError(
-                "a name of a result", shown(name), nearest(name, RESULTS), code="unknown-name"
+                "the name of a result", shown(name), nearest(name, RESULTS), code="unknown-name"
             )
     results = {name: results[name] for name in RESULTS if results.get(name) is not None}
     for name in GRADIENTS if with_gradients else ("o",):
         if name not in results:
-            raise OptionError(f"{name} in what is tested", "none", "pass what the kernel gives")
+            raise OptionError(
+                f"{name} in got", "no such tensor", f"pass {name} as the kernel returns it"
+            )
     extra = [name for name in (*GRADIENTS, *OVER_ROWS) if name in results and not with_gradients]
     if extra:
-        raise OptionError(f"dy beside {extra[0]}", "none", "pass the dy that it was made with")
+        raise OptionError(
+            f"dy together with {extra[0]}", "no dy", "pass the dy from which it was computed"
+        )
     for name, of in OVER_ROWS.items():
         if name in results and options.get(of) is None:
-            raise OptionError(f"{of} beside {name}", "none", f"pass {of}=, of which it is")
+            raise OptionError(f"{of} together with {name}", f"no {of}", f"pass {of}=")
     return results
 
 
 def _shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | NDArray:
-    """One array a worker where that is what came, else the gathered array."""
+    """One array per worker if ``x`` is a list or a stack, else the gathered array."""
     if isinstance(x, (list, tuple)) and len(x) == workers and np.ndim(x[0]) == rank:
         return [to_numpy(one, name) for one in x]
     array = to_numpy(x, name)
@@ -167,7 +174,7 @@ def _shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | ND
 def _gathered(
     name: str, x: Any, workers: int, layout: Any, cu_seqlens: Any, recipe: Recipe
 ) -> NDArray[np.float64]:
-    """An input in the order of the tokens, in float64, its values those that the kernel saw."""
+    """An input in token order, in float64; values that the recipe would round are refused."""
     rank = INPUTS[name]
     shards = _shards_of(x, workers, name, rank)
     if isinstance(shards, list):
@@ -187,23 +194,23 @@ def _gathered(
         values = _number(name, shards)
     if name != "dlse" and not (round_to(values, recipe.inputs) == values).all():
         raise OptionError(
-            f"{name} that {recipe.inputs} holds, because the recipe is {recipe.name}",
-            "values that it rounds",
-            f"round {name} to {recipe.inputs} first, or pass the recipe of its own format",
+            f"values of {name} that {recipe.inputs}, the input format of recipe {recipe.name}, can hold",
+            f"values that {recipe.inputs} rounds",
+            f"round {name} to {recipe.inputs} first, or pass the recipe of its format",
         )
     return values
 
 
 def _number(name: str, x: NDArray) -> NDArray[np.float64]:
     if name_of(x.dtype) is None:
-        raise DtypeError(f"{name} of a float dtype", str(x.dtype), "convert it")
+        raise DtypeError(f"{name} of a float dtype", str(x.dtype), "convert it to a float dtype")
     return load(x, name)
 
 
 def _table_for(
     shards: list[NDArray[np.float64]], workers: int, layout: Any, cu_seqlens: Any, rank: int
 ) -> NDArray[np.int64]:
-    """Which token each slot holds. Padded documents end where ``cu_seqlens`` does."""
+    """The token in each slot. Padded documents end at the last entry of ``cu_seqlens``."""
     length = sum(one.shape[2] if one.ndim == rank else 0 for one in shards)
     if isinstance(layout, str) and layout == "zigzag_per_document" and cu_seqlens is not None:
         length = int(np.asarray(cu_seqlens)[-1])
@@ -224,7 +231,7 @@ def _check_upstream(problem: Problem, given: Mapping[str, NDArray[np.float64]]) 
 
 
 class Judge:
-    """The truth dealt to the workers, and the bounds of the recipe."""
+    """The truth for each worker, and the bounds of the recipe."""
 
     def __init__(
         self,
@@ -254,14 +261,14 @@ class Judge:
             self.floors[name] = bound_floors(recipe, sizes, largest, **due)[name]
 
     def due(self, name: str) -> str:
-        """The format in which the recipe gives a result; sums for a parameter may have its own."""
+        """The format of a result in the recipe; a gradient of sinks or bias may be narrower."""
         own = {"o": self.recipe.outputs, "lse": self.recipe.lse, "dsinks": self.recipe.lse}
         due = own.get(name, self.recipe.gradients)
         parameter = name_of(self.given[name].dtype) if name in self.given else None
         return due if parameter is None else narrower(due, parameter)
 
     def verdicts(self, name: str, x: Any) -> Sequence[TensorVerdict]:
-        """One verdict a worker; of a sum over all workers a single one."""
+        """One verdict per worker, or a single one for a sum over all workers."""
         table = self.tables["k" if name in OF_KEYS else "q"]
         rank = self.given[name].ndim if name in self.given else 3 if name == "lse" else 4
         shards = _shards_of(x, len(table), name, rank)
@@ -283,7 +290,7 @@ class Judge:
     def outputs(
         self, results: Mapping[str, Any], verdicts: Sequence[TensorVerdict]
     ) -> dict[str, tuple[NDArray, ...]]:
-        """One array a worker of o, lse and the gradients of q, k, v that have the form that is due."""
+        """One array per worker of o, lse, dq, dk and dv; results of a wrong shape or dtype are left out."""
         formless = {one.tensor for one in verdicts if one.kind in ("wrong shape", "wrong dtype")}
         outputs = {}
         for name in ("o", "lse", *GRADIENTS):
@@ -311,7 +318,7 @@ class Judge:
         storage, due = name_of(got.dtype), self.due(name)
         if storage is None or not holds(storage, due):
             self.notes[name, str(got.dtype)] = (
-                f"{name} came as {got.dtype}; recipe {self.recipe.name} gives {due}, or wider"
+                f"{name} has dtype {got.dtype}; recipe {self.recipe.name} requires {due} or wider"
             )
             return TensorVerdict(tensor, worker, "wrong dtype")
         if name == "lse" and self.lse == "base2":
@@ -347,7 +354,7 @@ def _sizes_of(problem: Problem, truth: Expected, workers: int) -> Sizes:
 
 
 def _as_whole(name: str, x: NDArray) -> NDArray:
-    """dsinks as [H, N] and dbias as [B|1, H|1, n|1, Sk|1], however sinks and bias were given.
+    """Reshape dsinks to [H, N] and dbias to [B|1, H|1, n|1, Sk|1], whatever the shape of sinks and bias.
 
     >>> _as_whole("dbias", np.zeros((5, 7))).shape, _as_whole("dsinks", np.zeros(4)).shape
     ((1, 1, 5, 7), (4, 1))
@@ -365,7 +372,7 @@ def _told(
     options: Mapping[str, Any],
     diagnosis: Sequence[str] = (),
 ) -> str:
-    """What was compared, where it differs, and what it looks like."""
+    """The error text: what was compared, where it differs, and the diagnosis."""
     names = [name for name, value in options.items() if value is not None and value is not False]
     words = [f"W = {workers}", layout if isinstance(layout, str) else "a layout table", *names]
     words += [

@@ -29,7 +29,7 @@ from ringspec.cli.shared.group import Commands
     message=f"%(prog)s %(version)s (specification {ringspec.SPEC_VERSION})",
 )
 def main() -> None:
-    """The executable specification of ring attention."""
+    """Run, plan and test ring attention: the executable specification on the command line."""
 
 
 main.add_command(simulate_command)

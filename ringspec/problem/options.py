@@ -1,9 +1,9 @@
-"""The options that every function takes, under one name each, and their checks.
+"""The keywords that every function accepts, and their checks.
 
 ``attention``, ``attention_backward`` and ``ring`` accept exactly the keywords of :class:`Options`;
 :func:`check` turns q, k, v and options into a :class:`~ringspec.problem.model.Problem`, or raises an
-error that says what was expected, what came and how to fix it. Everything behind this module may
-assume that its arguments are right.
+error that says what was expected, what came and how to fix it. Code called after this check may
+assume valid arguments.
 
 Source: :mod:`ringspec.spec.masks` and :mod:`ringspec.spec.definition` say what each option means (MASK-9, FWD-1).
 """
@@ -44,25 +44,28 @@ Window = int | tuple[int | None, int | None] | None
 
 
 class Options(TypedDict, total=False):
-    """Keywords of every function, with their defaults (shapes in brackets, S = Sq or Sk).
+    """Keywords of every function, with their defaults (shapes in brackets).
 
-    ``causal=False``          a key is visible when its position is not behind the query's
-    ``window=None``           int w = (w, w), or (left, right); None on a side = unbounded there
-    ``scale=None``            factor of <q, k>; default the float64 nearest to 1/sqrt(D)
-    ``softcap=None``          s = softcap * tanh(z / softcap); a positive number
-    ``bias=None``             float, broadcastable to [B, H, Sq, Sk]; -inf masks the pair
+    ``causal=False``          True: a key is visible if its position <= the query's position
+    ``window=None``           (left, right): keys at most ``left`` positions earlier and ``right``
+                          later are visible; None on a side: unbounded there; int w = (w, w)
+    ``scale=None``            factor of the scores <q, k>; None: the float64 nearest to 1/sqrt(D)
+    ``softcap=None``          number > 0: scores become softcap * tanh(z / softcap)
+    ``bias=None``             float, broadcastable to [B, H, Sq, Sk], added to the scaled scores; -inf
+                          masks the pair
     ``mask=None``             bool, broadcastable to [B, H, Sq, Sk]; True = may attend
-    ``segments_q=None``       int [Sq] or [B, Sq]; negative = padding
-    ``segments_k=None``       int [Sk] or [B, Sk]; default segments_q, where Sq == Sk
-    ``cu_seqlens=None``       int [N + 1]: starts of packed documents, and the last one's end
+    ``segments_q=None``       int [Sq] or [B, Sq]: document of each query, which attends to keys of the
+                          same number; negative = padding
+    ``segments_k=None``       int [Sk] or [B, Sk]: document of each key; default segments_q if Sq == Sk
+    ``cu_seqlens=None``       int [N + 1]: starts of N packed documents, and the end of the last one
     ``cu_seqlens_k=None``     the same for the keys; default cu_seqlens
-    ``bound_min=None``        int [Sq] or [B, Sq]: first key position that a query may see
-    ``bound_max=None``        int [Sq] or [B, Sq]: the position behind the last
-    ``sinks=None``            float [H] or [H, N]: logits in the denominator only
-    ``dropout_p=0.0``         probability in [0, 1) of dropping an entry of P
+    ``bound_min=None``        int [Sq] or [B, Sq]: first key position that is visible to each query
+    ``bound_max=None``        int [Sq] or [B, Sq]: one past the last visible key position
+    ``sinks=None``            float [H] or [H, N]: logits that enter only the softmax denominator
+    ``dropout_p=0.0``         probability of dropping an entry of P, 0 <= dropout_p < 1
     ``dropout_seed=0``        seed of the counter-based keep mask, 0 <= seed < 2**64
-    ``keep=None``             bool, broadcastable to [B, H, Sq, Sk]: a keep mask of your own
-    ``q_offset=0``            position of query 0 (Sk - Sq aligns the ends)
+    ``keep=None``             bool, broadcastable to [B, H, Sq, Sk]: explicit keep mask, True = keep
+    ``q_offset=0``            position of query 0; Sk - Sq aligns the last query with the last key
     ``positions_q=None``      int [Sq] or [B, Sq]: replaces 0, 1, 2, ... + q_offset
     ``positions_k=None``      int [Sk] or [B, Sk]: replaces 0, 1, 2, ...
     """
@@ -137,7 +140,7 @@ def default_scale(head_dim: int) -> float:
 
 
 def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
-    """Check everything and return the problem as the specification sees it.
+    """Check all arguments and return them as a Problem.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; ``options`` by the names of
     :class:`Options`. Raises OptionError, or another subclass of RingspecError.
@@ -151,7 +154,9 @@ def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
     q_offset = integer(values["q_offset"], "q_offset")
     if abs(q_offset) > LARGEST_POSITION:
         raise OptionError(
-            "q_offset of at most 2**61 in size", shown(q_offset), "shift all positions"
+            "q_offset of at most 2**61 in size",
+            shown(q_offset),
+            "subtract one number from all positions",
         )
     # MASK-8: positions, not indices, decide masks
     position_q = np.arange(n_q, dtype=np.int64)[None] + q_offset
@@ -204,7 +209,7 @@ def check_gradients(
         raise ShapeError(
             f"dy of o's shape {(batch, heads, n_q, problem.v.shape[3])}",
             f"shape {dy.shape}",
-            "dy is the gradient of the loss with respect to o, [B, H, Sq, Dv]",
+            "pass the gradient of the loss with respect to o, [B, H, Sq, Dv]",
         )
     if per_row is None:
         return dy, np.zeros((batch, heads, n_q))
@@ -217,7 +222,7 @@ def row_array(problem: Problem, x: NDArray[np.float64], what: str) -> NDArray[np
         raise ShapeError(
             f"{what} of shape [B, H, Sq] = {problem.q.shape[:3]}",
             f"shape {x.shape}",
-            f"give one {what} per batch, query head and query",
+            f"pass one {what} per batch entry, query head and query",
         )
     return x
 

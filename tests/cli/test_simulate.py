@@ -20,19 +20,28 @@ from ringspec.truth import dense
 # What it prints
 
 
-def test_the_default_is_thirty_lines_of_a_hundred_columns_of_plain_ascii():
-    result = call("--workers", 4)
+def test_the_quiet_report_is_thirty_lines_of_a_hundred_columns_of_plain_ascii():
+    result = call("--workers", 4, "--quiet")
     assert result.exit_code == 0 and result.stderr == ""
     lines = result.stdout.splitlines()
     assert len(lines) <= 30 and max(map(len, lines)) <= 100
     assert result.stdout.isascii() and "\x1b" not in result.stdout
+    loud = call("--workers", 4).stdout
+    assert loud.startswith(result.stdout + "\nlegend:\n")
+    assert max(map(len, loud.splitlines())) <= 100
+
+
+def test_the_first_line_is_the_verdict():
+    assert call().stdout.startswith("verdict: ring agrees with dense attention: largest error ")
+    unknown = call("--compare", "none").stdout
+    assert unknown.startswith("verdict: not compared with dense attention")
 
 
 def test_the_schedule_is_the_table_of_the_run():
     run = rs.ring(*(drawn(0, n, (1, 2, 64, 16)) for n in "qkv"), workers=4, causal=True)
     table = [line for line in str(run).splitlines() if " x k0" in line]
     assert len(table) == 4
-    assert [line for line in call().stdout.splitlines() if " x k0" in line] == table
+    assert [line for line in call("--quiet").stdout.splitlines() if " x k0" in line] == table
 
 
 def test_hops_bytes_and_pairs_are_those_of_the_cost():
@@ -58,7 +67,7 @@ def test_every_worker_is_in_the_error_table(layout, circulation):
     assert all(set(NAMES) < set(entry) for entry in data["comparison"]["workers"])
     assert data["comparison"]["within_bound"] is True
     text = call(*asked).stdout
-    table = text[text.index("ring against") :].splitlines()
+    table = text[text.index("ring against") : text.index("legend:")].splitlines()
     assert [line.split()[0] for line in table if line.startswith("    ")] == list("01234")
 
 
@@ -110,7 +119,7 @@ def test_json_is_the_only_thing_on_stdout_and_text_says_what_errors_are_relative
     result = call(*SMALL, "--json")
     assert json.loads(result.stdout) and result.stderr == ""
     assert "row scale" in json.loads(result.stdout)["comparison"]["relative_to"]
-    assert "rel = error / row scale" in call(*SMALL).stdout
+    assert "rel is divided by the row scale" in call(*SMALL).stdout
 
 
 def test_the_schema_refuses_a_document_with_an_unknown_or_missing_key():
@@ -138,7 +147,7 @@ def test_numbers_beyond_a_narrow_recipe_are_strings_in_json(tmp_path):
 
 
 def test_many_workers_get_no_table_but_all_of_their_errors():
-    text = call("--workers", 17, "--length", 34).stdout
+    text = call("--workers", 17, "--length", 34, "--quiet").stdout
     assert " x k0" not in text and "no table for W > 16" in text
     table = text[text.index("ring against") :].splitlines()
     first_words = [line.split()[0] for line in table if line.startswith("    ")]
@@ -189,7 +198,8 @@ def test_one_wrong_number_of_any_worker_is_exit_code_1(monkeypatch, name, worker
 
     monkeypatch.setattr(simulate, "ring", wrong)
     result = call(*SMALL)
-    assert result.exit_code == 1 and "BEYOND the bound 1e-14" in result.stdout
+    assert result.exit_code == 1
+    assert result.stdout.startswith("verdict: ring DISAGREES with dense attention: ")
     data = json.loads(call(*SMALL, "--json").stdout)["comparison"]
     failed = [
         (entry["worker"], n)
@@ -233,7 +243,10 @@ def test_above_the_limit_some_rows_of_every_worker_are_compared_and_it_says_so(m
     data = document("--workers", 3, "--length", 60)["comparison"]
     assert data["method"] == "rows" and data["rows_compared"] == 24
     assert all(set(entry) == {"worker", "o", "lse", "dq"} for entry in data["workers"])
-    assert "dk and dv need all rows: not compared" in call("--length", 60, "--workers", 3).stdout
+    assert (
+        "dk and dv need all rows and are not compared"
+        in call("--length", 60, "--workers", 3).stdout
+    )
     whole = document("--length", 60, "--workers", 3, "--compare", "dense")
     assert whole["comparison"]["rows_compared"] == 60
 

@@ -169,7 +169,7 @@ def test_failures_of_the_machine_are_messages_too(monkeypatch, failure):
 def test_help_shows_two_examples_and_the_exit_codes():
     text = CliRunner().invoke(main, ["simulate", "--help"]).stdout
     assert text.count("  ringspec simulate --") == 2
-    assert "Exit code: 0; 1 when" in text and "2**24" in text
+    assert "Exit code: 0; 1 if" in text and "2**24" in text
 
 
 def test_the_examples_of_the_help_run(tmp_path, monkeypatch):

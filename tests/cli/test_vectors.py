@@ -89,14 +89,24 @@ HEADER = (
 # list, show -------------------------------------------------------------------------------------
 
 
+def rows_of(printed):
+    """The lines of a list that begin with an id."""
+    return [line for line in printed.splitlines()[2:-1] if not line.startswith(" ")]
+
+
 def test_list_prints_the_four_versions_and_a_line_for_each_case(folder):
     printed = text("list", folder)
     assert printed.startswith(HEADER) and printed.endswith("\n7 of 7 cases\n")
-    lines = printed.splitlines()[2:-1]
-    assert [line.split()[0] for line in lines] == list(open_set(folder).ids)
-    (line,) = (line for line in lines if line.startswith("ring/padded"))
-    wanted = ("fwd bwd", "B1 H2 S8 D4", "bfloat16", "W3 table causal dlse bias sinks")
-    assert all(part in line for part in wanted)
+    assert [line.split()[0] for line in rows_of(printed)] == list(open_set(folder).ids)
+    lines = printed.splitlines()
+    (at,) = (n for n, line in enumerate(lines) if line.startswith("ring/padded"))
+    assert all(part in lines[at] for part in ("fwd bwd", "B1 H2 S8 D4", "bfloat16"))
+    assert lines[at + 1] == "    W3 table causal dlse bias sinks"
+
+
+@pytest.mark.parametrize("name", ["core", "kernel"])
+def test_the_list_of_a_packaged_set_fits_eighty_columns(name):
+    assert max(map(len, text("list", name).splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -113,14 +123,14 @@ def test_list_chooses_by_rule_flag_and_operation(folder, option, ids):
     data = document("list", folder, *option)
     assert {case["id"] for case in data["cases"]} == ids
     assert data["count"] == 7
-    lines = text("list", folder, *option).splitlines()
-    assert {line.split()[0] for line in lines[2:-1]} == ids
-    assert lines[-1] == f"{len(ids)} of 7 cases"
+    printed = text("list", folder, *option)
+    assert {line.split()[0] for line in rows_of(printed)} == ids
+    assert printed.splitlines()[-1] == f"{len(ids)} of 7 cases"
 
 
 def test_list_of_flags_says_what_they_do_and_where_they_were_seen(folder):
     printed = text("list", folder, "--flags")
-    assert "\nstale-keys (schedule, backward; 1 cases)\n" in printed
+    assert "\nstale-keys (schedule, backward; 1 case)\n" in printed
     flag = open_set(folder).flags["stale-keys"]
     assert flag.effect in printed and flag.reports[0] in printed
     assert len(document("list", folder, "--flags")["flags"]) == len(open_set(folder).flags)

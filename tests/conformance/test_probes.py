@@ -49,17 +49,17 @@ WRONG = [
     # (ask, answer, id, what the message must say)
     (wrong.sees_next_key, None, "probe/pattern/causal-contiguous-w1-f32",
      "o shows a wrong attention pattern in 47 of 48 rows, on worker 0. Query 0 .* hidden key 1"),
-    (wrong.sees_next_key, None, "probe/gradient-pattern/causal-zigzag-w4-bf16", "dv shows another"),
-    (wrong.sees_next_key, None, "probe/pattern/block-causal-bf16", "o shows another"),
+    (wrong.sees_next_key, None, "probe/gradient-pattern/causal-zigzag-w4-bf16", "dv shows a wrong"),
+    (wrong.sees_next_key, None, "probe/pattern/block-causal-bf16", "o shows a wrong"),
     (wrong.sees_next_key, None, "probe/hidden-keys/causal-contiguous-w2-f32",
      r"keys and values 30-47 changed, o of token 29 \(worker 1\)"),
     (wrong.sees_next_key, None, "probe/hidden-queries/causal-striped-w3-f32", "dy of queries 0-29"),
     (wrong.local_indices, None, "probe/pattern/causal-contiguous-w2-bf16",
-     "of workers 0, 1. Query 0 .* attends to the hidden key 24 of worker 1"),
+     "on workers 0, 1. Query 0 .* attends to the hidden key 24 of worker 1"),
     (wrong.local_indices, None, "probe/pattern/causal-striped-w3-f32", "a wrong attention pattern"),
     (wrong.window_per_block, None, "probe/pattern/window-contiguous-w4-bf16",
-     "(counts|misses) .*key"),
-    (wrong.window_per_block, None, "probe/gradient-pattern/window-zigzag-w2-f32", "dv shows another"),
+     "(attends to|misses) .*key"),
+    (wrong.window_per_block, None, "probe/gradient-pattern/window-zigzag-w2-f32", "dv shows a wrong"),
     (wrong.window_per_block, None, "probe/pattern/two-sided-window-striped-w3-f32", "pattern"),
     (wrong.no_documents, None, "probe/pattern/documents-striped-w2-bf16",
      "attends to the hidden keys? .* of workers"),
@@ -73,9 +73,9 @@ WRONG = [
     (wrong.ones_for_dy, None, "probe/gradient-pattern/full-contiguous-w2-bf16", "dv|dq"),
     (wrong.ones_for_dy, None, "probe/one-row-of-dy/contiguous-w2-f32", "dq of worker|dv of worker"),
     (None, wrong.dq_of_next_worker, "probe/gradient-pattern/causal-contiguous-w3-bf16",
-     "dq shows a wrong attention pattern .* of workers 0-2"),
+     "dq shows a wrong attention pattern .* on workers 0-2"),
     (None, wrong.dq_of_next_worker, "probe/hidden-queries/causal-contiguous-w3-bf16", "dq of tokens"),
-    (None, wrong.dk_one_hop_short, "probe/gradient-pattern/causal-striped-w4-f32", "dk shows another"),
+    (None, wrong.dk_one_hop_short, "probe/gradient-pattern/causal-striped-w4-f32", "dk shows a wrong"),
     (wrong.no_sinks, None, "probe/sinks/contiguous-w1-bf16", "sink of head 0 takes 0 and not 0.5"),
     (wrong.heads_dealt_round, wrong.heads_put_back, "probe/heads/4-over-2-contiguous-w2-f32",
      "query head 1 should read 1, the value of key head 0, and reads 2"),
@@ -252,7 +252,7 @@ NAN = [
 def test_nan_is_told_as_nan_and_as_no_pattern(name, id, where):
     target = Wrong("bf16", answer=nan_in(name))
     [record] = run(target, [BY_ID[id]], diagnose=Diagnoser()).records
-    assert record.message.startswith(f"{name} holds NaN in 1 of 96 rows, of worker 1")
+    assert record.message.startswith(f"{name} holds NaN in 1 of 96 rows, on worker 1")
     assert where in record.message and "hidden" not in record.message
     assert record.diagnosis["id"] is None
     assert f"{name} holds NaN" in record.diagnosis["where"]

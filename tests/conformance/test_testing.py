@@ -259,7 +259,7 @@ def test_gradients_of_a_bfloat16_parameter_may_be_rounded_to_it():
     )
     assert_ring_attention(got, **given)
     got["dsinks"] = got["dsinks"].astype(np.float16)
-    with pytest.raises(AssertionError, match="dsinks came as float16; recipe bf16 gives bfloat16"):
+    with pytest.raises(AssertionError, match="dsinks has dtype float16; recipe bf16 requires bfloat16"):
         assert_ring_attention(got, **given)
 
 
@@ -303,7 +303,7 @@ def test_a_dtype_that_cannot_hold_the_recipes_numbers_is_named_so(recipe, name, 
         assert_ring_attention(got, **x, **ring, recipe=recipe)
     text = str(caught.value)
     assert f"{name} of worker 0: wrong dtype" in text and f"{name} of worker 1" in text
-    assert f"{name} came as {np.dtype(narrow)}; recipe {recipe} gives" in text
+    assert f"{name} has dtype {np.dtype(narrow)}; recipe {recipe} requires" in text
 
 
 # Float64 as truth
@@ -402,7 +402,7 @@ def test_a_result_of_integers_fails_the_assertion():
 
 def test_a_sum_without_its_parameter_is_an_error_of_its_own():
     got, given = with_parameters(workers=2)
-    with pytest.raises(OptionError, match="sinks beside dsinks"):
+    with pytest.raises(OptionError, match="sinks together with dsinks"):
         assert_ring_attention(got, **{n: y for n, y in given.items() if n != "sinks"})
 
 

@@ -24,9 +24,14 @@ Exit code: 0; 2 for bad input; 130 after Ctrl-C.
 MAX_CLAIMS = 1 << 20
 
 
-@click.group("cases", cls=Commands, epilog=EPILOG)
+@click.group(
+    "cases",
+    cls=Commands,
+    epilog=EPILOG,
+    short_help="Write test cases as files for another machine.",
+)
 def cases_group() -> None:
-    """The cases of the conformance suite as files, for a program on another machine."""
+    """Write the cases of the conformance suite as files, for a program on another machine."""
 
 
 @cases_group.command("write", short_help="Write the inputs of all cases to a new folder.")
@@ -36,15 +41,19 @@ def cases_group() -> None:
     type=click.Choice(["smoke", "core", "full", "seeds", "noise"]),
     default="core",
     show_default=True,
-    help="Which cases.",
+    help="Which set of cases.",
 )
-@click.option("--only", metavar="PATTERN", help="Only cases whose id matches, such as 'ring/*'.")
+@click.option(
+    "--only",
+    metavar="PATTERN",
+    help="Only cases whose whole id matches this glob, such as 'ring/*'.",
+)
 @click.option(
     "--claims",
     "claims_file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="JSON with name, capabilities and notes of the program: only what it claims is written.",
+    help="JSON with name, capabilities and notes of the program. Only cases that it claims are written.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def write_command(
@@ -52,8 +61,8 @@ def write_command(
 ) -> None:
     """Write the inputs of all cases to a new folder, with a README for the other machine.
 
-    Any program, in any language, adds result.safetensors beside each call; "ringspec check dir:DIR"
-    then judges them. No expected value is written. DIR must not exist.
+    A program in any language adds result.safetensors to the folder of each call. "ringspec check
+    dir:DIR" then judges the results. Expected values are not written. DIR must not exist.
     """
     from ringspec.cli.shared import output
     from ringspec.cli.shared.progress import counting
@@ -83,15 +92,15 @@ def write_command(
     left_out = len(cases) - written.cases
     click.echo(
         f"{written.cases} cases, {written.calls} calls, {written.bytes / 2**20:.1f} MiB in {directory}"
-        + (f"; {left_out} cases are not claimed" if left_out else "")
+        + (f"; {left_out} cases not written, because FILE does not claim them" if left_out else "")
     )
     click.echo(
-        f"put result.safetensors beside each call.json, then: ringspec check dir:{directory}"
+        f"next: put result.safetensors beside each call.json, then run: ringspec check dir:{directory}"
     )
 
 
 def read_claims(path: Path) -> Claims:
-    """Claims in a file of the user's own."""
+    """Read the claims of a program from a file."""
     from ringspec.conformance.adapters.wire import claims_from, message_of
     from ringspec.conformance.target.protocol import Garbage
     from ringspec.errors import FileFormatError

@@ -17,19 +17,19 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 TARGETS = """\b
 TARGET is one of
   package.module:object     an object with name, capabilities and run(call)
-  path/file.py:object       the same in a file
+  path/file.py:object       the same, in a file
   cmd:PROGRAM ARGUMENTS     a program in any language
-  dir:FOLDER                results that another machine has left beside the inputs
+  dir:FOLDER                inputs and results, written on another machine
   NAME                      a target that an installed package registers
-Without it, [tool.ringspec] target of the nearest pyproject.toml is taken."""
+Default: target in [tool.ringspec] of the nearest pyproject.toml."""
 
 EXIT_CODES = """\b
 Exit codes:
-  0    every claimed case passed, or failed as the list of expected failures says
-  1    a case failed, or passed though it was expected to fail
+  0    every claimed case passed, or is an expected failure
+  1    a case failed, or an expected failure passed
   2    bad input: no such target, an unknown case, a file that cannot be read
-  3    no case was executed: nothing was claimed
-  130  Ctrl-C; the report says that it is not complete"""
+  3    no case was executed, because none is claimed
+  130  Ctrl-C; the report is marked incomplete"""
 
 
 def target_argument(function: Function) -> Function:
@@ -43,16 +43,17 @@ def timeout_option(function: Function) -> Function:
         default=120.0,
         show_default=True,
         metavar="SECONDS",
-        help="For one call, made in another process. 0: no limit, in this process (for a debugger).",
+        help="Time limit of one call, which runs in another process. 0: no limit, and calls run in this process "
+        "(for a debugger).",
     )(function)
 
 
 def report_options(function: Function) -> Function:
     """--json, --report, --junit, --html."""
     for name, text in (
-        ("--html", "Write one self-contained page that opens in a browser."),
+        ("--html", "Write one self-contained HTML page."),
         ("--junit", "Write JUnit XML."),
-        ("--report", "Write the report as JSON Lines, line by line while it runs."),
+        ("--report", "Write the report as JSON Lines, one line after each case."),
     ):
         option = click.option(name, type=FILE, metavar="FILE", help=text)
         function = option(function)
@@ -65,11 +66,15 @@ def report_options(function: Function) -> Function:
 @click.option(
     "--profile",
     type=click.Choice(["smoke", "core", "full", "seeds", "noise"]),
-    help="How many cases: seconds, minutes, everything; seeds: random inputs for false alarms. "
-    "Default: core, or what dir:FOLDER was written for.",
+    help="smoke: seconds; core: minutes; full: everything; seeds: false-alarm test with random inputs; "
+    "noise: rounding statistics. [default: core, or the profile of dir:FOLDER]",
 )
 @click.option(
-    "--only", multiple=True, metavar="PATTERN", help="Only cases whose id matches; may be repeated."
+    "--only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only cases whose whole id matches this glob, such as 'ring/*'; may be repeated. --report lists "
+    "all ids.",
 )
 @click.option(
     "--jobs",
@@ -77,23 +82,23 @@ def report_options(function: Function) -> Function:
     default=1,
     show_default=True,
     metavar="N",
-    help="Processes that work at the same time.",
+    help="Number of parallel processes.",
 )
 @timeout_option
 @click.option(
     "--expected-failures",
     type=FILE,
     metavar="FILE",
-    help="TOML: ids of cases that fail, or patterns with a count, a reason each. A case that "
-    "passes all the same is a failure.",
+    help="TOML: ids of cases that must fail, or patterns with a count, each with a reason. An expected "
+    "failure that passes fails the run.",
 )
 @report_options
 def check_command(**given: Any) -> None:
-    """Test an implementation of ring attention, and say where it first is wrong.
+    """Test an implementation of ring attention, and report where it is wrong.
 
-    Every case that TARGET claims is run, and every tensor of every worker compared with the
-    truth, element by element, within a bound that follows from the declared precision. A case
-    that TARGET does not claim is counted as not claimed, never as passed.
+    TARGET claims a case if its capabilities cover it. Each claimed case runs, and every element
+    of every tensor of every worker is compared with the truth, within a bound that follows from
+    the declared precision. Other cases count as not claimed, never as passed.
     """
     from ringspec.cli.commands import check_run
 

@@ -1,4 +1,4 @@
-"""What ``smoke``, ``check`` and ``replay`` do: run the cases, write the reports, say the verdict."""
+"""What ``smoke``, ``check`` and ``replay`` do: run cases, write reports, print the verdict."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check(
 
 
 def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path | None) -> None:
-    """Run cases by their exact ids, whatever profile has them."""
+    """Run cases by their exact ids, from any profile."""
     target, ids = (words[0], words[1:]) if len(words) > 1 else (None, words)
     spec = target_or_default(target)
     cases = [found(id) for id in dict.fromkeys(ids)]
@@ -69,7 +69,7 @@ def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path 
 
 
 def found(id: str) -> RunCase:
-    """The case of this id in the smallest profile that has it."""
+    """Find a case by id in the smallest profile that has it."""
     known: list[str] = []
     for profile in PROFILES:
         cases = {case.id: case for case in run_cases(profile)}
@@ -87,13 +87,13 @@ def perform(
     as_json: bool,
     files: dict[str, Path | None],
 ) -> None:
-    """Load the target, run, report; ends the program where the exit code is not 0."""
+    """Load the target, run, report; exit if the code is not 0."""
     wanted: Files = {name: path for name, path in files.items() if path is not None}
     for path in wanted.values():
         check_destination(path)
     chosen = selected(cases, options.get("only"))
     timeout = options.get("timeout")
-    # A debugger wants the target here, the terminal, and nothing else on it.
+    # A debugger needs the target in this process, and the terminal for itself.
     debugged = timeout is None and options.get("jobs", 1) == 1
     target = opened(spec, timeout, here=debugged)
     try:
@@ -114,7 +114,7 @@ def perform(
             options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
             options["capture"] = as_json or not debugged
             summary = run(target, cases, spec=spec, **options)
-            # A replay was asked for single cases: all that they do not use would be listed.
+            # Single cases leave most claims unused; a replay does not list those.
             coverage = None if profile == "replay" else summary.coverage
             changed = changed_since(header, computed_with(target, spec))
             footers = [writer.finish(summary.complete, coverage, changed) for writer in lines]
@@ -129,12 +129,15 @@ def perform(
 
 
 def check_destination(path: Path) -> None:
-    """Said before the run, not after it."""
+    """Report before the run that a file cannot be written."""
     if not path.absolute().parent.is_dir():
         raise OptionError(
-            f"a folder for {path}", "none", "make it, or write elsewhere", code="destination"
+            f"the folder of {path}",
+            "no such folder",
+            "make the folder, or write elsewhere",
+            code="destination",
         )
-    # Opening a pipe to write would wait for a reader. A device such as /dev/stdout is one's own choice.
+    # Opening a pipe to write would wait for a reader. A device such as /dev/stdout is allowed.
     if path.is_fifo() or path.is_socket() or path.is_dir():
         raise OptionError(
             f"a file at {path}",
@@ -155,7 +158,7 @@ def vectors_data() -> dict[str, Any]:
 
 
 class Nowhere:
-    """A stream that keeps nothing, so that there always is a writer with a footer."""
+    """A stream that discards what is written, so that one writer always makes the footer."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -168,11 +171,11 @@ class Nowhere:
 def writers(
     header: dict[str, Any], as_json: bool, path: Path | None
 ) -> Iterator[list[ReportWriter]]:
-    """One writer for stdout where it is asked for, one for the file, one that only counts."""
+    """One writer for stdout with --json, one for the file, one that only counts."""
     with contextlib.ExitStack() as stack:
         streams: list[TextIO] = [Nowhere()]  # type: ignore[list-item]
         if as_json:
-            # What the target prints to sys.stdout must not come between the lines.
+            # Output of the target on sys.stdout must not come between the lines.
             streams.append(sys.stdout)
         if path is not None:
             streams.append(stack.enter_context(path.open("w", encoding="utf-8", newline="\n")))

@@ -1,4 +1,4 @@
-"""``ringspec explore``: a page that steps through a ring, made of records of real runs."""
+"""``ringspec explore``: a page that steps through recorded rings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class WorkersType(click.ParamType):
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the page here. It needs no network and no other file.",
+    help="Path of the page. The page needs no network and no other file.",
 )
 @click.option(
     "--workers",
@@ -61,7 +61,7 @@ class WorkersType(click.ParamType):
     multiple=True,
     default=(WORKERS,),
     metavar="N,N,...",
-    help=f"Sizes of rings to choose from, 1 to {MOST_WORKERS}; may be repeated. "
+    help=f"Ring sizes that the page offers, 1 to {MOST_WORKERS}; may be repeated. "
     f"[default: {','.join(str(one) for one in WORKERS)}]",
 )
 @click.option(
@@ -69,10 +69,10 @@ class WorkersType(click.ParamType):
     default=TOKENS,
     show_default=True,
     metavar="N",
-    help=f"S, the length of the sequence, 1 to {MOST_TOKENS}. 48 suits every layout.",
+    help=f"S, the sequence length, 1 to {MOST_TOKENS}. 48 is divisible by 2W for every default W.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, metavar="N", help="Seed of the drawn tensors."
+    "--seed", default=0, show_default=True, metavar="N", help="Seed of the random tensors."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the records as one JSON document.")
 def explore_command(
@@ -84,8 +84,8 @@ def explore_command(
 ) -> None:
     """Write one HTML page that steps through a ring.
 
-    Its reader chooses W, the layout, the mask, what circulates and the pass, and sees for each step
-    who holds what, which pairs are computed, the state of a row, the bytes sent, and who waits.
+    The page offers W, layout, mask, circulation and pass. For each step it shows which worker holds
+    which blocks, the pairs it computes, the state of a row, the bytes sent and which workers wait.
     Every number comes from a recorded run of one small problem in float64.
     """
     from ringspec.cli.shared.options import in_range
@@ -110,8 +110,11 @@ def explore_command(
 
 
 def check_destination(path: Path | None) -> None:
-    """Said before the rings are run, not after."""
+    """Report a missing folder before the rings run."""
     if path is not None and not path.absolute().parent.is_dir():
         raise OptionError(
-            f"a folder for {path}", "none", "make it, or write elsewhere", code="destination"
+            f"the folder of {path}",
+            "no such folder",
+            "make the folder, or write elsewhere",
+            code="destination",
         )

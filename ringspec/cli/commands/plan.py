@@ -1,4 +1,4 @@
-"""``ringspec plan``: what a ring of any size costs on some hardware, by closed forms."""
+"""``ringspec plan``: what a ring of any size costs on given hardware, by closed forms."""
 
 from __future__ import annotations
 
@@ -49,65 +49,90 @@ class NamesType(click.ParamType):
         return tuple(value.split(",")) if isinstance(value, str) else value
 
 
-@click.command("plan", epilog=EPILOG, short_help="Show what a ring costs on some hardware.")
+@click.command("plan", epilog=EPILOG, short_help="Estimate what a ring costs on given hardware.")
 @click.option(
     "--hardware", default="h200", show_default=True, metavar=f"{choice(PRESETS)[:-1]}|FILE]",
-    help="Rates of a device, by name, or from a TOML or JSON file.",
+    help="Rates of one device: a preset, or a TOML or JSON file.",
 )  # fmt: skip
 @click.option(
     "--workers", type=LengthsType(), default="8", show_default=True, metavar="N,...",
-    help="W, the size of the ring; several are planned one by one.",
+    help="W, the number of workers; one plan for each number.",
 )  # fmt: skip
 @click.option(
     "--length", type=LengthsType(), metavar="N,...",
-    help=f"S, tokens in all. [default: {TOKENS_PER_WORKER} for each worker]",
+    help=f"S, the number of tokens; one plan for each number. [default: {TOKENS_PER_WORKER} per worker]",
 )  # fmt: skip
-@click.option("--batch", default=1, show_default=True, metavar="N", help="B.")
-@click.option("--heads", default=32, show_default=True, metavar="N", help="Query heads.")
-@click.option("--kv-heads", type=int, metavar="N", help="Key/value heads. [default: --heads]")
-@click.option("--head-dim", default=128, show_default=True, metavar="N", help="D of q and k.")
-@click.option("--value-dim", type=int, metavar="N", help="Dv of v. [default: --head-dim]")
-@click.option("--causal/--no-causal", default=True, show_default=True, help="The mask.")
+@click.option("--batch", default=1, show_default=True, metavar="N", help="B, the batch size.")
+@click.option(
+    "--heads", default=32, show_default=True, metavar="N", help="H, the number of query heads."
+)
+@click.option(
+    "--kv-heads",
+    type=int,
+    metavar="N",
+    help="Hkv, the number of key/value heads. [default: --heads]",
+)
+@click.option(
+    "--head-dim",
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="D, the head dimension of q and k.",
+)
+@click.option(
+    "--value-dim", type=int, metavar="N", help="Dv, the head dimension of v. [default: --head-dim]"
+)
+@click.option("--causal/--no-causal", default=True, show_default=True, help="Causal mask.")
 @click.option(
     "--window", type=WindowType(), metavar="L,R",
-    help="Sliding window -L <= key - query <= R; one number is both, 'none' is unbounded.",
+    help="Sliding window: at most L positions earlier and R later; one number sets both, 'none' is unbounded.",
 )  # fmt: skip
 @click.option(
     "--recipe", default="bf16", show_default=True, metavar=choice(RECIPES),
-    help="Number formats, and so bytes and the rate of products.",
+    help="Number formats; they decide the bytes and the rate of products.",
 )  # fmt: skip
 @click.option(
-    "--layout", type=NamesType(), metavar=choice(LAYOUTS), help="Some of them. [default: all]"
+    "--layout",
+    type=NamesType(),
+    metavar=choice(LAYOUTS),
+    help="Layouts to compare, separated by commas. [default: all]",
 )
 @click.option(
     "--circulation", type=NamesType(), metavar=choice(CIRCULATIONS),
-    help="Some of them. [default: all]",
+    help="Circulations to compare, separated by commas. [default: all]",
 )  # fmt: skip
-@click.option("--backward/--no-backward", default=True, show_default=True, help="Both passes.")
+@click.option(
+    "--backward/--no-backward", default=True, show_default=True, help="Include the backward pass."
+)
 @click.option(
     "--overlap/--no-overlap", default=True, show_default=True,
-    help="Whether transfers run beside the computation.",
+    help="Transfers run during the computation.",
 )  # fmt: skip
 @click.option(
-    "--flops", type=float, metavar="X", help="FLOP/s of dense products, in place of the file's."
+    "--flops",
+    type=float,
+    metavar="X",
+    help="FLOP/s of dense products. [default: of --hardware, here and below]",
 )
 @click.option(
-    "--efficiency", type=float, metavar="X", help="Fraction of them that a kernel reaches."
+    "--efficiency", type=float, metavar="X", help="Fraction of these FLOP/s that a kernel reaches."
 )
-@click.option("--bandwidth", type=float, metavar="X", help="Bytes/s from a worker to the next.")
-@click.option("--latency", type=float, metavar="X", help="Seconds for each hop.")
-@click.option("--memory", type=float, metavar="X", help="Bytes of one device.")
+@click.option(
+    "--bandwidth", type=float, metavar="X", help="Bytes/s from a worker to its neighbour."
+)
+@click.option("--latency", type=float, metavar="X", help="Seconds per hop.")
+@click.option("--memory", type=float, metavar="X", help="Memory of one device in bytes.")
 @click.option(
     "--figure", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help=f"Draw the timeline of the recommended ring (up to {DRAWN_WORKERS} workers) as PNG, SVG or PDF.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def plan_command(**given: Any) -> None:
-    """Show what one layer's attention costs on a ring: times, waiting, bytes, memory.
+    """Estimate what attention of one layer costs on a ring: times, waiting, bytes, memory.
 
-    All layouts and circulations are compared for a device given as rates, for rings of up to 1048576
-    workers. Pairs and bytes are exact counts by closed forms; times follow from the rates. The presets'
-    figures are those that the vendors publish, with their sources in --json.
+    Compares all layouts and circulations for given device rates, for rings of up to 1048576 workers.
+    Pairs and bytes are exact counts from closed forms; times follow from the rates. The presets use
+    the figures that the vendors publish; --json has the sources.
     """
     plans = planned(given)
     if given["figure"] is not None:
@@ -132,7 +157,7 @@ def planned(given: dict[str, Any]) -> list[Plan]:
         raise OptionError(
             f"at most {MOST_PLANS} pairs of --workers and --length",
             f"{len(lengths) * len(given['workers'])}",
-            "ask for fewer at once",
+            "request fewer at once",
         )
     return [
         plan(
@@ -203,7 +228,7 @@ def heading(one: Plan) -> list[str]:
         f"{device.name}: {amount(peak)}FLOP/s, of which {efficiencies[0]:.2f} forward and "
         f"{efficiencies[1]:.2f} backward; {one.link.name}: "
         f"{amount(one.link.bytes_per_second.value)}B/s, {one.link.latency.value * 1e6:.3g} us a hop"
-        f"{'' if one.overlap else '; nothing overlaps'}",
+        f"{'' if one.overlap else '; no overlap'}",
     ]
 
 
@@ -236,9 +261,9 @@ def table(one: Plan, width: int) -> list[str]:
 
 COLUMNS = ("time", "ratio", "forward", "backward", "idle", "waits", "exposed", "memory", "n*", "W*")
 LEGEND = (
-    "*: recommended; idle: of a mean worker; waits: for the busiest worker of each step; exposed: for",
-    "transfers; memory of one worker, !: more than the device has; n*: tokens per worker from which, and",
-    "W*: workers up to which, every transfer beside a step is hidden",
+    "*: recommended; idle: share of the time that a mean worker does not compute; waits: for the busiest",
+    "worker of each step; exposed: for transfers; memory: of one worker, ! if the device has less; every",
+    "transfer is hidden by its step from n* tokens per worker on, and up to W* workers",
 )
 
 

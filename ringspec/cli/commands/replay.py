@@ -1,4 +1,4 @@
-"""``ringspec replay``: one case alone, told in full."""
+"""``ringspec replay``: single cases, reported in full."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import click
 from ringspec.cli.commands.check import EXIT_CODES, TARGETS, report_options, timeout_option
 
 
-@click.command("replay", epilog=f"{TARGETS}\n\n{EXIT_CODES}", short_help="Run one case alone.")
+@click.command("replay", epilog=f"{TARGETS}\n\n{EXIT_CODES}", short_help="Run single cases by id.")
 @click.argument("words", metavar="[TARGET] ID", nargs=-1, required=True)
 @timeout_option
 @report_options
 def replay_command(words: tuple[str, ...], **given: Any) -> None:
-    """Run the case ID alone, with the same inputs as in any run, and tell every tensor of it.
+    """Run the case ID with the same inputs as in any run, and report each of its tensors.
 
-    More than one ID may follow TARGET. With a single word, that is the ID and TARGET comes from
+    Several IDs may follow TARGET. A single word is the ID; TARGET then comes from
     pyproject.toml.
     """
     from ringspec.cli.commands import check_run

@@ -1,4 +1,4 @@
-"""``ringspec schedule``: who holds what at each step of a ring, without any tensor."""
+"""``ringspec schedule``: which worker holds which blocks at each step, without any tensor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ringspec.rings.ring import invisible_pairs, layouts_for
 from ringspec.rings.schedules import backward_schedule, forward_schedule
 from ringspec.spec.schedule import skip
 
-# Pairs whose counting takes long enough to say so.
+# Pairs whose counting takes long enough for a spinner.
 LONG = 1 << 26
 MAX_PAIRS = 1 << 32
 MAX_BLOCK_PAIRS = 1 << 26
@@ -47,15 +47,17 @@ The keys of --json: ringspec/cli/schema.json.
 """
 
 
-@click.command("schedule", epilog=EXAMPLES)
+@click.command(
+    "schedule", epilog=EXAMPLES, short_help="Show which worker holds which blocks at each step."
+)
 @problem_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def schedule_command(**given: Any) -> None:
-    """Show who holds what at each step of a ring, for both passes.
+    """Show which worker holds which blocks at each step of a ring, for both passes.
 
-    For every worker and step: the blocks that meet, their visible pairs, and the offset of the
-    causal diagonal between them (cp_offset); for every pass the hops, bytes and imbalance. No
-    tensor is made: shapes and masks are enough.
+    Prints, for every worker and step, the blocks it computes, their visible pairs, and the offset
+    of the causal diagonal between them (cp_offset); for every pass the hops, bytes and imbalance.
+    Only shapes and masks are used: no tensor is created.
     """
     asked = request_from(given)
     with progress.working("counting visible pairs", wanted=pairs(asked) > LONG):
@@ -72,13 +74,13 @@ def pairs(asked: Request) -> int:
 
 
 def check_size(asked: Request) -> None:
-    """Counting looks at every pair of one head; keep that to seconds and to some memory."""
+    """Limit time and memory: counting visits every pair of one head."""
     block = pairs(asked) // asked.workers**2
     if pairs(asked) > MAX_PAIRS or block > MAX_BLOCK_PAIRS:
         raise OptionError(
             f"at most {MAX_PAIRS} pairs of a query and a key, {MAX_BLOCK_PAIRS} in one block",
             f"{pairs(asked)}, {block} in one block",
-            "choose smaller lengths: the picture stays the same",
+            "choose smaller lengths; the schedule does not depend on them",
         )
     elements = max(math.prod(asked.shape.of(name)[1:3]) for name in "qk")
     if elements > MAX_ELEMENTS:
@@ -99,7 +101,7 @@ def shapes_only(asked: Request) -> spec_problem.Problem:
 
 
 def report(asked: Request) -> Data:
-    """Everything that the command says, as plain data."""
+    """The whole report as plain data."""
     problem, recipe = shapes_only(asked), recipe_of(asked.recipe)
     layout_q, layout_k = layouts_for(problem, asked.layout, asked.workers, asked.options)
     planned = [forward_schedule(asked.circulation, asked.workers, asked.direction)]

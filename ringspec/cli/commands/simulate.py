@@ -1,4 +1,4 @@
-"""``ringspec simulate``: run a ring on given or drawn tensors and compare it with the definition."""
+"""``ringspec simulate``: run a ring on given or random tensors and compare it with the definition."""
 
 from __future__ import annotations
 
@@ -39,6 +39,16 @@ LONG = 1 << 22
 MAX_SAVED_BYTES = 1 << 30
 MAX_BLOCK = 1 << 26
 BLOCKS = ("spec", "fast")
+LEGEND = {
+    "q1 x k0 (512)": "query block 1 with key block 0: 512 visible pairs, summed over all B H heads",
+    "after step 0": "what each worker r then sends to which neighbour, before the next step",
+    "rows, columns": "positions and documents of the queries (rows) and keys (columns) that travel",
+    "imbalance": "visible pairs of the busiest worker / mean over workers; 1 is perfect balance",
+    "lockstep": "the same if in every step all workers wait for the busiest one",
+    "abs, rel": "largest |error|; rel is divided by the row scale of its row",
+    "row scale": "unit for rounding errors: the sums of a row with every term replaced by its",
+    "": "absolute value, times 1 + the row's largest |logit|",
+}
 
 EXAMPLES = """\b
 Examples:
@@ -47,29 +57,33 @@ Examples:
   mpiexec -n 4 ringspec simulate --layout zigzag
 
 \b
-Exit code: 0; 1 when the ring differs from the dense definition by more than 1e-14
+Exit code: 0; 1 if the ring differs from the dense definition by more than 1e-14
 of the row scale (recipe float64; other recipes have no bound); 2 for bad input;
-4 when an MPI rank hangs; 130 after Ctrl-C. The keys of --json: ringspec/cli/schema.json.
+4 if an MPI rank hangs; 130 after Ctrl-C. The keys of --json: ringspec/cli/schema.json.
 """
 
 
-@click.command("simulate", epilog=EXAMPLES)
+@click.command(
+    "simulate",
+    epilog=EXAMPLES,
+    short_help="Run ring attention and compare it with dense attention.",
+)
 @problem_options
 @click.option("--softcap", type=float, metavar="X", help="s = softcap * tanh(z / softcap).")
-@click.option("--sinks", default=0, metavar="N", help="Attention sinks of each query head.")
+@click.option("--sinks", default=0, metavar="N", help="Number of attention sinks per query head.")
 @click.option("--dropout", default=0.0, metavar="P", help="Probability of dropping an entry of P.")
 @click.option("--dropout-seed", default=0, metavar="N", help="Seed of the keep mask.")
 @click.option("--scale", type=float, metavar="X", help="Factor of <q, k>. [default: 1/sqrt(D)]")
-@click.option("--dlse", is_flag=True, help="With a gradient of the loss for lse as well.")
+@click.option("--dlse", is_flag=True, help="Add an upstream gradient of lse.")
 @click.option(
-    "--seed", default=0, show_default=True, metavar="N", help="Seed of the drawn tensors."
+    "--seed", default=0, show_default=True, metavar="N", help="Seed of the random tensors."
 )
 @click.option(
     "--input",
     "input_path",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Read q, k, v and perhaps dy, dlse from a .safetensors or .npz file.",
+    help="Read q, k, v and optionally dy, dlse from a .safetensors or .npz file.",
 )
 @click.option(
     "--compare",
@@ -77,8 +91,8 @@ of the row scale (recipe float64; other recipes have no bound); 2 for bad input;
     default="auto",
     show_default=True,
     metavar=choice(reference.METHODS),
-    help=f"dense: every row; rows: o, lse, dq of {reference.ROWS_PER_WORKER} query rows of each "
-    "worker; auto: dense up to 2**24 = B*H*Sq*Sk, rows above. The Sq x Sk matrix is never stored.",
+    help=f"Rows to compare. dense: all; rows: o, lse, dq of {reference.ROWS_PER_WORKER} query rows of "
+    "each worker; auto: dense if B*H*Sq*Sk <= 2**24, else rows. The Sq x Sk matrix is never stored.",
 )
 @click.option(
     "--save",
@@ -86,27 +100,30 @@ of the row scale (recipe float64; other recipes have no bound); 2 for bad input;
     metavar="PATH",
     help="Write results and recorded states to a .safetensors file.",
 )
-@click.option("--states/--no-states", default=True, help="With --save: the recorded states too.")
+@click.option(
+    "--states/--no-states", default=True, help="With --save: write the recorded states as well."
+)
 @click.option(
     "--blocks",
     type=click.Choice(BLOCKS),
     default="spec",
     show_default=True,
-    help="Who computes a block: the specification, or ringspec.fast, for real lengths, with threads, "
-    "in the recipes float64 and float32.",
+    help="What computes a block: the specification, or ringspec.fast, which has threads and suits long "
+    "sequences (recipes float64 and float32 only).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.option("--quiet", is_flag=True, help="Leave out the legend at the end of the text.")
 @ranks.ranks_options
 def simulate_command(**given: Any) -> None:
     """Run ring attention and compare every worker's results with the dense definition.
 
-    The tensors are drawn or read from a file. All workers run in one process, or each is an MPI
+    The tensors are random or read from a file. All workers run in one process, or each is an MPI
     rank.
 
-    Prints who computes which block in which step, the visible pairs, hops and bytes, and the
-    errors of o, lse, dq, dk, dv for each worker.
+    Prints a verdict, which worker computes which block in which step, the visible pairs, hops and
+    bytes, and the errors of o, lse, dq, dk, dv for each worker.
 
-    Besides q, k, v, dy and dlse a file may hold bias, mask, segments_q, segments_k, bound_min,
+    Besides q, k, v, dy and dlse, a file may hold bias, mask, segments_q, segments_k, bound_min,
     bound_max, sinks, keep, positions_q and positions_k, as ringspec.ring takes them.
     """
     with ranks.team(given) as team:
@@ -148,13 +165,14 @@ def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> Non
         output.show_json(document)
     else:
         width = output.width()
-        output.show(text(document, width, given["save"]), width)
+        lines = text(document, width, given["save"])
+        output.show(lines if given["quiet"] else [*lines, "", *legend_lines()], width)
     if document["comparison"]["within_bound"] is False:
         ctx.exit(1)
 
 
 def refuse_shapes(ctx: click.Context) -> None:
-    """A file has its own shapes; an option that says otherwise would be ignored."""
+    """Refuse options that the shapes of a file would override."""
     for name in (*SHAPE_OPTIONS, "seed", "dlse"):
         needed = name == "seed" and ctx.params["sinks"]
         if not needed and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -165,7 +183,7 @@ def refuse_shapes(ctx: click.Context) -> None:
 
 
 def check_target(path: Path | None) -> None:
-    """Say before the work, not after it, that a file cannot be written."""
+    """Report before the work that a file cannot be written."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise OptionError(
             "--save with the path of a file in a directory that exists",
@@ -252,7 +270,7 @@ def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
 
 
 def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
-    """Everything that the command says, as plain data."""
+    """The whole report as plain data."""
     q_offset = asked.options["q_offset"]
     passes = [
         pass_data(run.problem, schedule, run.layout_q, run.layout_k, run.recipe, q_offset)
@@ -280,17 +298,24 @@ def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
     }
 
 
+def legend_lines() -> list[str]:
+    """The words of the report."""
+    return ["legend:", *(f"  {word:<13} {meaning}" for word, meaning in LEGEND.items())]
+
+
 def text(document: Data, width: int, saved: Path | None) -> list[str]:
     """The report as lines."""
     ring_line, problem_line = heading(document["problem"])
-    lines = [ring_line, f"{problem_line}, {document['inputs']['source']}"]
+    lines = [reference.verdict(document["comparison"]), "", ring_line]
+    lines.append(f"{problem_line}, {document['inputs']['source']}")
     if document["inputs"]["ignored"]:
         lines.append(f"not read: {shortened(document['inputs']['ignored'])}")
     before = None
     for data in document["passes"]:
         lines += ["", *pass_lines(data, width, before)]
         before = data
-    lines += ["", *reference.comparison_lines(document["comparison"], width)]
+    compared = reference.comparison_lines(document["comparison"], width)
+    lines += ["", *compared] if compared else []
     if saved is not None:
         lines.append(f"saved to {saved}")
     return lines

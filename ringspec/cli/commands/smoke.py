@@ -1,4 +1,4 @@
-"""``ringspec smoke``: whether a target is wired, before hundreds of cases fail alike."""
+"""``ringspec smoke``: a check of the adapter, before hundreds of cases fail alike."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from ringspec.cli.commands.check import (
 )
 
 
-@click.command("smoke", epilog=f"{TARGETS}\n\n{EXIT_CODES}", short_help="See if a target is wired.")
+@click.command(
+    "smoke",
+    epilog=f"{TARGETS}\n\n{EXIT_CODES}",
+    short_help="Run a few small cases to check an adapter.",
+)
 @target_argument
 @timeout_option
 @report_options
 def smoke_command(**given: Any) -> None:
-    """See in seconds whether TARGET is wired: a few small cases, each told in full."""
+    """Run a few small cases in seconds to check the adapter of TARGET; report each in full."""
     from ringspec.cli.commands import check_run
 
     check_run.check(profile="smoke", only=(), jobs=1, expected_failures=None, **given)

@@ -42,32 +42,41 @@ def json_option(function: Function) -> Function:
 
 
 def only_option(function: Function) -> Function:
-    text = "Only cases whose id matches, such as 'ring/*'."
+    text = "Only cases whose whole id matches this glob, such as 'ring/*'."
     return click.option("--only", metavar="PATTERN", help=text)(function)
 
 
 def jobs_option(function: Function) -> Function:
-    text = "Processes that work at the same time. [default: one for each processor]"
+    text = "Number of parallel processes. [default: one per processor]"
     return click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help=text)(function)
 
 
-@click.group("vectors", cls=Commands, epilog=EPILOG)
+@click.group(
+    "vectors", cls=Commands, epilog=EPILOG, short_help="List, show and verify golden test vectors."
+)
 def vectors_group() -> None:
-    """Golden test vectors: inputs and correctly rounded results that never change.
+    """List, show and verify golden test vectors: inputs and correctly rounded results.
 
-    A case is a small attention problem, dense or on a ring, with the results that a perfect
-    implementation gives, rounded once to nearest even. Each case exists for one reason and names
-    the known bugs that it finds. The set "core" comes whole with this package; of the larger
-    set "kernel" only digests do, and "materialise" derives its values on this machine.
+    A case is a small attention problem, dense or on a ring, with its exact results rounded once
+    to nearest even. Each case exists for one stated reason and names the known bugs that it
+    finds. This package has the whole set "core". Of the larger set "kernel" it has digests only;
+    "materialise" derives the values on this machine.
     """
 
 
 @vectors_group.command("list")
 @set_argument("core")
-@click.option("--rule", metavar="ID", help="Cases that show this rule, such as RING-4.")
-@click.option("--flag", metavar="NAME", help="Cases that find this bug, such as stale-keys.")
-@click.option("--operation", metavar="OP", help="attention, ring, block, merge or schedule.")
-@click.option("--flags", "all_flags", is_flag=True, help="The flags and their effects, not cases.")
+@click.option("--rule", metavar="ID", help="Only cases that test this rule, such as RING-4.")
+@click.option("--flag", metavar="NAME", help="Only cases that find this bug, such as stale-keys.")
+@click.option(
+    "--operation", metavar="OP", help="Only cases of attention, ring, block, merge or schedule."
+)
+@click.option(
+    "--flags",
+    "all_flags",
+    is_flag=True,
+    help="List the flags (classes of bugs) and their effects instead of cases.",
+)
 @json_option
 def list_command(**given: Any) -> None:
     """List the cases of a set with their shapes, formats and flags.
@@ -82,7 +91,7 @@ def list_command(**given: Any) -> None:
 @vectors_group.command("show", short_help="Show one case, its bugs and its tensors.")
 @click.argument("id", metavar="ID")
 @click.option("--set", "name", metavar="SET", help=f"{SET}. [default: core, then kernel]")
-@click.option("--tensors", is_flag=True, help="Print some values of every tensor as well.")
+@click.option("--tensors", is_flag=True, help="Also print some values of every tensor.")
 @json_option
 def show_command(**given: Any) -> None:
     """Show one case: why it exists, what it needs, which bugs it finds, and its tensors.
@@ -119,8 +128,8 @@ def verify_command(**given: Any) -> None:
 def generate_command(**given: Any) -> None:
     """Derive a set from its catalogue and write it to a new folder, whole or not at all.
 
-    It never overwrites: DEST must not exist. Compare it with the set in use by "ringspec vectors
-    diff", and move it there yourself. The bytes do not depend on the number of processes.
+    DEST must not exist: nothing is overwritten. Compare the new set with the one in use by
+    "ringspec vectors diff", and move it yourself. The bytes do not depend on the number of processes.
     """
     from ringspec.cli.commands import vectors_derive
 
@@ -162,12 +171,12 @@ def make_command(**given: Any) -> None:
     vectors_derive.make_set(**given)
 
 
-@vectors_group.command("diff", short_help="Say what differs between two sets.")
+@vectors_group.command("diff", short_help="Show the differences between two sets.")
 @click.argument("old", metavar="A")
 @click.argument("new", metavar="B")
 @json_option
 def diff_command(**given: Any) -> None:
-    """Say what differs between two sets: cases, fields of case.json, and tensors in ulps.
+    """Show the differences between two sets: cases, fields of case.json, and tensors in ulps.
 
     A and B are core, kernel, or folders. The exit code is 1 if anything differs.
     """
@@ -190,23 +199,25 @@ def export_command(**given: Any) -> None:
     vectors_read.export(**given)
 
 
-@vectors_group.command("materialise", short_help="Derive and keep what a set only pins.")
+@vectors_group.command(
+    "materialise", short_help="Derive and cache values that a set stores as digests."
+)
 @set_argument("kernel")
 @click.option(
     "--cache",
     "cache_dir",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where to keep them. [default: $RINGSPEC_CACHE_DIR, or the user's cache folder]",
+    help="Folder of the derived values. [default: $RINGSPEC_CACHE_DIR, or the user's cache folder]",
 )
 @only_option
 @jobs_option
 @json_option
 def materialise_command(**given: Any) -> None:
-    """Derive the values of which a set stores digests alone, check them, and keep them.
+    """Derive the values that a set stores only as digests, check them, and cache them.
 
-    SET is kernel (the default), core, or the folder of a set. An interrupted run goes on where it
-    stopped. The values are checked again whenever they are read from the cache.
+    SET is kernel (the default), core, or the folder of a set. An interrupted run continues where it
+    stopped. Values are checked again whenever they are read from the cache.
     """
     from ringspec.cli.commands import vectors_derive
 

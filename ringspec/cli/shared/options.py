@@ -1,4 +1,4 @@
-"""The options that both commands take, and what they mean for the specification."""
+"""The options shared by simulate and schedule, and what they mean for the specification."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class WindowType(click.ParamType):
-    """``L,R`` or one number for both sides; the word none leaves a side unbounded."""
+    """``L,R``, or one number for both sides; ``none`` is an unbounded side."""
 
     name = "window"
 
@@ -63,24 +63,52 @@ def choice(names: Any) -> str:
 
 PROBLEM = (
     click.option(
-        "--workers", default=4, show_default=True, metavar="N", help="W, the size of the ring."
+        "--workers",
+        default=4,
+        show_default=True,
+        metavar="N",
+        help="W, the number of workers in the ring.",
     ),
     click.option(
         "--length",
         type=int,
         metavar="N",
-        help=f"Sq, queries in all. [default: {TOKENS_PER_WORKER} for each worker]",
+        help=f"Sq, the number of queries. [default: {TOKENS_PER_WORKER} per worker]",
     ),
-    click.option("--kv-length", type=int, metavar="N", help="Sk, keys in all. [default: --length]"),
-    click.option("--batch", type=int, default=1, show_default=True, metavar="N", help="B."),
     click.option(
-        "--heads", type=int, metavar="N", default=2, show_default=True, help="Query heads."
+        "--kv-length", type=int, metavar="N", help="Sk, the number of keys. [default: --length]"
     ),
-    click.option("--kv-heads", type=int, metavar="N", help="Key/value heads. [default: --heads]"),
     click.option(
-        "--head-dim", type=int, metavar="N", default=16, show_default=True, help="D of q and k."
+        "--batch", type=int, default=1, show_default=True, metavar="N", help="B, the batch size."
     ),
-    click.option("--value-dim", type=int, metavar="N", help="Dv of v. [default: --head-dim]"),
+    click.option(
+        "--heads",
+        type=int,
+        metavar="N",
+        default=2,
+        show_default=True,
+        help="H, the number of query heads.",
+    ),
+    click.option(
+        "--kv-heads",
+        type=int,
+        metavar="N",
+        help="Hkv, the number of key/value heads; divides --heads. [default: --heads]",
+    ),
+    click.option(
+        "--head-dim",
+        type=int,
+        metavar="N",
+        default=16,
+        show_default=True,
+        help="D, the head dimension of q and k.",
+    ),
+    click.option(
+        "--value-dim",
+        type=int,
+        metavar="N",
+        help="Dv, the head dimension of v. [default: --head-dim]",
+    ),
     click.option(
         "--layout",
         default="contiguous",
@@ -93,7 +121,8 @@ PROBLEM = (
         default="kv",
         show_default=True,
         metavar=choice(CIRCULATIONS),
-        help="What travels in the backward pass: keys or queries; 'gather': all keys, at once.",
+        help="What travels. kv: keys and values; q: queries, in the backward pass only; gather: all keys and "
+        "values, in one step.",
     ),
     click.option(
         "--direction",
@@ -107,25 +136,26 @@ PROBLEM = (
         "--causal/--no-causal",
         default=True,
         show_default=True,
-        help="Whether a query sees no key behind its own position.",
+        help="A query attends to keys at or before its own position.",
     ),
     click.option(
         "--window",
         type=WindowType(),
         metavar="L,R",
-        help="Sliding window -L <= key - query <= R; one number is both, 'none' is unbounded.",
+        help="Sliding window: at most L positions earlier and R later. One number sets both sides; 'none' is "
+        "unbounded.",
     ),
     click.option(
         "--documents",
         type=LengthsType(),
         metavar="N,N,...",
-        help="Lengths of packed documents; tokens behind them are padding.",
+        help="Lengths of packed documents; tokens after the last one are padding.",
     ),
     click.option(
         "--kv-documents",
         type=LengthsType(),
         metavar="N,N,...",
-        help="Lengths of the documents in the keys. [default: --documents]",
+        help="Lengths of the documents among the keys. [default: --documents]",
     ),
     click.option(
         "--q-offset",
@@ -133,25 +163,25 @@ PROBLEM = (
         default=0,
         metavar="N",
         show_default=True,
-        help="Position of query 0; Sk - Sq aligns the ends.",
+        help="Position of query 0. Sk - Sq aligns the last query with the last key.",
     ),
     click.option(
         "--recipe",
         default="float64",
         show_default=True,
         metavar=choice(RECIPES),
-        help="Where values are rounded, and so how many bytes travel.",
+        help="Number formats and rounding points; they decide how many bytes travel.",
     ),
     click.option(
         "--skip-masked",
         is_flag=True,
-        help="Leave out pairs of blocks that the mask makes wholly invisible.",
+        help="Skip pairs of blocks without a visible pair of tokens.",
     ),
     click.option(
         "--backward/--no-backward",
         default=True,
         show_default=True,
-        help="With the backward pass, or the forward alone.",
+        help="Run the backward pass after the forward pass.",
     ),
 )
 
@@ -178,7 +208,7 @@ def some_problem_options(*left_out: str) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Request:
-    """What the options ask for: the ring, and keywords of :class:`~ringspec.problem.options.Options`."""
+    """The requested ring, and keywords of :class:`~ringspec.problem.options.Options`."""
 
     shape: Shape
     workers: int
@@ -235,7 +265,7 @@ def request_from(given: dict[str, Any]) -> Request:
 
 
 def in_range(value: int | None, name: str, least: int, most: int = MAX_LENGTH) -> None:
-    """Refuse numbers that no array can have as a length, before anything is computed with them."""
+    """Refuse numbers outside least..most, before anything is computed with them."""
     if value is not None and not least <= value <= most:
         option = "--" + name.replace("_", "-")
         raise OptionError(

@@ -18,26 +18,26 @@ from ringspec.cli.shared.ranks import launched
 from ringspec.conformance.report.words import folded
 
 PLAIN_WIDTH = 100
-# Lines of which a terminal shows parts in a style: cells without a visible pair, the verdict.
+# Parts that a terminal shows in a style: headings, cells without a visible pair, the verdict.
 STYLES = (
-    (r"^(worker .*|((KV|Q) ring|gathered keys)[^:]*:|row scale:|largest:)", "bold"),
+    (r"^(worker .*|((KV|Q) ring|gathered keys)[^:]*:|verdict:|legend:)", "bold"),
     (r"(q\d+ x k\d+ \(0\)|(?<= )-(?= |$))", "dim"),
-    (r"\bwithin\b", "bold green"),
-    (r"\bBEYOND\b", "bold red"),
+    (r"\bagrees\b", "bold green"),
+    (r"\bDISAGREES\b", "bold red"),
 )
 
 
 def console_on(stream: TextIO) -> Console:
     """A console that is a terminal if the stream is one, whatever FORCE_COLOR says.
 
-    Open MPI gives ranks a terminal of its own, wherever the output goes: below a launcher there is none.
+    Never a terminal under an MPI launcher: Open MPI gives ranks its own, wherever the output goes.
     """
     terminal = stream.isatty() and launched() is None
     return Console(file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False)
 
 
 def width() -> int:
-    """Columns of the terminal, or 100 where stdout is none."""
+    """Columns of the terminal, or 100 if stdout is not a terminal."""
     console = console_on(sys.stdout)
     return console.width if console.is_terminal else PLAIN_WIDTH
 
@@ -78,9 +78,9 @@ def plain(value: Any) -> Any:
 def bands(
     labels: list[str], columns: list[list[str]], width: int, *, numbers: bool = False
 ) -> list[str]:
-    """A table as lines; where it is wider than ``width``, columns go on below.
+    """A table as lines; columns that exceed ``width`` continue below.
 
-    Every column is as wide as it needs to be, its entries on the left; ``numbers`` are on the right.
+    Entries are aligned on the left, or on the right if they are ``numbers``.
 
     >>> bands(["", "a"], [["one", "1"], ["longer", "2"]], 100)
     ['   one  longer', 'a  1    2']

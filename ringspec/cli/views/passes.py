@@ -109,7 +109,7 @@ def layout_data(layout_q: Layout, layout_k: Layout) -> Data:
 
 def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
     """One pass as text; a table that would repeat that of ``before`` is not printed again."""
-    lines = [f"{data['name']}: queries x keys (visible pairs)"]
+    lines = [f"{data['name']}: query block x key block (visible pairs of all heads)"]
     steps, workers = data["steps"], len(data["steps"][0]["workers"])
     same = same_meetings(data, before)
     columns = [[f"step {t}"] for t in range(len(steps))]
@@ -126,10 +126,12 @@ def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
     for t, step in enumerate(steps):
         columns[t].append(str(step["bytes_sent"]))
     if same:
-        lines[0] = f"{data['name']}: every worker meets the same blocks as in the pass above"
+        lines[0] = (
+            f"{data['name']}: every worker computes the same blocks in the same steps as above"
+        )
         labels[0] = ""
     elif workers > MAX_TABLE:
-        lines[0] = f"{data['name']}: --json holds every worker, no table for W > {MAX_TABLE}"
+        lines[0] = f"{data['name']}: no table for W > {MAX_TABLE}; --json has every worker"
         labels[0] = ""
     return [*lines, *bands(labels, columns, width), *then_lines(steps), summary(data)]
 
@@ -166,7 +168,7 @@ def then_lines(steps: list[Data]) -> list[str]:
 def summary(data: Data) -> str:
     hops = "1 hop" if data["hops"] == 1 else f"{data['hops']} hops"
     return (
-        f"{hops}, {data['bytes_sent']} bytes sent in all, {data['visible_pairs']} "
+        f"in all: {hops}, {data['bytes_sent']} bytes sent, {data['visible_pairs']} "
         f"visible pairs; imbalance {data['imbalance']:.2f} "
         f"(lockstep {data['lockstep_imbalance']:.2f})"
     )
@@ -177,12 +179,16 @@ def offset_lines(data: Data, layout: str, width: int) -> list[str]:
     steps = data["steps"]
     workers = len(steps[0]["workers"])
     if layout not in ("contiguous", "striped", "zigzag"):
-        return [f"cp_offset: the layout {layout} has none; positions decide"]
+        return [
+            f"cp_offset: not defined for the layout {layout}, whose mask follows from positions"
+        ]
     if workers > MAX_TABLE:
-        return [f"cp_offset: --json holds it; no table for W > {MAX_TABLE}"]
+        return [f"cp_offset: no table for W > {MAX_TABLE}; --json has every worker"]
     lines = ["cp_offset: the query at local index i sees the key at j iff j <= i + offset"]
     if layout == "zigzag":
-        lines.append("low query chunk with low and high key chunk / high query chunk with the same")
+        lines.append(
+            "entries: low query chunk with low, high key chunk / high query chunk with low, high key chunk"
+        )
     labels = ["worker"] + [str(r) for r in range(workers)]
     columns = [
         [f"step {t}"] + [offset_text(w["cp_offset"]) for w in step["workers"]]
@@ -245,7 +251,7 @@ def run_text(run: list[int]) -> str:
 def holding_lines(layout: Data) -> list[str]:
     """Which tokens each worker holds; queries and keys apart where they differ."""
     if len(layout["queries"]) > MAX_TABLE:
-        return [f"--json holds the tokens of every worker; no table for W > {MAX_TABLE}"]
+        return [f"tokens: no table for W > {MAX_TABLE}; --json has every worker"]
     lines = ["worker  tokens"]
     for r, (queries, keys) in enumerate(zip(layout["queries"], layout["keys"], strict=True)):
         text = tokens_text(queries)

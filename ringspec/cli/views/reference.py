@@ -21,12 +21,14 @@ from ringspec.truth.problem import Upstream, rows_of
 from ringspec.truth.sharded import OF_KEYS, OF_QUERIES
 
 METHODS = ("auto", "dense", "rows", "none")
-# B * H * Sq * Sk above which 'auto' looks at some rows only: about two seconds of work.
+# B * H * Sq * Sk above which 'auto' compares only some rows: about two seconds of work.
 DENSE_LIMIT = 1 << 24
 ROWS_PER_WORKER = 8
 BOUNDS = {"float64": 1e-14}
 REFERENCE = "the dense definition in float64"
-ROW_SCALE = "the definition's sums with absolute values inside, times 1 + the row's largest |logit|"
+ROW_SCALE = (
+    "the row's sums with every term replaced by its absolute value, times 1 + its largest |logit|"
+)
 
 Data = dict[str, Any]
 
@@ -62,7 +64,7 @@ def choose(method: str, problem: Problem) -> str:
 
 
 def rows_to_compare(run: Run, method: str) -> Integers:
-    """All query rows, or for each worker up to 8 of its own: first, last and evenly between."""
+    """All query rows, or up to 8 of each worker: the first, the last and evenly spaced ones."""
     if method == "dense":
         return run.problem.rows.index
     picked = []
@@ -151,46 +153,44 @@ def largest(entries: list[dict[str, float]]) -> dict[str, float]:
 def comparison_lines(data: Data, width: int) -> list[str]:
     """The comparison as text."""
     if data["method"] == "none":
-        return ["ring against dense: not compared (--compare none)"]
+        return []
     names = list(data["workers"][0])[1:]
     lines = [
-        f"ring against {data['reference']}, {data['rows_compared']} query rows; "
-        "rel = error / row scale of its row",
-        f"row scale: {ROW_SCALE}",
+        f"ring against {data['reference']}, {data['rows_compared']} query rows: largest errors",
     ]
-    digits = 1 if width >= 8 + 17 * len(names) else 0
     labels = ["worker"] + [str(entry["worker"]) for entry in data["workers"]] + ["all"]
     columns = []
     for name in names:
         entries = [entry[name] for entry in (*data["workers"], data["all"])]
-        columns.append([f"{name} abs rel"] + [errors_text(entry, digits) for entry in entries])
+        for kind in ("abs", "rel"):
+            columns.append([f"{name} {kind}"] + [f"{entry[kind]:.1e}" for entry in entries])
     lines += bands(labels, columns, width)
     if "dsinks" in data["all"]:
-        lines.append(f"dsinks, added over the workers: {errors_text(data['all']['dsinks'], 1)}")
+        dsinks = data["all"]["dsinks"]
+        lines.append(
+            f"dsinks, summed over the workers: abs {dsinks['abs']:.1e}, rel {dsinks['rel']:.1e}"
+        )
     if "dq" in names and "dk" not in names:
         lines.append(
-            f"{ROWS_PER_WORKER} query rows of each worker; dk and dv need all rows: not compared "
-            "(--compare dense)"
+            f"{ROWS_PER_WORKER} query rows of each worker; dk and dv need all rows and are not compared "
+            "(--compare dense compares them)"
         )
-    return [*lines, verdict(data)]
-
-
-def errors_text(entry: dict[str, float], digits: int) -> str:
-    """Format the absolute and the relative error of an entry.
-
-    >>> errors_text({"abs": 1.5e-16, "rel": 0.0}, 1)
-    '1.5e-16 0.0e+00'
-    """
-    return f"{entry['abs']:.{digits}e} {entry['rel']:.{digits}e}"
+    return lines
 
 
 def verdict(data: Data) -> str:
+    """The answer of the comparison in one line."""
+    if data["method"] == "none":
+        return "verdict: not compared with dense attention (--compare none)"
     worst = float(np.max([entry["rel"] for entry in data["all"].values()]))
     if data["bound"] is None:
         return (
-            f"largest: {worst:.1e} of the row scale; no bound for this recipe, whose roundings "
-            "the error is made of"
+            f"verdict: largest error against dense attention {worst:.1e} of the row scale; no bound "
+            "for this recipe, which rounds"
         )
-    outcome = "within" if data["within_bound"] else "BEYOND"
     assert math.isfinite(data["bound"])
-    return f"largest: {worst:.1e} of the row scale, {outcome} the bound {data['bound']:.0e}"
+    agrees = "agrees" if data["within_bound"] else "DISAGREES"
+    return (
+        f"verdict: ring {agrees} with dense attention: largest error {worst:.1e} of the row scale "
+        f"(bound {data['bound']:.0e})"
+    )

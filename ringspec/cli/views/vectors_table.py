@@ -5,52 +5,62 @@ from __future__ import annotations
 import sys
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ringspec.cli.shared import output
 from ringspec.cli.views.vectors import Tensors, shape_text, tensor_rows, terms_text, values_text
+from ringspec.conformance.report.words import folded
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.flag import Flag
 
 WIDE = 400
+LIST_WIDTH = 80
+INDENT = "    "
 SHORT = {"forward": "fwd", "backward": "bwd"}
 
 
 def show_flags(flags: list[Flag], cases: list[Case]) -> None:
     for flag in flags:
         count = sum(flag.name in case.flags for case in cases)
-        click.echo(f"\n{flag.name} ({flag.bug_class}; {count} cases)\n  {flag.effect}")
+        click.echo(
+            f"\n{flag.name} ({flag.bug_class}; {count} case{'' if count == 1 else 's'})\n  {flag.effect}"
+        )
         for report, status in zip(flag.reports, flag.statuses, strict=True):
             click.echo(f"  {report} ({status})")
 
 
 def show_table(cases: list[Case]) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for title in ("id", "passes", "shape", "format", "terms", "flags"):
-        # An id must stay in one piece, so that it can be copied.
-        table.add_column(title, no_wrap=title == "id", overflow="fold")
-    for case in cases:
-        mark = " (withdrawn)" if case.withdrawn is not None else ""
-        table.add_row(
-            case.id + mark,
-            " ".join(SHORT[one] for one in case.passes),
-            shape_text(case),
-            "" if case.formats is None else case.formats.inputs,
-            terms_text(case),
-            " ".join(case.flags),
-        )
-    console = output.console_on(sys.stdout)
-    if console.is_terminal:
-        console.print(table)
-        return
-    table.box = None
-    show_plain(table)
+    click.echo("\n".join(table_lines(cases)))
+
+
+def table_lines(cases: list[Case]) -> list[str]:
+    """A line for each case, and below it, indented, its ring and terms and the bugs it finds.
+
+    No line is longer than 80 characters, unless an id or the name of a flag is.
+    """
+    rows = [("id", "passes", "shape", "format"), *map(row_of, cases)]
+    widths = [max(len(row[n]) for row in rows) for n in range(3)]
+    lines = []
+    for row, case in zip(rows, (None, *cases), strict=True):
+        padded = [entry.ljust(width) for entry, width in zip(row, (*widths, 0), strict=True)]
+        lines.append(" ".join(padded).rstrip())
+        if case is not None:
+            found = f"finds {', '.join(case.flags)}" if case.flags else ""
+            for detail in filter(None, (terms_text(case), found)):
+                lines += folded([INDENT + detail], LIST_WIDTH)
+    return lines
+
+
+def row_of(case: Case) -> tuple[str, str, str, str]:
+    """Id, passes, shape and format of the inputs."""
+    mark = " (withdrawn)" if case.withdrawn is not None else ""
+    passes = " ".join(SHORT[one] for one in case.passes)
+    format = "" if case.formats is None else case.formats.inputs
+    return case.id + mark, passes, shape_text(case), format
 
 
 def show_plain(table: Table) -> None:
-    """One line a row, however long: for a pipe, and for digests that must stay in one piece."""
+    """One line a row, however long: a digest must stay in one piece."""
     console = Console(
         file=sys.stdout, width=WIDE, force_terminal=False, color_system=None, markup=False
     )
