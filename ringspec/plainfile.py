@@ -30,7 +30,9 @@ def read_plain_file(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> byt
     finally:
         os.close(handle)
     if len(data) > limit:
-        raise FileFormatError(f"at most {limit} bytes in {path}", "more", "name a shorter file")
+        raise FileFormatError(
+            f"at most {limit} bytes in {path}", "a longer file", "pass a shorter file"
+        )
     return data
 
 
@@ -38,4 +40,6 @@ def check_plain(path: str | os.PathLike[str], mode: int) -> None:
     """Refuse what has this ``mode`` (``st_mode``) and is no plain file."""
     if not stat.S_ISREG(mode):
         got = KINDS.get(stat.S_IFMT(mode), "a device")
-        raise FileFormatError(f"a plain file at {shown(os.fspath(path))}", got, "name a file")
+        raise FileFormatError(
+            f"a plain file at {shown(os.fspath(path))}", got, "pass the path of a file"
+        )

@@ -119,7 +119,7 @@ class Recipe:
             )
         if self.p_relative_to is not None and self.p_relative_to not in P_REFERENCES:
             raise OptionError(
-                "what P is relative to, or None for not declared",
+                "the maximum that P is relative to, or None if not declared",
                 shown(self.p_relative_to),
                 nearest(self.p_relative_to, P_REFERENCES),
                 code="unknown-name",

@@ -97,7 +97,7 @@ def _check_writable(tensors: Any, metadata: Any) -> None:
     named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
     if not named or "__metadata__" in tensors:
         raise FileFormatError(
-            "a dict of arrays by name ('__metadata__' is no name)",
+            "a dict of arrays by name (not '__metadata__')",
             shown(list(tensors)) if isinstance(tensors, dict) else shown(tensors),
             "pass {'name': array}",
         )

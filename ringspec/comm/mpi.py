@@ -142,7 +142,7 @@ class MpiLinks:
         error = LostWorkerError(
             f"every rank to answer within {self.timeout:g} s",
             f"{what}: {self.name(self.rank)} {pending.what}{alive}",
-            "see what that rank does: it hangs, was stopped, or needs a larger timeout",
+            "find out whether that rank hangs or was stopped, or pass a larger timeout",
         )
         self.control.stop(error)
         return error
@@ -160,7 +160,7 @@ def duplicated(comm: Any, timeout: float) -> Any:
             raise LostWorkerError(
                 f"all {comm.Get_size()} ranks to start within {timeout:g} s",
                 f"some did not: rank {comm.Get_rank()} waits at the start for all ranks",
-                "see whether all ranks call this, and whether one hangs",
+                "check that all ranks call this, and that none hangs",
             )
         time.sleep(SHORTEST_SLEEP)
     return [duplicate for duplicate, _ in made]

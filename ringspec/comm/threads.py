@@ -77,7 +77,7 @@ class ThreadLinks:
         raise LostWorkerError(
             f"a message within {self.timeout:g} s",
             f"none: rank {self.rank} {pending.what}",
-            "see what that rank does",
+            "find out why that rank does not answer",
         )
 
     def stop(self, error: RingspecError) -> None:

@@ -99,7 +99,7 @@ def pack(side: object, frame: Frame, header: Header) -> Buffer:
             raise CommunicationError(
                 f"{leaf.name} as {leaf.dtype} {leaf.shape}, as at the start of the pass",
                 f"{array.dtype} {array.shape}",
-                "a block function returns arrays of the shapes and dtypes that it got",
+                "return arrays of the given shapes and dtypes from the block functions",
                 code="message",
             )
         room = buffer[leaf.start : leaf.stop].view(leaf.dtype).reshape(leaf.shape)
@@ -115,14 +115,17 @@ def check_header(buffer: Buffer, header: Header) -> None:
     if magic != MAGIC or not 0 <= phase < len(PHASES) or size != buffer.size:
         raise CommunicationError(
             f"the message {header}",
-            "bytes that are none",
-            "run one version of ringspec",
+            "bytes that are not a message",
+            "run the same version of ringspec on every rank",
             code="message",
         )
     got = Header(PHASES[phase], step, tag, source, target, owner)
     if got != header:
         raise CommunicationError(
-            f"the message {header}", str(got), "the schedule says who sends to whom", code="message"
+            f"the message {header}",
+            str(got),
+            "pass the same schedule on every rank",
+            code="message",
         )
 
 

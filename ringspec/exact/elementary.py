@@ -119,7 +119,7 @@ def exp(values: Iterable[int], bits: int, out_bits: int) -> list[int]:
     """
     values = list(values)
     if out_bits > MOST_BITS:
-        raise OptionError(f"at most {MOST_BITS} bits", str(out_bits), "use fewer")
+        raise OptionError(f"at most {MOST_BITS} bits", str(out_bits), "request fewer bits")
     lowest = -(out_bits + 8) << bits
     doublings = max(0, (3 * max(values, default=0) >> (bits + 1)) + 1)  # x / ln 2 < 3 x / 2
     if doublings > MOST_DOUBLINGS:

@@ -108,7 +108,9 @@ def check_tensors(q: Array, k: Array, v: Array) -> None:
     check_array(v, "v", (*k.shape[:3], v.shape[3]))
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise ShapeError(
-            "H a multiple of Hkv >= 1", f"{q.shape[1]} and {k.shape[1]}", "change the heads"
+            "H a multiple of Hkv >= 1",
+            f"{q.shape[1]} and {k.shape[1]}",
+            "pass H as a multiple of Hkv",
         )
 
 

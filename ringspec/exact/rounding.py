@@ -40,7 +40,7 @@ class Ball:
             raise ShapeError(
                 "a radius for each number",
                 f"shapes {self.middle.shape} and {self.radius.shape}",
-                "broadcast the radius",
+                "pass middle and radius of one shape",
             )
 
 

@@ -106,7 +106,7 @@ def ring_flash_attention_call(
     ``bias``            None or float [W, b|1, h|1, s, W*sk], added before the soft cap; -inf masks
     ``softmax_scale``   None: 1/sqrt(d)
     ``dropout_prob``, ``dropout_seed``   share of P to drop, in [0, 1), and the seed; None is 0
-    ``causal``          keys with a global position behind the query's are hidden
+    ``causal``          keys with a global position later than the query's are hidden
     ``fwd_params``, ``bwd_params``   block sizes of the kernels: anything, without effect on values
     ``sliding_window``  int w: (w, 0) under causal, else (w, w); or (left, right), both inclusive;
                         None, 0 and (0, 0) mean none
@@ -293,7 +293,7 @@ def flash_attention_bwd(
     ``q``, ``dO``, ``o``    [b, sq, h, d]: queries, gradient of the loss with respect to o, and o
     ``k``, ``v``            [b, sk, hkv, d]; h a multiple of hkv; dk and dv are sums over the group
     ``M``                   [b, h, sq rounded up to a multiple of 128]: lse in **log2** units, that
-                            is lse / ln 2; what stands behind row sq - 1 is not read. M and o are
+                            is lse / ln 2; what follows row sq - 1 is not read. M and o are
                             used as given; a row with M = -inf sends no gradient
     ``bias``                None or float, broadcastable to [b, h, sq, sk], before the soft cap
     ``attention_mask``      None or bool, broadcastable to [b, h, sq, sk], True = may attend;

@@ -47,7 +47,9 @@ def check_forward_shapes(q: NDArray, k: NDArray, v: NDArray) -> None:
     same_shape("v", v, q.shape, "W b h s d")
     if head_dim > MAX_HEAD_DIM:
         raise RefusedError(
-            f"d <= {MAX_HEAD_DIM}", f"d = {head_dim}", "check tp_q and tp_k; they order s and d"
+            f"d <= {MAX_HEAD_DIM}",
+            f"d = {head_dim}",
+            "check tp_q and tp_k, which set the order of s and d",
         )
     check_length(length)
 

@@ -100,7 +100,7 @@ def rings_of(replica_groups: Any, num_workers: Any, ranks: int) -> list[Ring]:
     members = [rank for group in groups for rank in group]
     if len(set(members)) != len(members):
         raise RefusedError(
-            "disjoint replica groups", str(tuple(groups)), "name every rank exactly once"
+            "disjoint replica groups", str(tuple(groups)), "list every rank exactly once"
         )
     if sorted(members) != list(range(ranks)):
         raise ShapeError(

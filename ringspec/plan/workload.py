@@ -155,7 +155,7 @@ def workload(
 def sized(x: Any, what: str, most: int = LARGEST_SHAPE) -> int:
     """A length or a number of heads."""
     if not 1 <= integer(x, what) <= most:
-        raise OptionError(f"{what} from 1 to {most}", shown(x), f"pass another {what}")
+        raise OptionError(f"{what} from 1 to {most}", shown(x), f"pass {what} in this range")
     return int(x)
 
 

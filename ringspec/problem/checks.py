@@ -87,7 +87,7 @@ def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
         raise ShapeError(
             f"{what} of shape ({length},) or ({batch}, {length})",
             f"shape {values.shape}",
-            "give one integer per token, for all batches or for each",
+            "pass one integer per token, for all batch entries or for each",
         )
     return values if values.ndim == 2 else values[None]
 
@@ -96,7 +96,11 @@ def position_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int6
     """Positions as :func:`int_rows`, small enough that no difference of two of them wraps round."""
     values = int_rows(x, what, batch, length)
     if values.size and not (-LARGEST_POSITION <= values.min() and values.max() <= LARGEST_POSITION):
-        raise OptionError(f"{what} of at most 2**61 in size", "a larger one", "shift all positions")
+        raise OptionError(
+            f"{what} of at most 2**61 in size",
+            "a larger position",
+            "subtract one number from all positions",
+        )
     return values
 
 
@@ -199,7 +203,7 @@ def check_window(window: Any) -> tuple[int | None, int | None] | None:
 
 
 def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray[np.int64]:
-    """Document number of each token; -1 behind the last document (MASK-5).
+    """Document number of each token; -1 after the last document (MASK-5).
 
     >>> segments_from_cu_seqlens([0, 2, 3], 4, "cu_seqlens").tolist()
     [0, 0, 1, -1]
@@ -237,7 +241,7 @@ def check_segments(
         raise OptionError(
             "segments_q/segments_k or cu_seqlens, not both",
             "both",
-            "drop one: cu_seqlens is a way to write segments",
+            "leave one out: cu_seqlens is another form of segments",
         )
     if by_packing:
         if values["cu_seqlens"] is None:
@@ -302,7 +306,9 @@ def check_partial(o: Any, lse: Any) -> tuple[NDArray[np.float64], NDArray[np.flo
     lse = finite_or_minus_infinity(lse, "lse", rank=3)
     if o.shape[:3] != lse.shape:
         raise ShapeError(
-            "lse of o's shape without the last axis", f"o {o.shape}, lse {lse.shape}", "see o, lse"
+            "lse of o's shape without the last axis",
+            f"o {o.shape}, lse {lse.shape}",
+            "pass o [B, H, Sq, Dv] and lse [B, H, Sq] of one call",
         )
     return o, lse
 
@@ -337,7 +343,10 @@ def check_dropout(values: dict[str, Any]) -> tuple[float, int]:
     seed = integer(values["dropout_seed"], "dropout_seed")
     if not 0 <= p < 1:
         raise OptionError(
-            "0 <= dropout_p < 1", str(p), "dropout_p is the share that is dropped", code="dropout"
+            "0 <= dropout_p < 1",
+            str(p),
+            "pass the probability that an entry is dropped",
+            code="dropout",
         )
     if not 0 <= seed < 2**64:
         raise OptionError(
@@ -363,15 +372,25 @@ def check_qkv(q: Any, k: Any, v: Any) -> tuple[NDArray[np.float64], ...]:
         raise ShapeError(
             "k and v with the same [B, Hkv, Sk]",
             f"k {k.shape} and v {v.shape}",
-            "the order of axes is [B, H, S, D] for both",
+            "pass both as [B, Hkv, S, D or Dv]",
         )
     if q.shape[0] != k.shape[0]:
-        raise ShapeError("q and k with the same B", f"q {q.shape}, k {k.shape}", "axis 0 is B")
+        raise ShapeError(
+            "q and k with the same B",
+            f"q {q.shape}, k {k.shape}",
+            "pass the same batch size; axis 0 is B",
+        )
     if q.shape[3] != k.shape[3]:
-        raise ShapeError("q and k with the same D", f"q {q.shape}, k {k.shape}", "axis 3 is D")
+        raise ShapeError(
+            "q and k with the same D",
+            f"q {q.shape}, k {k.shape}",
+            "pass the same head dimension; axis 3 is D",
+        )
     if min(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]) < 1:
         raise ShapeError(
-            "B, H, D >= 1", f"q {q.shape}, k {k.shape}, v {v.shape}", "S alone may be 0"
+            "B, H, D >= 1",
+            f"q {q.shape}, k {k.shape}, v {v.shape}",
+            "pass nonempty axes; only S may be 0",
         )
     if q.shape[1] % k.shape[1] != 0:
         raise ShapeError(

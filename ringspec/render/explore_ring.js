@@ -39,7 +39,7 @@ function showRing(now) {
   picture.style.maxWidth = `${1.7 * width}px`;
   picture.setAttribute("aria-label", holdings(now));
   const sent = now.atEnd ? [0] : now.run.sent[now.t];
-  byId("travel").textContent = now.atEnd ? "Everything has arrived." : sum(sent)
+  byId("travel").textContent = now.atEnd ? "The last transfer has arrived." : sum(sent)
     ? `After this step each worker sends ${sent[0]} bytes, all together ${sum(sent)}.`
     : "After this step nothing is sent.";
   if (now.workers > 1 && travelling(now, 0).length > 2) {

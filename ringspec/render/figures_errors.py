@@ -115,7 +115,7 @@ def error_against_workers(
             want_shape(f"errors of {name}", values.shape, (len(workers),))
             if not (values > 0).all():
                 raise OptionError(
-                    "errors > 0 on a logarithmic axis", str(values), "leave out zeros"
+                    "errors > 0 on a logarithmic axis", str(values), "leave zeros out"
                 )
             look = {"color": line_colour(n), "marker": MARKERS[n % 8], "linestyle": LINES[n % 4]}
             axes.plot(workers, values, gid=name, label=name, **look)
@@ -184,7 +184,7 @@ def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
     values = np.asarray(given, dtype=float)
     want_shape(f"numbers of {name}", values.shape, (rows,))
     if not (values >= 0).all():
-        raise OptionError("numbers >= 0 on a logarithmic axis", str(values), "leave out NaN")
+        raise OptionError("numbers >= 0 on a logarithmic axis", str(values), "leave NaN out")
     return np.where(values > 0, values, np.nan)
 
 

@@ -110,7 +110,7 @@ def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
         raise ShapeError(
             "at least one pair (o, lse), all of the same shape",
             str([o.shape for o, _ in pairs]),
-            "merge parts of the same query rows",
+            "pass parts of the same query rows",
         )
     return Forward(*merge_all(pairs))
 

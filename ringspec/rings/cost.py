@@ -166,7 +166,9 @@ def timeline(
     bytes_per_second = number(bytes_per_second, "bytes_per_second")
     if not (pairs_per_second > 0 and bytes_per_second > 0):
         raise OptionError(
-            "rates > 0", f"{pairs_per_second} pairs/s, {bytes_per_second} bytes/s", "pass rates"
+            "rates > 0",
+            f"{pairs_per_second} pairs/s, {bytes_per_second} bytes/s",
+            "pass positive rates",
         )
     spans, now = [], 0.0
     for t in range(counted.pairs.shape[0]):

@@ -102,7 +102,7 @@ def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
         raise LayoutError(
             f"each token 0..{length - 1} in exactly one slot",
             describe_tokens(held, length),
-            "a layout is a permutation; write -1 in padding slots",
+            "list each token once; write -1 in padding slots",
         )
     return Layout("table", np.where(values < 0, -1, values))
 
@@ -236,7 +236,7 @@ def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
         raise ShapeError(
             f"an array with {what} = {length} on axis {axis}",
             f"shape {x.shape}",
-            "axes count from 0; the sequence is axis 2 of [B, H, S, D]",
+            "pass axis=2 for [B, H, S, D]",
         )
 
 
@@ -258,5 +258,9 @@ def lse_from_tiles(tiles: Array) -> Array:
     """
     tiles = float_array(tiles, "LSE tiles", rank=4, finite=False)
     if tiles.shape[2] != TILE_ROWS:
-        raise ShapeError("tiles [B, H, 128, S // 128]", f"shape {tiles.shape}", "axis 2 is 128")
+        raise ShapeError(
+            "tiles [B, H, 128, S // 128]",
+            f"shape {tiles.shape}",
+            "pass tiles as lse_to_tiles returns them",
+        )
     return spec.lse_from_tiles(tiles)

@@ -261,7 +261,7 @@ def check_schedule(
     if schedule.workers != layout_q.workers:
         raise OptionError(
             f"a schedule for W = {layout_q.workers}",
-            f"one for W = {schedule.workers}",
+            f"a schedule for W = {schedule.workers}",
             "make the schedule with the same number of workers",
         )
     validate(schedule, lambda a, b: block_visible(problem, layout_q, layout_k, a, b))

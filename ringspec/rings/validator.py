@@ -1,4 +1,4 @@
-"""The validator of schedules: every pair meets once, and every accumulator comes home.
+"""The validator of schedules: every pair meets once, and every accumulator returns to its owner.
 
 It follows every name that travels, worker by worker and step by step, and so proves coverage
 (RING-2, RING-11), ownership (RING-4, RING-5) and that each permute is a permutation (RING-3) for
@@ -71,7 +71,7 @@ def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = No
     defects = find_defects(schedule, visible)
     if defects:
         raise ScheduleError(
-            "a schedule in which every pair of blocks meets once and every accumulator comes home",
+            "a schedule in which every pair of blocks meets once and every accumulator returns to its owner",
             "; ".join(str(p) for p in defects[:8]) + (" ..." if len(defects) > 8 else ""),
             "correct the named steps; forward_schedule and backward_schedule make valid ones",
             tuple(defects),

@@ -99,5 +99,5 @@ def check_agreement(name: str, got: Array, want: Array, scale: Array) -> None:
         raise UndecidedError(
             f"float64 within {AGREEMENT} row scales of the exact {name}",
             "a larger difference in a sampled row",
-            "test smaller logits, or a shape that is small enough for exact values",
+            "use smaller logits, or a shape that is small enough for exact values",
         )

@@ -81,7 +81,10 @@ def content(vectors: VectorSet, name: str, listed: FileEntry | None) -> bytes:
     data = read_plain(vectors.path, name, MAX_MANIFEST_BYTES)
     if manifest_from_json(data) != vectors.manifest:
         raise VectorError(
-            "the manifest that was opened", "another", "open the set again", code="digest-file-hash"
+            "the manifest that was opened",
+            "a manifest that has changed",
+            "open the set again",
+            code="digest-file-hash",
         )
     return data
 

@@ -63,7 +63,7 @@ def in_processes(
     except BrokenProcessPool:
         raise RingspecError(
             "processes that finish their work",
-            "one that was killed, perhaps for want of memory",
+            "a process that was killed, perhaps for lack of memory",
             "use fewer jobs",
             code="failed-process",
         ) from None

@@ -217,7 +217,7 @@ def test_generate_writes_a_set_and_refuses_to_overwrite_it(tmp_path):
     data = document(*arguments)
     made = open_set(target)
     assert data["count"] == len(made) > 0 and data["content"] == made.manifest.content
-    assert_one_paragraph(call(*arguments), "a path at which nothing lies", "choose another")
+    assert_one_paragraph(call(*arguments), "a path that does not exist", "choose another")
     assert text("verify", target, "--jobs", 1).endswith(f": {len(made)} ok\n")
 
 

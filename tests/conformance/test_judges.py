@@ -105,7 +105,7 @@ HOSTILE = """
 """
 ACTS = {
     "os._exit(3)": "exit status 3",
-    "everywhere(b'\\x80\\x05.\\n')": "no JSON",
+    "everywhere(b'\\x80\\x05.\\n')": "not JSON",
     "everywhere(b'{}\\n')": "a case in",
     "os.kill(os.getpid(), 9)": "SIGKILL",
 }

@@ -412,7 +412,7 @@ def test_the_command_takes_claims_from_a_file(tmp_path):
     ("arguments", "text"),
     [
         (("--profile", "cor"), "cor"),
-        (("--only", "no/*"), "a pattern that the id of some case matches"),
+        (("--only", "no/*"), "a pattern that matches the whole id of some case"),
         (("--claims", "no-such.json"), "no-such.json"),
     ],
 )

@@ -259,7 +259,9 @@ def test_gradients_of_a_bfloat16_parameter_may_be_rounded_to_it():
     )
     assert_ring_attention(got, **given)
     got["dsinks"] = got["dsinks"].astype(np.float16)
-    with pytest.raises(AssertionError, match="dsinks has dtype float16; recipe bf16 requires bfloat16"):
+    with pytest.raises(
+        AssertionError, match="dsinks has dtype float16; recipe bf16 requires bfloat16"
+    ):
         assert_ring_attention(got, **given)
 
 

@@ -197,7 +197,7 @@ def test_tensors_that_are_not_those_of_the_case_are_refused(root, change):
 
 
 def test_metadata_in_a_tensors_file_is_refused(root):
-    raw = encode(decode((root / FILE).read_bytes()), {"note": "meaning belongs in case.json"})
+    raw = encode(decode((root / FILE).read_bytes()), {"note": "move the metadata to case.json"})
     (root / FILE).write_bytes(raw)
     relisted(root)
     refused(root, (VectorError, "case-tensors"))

@@ -178,7 +178,9 @@ def refuse_shapes(ctx: click.Context) -> None:
         if not needed and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = "--" + name.replace("_", "-")
             raise OptionError(
-                f"no {option} together with --input", "both", f"leave {option} to the file"
+                f"no {option} together with --input",
+                "both",
+                f"leave {option} out; the file decides",
             )
 
 
@@ -188,7 +190,7 @@ def check_target(path: Path | None) -> None:
         raise OptionError(
             "--save with the path of a file in a directory that exists",
             str(path),
-            "make the directory, or name another",
+            "make the directory, or pass another path",
         )
 
 

@@ -131,7 +131,9 @@ def read_inputs(path: Path) -> Inputs:
         )
     if not path.is_file():
         raise FileFormatError(
-            "a regular file", f"{path}, which is none", "name a .safetensors or .npz file"
+            "a regular file",
+            f"{path}, which is not a regular file",
+            "name a .safetensors or .npz file",
         )
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:

@@ -75,7 +75,7 @@ def members_by_name(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.Z
         refuse(path, f"at most {MAX_MEMBERS} arrays", f"{len(infos)}")
     members = {info.filename.removesuffix(".npy"): info for info in infos}
     if len(members) != len(infos):
-        refuse(path, "every name once", "a name that stands twice")
+        refuse(path, "every name once", "a duplicate name")
     return members
 
 

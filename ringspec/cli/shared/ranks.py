@@ -78,7 +78,9 @@ class Ranks:
 
         if record:
             raise OptionError(
-                "no recorded states over MPI", "--save with states", "give --no-states as well"
+                "no recorded states over MPI",
+                "--save with recorded states",
+                "give --no-states as well",
             )
         if workers != self.ring_links.size:
             raise OptionError(
@@ -117,7 +119,7 @@ def team(given: dict[str, Any]) -> Iterator[Team]:
                 OptionError(
                     "one process for --comm lockstep",
                     f"{ranks} ranks, each of which would compute the whole ring",
-                    "leave mpiexec out, or write --comm mpi",
+                    "leave mpiexec out, or pass --comm mpi",
                 )
             )
         if given["ring_size"] is not None:

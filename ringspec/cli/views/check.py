@@ -148,7 +148,7 @@ def show_unclaimed(report: Report) -> None:
     """Why cases are not claimed, the most frequent reasons first."""
     reasons = Counter(record.reason for record in report.records if record.outcome == "not claimed")
     if reasons:
-        listed = [f"{count} {reason}" for reason, count in reasons.most_common(8)]
+        listed = [f"{reason} ({count})" for reason, count in reasons.most_common(8)]
         more = f"; {len(reasons) - 8} other reasons" if len(reasons) > 8 else ""
         text = plain(f"not claimed: {'; '.join(listed)}{more}")
         click.echo("\n".join(folded([text], output.width())))

@@ -120,13 +120,13 @@ class Noise:
         """
         if name not in self.sd:
             raise OptionError(
-                f"one of {', '.join(self.sd)}", shown(name), "name a predicted tensor"
+                f"one of {', '.join(self.sd)}", shown(name), "pass the name of a predicted tensor"
             )
         if weights.shape != self.sd[name].shape:
             raise ShapeError(
                 f"weights of the shape of {name}, {self.sd[name].shape}",
                 f"shape {weights.shape}",
-                "one weight for each element",
+                "pass one weight for each element",
             )
         if name in ("dsinks", "dbias"):
             if labels is not None:

@@ -259,7 +259,7 @@ def arguments_of(command: object) -> tuple[str, ...]:
             parts: Any = shlex.split(command)
         except ValueError as cause:
             raise OptionError(
-                "a command with closed quotes", f"{shown(command)} ({cause})", "close the quote"
+                "a command with balanced quotes", f"{shown(command)} ({cause})", "close the quote"
             ) from None
     else:
         parts = command
@@ -272,6 +272,6 @@ def arguments_of(command: object) -> tuple[str, ...]:
         )
     if shutil.which(parts[0]) is None:
         raise OptionError(
-            "a program that can be run", shown(parts[0]), "write its path, and make it executable"
+            "an executable program", shown(parts[0]), "write its path, and make it executable"
         )
     return tuple(parts)

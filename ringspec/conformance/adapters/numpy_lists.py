@@ -85,9 +85,9 @@ def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
         for name in offered:
             if name not in parameters:
                 raise OptionError(
-                    f"a function with a parameter {name}, which {call.id} has",
+                    f"a function with a parameter {name}, which {call.id} needs",
                     f"parameters {', '.join(parameters)}",
-                    "add it, or claim less",
+                    "add the parameter, or claim fewer features",
                 )
     offered |= {name: getattr(call, name) for name in FROM_CALL if name in parameters}
     if "call" in parameters:

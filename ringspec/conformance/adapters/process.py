@@ -1,4 +1,4 @@
-"""A program behind pipes: a line in, a line out, a deadline, a log, and an end to its whole group.
+"""A program connected by pipes: a line in, a line out, a deadline, a log, and an end to its whole group.
 
 POSIX only: pipes that can be waited for together, and process groups.
 """
@@ -53,7 +53,7 @@ class Program:
             )
         except OSError as cause:
             got = f"{shown(command[0])} ({cause.strerror})"
-            raise OptionError("a program that can be run", got, "check its path") from None
+            raise OptionError("an executable program", got, "check its path") from None
         pipes = (self.process.stdin, self.process.stdout, self.process.stderr)
         self.stdin, self.stdout, self.stderr = (pipe.fileno() for pipe in pipes if pipe)
         for pipe in (self.stdin, self.stdout, self.stderr):
@@ -110,7 +110,7 @@ class Program:
             raise Garbage(f"a line of {len(answer)} bytes on stdout")
         self.take(0.0)
         if self.received:
-            self.refuse_noise(f"behind the line {shown(answer)[1:]}")
+            self.refuse_noise(f"after the line {shown(answer)[1:]}")
         return answer
 
     def refuse_noise(self, when: str) -> None:
@@ -157,7 +157,7 @@ class Program:
         try:
             status = self.process.wait(min(left, self.ending_seconds))
         except subprocess.TimeoutExpired:
-            raise Garbage(f"{self.who} closed its stdout and runs on") from None
+            raise Garbage(f"{self.who} closed its stdout but is still running") from None
         raise ended(self.who, status, " before it answered")
 
     def close(self) -> None:

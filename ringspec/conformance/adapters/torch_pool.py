@@ -30,7 +30,7 @@ from ringspec.errors import shown
 WORKER = "ringspec.conformance.adapters.torch_worker"
 LOG_BYTES = 1 << 14
 GRACE_SECONDS = 3.0
-ENDING_SECONDS = 20.0  # what torch leaves behind takes its time on a busy machine
+ENDING_SECONDS = 20.0  # what torch still runs then takes its time on a busy machine
 Message = dict[str, Any]
 
 
@@ -230,7 +230,7 @@ def checked_reply(reply: Message, rank: int) -> Message:
     texts += changed if isinstance(changed, list) else [changed]
     said = reply.keys() & {"error", "refused", "changed", "ready"}
     if len(said) != 1 or not all(isinstance(text, str) for text in texts):
-        raise Garbage(f"the reply of worker {rank} is none: {shown(reply)[1:]}")
+        raise Garbage(f"the reply of worker {rank} is not a reply: {shown(reply)[1:]}")
     said_installed(reply)
     return reply
 

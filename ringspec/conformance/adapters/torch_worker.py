@@ -121,7 +121,9 @@ def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     if place.endswith(".py"):
         found = importlib.util.spec_from_file_location(Path(place).stem, place)
         if found is None or found.loader is None:
-            raise OptionError("a Python file", place, "name one that can be imported")
+            raise OptionError(
+                "a Python file", place, "pass the path of a Python file that can be imported"
+            )
         module = importlib.util.module_from_spec(found)
         sys.modules[found.name] = module
         found.loader.exec_module(module)
@@ -129,7 +131,7 @@ def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
         module = importlib.import_module(place)
     function = functools.reduce(getattr, name.split("."), module)
     if not callable(function):
-        raise OptionError(f"{spec} as a function", shown(function), "name a function")
+        raise OptionError(f"{spec} as a function", shown(function), "pass the name of a function")
     return functools.partial(function, **options) if options else function
 
 

@@ -116,14 +116,14 @@ def message_of(line: bytes, what: str) -> dict[str, Any]:
     {'kind': 'result'}
     >>> message_of(b'step 1 done', "the answer")
     Traceback (most recent call last):
-    ringspec.conformance.target.protocol.Garbage: the answer is no JSON: 'step 1 done'
+    ringspec.conformance.target.protocol.Garbage: the answer is not JSON: 'step 1 done'
     """
     try:
         message = strictjson.loads(line)
     except ValueError:
-        raise Garbage(f"{what} is no JSON: {shown(line)[1:]}") from None
+        raise Garbage(f"{what} is not JSON: {shown(line)[1:]}") from None
     if not isinstance(message, dict):
-        raise Garbage(f"{what} is no JSON object: {shown(message)}")
+        raise Garbage(f"{what} is not a JSON object: {shown(message)}")
     return message
 
 
@@ -137,7 +137,7 @@ def check_answer(message: Mapping[str, Any], id: str) -> None:
         if key not in allowed:
             raise Garbage(f"an answer of kind {kind!r} with the unknown key {shown(key)}")
     if message.get("id", id) != id:
-        raise Garbage(f"an answer to {shown(message['id'])}, asked was {id!r}")
+        raise Garbage(f"an answer to {shown(message['id'])}, expected {id!r}")
     if kind == "result":
         return
     text = message.get(texts[kind], "")
@@ -242,7 +242,7 @@ def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
     name, notes = data.get("name", default_name), data.get("notes", [])
     capabilities = data.get("capabilities", {})
     if not (text(name) and several(text)(notes) and isinstance(capabilities, dict)):
-        raise Garbage(f"claims in which name, notes or capabilities have no sense: {shown(data)}")
+        raise Garbage(f"claims with an invalid name, notes or capabilities: {shown(data)}")
     for field in dataclasses.fields(Capabilities):
         value = capabilities.get(field.name, field.default)
         value = list(value) if isinstance(value, tuple) else value

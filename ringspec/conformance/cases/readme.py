@@ -13,7 +13,7 @@ the result beside them:
     versions.json                      yours, if you like: {"versions": {"my_kernel": "1.2.0"}}, for the report
 
 Then `ringspec check dir:THIS_FOLDER` compares the results with the truth, here or wherever the folder is
-taken, for the profile that it was written with. The inputs stay as they are, or may stay behind. A call
+taken, for the profile that it was written with. The inputs must not change, but may be left out of a copy. A call
 without a result is a failure ("missing"), and so is a refused one; calls that the folder's
 claims do not cover were not written. `ringspec cases write --claims FILE` writes a folder for what one
 program claims. No expected value is in this folder.

@@ -1,4 +1,4 @@
-"""The plugin behind ``pytest --pyargs ringspec.conformance --ringspec-target TARGET``.
+"""The plugin of ``pytest --pyargs ringspec.conformance --ringspec-target TARGET``.
 
 An entry point of the group ``pytest11`` loads it; where ringspec lies on the path without being
 installed, ``-p ringspec.conformance.pytest.plugin`` does. It does nothing to other tests.

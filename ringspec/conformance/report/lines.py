@@ -27,7 +27,9 @@ HEADER = {
 
 
 def refuse(expected: str, got: object) -> NoReturn:
-    raise FileFormatError(expected, shown(got), "take the file as ringspec check --report wrote it")
+    raise FileFormatError(
+        expected, shown(got), "pass the file unchanged, as ringspec check --report wrote it"
+    )
 
 
 def lines_of(data: bytes, what: str, partial: bool) -> list[dict[str, Any]]:

@@ -148,7 +148,7 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
     unasked = [name for name in RESULTS if name not in due_of(call) and given(result, name)]
     if unasked:
         passes = " and ".join(call.passes)
-        text = f"{', '.join(unasked)} came, and was not asked for ({call.operation}, {passes})"
+        text = f"{', '.join(unasked)} returned, but not requested ({call.operation}, {passes})"
         raise Stop("garbage", f"{text}; leave it out, or None")
     axes = "BHSD" if call.operation == "merge" else claims.axes
     recipe = declared_recipe(claims.recipe, call.formats["inputs"])

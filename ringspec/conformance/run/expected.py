@@ -58,7 +58,7 @@ def read_expected(path: str | Path) -> dict[str, str | Several]:
         data = read_plain_file(file, MAX_BYTES)
     except OSError as error:
         raise FileFormatError(
-            "a file of expected failures", f"{file}: {error.strerror}", "name a file"
+            "a file of expected failures", f"{file}: {error.strerror}", "pass the path of a file"
         ) from None
     return expected_from(data, str(file))
 
@@ -143,7 +143,7 @@ class Expectation:
                     raise OptionError(
                         "each case in one entry of the list",
                         f"{id} in {self.entry_of[id]!r} and in {entry!r}",
-                        "narrow a pattern, or take the id off the list",
+                        "narrow a pattern, or remove the id from the list",
                     )
                 self.entry_of[id] = entry
             self.entries[entry] = several
@@ -191,7 +191,7 @@ def claimed_of(entry: str, target: Target, cases: Sequence[RunCase]) -> list[str
             f"{entry}, which is not claimed ({reason})"
             if id == entry
             else f"{entry}, of which none is claimed ({id}: {reason})",
-            "take it off the list",
+            "remove it from the list",
         )
     return claimed
 

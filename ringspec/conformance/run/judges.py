@@ -91,7 +91,7 @@ def judged(judge: Program, id: str) -> Record:
         got = "\n".join([f"at {id}: {failure}", judge.log()]).strip()
         fix = "use fewer jobs if it was killed, perhaps for want of memory"
         raise RingspecError(
-            "processes that judge to the end", got, fix, code="failed-process"
+            "judging processes that run to the end", got, fix, code="failed-process"
         ) from None
     if message.get("kind") == "error":
         raise refused(message)

@@ -127,7 +127,7 @@ def from_module(name: str, spec: str) -> ModuleType:
 def from_file(path: Path, spec: str) -> ModuleType:
     """A file as a module, whose neighbours it may import."""
     if not path.is_file():
-        raise OptionError(f"a file {path}", "none", "write the path from this folder")
+        raise OptionError(f"a file {path}", "none", "write the path relative to the current folder")
     name = f"{LOADED}{path.stem}"
     located = importlib.util.spec_from_file_location(name, path)
     if located is None or located.loader is None:

@@ -123,6 +123,17 @@ def report(records: list[Record], total: int, progress: Progress | None, sink: S
         progress(len(records), total, records[-1].id)
 
 
+def remedy(pattern: str, ids: Sequence[str]) -> str:
+    """The pattern with a star, if it is the beginning of an id, else the nearest id.
+
+    >>> remedy("ring/a", ["ring/a-w2", "ring/a-w4"])
+    "write 'ring/a*', which matches 2 cases"
+    """
+    if pattern and (count := sum(id.startswith(pattern) for id in ids)):
+        return f"write {pattern + '*'!r}, which matches {count} case{'' if count == 1 else 's'}"
+    return nearest(pattern, ids)
+
+
 def selected(cases: Sequence[RunCase], only: str | Sequence[str] | None) -> list[RunCase]:
     """Cases whose id matches one of the patterns; a pattern that matches none is an error."""
     if only is None:
@@ -131,7 +142,6 @@ def selected(cases: Sequence[RunCase], only: str | Sequence[str] | None) -> list
     ids = [case.id for case in cases]
     for pattern in patterns:
         if not any(fnmatchcase(id, pattern) for id in ids):
-            raise OptionError(
-                "a pattern that the id of some case matches", shown(pattern), nearest(pattern, ids)
-            )
+            expected = "a pattern that matches the whole id of some case"
+            raise OptionError(expected, shown(pattern), remedy(pattern, ids))
     return [case for case in cases if any(fnmatchcase(case.id, one) for one in patterns)]

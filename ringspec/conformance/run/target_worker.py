@@ -59,7 +59,7 @@ def loaded(spec: str, protocol: int) -> tuple[Target | None, Message]:
     except Exception as error:
         what = f"a target {spec} whose name, capabilities, notes and versions can be read"
         got = f"{type(error).__name__}: {error}"
-        return None, refusal(OptionError(what, got, "make them plain texts and numbers"))
+        return None, refusal(OptionError(what, got, "use plain texts and numbers"))
     return target, reply
 
 

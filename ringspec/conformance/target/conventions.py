@@ -154,9 +154,13 @@ def to_numpy(x: Any, what: str = "array") -> NDArray:
             raise TypeError("a masked array, whose masked elements have no value")
         array = np.asarray(x)
     except Exception as error:
-        raise DtypeError(f"{what} as an array", described(x, error), "return arrays") from None
+        raise DtypeError(
+            f"{what} as an array", described(x, error), "return arrays of numbers"
+        ) from None
     if array.dtype.kind in "OUSMm":
-        raise DtypeError(f"{what} as an array of numbers", f"dtype {array.dtype}", "return arrays")
+        raise DtypeError(
+            f"{what} as an array of numbers", f"dtype {array.dtype}", "return arrays of numbers"
+        )
     return array
 
 

@@ -44,7 +44,9 @@ def target_in(file: Path) -> str | None:
     tool = data.get("tool")
     table = tool.get("ringspec", {}) if isinstance(tool, dict) else {}
     if not isinstance(table, dict):
-        raise FileFormatError(f"a table [tool.ringspec] in {file}", shown(table), "make it one")
+        raise FileFormatError(
+            f"a table [tool.ringspec] in {file}", shown(table), "write [tool.ringspec] as a table"
+        )
     for key in table:
         if key not in KEYS:
             raise OptionError(
@@ -52,7 +54,9 @@ def target_in(file: Path) -> str | None:
             )
     target = table.get("target")
     if target is not None and not isinstance(target, str):
-        raise FileFormatError(f"a text as target in {file}", shown(target), "put it into quotes")
+        raise FileFormatError(
+            f"a string as target in {file}", shown(target), "put the target into quotes"
+        )
     return target
 
 

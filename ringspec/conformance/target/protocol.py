@@ -126,7 +126,7 @@ class Mutated(Failed):
 
 
 class Garbage(Failed):
-    """What came back is no result: no JSON, an unknown key, a file that is none, no arrays."""
+    """The answer is not a result: not JSON, an unknown key, an invalid file, or no arrays."""
 
 
 def ended(who: str, status: int | None, when: str = "") -> Failed:

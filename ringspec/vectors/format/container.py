@@ -48,7 +48,10 @@ def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArra
     data = read_listed(root, name, listed.bytes, listed.sha256)
     if "__metadata__" in split(data, name)[0]:
         raise VectorError(
-            f"{name} without metadata", "some", "meaning belongs in case.json", code="case-tensors"
+            f"{name} without metadata",
+            "metadata",
+            "move the metadata to case.json",
+            code="case-tensors",
         )
     return decode(data, name)
 
@@ -90,7 +93,7 @@ def write_case(root: Path, case: Case, tensors: Tensors | None) -> CaseEntry:
     text = case_to_json(case)
     if case_from_json(text, f"the case {shown(case.id)}") != case:
         raise VectorError(
-            f"a case {case.id} that comes back from its text",
+            f"a case {case.id} that equals its written and read JSON",
             "another",
             "use plain JSON values",
             code="case-format",

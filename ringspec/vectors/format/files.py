@@ -160,9 +160,9 @@ def refuse_unlisted(name: str, known: set[str]) -> None:
 def check_destination(path: Path) -> None:
     if os.path.lexists(path):
         raise OptionError(
-            "a path at which nothing lies",
+            "a path that does not exist",
             shown(str(path)),
-            "choose another, or remove it first",
+            "choose another path, or remove this one first",
             code="destination",
         )
     if not path.parent.is_dir():

@@ -152,7 +152,7 @@ def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
         )
     if not math.prod(shape) <= LARGEST_TENSOR:
         raise ShapeError(
-            f"at most {LARGEST_TENSOR} elements in {name}", str(shape), "make it small"
+            f"at most {LARGEST_TENSOR} elements in {name}", str(shape), "make the tensor smaller"
         )
     x = made(name, shape, recipe, seed)
     for patch in recipe.patches:

@@ -190,7 +190,7 @@ def write_set(
         for case, tensors in entries:
             if case.id in cases:
                 raise VectorError(
-                    "each id once", shown(case.id), "give one of them another id", code="manifest"
+                    "unique ids", shown(case.id), "give one of them another id", code="manifest"
                 )
             check_flags_known(case, known)
             cases[case.id] = write_case(folder, case, tensors)
