@@ -65,7 +65,7 @@ def test_bad_input_is_refused_in_one_paragraph(arguments, says):
 
 def test_a_missing_folder_is_refused_before_any_ring_is_run(tmp_path, monkeypatch):
     monkeypatch.setattr("ringspec.cli.commands.explore.records", None)
-    assert_one_paragraph(call("-o", tmp_path / "none" / "ring.html"), "a folder")
+    assert_one_paragraph(call("-o", tmp_path / "none" / "ring.html"), "no such folder")
     assert_one_paragraph(call("-o", tmp_path), "directory")
     assert os.listdir(tmp_path) == []
 

@@ -219,7 +219,7 @@ def test_close_lets_the_program_end_by_itself(program, call):
     ("mode", "message"),
     [
         ("print", "not JSON: 'loading kernel for 4 workers'|after the line"),
-        ("print after", "stdout is for answers; the program wrote 'all done' behind the line"),
+        ("print after", "stdout is for answers; the program wrote 'all done' after the line"),
         ("number", "not a JSON object: 17|after the line"),
         ("endless line", "more than 1048576 bytes on stdout without an end of line"),
         ("close stdout", "closed its stdout but is still running"),

@@ -40,6 +40,8 @@ MAX_SAVED_BYTES = 1 << 30
 MAX_BLOCK = 1 << 26
 BLOCKS = ("spec", "fast")
 LEGEND = {
+    "circulation": "what travels: keys and values (kv, gather) or, in the backward, queries (q)",
+    "recipe": "number formats and rounding points",
     "q1 x k0 (512)": "query block 1 with key block 0: 512 visible pairs, summed over all B H heads",
     "after step 0": "what each worker r then sends to which neighbour, before the next step",
     "rows, columns": "positions and documents of the queries (rows) and keys (columns) that travel",

@@ -1,7 +1,7 @@
-"""Where q, k, v, dy and dlse come from: a file, or numbers drawn from a seed.
+"""The tensors q, k, v, dy and dlse: from a file, or drawn from a seed.
 
-The drawn numbers are the same on every machine and with every version of NumPy, because nothing but
-a hash function, integer sums and one exact-to-the-bit multiplication makes them.
+The drawn numbers are the same on every machine and with every version of NumPy: they need only a
+hash function, integer sums and one multiplication, which rounds the same everywhere.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Inputs:
 
 
 def drawn(seed: int, name: str, shape: tuple[int, ...]) -> Array:
-    """float64 numbers with mean 0 and variance 1, a function of seed, name and shape alone.
+    """float64 numbers with mean 0 and variance 1, a function of seed, name and shape only.
 
     Elements n * 65536 to n * 65536 + 65535 come from SHAKE-128 of the text
     ``ringspec|seed|name|n``, 32 bytes each: the sum of four 50-bit integers, centred and multiplied

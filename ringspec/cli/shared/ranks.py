@@ -1,4 +1,4 @@
-"""``ringspec simulate`` with one copy on each MPI rank: rank 0 speaks, all end together.
+"""``ringspec simulate`` with one copy on each MPI rank: rank 0 prints, all end together.
 
 Nothing here imports mpi4py unless the command was started under ``mpiexec`` or asked for MPI.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ringspec.comm.mpi import MpiLinks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# What the launchers of MPICH, Open MPI, and those that speak PMIx tell a process.
+# Variables that the launchers of MPICH, Open MPI and PMIx set.
 LAUNCHED = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 LAST_SECONDS = 10.0
 SPEAKING_SECONDS = 1.0
@@ -38,14 +38,14 @@ def ranks_options(function: Function) -> Function:
             type=click.Choice(["auto", "lockstep", "mpi"]),
             default="auto",
             show_default=True,
-            help="How blocks move: all workers in one process, or one worker on each MPI rank. "
-            "auto: mpi under mpiexec, else lockstep.",
+            help="lockstep: all workers in one process; mpi: one worker on each MPI rank; auto: mpi under "
+            "mpiexec, else lockstep.",
         ),
         click.option(
             "--ring-size",
             type=click.IntRange(1),
             metavar="N",
-            help="With MPI: several rings of N ranks share the batch. [default: one of all ranks]",
+            help="With MPI: split the batch over rings of N ranks. [default: one ring of all ranks]",
         ),
         click.option(
             "--timeout",
@@ -53,12 +53,12 @@ def ranks_options(function: Function) -> Function:
             default=60.0,
             show_default=True,
             metavar="SECONDS",
-            help="With MPI: how long a rank that is asked whether it is alive may be silent.",
+            help="With MPI: a rank that is silent for this time is reported as hanging.",
         ),
         click.option(
             "--waits/--no-waits",
             default=True,
-            help="With MPI: a line on stderr before each wait that is not over at once.",
+            help="With MPI: report on stderr each wait that does not end at once.",
         ),
     )
     for option in reversed(options):

@@ -1,4 +1,4 @@
-"""What was asked for, as plain data and as the two lines at the head of the text."""
+"""The requested problem, as plain data and as the two heading lines of the text."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def ring_text(ring: Ring) -> str:
 
 
 def shape_text(case: Case) -> str:
-    """B, heads H/Hkv, lengths Sq x Sk, widths D/Dv; what is equal stands once.
+    """B, heads H/Hkv, lengths Sq x Sk, widths D/Dv; equal numbers appear once.
 
     >>> from ringspec.vectors.catalogue import catalogue
     >>> [first] = [case for case in catalogue("core") if case.id == "ring/contiguous-end-aligned-w2"]

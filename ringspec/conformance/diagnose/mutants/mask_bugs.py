@@ -105,7 +105,7 @@ def without_others(rows: Rows, columns: Columns) -> tuple[Rows, Columns]:
 
 
 def empty_band(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """The window (-1, 0): keys from one before the row to the row."""
+    """The window (-1, 0): keys from one after the row to the row, which is empty."""
     band = masks.window(rows.position, columns.position, (-1, 0))[:, None]
     return mask(at, rows, columns, terms) & band
 
