@@ -19,7 +19,7 @@ def read_plain_file(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> byt
 
     >>> read_plain_file(".")
     Traceback (most recent call last):
-    ringspec.errors.FileFormatError: expected a plain file at '.'; got a folder. Fix: name a file.
+    ringspec.errors.FileFormatError: expected a plain file at '.'; got a folder. Fix: pass the path of a file.
     """
     # Opening a pipe would wait for a writer.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

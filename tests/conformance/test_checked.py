@@ -28,7 +28,7 @@ def test_a_wrong_target_fails_and_its_bug_is_named():
     assert not checked.passed and checked.diagnosis["id"] == "stale-keys"
     assert checked.wrong == ("dq", "dk", "dv")
     text = str(checked)
-    assert "[stale-keys], in 1 of the 1 failures" in " ".join(text.split())
+    assert "[stale-keys]" in " ".join(text.split())
     assert text.endswith(checked.headline)
     assert all(len(line) <= 86 or " " not in line.strip() for line in text.splitlines())
 

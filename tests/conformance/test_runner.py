@@ -96,7 +96,7 @@ def test_an_end_of_the_process_is_named_and_the_run_goes_on(name, outcome, says)
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("dsinks", lambda o: [o[0][:, 0, 0]] * len(o), "dsinks came, and was not asked for"),
+        ("dsinks", lambda o: [o[0][:, 0, 0]] * len(o), "dsinks returned, but not requested"),
         ("o", lambda o: [np.ma.masked_all_like(x) for x in o], "masked"),
         ("o", lambda o: [np.ma.masked_invalid(x / (x > 0)) for x in o], "masked"),
     ],
