@@ -124,19 +124,19 @@ function sentence(now) {
     const last = now.travel.sends[now.steps - 1];
     const end = forward
       ? "Every row has met every key: o is divided by l, and lse = m + log l."
-      : "All gradients are complete, and each lies with the owner of its tokens.";
-    const home = last.length ? ` The last transfer brought ${carried(last)} home.` : "";
+      : "All gradients are complete, and each is with the owner of its tokens.";
+    const home = last.length ? ` The last transfer returned ${carried(last)} to their owners.` : "";
     return `The end. ${end}${home}`;
   }
   const met = now.travel.meets[now.t];
   if (!met.some((pair) => pair.length)) {
-    return `Step ${now.t}. Nobody computes: every worker sends its keys and values to everybody.`;
+    return `Step ${now.t}. No worker computes: each sends its keys and values to all workers.`;
   }
   const busy = now.run.pairs[now.t].map((pairs, worker) => [pairs, worker]);
   const idle = busy.filter(([pairs]) => pairs === 0).map(([, worker]) => worker);
   const what = forward
     ? `Each worker scores its queries against ${visitors(now)} and merges the result into m, l and o.`
-    : `Each worker pairs its own block with ${visitors(now)} and adds what follows to dq, dk and dv.`;
+    : `Each worker pairs its own block with ${visitors(now)} and adds the shares to dq, dk and dv.`;
   const nothing = !idle.length ? "" : idle.length === 1
     ? ` Worker ${idle[0]} finds no visible pair and waits.`
     : ` Workers ${runs(idle)} find no visible pair and wait.`;
@@ -159,11 +159,11 @@ function afterwards(now) {
   const transfers = now.travel.sends[now.t];
   return transfers.map((one) => {
     const names = one.carries.map(spell).join(", ");
-    if (one.kind === "gather") return `Then ${names} go to everybody.`;
+    if (one.kind === "gather") return `Then ${names} go to all workers.`;
     if (one.kind === "reduce_scatter") {
       return `Then the partial sums of ${names} go to their owners, who add them.`;
     }
-    const alone = now.t === now.steps - 1 ? " one hop more, home" : " to the next worker";
+    const alone = now.t === now.steps - 1 ? " one more hop, to their owners" : " to the next worker";
     return `Then ${names} ${one.carries.length === 1 ? "goes" : "go"}${alone}.`;
   }).join(" ");
 }

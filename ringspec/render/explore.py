@@ -18,29 +18,29 @@ SCRIPTS = ("explore.js", "explore_ring.js", "explore_pattern.js", "explore_table
 STYLE = "explore.css"
 
 LAYOUT_WORDS = {
-    "contiguous": "each worker holds one run of tokens",
-    "striped": "tokens are dealt like cards",
-    "zigzag": "each worker holds one chunk from the front and one from the back",
+    "contiguous": "each worker holds consecutive tokens",
+    "striped": "token i is on worker i mod W",
+    "zigzag": "each worker holds one early and one late chunk of tokens",
 }
 CIRCULATION_WORDS = {
     "kv": "the keys and values travel",
     "q": "backward, the queries travel instead",
-    "gather": "no ring: all keys are copied to everybody first",
+    "gather": "no ring: all keys are copied to all workers first",
 }
 # What a beginner looks at first: (words, the state of the page that shows it).
 TOURS = (
     (
-        "Contiguous and causal: worker 0 soon has nothing to do",
+        "Contiguous and causal: worker 0 is soon idle",
         {"layout": "contiguous", "mask": "causal", "circulation": "kv", "pass": "forward"},
         2,
     ),
     (
-        "Zigzag: the same pairs, nobody waits",
+        "Zigzag: the same pairs, no worker waits",
         {"layout": "zigzag", "mask": "causal", "circulation": "kv", "pass": "forward"},
         2,
     ),
     (
-        "Backward: dk and dv travel, and make one hop more to come home",
+        "Backward: dk and dv travel, and make one more hop to their owners",
         {"layout": "zigzag", "mask": "causal", "circulation": "kv", "pass": "backward"},
         3,
     ),

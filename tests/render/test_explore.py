@@ -231,7 +231,7 @@ def test_the_words_below_the_row_say_how_much_a_rising_maximum_shrinks_what_was_
 def test_gathered_keys_are_everywhere_and_their_gradients_are_sums_only_at_the_end(browser):
     pick(browser, "circulation", "gather")
     pick(browser, "pass", "backward")
-    assert browser.text("#pairs-now") == "0" and "Nobody computes" in browser.text("#say")
+    assert browser.text("#pairs-now") == "0" and "No worker computes" in browser.text("#say")
     browser.press("ArrowRight")
     assert browser.cells("#row-dk")[1][2:] == ["worker 0\u20133", "4 partial sums, not yet added"]
     assert len(browser.value(CHIPS)[2]) == 2 + 4 + 4
@@ -337,7 +337,7 @@ def test_the_links_at_the_head_show_what_they_say(browser):
     assert "Workers 0, 1 find no visible pair" in browser.text("#say")
     browser.click("nav li:nth-child(3) a")
     wait_for(browser, "step 3")
-    assert "dk, dv go one hop more, home" in browser.text("#say")
+    assert "dk, dv go one more hop, to their owners" in browser.text("#say")
 
 
 @pytest.mark.external("chromium")
