@@ -1,6 +1,6 @@
 """A ring with one mistake, to see what a verdict looks like: dk and dv make one hop too few.
 
-ringspec check docs/examples/wrong_ring.py:target --profile smoke
+ringspec check docs/examples/wrong_ring.py:target --only ring/float32-zigzag-w4
 """
 
 import numpy as np

@@ -74,6 +74,11 @@ def test_a_program_and_a_folder_have_prefixes(tmp_path):
         load_target(f"dir:{tmp_path}")
 
 
+def test_a_file_without_an_object_is_refused_with_the_form_to_write():
+    with pytest.raises(RingspecError, match=r"got 'mine\.py'.*write mine\.py:target"):
+        load_target("mine.py")
+
+
 def test_registered_names_are_found_and_unknown_ones_list_the_known(monkeypatch):
     entry = EntryPoint("my-kernel", REFERENCE, load.GROUP)
     monkeypatch.setattr(load, "entry_points", lambda group: [entry])

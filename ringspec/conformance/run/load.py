@@ -90,6 +90,8 @@ def asked_of(
 def found(spec: str) -> Any:
     """The object that a text names."""
     place, colon, name = spec.rpartition(":")
+    if not colon and spec.endswith(".py"):
+        raise OptionError("path/file.py:object", shown(spec), f"write {spec}:target")
     if not colon:
         return registered(spec)
     if not name or not place:
