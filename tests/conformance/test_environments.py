@@ -307,7 +307,7 @@ def test_what_the_calls_import_from_elsewhere_is_said_at_the_end(other, harness,
     text, report = checked(harness, spec, tmp_path)
     assert report.header["versions"][PACKAGE] == RIGHT
     assert report.footer["versions"] == {PACKAGE: "3.0"}
-    assert f"the calls computed with {PACKAGE} 3.0 ({tmp_path / 'mine'}" in text
+    assert f"the calls used {PACKAGE} 3.0 ({tmp_path / 'mine'}" in text
 
 
 @pytest.mark.torch

@@ -183,7 +183,7 @@ def test_the_gradient_of_lse_counts(made):
         ("no_such_function", Failed, "has no attribute 'no_such_function'"),
         ("writes_part_of_a_reply", TimedOut, "no answer from worker (0, )?1 of 2"),
         ("writes_garbage", Garbage, "step 1 of 2"),
-        ("forges_a_reply", Garbage, "the reply of worker 1 is none|behind the line"),
+        ("forges_a_reply", Garbage, "the reply of worker 1 is not a reply|after the line"),
         ("prints_for_ever", TimedOut, "no answer from worker 0, 1 of 2"),
     ],
 )
