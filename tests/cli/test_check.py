@@ -404,7 +404,7 @@ def test_a_pattern_of_expected_failures_holds_with_exactly_its_count(target, tmp
     [
         (["check", "no_such_module:thing"], "no_such_module"),
         (["check", "mine.py:none"], "mine.py"),
-        (["check", "mine.py"], "registered"),
+        (["check", "mine.py"], "write mine.py:target"),
         (["check"], "[tool.ringspec] target"),
         (["check", "mine.py:good", "--only", "ring/nothing-like-it"], "ring/nothing-like-it"),
         (["check", "mine.py:good", "--html", "no/such/folder/page.html"], "folder"),
