@@ -5,7 +5,8 @@ Each pair has a random word of its own, Philox4x32-10 of a counter made from its
 
 ``generator``  Philox4x32-10, output word 0
 ``key``        (seed mod 2^32, seed >> 32)
-``counter``    (pk_j, pq_i, query head, batch), each modulo 2^32: a negative position (of a negative q_offset) enters as 2^32 less
+``counter``    (pk_j, pq_i, query head, batch), each modulo 2^32, so that position -1 (of a negative
+               q_offset) enters as 2^32 - 1
 ``kept``       iff word >= floor(dropout_p 2^32), with 0 <= dropout_p < 1 (DROP-2)
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,6 +232,18 @@ def generate(
     overwrites.
     """
     cases = cases_of(name, only)
+    return write_derived(destination, name, SET_VERSIONS[name], cases, jobs, progress)
+
+
+def write_derived(
+    destination: str | os.PathLike[str],
+    name: str,
+    set_version: str,
+    cases: Sequence[Case],
+    jobs: int,
+    progress: Progress | None,
+) -> VectorSet:
+    """Derive cases, and write them to a new folder as the set ``name``; the rest as in :func:`generate`."""
 
     def entries() -> Iterator[tuple[Case, Tensors | None]]:
         for done, one in enumerate(each(derive_named, cases, jobs), start=1):
@@ -239,4 +251,4 @@ def generate(
                 progress(done, len(cases), one.case.id)
             yield one.case, one.tensors
 
-    return write_set(destination, name, SET_VERSIONS[name], entries(), FLAGS)
+    return write_set(destination, name, set_version, entries(), FLAGS)

@@ -12,11 +12,10 @@ from typing import Any
 
 from ringspec.errors import OptionError, nearest, shown
 from ringspec.vectors.catalogue.build import DTYPES, bias_of, case, spread
-from ringspec.vectors.catalogue.flags import FLAGS
 from ringspec.vectors.format.case import Case, Ring, Shape
 from ringspec.vectors.format.case_json import case_from_json, case_to_json
-from ringspec.vectors.generate import derive_named
-from ringspec.vectors.sets.stored import VectorSet, write_set
+from ringspec.vectors.generate import write_derived
+from ringspec.vectors.sets.stored import VectorSet
 
 __all__ = ["MOST_TERMS", "make", "make_case"]
 
@@ -102,12 +101,4 @@ def make(
     Raises UndecidedError where a value cannot be rounded with certainty, OptionError where the folder exists.
     """
     chosen = [dataclasses.replace(one, storage="full") for one in cases]
-
-    def entries() -> Any:
-        for done, one in enumerate(chosen, start=1):
-            derived = derive_named(one)
-            if progress is not None:
-                progress(done, len(chosen), one.id)
-            yield derived.case, derived.tensors
-
-    return write_set(destination, "made", "1.0", entries(), FLAGS)
+    return write_derived(destination, "made", "1.0", chosen, 1, progress)

@@ -18,7 +18,7 @@ from ringspec.vectors.make import make, make_case
 from ringspec.vectors.processes import default_jobs
 from ringspec.vectors.sets.cache import materialise
 from ringspec.vectors.sets.diff import line, tensor_line
-from ringspec.vectors.sets.stored import check_set, open_set
+from ringspec.vectors.sets.stored import VectorSet, check_set, open_set
 from ringspec.vectors.verify import OUTCOMES, CaseReport, verify
 
 MOST_CHANGES = 20
@@ -99,20 +99,25 @@ def generate_set(
         vectors = generate(
             name, destination, jobs=jobs or default_jobs(), progress=progress, only=only
         )
-    size, content = vectors.manifest.bytes, vectors.manifest.content
     if as_json:
-        output.show_json(
-            {
-                "command": "generate",
-                **versions(vectors),
-                "destination": str(destination),
-                "bytes": size,
-                "content": content,
-            }
-        )
+        show_written("generate", vectors, destination)
         return
     click.echo(versions_line(vectors))
-    click.echo(f"{size} bytes in {destination}, content {content}")
+    manifest = vectors.manifest
+    click.echo(f"{manifest.bytes} bytes in {destination}, content {manifest.content}")
+
+
+def show_written(command: str, vectors: VectorSet, destination: Path) -> None:
+    """The JSON of a command that wrote a set."""
+    output.show_json(
+        {
+            "command": command,
+            **versions(vectors),
+            "destination": str(destination),
+            "bytes": vectors.manifest.bytes,
+            "content": vectors.manifest.content,
+        }
+    )
 
 
 def make_set(destination: Path, as_json: bool, **given: Any) -> None:
@@ -129,30 +134,18 @@ def make_set(destination: Path, as_json: bool, **given: Any) -> None:
     ring = Ring(request.workers, request.layout, request.circulation, request.direction)
     terms = {name: value for name, value in request.options.items() if value}
     case = make_case(
-        own["id"],
+        own.pop("id"),
         shape,
-        dtype=own["dtype"],
-        ring=None if own["dense"] else ring,
+        ring=None if own.pop("dense") else ring,
         backward=request.backward,
-        sinks=own["sinks"],
-        bias=own["bias"],
-        dlse=own["dlse"],
-        softcap=own["softcap"],
+        **own,
         **terms,
     )
     with counting("made") as progress:
         vectors = make(destination, [case], progress=progress)
     tensors = vectors.tensors(case.id)
     if as_json:
-        output.show_json(
-            {
-                "command": "make",
-                **versions(vectors),
-                "destination": str(destination),
-                "bytes": vectors.manifest.bytes,
-                "content": vectors.manifest.content,
-            }
-        )
+        show_written("make", vectors, destination)
         return
     click.echo(f"{case.id} in {destination}, {vectors.manifest.bytes} bytes:")
     width = max(map(len, tensors))
