@@ -8,7 +8,7 @@ Nothing in ``ringspec.spec`` imports it; a ring takes its blocks as arguments:
 >>> from ringspec import fast
 >>> q = k = v = np.ones((1, 2, 8, 4))
 >>> run = rs.ring(q, k, v, v, workers=4, causal=True, **fast.pieces(threads=2))
->>> bool(abs(run.dq - fast.attention_backward(v, q, k, v, causal=True).dq).max() < 1e-15)
+>>> bool(abs(run.dq - fast.attention_backward(q, k, v, v, causal=True).dq).max() < 1e-15)
 True
 
 Read ``plan`` (which tiles there are), ``job``, ``forward``, ``backward``, ``passes`` (tasks), ``dense``

@@ -78,10 +78,10 @@ def attention(
 
 @takes_options
 def attention_backward(
-    dy: ArrayLike,
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
+    dy: ArrayLike,
     *,
     dlse: ArrayLike | None = None,
     forward: Forward | None = None,
@@ -103,7 +103,7 @@ def attention_backward(
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
-    >>> attention_backward(dy, q, k, v, causal=True).dv[0, 0, :, 0].tolist()
+    >>> attention_backward(q, k, v, dy, causal=True).dv[0, 0, :, 0].tolist()
     [1.5, 0.5]
     """
     count = thread_count(threads)

@@ -38,10 +38,10 @@ def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[Option
 
 @takes_options
 def attention_backward(
-    dy: ArrayLike,
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
+    dy: ArrayLike,
     *,
     dlse: ArrayLike | None = None,
     **options: Unpack[Options],
@@ -53,7 +53,7 @@ def attention_backward(
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
-    >>> attention_backward(dy, q, k, v, causal=True).dv[0, 0, :, 0].tolist()
+    >>> attention_backward(q, k, v, dy, causal=True).dv[0, 0, :, 0].tolist()
     [1.5, 0.5]
     """
     problem = check(q, k, v, dict(options))
@@ -64,10 +64,10 @@ def attention_backward(
 
 @takes_options
 def attention_block_backward(
-    dy: ArrayLike,
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
+    dy: ArrayLike,
     *,
     lse: ArrayLike,
     delta: ArrayLike,
@@ -83,7 +83,7 @@ def attention_block_backward(
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 1, 4)); v = dy = np.ones((1, 1, 1, 4))
-    >>> half = attention_block_backward(dy, q, k, v, lse=[[[np.log(2.0)]]], delta=[[[4.0]]])
+    >>> half = attention_block_backward(q, k, v, dy, lse=[[[np.log(2.0)]]], delta=[[[4.0]]])
     >>> half.dv.tolist()  # this key has half of the row's weight
     [[[[0.5, 0.5, 0.5, 0.5]]]]
     """

@@ -30,8 +30,8 @@ def attention(**changes):
 
 def backward(**changes):
     given_ = INPUTS | changes
-    dy, q, k, v = (given_.pop(name) for name in ("dy", "q", "k", "v"))
-    return rs.attention_backward(dy, q, k, v, **given_)
+    q, k, v, dy = (given_.pop(name) for name in ("q", "k", "v", "dy"))
+    return rs.attention_backward(q, k, v, dy, **given_)
 
 
 def ring(**changes):

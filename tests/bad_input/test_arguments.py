@@ -215,7 +215,7 @@ def test_bad_upstream_gradients_are_refused(case, function):
 
 
 def test_a_backward_without_dy_is_refused():
-    refused(DtypeError, lambda: rs.attention_backward(None, Q, K, V))
+    refused(DtypeError, lambda: rs.attention_backward(Q, K, V, None))
 
 
 # --- keywords ---------------------------------------------------------------------------------

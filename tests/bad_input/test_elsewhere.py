@@ -141,11 +141,11 @@ OTHER = {
     "merge +inf": (lambda: rs.merge_partials([(DY, with_value(DY[..., 0], np.inf))]), NonFiniteError),
     "block backward with lse NaN": (
         lambda: rs.attention_block_backward(
-            DY, Q, K, V, lse=with_value(DY[..., 0], np.nan), delta=DY[..., 0]), NonFiniteError),
+            Q, K, V, DY, lse=with_value(DY[..., 0], np.nan), delta=DY[..., 0]), NonFiniteError),
     "block backward with delta of rank 4": (
-        lambda: rs.attention_block_backward(DY, Q, K, V, lse=DY[..., 0], delta=DY), ShapeError),
+        lambda: rs.attention_block_backward(Q, K, V, DY, lse=DY[..., 0], delta=DY), ShapeError),
     "block backward with lse of another length": (
-        lambda: rs.attention_block_backward(DY, Q, K, V, lse=DY[:, :, 1:, 0], delta=DY[..., 0]), ShapeError),
+        lambda: rs.attention_block_backward(Q, K, V, DY, lse=DY[:, :, 1:, 0], delta=DY[..., 0]), ShapeError),
 }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def everything(inputs: dict, options: dict, dlse, layout) -> list[np.ndarray]:
     """All results of all three functions."""
     q, k, v, dy = (inputs[name] for name in ("q", "k", "v", "dy"))
     forward = rs.attention(q, k, v, **options)
-    gradients = rs.attention_backward(dy, q, k, v, dlse=dlse, **options)
+    gradients = rs.attention_backward(q, k, v, dy, dlse=dlse, **options)
     run = rs.ring(q, k, v, dy, dlse=dlse, workers=3, layout=layout, circulation="q", **options)
     names = ("dq", "dk", "dv", "dsinks", "dbias")
     return [

@@ -92,7 +92,7 @@ def test_an_empty_row_of_a_block_sends_no_gradient_to_sinks():
     """BWD-10; with sinks no whole row has lse = -inf, so refusing it would do as well."""
     try:
         result = rs.attention_block_backward(
-            DY, Q, K, V, lse=LSE - np.inf, delta=LSE, sinks=np.ones(H)
+            Q, K, V, DY, lse=LSE - np.inf, delta=LSE, sinks=np.ones(H)
         )
     except RingspecError:
         return
@@ -101,7 +101,7 @@ def test_an_empty_row_of_a_block_sends_no_gradient_to_sinks():
 
 def test_an_lse_far_below_the_scores_is_refused():
     refused(
-        NonFiniteError, lambda: rs.attention_block_backward(DY, Q, K, V, lse=LSE - 1e4, delta=LSE)
+        NonFiniteError, lambda: rs.attention_block_backward(Q, K, V, DY, lse=LSE - 1e4, delta=LSE)
     )
 
 

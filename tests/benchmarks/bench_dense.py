@@ -107,7 +107,7 @@ def dense_lines(setting: Setting) -> list[Line]:
         "square": square_products(setting.dtype, threads),
         "forward": lambda: fast.attention(q, k, v, **keywords),
         "forward products": lambda: forward_products(ahead, threads),
-        "backward": lambda: fast.attention_backward(dy, q, k, v, forward=result, **keywords),
+        "backward": lambda: fast.attention_backward(q, k, v, dy, forward=result, **keywords),
         "backward products": lambda: backward_products(job, operands, parts_of(job), threads),
     }
     timed |= torch_functions(q, k, v, dy, setting.causal, threads)

@@ -51,7 +51,7 @@ def call_of(program: str, what: str, length: int, inputs: str) -> Callable[[], o
             return lambda: rs.attention(q, k, v, **options)
         return lambda: (
             rs.attention(q, k, v, **options),
-            rs.attention_backward(dy, q, k, v, **options),
+            rs.attention_backward(q, k, v, dy, **options),
         )
     if program == "exact":
         from ringspec import exact

@@ -127,7 +127,7 @@ def test_the_naive_attention_in_float64_is_the_definition():
     q, k, v, dy = problem()
     got = naive(q, k, v, dy, visible=np.tri(6, dtype=bool), scale=0.3, format="float64")
     options = {"causal": True, "scale": 0.3}
-    gradients = attention_backward(dy, q, k, v, **options)
+    gradients = attention_backward(q, k, v, dy, **options)
     expected = {"o": attention(q, k, v, **options).o}
     expected |= {name: getattr(gradients, name) for name in ("dq", "dk", "dv")}
     for name, x in expected.items():
@@ -164,7 +164,7 @@ def test_perturbed_inputs_move_results_by_about_one_epsilon():
 
 def test_sizes_bound_the_results_and_are_reached_by_positive_operands():
     at = described()
-    gradients = attention_backward(at.dy, at.q, at.k, at.v, causal=True, scale=0.3)
+    gradients = attention_backward(at.q, at.k, at.v, at.dy, causal=True, scale=0.3)
     truth = {"o": at.o} | {name: getattr(gradients, name) for name in ("dq", "dk", "dv")}
     found = sizes(at)
     for name, (size, length) in found.items():

@@ -97,7 +97,7 @@ def test_the_records_end_with_what_attention_gives(three, layout, circulation, m
     options = masks(12)[mask][1]
     forward = rs.attention(q, k, v, **options)
     o, lse = forward.o, forward.lse
-    gradients = rs.attention_backward(dy, q, k, v, **options)
+    gradients = rs.attention_backward(q, k, v, dy, **options)
     both = three["runs"][f"3/{layout}/{mask}/{circulation}"]
     for phase, name, expected in (
         ("forward", "softmax", np.concatenate((lse[0, 0, :, None], o[0, 0]), axis=1)),

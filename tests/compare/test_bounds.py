@@ -108,7 +108,7 @@ def truth(case):
     """Results in float64 by the dense definition, and their row scales."""
     q, k, v, dy = case.tensors
     want = rs.attention(q, k, v, **case.options)
-    gradients = rs.attention_backward(dy, q, k, v, dlse=case.dlse, **case.options)
+    gradients = rs.attention_backward(q, k, v, dy, dlse=case.dlse, **case.options)
     results = {"o": want.o, "lse": want.lse} | {n: getattr(gradients, n) for n in GRADIENTS}
     scale = row_scale(q, k, v, dy, case.dlse, **case.options)
     return {name: x for name, x in results.items() if x is not None}, scale
@@ -358,7 +358,7 @@ def test_a_key_that_float16_weights_lose_needs_the_floor():
     k = np.array([20.0, 0.0]).reshape(1, 1, 2, 1)
     v = dy = np.ones((1, 1, 2, 1))
     run = rs.ring(q, k, v, dy[:, :, :1], workers=1, scale=1.0, recipe="fp16")
-    want = rs.attention_backward(dy[:, :, :1], q, k, v, scale=1.0).dv
+    want = rs.attention_backward(q, k, v, dy[:, :, :1], scale=1.0).dv
     scale = row_scale(q, k, v, dy[:, :, :1], scale=1.0).dv
     assert run.dv[0, 0, 1, 0] == 0.0 < want[0, 0, 1, 0]
     sizes = Sizes(workers=1, keys=2, head_dim=1, queries=1)

@@ -104,7 +104,7 @@ def sums_that_travel_towards_the_later_blocks(q, k, v, dy):
         queries, block = queries % workers, block % workers
         delta = (dy[queries] * rows[queries].o).sum(axis=3)
         given = {"lse": rows[queries].lse, "delta": delta, "scale": 0.5}
-        return rs.attention_block_backward(dy[queries], q[queries], k[block], v[block], **given)
+        return rs.attention_block_backward(q[queries], k[block], v[block], dy[queries], **given)
 
     each, steps = range(workers), range(workers)
     return {
@@ -116,7 +116,7 @@ def sums_that_travel_towards_the_later_blocks(q, k, v, dy):
 
 def every_step_of_the_own_block(q, k, v, dy):
     """0.39.0, issue 14265: each step differentiates the worker's own block, with its o and lse."""
-    inputs = zip(dy, q, k, v, strict=True)
+    inputs = zip(q, k, v, dy, strict=True)
     own = [rs.attention_backward(*one, scale=0.5) for one in inputs]
     summed = {name: sum(getattr(one, name) for one in own) for name in ("dk", "dv")}
     every = {name: [x] * len(own) for name, x in summed.items()}

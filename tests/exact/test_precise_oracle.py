@@ -113,7 +113,7 @@ def test_float64_and_the_float64_row_scale_agree(case):
     reference = Reference(problem_of(data), data.dy, data.dlse)
     forward = rs.attention(data.q, data.k, data.v, **data.options)
     backward = rs.attention_backward(
-        data.dy, data.q, data.k, data.v, dlse=data.dlse, **data.options
+        data.q, data.k, data.v, data.dy, dlse=data.dlse, **data.options
     )
     scales = row_scale(data.q, data.k, data.v, data.dy, data.dlse, **data.options)
     for name in TENSORS:

@@ -97,7 +97,7 @@ def ring_bits(x, pieces, workers=3):
 def dense_bits(x, threads=2):
     q, k, v, dy = x
     options = {"causal": True, "sizes": TILES, "threads": threads}
-    share = fast.attention_backward(dy, q, k, v, **options)
+    share = fast.attention_backward(q, k, v, dy, **options)
     o = fast.attention(q, k, v, **options).o
     return b"".join(part.tobytes() for part in (o, share.dq, share.dk, share.dv))
 

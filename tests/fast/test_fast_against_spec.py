@@ -45,11 +45,11 @@ def test_dense_equals_the_specification(number):
     q, k, v, dy, dlse, options, _ = case(number)
     scale = row_scale(q, k, v, dy, dlse, **options)
     want = rs.attention(q, k, v, **options)
-    want_back = rs.attention_backward(dy, q, k, v, dlse=dlse, **options)
+    want_back = rs.attention_backward(q, k, v, dy, dlse=dlse, **options)
     for dtype, bound in (("float64", BOUND), ("float32", FLOAT32_BOUND)):
         keywords = {"dtype": dtype, "sizes": tiles_for(q), "threads": 2, **options}
         got = fast.attention(q, k, v, **keywords)
-        back = fast.attention_backward(dy, q, k, v, dlse=dlse, **keywords)
+        back = fast.attention_backward(q, k, v, dy, dlse=dlse, **keywords)
         assert got.o.dtype == got.lse.dtype == back.dq.dtype == dtype
         errors = worst(got, want, scale) | worst(back, want_back, scale)
         assert all(error <= bound for error in errors.values()), (dtype, errors)
@@ -102,8 +102,8 @@ def test_tiles_of_full_size_give_the_same(options, dtype, size):
     """TileSizes as they are used, ends that fill no tile, and scores too large to go without a shift."""
     q, k, v, dy = tensors(1, 2, 1, 600, 600, size=size)
     want, got = rs.attention(q, k, v, **options), fast.attention(q, k, v, dtype=dtype, **options)
-    want_back = rs.attention_backward(dy, q, k, v, **options)
-    back = fast.attention_backward(dy, q, k, v, forward=got, dtype=dtype, **options)
+    want_back = rs.attention_backward(q, k, v, dy, **options)
+    back = fast.attention_backward(q, k, v, dy, forward=got, dtype=dtype, **options)
     scale = row_scale(q, k, v, dy, **options)
     bound = {"float64": 2e-14, "float32": 4e-6}[dtype]
     errors = worst(got, want, scale) | worst(back, want_back, scale)
@@ -114,8 +114,8 @@ def test_as_many_heads_as_tokens():
     q, k, v, dy = tensors(2, 6, 3, 6, 6, D=4, B=2)
     got, want = fast.attention(q, k, v, sizes=TILES), rs.attention(q, k, v)
     assert worst_row_error(got.o, want.o, row_scale(q, k, v).o) <= BOUND
-    back = fast.attention_backward(dy, q, k, v, sizes=TILES)
-    assert worst(back, rs.attention_backward(dy, q, k, v), row_scale(q, k, v, dy))["dk"] <= BOUND
+    back = fast.attention_backward(q, k, v, dy, sizes=TILES)
+    assert worst(back, rs.attention_backward(q, k, v, dy), row_scale(q, k, v, dy))["dk"] <= BOUND
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -124,7 +124,7 @@ def test_an_empty_row_gives_zeros_and_minus_infinity_and_sends_no_gradient(dtype
     seen = np.zeros((9, 9), bool)
     seen[4:, 2:] = True
     got = fast.attention(q, k, v, mask=seen, dtype=dtype, sizes=TILES)
-    back = fast.attention_backward(dy, q, k, v, mask=seen, dtype=dtype, sizes=TILES)
+    back = fast.attention_backward(q, k, v, dy, mask=seen, dtype=dtype, sizes=TILES)
     assert (got.o[:, :, :4] == 0).all() and np.isneginf(got.lse[:, :, :4]).all()
     assert (back.dq[:, :, :4] == 0).all() and (back.dk[:, :, :2] == 0).all()
     zeros = np.concatenate([x[x == 0] for x in (got.o, back.dq, back.dk, back.dv)])
@@ -135,7 +135,7 @@ def test_an_empty_row_gives_zeros_and_minus_infinity_and_sends_no_gradient(dtype
 def test_no_tokens_are_no_error(n_q, n_k):
     q, k, v, dy = tensors(4, 2, 1, n_q, n_k)
     assert fast.attention(q, k, v).o.shape == q.shape
-    assert fast.attention_backward(dy, q, k, v).dk.shape == k.shape
+    assert fast.attention_backward(q, k, v, dy).dk.shape == k.shape
 
 
 def test_only_recipes_of_one_type_are_followed():
@@ -220,7 +220,7 @@ def test_bad_input_is_refused_as_the_specification_refuses_it():
     with pytest.raises(RingspecError):
         fast.TileSizes(rows=4, keys=3, granule=2)
     with pytest.raises(RingspecError):
-        fast.attention_backward(dy, q, k, v, forward=fast.attention(q[:, :, :2], k, v))
+        fast.attention_backward(q, k, v, dy, forward=fast.attention(q[:, :, :2], k, v))
 
 
 @pytest.mark.torch
@@ -233,7 +233,7 @@ def test_torch_agrees_at_a_real_length(causal):
     o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
     o.backward(torch.from_numpy(dy))
     got = fast.attention(q, k, v, causal=causal, dtype="float32")
-    back = fast.attention_backward(dy, q, k, v, causal=causal, dtype="float32")
+    back = fast.attention_backward(q, k, v, dy, causal=causal, dtype="float32")
     scale = row_scale(q, k, v, dy, causal=causal)
     assert worst_row_error(got.o, o.detach().numpy(), scale.o) <= 2e-6
     for name, leaf in zip(("dq", "dk", "dv"), leaves, strict=True):

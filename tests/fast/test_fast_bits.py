@@ -52,7 +52,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, sizes):
         for threads in (1, 2, 3, 5):
             keywords = {"dtype": dtype, "sizes": sizes, "threads": threads, **options}
             forward = fast.attention(q, k, v, **keywords)
-            back = fast.attention_backward(dy, q, k, v, **keywords)
+            back = fast.attention_backward(q, k, v, dy, **keywords)
             seen.add(tuple(bits(forward, back)))
         assert len(seen) == 1
 

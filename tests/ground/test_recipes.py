@@ -89,7 +89,7 @@ def test_every_recipe_stays_within_its_own_precision_of_the_truth(name, layout):
     run = rs.ring(q, k, v, dy, workers=3, layout=layout, recipe=name, causal=True)
     q, k, v, dy = (round_to(x, used.inputs) for x in (q, k, v, dy))
     want = rs.attention(q, k, v, causal=True)
-    gradients = rs.attention_backward(dy, q, k, v, causal=True)
+    gradients = rs.attention_backward(q, k, v, dy, causal=True)
     scale = row_scale(q, k, v, dy, causal=True)
     unit = max(unit_roundoff(getattr(used, p)) for p in ROUNDING_POINTS if p != "inputs")
     unit = max(unit, 2e-16)

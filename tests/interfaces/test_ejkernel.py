@@ -61,7 +61,7 @@ class Case:
         dy = heads_first(self.dy)
         return (
             rs.attention(*self.natural, **options),
-            rs.attention_backward(dy, *self.natural, **options),
+            rs.attention_backward(*self.natural, dy, **options),
             row_scale(*self.natural, dy, **options),
         )
 
@@ -227,7 +227,7 @@ def test_without_axis_name_every_rank_is_alone_with_positions_from_zero():
         want = rs.attention(q, k, v, bias=bias[r], **options)
         assert np.abs(heads_first(o[r]) - want.o).max() <= 1e-13
         assert np.abs(residuals.lse[r] - want.lse).max() <= 1e-6
-        truth = rs.attention_backward(heads_first(dy[r]), q, k, v, bias=bias[r], **options)
+        truth = rs.attention_backward(q, k, v, heads_first(dy[r]), bias=bias[r], **options)
         for name, gradient in zip(NAMES, got[:3], strict=True):
             assert np.abs(heads_first(gradient[r]) - getattr(truth, name)).max() <= 1e-5
 
@@ -458,7 +458,7 @@ def test_cum_seqlens_say_how_many_leading_tokens_a_row_holds(feature):
             own["keep"] = keep_of_batch(b, n_q, n_k, own)
         run = rs.attention(q, k, v, **own)
         o[b, :, :n_q], lse[b, :, :n_q] = run.o[0], run.lse[0]
-        truth = rs.attention_backward(dy, q, k, v, **own)
+        truth = rs.attention_backward(q, k, v, dy, **own)
         expected[0][b, :, :n_q] = truth.dq[0]
         expected[1][b, :, :n_k], expected[2][b, :, :n_k] = truth.dk[0], truth.dv[0]
     # What stands in padding is not read.
@@ -514,7 +514,7 @@ def test_a_row_with_M_minus_infinity_sends_no_gradient():
     lse = np.where(np.arange(6) == 2, -np.inf, want.lse)
     got = flash(case, want.o, lse)
     mask = np.broadcast_to(np.arange(6)[:, None] != 2, (6, 6))
-    truth = rs.attention_backward(heads_first(case.dy), *case.natural, mask=mask)
+    truth = rs.attention_backward(*case.natural, heads_first(case.dy), mask=mask)
     for name, gradient in zip(NAMES, got, strict=True):
         assert np.abs(heads_first(gradient) - getattr(truth, name)).max() <= 1e-13
     assert (got[0][:, 2] == 0).all()

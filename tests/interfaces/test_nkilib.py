@@ -273,7 +273,7 @@ def test_bounds_are_local_half_open_key_indices_of_the_query_row(workers):
     options = {"causal": True, "scale": 1.0, "mask": dense_mask(case, low, high)}
     want = rs.attention(case.q, case.k, case.v, **options)
     assert np.isneginf(want.lse).any() and np.isfinite(want.lse).any()
-    truth = rs.attention_backward(case.dy, case.q, case.k, case.v, **options)
+    truth = rs.attention_backward(case.q, case.k, case.v, case.dy, **options)
     scale = row_scale(case.q, case.k, case.v, case.dy, **options)
     flags = {"use_causal_mask": True, "bound_min": low, "bound_max": high}
     o, lse = forward(case, striped_input=True, training=True, lse_dtype="float64", **flags)
@@ -372,7 +372,7 @@ def test_backward_is_the_gradient_of_the_gathered_problem(workers, mask):
     case = Case(workers, heads=1, striped=striped, local=local, seed=10 + workers)
     options = {"causal": causal, "scale": 0.4}
     want = rs.attention(case.q, case.k, case.v, **options)
-    truth = rs.attention_backward(case.dy, case.q, case.k, case.v, **options)
+    truth = rs.attention_backward(case.q, case.k, case.v, case.dy, **options)
     scale = row_scale(case.q, case.k, case.v, case.dy, **options)
     got = backward(
         case,
@@ -413,7 +413,7 @@ def test_a_row_with_lse_minus_infinity_sends_no_gradient():
     lse = np.where(silent, -np.inf, forward_of.lse)
     dq, dk, dv = backward(case, forward_of.o, lse)
     hidden = rs.attention_backward(
-        case.dy, case.q, case.k, case.v, mask=np.broadcast_to(~silent[:, None], (3 * S, 3 * S))
+        case.q, case.k, case.v, case.dy, mask=np.broadcast_to(~silent[:, None], (3 * S, 3 * S))
     )
     for gradient, expected in ((dq, hidden.dq), (dk, hidden.dk), (dv, hidden.dv)):
         assert np.isfinite(gradient).all()
@@ -431,14 +431,14 @@ def test_backward_scale_is_one_over_root_d_even_under_a_causal_mask():
     for others in given[1:]:
         for gradient, other in zip(given[0], others, strict=True):
             assert np.array_equal(gradient, other)
-    truth = rs.attention_backward(case.dy, case.q, case.k, case.v, causal=True)
+    truth = rs.attention_backward(case.q, case.k, case.v, case.dy, causal=True)
     assert np.abs(given[0][0].swapaxes(3, 4) - case.shards(truth.dq)).max() <= 1e-6
 
 
 def test_default_scales_of_forward_and_backward_scale_a_causal_problem_twice():
     case = Case(3, width=4, heads=1, seed=8)
     original = case.q
-    truth = rs.attention_backward(case.dy, original, case.k, case.v, causal=True)
+    truth = rs.attention_backward(original, case.k, case.v, case.dy, causal=True)
     case.q = original / 2.0  # the forward wants q pre-scaled by 1/sqrt(4)
     o, lse = forward(case, use_causal_mask=True, training=True, lse_dtype="float64")
     arrays = [case.columns(x) for x in (case.q, case.k, case.v)]
@@ -569,7 +569,7 @@ def test_as_many_heads_as_tokens_on_a_rank_are_not_confused_with_them():
     o, lse = forward(case, training=True, lse_dtype="float64")
     assert np.abs(o - case.shards(want.o)).max() <= 1e-13
     assert np.abs(lse - case.tiles(want.lse)).max() <= 1e-13
-    truth = rs.attention_backward(case.dy, case.q, case.k, case.v)
+    truth = rs.attention_backward(case.q, case.k, case.v, case.dy)
     got = backward(case, want.o, want.lse)
     for gradient, expected in zip(got, (truth.dq, truth.dk, truth.dv), strict=True):
         assert np.abs(gradient.swapaxes(3, 4) - case.shards(expected)).max() <= 1e-5

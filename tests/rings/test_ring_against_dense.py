@@ -150,7 +150,7 @@ def test_ring_equals_dense_on_every_worker(number):
     q, k, v, dy, dlse, options, ring = case(number)
     run = rs.ring(q, k, v, dy, dlse=dlse, **ring, **options)
     want = rs.attention(q, k, v, **options)
-    gradients = rs.attention_backward(dy, q, k, v, dlse=dlse, **options)
+    gradients = rs.attention_backward(q, k, v, dy, dlse=dlse, **options)
     scale = row_scale(q, k, v, dy, dlse, **options)
     assert worst_row_error(run.o, want.o, scale.o) <= BOUND
     assert worst_row_error(run.lse, want.lse, scale.lse) <= BOUND

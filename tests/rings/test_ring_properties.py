@@ -97,9 +97,9 @@ def test_blocks_may_be_merged_in_any_order(seed, order):
 def test_permuting_keys_permutes_their_gradients_and_nothing_else(seed, order):
     q, k, v, dy, dlse, options = problem(seed)
     order = np.array(order)
-    want = rs.attention_backward(dy, q, k, v, dlse=dlse, **options)
+    want = rs.attention_backward(q, k, v, dy, dlse=dlse, **options)
     got = rs.attention_backward(
-        dy, q, k[:, :, order], v[:, :, order], dlse=dlse, positions_k=order, **options
+        q, k[:, :, order], v[:, :, order], dy, dlse=dlse, positions_k=order, **options
     )
     scale = row_scale(q, k, v, dy, dlse, **options)
     assert worst_row_error(got.dq, want.dq, scale.dq) <= BOUND
@@ -124,7 +124,7 @@ def test_a_changed_future_key_leaves_earlier_rows_bit_identical(seed, workers, l
     changed_v[:, :, key] -= 1e6
 
     def dense(k, v):
-        f, g = rs.attention(q, k, v, **options), rs.attention_backward(dy, q, k, v, **options)
+        f, g = rs.attention(q, k, v, **options), rs.attention_backward(q, k, v, dy, **options)
         return f.o, f.lse, g.dq, g.dv
 
     def ring(k, v):
@@ -173,7 +173,7 @@ def test_ds_and_the_sinks_share_sum_to_dlse_in_every_row(seed):
     options.pop("softcap", None)
     options["bias"] = np.zeros((2, 4, 12, 12))  # so that dbias is ds itself
     forward = rs.attention(q, k, v, **options)
-    gradients = rs.attention_backward(dy, q, k, v, dlse=dlse, **options)
+    gradients = rs.attention_backward(q, k, v, dy, dlse=dlse, **options)
     total = gradients.dbias.sum(axis=3)
     if "sinks" in options:
         delta = (dy * forward.o).sum(axis=3)

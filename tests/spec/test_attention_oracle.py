@@ -65,7 +65,7 @@ def dense_forward(data: Data):
 
 
 def dense_gradients(data: Data):
-    return rs.attention_backward(data.dy, data.q, data.k, data.v, dlse=data.dlse, **data.options)
+    return rs.attention_backward(data.q, data.k, data.v, data.dy, dlse=data.dlse, **data.options)
 
 
 def errors_of(got, want: Forward | Gradients, scale: RowScale, names: tuple[str, ...]) -> dict:
@@ -156,7 +156,7 @@ def test_block_backward_takes_lse_and_delta_as_given(name, shift):
     f = dense_forward(data)
     delta = np.sum(data.dy * f.o, axis=-1) - data.dlse
     given = {"lse": f.lse + shift, "delta": delta + shift}
-    got = rs.attention_block_backward(data.dy, data.q, data.k, data.v, **given, **data.options)
+    got = rs.attention_block_backward(data.q, data.k, data.v, data.dy, **given, **data.options)
     want = block_gradients(problem_of(data), data.dy, **given)
     names = ("dq", "dk", "dv", "dsinks", "dbias")
     errors = errors_of(got, want, scale_of(data), names)
@@ -248,9 +248,9 @@ def test_inputs_of_a_narrower_dtype_are_taken_exactly(name):
     assert np.array_equal(narrow.o, exact.o) and np.array_equal(narrow.lse, exact.lse)
     dy = round_to(data.dy, name)
     narrow = rs.attention_backward(
-        store(dy, name), *(store(array, name) for array in arrays), causal=True
+        *(store(array, name) for array in arrays), store(dy, name), causal=True
     )
-    exact = rs.attention_backward(dy, *(round_to(array, name) for array in arrays), causal=True)
+    exact = rs.attention_backward(*(round_to(array, name) for array in arrays), dy, causal=True)
     for tensor in ("dq", "dk", "dv"):
         assert np.array_equal(getattr(narrow, tensor), getattr(exact, tensor)), tensor
 

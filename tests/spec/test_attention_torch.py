@@ -155,7 +155,7 @@ def test_forward_and_gradients_agree_with_autograd(case: Case):
     data = draw(case)
     want = by_autograd(data)
     f = rs.attention(data.q, data.k, data.v, **data.options)
-    g = rs.attention_backward(data.dy, data.q, data.k, data.v, dlse=data.dlse, **data.options)
+    g = rs.attention_backward(data.q, data.k, data.v, data.dy, dlse=data.dlse, **data.options)
     got = {"o": f.o, "lse": f.lse, "dq": g.dq, "dk": g.dk, "dv": g.dv}
     got |= {"dsinks": g.dsinks} if "dsinks" in want else {}
     got |= {"dbias": g.dbias} if "dbias" in want else {}

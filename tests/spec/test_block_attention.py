@@ -43,7 +43,7 @@ def test_the_shares_of_key_blocks_add_up_to_the_whole(name):
     q, k, v, dy = tensors()
     options = OPTIONS[name]
     forward = rs.attention(q, k, v, **options)
-    want = rs.attention_backward(dy, q, k, v, **options)
+    want = rs.attention_backward(q, k, v, dy, **options)
     scale = row_scale(q, k, v, dy, **options)
     delta = dy_o_sum(dy, forward.o, EXACT)
     whole = check(q, k, v, options)
@@ -59,7 +59,7 @@ def test_the_shares_of_key_blocks_add_up_to_the_whole(name):
         if name == "bias":
             inside["bias"] = options["bias"][:, :, index]
         dense = rs.attention_block_backward(
-            dy, q, k[:, :, index], v[:, :, index], lse=forward.lse, delta=delta, **inside
+            q, k[:, :, index], v[:, :, index], dy, lse=forward.lse, delta=delta, **inside
         )
         dq, dense_dq = dq + share.dq, dense_dq + dense.dq
         dk.append(share.dk)
@@ -77,8 +77,8 @@ def test_lse_is_used_as_given_and_p_is_not_renormalised():
     q, k, v, dy = tensors()
     lse = rs.attention(q, k, v).lse
     delta = np.zeros(lse.shape)
-    one = rs.attention_block_backward(dy, q, k, v, lse=lse, delta=delta)
-    half = rs.attention_block_backward(dy, q, k, v, lse=lse + np.log(2.0), delta=delta)
+    one = rs.attention_block_backward(q, k, v, dy, lse=lse, delta=delta)
+    half = rs.attention_block_backward(q, k, v, dy, lse=lse + np.log(2.0), delta=delta)
     whole = check(q, k, v, {})
     ring_half = block_backward(q, k, v, dy, lse + np.log(2.0), delta, whole.block)
     for got in (half, ring_half):
@@ -90,7 +90,7 @@ def test_lse_is_used_as_given_and_p_is_not_renormalised():
 def test_an_empty_row_sends_no_gradient_even_with_a_huge_delta():
     q, k, v, dy = tensors()
     lse, delta = np.full((2, 4, 6), -np.inf), np.full((2, 4, 6), 1e300)
-    got = rs.attention_block_backward(dy, q, k, v, lse=lse, delta=delta)
+    got = rs.attention_block_backward(q, k, v, dy, lse=lse, delta=delta)
     whole = check(q, k, v, {})
     block = block_backward(q, k, v, dy, lse, delta, whole.block)
     for share in (got, block):

@@ -167,7 +167,7 @@ def test_attention_drops_by_query_head_and_global_position(Hkv):
     own = rs.attention(q, k, v, dropout_seed=seed, **options)
     given_mask = rs.attention(q, k, v, keep=keep, **options)
     assert np.array_equal(own.o, given_mask.o) and np.array_equal(own.lse, given_mask.lse)
-    own_gradients = rs.attention_backward(dy, q, k, v, dropout_seed=seed, **options)
-    given_gradients = rs.attention_backward(dy, q, k, v, keep=keep, **options)
+    own_gradients = rs.attention_backward(q, k, v, dy, dropout_seed=seed, **options)
+    given_gradients = rs.attention_backward(q, k, v, dy, keep=keep, **options)
     for name in ("dq", "dk", "dv"):
         assert np.array_equal(getattr(own_gradients, name), getattr(given_gradients, name)), name

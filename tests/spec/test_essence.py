@@ -38,7 +38,7 @@ def test_the_essence_agrees_with_the_definition():
     want = rs.attention(q, k, v, causal=True)
     np.testing.assert_allclose(o, want.o, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(lse[..., 0], want.lse, rtol=1e-12, atol=1e-14)
-    gradients = rs.attention_backward(dy, q, k, v, causal=True)
+    gradients = rs.attention_backward(q, k, v, dy, causal=True)
     for x, name in zip(essence.attention_backward(q, k, v, dy), ("dq", "dk", "dv"), strict=True):
         np.testing.assert_allclose(x, getattr(gradients, name), rtol=1e-11, atol=1e-13)
 

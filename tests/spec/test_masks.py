@@ -317,7 +317,7 @@ def test_a_masking_bias_ends_before_the_soft_cap_and_has_no_gradient():
         by_bias = rs.attention(q, k, v, bias=bias, **options)
         by_mask = rs.attention(q, k, v, mask=~hidden, **options)
         assert (by_bias.o == by_mask.o).all() and (by_bias.lse == by_mask.lse).all()
-        dbias = rs.attention_backward(dy, q, k, v, bias=bias, **options).dbias
+        dbias = rs.attention_backward(q, k, v, dy, bias=bias, **options).dbias
         assert (dbias[hidden] == 0).all() and not np.isnan(dbias).any()
 
 

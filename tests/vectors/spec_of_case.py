@@ -76,7 +76,7 @@ def attention_results(case, x, options):
     results["rounded o"] = round_to(whole.o, case.formats.outputs)
     if "backward" in case.passes:
         dlse = x.get("dlse")
-        share = attention.attention_backward(x["dy"], x["q"], x["k"], x["v"], dlse=dlse, **options)
+        share = attention.attention_backward(x["q"], x["k"], x["v"], x["dy"], dlse=dlse, **options)
         results |= {n: getattr(share, n) for n in GRADIENTS if getattr(share, n) is not None}
         results["rounded dv"] = round_to(share.dv, case.formats.outputs)
     run = ring(x["q"], x["k"], x["v"], x.get("dy"), dlse=x.get("dlse"), workers=1, **options)
@@ -87,7 +87,7 @@ def attention_results(case, x, options):
 def block_results(case, x, options):
     if "backward" not in case.passes:
         return attention_results(case, x, options)
-    given = (x["dy"], x["q"], x["k"], x["v"])
+    given = (x["q"], x["k"], x["v"], x["dy"])
     share = attention.attention_block_backward(*given, lse=x["lse"], delta=x["delta"], **options)
     problem = check(x["q"], x["k"], x["v"], options)
     block = block_backward(
