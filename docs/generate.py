@@ -159,8 +159,8 @@ def about_rule(rule: Rule) -> str:
         lines.append(f".. math:: {one}\n")
     if stated.where:
         lines.append(f"{plain(stated.where)}\n")
-    full_name = rule_index.module_of(rule)
-    code = [f":py:mod:`{full_name.rpartition('.')[2]} <{full_name}>`"]
+    modules = rule_index.modules_of(rule)
+    code = [f":py:mod:`{name.rpartition('.')[2]} <{name}>`" for name in modules]
     code += [f":py:obj:`~{name}`" for name in rule_index.stated_at(rule)]
     lines.append(f"* Code: {', '.join(code)}")
     tests = rule_index.tests_of(rule.id)

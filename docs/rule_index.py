@@ -34,15 +34,15 @@ def rules_in(text: str) -> set[str]:
     return found & KNOWN
 
 
-def module_of(rule: Rule) -> str:
-    return f"ringspec.{rule.module}"
+def modules_of(rule: Rule) -> list[str]:
+    return [f"ringspec.{module}" for module in rule.modules]
 
 
 def stated_at(rule: Rule) -> list[str]:
-    """Full names of the functions and classes whose text names the rule, its own module's first."""
-    own = module_of(rule)
+    """Full names of the functions and classes whose text names the rule, those of its modules first."""
+    order = {f"ringspec.{module}": place for place, module in enumerate(rule.modules)}
     names = [name for name, rules in stated().items() if rule.id in rules]
-    return sorted(names, key=lambda name: name.rpartition(".")[0] != own)
+    return sorted(names, key=lambda name: order.get(name.rpartition(".")[0], len(order)))
 
 
 @cache

@@ -3,7 +3,7 @@
 :func:`check` runs the conformance suite on a target. :func:`assert_ring_attention` compares given tensors with
 ring attention, for tests that you already have.
 
-Expected values follow :mod:`ringspec.spec.definition`; bounds are from :mod:`ringspec.compare.bounds`.
+Expected values follow :mod:`ringspec.spec.dense_forward` and ``dense_backward``; bounds are from :mod:`ringspec.compare.bounds`.
 
 >>> import numpy as np
 >>> from ringspec.rings.ring import ring

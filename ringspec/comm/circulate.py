@@ -40,8 +40,8 @@ class Halves(Generic[State]):
     """A step of a pass between its RECEIVE and its SEND, in two halves.
 
     ``compute(state, schedule, block)`` gives a block's share, or None where no pair is met, as
-    ``forward_part`` and ``backward_share`` do; it needs the inputs that the step receives.
-    ``combine(state, share)`` gives the state with the share in it, as ``absorb_part`` and ``add`` do; it
+    ``score_block`` and ``differentiate_block`` do; it needs the inputs that the step receives.
+    ``combine(state, share)`` gives the state with the share in it, as ``merge_block`` and ``add_block`` do; it
     needs the accumulators as well.
     """
 

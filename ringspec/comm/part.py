@@ -26,17 +26,17 @@ from ringspec.spec.dropout import keep_mask
 from ringspec.spec.layout import Layout
 from ringspec.spec.ring_backward import (
     Accumulate,
-    add,
+    add_block,
     backward_finish,
-    backward_share,
     backward_start,
+    differentiate_block,
 )
 from ringspec.spec.ring_forward import (
-    Absorb,
-    absorb_part,
+    Merge,
     forward_finish,
-    forward_part,
     forward_start,
+    merge_block,
+    score_block,
 )
 from ringspec.spec.schedule import Schedule
 
@@ -58,7 +58,7 @@ class Setup:
     layout_k: Layout
     forward: Schedule
     backward: Schedule
-    blocks: tuple[BlockForward, BlockBackward, Absorb, Accumulate]
+    blocks: tuple[BlockForward, BlockBackward, Merge, Accumulate]
     given: tuple[WorkerResult, ...] | None = None
 
 
@@ -78,7 +78,7 @@ def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
     k, v = (take(x, index_k, axis=2) for x in (problem.k, problem.v))
     rows, columns = problem.rows.take(index_q), problem.columns.take(index_k)
     state = with_immutable_inputs(forward_start(r, q, k, v, rows, columns, problem.terms, recipe))
-    halves = Halves(forward_part, functools.partial(absorb_part, absorb=setup.blocks[2]))
+    halves = Halves(score_block, functools.partial(merge_block, merge=setup.blocks[2]))
     forward = "forward", halves, state, setup.forward, setup.blocks[0], observe
     state, _ = circulate(links, *forward)
     o, lse = forward_finish(state)
@@ -105,7 +105,7 @@ def run_backward(
         problem.terms, recipe,
     )  # fmt: skip
     state = with_immutable_inputs(state)
-    halves = Halves(backward_share, functools.partial(add, accumulate=setup.blocks[3]))
+    halves = Halves(differentiate_block, functools.partial(add_block, accumulate=setup.blocks[3]))
     backward = "backward", halves, state, setup.backward, setup.blocks[1], observe
     state, inbox = circulate(links, *backward)
     state = backward_finish(state, setup.backward, inbox, setup.blocks[3])

@@ -36,7 +36,7 @@ from ringspec.spec.block import (
     block_forward,
 )
 from ringspec.spec.ring_backward import Accumulate, plus
-from ringspec.spec.ring_forward import Absorb, absorb_block
+from ringspec.spec.ring_forward import Merge, merge_states
 from ringspec.spec.schedule import (
     Schedule,
 )
@@ -73,7 +73,7 @@ def ring_over(
     schedule_backward: Schedule | None = None,
     block_forward: BlockForward = block_forward,
     block_backward: BlockBackward = block_backward,
-    absorb: Absorb = absorb_block,
+    absorb: Merge = merge_states,
     accumulate: Accumulate = plus,
     each: Each = map,
     **options: Unpack[Options],

@@ -22,7 +22,7 @@ from ringspec.fast.forward import hide
 from ringspec.fast.job import Floats, Head, Job, Tile, head_of, is_finite, product, tile_of
 from ringspec.fast.threads import SCRATCH
 from ringspec.problem.model import Array
-from ringspec.spec.block import add_bias_gradient
+from ringspec.spec.dense_backward import add_bias_gradient
 
 # exp(-NEVER) is 0, and NEVER is finite: the lse of a row without keys, whose p is 0 (BWD-10).
 NEVER = 1e30

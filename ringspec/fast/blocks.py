@@ -25,7 +25,7 @@ from ringspec.fast.kept import Kept
 from ringspec.fast.passes import backward_result, forward_state
 from ringspec.fast.plan import TileSizes
 from ringspec.fast.team import thread_count
-from ringspec.problem.model import Array, Block
+from ringspec.problem.model import Array, Tile
 from ringspec.recipes import ROUNDING_POINTS, Recipe
 from ringspec.spec.block import BlockBackward, BlockForward, BlockGradients
 from ringspec.spec.online_softmax import SoftmaxState
@@ -54,7 +54,7 @@ def block_forward(
     q: Array,
     k: Array,
     v: Array,
-    block: Block,
+    tile: Tile,
     *,
     threads: int | None = None,
     sizes: TileSizes | None = None,
@@ -62,7 +62,7 @@ def block_forward(
 ) -> SoftmaxState:
     """The softmax state of queries q over keys k and values v alone; o is not normalised.
 
-    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``block`` as for
+    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` as for
     :func:`ringspec.spec.block.block_forward`. Its recipe is float64 or float32 at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`,
     which gives ``kept``: what was made of read-only arrays before.
 
@@ -72,8 +72,8 @@ def block_forward(
 
     Raises :class:`~ringspec.errors.OptionError`; with the code 'fast-recipe' for another recipe.
     """
-    dtype = computed_in(block.recipe)
-    job = make_job(q, k, v, block.rows, block.columns, block.terms, dtype, sizes, kept=kept)
+    dtype = computed_in(tile.recipe)
+    job = make_job(q, k, v, tile.rows, tile.columns, tile.terms, dtype, sizes, kept=kept)
     m, l, o = forward_state(job, thread_count(threads))
     if dtype == "float32":
         l = l.astype(np.float32).astype(np.float64)
@@ -87,7 +87,7 @@ def block_backward(
     dy: Array,
     lse: Array,
     row_term: Array,
-    block: Block,
+    tile: Tile,
     *,
     threads: int | None = None,
     sizes: TileSizes | None = None,
@@ -96,15 +96,15 @@ def block_backward(
     """One block's share of every gradient, from lse and row_term of the whole rows as given (BWD-11).
 
     dy [B, H, n_q, Dv]; lse (natural log) and row_term [B, H, n_q], float64, where ``row_term`` is
-    delta - dlse (RING-7). q, k, v, ``block``, ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
+    delta - dlse (RING-7). q, k, v, ``tile``, ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
 
     Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type that is computed in,
     dbias in float64. Raises :class:`~ringspec.errors.OptionError` as there, and NonFiniteError where
     a gradient in float64 overflows.
     """
-    dtype = computed_in(block.recipe)
+    dtype = computed_in(tile.recipe)
     job = make_job(
-        q, k, v, block.rows, block.columns, block.terms, dtype, sizes, kept=kept, backward=True
+        q, k, v, tile.rows, tile.columns, tile.terms, dtype, sizes, kept=kept, backward=True
     )
     share = backward_result(job, Seeds(dy, lse, row_term), thread_count(threads))
     if dtype == "float64":

@@ -32,7 +32,8 @@ from ringspec.problem.options import (
     takes_options,
 )
 from ringspec.rings.attention import as_given
-from ringspec.spec.definition import Forward, Gradients, sink_gradient
+from ringspec.spec.dense_backward import Gradients, sink_gradient
+from ringspec.spec.dense_forward import Forward
 
 DTYPES = ("float64", "float32")
 
@@ -58,7 +59,7 @@ def attention(
                  the same bits for any number
     ``sizes``    lengths of tiles; None: what was fastest for the type and the mask
 
-    Returns :class:`~ringspec.spec.definition.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
+    Returns :class:`~ringspec.spec.dense_forward.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
     in ``dtype``. A row's bits depend only on the keys that it
     sees. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`, as there.
 
@@ -97,7 +98,7 @@ def attention_backward(
     :func:`attention`. ``forward`` is its result on the same input; without it the forward pass is done
     first.
 
-    Returns :class:`~ringspec.spec.definition.Gradients`: dq, dk, dv in ``dtype``, dsinks and dbias in
+    Returns :class:`~ringspec.spec.dense_backward.Gradients`: dq, dk, dv in ``dtype``, dsinks and dbias in
     float64. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`; ShapeError where
     ``forward`` belongs to other shapes.
 

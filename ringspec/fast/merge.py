@@ -26,7 +26,7 @@ from ringspec.rings.lockstep import Each
 from ringspec.spec.block import BlockBackward, BlockForward
 from ringspec.spec.online_softmax import SoftmaxState
 from ringspec.spec.ring_backward import Accumulate, plus
-from ringspec.spec.ring_forward import Absorb
+from ringspec.spec.ring_forward import Merge
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Numbers of one task, and of a slice that a core's cache holds. For less than a task it takes longer to wake
@@ -121,7 +121,7 @@ class Pieces(TypedDict):
 
     block_forward: BlockForward
     block_backward: BlockBackward
-    absorb: Absorb
+    absorb: Merge
     accumulate: Accumulate
     each: Each
 

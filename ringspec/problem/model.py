@@ -116,8 +116,8 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Block:
-    """All that one block of queries and one block of keys need beside their tensors.
+class Tile:
+    """A rectangle of the score matrix: which queries meet which keys, and how they are computed.
 
     ``rows`` [n_q] belong to the queries, ``columns`` [n_k] to the keys, ``terms`` to the whole problem;
     ``recipe`` says where values are rounded.
@@ -128,9 +128,9 @@ class Block:
     terms: Terms
     recipe: Recipe
 
-    def tile(self, rows: tuple[int, int], columns: tuple[int, int]) -> Block:
-        """The part with local rows start..stop-1 and local columns start..stop-1."""
-        return Block(self.rows.slice(*rows), self.columns.slice(*columns), self.terms, self.recipe)
+    def part(self, rows: tuple[int, int], columns: tuple[int, int]) -> Tile:
+        """The smaller tile of rows start..stop-1 and columns start..stop-1, counted inside this one."""
+        return Tile(self.rows.slice(*rows), self.columns.slice(*columns), self.terms, self.recipe)
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,9 @@ class Problem:
     terms: Terms
 
     @property
-    def block(self) -> Block:
+    def tile(self) -> Tile:
         """All queries against all keys, in float64."""
-        return Block(self.rows, self.columns, self.terms, RECIPES["float64"])
+        return Tile(self.rows, self.columns, self.terms, RECIPES["float64"])
 
 
 def take(x: NDArray, index: Integers, axis: int, fill: float = 0) -> NDArray:

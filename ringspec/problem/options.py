@@ -5,7 +5,7 @@
 error that says what was expected, what came and how to fix it. Code called after this check may
 assume valid arguments.
 
-Source: :mod:`ringspec.spec.masks` and :mod:`ringspec.spec.definition` say what each option means (MASK-9, FWD-1).
+Source: :mod:`ringspec.spec.masks` and :mod:`ringspec.spec.dense_forward` say what each option means (MASK-9, FWD-1).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each checks its arguments and calls the function of the specification that computes.
 
-Results are float64. Source: the formulas are in :mod:`ringspec.spec.definition`, docs/spec/index.md.
+Results are float64. Source: the formulas are in :mod:`ringspec.spec.dense_forward` and :mod:`ringspec.spec.dense_backward`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ringspec.errors import ShapeError
+from ringspec.formats import check_results
 from ringspec.problem.checks import check_partials
 from ringspec.problem.options import Options, check, check_gradients, check_lse, takes_options
-from ringspec.spec.definition import Forward, Gradients, backward, block_gradients, forward
+from ringspec.spec.block import block_backward
+from ringspec.spec.dense_backward import Gradients, dense_backward, sink_gradient
+from ringspec.spec.dense_forward import Forward, dense_forward
 from ringspec.spec.online_softmax import merge_all
 
 
 @takes_options
 def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[Options]) -> Forward:
-    """Dense softmax attention, as :mod:`ringspec.spec.definition` defines it.
+    """Dense softmax attention, as :mod:`ringspec.spec.dense_forward` defines it.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; keywords are those of
     :class:`~ringspec.problem.options.Options`. Returns :class:`Forward` in float64. Bad input raises a
@@ -33,7 +36,7 @@ def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[Option
     >>> attention(q, k, v, causal=True).o[0, 0].tolist()
     [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
     """
-    return forward(check(q, k, v, dict(options)))
+    return dense_forward(check(q, k, v, dict(options)))
 
 
 @takes_options
@@ -58,8 +61,7 @@ def attention_backward(
     """
     problem = check(q, k, v, dict(options))
     dy, dlse = check_gradients(problem, dy, dlse)
-    result = backward(problem, dy, dlse)
-    return as_given(result, options)
+    return as_given(dense_backward(problem, dy, dlse), options)
 
 
 @takes_options
@@ -89,8 +91,11 @@ def attention_block_backward(
     """
     problem = check(q, k, v, dict(options))
     dy, delta = check_gradients(problem, dy, delta, "delta")
-    lse = check_lse(problem, lse)
-    return as_given(block_gradients(problem, dy, lse, delta), options)
+    lse, sinks = check_lse(problem, lse), problem.terms.sinks
+    share = block_backward(problem.q, problem.k, problem.v, dy, lse, delta, problem.tile)
+    dsinks = None if sinks is None else sink_gradient(sinks, lse, -delta) + 0.0
+    check_results(dsinks=dsinks)
+    return as_given(Gradients(share.dq, share.dk, share.dv, dsinks, share.dbias), options)
 
 
 def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:

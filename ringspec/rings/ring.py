@@ -31,6 +31,7 @@ from ringspec.rings.schedules import (
     check_circulation,
     check_direction,
     forward_schedule,
+    skip,
 )
 from ringspec.rings.validator import validate
 from ringspec.spec.block import (
@@ -39,7 +40,7 @@ from ringspec.spec.block import (
     block_backward,
     block_forward,
 )
-from ringspec.spec.definition import Gradients
+from ringspec.spec.dense_backward import Gradients
 from ringspec.spec.layout import Layout
 from ringspec.spec.masks import visible
 from ringspec.spec.ring_backward import (
@@ -50,13 +51,13 @@ from ringspec.spec.ring_backward import (
     plus,
 )
 from ringspec.spec.ring_forward import (
-    Absorb,
-    absorb_block,
+    Merge,
     forward_finish,
     forward_start,
     forward_step,
+    merge_states,
 )
-from ringspec.spec.schedule import Schedule, skip
+from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import BackwardState, ForwardState
 
 
@@ -80,7 +81,7 @@ def ring(
     schedule_backward: Schedule | None = None,
     block_forward: BlockForward = block_forward,
     block_backward: BlockBackward = block_backward,
-    absorb: Absorb = absorb_block,
+    absorb: Merge = merge_states,
     accumulate: Accumulate = plus,
     each: Each = map,
     **options: Unpack[Options],
@@ -275,7 +276,7 @@ def run_forward(
     schedule: Schedule,
     block: BlockForward,
     observe: Observer,
-    absorb: Absorb = absorb_block,
+    merge: Merge = merge_states,
     each: Each = map,
 ) -> list[WorkerResult]:
     """Shard, run the forward loop, finish every row."""
@@ -292,7 +293,7 @@ def run_forward(
         return WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse)
 
     states = list(of_all(layout_q.workers, begin, each))
-    one_step = functools.partial(forward_step, absorb=absorb)
+    one_step = functools.partial(forward_step, merge=merge)
     states, _ = lockstep("forward", one_step, states, schedule, block, observe, each)
     return list(of_all(layout_q.workers, end, each))
 

@@ -22,10 +22,10 @@ from ringspec.spec.block import (
     block_backward,
     block_forward,
 )
-from ringspec.spec.definition import Gradients
+from ringspec.spec.dense_backward import Gradients
 from ringspec.spec.layout import Layout
 from ringspec.spec.ring_backward import Accumulate, backward_step, plus
-from ringspec.spec.ring_forward import Absorb, absorb_block, forward_step
+from ringspec.spec.ring_forward import Merge, forward_step, merge_states
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import ForwardState, WorkerState, arrive, send
 from ringspec.tensorfile import write_tensors
@@ -78,10 +78,10 @@ class Run:
     gradients: Gradients | None = None
     seeds: tuple[Array, Array] | None = None
     moments: tuple[Moment, ...] = ()
-    blocks: tuple[BlockForward, BlockBackward, Absorb, Accumulate] = (
+    blocks: tuple[BlockForward, BlockBackward, Merge, Accumulate] = (
         block_forward,
         block_backward,
-        absorb_block,
+        merge_states,
         plus,
     )
 

@@ -5,13 +5,15 @@ The functions have the names and results of those that they check for (RING-1 to
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ringspec.errors import LayoutError, OptionError, nearest, shown
 from ringspec.problem.checks import check_workers, integer, is_integer, length_of
-from ringspec.spec import layout as spec_layout
+from ringspec.spec import cp_offset as offsets
 from ringspec.spec import schedule as spec
-from ringspec.spec.schedule import CIRCULATIONS, Schedule
+from ringspec.spec.schedule import CIRCULATIONS, Pair, Schedule
 
 
 def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
@@ -38,6 +40,19 @@ def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Sch
     """
     check_circulation(circulation)
     return spec.backward_schedule(circulation, check_workers(workers), check_direction(direction))
+
+
+def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
+    """The same schedule with these (query owner, key owner) pairs declared as skipped (RING-11)."""
+    skipped = frozenset(invisible)
+    steps = []
+    for step in schedule.steps:
+        uses = tuple(
+            None if b is None or schedule.pair(r, b) in skipped else b
+            for r, b in enumerate(step.uses)
+        )
+        steps.append(replace(step, uses=uses))
+    return replace(schedule, steps=tuple(steps), skipped=skipped)
 
 
 def check_circulation(circulation: str) -> None:
@@ -81,7 +96,7 @@ def cp_offset(
             "use zigzag_offsets for 'zigzag', and positions for any other layout",
             code="unknown-name",
         )
-    return spec_layout.cp_offset(layout, a, b, **lengths)
+    return offsets.cp_offset(layout, a, b, **lengths)
 
 
 def zigzag_offsets(
@@ -100,7 +115,7 @@ def zigzag_offsets(
             f"{lengths['n_q']} and {lengths['n_k']}",
             "pad the blocks",
         )
-    return spec_layout.zigzag_offsets(a, b, **lengths)
+    return offsets.zigzag_offsets(a, b, **lengths)
 
 
 def check_pair(

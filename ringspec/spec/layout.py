@@ -1,19 +1,17 @@
-"""Layouts: which token lies in which slot of which worker, and the causal offset of two blocks.
-
-States LAYOUT-1 to LAYOUT-7 and RING-8 to RING-10.
+"""Layouts: which token lies in which slot of which worker (LAYOUT-1 to LAYOUT-7).
 
 A layout is a table ``index[worker, slot]`` of global token indices, which holds each token once, and -1
-in a padding slot, which sees nothing and is seen by nothing (LAYOUT-5). Slot t of worker r, of W workers with n
-slots (S/W in the first three), holds
+in a padding slot, which sees nothing and is seen by nothing (LAYOUT-5). With W workers of n slots each, worker r holds
 
-``contiguous``           token r n + t
-``striped``              token t W + r
+``contiguous``           in each slot: token r n + slot
+``striped``              in each slot: token slot W + r
 ``zigzag``               chunk r, then chunk 2W - 1 - r, of 2W chunks of S/(2W) tokens
 ``zigzag_per_document``  zigzag inside each packed document
-a table [W, n]           the token in row r, slot t
+a table [W, n]           the tokens in row r of the table
 
 Sharding, unsharding and unpermuting are exact permutations that follow the table. Queries and keys follow
 the same layout, with n_q and n_k tokens per worker. A length S counts tokens, not padding slots.
+:mod:`ringspec.rings.layouts` checks the arguments of these functions.
 
 Sources: striped, Brandon et al., https://arxiv.org/abs/2311.09431; zigzag,
 https://github.com/zhuzilin/ring-flash-attention (issue 2); per document as in TransformerEngine's
@@ -58,7 +56,7 @@ class Layout:
 
 
 def contiguous(length: int, workers: int) -> Layout:
-    """LAYOUT-1: worker r holds tokens r*n .. r*n + n - 1; ``length`` = S, W = ``workers``.
+    """LAYOUT-1: worker r holds tokens r n + slot, for S = ``length`` tokens.
 
     >>> contiguous(4, 2).table.tolist()
     [[0, 1], [2, 3]]
@@ -67,7 +65,7 @@ def contiguous(length: int, workers: int) -> Layout:
 
 
 def striped(length: int, workers: int) -> Layout:
-    """LAYOUT-2: slot t of worker r holds token t*W + r; ``length`` = S, W = ``workers``.
+    """LAYOUT-2: worker r holds tokens slot W + r, for S = ``length`` tokens.
 
     >>> striped(4, 2).table.tolist()
     [[0, 2], [1, 3]]
@@ -76,7 +74,7 @@ def striped(length: int, workers: int) -> Layout:
 
 
 def zigzag(length: int, workers: int) -> Layout:
-    """LAYOUT-3: of 2W chunks, worker r holds chunks r and 2W - 1 - r; ``length`` = S, W = ``workers``.
+    """LAYOUT-3: of 2W chunks, worker r holds chunks r and 2W - 1 - r, for S = ``length`` tokens.
 
     >>> zigzag(8, 2).table.tolist()
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -89,33 +87,23 @@ def zigzag(length: int, workers: int) -> Layout:
 def zigzag_per_document(length: int, workers: int, cu_seqlens: Sequence[int]) -> Layout:
     """LAYOUT-4: zigzag inside each packed document, so that every document is balanced.
 
-    ``length`` = S, W = ``workers``; ``cu_seqlens`` int [N + 1]: starts of the documents, and the last
-    one's end. A document whose length is not a multiple of 2W is padded to one; tokens after the last document are
-    placed like one more document.
+    ``cu_seqlens`` int [N + 1]: starts of the documents, and the last one's end. A document whose length is not a
+    multiple of 2W is padded to one; tokens after the last document are placed like one more document.
 
     >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
     [[0, 3, 4, -1], [1, 2, 5, -1]]
     """
     starts = sorted({*cu_seqlens, length})  # an empty document has no start of its own
-    pieces: list[list[Integers]] = [[] for _ in range(workers)]
+    parts = [np.zeros((workers, 0), dtype=np.int64)]
     for first, stop in zip(starts[:-1], starts[1:], strict=True):
         chunk = -(-(stop - first) // (2 * workers))
-        tokens = np.full(2 * workers * chunk, -1, dtype=np.int64)
-        tokens[: stop - first] = np.arange(first, stop)
-        chunks = tokens.reshape(2 * workers, chunk)
-        for r in range(workers):
-            pieces[r].append(np.concatenate((chunks[r], chunks[2 * workers - 1 - r])))
-    empty = np.zeros(0, dtype=np.int64)
-    return Layout(
-        "zigzag_per_document", np.stack([np.concatenate([empty, *piece]) for piece in pieces])
-    )
+        inside = zigzag(2 * workers * chunk, workers).table
+        parts.append(np.where(inside < stop - first, first + inside, -1))
+    return Layout("zigzag_per_document", np.concatenate(parts, axis=1))
 
 
 def shard(x: NDArray, layout: Layout, axis: int = 2) -> list[NDArray]:
-    """One local array per worker of ``layout``; padding slots hold zeros.
-
-    ``x`` [.., S, ..] of any dtype has its tokens on ``axis``; the result has W arrays [.., n, ..] of
-    that dtype.
+    """One local array [.., n, ..] per worker of x [.., S, ..]; padding slots hold zeros.
 
     >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), striped(4, 2))]
     [[0.0, 2.0], [1.0, 3.0]]
@@ -124,10 +112,7 @@ def shard(x: NDArray, layout: Layout, axis: int = 2) -> list[NDArray]:
 
 
 def unshard(shards: Sequence[NDArray], layout: Layout, axis: int = 2) -> NDArray:
-    """The global array of local ones; what padding slots hold is dropped. Inverse of shard.
-
-    ``shards``: W arrays [.., n, ..] of one shape and dtype, with the slots of ``layout`` on ``axis``;
-    the result is [.., S, ..] of that dtype.
+    """The global array of local ones, without what padding slots hold. Inverse of :func:`shard`.
 
     >>> unshard([np.array([0, 2]), np.array([1, 3])], striped(4, 2), axis=0).tolist()
     [0, 1, 2, 3]
@@ -144,8 +129,6 @@ def unshard(shards: Sequence[NDArray], layout: Layout, axis: int = 2) -> NDArray
 def unpermute(shards: Sequence[NDArray], axis: int = 2) -> list[NDArray]:
     """LAYOUT-6: local arrays of a striped sequence become those of the contiguous one.
 
-    ``shards``: W arrays [.., n, ..] of one shape and dtype, tokens on ``axis``; so is the result.
-
     >>> [s.tolist() for s in unpermute([np.array([0, 2]), np.array([1, 3])], axis=0)]
     [[0, 1], [2, 3]]
     """
@@ -155,9 +138,7 @@ def unpermute(shards: Sequence[NDArray], axis: int = 2) -> list[NDArray]:
 
 
 def lse_to_tiles(lse: Array) -> Array:
-    """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128], row t at [t % 128, t // 128].
-
-    ``lse`` is float64, S a multiple of 128.
+    """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128]; row i lies at [i % 128, i // 128].
 
     >>> lse_to_tiles(np.arange(256.0).reshape(1, 1, 256))[0, 0, 1].tolist()
     [1.0, 129.0]
@@ -167,47 +148,6 @@ def lse_to_tiles(lse: Array) -> Array:
 
 
 def lse_from_tiles(tiles: Array) -> Array:
-    """``tiles`` [B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`, both float64."""
+    """Tiles [B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`."""
     batch, heads, rows, columns = tiles.shape
     return tiles.swapaxes(2, 3).reshape(batch, heads, rows * columns).copy()
-
-
-def cp_offset(
-    layout: str, a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
-) -> int:
-    """Offset of the causal diagonal between queries of worker a and keys of worker b.
-
-    With local indices i and j the pair is visible iff j <= i + offset. The offset is
-
-    ``contiguous``  a n_q - b n_k + q_offset (RING-8); (a - b) n for equal blocks: all pairs if a > b,
-                    the triangle if a = b, none if a < b
-    ``striped``     floor((a + q_offset - b) / W) (RING-9); 0 if a >= b, else -1, for q_offset = 0
-
-    'zigzag' has four offsets, see :func:`zigzag_offsets`. All follow from the mask of global positions.
-    ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
-    i + ``q_offset``. ``layout`` is 'contiguous' or 'striped'.
-
-    >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
-    8
-    >>> [cp_offset("striped", a, 1, workers=4, n_q=8, n_k=8) for a in range(4)]
-    [-1, 0, 0, 0]
-    """
-    if layout == "contiguous":
-        return a * n_q - b * n_k + q_offset
-    return (a + q_offset - b) // workers  # striped
-
-
-def zigzag_offsets(
-    a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds.
-
-    c n_q/2 - d n_k/2 + q_offset, for chunk c of worker a and chunk d of worker b. Local indices count from
-    the start of each chunk, which is n/2 long.
-    """
-    chunk_q, chunk_k = n_q // 2, n_k // 2
-    low, high = (
-        tuple(c * chunk_q - d * chunk_k + q_offset for d in (b, 2 * workers - 1 - b))
-        for c in (a, 2 * workers - 1 - a)
-    )
-    return (low[0], low[1]), (high[0], high[1])

@@ -1,10 +1,10 @@
-"""The backward pass of one worker, step by step, in either circulation.
+"""The backward pass of one worker, step by step: RECEIVE, DIFFERENTIATE, ADD; then SEND, which is ``worker.send``.
 
 KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE and row_term travel
 and dQ follows them; K, V, dK, dV stay. Both are this one function: the schedule says which side
 visits. Accumulators make one hop more than inputs, the one that brings them home (RING-4, RING-5).
 
-A KV ring of W = 3 that sends to r + 1 (for the other direction read r + t for r - t), at worker r in each step;
+A KV ring of W = 3 that sends to r + 1 (the other direction has r + step for r - step), at worker r in each step;
 (a, b) is the share of queries a and keys b::
 
     step  holds the keys of  dk, dv of these keys after the step  then sends
@@ -21,9 +21,9 @@ After step 2 dq of worker r has the shares of keys r, r - 1 and r - 2, in this o
 
 After step 2 dk and dv of worker r have the shares of queries r, r - 1 and r - 2, in this order.
 
-The gradients are a function of q, k, v, dy and dlse alone. A pass that is given o and lse never recomputes
-them; both belong to the whole row, not to a block (RING-13). Each worker's dsinks and dbias are partial sums
-over its own query rows, which the caller adds (RING-12). dbias is accumulated in float64 and never rounded.
+A pass that is given o and lse never recomputes them; both belong to the whole row, not to a block (RING-13). Each
+worker's dsinks and dbias are partial sums over its own query rows, which the caller adds (RING-12). dbias is
+accumulated in float64 and never rounded.
 
 Arrays are float64, in a worker's local order. Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
 """
@@ -36,10 +36,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ringspec.formats import round_to
-from ringspec.problem.model import Array, Block, Columns, Rows, Terms
+from ringspec.problem.model import Array, Columns, Rows, Terms, Tile
 from ringspec.recipes import Recipe
-from ringspec.spec.block import BlockBackward, BlockGradients, dy_o_sum
-from ringspec.spec.definition import sink_gradient
+from ringspec.spec.block import BlockBackward, BlockGradients
+from ringspec.spec.dense_backward import dy_o_sum, sink_gradient
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import (
     BackwardState,
@@ -79,7 +79,7 @@ def backward_start(
     q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], dy and o [B, H, n, Dv], dlse and lse [B, H, n];
     ``rows``, ``columns``, ``terms``, ``recipe`` as in the forward.
     """
-    q, k, v = (recipe.to_inputs(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+    q, k, v = (recipe.to_inputs(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     dy = recipe.to_inputs(dy, "dy")
     # One number per row holds all that ds needs of delta and dlse (RING-7).
     row_term = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)
@@ -98,22 +98,20 @@ def backward_step(
     compute: BlockBackward,
     accumulate: Accumulate = plus,
 ) -> BackwardState:
-    """One worker's step: RECEIVE, DIFFERENTIATE one block, ADD; then SEND, which is ``worker.send``.
+    """One worker's step: the state when it has computed, before it sends.
 
-    Returns the state when the worker has computed, before it sends. ``compute`` is a
-    function such as ``spec.block.block_backward``; ``accumulate`` adds a share to a total, as :func:`plus` does.
+    ``compute`` is a function such as ``spec.block.block_backward``; ``accumulate`` adds a share to a total, as
+    :func:`plus` does.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
     # DIFFERENTIATE
-    share = backward_share(state, schedule, compute)
+    share = differentiate_block(state, schedule, compute)
     # ADD
-    if share is not None:
-        state = add(state, share, accumulate)
-    return state
+    return state if share is None else add_block(state, share, accumulate)
 
 
-def backward_share(
+def differentiate_block(
     state: BackwardState, schedule: Schedule, compute: BlockBackward
 ) -> BlockGradients | None:
     """The share of the two blocks at this worker; None if the worker is idle in this step.
@@ -123,12 +121,12 @@ def backward_share(
     if pair_computed(schedule, state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
-    block = Block(held(query.rows), held(key.columns), state.terms, state.recipe)
+    tile = Tile(held(query.rows), held(key.columns), state.terms, state.recipe)
     q, dy, lse, row_term = (held(x) for x in (query.q, query.dy, query.lse, query.row_term))
-    return compute(q, held(key.k), held(key.v), dy, lse, row_term, block)
+    return compute(q, held(key.k), held(key.v), dy, lse, row_term, tile)
 
 
-def add(
+def add_block(
     state: BackwardState, share: BlockGradients, accumulate: Accumulate = plus
 ) -> BackwardState:
     """Add one block's share to the accumulators that are here, each addition rounded (NUM-2)."""

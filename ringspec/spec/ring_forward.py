@@ -1,12 +1,12 @@
-"""The forward pass of one worker, step by step: RECEIVE, SCORE, ABSORB; then SEND, which is ``worker.send``.
+"""The forward pass of one worker, step by step: RECEIVE, SCORE, MERGE; then SEND, which is ``worker.send``.
 
 :func:`forward_step` is a pure function of the worker's own state, the schedule and the messages
 that it received. The lockstep loop calls it for every worker in turn; a message-passing program
 calls the same function once per process.
 
-At step t worker r computes its own queries against the keys of worker (r - t) mod W. Then, unless it was the last
-step, every worker sends: ``k[r], v[r] = k[r - 1], v[r - 1]``, where k[-1] is that of worker W - 1. So after step 2 of W = 3 each worker has
-absorbed all three blocks of keys.
+In each step worker r computes its own queries against the keys of worker (r - step) mod W. Then, unless it was the
+last step, every worker sends: ``k[r], v[r] = k[r - 1], v[r - 1]``, where k[-1] is that of worker W - 1. So after step 2
+of W = 3 each worker has merged the results of all three blocks of keys.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from ringspec.problem.model import Array, Block, Columns, Rows, Terms
+from ringspec.problem.model import Array, Columns, Rows, Terms, Tile
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockForward
 from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised, start
@@ -31,7 +31,7 @@ from ringspec.spec.worker import (
     pair_computed,
 )
 
-Absorb = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
+Merge = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
 
 
 def forward_start(
@@ -49,15 +49,15 @@ def forward_start(
     q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], float64; ``rows`` and ``columns`` of its
     slots, ``terms`` of the problem.
     """
-    q, k, v = (recipe.to_inputs(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+    q, k, v = (recipe.to_inputs(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     batch, heads, n_q, _ = q.shape
     running = start(batch, heads, n_q, v.shape[3])
     query, key = QuerySide(worker, q, rows), KeySide(worker, k, v, columns)
     return ForwardState(worker, 0, terms, recipe, query, key, running)
 
 
-def absorb_block(running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """Merge one block's result into the running state, in the recipe's way."""
+def merge_states(running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+    """Merge a block's state into the running one, in the recipe's ``merge_order``."""
     if recipe.merge_order == "normalised":
         return merge_normalised(running, part, recipe)
     return merge(running, part, recipe)
@@ -68,40 +68,37 @@ def forward_step(
     schedule: Schedule,
     received: tuple[Message, ...],
     compute: BlockForward,
-    absorb: Absorb = absorb_block,
+    merge: Merge = merge_states,
 ) -> ForwardState:
     """One worker's step: the state when it has computed, before it sends.
 
     ``received`` are the messages that it received under ``schedule``; ``compute`` is a function such as
-    ``spec.block.block_forward``; ``absorb`` merges the block's state into the running one, as
-    :func:`absorb_block` does.
+    ``spec.block.block_forward``; ``merge`` merges the block's state into the running one.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
     # SCORE
-    part = forward_part(state, schedule, compute)
-    # ABSORB
-    if part is not None:
-        state = absorb_part(state, part, absorb)
-    return state
+    part = score_block(state, schedule, compute)
+    # MERGE
+    return state if part is None else merge_block(state, part, merge)
 
 
-def forward_part(
+def score_block(
     state: ForwardState, schedule: Schedule, compute: BlockForward
 ) -> SoftmaxState | None:
     """The softmax state of the two blocks at this worker alone; None if the worker is idle in this step."""
     if pair_computed(schedule, state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
-    block = Block(held(query.rows), held(key.columns), state.terms, state.recipe)
-    return compute(held(query.q), held(key.k), held(key.v), block)
+    tile = Tile(held(query.rows), held(key.columns), state.terms, state.recipe)
+    return compute(held(query.q), held(key.k), held(key.v), tile)
 
 
-def absorb_part(
-    state: ForwardState, part: SoftmaxState, absorb: Absorb = absorb_block
+def merge_block(
+    state: ForwardState, part: SoftmaxState, merge: Merge = merge_states
 ) -> ForwardState:
-    """Merge one block's softmax state into the running one."""
-    return dataclasses.replace(state, running=absorb(state.running, part, state.recipe))
+    """The worker with one block's softmax state merged into the running one."""
+    return dataclasses.replace(state, running=merge(state.running, part, state.recipe))
 
 
 def forward_finish(state: ForwardState) -> tuple[Array, Array]:

@@ -1,10 +1,16 @@
 """The table of rules: one for each sentence of the specification that a kernel can break.
 
-A rule's id is written in the docstring or comment of the code that states it, on the tests that
-hold it (``@pytest.mark.rule("RING-1")``) and in golden cases. Ids never change their meaning.
+The prefix of a rule leads to the file that computes it (``FILES``); ``ELSEWHERE`` lists the rules that another file
+computes, or more than one. A rule's id is written in the docstring or
+comment of the code that states it, on the tests that hold it (``@pytest.mark.rule("RING-1")``) and in golden cases.
+Ids never change their meaning.
 
 >>> rule("SOFT-2").module
 'spec.online_softmax'
+>>> rule("RING-9").module
+'spec.cp_offset'
+>>> rule("FWD-5").modules
+('spec.dense_forward', 'spec.online_softmax')
 """
 
 from __future__ import annotations
@@ -13,24 +19,41 @@ from dataclasses import dataclass
 
 from ringspec.errors import OptionError, nearest
 
-# The prefix of a rule leads to the file that states it; a few rules are stated elsewhere.
 FILES = {
     "MASK": "spec.masks",
     "DROP": "spec.dropout",
-    "FWD": "spec.definition",
-    "BWD": "spec.definition",
+    "FWD": "spec.dense_forward",
+    "BWD": "spec.dense_backward",
     "SOFT": "spec.online_softmax",
     "LAYOUT": "spec.layout",
     "RING": "spec.schedule",
     "NUM": "recipes",
 }
+# The file that computes the rule comes first; with several, each computes it for its own purpose.
 ELSEWHERE = {
-    "RING-8": "spec.layout",
-    "RING-9": "spec.layout",
-    "RING-10": "spec.layout",
-    "RING-12": "spec.ring_backward",
-    "RING-13": "spec.ring_backward",
-    "NUM-1": "formats",
+    "MASK-5": ("problem.checks", "spec.masks"),
+    "MASK-8": ("problem.options", "spec.masks"),
+    "FWD-2": ("problem.options", "spec.dense_forward"),
+    "FWD-5": ("spec.dense_forward", "spec.online_softmax"),
+    "FWD-7": ("spec.dense_forward", "spec.online_softmax"),
+    "FWD-8": ("spec.dense_forward", "spec.online_softmax"),
+    "FWD-9": ("spec.dense_forward", "spec.online_softmax"),
+    "BWD-10": ("spec.dense_backward", "spec.block"),
+    "BWD-11": ("spec.block",),
+    "LAYOUT-5": ("spec.layout", "spec.masks"),
+    "RING-2": ("spec.schedule", "rings.validator"),
+    "RING-3": ("spec.schedule", "rings.validator"),
+    "RING-6": ("spec.schedule", "spec.worker"),
+    "RING-7": ("spec.ring_backward", "spec.schedule"),
+    "RING-8": ("spec.cp_offset",),
+    "RING-9": ("spec.cp_offset",),
+    "RING-10": ("spec.cp_offset",),
+    "RING-11": ("rings.validator", "rings.schedules", "spec.schedule"),
+    "RING-12": ("spec.ring_backward", "rings.ring"),
+    "RING-13": ("spec.ring_backward", "rings.ring"),
+    "NUM-1": ("formats",),
+    "NUM-2": ("recipes", "spec.block", "spec.ring_backward"),
+    "NUM-3": ("spec.online_softmax", "recipes"),
 }
 
 
@@ -42,9 +65,14 @@ class Rule:
     sentence: str
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of ringspec that compute the rule, such as 'spec.masks'; the first of them first."""
+        return ELSEWHERE.get(self.id) or (FILES[self.id.partition("-")[0]],)
+
+    @property
     def module(self) -> str:
-        """The module of ringspec that states the rule, such as 'spec.masks'."""
-        return ELSEWHERE.get(self.id) or FILES[self.id.partition("-")[0]]
+        """The first of ``modules``."""
+        return self.modules[0]
 
 
 RULES: tuple[Rule, ...] = (
@@ -56,7 +84,7 @@ RULES: tuple[Rule, ...] = (
     Rule("MASK-6", "A dense mask lets a pair through where it is True."),
     Rule("MASK-7", "A bias of -inf hides the pair, with a soft cap too; its dbias is 0."),
     Rule("MASK-8", "Global positions decide masks, not array indices; query i is at i + q_offset."),
-    Rule("MASK-9", "A pair is visible iff every term of the mask allows it."),
+    Rule("MASK-9", "A pair is visible iff every condition of the mask allows it."),
     Rule("FWD-1", "z = scale * <q, k> + bias; the scale does not touch the bias."),
     Rule("FWD-2", "The default scale is the float64 nearest to the real 1/sqrt(D)."),
     Rule("FWD-3", "Soft cap: s = softcap * tanh(z / softcap), after the bias."),
@@ -82,22 +110,22 @@ RULES: tuple[Rule, ...] = (
     Rule("BWD-7", "dv = sum over rows and the group's query heads of p keep / (1 - dropout_p) dy."),
     Rule("BWD-8", "dbias = dz summed over the axes along which bias was broadcast."),
     Rule("BWD-9", "dsink = sum over b, i of exp(sink - lse) * (dlse - delta)."),
-    Rule("BWD-10", "An empty row sends no gradient anywhere."),
+    Rule("BWD-10", "An empty row contributes no gradient."),
     Rule("BWD-11", "A block's backward uses lse and delta as given; p is not renormalised."),
     Rule("SOFT-1", "Absorbing and merging rescale l and o by exp(m_old - m_new)."),
     Rule("SOFT-2", "Merging two empty states gives the empty state, lse = -inf, never NaN."),
     Rule("SOFT-3", "Normalised partials merge with weights exp(lse_n - lse), natural base."),
     Rule("SOFT-4", "Every exponent in a merge is <= 0: no overflow at any gap."),
-    Rule("LAYOUT-1", "contiguous: worker r holds tokens r*n + t."),
-    Rule("LAYOUT-2", "striped: worker r holds tokens t*W + r."),
+    Rule("LAYOUT-1", "contiguous: worker r holds tokens r*n + slot."),
+    Rule("LAYOUT-2", "striped: worker r holds tokens slot*W + r."),
     Rule("LAYOUT-3", "zigzag: worker r holds chunks r and 2W-1-r of 2W."),
     Rule("LAYOUT-4", "zigzag_per_document: zigzag inside each packed document."),
     Rule("LAYOUT-5", "A layout is any table; a negative entry is padding and sees nothing."),
     Rule("LAYOUT-6", "unpermute: local rows of a striped sequence become contiguous."),
-    Rule("LAYOUT-7", "LSE tiles [B, H, 128, S/128]: row t at [t % 128, t // 128]."),
+    Rule("LAYOUT-7", "LSE tiles [B, H, 128, S/128]: row i at [i % 128, i // 128]."),
     Rule(
         "RING-1",
-        "At step t worker r holds the block of owner (r - t) mod W; (r + t) mod W where r sends to r - 1. Gathered: r - t in step t + 1.",
+        "After t hops worker r holds the block of owner (r - t) mod W; (r + t) mod W where r sends to r - 1. Gathered: r - t in step t + 1.",
     ),
     Rule(
         "RING-2",

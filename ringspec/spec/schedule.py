@@ -1,11 +1,9 @@
-"""Permute schedules as data: who computes with which block, and who sends what to whom.
-
-States RING-1 to RING-7 and RING-11.
+"""Permute schedules as data: who computes with which block, and who sends what to whom (RING-1 to RING-7, RING-11).
 
 A schedule lists, for each ring step, which visiting block every worker computes with and what is
 transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out. In a ring in
-which r sends to r + 1, worker r has at step t the block of owner (r - t) mod W, in the other direction that of
-(r + t) mod W (RING-1):
+which r sends to r + 1, worker r has after ``step`` hops the block of owner (r - step) mod W, in the other direction
+that of (r + step) mod W (RING-1):
 
 ``KV ring, forward``   K, V travel; Q and its m, l, o stay
 ``KV ring, backward``  K, V travel, and dK, dV with their keys; Q, dY, LSE, row_term, dQ, dbias stay
@@ -27,8 +25,7 @@ Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 KEY_INPUTS = ("k", "v", "columns")
 QUERY_INPUTS = ("q", "dy", "lse", "row_term", "rows")
@@ -82,7 +79,7 @@ class Schedule:
     skipped: frozenset[Pair] = frozenset()
 
     def pair(self, worker: int, visitor: int) -> Pair:
-        """(query owner, key owner) when that worker computes with that ``visitor``, a block's owner."""
+        """(query owner, key owner) when a worker computes with the block whose owner is ``visitor``."""
         return (worker, visitor) if self.moves == "keys" else (visitor, worker)
 
     def pairs(self, step: int) -> list[tuple[int, Pair]]:
@@ -96,18 +93,18 @@ class Schedule:
         return sum(1 for step in self.steps if step.transfers)
 
 
-def ring_permute(workers: int, direction: int) -> tuple[Pair, ...]:
-    """(source, target) of each of ``workers`` workers to its neighbour r + direction (RING-3)."""
-    return tuple((r, (r + direction) % workers) for r in range(workers))
-
-
 def visitor(worker: int, step: int, workers: int, direction: int = 1) -> int:
     """RING-1: owner of the block that a worker of ``workers`` holds after ``step`` hops in ``direction``.
 
-    >>> [visitor(0, t, 4) for t in range(4)]
+    >>> [visitor(0, step, 4) for step in range(4)]
     [0, 3, 2, 1]
     """
     return (worker - direction * step) % workers
+
+
+def ring_permute(workers: int, direction: int) -> tuple[Pair, ...]:
+    """(source, target) of each of ``workers`` workers to its neighbour r + direction (RING-3)."""
+    return tuple((r, (r + direction) % workers) for r in range(workers))
 
 
 def ring_schedule(
@@ -118,40 +115,31 @@ def ring_schedule(
     accumulators: tuple[str, ...],
     direction: int = 1,
 ) -> Schedule:
-    """A ring: ``inputs`` take W - 1 hops, ``accumulators`` W, the last brings them home (RING-4).
-
-    W = ``workers``; ``moves`` is 'keys' or 'queries', ``direction`` 1 or -1, ``name`` for people.
-    """
+    """A ring: ``inputs`` take W - 1 hops, ``accumulators`` W, the last brings them home (RING-4)."""
     pairs = ring_permute(workers, direction)
     steps = []
-    for t in range(workers):
-        uses = tuple(visitor(r, t, workers, direction) for r in range(workers))
-        carries = inputs + accumulators if t < workers - 1 else accumulators
-        worth = bool(carries) and workers > 1
-        steps.append(Step(uses, (Transfer("permute", pairs, carries),) if worth else ()))
+    for step in range(workers):
+        uses = tuple(visitor(r, step, workers, direction) for r in range(workers))
+        carries = inputs + accumulators if step < workers - 1 else accumulators
+        travels = bool(carries) and workers > 1
+        steps.append(Step(uses, (Transfer("permute", pairs, carries),) if travels else ()))
     return Schedule(name, workers, moves, inputs, accumulators, tuple(steps))
 
 
 def gather_schedule(name: str, workers: int, accumulators: tuple[str, ...]) -> Schedule:
-    """All keys are gathered first; gradients of keys are reduced and scattered last.
-
-    W = ``workers``; ``accumulators`` are the gradients, () in a forward pass; ``name`` is the label shown in output.
-    """
-    everybody = Transfer("gather", (), KEY_INPUTS)
-    steps = [Step((None,) * workers, (everybody,))]
-    for t in range(workers):
-        uses = tuple(visitor(r, t, workers) for r in range(workers))
-        last = t == workers - 1 and bool(accumulators)
-        home = (Transfer("reduce_scatter", (), accumulators),) if last else ()
-        steps.append(Step(uses, home))
+    """All keys are gathered first; their gradients, () in a forward pass, are reduced and scattered last."""
+    steps = [Step((None,) * workers, (Transfer("gather", (), KEY_INPUTS),))]
+    for step in range(workers):
+        uses = tuple(visitor(r, step, workers) for r in range(workers))
+        last = step == workers - 1 and bool(accumulators)
+        steps.append(Step(uses, (Transfer("reduce_scatter", (), accumulators),) if last else ()))
     return Schedule(name, workers, "keys", KEY_INPUTS, accumulators, tuple(steps))
 
 
 def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
-    """The forward pass: a KV ring, or gathered keys.
+    """The forward pass: a KV ring for 'kv' and 'q', or gathered keys for 'gather'.
 
-    ``circulation`` is 'kv' or 'q' (the same forward) or 'gather', W = ``workers``; ``direction`` 1: worker
-    r sends to r + 1, -1: to r - 1.
+    ``direction`` 1: worker r sends to r + 1, -1: to r - 1.
 
     >>> schedule = forward_schedule("kv", 3)
     >>> schedule.steps[1].uses, schedule.hops
@@ -165,30 +153,14 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
 def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
     """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
 
-    ``circulation``, ``workers`` and ``direction`` as in :func:`forward_schedule`.
-
     >>> backward_schedule("q", 3).hops  # dq needs one more to come home
     3
     """
     if circulation == "gather":
         return gather_schedule("gathered keys, backward", workers, KEY_ACCUMULATORS)
     if circulation == "kv":
-        return ring_schedule(
-            "KV ring, backward", workers, "keys", KEY_INPUTS, KEY_ACCUMULATORS, direction
-        )
+        travel = "keys", KEY_INPUTS, KEY_ACCUMULATORS
+        return ring_schedule("KV ring, backward", workers, *travel, direction)
     return ring_schedule(
         "Q ring, backward", workers, "queries", QUERY_INPUTS, QUERY_ACCUMULATORS, direction
     )
-
-
-def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
-    """The same schedule with these (query owner, key owner) pairs declared as skipped."""
-    skipped = frozenset(invisible)
-    steps = []
-    for step in schedule.steps:
-        uses = tuple(
-            None if b is None or schedule.pair(r, b) in skipped else b
-            for r, b in enumerate(step.uses)
-        )
-        steps.append(replace(step, uses=uses))
-    return replace(schedule, steps=tuple(steps), skipped=skipped)

@@ -1,4 +1,4 @@
-"""What one worker holds before and after a step, what it sends and what it receives: frozen data.
+"""What one worker holds before and after a step, what it sends and what it receives: frozen data (RING-6).
 
 A worker has a query side and a key side. The schedule says which of them visits; the worker's step
 sees only this object, the schedule and the messages that it received. Arrays are float64, with one row for
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -78,7 +79,7 @@ class ForwardState:
     Its own queries stay (``query``), blocks of keys come and go (``key``), and ``running`` is the softmax
     state of its queries over the keys seen so far: m, l [B, H, n] and o [B, H, n, Dv]. ``terms`` and
     ``recipe`` are what every worker knows. ``gathered`` holds every block when keys were gathered, else
-    nothing. Short names reach into the parts: ``q``, ``k``, ``v``, ``m``, ``l``, ``o``, ``lse``.
+    nothing. Short names reach into the parts.
     """
 
     worker: int
@@ -90,33 +91,13 @@ class ForwardState:
     running: SoftmaxState
     gathered: tuple[KeySide, ...] = ()
 
-    @property
-    def q(self) -> Array | None:
-        return self.query.q
-
-    @property
-    def k(self) -> Array | None:
-        return self.key.k
-
-    @property
-    def v(self) -> Array | None:
-        return self.key.v
-
-    @property
-    def m(self) -> Array:
-        return self.running.m
-
-    @property
-    def l(self) -> Array:  # noqa: E743 - the symbol of the field
-        return self.running.l
-
-    @property
-    def o(self) -> Array:
-        return self.running.o
-
-    @property
-    def lse(self) -> Array:
-        return self.running.lse
+    q = property(attrgetter("query.q"))
+    k = property(attrgetter("key.k"))
+    v = property(attrgetter("key.v"))
+    m = property(attrgetter("running.m"))
+    l = property(attrgetter("running.l"))
+    o = property(attrgetter("running.o"))
+    lse = property(attrgetter("running.lse"))
 
 
 @dataclass(frozen=True)
@@ -125,8 +106,7 @@ class BackwardState:
 
     ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
     the two visits. ``dsinks`` [H, N] is this worker's share, over its own query rows (RING-12), complete from the
-    start; None without sinks. ``terms``, ``recipe`` and ``gathered`` as in the forward pass. Short names reach into
-    the parts: ``q``, ``k``, ``v``, ``dy``, ``lse``, ``row_term``, ``dq``, ``dk``, ``dv`` [B, H, n, ..].
+    start; None without sinks. ``terms``, ``recipe``, ``gathered`` and short names as in the forward pass.
     """
 
     worker: int
@@ -138,41 +118,15 @@ class BackwardState:
     gathered: tuple[KeySide, ...] = ()
     dsinks: Array | None = None
 
-    @property
-    def q(self) -> Array | None:
-        return self.query.q
-
-    @property
-    def k(self) -> Array | None:
-        return self.key.k
-
-    @property
-    def v(self) -> Array | None:
-        return self.key.v
-
-    @property
-    def dy(self) -> Array | None:
-        return self.query.dy
-
-    @property
-    def lse(self) -> Array | None:
-        return self.query.lse
-
-    @property
-    def row_term(self) -> Array | None:
-        return self.query.row_term
-
-    @property
-    def dq(self) -> Array | None:
-        return self.query.dq
-
-    @property
-    def dk(self) -> Array | None:
-        return self.key.dk
-
-    @property
-    def dv(self) -> Array | None:
-        return self.key.dv
+    q = property(attrgetter("query.q"))
+    k = property(attrgetter("key.k"))
+    v = property(attrgetter("key.v"))
+    dy = property(attrgetter("query.dy"))
+    lse = property(attrgetter("query.lse"))
+    row_term = property(attrgetter("query.row_term"))
+    dq = property(attrgetter("query.dq"))
+    dk = property(attrgetter("key.dk"))
+    dv = property(attrgetter("key.dv"))
 
 
 WorkerState = ForwardState | BackwardState
@@ -189,24 +143,15 @@ def held(x: Held | None) -> Held:
 
 
 def names_of(side: Side) -> tuple[str, ...]:
-    """The names of what a side holds.
-
-    This function and the next three stand for one optional array for each name, and a list of names to move.
-    """
+    """The names of what a side holds."""
     fields = [f.name for f in dataclasses.fields(side) if f.name != "owner"]
     return tuple(name for name in fields if getattr(side, name) is not None)
 
 
-def packed(side: Side, carries: tuple[str, ...]) -> Side:
-    """A copy of a side that holds only the names that a transfer carries (RING-6)."""
-    dropped = {name: None for name in names_of(side) if name not in carries}
+def only(side: Side, names: tuple[str, ...]) -> Side:
+    """A copy of a side that holds only these names, of those that it held (RING-6)."""
+    dropped = {name: None for name in names_of(side) if name not in names}
     return dataclasses.replace(side, **dropped)  # type: ignore[arg-type]
-
-
-def without(side: Side, carries: tuple[str, ...]) -> Side:
-    """A copy of a side without the names that a transfer carries: what stays after it is sent."""
-    gone = {name: None for name in names_of(side) if name in carries}
-    return dataclasses.replace(side, **gone)  # type: ignore[arg-type]
 
 
 def joined(side: Side, arrived: Side) -> Side:
@@ -237,26 +182,23 @@ def send(state: State, schedule: Schedule) -> tuple[State, tuple[Message, ...]]:
     and dq and dbias. They go to worker r + 1, or to r - 1 for direction -1.
     """
     transfers = schedule.steps[state.step].transfers
-    sent: tuple[Message, ...] = ()
-    for transfer in transfers:
-        sent += messages(state, schedule, transfer)
-    for transfer in transfers:
-        if transfer.kind == "permute":
-            state = with_visiting(state, without(visiting(state, schedule), transfer.carries))
-    return dataclasses.replace(state, step=state.step + 1), sent
+    sent = tuple(one for transfer in transfers for one in messages(state, schedule, transfer))
+    gone = {name for one in transfers if one.kind == "permute" for name in one.carries}
+    side = visiting(state, schedule)
+    stays = tuple(name for name in names_of(side) if name not in gone)
+    return dataclasses.replace(with_visiting(state, only(side, stays)), step=state.step + 1), sent
 
 
 def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tuple[Message, ...]:
     """The messages of one worker for one transfer."""
-    r, block = state.worker, packed(visiting(state, schedule), transfer.carries)
+    r, block = state.worker, only(visiting(state, schedule), transfer.carries)
     if transfer.kind == "permute":
-        next_worker = dict(transfer.pairs)[r]
-        return (Message(r, next_worker, "permute", block),)
+        return (Message(r, dict(transfer.pairs)[r], "permute", block),)
     if transfer.kind == "gather":
         return tuple(Message(r, to, "gather", block) for to in range(schedule.workers))
     parts = state.gathered if state.gathered else (visiting(state, schedule),)
     return tuple(
-        Message(r, part.owner, "reduce_scatter", packed(part, transfer.carries)) for part in parts
+        Message(r, part.owner, "reduce_scatter", only(part, transfer.carries)) for part in parts
     )
 
 
@@ -273,9 +215,7 @@ def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> 
 def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
     """Receive, and make the block of the current step the visiting one."""
     state = receive(state, schedule, received)
-    if (
-        schedule.accumulators
-    ):  # gathered blocks arrive without dk, dv: each worker starts its own at 0
+    if schedule.accumulators:
         opened = tuple(map(with_accumulators, state.gathered))
         state = dataclasses.replace(state, gathered=opened)
     owner = schedule.steps[state.step].uses[state.worker]
@@ -286,7 +226,7 @@ def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> S
 
 
 def with_accumulators(side: KeySide) -> KeySide:
-    """A block of keys with dk and dv: its own, or zeros."""
+    """A gathered block of keys with dk and dv: it arrives without them, and each worker starts its own at 0."""
     if side.dk is not None:
         return side
     k, v = held(side.k), held(side.v)

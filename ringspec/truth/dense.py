@@ -14,15 +14,8 @@ from numpy.typing import NDArray
 
 from ringspec.compare.row_scale import AbsoluteSums, RowScale, absolute_sums, row_scale
 from ringspec.problem.model import Array, Integers, Problem
-from ringspec.spec.definition import (
-    Forward,
-    Gradients,
-    backward,
-    forward,
-    normalise,
-    per_query_head,
-    scores,
-)
+from ringspec.spec.dense_backward import Gradients, dense_backward
+from ringspec.spec.dense_forward import Forward, dense_forward, per_query_head, scores, softmax
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible
 from ringspec.truth.problem import Upstream, rows_of
@@ -37,9 +30,9 @@ OVER_ROWS = ("dsinks", "dbias")
 
 def results_of(problem: Problem, upstream: Upstream) -> Named:
     """o, lse and, with dy, the gradients, all rows at once."""
-    named = by_name(forward(problem))
+    named = by_name(dense_forward(problem))
     if upstream.dy is not None:
-        named |= by_name(backward(problem, *upstream.filled(problem)))
+        named |= by_name(dense_backward(problem, *upstream.filled(problem)))
     return named
 
 
@@ -78,8 +71,8 @@ class Weights:
 
 def weights_of(problem: Problem) -> Weights:
     """The weights of all rows at once."""
-    s, t = scores(problem.q, per_query_head(problem.k, problem.terms), problem.block)
-    lse, p = normalise(problem, s)
+    s, t = scores(problem.q, per_query_head(problem.k, problem.terms), problem.tile)
+    lse, p = softmax(problem, s)
     keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
     return Weights(s, t, lse, p, keep)
 

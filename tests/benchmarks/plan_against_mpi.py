@@ -36,8 +36,8 @@ from ringspec.problem.options import check
 from ringspec.recipes import recipe
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import invisible_pairs
+from ringspec.rings.schedules import skip
 from ringspec.spec.block import block_backward, block_forward
-from ringspec.spec.schedule import skip
 
 WORLD = MPI.COMM_WORLD
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64

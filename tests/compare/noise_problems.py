@@ -21,7 +21,7 @@ from ringspec.problem.options import check
 from ringspec.recipes import RECIPES, Recipe, recipe
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import ring
-from ringspec.spec.definition import over_group
+from ringspec.spec.dense_backward import over_group
 from ringspec.truth.dense import results_of
 from ringspec.truth.problem import Upstream
 

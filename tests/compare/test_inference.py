@@ -18,7 +18,7 @@ from ringspec.compare.statistics.tests import errors_of
 from ringspec.formats import product, round_to
 from ringspec.recipes import RECIPES, recipe
 from ringspec.spec.block import BlockGradients
-from ringspec.spec.definition import scores
+from ringspec.spec.dense_forward import scores
 from ringspec.spec.online_softmax import SoftmaxState
 
 BF16 = recipe("bf16")

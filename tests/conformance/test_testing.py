@@ -313,7 +313,7 @@ def test_a_dtype_that_cannot_hold_the_recipes_numbers_is_named_so(recipe, name, 
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv", "dsinks", "dbias"])
 def test_gradients_in_float64_are_held_against_exact_ones_before_they_are_truth(monkeypatch, name):
-    real = dense.backward
+    real = dense.dense_backward
 
     def off(problem, dy, dlse):
         made = real(problem, dy, dlse)
@@ -322,7 +322,7 @@ def test_gradients_in_float64_are_held_against_exact_ones_before_they_are_truth(
     got, given = with_parameters(BIASES["own rows"], "float64", workers=3, layout="contiguous")
     monkeypatch.setattr(expected, "EXACT_LIMIT", 0)
     assert_ring_attention(got, **given)
-    monkeypatch.setattr(dense, "backward", off)
+    monkeypatch.setattr(dense, "dense_backward", off)
     with pytest.raises(UndecidedError, match=f"exact {name}"):
         assert_ring_attention(got, **given)
 

@@ -18,7 +18,7 @@ from ringspec.fast.kept import Kept
 from ringspec.fast.passes import backward_result
 from ringspec.fast.plan import Run, kinds
 from ringspec.fast.team import run_tasks
-from ringspec.problem.model import Block
+from ringspec.problem.model import Tile
 from ringspec.problem.options import check
 from ringspec.spec.masks import visible
 
@@ -84,8 +84,8 @@ def test_a_row_keeps_its_bits_whatever_the_keys_are_that_it_does_not_see(name, r
     value = {"huge": HUGE[recipe], "nan": np.nan, "infinite": np.inf}[change]
     other_k[:, :, first + 1 :: 2], other_v[:, :, first::2] = value, -value
     forward, backward = fast.blocks(threads=2, sizes=TILES)
-    block = Block(*parts)
-    one, two = forward(q, k, v, block), forward(q, other_k, other_v, block)
+    tile = Tile(*parts)
+    one, two = forward(q, k, v, tile), forward(q, other_k, other_v, tile)
     for x, y in zip(vars(one).values(), vars(two).values(), strict=True):
         assert np.isfinite(x[:, :, blind]).all()
         assert x[:, :, blind].tobytes() == y[:, :, blind].tobytes()

@@ -8,7 +8,7 @@ import pytest
 import ringspec as rs
 from ringspec import fast
 from ringspec.fast.kept import Kept
-from ringspec.problem.model import Block
+from ringspec.problem.model import Tile
 from ringspec.problem.options import check
 from ringspec.rings.lockstep import read_only
 
@@ -81,14 +81,14 @@ def test_blocks_see_what_was_written_between_two_calls(recipe, given):
     buffers = [*random.normal(size=(4, 1, 2, 16, 4)), *np.zeros((2, 1, 2, 16))]
     q, k, v, dy, lse, row_term = map(given, buffers)
     p = check(q, k, v, {})
-    block = Block(p.rows, p.columns, p.terms, rs.RECIPES[recipe])
+    tile = Tile(p.rows, p.columns, p.terms, rs.RECIPES[recipe])
     forward, backward = fast.blocks(threads=1)
-    first = forward(q, k, v, block), backward(q, k, v, dy, lse, row_term, block)
+    first = forward(q, k, v, tile), backward(q, k, v, dy, lse, row_term, tile)
     for x in buffers:
         x += 0.5
-    second = forward(q, k, v, block), backward(q, k, v, dy, lse, row_term, block)
+    second = forward(q, k, v, tile), backward(q, k, v, dy, lse, row_term, tile)
     fresh = fast.blocks(threads=1)
-    want = fresh[0](q, k, v, block), fresh[1](q, k, v, dy, lse, row_term, block)
+    want = fresh[0](q, k, v, tile), fresh[1](q, k, v, dy, lse, row_term, tile)
     for one, two, three in zip(first, second, want, strict=True):
         for name in ("l", "o", "dq", "dk", "dv"):
             if hasattr(one, name):

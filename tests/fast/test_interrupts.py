@@ -331,8 +331,8 @@ class Machine(RuleBasedStateMachine):
     def block(self):
         q, k, v, _ = self.view
         p = check(q, k, v, {})
-        got = self.blocks[0](q, k, v, p.block)
-        new = fast.blocks(threads=1, sizes=TILES)[0](*self.buffer[:3], p.block)
+        got = self.blocks[0](q, k, v, p.tile)
+        new = fast.blocks(threads=1, sizes=TILES)[0](*self.buffer[:3], p.tile)
         assert got.o.tobytes() == new.o.tobytes() and got.l.tobytes() == new.l.tobytes()
 
     @rule(line=st.integers(1, 2500))

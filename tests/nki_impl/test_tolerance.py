@@ -11,7 +11,7 @@ from ringspec.formats import load, product, round_to, row_sum
 from ringspec.recipes import RECIPES
 from ringspec.rings.layouts import unshard
 from ringspec.spec.block import block_forward
-from ringspec.spec.definition import scores
+from ringspec.spec.dense_forward import scores
 from ringspec.spec.online_softmax import SoftmaxState, finite_shift, start
 
 from . import tolerance

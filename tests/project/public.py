@@ -76,13 +76,15 @@ WHOLE = (
     "ringspec.vectors.verify",
 )
 CHOSEN = {
-    "ringspec.spec.block": ("BlockGradients", "block_backward", "block_forward", "dy_o_sum"),
+    "ringspec.spec.block": ("BlockGradients", "block_backward", "block_forward"),
+    "ringspec.spec.cp_offset": ("cp_offset", "zigzag_offsets"),
+    "ringspec.spec.dense_backward": ("Gradients", "dense_backward", "dy_o_sum"),
+    "ringspec.spec.dense_forward": ("Forward", "dense_forward", "scores"),
     "ringspec.rings.cost": ("Cost", "Span", "cost", "timeline"),
     "ringspec.spec.dropout": ("keep_factor", "keep_mask", "philox4x32_10"),
     "ringspec.spec.layout": (
         "Layout",
         "contiguous",
-        "cp_offset",
         "lse_from_tiles",
         "lse_to_tiles",
         "shard",
@@ -90,7 +92,6 @@ CHOSEN = {
         "unpermute",
         "unshard",
         "zigzag",
-        "zigzag_offsets",
         "zigzag_per_document",
     ),
     "ringspec.rings.layouts": (
@@ -123,7 +124,7 @@ CHOSEN = {
         "start",
     ),
     "ringspec.problem.options": ("Options", "check", "default_scale"),
-    "ringspec.problem.model": ("Block", "Columns", "Problem", "Rows", "Terms"),
+    "ringspec.problem.model": ("Columns", "Problem", "Rows", "Terms", "Tile"),
     "ringspec.spec.ring_backward": ("backward_finish", "backward_start", "backward_step"),
     "ringspec.spec.ring_forward": ("forward_finish", "forward_start", "forward_step"),
     "ringspec.spec.rules": ("Rule", "rule"),

@@ -14,8 +14,11 @@ PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts
 
 
 def reading_order() -> list[str]:
-    """Modules in the order of the docstring of ringspec."""
-    lines = re.findall(r"^\d+\. (.*)$", ringspec.__doc__, re.M)
+    """Modules in the order of the docstrings of ringspec.spec, ringspec.problem and ringspec.rings."""
+    text = "\n".join(
+        package.__doc__ for package in (ringspec.spec, ringspec.problem, ringspec.rings)
+    )
+    lines = re.findall(r"^\d+\. (.*)$", text, re.M)
     return [name for line in lines for name in re.findall(r"``(\w+)``", line)]
 
 

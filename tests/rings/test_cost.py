@@ -12,7 +12,7 @@ from ringspec.problem.options import check
 from ringspec.recipes import recipe
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import invisible_pairs
-from ringspec.spec.schedule import skip
+from ringspec.rings.schedules import skip
 
 B, H, HKV, D, DV = 2, 4, 2, 8, 6
 

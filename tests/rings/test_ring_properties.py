@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracle.row_scale import row_scale, worst_row_error
 
 import ringspec as rs
-from ringspec.problem.model import Block
+from ringspec.problem.model import Tile
 from ringspec.problem.options import check
 from ringspec.recipes import recipe
 from ringspec.spec.block import block_forward
@@ -75,7 +75,7 @@ def test_blocks_may_be_merged_in_any_order(seed, order):
         parts.append(
             block_forward(
                 q, k[:, :, index], v[:, :, index],
-                Block(whole.rows, columns, whole.terms, recipe("float64")),
+                Tile(whole.rows, columns, whole.terms, recipe("float64")),
             )
         )  # fmt: skip
     state = start(2, 4, 12, 5)

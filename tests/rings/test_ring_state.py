@@ -16,7 +16,7 @@ from ringspec.recipes import recipe
 from ringspec.rings.lockstep import Moment
 from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.ring_backward import backward_finish, backward_start, backward_step, plus
-from ringspec.spec.ring_forward import absorb_block, forward_finish, forward_start, forward_step
+from ringspec.spec.ring_forward import forward_finish, forward_start, forward_step, merge_states
 from ringspec.spec.worker import KeySide, Message, send
 from ringspec.tensorfile import read_metadata
 
@@ -161,7 +161,7 @@ def test_a_replay_merges_and_adds_as_the_run_did():
 
     def absorb(running, part, recipe):
         used.append("absorb")
-        return dataclasses.replace(absorb_block(running, part, recipe), o=running.o + 2 * part.o)
+        return dataclasses.replace(merge_states(running, part, recipe), o=running.o + 2 * part.o)
 
     def accumulate(total, share, accumulator):
         used.append("accumulate")

@@ -42,9 +42,10 @@ def test_every_rule_has_an_id_of_its_own_under_a_known_prefix():
 
 
 @pytest.mark.parametrize("which", IDS)
-def test_the_module_of_a_rule_names_it(which):
-    path = PACKAGE / f"{rule(which).module.replace('.', '/')}.py"
-    assert re.search(rf"\b{which}\b", path.read_text())
+def test_each_module_of_a_rule_names_it(which):
+    for module in rule(which).modules:
+        path = PACKAGE / f"{module.replace('.', '/')}.py"
+        assert re.search(rf"\b{which}\b", path.read_text()), module
 
 
 @pytest.mark.parametrize("which", IDS)
@@ -59,6 +60,7 @@ def test_marks_name_only_rules_that_exist():
 def test_every_rule_has_a_mutation_of_one_line_that_is_there():
     assert sorted({which for which, *_ in MUTATIONS}) == sorted(IDS)
     for which, module, line, broken in MUTATIONS:
+        assert module.removesuffix(".py").replace("/", ".") in rule(which).modules, which
         assert (PACKAGE / module).read_text().count(line + "\n") >= 1, which
         assert "\n" not in line + broken and line != broken
 

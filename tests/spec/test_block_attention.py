@@ -6,10 +6,11 @@ from oracle.row_scale import row_scale, worst_row_error
 
 import ringspec as rs
 from ringspec.errors import NonFiniteError, ShapeError
-from ringspec.problem.model import Block
+from ringspec.problem.model import Tile
 from ringspec.problem.options import check
 from ringspec.recipes import recipe
-from ringspec.spec.block import block_backward, dy_o_sum
+from ringspec.spec.block import block_backward
+from ringspec.spec.dense_backward import dy_o_sum
 
 EXACT = recipe("float64")
 BOUND = 1e-14
@@ -53,7 +54,7 @@ def test_the_shares_of_key_blocks_add_up_to_the_whole(name):
         columns = whole.columns.take(index)
         share = block_backward(
             q, k[:, :, index], v[:, :, index], dy, forward.lse, delta,
-            Block(whole.rows, columns, whole.terms, EXACT),
+            Tile(whole.rows, columns, whole.terms, EXACT),
         )  # fmt: skip
         inside = dict(options, positions_k=index, positions_q=whole.rows.position)
         if name == "bias":
@@ -80,7 +81,7 @@ def test_lse_is_used_as_given_and_p_is_not_renormalised():
     one = rs.attention_block_backward(q, k, v, dy, lse=lse, delta=delta)
     half = rs.attention_block_backward(q, k, v, dy, lse=lse + np.log(2.0), delta=delta)
     whole = check(q, k, v, {})
-    ring_half = block_backward(q, k, v, dy, lse + np.log(2.0), delta, whole.block)
+    ring_half = block_backward(q, k, v, dy, lse + np.log(2.0), delta, whole.tile)
     for got in (half, ring_half):
         assert np.abs(2 * got.dv - one.dv).max() <= 1e-14
         assert np.abs(2 * got.dq - one.dq).max() <= 1e-14
@@ -92,7 +93,7 @@ def test_an_empty_row_sends_no_gradient_even_with_a_huge_delta():
     lse, delta = np.full((2, 4, 6), -np.inf), np.full((2, 4, 6), 1e300)
     got = rs.attention_block_backward(q, k, v, dy, lse=lse, delta=delta)
     whole = check(q, k, v, {})
-    block = block_backward(q, k, v, dy, lse, delta, whole.block)
+    block = block_backward(q, k, v, dy, lse, delta, whole.tile)
     for share in (got, block):
         assert not share.dq.any() and not share.dk.any() and not share.dv.any()
 

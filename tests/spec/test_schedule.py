@@ -7,6 +7,7 @@ from refusals import refuses
 
 import ringspec as rs
 from ringspec.errors import OptionError, ScheduleError
+from ringspec.rings.schedules import skip
 from ringspec.rings.validator import DEFECTS, find_defects
 from ringspec.spec.schedule import (
     KEY_ACCUMULATORS,
@@ -15,7 +16,6 @@ from ringspec.spec.schedule import (
     Step,
     Transfer,
     ring_permute,
-    skip,
     visitor,
 )
 

@@ -92,7 +92,7 @@ def block_results(case, x, options):
     problem = check(x["q"], x["k"], x["v"], options)
     block = block_backward(
         problem.q, problem.k, problem.v, x["dy"], x["lse"], x["delta"],
-        problem.block,
+        problem.tile,
     )  # fmt: skip
     both = (("dense", share), ("block", block))
     return {

@@ -28,8 +28,7 @@ from ringspec.problem import model as spec_problem
 from ringspec.problem.options import check, default_scale
 from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.ring import invisible_pairs, layouts_for
-from ringspec.rings.schedules import backward_schedule, forward_schedule
-from ringspec.spec.schedule import skip
+from ringspec.rings.schedules import backward_schedule, forward_schedule, skip
 
 # Pairs whose counting takes long enough for a spinner.
 LONG = 1 << 26

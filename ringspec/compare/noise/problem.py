@@ -2,7 +2,7 @@
 
 All arrays are float64 and global, in token order; they are the true values, not a kernel's. One
 :class:`Head` is one key head with the query heads that share it: the unit in which noise is computed,
-because dk and dv add over these heads and nothing else crosses heads. Symbols: ``ringspec.spec.definition``, docs/spec/index.md.
+because dk and dv add over these heads and nothing else crosses heads. Symbols: ``ringspec.spec.dense_forward``, docs/spec/index.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ringspec.compare.noise.problem import Geometry
 from ringspec.conformance.judge.noise_inputs import Question
-from ringspec.spec.definition import over_group
+from ringspec.spec.dense_backward import over_group
 
 Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]

@@ -21,7 +21,7 @@ from ringspec.formats import load
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check, check_gradients
 from ringspec.rings.layouts import unshard
-from ringspec.spec.definition import over_group
+from ringspec.spec.dense_backward import over_group
 from ringspec.spec.layout import Layout
 from ringspec.truth.dense import Named, directions_of, results_of, weights_of
 from ringspec.truth.problem import Upstream

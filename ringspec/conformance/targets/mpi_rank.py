@@ -31,7 +31,7 @@ from ringspec.rings.schedules import backward_schedule, forward_schedule
 from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.layout import Layout
 from ringspec.spec.ring_backward import plus
-from ringspec.spec.ring_forward import absorb_block
+from ringspec.spec.ring_forward import merge_states
 from ringspec.tensorfile import read_tensors, write_tensors
 
 LINE_BYTES = 1 << 20
@@ -151,7 +151,7 @@ def run_of(links: MpiLinks, call: Call) -> Run | None:
         Layout("table", call.index_k),
         forward_schedule(*turn),
         backward_schedule(*turn),
-        (block_forward, block_backward, absorb_block, plus),
+        (block_forward, block_backward, merge_states, plus),
         given,
     )
     return run_over(links, links, setup, root=0)

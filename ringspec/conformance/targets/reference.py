@@ -24,7 +24,7 @@ from ringspec.conformance.target.declared import base_recipe
 from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.target.results import due_of
 from ringspec.formats import holds, load, round_to, store
-from ringspec.problem.model import Block, Problem
+from ringspec.problem.model import Problem, Tile
 from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.rings.layouts import unshard
@@ -149,16 +149,16 @@ def block_results(call: Call, recipe: Recipe) -> Results:
     """One block: its normalised o and lse, or its share of the gradients from lse and delta."""
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(call))
-    block = Block(problem.rows, problem.columns, problem.terms, recipe)
+    tile = Tile(problem.rows, problem.columns, problem.terms, recipe)
     q, k, v = (round_to(x, recipe.inputs) for x in (problem.q, problem.k, problem.v))
     results: Results = {}
     if "forward" in call.passes:
-        o, lse = finish(block_forward(q, k, v, block), None, recipe)
+        o, lse = finish(block_forward(q, k, v, tile), None, recipe)
         results |= {"o": [o], "lse": [lse]}
     if "backward" in call.passes:
         lse = round_to(whole(call, "lse"), recipe.backward_lse)
         delta = round_to(whole(call, "delta"), recipe.delta)
-        share = block_backward(q, k, v, whole(call, "dy"), lse, delta, block)
+        share = block_backward(q, k, v, whole(call, "dy"), lse, delta, tile)
         for name in ("dq", "dk", "dv"):
             results[name] = [round_to(getattr(share, name), recipe.gradients) + 0.0]
         if share.dbias is not None:

@@ -12,7 +12,8 @@ from ringspec.conformance.diagnose.mutants.hooks import At, Hooks
 from ringspec.formats import product, round_to
 from ringspec.problem.model import Array, Columns, Rows, Terms
 from ringspec.recipes import Recipe
-from ringspec.spec.block import BlockGradients, add_bias_gradient, tiles
+from ringspec.spec.block import BlockGradients, ranges
+from ringspec.spec.dense_backward import add_bias_gradient
 from ringspec.spec.online_softmax import SoftmaxState, normalised, start
 from ringspec.spec.worker import KeySide, QuerySide
 
@@ -27,7 +28,7 @@ def block_forward(
     k, v = (hooks.to_query_heads(x, terms) for x in (key.k, key.v))
     batch, heads, n_q, _ = q.shape
     state = start(batch, heads, n_q, v.shape[3])
-    for first, stop in tiles(k.shape[2], recipe.tile_k):
+    for first, stop in ranges(k.shape[2], recipe.tile_k):
         tile = key.columns.slice(first, stop)
         allowed = hooks.mask(at, rows, tile, terms)
         s, _ = hooks.score(q, k[:, :, first:stop], allowed, rows, tile, terms, recipe)
@@ -48,8 +49,8 @@ def block_backward(
     assert k is not None and v is not None and lse is not None and delta is not None
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
-    for q0, q1 in tiles(q.shape[2], recipe.tile_q):
-        for k0, k1 in tiles(k.shape[2], recipe.tile_k):
+    for q0, q1 in ranges(q.shape[2], recipe.tile_q):
+        for k0, k1 in ranges(k.shape[2], recipe.tile_k):
             some_rows, some_columns = rows.slice(q0, q1), columns.slice(k0, k1)
             upper = (q[:, :, q0:q1], dy[:, :, q0:q1], lse[:, :, q0:q1], delta[:, :, q0:q1])
             lower = (k[:, :, k0:k1], v[:, :, k0:k1])

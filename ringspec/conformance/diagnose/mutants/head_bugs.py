@@ -17,7 +17,7 @@ from ringspec.conformance.diagnose.mutants.hooks import At
 from ringspec.conformance.diagnose.mutants.mutant import mutant
 from ringspec.conformance.target.protocol import Call
 from ringspec.problem.model import Array, Terms
-from ringspec.spec.definition import over_group
+from ringspec.spec.dense_backward import over_group
 from ringspec.spec.worker import KeySide, QuerySide
 
 

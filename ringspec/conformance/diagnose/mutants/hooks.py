@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from ringspec.formats import product, round_to
 from ringspec.problem.model import Array, Booleans, Columns, Rows, Terms, columns_of
 from ringspec.recipes import Recipe
-from ringspec.spec.block import BlockGradients, dy_o_sum
-from ringspec.spec.definition import over_group as sum_over_group
-from ringspec.spec.definition import sink_gradient
+from ringspec.spec.block import BlockGradients
+from ringspec.spec.dense_backward import dy_o_sum, sink_gradient
+from ringspec.spec.dense_backward import over_group as sum_over_group
 from ringspec.spec.dropout import keep_factor
 from ringspec.spec.masks import visible as visible_pairs
 from ringspec.spec.online_softmax import SoftmaxState, absorb, finish
-from ringspec.spec.ring_forward import absorb_block
+from ringspec.spec.ring_forward import merge_states
 from ringspec.spec.worker import KeySide, QuerySide
 
 Results = dict[str, list[NDArray]]
@@ -139,7 +139,7 @@ def same_part(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
 
 def merged(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    return absorb_block(running, part, recipe)
+    return merge_states(running, part, recipe)
 
 
 def finished(

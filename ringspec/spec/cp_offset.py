@@ -1,0 +1,44 @@
+"""The causal offset of two blocks: the mask of :mod:`~ringspec.spec.masks` in local indices (RING-8 to RING-10).
+
+Query i of worker a sees key j of worker b iff j <= i + offset, where i and j count from the start of their blocks.
+Kernels use the offset where the specification compares global positions; both give the same mask. ``n_q`` and ``n_k``
+are tokens of one of W = ``workers`` workers; query i of all has the position i + ``q_offset``.
+:mod:`ringspec.rings.schedules` checks the arguments of these functions.
+"""
+
+from __future__ import annotations
+
+
+def cp_offset(
+    layout: str, a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
+) -> int:
+    """RING-8, RING-9: the offset for queries of worker a and keys of worker b in one of two layouts::
+
+        contiguous    a n_q - b n_k + q_offset, which is (a - b) n for equal blocks:
+                      all pairs are visible if a > b, the triangle if a = b, none if a < b
+        striped       floor((a + q_offset - b) / W), which without q_offset is 0 if a >= b, else -1
+
+    >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
+    8
+    >>> [cp_offset("striped", a, 1, workers=4, n_q=8, n_k=8) for a in range(4)]
+    [-1, 0, 0, 0]
+    """
+    if layout == "contiguous":
+        return a * n_q - b * n_k + q_offset
+    return (a + q_offset - b) // workers  # striped
+
+
+def zigzag_offsets(
+    a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds under 'zigzag'.
+
+    c n_q/2 - d n_k/2 + q_offset, for chunk c of worker a and chunk d of worker b. Local indices count from
+    the start of each chunk, which is n/2 long.
+    """
+    chunk_q, chunk_k = n_q // 2, n_k // 2
+    low, high = (
+        tuple(c * chunk_q - d * chunk_k + q_offset for d in (b, 2 * workers - 1 - b))
+        for c in (a, 2 * workers - 1 - a)
+    )
+    return (low[0], low[1]), (high[0], high[1])
