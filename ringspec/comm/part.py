@@ -72,12 +72,10 @@ def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult
 
 def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
     """What ``rings.ring.run_forward`` does, for one worker."""
-    r, problem, recipe = links.rank, setup.problem, setup.recipe
+    r, recipe = links.rank, setup.recipe
     index_q, index_k = setup.layout_q.table[r], setup.layout_k.table[r]
-    q = take(problem.q, index_q, axis=2)
-    k, v = (take(x, index_k, axis=2) for x in (problem.k, problem.v))
-    rows, columns = problem.rows.take(index_q), problem.columns.take(index_k)
-    state = with_immutable_inputs(forward_start(r, q, k, v, rows, columns, problem.terms, recipe))
+    own = setup.problem.take(index_q, index_k)
+    state = with_immutable_inputs(forward_start(r, own, recipe))
     halves = Halves(score_block, functools.partial(merge_block, merge=setup.blocks[2]))
     forward = "forward", halves, state, setup.forward, setup.blocks[0], observe
     state, _ = circulate(links, *forward)
@@ -95,15 +93,9 @@ def run_backward(
     observe: Observer,
 ) -> WorkerResult:
     """What ``rings.ring.run_backward`` does, for one worker."""
-    r, problem, recipe = links.rank, setup.problem, setup.recipe
-    q = take(problem.q, result.index_q, axis=2)
-    k, v = (take(x, result.index_k, axis=2) for x in (problem.k, problem.v))
+    own = setup.problem.take(result.index_q, result.index_k)
     dy, dlse = (take(x, result.index_q, axis=2) for x in seeds)
-    state = backward_start(
-        r, q, k, v, dy, dlse, result.o, result.lse,
-        problem.rows.take(result.index_q), problem.columns.take(result.index_k),
-        problem.terms, recipe,
-    )  # fmt: skip
+    state = backward_start(links.rank, own, dy, dlse, result.o, result.lse, setup.recipe)
     state = with_immutable_inputs(state)
     halves = Halves(differentiate_block, functools.partial(add_block, accumulate=setup.blocks[3]))
     backward = "backward", halves, state, setup.backward, setup.blocks[1], observe

@@ -147,6 +147,17 @@ class Problem:
     columns: Columns
     terms: Terms
 
+    def take(self, index_q: Integers, index_k: Integers) -> Problem:
+        """The shard of one worker: the queries and the keys with these global indices; -1 makes a padding slot."""
+        return Problem(
+            take(self.q, index_q, axis=2),
+            take(self.k, index_k, axis=2),
+            take(self.v, index_k, axis=2),
+            self.rows.take(index_q),
+            self.columns.take(index_k),
+            self.terms,
+        )
+
     @property
     def tile(self) -> Tile:
         """All queries against all keys, in float64."""

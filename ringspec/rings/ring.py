@@ -280,13 +280,10 @@ def run_forward(
     each: Each = map,
 ) -> list[WorkerResult]:
     """Shard, run the forward loop, finish every row."""
-    q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
 
     def begin(r: int) -> ForwardState:
-        rows = problem.rows.take(layout_q.table[r])
-        columns = problem.columns.take(layout_k.table[r])
-        state = forward_start(r, q[r], k[r], v[r], rows, columns, problem.terms, recipe)
-        return with_immutable_inputs(state)
+        own = problem.take(layout_q.table[r], layout_k.table[r])
+        return with_immutable_inputs(forward_start(r, own, recipe))
 
     def end(r: int) -> WorkerResult:
         o, lse = forward_finish(states[r])
@@ -312,17 +309,12 @@ def run_backward(
     each: Each = map,
 ) -> list[WorkerResult]:
     """Run the backward loop on the forward's own o and lse, as they were rounded (RING-13)."""
-    q, k, v = shard(problem.q, layout_q), shard(problem.k, layout_k), shard(problem.v, layout_k)
     dy, dlse = (shard(x, layout_q) for x in seeds)
 
     def begin(r: int) -> BackwardState:
-        rows = problem.rows.take(layout_q.table[r])
-        columns = problem.columns.take(layout_k.table[r])
-        state = backward_start(
-            r, q[r], k[r], v[r], dy[r], dlse[r], results[r].o, results[r].lse,
-            rows, columns, problem.terms, recipe,
-        )  # fmt: skip
-        return with_immutable_inputs(state)
+        own = problem.take(layout_q.table[r], layout_k.table[r])
+        o, lse = results[r].o, results[r].lse
+        return with_immutable_inputs(backward_start(r, own, dy[r], dlse[r], o, lse, recipe))
 
     states = list(of_all(layout_q.workers, begin, each))
     one_step = functools.partial(backward_step, accumulate=accumulate)

@@ -36,7 +36,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringspec.formats import round_to
-from ringspec.problem.model import Array, Columns, Rows, Terms, Tile
+from ringspec.problem.model import Array, Problem, Tile
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockBackward, BlockGradients
 from ringspec.spec.dense_backward import dy_o_sum, sink_gradient
@@ -61,34 +61,23 @@ def plus(total: Array, share: Array, accumulator: str) -> Array:
 
 
 def backward_start(
-    worker: int,
-    q: Array,
-    k: Array,
-    v: Array,
-    dy: Array,
-    dlse: Array,
-    o: Array,
-    lse: Array,
-    rows: Rows,
-    columns: Columns,
-    terms: Terms,
-    recipe: Recipe,
+    worker: int, shard: Problem, dy: Array, dlse: Array, o: Array, lse: Array, recipe: Recipe
 ) -> BackwardState:
-    """A worker with its shards, o and lse of the whole row as given (RING-13), and empty accumulators.
+    """A worker with its shard, o and lse of the whole row as given (RING-13), and empty accumulators.
 
-    q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], dy and o [B, H, n, Dv], dlse and lse [B, H, n];
-    ``rows``, ``columns``, ``terms``, ``recipe`` as in the forward.
+    ``shard`` and ``recipe`` as in the forward; dy and o [B, H, n, Dv], dlse and lse [B, H, n].
     """
-    q, k, v = (recipe.to_inputs(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    dy = recipe.to_inputs(dy, "dy")
+    q, k = recipe.to_inputs(shard.q, "q"), recipe.to_inputs(shard.k, "k")
+    v, dy = recipe.to_inputs(shard.v, "v"), recipe.to_inputs(dy, "dy")
     # One number per row holds all that ds needs of delta and dlse (RING-7).
     row_term = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)
     lse = recipe.to_backward_lse(lse)
+    rows, sinks = shard.rows, shard.terms.sinks
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
     query = QuerySide(worker, q, rows, dy, lse, row_term, np.zeros(q.shape), dbias)
-    key = KeySide(worker, k, v, columns, np.zeros(k.shape), np.zeros(v.shape))
-    dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, -row_term)  # RING-12
-    return BackwardState(worker, 0, terms, recipe, query, key, dsinks=dsinks)
+    key = KeySide(worker, k, v, shard.columns, np.zeros(k.shape), np.zeros(v.shape))
+    dsinks = None if sinks is None else sink_gradient(sinks, lse, -row_term)  # RING-12
+    return BackwardState(worker, 0, shard.terms, recipe, query, key, dsinks=dsinks)
 
 
 def backward_step(

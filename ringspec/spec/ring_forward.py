@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from ringspec.problem.model import Array, Columns, Rows, Terms, Tile
+from ringspec.problem.model import Array, Problem, Tile
 from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockForward
 from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised, start
@@ -34,26 +34,17 @@ from ringspec.spec.worker import (
 Merge = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
 
 
-def forward_start(
-    worker: int,
-    q: Array,
-    k: Array,
-    v: Array,
-    rows: Rows,
-    columns: Columns,
-    terms: Terms,
-    recipe: Recipe,
-) -> ForwardState:
-    """A worker with its own shards, rounded to the recipe's input format, and an empty softmax.
+def forward_start(worker: int, shard: Problem, recipe: Recipe) -> ForwardState:
+    """A worker with its own shard, rounded to the recipe's input format, and an empty softmax.
 
-    q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], float64; ``rows`` and ``columns`` of its
-    slots, ``terms`` of the problem.
+    ``shard`` is ``problem.take(..)`` of the worker's slots: q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv].
     """
-    q, k, v = (recipe.to_inputs(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    q, k = recipe.to_inputs(shard.q, "q"), recipe.to_inputs(shard.k, "k")
+    v = recipe.to_inputs(shard.v, "v")
+    query, key = QuerySide(worker, q, shard.rows), KeySide(worker, k, v, shard.columns)
     batch, heads, n_q, _ = q.shape
     running = start(batch, heads, n_q, v.shape[3])
-    query, key = QuerySide(worker, q, rows), KeySide(worker, k, v, columns)
-    return ForwardState(worker, 0, terms, recipe, query, key, running)
+    return ForwardState(worker, 0, shard.terms, recipe, query, key, running)
 
 
 def merge_states(running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:

@@ -63,19 +63,13 @@ def test_a_step_needs_only_its_own_state_the_schedule_and_what_it_received(circu
     forward, backward = rs.forward_schedule(circulation, W), rs.backward_schedule(circulation, W)
     whole, n = check(q, k, v, options), S // W
     indices = [np.arange(r * n, (r + 1) * n) for r in range(W)]
-    parts = [
-        (whole.rows.take(i), whole.columns.take(i), *(x[:, :, i].copy() for x in (q, k, v, dy)))
-        for i in indices
-    ]
-    states = [
-        forward_start(r, p[2], p[3], p[4], p[0], p[1], whole.terms, EXACT)
-        for r, p in enumerate(parts)
-    ]
+    shards = [whole.take(i, i) for i in indices]
+    states = [forward_start(r, own, EXACT) for r, own in enumerate(shards)]
     results = [forward_finish(s) for s in post(states, forward, forward_step, block_forward)[0]]
     dlse = np.zeros((1, H, n))
     states = [
-        backward_start(r, *p[2:], dlse, *results[r], p[0], p[1], whole.terms, EXACT)
-        for r, p in enumerate(parts)
+        backward_start(r, own, dy[:, :, indices[r]].copy(), dlse, *results[r], EXACT)
+        for r, own in enumerate(shards)
     ]
     states, inboxes = post(states, backward, backward_step, block_backward)
     states = [backward_finish(s, backward, inboxes[r]) for r, s in enumerate(states)]
@@ -185,8 +179,7 @@ def gathered_home(format: str, parts: list[float], accumulate=plus):
     q, k, v, dy = (x[:, :, : S // W] for x in tensors())
     problem = check(q, k, v, {})
     zeros = np.zeros(q.shape[:3])
-    given = (0, q, k, v, dy, zeros, q, zeros, problem.rows, problem.columns, problem.terms)
-    state = backward_start(*given, of_format)
+    state = backward_start(0, problem, dy, zeros, q, zeros, of_format)
     messages = tuple(
         Message(source, 0, "reduce_scatter", KeySide(0, dk=k * 0 + 2 * part, dv=v * 0 + part))
         for source, part in enumerate(parts)
