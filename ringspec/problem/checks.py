@@ -160,7 +160,7 @@ def length_of(x: Any, what: str = "S") -> int:
 
 
 def check_workers(workers: Any) -> int:
-    """W as int."""
+    """Validate W (1 to 65536) and return it as int."""
     if not is_integer(workers) or not 1 <= workers <= LARGEST_RING:
         raise LayoutError(
             f"W >= 1 workers, and at most {LARGEST_RING}",

@@ -95,7 +95,7 @@ def find_defects(
         for worker, pair in schedule.pairs(t):
             block = step.uses[worker]
             assert block is not None
-            defects += whereabouts(schedule, held, t, worker, block)
+            defects += check_holds(schedule, held, t, worker, block)
             met[pair] = met.get(pair, 0) + 1
         for transfer in step.transfers:
             defects += move(schedule, held, t, transfer)
@@ -217,7 +217,7 @@ def is_transfer(transfer: object) -> bool:
     )
 
 
-def whereabouts(
+def check_holds(
     schedule: Schedule, held: dict[str, list[set[int]]], t: int, worker: int, block: int
 ) -> list[Defect]:
     """Does the worker hold all inputs of the block, and its accumulators with them?"""

@@ -35,8 +35,8 @@ def philox4x32_10(counter: NDArray, key: NDArray) -> NDArray[np.uint32]:
     >>> philox4x32_10(np.zeros(4, np.uint32), np.zeros(2, np.uint32)).tolist()
     [1713891541, 3781805453, 3159862348, 2600524760]
     """
-    c0, c1, c2, c3 = (counter[..., n].astype(np.uint64) for n in range(4))
-    k0, k1 = (key[..., n].astype(np.uint64) for n in range(2))
+    c0, c1, c2, c3 = (counter[..., word].astype(np.uint64) for word in range(4))
+    k0, k1 = (key[..., word].astype(np.uint64) for word in range(2))
     for _ in range(ROUNDS):
         product0 = c0 * np.uint64(MULTIPLIERS[0])
         product1 = c2 * np.uint64(MULTIPLIERS[1])
@@ -78,13 +78,10 @@ def keep_mask(
 
 
 def keep_factor(rows: Rows, columns: Columns, terms: Terms, batch: int) -> Array | float:
-    """keep / (1 - dropout_p) of a block, the factor of P and of dP; 1.0 if dropout_p is 0 and no keep is given.
+    """keep / (1 - dropout_p), the factor of P and of dP; 1.0 if dropout_p is 0 and no keep is given.
 
-    float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``, for queries ``rows`` and keys
-    ``columns``; dropout_p and the seed are in ``terms``.
-
-    A keep mask that the caller gave takes the place of the counter-based one (DROP-3). Only tokens are sharded, so
-    that local head and batch indices are the global ones.
+    float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``. A keep mask that the caller gave takes the place of
+    the counter-based one (DROP-3). Only tokens are sharded, so that local head and batch indices are the global ones.
     """
     if rows.keep is not None:
         return columns_of(rows.keep, columns) / (1.0 - terms.dropout_p)

@@ -3,8 +3,8 @@
 A layout is a table ``index[worker, slot]`` of global token indices, which holds each token once, and -1
 in a padding slot, which sees nothing and is seen by nothing (LAYOUT-5). With W workers of n slots each, worker r holds
 
-``contiguous``           in each slot: token r n + slot
-``striped``              in each slot: token slot W + r
+``contiguous``           in each slot: token r * n + slot
+``striped``              in each slot: token slot * W + r
 ``zigzag``               chunk r, then chunk 2W - 1 - r, of 2W chunks of S/(2W) tokens
 ``zigzag_per_document``  zigzag inside each packed document
 a table [W, n]           the tokens in row r of the table
@@ -56,7 +56,7 @@ class Layout:
 
 
 def contiguous(length: int, workers: int) -> Layout:
-    """LAYOUT-1: worker r holds tokens r n + slot, for S = ``length`` tokens.
+    """LAYOUT-1: worker r holds tokens r * n + slot, for S = ``length`` tokens.
 
     >>> contiguous(4, 2).table.tolist()
     [[0, 1], [2, 3]]
@@ -65,7 +65,7 @@ def contiguous(length: int, workers: int) -> Layout:
 
 
 def striped(length: int, workers: int) -> Layout:
-    """LAYOUT-2: worker r holds tokens slot W + r, for S = ``length`` tokens.
+    """LAYOUT-2: worker r holds tokens slot * W + r, for S = ``length`` tokens.
 
     >>> striped(4, 2).table.tolist()
     [[0, 2], [1, 3]]

@@ -1,6 +1,6 @@
-"""Who may attend to whom: the conjunction of mask terms over global positions (MASK-1 to MASK-9).
+"""Who may attend to whom: the conjunction of conditions on global positions (MASK-1 to MASK-9).
 
-A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and each term that is in use allows it:
+A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and each condition that is in use allows it:
 
 ``causal``    pk_j <= pq_i
 ``window``    -left <= pk_j - pq_i <= right, both ends inclusive, either side may be unbounded
@@ -9,13 +9,13 @@ A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and each term th
 ``mask``      the entry of a dense mask is True
 ``bias``      the entry of the bias is not -inf; -inf hides the pair with a soft cap too, and its dbias is 0
 
-pq_i and pk_j are global positions, and never places in an array (MASK-8): pq_i = i + q_offset and
-pk_j = j unless the caller gives positions (``problem.options`` has put q_offset into them). q_offset = 0 lets queries and keys start together,
+pq_i and pk_j are global positions, not array indices (MASK-8): pq_i = i + q_offset and pk_j = j unless the caller
+gives positions (``problem.options`` has added q_offset). q_offset = 0 lets queries and keys start together,
 q_offset = Sk - Sq lets them end together. A block that another worker sent is masked like any other.
 Packed documents (cu_seqlens) are segments, in which tokens after the last document are padding (MASK-5).
 
-A function of one term takes int64 [B, n] or [1, n] of queries and keys, and returns booleans [B, n_q, n_k], True
-where the term allows the pair.
+A function of one condition takes int64 [B, n] or [1, n] of queries and keys, and returns booleans [B, n_q, n_k], True
+where it allows the pair.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ from ringspec.problem.model import Booleans, Columns, Integers, Rows, Terms, col
 
 
 def causal(position_q: Integers, position_k: Integers) -> Booleans:
-    """MASK-1: visible where position_k <= position_q. [B, n_q, n_k]."""
+    """MASK-1: visible where position_k <= position_q."""
     return position_k[:, None, :] <= position_q[:, :, None]
 
 
 def window(
     position_q: Integers, position_k: Integers, sides: tuple[int | None, int | None]
 ) -> Booleans:
-    """MASK-2: -left <= position_k - position_q <= right, both inclusive. [B, n_q, n_k].
-
-    ``sides`` is (left, right); None = unbounded side.
-    """
+    """MASK-2: -left <= position_k - position_q <= right; ``sides`` is (left, right), None = unbounded side."""
     left, right = sides
     distance = position_k[:, None, :] - position_q[:, :, None]
     allowed = np.ones(distance.shape, dtype=np.bool_)
@@ -48,13 +45,13 @@ def window(
 
 
 def segments(segment_q: Integers, segment_k: Integers) -> Booleans:
-    """MASK-3, MASK-5: segment_q == segment_k, both >= 0 (negative: padding). [B, n_q, n_k]."""
+    """MASK-3, MASK-5: segment_q == segment_k, both >= 0 (negative: padding)."""
     same = segment_q[:, :, None] == segment_k[:, None, :]
     return same & (segment_q >= 0)[:, :, None] & (segment_k >= 0)[:, None, :]
 
 
 def bounds(bound_min: Integers, bound_max: Integers, position_k: Integers) -> Booleans:
-    """MASK-4: bound_min <= position_k < bound_max, row by row. [B, n_q, n_k]."""
+    """MASK-4: bound_min <= position_k < bound_max, row by row."""
     key = position_k[:, None, :]
     return (bound_min[:, :, None] <= key) & (key < bound_max[:, :, None])
 
@@ -68,7 +65,7 @@ def padding(index_q: Integers, index_k: Integers) -> Booleans:
 
 
 def visible(rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """MASK-9: pairs that every term allows, [B|1, H|1, n_q, n_k].
+    """MASK-9: pairs that every condition allows, [B|1, H|1, n_q, n_k].
 
     >>> from ringspec.problem.options import check
     >>> problem = check(np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)),

@@ -1,8 +1,8 @@
 """The running softmax of a block of query rows: start, absorb, merge, finish (SOFT-1 to SOFT-4).
 
 A state holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised
-o = sum of exp(s - m) v, over all keys seen so far. Two states over different keys merge into the
-state over both, in any order, up to rounding. The empty state has m = -inf, l = 0, o = 0; no
+o = sum of exp(s - m) v, over all keys seen so far. A state *absorbs* a tile of scores; two states over different keys
+*merge* into the state over both, in any order, up to rounding. The empty state has m = -inf, l = 0, o = 0; no
 operation here makes NaN of it (SOFT-2). Arrays are float64, rounded where ``recipe`` says.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Rabe and Staats,
@@ -52,7 +52,7 @@ def finite_shift(m: Array) -> Array:
 def absorb(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """One tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] into the state (SOFT-1).
+    """The state after one more tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] (SOFT-1).
 
     ``keep`` is the dropout factor: it enters o, never l (FWD-7). ``recipe`` rounds the new l once, to ``statistics``,
     P to ``p``, and the new o once, to ``products``.
@@ -68,21 +68,23 @@ def absorb(
 
 
 def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """The state over the keys of both (SOFT-1, SOFT-2, SOFT-4, NUM-3).
+    """The state over the keys of both (SOFT-1, SOFT-2, SOFT-4).
 
     Both weights are exp of a number <= 0, so nothing overflows however far apart a and b are.
-    Under ``recipe`` each product and each sum of o is rounded (its point ``merge``); l is rounded once, to
-    ``statistics``.
     """
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
     c_a = recipe.to_statistics(np.exp(a.m - shift))
     c_b = recipe.to_statistics(np.exp(b.m - shift))
     l = recipe.to_statistics(c_a * a.l + c_b * b.l)
-    part_a = recipe.to_merge(c_a[..., None] * a.o)
-    part_b = recipe.to_merge(c_b[..., None] * b.o)
-    o = recipe.to_carried_o(recipe.to_merge(part_a + part_b))
-    return SoftmaxState(m, l, o)
+    return SoftmaxState(m, l, weighted_sum(c_a, a.o, c_b, b.o, recipe))
+
+
+def weighted_sum(c_a: Array, o_a: Array, c_b: Array, o_b: Array, recipe: Recipe) -> Array:
+    """c_a o_a + c_b o_b, each product and the sum rounded to ``merge``, the result to ``carried_o`` (NUM-3)."""
+    part_a = recipe.to_merge(c_a[..., None] * o_a)
+    part_b = recipe.to_merge(c_b[..., None] * o_b)
+    return recipe.to_carried_o(recipe.to_merge(part_a + part_b))
 
 
 def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
@@ -94,27 +96,26 @@ def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
 
 def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """SOFT-3: lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n, of two normalised states a and b, by ``recipe``."""
+    """SOFT-3: the same for two normalised states, whose m is their lse.
+
+    lse = log(exp(lse_a) + exp(lse_b)) and o = exp(lse_a - lse) o_a + exp(lse_b - lse) o_b.
+    """
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
     e_a, e_b = np.exp(a.m - shift), np.exp(b.m - shift)
     empty = e_a + e_b == 0
     total = np.where(empty, 1.0, e_a + e_b)
     lse = recipe.to_statistics(np.where(empty, -np.inf, shift + np.log(total)))
-    # e / total is exp(lse_n - lse) without the rounding error of a large lse.
+    # e_a / total is exp(lse_a - lse) without the rounding error of a large lse.
     c_a = recipe.to_statistics(e_a / total)
     c_b = recipe.to_statistics(e_b / total)
-    part_a = recipe.to_merge(c_a[..., None] * a.o)
-    part_b = recipe.to_merge(c_b[..., None] * b.o)
-    o = recipe.to_carried_o(recipe.to_merge(part_a + part_b))
-    return SoftmaxState(lse, np.where(empty, 0.0, 1.0), o)
+    return SoftmaxState(lse, np.where(empty, 0.0, 1.0), weighted_sum(c_a, a.o, c_b, b.o, recipe))
 
 
 def merge_all(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """SOFT-3 for any number of normalised results (o_n, lse_n), in float64: o and lse over all keys.
+    """SOFT-3 for any number of normalised results, in float64: o and lse over all keys.
 
-    lse = log sum_n exp(lse_n) and o = sum_n exp(lse_n - lse) o_n, for ``parts`` o_n [B, H, S, Dv] and
-    lse_n [B, H, S], -inf where a part saw no key.
+    ``parts`` are pairs o [B, H, S, Dv] and lse [B, H, S], -inf where a part saw no key.
     """
     m = np.max([lse for _, lse in parts], axis=0)
     shift = finite_shift(m)
@@ -128,11 +129,10 @@ def merge_all(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Array, Array]:
-    """o [B, H, n, Dv] and lse [B, H, n] of a row whose keys have all been seen.
+    """o [B, H, n, Dv] and lse [B, H, n] of a state that has seen all keys of its rows.
 
-    ``state`` has seen all keys. Sinks [H, N] join the denominator here, once per row (FWD-5);
-    ``recipe`` rounds o and lse to its output formats. A row without keys and sinks ends
-    as o = 0, lse = -inf (FWD-8); with sinks alone as o = 0, lse = theirs (FWD-9).
+    Sinks [H, N] join the denominator here, once per row (FWD-5); ``recipe`` rounds o and lse to its output formats.
+    A row without keys and sinks ends as o = 0, lse = -inf (FWD-8); with sinks alone as o = 0, lse = theirs (FWD-9).
     """
     if sinks is not None:
         m = np.maximum(state.m, sinks.max(axis=1)[None, :, None])

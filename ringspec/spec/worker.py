@@ -2,10 +2,9 @@
 
 A worker has a query side and a key side. The schedule says which of them visits; the worker's step
 sees only this object, the schedule and the messages that it received. Arrays are float64, with one row for
-each of the owner's n slots.
-
-``ringspec.ring(..., record=True)`` keeps these objects: ``run.state(worker, step, phase="backward", when="computed")``
-is one of them (``when``: 'before', 'during', 'computed' or 'after', when it has sent), and what a worker sent is ``run.moment(worker, step, phase="backward").sent``.
+each of the owner's n slots. ``ringspec.ring(..., record=True)`` keeps these objects:
+``run.state(worker, step, phase="backward", when="computed")`` is one of them, and
+``run.moment(worker, step, phase="backward").sent`` is what a worker sent.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ class ForwardState:
     """One worker at one moment of the forward pass, in step ``step``; sending adds 1 to it.
 
     Its own queries stay (``query``), blocks of keys come and go (``key``), and ``running`` is the softmax
-    state of its queries over the keys seen so far: m, l [B, H, n] and o [B, H, n, Dv]. ``terms`` and
-    ``recipe`` are what every worker knows. ``gathered`` holds every block when keys were gathered, else
-    nothing. Short names reach into the parts.
+    state of its queries over the keys seen so far. ``terms`` and ``recipe`` are what every worker knows. ``gathered``
+    holds every block when keys were gathered, else nothing. ``state.q`` is short for ``state.query.q``, and so on.
     """
 
     worker: int

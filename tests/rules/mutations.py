@@ -362,7 +362,7 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "NUM-3",
         "spec/online_softmax.py",
-        "    part_a = recipe.to_merge(c_a[..., None] * a.o)",
-        "    part_a = c_a[..., None] * a.o",
+        "    part_a = recipe.to_merge(c_a[..., None] * o_a)",
+        "    part_a = c_a[..., None] * o_a",
     ),
 )
