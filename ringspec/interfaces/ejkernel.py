@@ -54,7 +54,7 @@ from ringspec.problem.checks import finite_or_minus_infinity
 from ringspec.problem.options import check
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
-from ringspec.rings.layouts import contiguous
+from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import ring
 
 __all__ = ["RingFlashResiduals", "flash_attention_bwd", "ring_flash_attention_call"]
@@ -251,8 +251,8 @@ def _ring_flash_attention_bwd(
             along_ring(heads_first(dy, "do"), problem.ranks),
             along_ring(heads_first(given_o, "o"), problem.ranks),
             along_ring(stats, problem.ranks),
-            contiguous(n_q, size),
-            contiguous(n_k, size),
+            make_layout("contiguous", n_q, size),
+            make_layout("contiguous", n_k, size),
             "kv",
             used,
         )
@@ -348,8 +348,8 @@ def flash_attention_bwd(
         d_o,
         output,
         natural_lse(M, inside_q, (batch, heads, n_q)),
-        contiguous(n_q, 1),
-        contiguous(n_k, 1),
+        make_layout("contiguous", n_q, 1),
+        make_layout("contiguous", n_k, 1),
         "kv",
         recipe_of("float64" if recipe is None else recipe),
     )

@@ -1,7 +1,6 @@
-"""Layouts as a caller names them: every argument checked, then the table of :mod:`ringspec.spec.layout`.
+"""Layouts as a caller names them: every argument checked, then the function of :mod:`ringspec.spec.layout`.
 
-The functions have the names, the results and the sources (LAYOUT-1 to LAYOUT-7) of those that they check
-for. Arrays may be anything that NumPy reads.
+LAYOUT-1 to LAYOUT-7 are stated there. Arrays may be anything that NumPy reads.
 """
 
 from __future__ import annotations
@@ -24,47 +23,6 @@ from ringspec.problem.checks import (
 from ringspec.problem.model import Array, Integers
 from ringspec.spec import layout as spec
 from ringspec.spec.layout import LAYOUTS, TILE_ROWS, Layout
-
-
-def contiguous(length: int, workers: int) -> Layout:
-    """S = ``length`` tokens on W = ``workers`` workers, in order (LAYOUT-1); LayoutError unless W divides S.
-
-    >>> contiguous(4, 2).table.tolist()
-    [[0, 1], [2, 3]]
-    """
-    return spec.contiguous(*divisible(length, workers, 1, "contiguous"))
-
-
-def striped(length: int, workers: int) -> Layout:
-    """S = ``length`` tokens dealt one by one to W = ``workers`` workers (LAYOUT-2); LayoutError unless W divides S."""
-    return spec.striped(*divisible(length, workers, 1, "striped"))
-
-
-def zigzag(length: int, workers: int) -> Layout:
-    """Two chunks of S = ``length`` tokens for each of W = ``workers`` (LAYOUT-3); LayoutError unless 2W divides S."""
-    return spec.zigzag(*divisible(length, workers, 2, "zigzag"))
-
-
-def zigzag_per_document(length: int, workers: int, cu_seqlens: Any) -> Layout:
-    """Zigzag inside each packed document (LAYOUT-4); ``cu_seqlens`` int [N + 1], or OptionError.
-
-    S = ``length``, W = ``workers``.
-    """
-    length, workers = length_of(length), check_workers(workers)
-    segments_from_cu_seqlens(cu_seqlens, length, "cu_seqlens")
-    return spec.zigzag_per_document(length, workers, np.asarray(cu_seqlens).tolist())
-
-
-def divisible(length: int, workers: int, chunks: int, layout: str) -> tuple[int, int]:
-    """S and W, checked, or LayoutError where ``chunks`` * W chunks do not divide S."""
-    length, workers = length_of(length), check_workers(workers)
-    if length % (chunks * workers) != 0:
-        raise LayoutError(
-            f"S divisible by {'W' if chunks == 1 else '2W'} = {chunks * workers} for the layout {layout!r}",
-            f"S = {length}",
-            "pad the sequence, or pass a table with -1 in the slots that hold no token",
-        )
-    return length, workers
 
 
 def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
@@ -121,43 +79,48 @@ def describe_tokens(held: Integers, length: int) -> str:
 def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
     """A layout by name, from a table [W, n], or as it is, for ``length`` tokens and ``workers`` workers.
 
-    ``cu_seqlens`` is for 'zigzag_per_document', which raises OptionError without it. Raises
-    OptionError for another name too, and what the constructors raise.
+    ``cu_seqlens`` int [N + 1] is for 'zigzag_per_document', which raises OptionError without it. Raises
+    OptionError for another name too, and LayoutError where W (2W for 'zigzag') does not divide the length.
 
     >>> make_layout("striped", 4, 2).table.tolist()
     [[0, 2], [1, 3]]
     """
     workers = check_workers(workers)
     if isinstance(layout, Layout):
-        return from_table_keeping_name(layout, length, workers)
+        return Layout(layout.name, from_table(layout.table, length, workers).table)
     if not isinstance(layout, str):
         return from_table(layout, length, workers)
-    if layout == "contiguous":
-        return contiguous(length, workers)
-    if layout == "striped":
-        return striped(length, workers)
-    if layout == "zigzag":
-        return zigzag(length, workers)
+    if layout not in LAYOUTS:
+        raise OptionError(
+            "a layout name or a table [W, n]",
+            shown(layout),
+            nearest(layout, LAYOUTS),
+            code="unknown-name",
+        )
     if layout == "zigzag_per_document":
-        if cu_seqlens is None:
-            raise OptionError(
-                "cu_seqlens with the layout 'zigzag_per_document'",
-                "none",
-                "pass cu_seqlens=[0, ...], or use layout='zigzag'",
-                code="packing",
-            )
-        return zigzag_per_document(length, workers, cu_seqlens)
-    raise OptionError(
-        "a layout name or a table [W, n]",
-        shown(layout),
-        nearest(layout, LAYOUTS),
-        code="unknown-name",
-    )
+        return spec.zigzag_per_document(length_of(length), workers, starts(cu_seqlens, length))
+    chunks, length = 2 if layout == "zigzag" else 1, length_of(length)
+    if length % (chunks * workers) != 0:
+        raise LayoutError(
+            f"S divisible by {'W' if chunks == 1 else '2W'} = {chunks * workers} for the layout {layout!r}",
+            f"S = {length}",
+            "pad the sequence, or pass a table with -1 in the slots that hold no token",
+        )
+    constructors = {"contiguous": spec.contiguous, "striped": spec.striped, "zigzag": spec.zigzag}
+    return constructors[layout](length, workers)
 
 
-def from_table_keeping_name(layout: Layout, length: int, workers: int) -> Layout:
-    """Check the table of a layout and keep the layout's name."""
-    return Layout(layout.name, from_table(layout.table, length, workers).table)
+def starts(cu_seqlens: Any, length: int) -> list[int]:
+    """Validate cu_seqlens of packed documents and return them as a list."""
+    if cu_seqlens is None:
+        raise OptionError(
+            "cu_seqlens with the layout 'zigzag_per_document'",
+            "none",
+            "pass cu_seqlens=[0, ...], or use layout='zigzag'",
+            code="packing",
+        )
+    segments_from_cu_seqlens(cu_seqlens, length, "cu_seqlens")
+    return [int(start) for start in np.asarray(cu_seqlens)]
 
 
 def shard(x: ArrayLike, layout: Layout, axis: int = 2) -> list[NDArray]:
@@ -166,7 +129,7 @@ def shard(x: ArrayLike, layout: Layout, axis: int = 2) -> list[NDArray]:
     ``x`` [.., S, ..] of any dtype has its tokens on ``axis``; the result has W arrays [.., n, ..] of
     that dtype. Raises ShapeError for an axis of another length, LayoutError for what is no Layout.
 
-    >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), striped(4, 2))]
+    >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), make_layout("striped", 4, 2))]
     [[0.0, 2.0], [1.0, 3.0]]
     """
     check_layout(layout)
@@ -181,7 +144,7 @@ def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArr
     ``shards``: W arrays [.., n, ..] of one shape and dtype, with the slots of ``layout`` on ``axis``;
     the result is [.., S, ..] of that dtype. Raises ShapeError otherwise.
 
-    >>> unshard([[0, 2], [1, 3]], striped(4, 2), axis=0).tolist()
+    >>> unshard([[0, 2], [1, 3]], make_layout("striped", 4, 2), axis=0).tolist()
     [0, 1, 2, 3]
     """
     check_layout(layout)

@@ -25,22 +25,14 @@ from ringspec.errors import (
     ShapeError,
 )
 from ringspec.recipes import RECIPES
-from ringspec.rings.layouts import (
-    contiguous,
-    from_table,
-    lse_from_tiles,
-    lse_to_tiles,
-    striped,
-    zigzag,
-    zigzag_per_document,
-)
+from ringspec.rings.layouts import from_table, lse_from_tiles, lse_to_tiles, make_layout
 from ringspec.rings.schedules import zigzag_offsets
 from ringspec.spec.schedule import Step, Transfer
 
 RUN = ring()
 RECORDED = ring(record=True)
 RING = rs.forward_schedule("kv", 3)
-THREE = contiguous(6, 3)
+THREE = make_layout("contiguous", 6, 3)
 COST = rs.Cost("x", np.ones((1, 2), int), np.ones((1, 2), int), 1)
 FLOAT64 = RECIPES["float64"]
 
@@ -91,12 +83,12 @@ OTHER = {
     "cp_offset of worker 0.5": (lambda: rs.cp_offset("contiguous", 0.5, 0, **OFFSETS), OptionError),
     "zigzag_offsets of odd blocks": (lambda: zigzag_offsets(0, 0, workers=3, n_q=3, n_k=3), LayoutError),
     # layouts
-    "contiguous length -6": (lambda: contiguous(-6, 3), LayoutError),
-    "contiguous length 6.0": (lambda: contiguous(6.0, 3), LayoutError),
-    "striped length text": (lambda: striped("6", 3), LayoutError),
-    "zigzag workers 0": (lambda: zigzag(6, 0), (LayoutError, "worker-count")),
-    "zigzag_per_document workers 1.0": (lambda: zigzag_per_document(6, 1.0, [0, 6]), (LayoutError, "worker-count")),
-    "zigzag_per_document too long": (lambda: zigzag_per_document(6, 2, [0, 7]), (OptionError, "packing")),
+    "contiguous length -6": (lambda: make_layout("contiguous", -6, 3), LayoutError),
+    "contiguous length 6.0": (lambda: make_layout("contiguous", 6.0, 3), LayoutError),
+    "striped length text": (lambda: make_layout("striped", "6", 3), LayoutError),
+    "zigzag workers 0": (lambda: make_layout("zigzag", 6, 0), (LayoutError, "worker-count")),
+    "zigzag_per_document workers 1.0": (lambda: make_layout("zigzag_per_document", 6, 1.0, [0, 6]), (LayoutError, "worker-count")),
+    "zigzag_per_document too long": (lambda: make_layout("zigzag_per_document", 6, 2, [0, 7]), (OptionError, "packing")),
     "table for length -1": (lambda: from_table([[0]], -1), LayoutError),
     "table without rows": (lambda: from_table(np.zeros((0, 2), int), 0), LayoutError),
     "shard a shorter array": (lambda: rs.shard(Q[:, :, :5], THREE), ShapeError),

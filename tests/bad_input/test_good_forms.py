@@ -25,7 +25,7 @@ from bad_input.calls import (
 )
 
 import ringspec as rs
-from ringspec.rings.layouts import zigzag
+from ringspec.rings.layouts import make_layout
 
 FULL = {
     "causal": True,
@@ -166,7 +166,10 @@ def test_the_number_of_workers_may_be_a_numpy_integer(integer, circulation, layo
 @pytest.mark.parametrize("workers", [np.int8(64), np.uint8(128)])
 def test_narrow_numpy_integers_do_not_wrap_round(workers):
     length = 4 * int(workers)
-    assert (zigzag(length, workers).table == zigzag(length, int(workers)).table).all()
+    assert (
+        make_layout("zigzag", length, workers).table
+        == make_layout("zigzag", length, int(workers)).table
+    ).all()
 
 
 def test_inputs_are_never_changed():

@@ -95,17 +95,13 @@ CHOSEN = {
         "zigzag_per_document",
     ),
     "ringspec.rings.layouts": (
-        "contiguous",
         "from_table",
         "lse_from_tiles",
         "lse_to_tiles",
         "make_layout",
         "shard",
-        "striped",
         "unpermute",
         "unshard",
-        "zigzag",
-        "zigzag_per_document",
     ),
     "ringspec.rings.schedules": (
         "backward_schedule",

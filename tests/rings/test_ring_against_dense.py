@@ -11,7 +11,7 @@ from covering import covering
 from oracle.row_scale import row_scale, worst_row_error
 
 import ringspec as rs
-from ringspec.rings.layouts import zigzag_per_document
+from ringspec.spec.layout import zigzag_per_document
 
 BOUND = 1e-14
 

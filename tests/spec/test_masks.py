@@ -15,8 +15,9 @@ import ringspec as rs
 from ringspec.errors import OptionError
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check
-from ringspec.rings.layouts import contiguous, from_table, striped, zigzag
+from ringspec.rings.layouts import from_table
 from ringspec.rings.schedules import cp_offset, zigzag_offsets
+from ringspec.spec.layout import contiguous, striped, zigzag
 from ringspec.spec.masks import visible
 
 B, H, HKV, SQ, SK = 2, 4, 2, 7, 9
