@@ -28,7 +28,7 @@ LARGEST_RING = 2**16
 
 
 def as_array(x: Any, what: str) -> NDArray:
-    """``x`` as a plain NumPy array of numbers, or a DtypeError."""
+    """Return ``x`` as a plain NumPy array of numbers; DtypeError for anything else."""
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(
             f"{what} as a plain array", "a masked array", "pass .data, and the mask as mask="
@@ -51,7 +51,7 @@ def as_array(x: Any, what: str) -> NDArray:
 def float_array(
     x: Any, what: str, rank: int | None = None, finite: bool = True
 ) -> NDArray[np.float64]:
-    """Float input as a float64 array of that rank, without NaN and (if asked) infinities."""
+    """Return float input as a float64 array; refuse another rank, and NaN or infinities if ``finite``."""
     values = load(as_array(x, what), what)
     if rank is not None and values.ndim != rank:
         names = {3: "[B, H, S]", 4: "[B, H, S, D]"}
@@ -71,7 +71,7 @@ def float_array(
 
 
 def int_array(x: Any, what: str) -> NDArray[np.int64]:
-    """An array of integers as a new int64 array."""
+    """Validate an array of integers and return it as a new int64 array."""
     values = as_array(x, what)
     if values.dtype.kind not in "iu":
         raise DtypeError(f"{what} of an integer dtype", f"dtype {values.dtype}", "use int64")
@@ -81,7 +81,7 @@ def int_array(x: Any, what: str) -> NDArray[np.int64]:
 
 
 def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
-    """Integers [S] or [B, S] as an int64 array [1, S] or [B, S]."""
+    """Validate integers [S] or [B, S] and return them as int64 [1, S] or [B, S]."""
     values = int_array(x, what)
     if values.shape not in ((length,), (1, length), (batch, length)):
         raise ShapeError(
@@ -93,7 +93,7 @@ def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
 
 
 def position_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
-    """Positions as :func:`int_rows`, small enough that no difference of two of them wraps round."""
+    """Validate positions as :func:`int_rows` does, at most 2**61 in size so that no difference overflows."""
     values = int_rows(x, what, batch, length)
     if values.size and not (-LARGEST_POSITION <= values.min() and values.max() <= LARGEST_POSITION):
         raise OptionError(
@@ -105,7 +105,7 @@ def position_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int6
 
 
 def pair_array(x: NDArray, what: str, full: tuple[int, int, int, int]) -> NDArray:
-    """An array that broadcasts to [B, H, Sq, Sk], with leading axes of 1 added."""
+    """Validate an array that broadcasts to [B, H, Sq, Sk] and return it with leading axes of 1."""
     shape = (1,) * (4 - x.ndim) + x.shape
     fits = len(shape) == 4 and all(n in (1, m) for n, m in zip(shape, full, strict=True))
     if not fits:
@@ -130,7 +130,7 @@ def bool_pairs(x: Any, what: str, full: tuple[int, int, int, int]) -> NDArray[np
 
 
 def number(x: Any, what: str) -> float:
-    """A finite real number as float."""
+    """Validate a finite real number and return it as float."""
     ok = isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
     try:
         if ok and math.isfinite(float(x)):
@@ -141,7 +141,7 @@ def number(x: Any, what: str) -> float:
 
 
 def is_integer(x: Any) -> bool:
-    """Whether ``x`` is an int or a NumPy integer; True and False are not, though Python counts them."""
+    """Whether ``x`` is an int or a NumPy integer, and not a bool."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
@@ -153,7 +153,7 @@ def integer(x: Any, what: str) -> int:
 
 
 def length_of(x: Any, what: str = "S") -> int:
-    """A number of tokens: an integer >= 0."""
+    """Validate a number of tokens, an integer >= 0, and return it as int."""
     if not is_integer(x) or not 0 <= x < 2**62:
         raise LayoutError(f"{what} as an integer >= 0", shown(x), "pass the number of tokens")
     return int(x)
@@ -186,7 +186,7 @@ def flag(x: Any, what: str) -> bool:
 
 
 def check_window(window: Any) -> tuple[int | None, int | None] | None:
-    """(left, right) of a sliding window; None when no side is bounded (MASK-2)."""
+    """Validate a sliding window and return it as (left, right); None if no side is bounded (MASK-2)."""
     if window is None:
         return None
     sides = window if isinstance(window, (tuple, list)) else (window, window)
@@ -234,7 +234,7 @@ def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray
 def check_segments(
     values: dict[str, Any], batch: int, n_q: int, n_k: int
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Segment ids of queries and keys from segments_* or cu_seqlens*."""
+    """Validate segments_* or cu_seqlens* and return the segment ids of queries and keys."""
     by_segments = values["segments_q"] is not None or values["segments_k"] is not None
     by_packing = values["cu_seqlens"] is not None or values["cu_seqlens_k"] is not None
     if by_segments and by_packing:
@@ -284,7 +284,7 @@ def check_bounds(
 
 
 def finite_or_minus_infinity(x: Any, what: str, rank: int | None = None) -> NDArray[np.float64]:
-    """Float input in which -inf has a meaning; NaN and +inf are refused."""
+    """Return float input as float64; -inf is allowed, NaN and +inf are refused."""
     values = float_array(x, what, rank, finite=False)
     if np.isnan(values).any() or np.isposinf(values).any():
         raise NonFiniteError(
@@ -301,7 +301,7 @@ def check_bias(x: Any, full: tuple[int, int, int, int]) -> NDArray[np.float64] |
 
 
 def check_partial(o: Any, lse: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """o [B, H, S, Dv] and lse [B, H, S] of one partial result."""
+    """Validate o [B, H, S, Dv] and lse [B, H, S] of one partial result."""
     o = float_array(o, "o", rank=4)
     lse = finite_or_minus_infinity(lse, "lse", rank=3)
     if o.shape[:3] != lse.shape:
@@ -314,7 +314,7 @@ def check_partial(o: Any, lse: Any) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def check_partials(parts: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """A list of pairs (o, lse)."""
+    """Validate a list of pairs (o, lse)."""
     pairs = isinstance(parts, (list, tuple)) and all(
         isinstance(part, (list, tuple)) and len(part) == 2 for part in parts
     )
@@ -366,7 +366,7 @@ def check_softcap(x: Any) -> float | None:
 
 
 def check_qkv(q: Any, k: Any, v: Any) -> tuple[NDArray[np.float64], ...]:
-    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] as float64."""
+    """Validate q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] and return them as float64."""
     q, k, v = (float_array(x, what, rank=4) for x, what in ((q, "q"), (k, "k"), (v, "v")))
     if k.shape[:3] != v.shape[:3]:
         raise ShapeError(

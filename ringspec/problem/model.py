@@ -77,7 +77,7 @@ class Rows:
         )
 
     def slice(self, start: int, stop: int) -> Rows:
-        """Local rows start..stop-1 of this block (a tile)."""
+        """The rows start..stop-1, counted inside these rows."""
         return Rows(
             self.index[start:stop],
             self.position[:, start:stop],
@@ -107,7 +107,7 @@ class Columns:
         )
 
     def slice(self, start: int, stop: int) -> Columns:
-        """Local columns start..stop-1 of this block (a tile)."""
+        """The columns start..stop-1, counted inside these columns."""
         return Columns(
             self.index[start:stop],
             self.position[:, start:stop],
@@ -190,7 +190,7 @@ def cut(x: NDArray, start: int, stop: int) -> NDArray:
 
 
 def columns_of(x: NDArray, columns: Columns) -> NDArray:
-    """The columns of a block out of [b, h, n, Sk] rows; a broadcast key axis stays as it is."""
+    """The entries of x [b, h, n, Sk] for the keys of ``columns``; a broadcast key axis stays as it is."""
     if x.shape[3] == 1:
         return x
     if x.shape[3] == 0:  # no key at all: only padding slots can ask

@@ -202,7 +202,7 @@ def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
 def check_gradients(
     problem: Problem, dy: Any, per_row: Any, what: str = "dlse"
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """dy [B, H, Sq, Dv] and dlse or delta [B, H, Sq] (None = zeros) as float64."""
+    """Validate dy [B, H, Sq, Dv] and dlse or delta [B, H, Sq] (None = zeros) and return them as float64."""
     batch, heads, n_q, _ = problem.q.shape
     dy = float_array(dy, "dy", rank=4)
     if dy.shape != (batch, heads, n_q, problem.v.shape[3]):
@@ -217,7 +217,7 @@ def check_gradients(
 
 
 def row_array(problem: Problem, x: NDArray[np.float64], what: str) -> NDArray[np.float64]:
-    """One number per query row, [B, H, Sq]."""
+    """Validate that ``x`` has one number per query row, [B, H, Sq], and return it."""
     if x.shape != problem.q.shape[:3]:
         raise ShapeError(
             f"{what} of shape [B, H, Sq] = {problem.q.shape[:3]}",
@@ -228,5 +228,5 @@ def row_array(problem: Problem, x: NDArray[np.float64], what: str) -> NDArray[np
 
 
 def check_lse(problem: Problem, lse: Any) -> NDArray[np.float64]:
-    """lse [B, H, Sq] as float64; -inf marks an empty row, NaN and +inf are refused."""
+    """Validate lse [B, H, Sq] and return it as float64; -inf marks an empty row."""
     return row_array(problem, finite_or_minus_infinity(lse, "lse", rank=3), "lse")

@@ -121,7 +121,7 @@ def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
 
 
 def as_given(result: Gradients, options: Any) -> Gradients:
-    """dsinks and dbias in the shapes in which sinks and bias were given."""
+    """The gradients with dsinks and dbias in the shapes in which sinks and bias were given."""
     dsinks, dbias = result.dsinks, result.dbias
     if dsinks is not None:
         dsinks = dsinks.reshape(np.shape(options["sinks"]))

@@ -171,14 +171,14 @@ def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
 
 
 def check_layout(layout: Any) -> None:
-    """Raise LayoutError for what is no :class:`Layout`."""
+    """Raise LayoutError unless ``layout`` is a :class:`Layout`."""
     if not isinstance(layout, Layout):
         fix = 'make one: make_layout("zigzag", 32, workers=4)'
         raise LayoutError("a Layout", shown(layout), fix)
 
 
 def check_shards(shards: Sequence[ArrayLike], axis: int) -> list[NDArray]:
-    """Local arrays of one shape and dtype."""
+    """Validate a list of local arrays of one shape and dtype and return it."""
     if not isinstance(shards, (list, tuple)) or not shards:
         raise ShapeError("a list of local arrays", shown(shards), "pass one array per worker")
     parts = [as_array(part, "a local array") for part in shards]
@@ -193,7 +193,7 @@ def check_shards(shards: Sequence[ArrayLike], axis: int) -> list[NDArray]:
 
 
 def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
-    """An axis from 0, of that length."""
+    """Raise ShapeError unless ``x`` has the axis, and with ``length`` that many entries on it."""
     known = isinstance(axis, int) and 0 <= axis < x.ndim
     if not known or (length is not None and x.shape[axis] != length):
         raise ShapeError(
@@ -204,7 +204,7 @@ def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
 
 
 def lse_to_tiles(lse: Array) -> Array:
-    """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128], row t at [t % 128, t // 128].
+    """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128], row i at [i % 128, i // 128].
 
     ``lse`` is float64. Raises ShapeError where S is no multiple of 128.
     """

@@ -26,7 +26,7 @@ WHEN = ("before", "during", "computed", "after")
 class Moment:
     """One worker's step on record: everything that went in and everything that came out.
 
-    ``phase`` is 'forward' or 'backward'; ``pair`` the (query owner, key owner) that met, None where the
+    ``phase`` is 'forward' or 'backward'; ``pair`` the (query owner, key owner) that was computed, None where the
     worker was idle; ``received`` and ``sent`` are messages. The states, in their order: ``before`` anything arrives;
     ``during``, when everything has arrived and nothing is computed; ``computed``; and ``after``, when the worker has
     sent, and no longer holds what it sent.
@@ -58,10 +58,10 @@ def lockstep(
     observer: Observer,
     each: Each = map,
 ) -> tuple[list[State], list[tuple[Message, ...]]]:
-    """All workers do step t, then everything that they sent is delivered; then step t + 1.
+    """All workers do one step, then everything that they sent is delivered; then the next step.
 
     Returns the last states and what is still to be received. It serves both passes: ``one_step`` is
-    ``forward_step`` or ``backward_step``. No worker's step depends on another's in the same t, so
+    ``forward_step`` or ``backward_step``. A worker needs nothing that another computes in the same step, so
     ``each`` may do them side by side.
     """
     states = list(states)
@@ -70,14 +70,14 @@ def lockstep(
     def turn(r: int) -> State:
         return one_step(states[r], schedule, inboxes[r], block)
 
-    for t in range(len(schedule.steps)):
+    for step in range(len(schedule.steps)):
         outboxes = []
         for r, computed in enumerate(of_all(schedule.workers, turn, each)):
-            before = states[r]
-            during = arrive(before, schedule, inboxes[r])
+            before, inbox = states[r], inboxes[r]
+            during = arrive(before, schedule, inbox)
             after, sent = send(computed, schedule)
-            pair = pair_computed(schedule, t, r)
-            observer(Moment(phase, t, r, pair, before, inboxes[r], during, computed, after, sent))
+            pair = pair_computed(schedule, step, r)
+            observer(Moment(phase, step, r, pair, before, inbox, during, computed, after, sent))
             states[r] = after
             outboxes.append(sent)
         inboxes = deliver(outboxes, schedule.workers)
@@ -85,7 +85,7 @@ def lockstep(
 
 
 def of_all(workers: int, function: Callable[[int], Any], each: Each) -> Iterator[Any]:
-    """``function`` of every worker's number, in their order."""
+    """The results of ``function`` for workers 0 to W - 1, in this order, computed by ``each``."""
     results, missing = iter(each(function, range(workers))), object()
     for r in range(workers):
         result = next(results, missing)
@@ -99,7 +99,7 @@ def of_all(workers: int, function: Callable[[int], Any], each: Each) -> Iterator
 
 
 def deliver(outboxes: list[tuple[Message, ...]], workers: int) -> list[tuple[Message, ...]]:
-    """Each worker's messages, in the order of the senders: the lockstep stand-in for a network."""
+    """Each worker's messages, in the order of the senders."""
     inboxes: list[list[Message]] = [[] for _ in range(workers)]
     for outbox in outboxes:
         for message in outbox:
@@ -127,5 +127,5 @@ def read_only_values(arrays: dict[str, Array | None]) -> dict[str, Any]:
 
 
 def read_only(x: Array) -> Array:
-    """A copy in memory that nobody can write to: a worker's inputs stay as they are."""
+    """A copy of an array in memory that nobody can write to."""
     return np.ndarray(x.shape, x.dtype, x.tobytes())

@@ -56,7 +56,7 @@ def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
 
 
 def check_circulation(circulation: str) -> None:
-    """Raise OptionError for the name of another circulation."""
+    """Raise OptionError unless ``circulation`` is the name of one."""
     if not isinstance(circulation, str) or circulation not in CIRCULATIONS:
         raise OptionError(
             "a circulation ('kv', 'q' or 'gather')",

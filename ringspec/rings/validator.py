@@ -220,7 +220,7 @@ def is_transfer(transfer: object) -> bool:
 def check_holds(
     schedule: Schedule, held: dict[str, list[set[int]]], t: int, worker: int, block: int
 ) -> list[Defect]:
-    """Does the worker hold all inputs of the block, and its accumulators with them?"""
+    """The defect if a worker computes with a block of which it lacks an input or an accumulator."""
     inputs = [name for name in schedule.inputs if block not in held[name][worker]]
     lost = [name for name in schedule.accumulators if block not in held[name][worker]]
     where = f"step {t}: worker {worker} computes with block {block} but does not hold its "
