@@ -1,6 +1,5 @@
-"""What a call consists of.
+"""What a call consists of: ``model`` defines it, and two files check a caller's arguments.
 
-1. ``model``           tensors, rows, columns, terms, and the tile of a computation
-2. ``checks``          each argument in the one form that the rest works with, or an error
-3. ``options``         the keywords of every function
+1. ``checks``          each argument in the one form that the rest works with, or an error
+2. ``options``         the keywords of every function
 """
