@@ -26,7 +26,6 @@ from ringspec.spec.worker import (
     arrive,
     joined,
     messages,
-    pair_computed,
     send,
     visiting,
 )
@@ -78,7 +77,7 @@ def circulate(
         combined = during if share is None else halves.combine(during, share)
         step.post_sends(outbox(combined, schedule), early=False)
         after, sent = send(combined, schedule)
-        pair = pair_computed(schedule, t, state.worker)
+        pair = schedule.pair(t, state.worker)
         states = state, received, during, combined, after
         observer(Moment(phase, t, state.worker, pair, *states, sent))
         previous.wait_for_sends()  # their receivers have taken them by now

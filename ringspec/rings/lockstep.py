@@ -16,7 +16,7 @@ import numpy as np
 from ringspec.errors import OptionError
 from ringspec.problem.model import Array
 from ringspec.spec.schedule import Schedule
-from ringspec.spec.worker import Message, State, WorkerState, arrive, pair_computed, send
+from ringspec.spec.worker import Message, State, WorkerState, arrive, send
 
 # The states of a moment, in their order.
 WHEN = ("before", "during", "computed", "after")
@@ -76,7 +76,7 @@ def lockstep(
             before, inbox = states[r], inboxes[r]
             during = arrive(before, schedule, inbox)
             after, sent = send(computed, schedule)
-            pair = pair_computed(schedule, step, r)
+            pair = schedule.pair(step, r)
             observer(Moment(phase, step, r, pair, before, inbox, during, computed, after, sent))
             states[r] = after
             outboxes.append(sent)

@@ -46,10 +46,10 @@ def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
     """The same schedule with these (query owner, key owner) pairs declared as skipped (RING-11)."""
     skipped = frozenset(invisible)
     steps = []
-    for step in schedule.steps:
+    for number, step in enumerate(schedule.steps):
         uses = tuple(
-            None if b is None or schedule.pair(r, b) in skipped else b
-            for r, b in enumerate(step.uses)
+            None if schedule.pair(number, r) in skipped else owner
+            for r, owner in enumerate(step.uses)
         )
         steps.append(replace(step, uses=uses))
     return replace(schedule, steps=tuple(steps), skipped=skipped)

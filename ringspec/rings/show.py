@@ -96,13 +96,9 @@ def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
     table = []
     for r in range(schedule.workers):
         row = []
-        for t, step in enumerate(schedule.steps):
-            owner = step.uses[r]
-            if owner is None:
-                row.append("-")
-                continue
-            a, b = schedule.pair(r, owner)
-            row.append(f"q{a} x k{b} ({counted.pairs[t, r]})")
+        for t in range(len(schedule.steps)):
+            pair = schedule.pair(t, r)
+            row.append("-" if pair is None else f"q{pair[0]} x k{pair[1]} ({counted.pairs[t, r]})")
         table.append(row)
     return table
 

@@ -48,7 +48,6 @@ from ringspec.spec.worker import (
     QuerySide,
     arrive,
     held,
-    pair_computed,
     receive,
 )
 
@@ -107,7 +106,7 @@ def differentiate_block(
 
     It reads the inputs alone, so that a program may receive the accumulators at the same time.
     """
-    if pair_computed(schedule, state.step, state.worker) is None:
+    if schedule.pair(state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
     tile = Tile(held(query.rows), held(key.columns), state.terms, state.recipe)

@@ -28,7 +28,6 @@ from ringspec.spec.worker import (
     QuerySide,
     arrive,
     held,
-    pair_computed,
 )
 
 Merge = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
@@ -78,7 +77,7 @@ def score_block(
     state: ForwardState, schedule: Schedule, compute: BlockForward
 ) -> SoftmaxState | None:
     """The softmax state of the two blocks at this worker alone; None if the worker is idle in this step."""
-    if pair_computed(schedule, state.step, state.worker) is None:
+    if schedule.pair(state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
     tile = Tile(held(query.rows), held(key.columns), state.terms, state.recipe)

@@ -78,14 +78,17 @@ class Schedule:
     steps: tuple[Step, ...]
     skipped: frozenset[Pair] = frozenset()
 
-    def pair(self, worker: int, visitor: int) -> Pair:
-        """(query owner, key owner) when a worker computes with the block whose owner is ``visitor``."""
+    def pair(self, step: int, worker: int) -> Pair | None:
+        """(query owner, key owner) that a worker computes in a step; None where it is idle."""
+        visitor = self.steps[step].uses[worker]
+        if visitor is None:
+            return None
         return (worker, visitor) if self.moves == "keys" else (visitor, worker)
 
     def pairs(self, step: int) -> list[tuple[int, Pair]]:
         """(worker, (query owner, key owner)) of all that is computed in a step."""
-        uses = self.steps[step].uses
-        return [(r, self.pair(r, b)) for r, b in enumerate(uses) if b is not None]
+        pairs = [(r, self.pair(step, r)) for r in range(self.workers)]
+        return [(r, pair) for r, pair in pairs if pair is not None]
 
     @property
     def hops(self) -> int:

@@ -229,9 +229,3 @@ def with_accumulators(side: KeySide) -> KeySide:
         return side
     k, v = held(side.k), held(side.v)
     return dataclasses.replace(side, dk=np.zeros(k.shape), dv=np.zeros(v.shape))
-
-
-def pair_computed(schedule: Schedule, step: int, worker: int) -> tuple[int, int] | None:
-    """(query owner, key owner) that a worker computes in a step, or None."""
-    owner = schedule.steps[step].uses[worker]
-    return None if owner is None else schedule.pair(worker, owner)

@@ -104,13 +104,12 @@ def test_pairs_are_those_that_counting_finds(number):
         for j in range(16):
             dense[i, j] = sum(sees(options, b, h, i, j) for b in range(B) for h in range(H))
     assert counted.pairs.sum() == dense.sum()
-    for t, step in enumerate(schedule.steps):
+    for t in range(len(schedule.steps)):
         for r in range(workers):
             want = 0
-            if step.uses[r] is not None:
-                a, b = schedule.pair(r, step.uses[r])
-                for i in layout_q.table[a]:
-                    for j in layout_k.table[b]:
+            if (pair := schedule.pair(t, r)) is not None:
+                for i in layout_q.table[pair[0]]:
+                    for j in layout_k.table[pair[1]]:
                         want += dense[i, j] if i >= 0 and j >= 0 else 0
             assert counted.pairs[t, r] == want, (t, r)
 
