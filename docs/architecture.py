@@ -143,7 +143,9 @@ PACKAGES = {
         5, 3, "the specification: the algorithm alone", ("ringspec.problem", "ground")
     ),
     "ringspec.problem": Package(6, 3, "the arguments of a call, and their checks", ("ground",)),
-    "ringspec.exact": Package(4, 5, "correctly rounded results", ("ground",)),
+    "ringspec.exact": Package(
+        4, 5, "correctly rounded results", ("ringspec.problem", "ringspec.spec", "ground")
+    ),
     "ringspec.compare": Package(4, 6, "bounds, verdicts, noise and its statistics", ("ground",)),
     "ground": Package(7, 3, f"the files {', '.join(f'`{name}`' for name in GROUND)} of ringspec"),
     "nki_impl.target": Package(

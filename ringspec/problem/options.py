@@ -104,6 +104,10 @@ INSTEAD = {
     "softmax_scale": "write 'scale'",
     "cu_seqlens_q": "write 'cu_seqlens'",
     "seed": "write 'dropout_seed'",
+    "recipe": "leave it out: ringspec.ring takes a recipe, dense attention is not rounded on the way",
+    "workers": "leave it out: ringspec.ring takes it, dense attention has no workers",
+    "layout": "leave it out: ringspec.ring takes it, dense attention has no workers",
+    "dtype": "leave it out: ringspec.fast takes dtype, ringspec.exact takes formats=('float32',)",
 }
 
 Function = TypeVar("Function", bound=Callable[..., Any])

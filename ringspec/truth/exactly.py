@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from ringspec import exact
 from ringspec.exact import Truth
+from ringspec.exact.keywords import problem_of
 from ringspec.problem.model import Array, Problem
-from ringspec.truth.problem import Upstream, exact_problem
+from ringspec.truth.problem import Upstream
 from ringspec.truth.sharded import Tables
 
 __all__ = ["FLOAT64", "Truth", "Wanted", "attention", "block_gradients", "merge"]
@@ -44,7 +45,7 @@ def attention(
     With the ``tables`` of a ring also ``dsinks_parts`` [W, H, N] and, of a bias that is the same for all queries,
     ``dbias_parts`` [W, ...]: the sums over each worker's own rows. Raises what :func:`ringspec.exact.backward` raises.
     """
-    asked = exact_problem(problem)
+    asked = problem_of(problem)
     if upstream.dy is None:
         return exact.forward(asked, **vars(wanted))
     groups = None if tables is None else tables.worker_of_query()
@@ -62,7 +63,7 @@ def block_gradients(
     problem: Problem, dy: Array, lse: Array, delta: Array, wanted: Wanted = FLOAT64
 ) -> Truth:
     """The share of a block in the gradients, from lse and delta [B, H, Sq] of the whole rows."""
-    return exact.block_backward(exact_problem(problem), dy, lse, delta, **vars(wanted))
+    return exact.block_backward(problem_of(problem), dy, lse, delta, **vars(wanted))
 
 
 def merge(o: Array, lse: Array, wanted: Wanted = FLOAT64) -> Truth:

@@ -161,13 +161,13 @@ def test_bounds_are_not_far_from_what_a_recipe_does(name):
 def test_float64_stays_within_its_bounds_of_the_exact_truth():
     """Truth in float64 would hide half of the error here."""
     from ringspec import exact
+    from ringspec.exact.keywords import problem_of
     from ringspec.problem.options import check
-    from ringspec.truth.problem import exact_problem
 
     for seed in SMALL:
         case = problem(seed)
         q, k, v, dy = case.tensors
-        checked = exact_problem(check(q, k, v, case.options))
+        checked = problem_of(check(q, k, v, case.options))
         truth = exact.backward(checked, dy, case.dlse, scales=True)
         run = rs.ring(*case.tensors, dlse=case.dlse, **case.ring, **case.options)
         factors = bound_factors("float64", case.sizes(row_scale(q, k, v, dy, **case.options)))

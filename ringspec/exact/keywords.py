@@ -1,0 +1,155 @@
+"""Attention and its gradients with the keywords of ``ringspec.attention``, correctly rounded.
+
+:mod:`ringspec.problem.options` validates the keywords. :mod:`ringspec.spec` says which pairs the mask terms leave
+visible (MASK-9) and which of them dropout keeps (DROP-1); it computes no number of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringspec.exact.problem import Problem
+from ringspec.exact.truth import Truth, backward, block_backward, forward
+from ringspec.problem import model
+from ringspec.problem.options import Options, check, check_gradients, check_lse, takes_options
+from ringspec.spec.dropout import keep_mask
+from ringspec.spec.masks import visible
+
+
+@takes_options
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    formats: Sequence[str] = ("float64",),
+    statistics: Sequence[str] | None = None,
+    scales: bool = False,
+    **options: Unpack[Options],
+) -> Truth:
+    """The correctly rounded result of :func:`ringspec.attention` for the same arguments and keywords.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype, and the keywords of
+    :class:`~ringspec.problem.options.Options`; ``formats``, ``statistics`` and ``scales`` as in :func:`forward`. A
+    keyword that only a ring or the fast path takes (recipe, workers, layout, dtype, threads) raises
+    UnknownKeywordError; other bad input raises the errors of ``ringspec.attention``, or UndecidedError.
+
+    >>> q = k = np.zeros((1, 1, 2, 4)); v = np.arange(8.0).reshape(1, 1, 2, 4)
+    >>> attention(q, k, v, causal=True).tensors["o"]["float64"][0, 0].tolist()
+    [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
+    """
+    problem = problem_of(check(q, k, v, dict(options)))
+    return forward(problem, formats, statistics=statistics, scales=scales)
+
+
+@takes_options
+def attention_backward(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dy: ArrayLike,
+    *,
+    dlse: ArrayLike | None = None,
+    formats: Sequence[str] = ("float64",),
+    statistics: Sequence[str] | None = None,
+    scales: bool = False,
+    **options: Unpack[Options],
+) -> Truth:
+    """The correctly rounded gradients of :func:`ringspec.attention_backward`, and o and lse.
+
+    dy = dL/do [B, H, Sq, Dv], dlse = dL/dlse [B, H, Sq] (None: zeros), both of any float dtype. The other arguments
+    and the errors are those of :func:`attention`. dsinks and dbias have the shapes of sinks and bias as given.
+
+    >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
+    >>> attention_backward(q, k, v, dy, causal=True).tensors["dv"]["float64"][0, 0, :, 0].tolist()
+    [1.5, 0.5]
+    """
+    checked = check(q, k, v, dict(options))
+    seeds = check_gradients(checked, dy, dlse)
+    problem = problem_of(checked)
+    return as_given(
+        backward(problem, *seeds, formats, statistics=statistics, scales=scales), options
+    )
+
+
+@takes_options
+def attention_block_backward(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dy: ArrayLike,
+    *,
+    lse: ArrayLike,
+    delta: ArrayLike,
+    formats: Sequence[str] = ("float64",),
+    statistics: Sequence[str] | None = None,
+    scales: bool = False,
+    **options: Unpack[Options],
+) -> Truth:
+    """The correctly rounded result of :func:`ringspec.attention_block_backward` (BWD-11).
+
+    lse (-inf: an empty row) and delta [B, H, Sq], of any float dtype, belong to the whole rows, of which these keys may
+    be a part. The other arguments and the errors are those of :func:`attention_backward`.
+
+    >>> q = k = np.zeros((1, 1, 1, 1)); v = dy = np.ones((1, 1, 1, 1))
+    >>> block = attention_block_backward(q, k, v, dy, lse=[[[1.0]]], delta=[[[0.0]]])
+    >>> block.tensors["dv"]["float64"].item()  # 1/e
+    0.36787944117144233
+    """
+    checked = check(q, k, v, dict(options))
+    dy, delta = check_gradients(checked, dy, delta, "delta")
+    rows = check_lse(checked, lse)
+    problem = problem_of(checked)
+    truth = block_backward(problem, dy, rows, delta, formats, statistics=statistics, scales=scales)
+    return as_given(truth, options)
+
+
+def problem_of(checked: model.Problem) -> Problem:
+    """The problem with one visibility mask and one keep mask in place of the keywords."""
+    rows, columns, terms = checked.rows, checked.columns, checked.terms
+    keep = rows.keep
+    if keep is None and terms.dropout_p > 0:
+        keep = keep_mask(
+            rows.position,
+            columns.position,
+            heads=np.arange(terms.heads, dtype=np.int64),
+            batches=np.arange(checked.q.shape[0], dtype=np.int64),
+            dropout_p=terms.dropout_p,
+            dropout_seed=terms.dropout_seed,
+        )
+    return Problem(
+        checked.q,
+        checked.k,
+        checked.v,
+        terms.scale,
+        visible=visible(rows, columns, terms),
+        bias=rows.bias,
+        softcap=terms.softcap,
+        sinks=terms.sinks,
+        keep=keep,
+        dropout_p=terms.dropout_p,
+    )
+
+
+def as_given(truth: Truth, options: Mapping[str, Any]) -> Truth:
+    """The results with dsinks and dbias, and their scales, in the shapes of sinks and bias as given."""
+    shapes = {
+        name: np.shape(options[of])
+        for name, of in (("dsinks", "sinks"), ("dbias", "bias"))
+        if options.get(of) is not None
+    }
+
+    def shaped(name: str, x: NDArray) -> NDArray:
+        return x.reshape(shapes.get(name, x.shape))
+
+    return Truth(
+        {
+            name: {format_name: shaped(name, x) for format_name, x in values.items()}
+            for name, values in truth.tensors.items()
+        },
+        {name: shaped(name, x) for name, x in truth.scales.items()},
+    )
