@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ringspec.plan.options import Option, Plan
+from ringspec.plan.options import Option, Plan, alternatives
 
+# Idle share of the time from which a plan is called wasteful.
+WASTEFUL = 0.5
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def advice(planned: Plan) -> list[str]:
-    """The recommendation of a plan, ``planned``, in sentences, the decisive one first."""
+    """The recommendation of the plan ``planned`` in sentences, the most important one first."""
     best = planned.best
     lines = [
         f"Take {best.layout} with {circulation_words(best)}: {duration(best.seconds)} a layer, "
@@ -25,6 +27,32 @@ def advice(planned: Plan) -> list[str]:
             "A step's blocks take longer to read and write in memory than to multiply: the times are too short."
         )
     return lines
+
+
+def warning(planned: Plan) -> list[str]:
+    """One sentence on a plan whose workers are idle most of the time, with a better plan; else none.
+
+    The better plan is the fastest one, on as many or fewer workers, whose workers compute most of the time.
+    """
+    best = planned.best
+    if best.idle < WASTEFUL:
+        return []
+    waste = f"{percent(best.idle)} of the time is wasted: the workers wait for each other or for transfers."
+    busy = [one for one in alternatives(planned) if one.best.idle < WASTEFUL]
+    if not busy:
+        return [f"{waste} No smaller ring that fits the device is better."]
+    return [f"{waste} Better: {in_place(min(busy, key=lambda one: one.best.seconds), best)}."]
+
+
+def in_place(other: Plan, best: Option) -> str:
+    """Another plan in words, beside the option that it would replace."""
+    one = other.best
+    ring = f"a ring of {other.work.workers}, {one.layout} with {circulation_words(one)}"
+    alone = "1 worker" if other.work.workers == 1 else ring
+    return (
+        f"{alone}: {duration(one.seconds)} a layer in place of {duration(best.seconds)}, "
+        f"{percent(one.idle)} of it idle"
+    )
 
 
 def circulation_words(one: Option) -> str:

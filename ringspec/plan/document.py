@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringspec.plan.advice import advice
+from ringspec.plan.advice import advice, warning
 from ringspec.plan.hardware import Hardware, Link, Rate
 from ringspec.plan.options import Option, Plan
 from ringspec.plan.times import Pass
@@ -20,7 +20,7 @@ def plan_document(planned: Plan) -> dict[str, Any]:
         "link": planned.link.name,
         "options": [option_document(one) for one in planned.options],
         "best": {"layout": planned.best.layout, "circulation": planned.best.circulation},
-        "advice": advice(planned),
+        "advice": [*warning(planned), *advice(planned)],
     }
 
 

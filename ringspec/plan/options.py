@@ -106,15 +106,46 @@ def plan(
     (1.98, 1.98)
     """
     work = workload(length, workers, recipe_name=recipe, **shapes)
-    device = hardware_named(hardware)
     both, overlapped = flag(backward, "backward"), flag(overlap, "overlap")
+    chosen = check_layouts(layouts, work), check_circulations(circulations)
+    return compared(work, hardware_named(hardware), both, overlapped, *chosen)
+
+
+def compared(
+    work: Workload,
+    device: Hardware,
+    backward: bool,
+    overlap: bool,
+    layouts: tuple[str, ...],
+    circulations: tuple[str, ...],
+) -> Plan:
+    """The plan of a workload over these layouts and circulations."""
     options = tuple(
-        option(layout, circulation, both, work, device, overlapped)
-        for layout in check_layouts(layouts, work)
-        for circulation in check_circulations(circulations)
+        option(layout, circulation, backward, work, device, overlap)
+        for layout in layouts
+        for circulation in circulations
     )
-    link = device.link(work.workers)
-    return Plan(work, device, link, overlapped, options, best_of(options))
+    return Plan(work, device, device.link(work.workers), overlap, options, best_of(options))
+
+
+def alternatives(planned: Plan) -> list[Plan]:
+    """Plans of the same work on W, W/2, W/4, ... workers, with all layouts and circulations; those that fit.
+
+    Only numbers of workers that divide S; the largest first.
+
+    >>> [one.work.workers for one in alternatives(plan(4096, 8))]
+    [8, 4, 2, 1]
+    """
+    work, backward = planned.work, planned.best.backward is not None
+    plans = []
+    workers = work.workers
+    while workers:
+        if work.length % workers == 0:
+            fewer = work.resized(workers, work.length // workers)
+            ways = check_layouts(None, fewer), check_circulations(None)
+            plans.append(compared(fewer, planned.hardware, backward, planned.overlap, *ways))
+        workers //= 2
+    return [one for one in plans if one.best.fits]
 
 
 def option(

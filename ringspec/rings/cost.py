@@ -29,13 +29,15 @@ class Cost:
 
     ``pairs`` int64 [steps, W]: visible (query, key) pairs over all batches and query heads.
     ``sent`` int64 [steps, W]: payload bytes that each worker sends after each step.
-    ``hops``: steps after which something travels.
+    ``hops``: steps after which something travels. ``copies``: how many heads with the same mask ``pairs`` is
+    summed over, B H; 1 if masks differ between heads or batch entries.
     """
 
     name: str
     pairs: Integers
     sent: Integers
     hops: int
+    copies: int = 1
 
     @property
     def imbalance(self) -> float:
@@ -62,6 +64,22 @@ def pairs_of_block(problem: Problem, layout_q: Layout, layout_k: Layout, a: int,
     batch, heads = problem.q.shape[:2]
     copies = (batch // allowed.shape[0]) * (heads // allowed.shape[1])
     return int(np.count_nonzero(allowed)) * copies
+
+
+def copies_of(problem: Problem) -> int:
+    """B H if all batch entries and heads have one mask, else 1."""
+    first = visible(problem.rows.take(problem.rows.index[:1]), problem.columns, problem.terms)
+    batch, heads = problem.q.shape[:2]
+    return batch * heads if first.shape[:2] == (1, 1) else 1
+
+
+def pairs_text(copies: int) -> str:
+    """What a printed number of pairs, divided by ``copies``, counts.
+
+    >>> pairs_text(6), pairs_text(1)
+    ('visible pairs per head, times B H = 6', 'visible pairs')
+    """
+    return "visible pairs" if copies == 1 else f"visible pairs per head, times B H = {copies}"
 
 
 def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
@@ -134,7 +152,7 @@ def cost(
             pairs[t, worker] = pairs_of_block(problem, layout_q, layout_k, a, b)
         for transfer in step.transfers:
             sent[t] += transfer_bytes(transfer, slots, workers, problem, recipe)
-    return Cost(schedule.name, pairs, sent, schedule.hops)
+    return Cost(schedule.name, pairs, sent, schedule.hops, copies_of(problem))
 
 
 @dataclass(frozen=True)

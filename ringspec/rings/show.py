@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.rings.cost import Cost, cost
+from ringspec.rings.cost import Cost, cost, pairs_text
 from ringspec.rings.lockstep import WHEN, Moment
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import BackwardState, ForwardState, Message, WorkerState, names_of
@@ -96,9 +96,10 @@ def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
     table = []
     for r in range(schedule.workers):
         row = []
-        for t in range(len(schedule.steps)):
-            pair = schedule.pair(t, r)
-            row.append("-" if pair is None else f"q{pair[0]} x k{pair[1]} ({counted.pairs[t, r]})")
+        for step in range(len(schedule.steps)):
+            pair = schedule.pair(step, r)
+            count = counted.pairs[step, r] // counted.copies
+            row.append("-" if pair is None else f"q{pair[0]} x k{pair[1]} ({count})")
         table.append(row)
     return table
 
@@ -129,7 +130,11 @@ def run_as_text(run: Run) -> str:
         cells = step_cells(schedule, counted)
         width = max([len("step 00")] + [len(c) for row in cells for c in row])
         steps = "  ".join(f"step {t}".ljust(width) for t in range(len(schedule.steps)))
-        lines += ["", f"{schedule.name}: queries x keys (visible pairs)", f"worker  {steps}"]
+        lines += [
+            "",
+            f"{schedule.name}: queries x keys ({pairs_text(counted.copies)})",
+            f"worker  {steps}",
+        ]
         for r, row in enumerate(cells):
             lines.append(f"{r:>6}  " + "  ".join(c.ljust(width) for c in row).rstrip())
         for t in range(len(schedule.steps)):
@@ -159,8 +164,8 @@ def run_as_html(run: Run) -> str:
         )
         rows.append(f"<tr><th>then travel</th>{moves}</tr>")
         parts.append(
-            f"<table><caption>{html.escape(schedule.name)}: queries x keys (visible pairs)"
-            f"</caption><tr><th></th>{header}</tr>{''.join(rows)}</table>"
+            f"<table><caption>{html.escape(schedule.name)}: queries x keys "
+            f"({pairs_text(counted.copies)})</caption><tr><th></th>{header}</tr>{''.join(rows)}</table>"
             f"<p>{html.escape(summary(counted))}; columns = positions and segments of the keys, "
             "rows = those of the queries</p>"
         )

@@ -214,6 +214,6 @@ def test_a_file_may_hold_masks_bias_and_sinks(tmp_path, suffix):
     inside = (low[0][:, None] <= j) & (j < low[0][:, None] + 6)
     visible = masks["mask"][0] & ~np.isneginf(masks["bias"]) & same & inside & (j <= i)
     text = call("--input", path, "--workers", 3, "--layout", "striped").stdout
-    assert f"{int(visible.sum())} visible pairs" in text
+    assert f" bytes, {int(visible.sum())} pairs; " in text
     both = call("--input", path, "--workers", 3, "--sinks", 1, "--seed", 1)
     assert both.exit_code == 2 and "sinks in the file" in both.stderr

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringspec.plan import PRESETS, Rate, advice, plan, ring_spans
-from ringspec.plan.advice import amount
-from ringspec.plan.options import best_of
+from ringspec.plan.advice import amount, warning
+from ringspec.plan.options import alternatives, best_of
 from ringspec.plan.times import Rates, hides, hides_from, rates
 from ringspec.plan.workload import workload
 
@@ -252,3 +252,37 @@ def test_a_window_says_how_many_steps_compute():
 
 def test_amounts_of_bytes_are_decimal():
     assert amount(141e9) == "141 G"
+
+
+def test_a_plan_that_wastes_most_of_the_time_says_so_and_names_a_better_plan():
+    wasteful = plan(4096, 512, kv_heads=8)
+    assert wasteful.best.idle > 0.98
+    (line,) = warning(wasteful)
+    fastest = min(alternatives(wasteful), key=lambda one: one.best.seconds)
+    assert line.startswith("100.0 % of the time is wasted")
+    assert f"a ring of {fastest.work.workers}, {fastest.best.layout} with" in line
+    again = plan(4096, fastest.work.workers, kv_heads=8)
+    assert again.best.seconds == fastest.best.seconds < 0.1 * wasteful.best.seconds
+    assert warning(again) == [] == warning(plan(65536, 8))
+
+
+def test_a_better_layout_on_as_many_workers_is_recommended_too():
+    restricted = plan(1 << 20, 64, kv_heads=8, layouts="contiguous", circulations="gather")
+    assert restricted.best.idle > 0.5
+    (line,) = warning(restricted)
+    assert "Better: a ring of 64, zigzag" in line
+
+
+def test_the_better_plan_may_be_slower_but_its_workers_compute_most_of_the_time():
+    device = PRESETS["h200"].with_rates(bytes_per_second=9e9)
+    planned = plan(1 << 19, 64, hardware=device, kv_heads=8)
+    (line,) = warning(planned)
+    busy = next(one for one in alternatives(planned) if one.best.idle < 0.5)
+    assert busy.best.seconds > planned.best.seconds and planned.best.idle > 0.5
+    assert f"Better: a ring of {busy.work.workers}, " in line
+
+
+def test_nothing_is_recommended_that_does_not_fit():
+    device = PRESETS["h200"].with_rates(memory=1e3)
+    (line,) = warning(plan(4096, 512, hardware=device))
+    assert line.endswith("No smaller ring that fits the device is better.")

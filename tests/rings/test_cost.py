@@ -362,4 +362,16 @@ def test_the_printed_run_shows_the_same_numbers():
     text = str(run)
     assert f"{counted.hops} hops, {counted.sent.sum()} bytes sent in all" in text
     assert f"imbalance {counted.imbalance:.2f}" in text
-    assert f"q2 x k1 ({counted.pairs[1, 2]})" in text
+    assert f"q2 x k1 ({counted.pairs[1, 2] // counted.copies})" in text
+    batch, heads = q.shape[:2]
+    assert counted.copies == batch * heads and f"per head, times B H = {batch * heads})" in text
+
+
+def test_pairs_of_heads_with_different_masks_are_not_divided():
+    q, k, v = tensors(6, 6)
+    mask = np.ones((1, q.shape[1], 6, 6), dtype=bool)
+    mask[0, 0, 3, 2] = False
+    run = rs.ring(q, k, v, workers=3, mask=mask)
+    counted = rs.cost(run.problem, run.schedule, run.layout_q, run.layout_k, run.recipe)
+    assert q.shape[1] > 1 and counted.copies == 1
+    assert f"q1 x k1 ({counted.pairs[0, 1]})" in str(run) and "(visible pairs)" in str(run)

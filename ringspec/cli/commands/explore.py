@@ -106,7 +106,7 @@ def explore_command(
     if as_json:
         output.show_json(document)
     else:
-        output.show([f"written to {path}: {len(document['runs'])} rings"], output.width())
+        output.show([f"written to {path}: {len(document['runs'])} rings"])
 
 
 def check_destination(path: Path | None) -> None:

@@ -88,8 +88,9 @@ class NamesType(click.ParamType):
     help="Sliding window: at most L positions earlier and R later; one number sets both, 'none' is unbounded.",
 )  # fmt: skip
 @click.option(
-    "--recipe", default="bf16", show_default=True, metavar=choice(RECIPES),
-    help="Number formats; they decide the bytes and the rate of products.",
+    "--recipe", default="bf16", show_default=True, metavar="NAME",
+    help="Number formats; they decide the bytes and the rate of products. One of "
+    f"{', '.join(RECIPES)}.",
 )  # fmt: skip
 @click.option(
     "--layout",
@@ -144,7 +145,7 @@ def plan_command(**given: Any) -> None:
     lines = []
     for one in plans:
         lines += [*text(one, width), ""]
-    output.show(lines[:-1], width)
+    output.show(lines[:-1])
 
 
 def planned(given: dict[str, Any]) -> list[Plan]:
@@ -203,10 +204,10 @@ def document(plans: list[Plan]) -> dict[str, Any]:
 
 
 def text(one: Plan, width: int) -> list[str]:
-    """One plan as lines: what it is about, the table, the passes of the best, the advice."""
-    from ringspec.plan import advice
+    """One plan as lines: a warning if it wastes time, the workload, the table, the best option's passes, the advice."""
+    from ringspec.plan.advice import advice, warning
 
-    lines = [*heading(one), "", *table(one, width), ""]
+    lines = [*warning(one), *heading(one), "", *table(one, width), ""]
     for way in one.best.passes:
         lines.append(pass_line(way))
     return [*lines, "", *advice(one)]
@@ -256,14 +257,14 @@ def table(one: Plan, width: int) -> list[str]:
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
     labels = [label.ljust(max(map(len, labels))) for label in labels]
-    return [*output.bands(labels, columns, width, numbers=True), *LEGEND]
+    return [*output.bands(labels, columns, width, numbers=True), LEGEND]
 
 
 COLUMNS = ("time", "ratio", "forward", "backward", "idle", "waits", "exposed", "memory", "n*", "W*")
 LEGEND = (
-    "*: recommended; idle: share of the time that a mean worker does not compute; waits: for the busiest",
-    "worker of each step; exposed: for transfers; memory: of one worker, ! if the device has less; every",
-    "transfer is hidden by its step from n* tokens per worker on, and up to W* workers",
+    "*: recommended; idle: share of the time that the mean worker does not compute, because it waits for the "
+    "busiest worker of the step (waits) or for transfers (exposed); memory: of one worker, ! if the device has "
+    "less; with n* or more tokens per worker, and with up to W* workers, every transfer is hidden by its step"
 )
 
 

@@ -38,7 +38,7 @@ MAX_BLOCK_PAIRS = 1 << 26
 EXAMPLES = """\b
 Examples:
   ringspec schedule --workers 4 --layout striped
-  ringspec schedule --workers 8 --length 8192 --layout zigzag --window 1024,0 --json
+  ringspec schedule --workers 8 --layout zigzag --window 1024,0 --json
 
 \b
 Exit code: 0; 2 for bad input; 130 after Ctrl-C.
@@ -65,7 +65,7 @@ def schedule_command(**given: Any) -> None:
         output.show_json(document)
     else:
         width = output.width()
-        output.show(text(document, width), width)
+        output.show(text(document, width))
 
 
 def pairs(asked: Request) -> int:

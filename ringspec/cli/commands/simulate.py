@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,15 @@ BLOCKS = ("spec", "fast")
 LEGEND = {
     "circulation": "what travels: keys and values (kv, gather) or, in the backward, queries (q)",
     "recipe": "number formats and rounding points",
-    "q1 x k0 (512)": "query block 1 with key block 0: 512 visible pairs, summed over all B H heads",
+    "q1 x k0 (256)": "query block 1 with key block 0: 256 visible pairs in each of the B H heads",
     "after step 0": "what each worker r then sends to which neighbour, before the next step",
     "rows, columns": "positions and documents of the queries (rows) and keys (columns) that travel",
     "imbalance": "visible pairs of the busiest worker / mean over workers; 1 is perfect balance",
     "lockstep": "the same if in every step all workers wait for the busiest one",
-    "abs, rel": "largest |error|; rel is divided by the row scale of its row",
-    "row scale": "unit for rounding errors: the sums of a row with every term replaced by its",
-    "": "absolute value, times 1 + the row's largest |logit|",
+    "2 x 2080 pairs": "B H = 2 heads with 2080 visible pairs each",
+    "errors": "in units of the row scale of their row; abs: the largest |error| itself",
+    "row scale": "unit for rounding errors: the sums of a row with every term replaced by its "
+    "absolute value, times 1 + the row's largest |logit|",
 }
 
 EXAMPLES = """\b
@@ -59,9 +61,10 @@ Examples:
   mpiexec -n 4 ringspec simulate --layout zigzag
 
 \b
-Exit code: 0; 1 if the ring differs from the dense definition by more than 1e-14
-of the row scale (recipe float64; other recipes have no bound); 2 for bad input;
-4 if an MPI rank hangs; 130 after Ctrl-C. The keys of --json: ringspec/cli/schema.json.
+Exit code: 0; 1 if the ring differs from the dense definition by more than
+1e-14 of the row scale (recipe float64; other recipes have no bound); 2 for
+bad input; 4 if an MPI rank hangs; 130 after Ctrl-C.
+The keys of --json: ringspec/cli/schema.json.
 """
 
 
@@ -168,7 +171,7 @@ def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> Non
     else:
         width = output.width()
         lines = text(document, width, given["save"])
-        output.show(lines if given["quiet"] else [*lines, "", *legend_lines()], width)
+        output.show(lines if given["quiet"] else [*lines, "", *legend_lines(width)])
     if document["comparison"]["within_bound"] is False:
         ctx.exit(1)
 
@@ -302,9 +305,14 @@ def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
     }
 
 
-def legend_lines() -> list[str]:
-    """The words of the report."""
-    return ["legend:", *(f"  {word:<13} {meaning}" for word, meaning in LEGEND.items())]
+def legend_lines(width: int) -> list[str]:
+    """The words of the report, one entry each, with a hanging indent."""
+    lines = ["legend:"]
+    for word, meaning in LEGEND.items():
+        lines += textwrap.wrap(
+            f"  {word:<13} {meaning}", width, subsequent_indent=" " * 16, break_on_hyphens=False
+        )
+    return lines
 
 
 def text(document: Data, width: int, saved: Path | None) -> list[str]:

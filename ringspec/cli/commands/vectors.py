@@ -27,8 +27,8 @@ Examples:
   ringspec vectors make mine --length 96 --workers 3 --layout striped
 
 \b
-Exit code: 0; 1 where verify or diff finds a difference; 2 for bad input; 130 after
-Ctrl-C. The keys of --json: ringspec/cli/vectors.schema.json.
+Exit code: 0; 1 if verify or diff finds a difference; 2 for bad input;
+130 after Ctrl-C. The keys of --json: ringspec/cli/vectors.schema.json.
 """
 
 

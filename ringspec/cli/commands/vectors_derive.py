@@ -53,7 +53,7 @@ def verify_set(name: str, only: str | None, jobs: int | None, as_json: bool) -> 
         for report in reports:
             lines += report_lines(report)
         lines += [] if fault else [counts(reports)]
-        click.echo("\n".join(lines))
+        output.show(lines)
     if failed:
         click.get_current_context().exit(1)
 
@@ -102,9 +102,9 @@ def generate_set(
     if as_json:
         show_written("generate", vectors, destination)
         return
-    click.echo(versions_line(vectors))
+    output.show([versions_line(vectors)])
     manifest = vectors.manifest
-    click.echo(f"{manifest.bytes} bytes in {destination}, content {manifest.content}")
+    output.echo([f"{manifest.bytes} bytes in {destination}", f"content {manifest.content}"])
 
 
 def show_written(command: str, vectors: VectorSet, destination: Path) -> None:
@@ -147,11 +147,14 @@ def make_set(destination: Path, as_json: bool, **given: Any) -> None:
     if as_json:
         show_written("make", vectors, destination)
         return
-    click.echo(f"{case.id} in {destination}, {vectors.manifest.bytes} bytes:")
     width = max(map(len, tensors))
-    for name, x in tensors.items():
-        click.echo(f"  {name:<{width}}  {x.dtype}  {list(x.shape)}")
-    click.echo(f"look at it: ringspec vectors show {case.id} --set {destination} --tensors")
+    output.echo(
+        [
+            f"{case.id} in {destination}, {vectors.manifest.bytes} bytes:",
+            *(f"  {name:<{width}}  {x.dtype}  {list(x.shape)}" for name, x in tensors.items()),
+            f"look at it: ringspec vectors show {case.id} --set {destination} --tensors",
+        ]
+    )
 
 
 def materialise_set(
@@ -174,8 +177,10 @@ def materialise_set(
             }
         )
         return
-    click.echo(versions_line(vectors))
-    click.echo(
-        f"{done.cases} cases as pinned, {done.derived} of them derived now, "
-        f"{done.bytes / 2**20:.0f} MiB in {done.folder}"
+    output.show([versions_line(vectors)])
+    output.echo(
+        [
+            f"{done.cases} cases as pinned, {done.derived} of them derived now, "
+            f"{done.bytes / 2**20:.0f} MiB in {done.folder}"
+        ]
     )

@@ -13,7 +13,6 @@ from ringspec.cli.shared import output
 from ringspec.cli.shared.progress import counting
 from ringspec.cli.views.vectors import case_data, case_lines
 from ringspec.cli.views.vectors_table import show_flags, show_table, show_tensors
-from ringspec.conformance.report.words import folded
 from ringspec.errors import OptionError, VectorError, nearest, shown
 from ringspec.vectors.export import export_set
 from ringspec.vectors.format.case import OPERATIONS, Case
@@ -72,12 +71,12 @@ def list_cases(
         document["cases"] = [summary(case) for case in chosen]
         output.show_json(document | ({"flags": list(map(flag_data, flags))} if all_flags else {}))
         return
-    click.echo(versions_line(vectors))
+    output.show([versions_line(vectors)])
     if all_flags:
         show_flags(flags, chosen)
     else:
         show_table(chosen)
-        click.echo(f"{len(chosen)} of {len(cases)} cases")
+        output.show([f"{len(chosen)} of {len(cases)} cases"])
 
 
 def check_known(name: str | None, known: Iterable[str], what: str) -> None:
@@ -121,9 +120,7 @@ def show_case(id: str, name: str | None, tensors: bool, as_json: bool) -> None:
         document |= case_data(case, stored, vectors.entry(id).content, tensors)
         output.show_json(document | {"flags": list(map(flag_data, flags))})
         return
-    width = output.width()
-    lines = [versions_line(vectors), "", *case_lines(case, flags)]
-    click.echo("\n".join(folded(lines, width)))
+    output.show([versions_line(vectors), "", *case_lines(case, flags)])
     show_tensors(case, stored, tensors)
 
 
@@ -156,7 +153,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
             }
         )
     else:
-        click.echo(diff_to_text(found), nl=False)
+        output.show(diff_to_text(found).splitlines())
     if not found.equal:
         click.get_current_context().exit(1)
 
@@ -170,5 +167,5 @@ def export(name: str, destination: Path, as_json: bool) -> None:
         document = {"command": "export", **versions(vectors)}
         output.show_json(document | {"destination": str(destination), "bytes": size})
         return
-    click.echo(versions_line(vectors))
-    click.echo(f"{size} bytes in {destination}")
+    output.show([versions_line(vectors)])
+    output.echo([f"{size} bytes in {destination}"])

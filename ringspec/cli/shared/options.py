@@ -169,8 +169,9 @@ PROBLEM = (
         "--recipe",
         default="float64",
         show_default=True,
-        metavar=choice(RECIPES),
-        help="Number formats and rounding points; they decide how many bytes travel.",
+        metavar="NAME",
+        help=f"Number formats and rounding points; they decide how many bytes travel. One of "
+        f"{', '.join(RECIPES)}.",
     ),
     click.option(
         "--skip-masked",

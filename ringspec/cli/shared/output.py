@@ -1,4 +1,4 @@
-"""What the commands print: the same text everywhere, with colour on a terminal.
+"""What the commands print: the same text everywhere, with colours on a terminal unless NO_COLOR is set.
 
 Results go to stdout, everything else to stderr. Into a pipe or a file goes plain ASCII text.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 import click
@@ -15,15 +16,20 @@ from rich.console import Console
 from rich.text import Text
 
 from ringspec.cli.shared.ranks import launched
+from ringspec.conformance.report.records import FAILURES
 from ringspec.conformance.report.words import folded
 
-PLAIN_WIDTH = 100
-# Parts that a terminal shows in a style: headings, cells without a visible pair, the verdict.
+PLAIN_WIDTH = 80
+FAILED = "|".join(FAILURES)
+# Parts that a terminal shows in a style: headings, cells without a visible pair, verdicts, outcomes of cases.
 STYLES = (
-    (r"^(worker .*|((KV|Q) ring|gathered keys)[^:]*:|verdict:|legend:)", "bold"),
+    (
+        r"^(worker .*|((KV|Q) ring|gathered keys)[^:]*:|verdict:|legend:|diagnosis:|passed \d+ of .*)",
+        "bold",
+    ),
     (r"(q\d+ x k\d+ \(0\)|(?<= )-(?= |$))", "dim"),
-    (r"\bagrees\b", "bold green"),
-    (r"\bDISAGREES\b", "bold red"),
+    (r"(\bagrees\b|(?<=: )pass$)", "bold green"),
+    (rf"(\bDISAGREES\b|(?<=: )({FAILED})(?=:|$)|^[\d.]+ % of the time is wasted)", "bold red"),
 )
 
 
@@ -37,22 +43,27 @@ def console_on(stream: TextIO) -> Console:
 
 
 def width() -> int:
-    """Columns of the terminal, or 100 if stdout is not a terminal."""
+    """Columns of the terminal, or 80 if stdout is not a terminal."""
     console = console_on(sys.stdout)
     return console.width if console.is_terminal else PLAIN_WIDTH
 
 
-def show(lines: list[str], width: int) -> None:
-    """Print lines to stdout, prose folded at ``width``; tables fit already (see bands)."""
+def show(lines: Iterable[str]) -> None:
+    """Print lines to stdout, those that exceed the width folded between words; tables fit already (see bands)."""
+    echo(folded(list(lines), width()))
+
+
+def echo(lines: Iterable[str]) -> None:
+    """Print lines to stdout as they are, in styles if stdout is a terminal and NO_COLOR is not set."""
     console = console_on(sys.stdout)
-    for line in folded(lines, width):
+    for line in lines:
+        if not console.is_terminal or console.no_color:
+            click.echo(line)
+            continue
         text = Text(line)
-        if console.is_terminal:
-            for pattern, style in STYLES:
-                text.highlight_regex(pattern, style)
-            console.print(text, soft_wrap=True)
-        else:
-            click.echo(text.plain)
+        for pattern, style in STYLES:
+            text.highlight_regex(pattern, style)
+        console.print(text, soft_wrap=True)
 
 
 def show_json(document: dict[str, Any]) -> None:

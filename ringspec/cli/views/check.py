@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ringspec.cli.shared import output
 from ringspec.conformance.diagnose.summary import most_likely
 from ringspec.conformance.report.records import FAILURES, Record
 from ringspec.conformance.report.report import Report
-from ringspec.conformance.report.words import folded, record_text, verdict_lines
+from ringspec.conformance.report.words import record_text, verdict_lines
 from ringspec.conformance.target.versions import Installed
 
 MOST_FAILURES, MOST_DETAILED = 20, 100
@@ -39,18 +37,17 @@ def show_head(header: dict[str, Any], count: int) -> None:
     """The target, the profile and the versions that it is compared with."""
     target, versions, vectors = header["target"], header["versions"], header["vectors"]
     name = target["name"]
-    click.echo(plain(name if name == target["spec"] else f"{name} ({target['spec']})"))
-    for note in target["notes"]:
-        click.echo(plain(f"note: {note}"))
     cases = "1 case" if count == 1 else f"{count} cases"
-    click.echo(
+    lines = [
+        name if name == target["spec"] else f"{name} ({target['spec']})",
+        *(f"note: {note}" for note in target["notes"]),
         f"profile {header['profile']}, {cases}; ringspec {versions['ringspec']}, specification "
         f"{versions['specification']}, vectors {vectors['name']} {vectors['set_version']} "
-        f"({vectors['digest'][:12]})"
-    )
-    for line in computed_with(header["versions"], header["files"]):
-        click.echo(plain(line))
-    click.echo()
+        f"({vectors['digest'][:12]})",
+        *computed_with(header["versions"], header["files"]),
+        "",
+    ]
+    output.show(map(plain, lines))
 
 
 def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
@@ -78,15 +75,14 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     for record in told[:most]:
         show_record(record, report, details)
     if len(told) > most:
-        click.echo(f"and {len(told) - most} more; --html or --report lists them all\n")
+        output.show([f"and {len(told) - most} more; --html or --report lists them all", ""])
     show_unclaimed(report)
     show_diagnosis(report, told[:most])
     assert report.footer is not None
     show_changed(report.header, report.footer)
     show_coverage(report.footer.get("coverage", {}))
-    click.echo(report.footer["headline"])
-    for name, path in sorted(files.items()):
-        click.echo(plain(f"{name}: {path}"))
+    output.show([report.footer["headline"]])
+    output.echo(plain(f"{name}: {path}") for name, path in sorted(files.items()))
 
 
 def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:
@@ -94,8 +90,10 @@ def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:
     first = Installed(header["versions"], header["files"])
     last = first.merged(Installed(footer.get("versions", {}), footer.get("files", {})))
     names = [*footer.get("versions", {}), *footer.get("files", {})]
-    for name in dict.fromkeys(names):
-        click.echo(plain(f"the calls used {last.of(name)} instead of {first.of(name)}"))
+    output.show(
+        plain(f"the calls used {last.of(name)} instead of {first.of(name)}")
+        for name in dict.fromkeys(names)
+    )
 
 
 def show_record(record: Record, report: Report, details: bool) -> None:
@@ -105,12 +103,13 @@ def show_record(record: Record, report: Report, details: bool) -> None:
         lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines ...", *lines[-half:]]
     if details:
         lines += worst_lines(record)
-    click.echo("\n".join(folded(lines, output.width())))
+    output.show(lines)
     if record.outcome in FAILURES:
-        if report.header["profile"] != "replay":
-            words = ("ringspec", "replay", report.header["target"]["spec"], record.id)
-            click.echo(plain(f"  repeat it: {shlex.join(words)}"))
-        click.echo()
+        words = ("ringspec", "replay", report.header["target"]["spec"], record.id)
+        again = (
+            [] if report.header["profile"] == "replay" else [f"  repeat it: {shlex.join(words)}"]
+        )
+        output.echo([*map(plain, again), ""])
 
 
 def worst_lines(record: Record) -> list[str]:
@@ -133,15 +132,13 @@ def show_diagnosis(report: Report, shown: Sequence[Record]) -> None:
     repeated = found["id"] is not None and found["of"] == 1
     if repeated and any((record.diagnosis or {}).get("id") == found["id"] for record in shown):
         return
-    text = [plain(line) for line in verdict_lines(found)]
-    click.echo("\n".join(folded(text, output.width())))
+    output.show(map(plain, verdict_lines(found)))
 
 
 def show_coverage(coverage: dict[str, Any]) -> None:
     """Claims that were not tested, and how to test them."""
     lines = [coverage.get("untested_line", ""), *coverage.get("hints", ())]
-    for line in filter(None, lines):
-        click.echo("\n".join(folded([plain(line)], output.width())))
+    output.show(plain(line) for line in lines if line)
 
 
 def show_unclaimed(report: Report) -> None:
@@ -150,5 +147,4 @@ def show_unclaimed(report: Report) -> None:
     if reasons:
         listed = [f"{reason} ({count})" for reason, count in reasons.most_common(8)]
         more = f"; {len(reasons) - 8} other reasons" if len(reasons) > 8 else ""
-        text = plain(f"not claimed: {'; '.join(listed)}{more}")
-        click.echo("\n".join(folded([text], output.width())))
+        output.show([plain(f"not claimed: {'; '.join(listed)}{more}")])

@@ -59,9 +59,10 @@ def heading(data: dict[str, Any]) -> list[str]:
         features.append(f"sinks {data['sinks']}")
     if data["dropout_p"]:
         features.append(f"dropout {data['dropout_p']:g} (seed {data['dropout_seed']})")
+    direction = "" if data["direction"] == 1 else f", direction {data['direction']}"
     return [
         f"ring of {data['workers']} workers, layout {data['layout']}, circulation "
-        f"{data['circulation']}, direction {data['direction']}, recipe {data['recipe']}",
+        f"{data['circulation']}{direction}, recipe {data['recipe']}",
         f"B={data['batch']} H={data['heads']} Hkv={data['kv_heads']} Sq={data['length']} "
         f"Sk={data['kv_length']} D={data['head_dim']} Dv={data['value_dim']}, "
         f"{', '.join(features)}",

@@ -8,7 +8,7 @@ from typing import Any
 from ringspec.cli.shared.output import bands
 from ringspec.problem.model import Problem
 from ringspec.recipes import Recipe
-from ringspec.rings.cost import cost
+from ringspec.rings.cost import cost, pairs_text
 from ringspec.rings.schedules import cp_offset, zigzag_offsets
 from ringspec.rings.show import travelling
 from ringspec.spec.layout import Layout
@@ -75,6 +75,7 @@ def pass_data(
         "hops": schedule.hops,
         "steps": steps,
         "visible_pairs": int(counted.pairs.sum()),
+        "copies": counted.copies,
         "bytes_sent": int(counted.sent.sum()),
         "imbalance": counted.imbalance,
         "lockstep_imbalance": counted.lockstep_imbalance,
@@ -109,7 +110,8 @@ def layout_data(layout_q: Layout, layout_k: Layout) -> Data:
 
 def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
     """One pass as text; a table that would repeat that of ``before`` is not printed again."""
-    lines = [f"{data['name']}: query block x key block (visible pairs of all heads)"]
+    copies = data["copies"]
+    lines = [f"{data['name']}: query x key block ({pairs_text(copies)})"]
     steps, workers = data["steps"], len(data["steps"][0]["workers"])
     same = same_meetings(data, before)
     columns = [[f"step {t}"] for t in range(len(steps))]
@@ -117,18 +119,16 @@ def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
     if not same and workers <= MAX_TABLE:
         labels += [str(r) for r in range(workers)]
         for t, step in enumerate(steps):
-            columns[t] += [cell(w) for w in step["workers"]]
+            columns[t] += [cell(w, copies) for w in step["workers"]]
     if not same:
         labels.append("pairs")
         for t, step in enumerate(steps):
-            columns[t].append(str(step["visible_pairs"]))
+            columns[t].append(str(step["visible_pairs"] // copies))
     labels.append("bytes")
     for t, step in enumerate(steps):
         columns[t].append(str(step["bytes_sent"]))
     if same:
-        lines[0] = (
-            f"{data['name']}: every worker computes the same blocks in the same steps as above"
-        )
+        lines[0] = f"{data['name']}: the same blocks in the same steps as above"
         labels[0] = ""
     elif workers > MAX_TABLE:
         lines[0] = f"{data['name']}: no table for W > {MAX_TABLE}; --json has every worker"
@@ -146,10 +146,11 @@ def meetings(data: Data) -> list[list[tuple[int | None, int | None]]]:
     return [[(w["query_owner"], w["key_owner"]) for w in step["workers"]] for step in data["steps"]]
 
 
-def cell(worker: Data) -> str:
+def cell(worker: Data, copies: int) -> str:
     if worker["query_owner"] is None:
         return "-"
-    return f"q{worker['query_owner']} x k{worker['key_owner']} ({worker['visible_pairs']})"
+    pairs = worker["visible_pairs"] // copies
+    return f"q{worker['query_owner']} x k{worker['key_owner']} ({pairs})"
 
 
 def then_lines(steps: list[Data]) -> list[str]:
@@ -167,10 +168,10 @@ def then_lines(steps: list[Data]) -> list[str]:
 
 def summary(data: Data) -> str:
     hops = "1 hop" if data["hops"] == 1 else f"{data['hops']} hops"
+    times = "" if data["copies"] == 1 else f"{data['copies']} x "
     return (
-        f"in all: {hops}, {data['bytes_sent']} bytes sent, {data['visible_pairs']} "
-        f"visible pairs; imbalance {data['imbalance']:.2f} "
-        f"(lockstep {data['lockstep_imbalance']:.2f})"
+        f"total: {hops}, {data['bytes_sent']} bytes, {times}{data['visible_pairs'] // data['copies']} "
+        f"pairs; imbalance {data['imbalance']:.2f} (lockstep {data['lockstep_imbalance']:.2f})"
     )
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
-import click
-from rich.console import Console
-from rich.table import Table
-
+from ringspec.cli.shared import output
 from ringspec.cli.views.vectors import Tensors, shape_text, tensor_rows, terms_text, values_text
 from ringspec.conformance.report.words import folded
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.flag import Flag
 
-WIDE = 400
 LIST_WIDTH = 80
 INDENT = "    "
 SHORT = {"forward": "fwd", "backward": "bwd"}
@@ -22,15 +16,14 @@ SHORT = {"forward": "fwd", "backward": "bwd"}
 def show_flags(flags: list[Flag], cases: list[Case]) -> None:
     for flag in flags:
         count = sum(flag.name in case.flags for case in cases)
-        click.echo(
-            f"\n{flag.name} ({flag.bug_class}; {count} case{'' if count == 1 else 's'})\n  {flag.effect}"
-        )
-        for report, status in zip(flag.reports, flag.statuses, strict=True):
-            click.echo(f"  {report} ({status})")
+        plural = "" if count == 1 else "s"
+        lines = ["", f"{flag.name} ({flag.bug_class}; {count} case{plural})", f"  {flag.effect}"]
+        pairs = zip(flag.reports, flag.statuses, strict=True)
+        output.show([*lines, *(f"  {report} ({status})" for report, status in pairs)])
 
 
 def show_table(cases: list[Case]) -> None:
-    click.echo("\n".join(table_lines(cases)))
+    output.echo(table_lines(cases))
 
 
 def table_lines(cases: list[Case]) -> list[str]:
@@ -59,25 +52,17 @@ def row_of(case: Case) -> tuple[str, str, str, str]:
     return case.id + mark, passes, shape_text(case), format
 
 
-def show_plain(table: Table) -> None:
-    """One line a row, however long: a digest must stay in one piece."""
-    console = Console(
-        file=sys.stdout, width=WIDE, force_terminal=False, color_system=None, markup=False
-    )
-    with console.capture() as captured:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
 def show_tensors(case: Case, stored: Tensors, values: bool) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("tensor", "dtype", "shape", "stored", "SHA-256"):
-        table.add_column(title, no_wrap=True)
-    for row in tensor_rows(case, stored):
-        table.add_row(row["name"], row["dtype"], row["shape_text"], row["stored"], row["sha256"])
-    click.echo()
-    show_plain(table)
+    """Name, dtype and shape of each tensor and whether it is stored; below it its SHA-256."""
+    rows = tensor_rows(case, stored)
+    names = ("name", "dtype", "shape_text", "stored")
+    columns = [[name.removesuffix("_text"), *(row[name] for row in rows)] for name in names]
+    table = output.bands([""] * (len(rows) + 1), columns, output.width())
+    lines = ["", table[0].strip()]
+    for line, row in zip(table[1:], rows, strict=True):
+        lines += [line.strip(), f"{INDENT}{row['sha256']}"]
+    output.echo(lines)
     if values and stored:
         longest = max(map(len, stored))
-        lines = [f"{name:{longest}}  {values_text(stored[name])}" for name in sorted(stored)]
-        click.echo("\nvalues in C order\n" + "\n".join(lines))
+        listed = [f"{name:{longest}}  {values_text(stored[name])}" for name in sorted(stored)]
+        output.show(["", "values in C order", *listed])
