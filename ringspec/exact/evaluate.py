@@ -1,7 +1,6 @@
-"""Balls of every result of a whole problem at F bits: heads, batches and blocks of rows added up.
+"""Intervals (balls) of every result of a whole problem at F bits, summed over heads, batches and blocks of rows.
 
-Sums of integers are associative, so neither the block length nor the order of heads can change a
-unit of the result.
+Sums of integers are associative, so neither the block length nor the order of heads changes the result.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from ringspec.exact.head import (
     Operands,
-    Shares,
     Subtracted,
     divide,
     kept_digits,
@@ -43,14 +41,14 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which worker's partial sums each query row enters, [Sq] in -1..count - 1 (-1: none)."""
+    """The worker to whose partial sums each query row contributes, [Sq] in -1..count - 1 (-1: none)."""
 
     of_row: NDArray[np.int64]
     count: int
 
 
 class Sums:
-    """Middles and radii that many blocks add to; all parts have one exponent after the first."""
+    """Running sums of middles and radii, with one common exponent."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.middle, self.radius, self.bits = zeros(shape), zeros(shape), 0
@@ -113,14 +111,14 @@ def forward_balls(prepared: Prepared, bits: int) -> dict[str, Ball]:
 
 
 def times_kept(x: Fixed, kept: tuple[int, int]) -> Fixed:
-    """A x."""
+    """Multiply x by A = 1 - dropout_p."""
     return Fixed(x.units * kept[0], x.bits + kept[1])
 
 
 def backward_balls(
     prepared: Prepared, seeds: Seeds, bits: int, groups: Groups | None
 ) -> dict[str, Ball]:
-    """Gradients beside o and lse, from one softmax for both."""
+    """o, lse and the gradients, from one softmax."""
     problem, results = prepared.problem, Results(prepared)
     a_dlse = times_kept(seeds.dlse, prepared.kept)
 
@@ -137,7 +135,7 @@ def backward_balls(
 
 @dataclass(frozen=True)
 class Given:
-    """lse [B, H, Sq] in integers, where it is -inf (``empty``), and delta [B, H, Sq]."""
+    """Given lse [B, H, Sq] in integers, the rows where it is -inf (``empty``), and delta [B, H, Sq]."""
 
     lse: Fixed
     empty: NDArray[np.bool_]
@@ -145,7 +143,7 @@ class Given:
 
 
 def given(lse: Array, delta: Array) -> Given:
-    """What the caller of a block backward gives, exactly."""
+    """lse and delta of a block backward as exact integers."""
     empty = np.isneginf(lse)
     return Given(fixed(np.where(empty, 0.0, lse)), empty, fixed(delta))
 
@@ -196,7 +194,7 @@ def gradient_balls(
         sums["dq"].add((b, h, rows), part.dq)
         sums["dk"].add((b, kv), part.dk)
         sums["dv"].add((b, kv), part.dv)
-        add_partial(sums, prepared, weights, part, (b, h, rows), groups)
+        add_partial(sums, prepared, weights, part.dsinks, part.dz, (b, h, rows), groups)
     return {name: divide(total.ball(), prepared.kept) for name, total in sums.items()}
 
 
@@ -219,26 +217,23 @@ def add_partial(
     sums: dict[str, Sums],
     prepared: Prepared,
     weights: Weights,
-    part: Shares,
+    dsinks: Ball,
+    dz: Ball,
     place: tuple[int, int, slice],
     groups: Groups | None,
 ) -> None:
-    """One block's dsinks and dbias, in total and for each group of rows."""
-    b, h, rows = place
-    n = weights.error.size
-    everything = np.ones(n, dtype=np.bool_)
-    if "dsinks" in sums:
-        sums["dsinks"].add((h,), summed_rows(part.dsinks, everything))
-    if "dbias" in sums:
-        add_bias(sums["dbias"], (), prepared, weights, part.dz, place, everything)
-    if groups is None:
-        return
-    for group in range(groups.count):
-        chosen = groups.of_row[rows] == group
-        if "dsinks_parts" in sums:
-            sums["dsinks_parts"].add((group, h), summed_rows(part.dsinks, chosen))
-        if "dbias_parts" in sums:
-            add_bias(sums["dbias_parts"], (group,), prepared, weights, part.dz, place, chosen)
+    """Add one block's dsinks [n, N], and its dz as dbias, to the totals and to the sums of each group of rows."""
+    _, h, rows = place
+    everything = np.ones(weights.error.size, dtype=np.bool_)
+    choices: list[tuple[str, tuple[int, ...], NDArray[np.bool_]]] = [("", (), everything)]
+    if groups is not None:
+        of_row = groups.of_row[rows]
+        choices += [("_parts", (group,), of_row == group) for group in range(groups.count)]
+    for suffix, before, chosen in choices:
+        if "dsinks" + suffix in sums:
+            sums["dsinks" + suffix].add((*before, h), summed_rows(dsinks, chosen))
+        if "dbias" + suffix in sums:
+            add_bias(sums["dbias" + suffix], before, prepared, weights, dz, place, chosen)
 
 
 def summed_rows(ball: Ball, chosen: NDArray[np.bool_]) -> Ball:

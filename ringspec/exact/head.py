@@ -51,7 +51,7 @@ from ringspec.exact.softmax import Weights
 
 @dataclass(frozen=True)
 class Shares:
-    """What some rows of one head contribute to the gradients, as balls.
+    """The contribution of some rows of one head to the gradients, as balls.
 
     A dq [n, D], A dk [Sk, D], A dv [Sk, Dv], A dz (flat over the visible pairs), A dsinks per row
     [n, N].
@@ -92,7 +92,7 @@ def dropped(values: Units, pairs: Logits, kept: NDArray | None) -> Units:
 
 
 def kept_digits(weights: Weights, kept: NDArray | None, shape: tuple[int, int]) -> Digits:
-    """P' = P keep as a matrix [n, Sk], in digits: it is a factor of o and of dv."""
+    """P' = P keep as a matrix [n, Sk], in digits: a factor of o and of dv."""
     pairs = weights.logits
     return digits_of(dense(dropped(weights.p, pairs, kept), pairs, shape))
 
@@ -132,32 +132,36 @@ def products(prepared: Prepared, pairs: Logits, v: Units, dy: Fixed, kept: NDArr
 
 
 def shares(prepared: Prepared, weights: Weights, by: Subtracted, operands: Operands) -> Shares:
-    """The rows' part in every gradient, times A."""
+    """The contribution of the rows to every gradient, times A."""
+    dz = score_gradient(weights, by)
+    dq, dk, dv = gradient_products(prepared, weights, dz, operands, prepared.factor)
+    return Shares(dq, dk, dv, dz.flat(weights.logits), sink_shares(weights, by.c))
+
+
+def gradient_products(
+    prepared: Prepared, weights: Weights, dz: RowBall, operands: Operands, scale: int
+) -> tuple[Ball, Ball, Ball]:
+    """scale dz k, scale dz^T q and P'^T dy (step 4), where ``scale`` is in units of the problem's scale."""
     pairs, q, k, dy = weights.logits, operands.q, operands.k, operands.dy
     shape = (weights.error.size, len(k))
-    dz = score_gradient(weights, by)
-    row_error = dz.radius
     mask = visible(pairs, shape, None)
-    matrix = digits_of(dense(dz.middle, pairs, shape))
-    scale, bits = prepared.factor, dz.bits + prepared.scale.bits
+    matrix, bits = digits_of(dense(dz.middle, pairs, shape)), dz.bits + prepared.scale.bits
     dq = Ball(
         multiply(matrix, digits_of(k)) * scale,
-        row_error[:, None] * masked_sums(mask, abs(k)) * abs(scale),
+        dz.radius[:, None] * masked_sums(mask, abs(k)) * abs(scale),
         bits + prepared.k.bits,
     )
     dk = Ball(
         multiply(transposed(matrix), digits_of(q)) * scale,
-        masked_sums(mask.T, row_error[:, None] * abs(q)) * abs(scale),
+        masked_sums(mask.T, dz.radius[:, None] * abs(q)) * abs(scale),
         bits + prepared.q.bits,
     )
-    kept_mask = visible(pairs, shape, operands.kept)
     dv = Ball(
         multiply(transposed(operands.p), digits_of(dy.units)),
-        masked_sums(kept_mask.T, weights.error[:, None] * abs(dy.units)),
+        masked_sums(visible(pairs, shape, operands.kept).T, weights.error[:, None] * abs(dy.units)),
         weights.bits + dy.bits,
     )
-    flat = Ball(dz.middle, row_error[pairs.i], dz.bits)
-    return Shares(dq, dk, dv, flat, sink_shares(weights, by.c))
+    return dq, dk, dv
 
 
 @dataclass(frozen=True)
@@ -173,32 +177,37 @@ class Operands:
 
 @dataclass(frozen=True)
 class RowBall:
-    """Flat middles and one radius for each row, in units of 2**-bits."""
+    """Middles over the visible pairs and one radius for each row, in units of 2**-bits."""
 
     middle: Units
     radius: Units
     bits: int
 
+    def flat(self, pairs: Logits) -> Ball:
+        """The same with one radius for each pair."""
+        return Ball(self.middle, self.radius[pairs.i], self.bits)
+
 
 def score_gradient(weights: Weights, by: Subtracted) -> RowBall:
     """A dz of the visible pairs in units of 2**-F: steps 2 and 3."""
     pairs, bits = weights.logits, weights.bits
-    d = at_bits(by.g, by.c.bits) - by.c.middle[pairs.i]
-    uncut = weights.p * d
-    t = uncut >> by.c.bits
-    largest_d = per_row(np.maximum, abs(d), pairs, 0)
-    bound = weights.error * largest_d + (by.c.radius << bits)
-    radius = where(bound == 0, 0, (bound >> by.c.bits) + 2)
-    exact = (bound == 0) & (pairs.count > 0)
-    if exact.any():
-        cut = per_row(np.maximum, uncut - (t << by.c.bits), pairs, 0) > 0
-        radius[exact & cut.astype(np.bool_)] = 2
+    t = times_p(weights, at_bits(by.g, by.c.bits) - by.c.middle[pairs.i], by.c.radius, by.c.bits)
     if pairs.slope is None:
-        return RowBall(t, radius, bits)
-    largest_t = per_row(np.maximum, abs(t), pairs, 0) + radius
+        return t
+    largest_t = per_row(np.maximum, abs(t.middle), pairs, 0) + t.radius
     lost = ((2 * largest_t) >> bits) + 3  # the bound's own cut included
-    radius = where(largest_t == 0, 0, radius + lost)
-    return RowBall((t * pairs.slope) >> bits, radius, bits)
+    radius = where(largest_t == 0, 0, t.radius + lost)
+    return RowBall((t.middle * pairs.slope) >> bits, radius, bits)
+
+
+def times_p(weights: Weights, d: Units, radius: Units, bits: int) -> RowBall:
+    """P d of the visible pairs, cut to units of 2**-F (step 2); d is flat, with one radius for each row, at ``bits``."""
+    pairs = weights.logits
+    uncut = weights.p * d
+    t = uncut >> bits
+    bound = weights.error * per_row(np.maximum, abs(d), pairs, 0) + (radius << weights.bits)
+    cut = per_row(np.maximum, uncut - (t << bits), pairs, 0)
+    return RowBall(t, where((bound == 0) & (cut == 0), 0, (bound >> bits) + 2), weights.bits)
 
 
 def sink_shares(weights: Weights, c: Ball) -> Ball:

@@ -1,4 +1,4 @@
-"""Numbers as integers times a power of two, and matrix products of them that cannot round.
+"""Numbers as integers times a power of two, and exact matrix products of them.
 
 Every finite float64 is an integer times 2**-bits. Sums and products of such numbers are again such
 numbers, so everything here is exact; only :mod:`~ringspec.exact.elementary` and divisions round,
@@ -71,7 +71,7 @@ def fixed(x: Array) -> Fixed:
 
 
 def check_subnormals() -> None:
-    """Some libraries, built with -ffast-math, switch a whole process to subnormals as zeros."""
+    """Refuse a process in which a library, often built with -ffast-math, treats subnormal numbers as zero."""
     if not (np.array([5e-324]) * np.array([1.0]) > 0).all():
         raise RingspecError(
             "float64 arithmetic with subnormal numbers",
@@ -103,7 +103,7 @@ def at_bits(x: Fixed, bits: int) -> Units:
 
 
 def digits_of(x: Units) -> Digits:
-    """16-bit digits, lowest first, [L, *x.shape]; the top one is to be read as int16."""
+    """16-bit digits, lowest first, [L, *x.shape]; read the top one as int16."""
     largest = max(int(x.max(initial=0)).bit_length(), int(x.min(initial=0)).bit_length())
     count = largest // DIGIT_BITS + 1  # one bit more, for the sign
     width = 2 * count
@@ -113,7 +113,7 @@ def digits_of(x: Units) -> Digits:
 
 
 def transposed(digits: Digits) -> Digits:
-    """The digits of the transposed matrix. Making digits is a third of a product's time: do it once."""
+    """The digits of the transposed matrix. Making them anew would take a third of a product's time."""
     return np.swapaxes(digits, 1, 2)
 
 
@@ -124,7 +124,7 @@ def digit(digits: Digits, place: int) -> NDArray[np.int64]:
 
 
 def blas_product(a: Array, b: Array) -> Array:
-    """The one product of this package whose exactness rests on float64 arithmetic."""
+    """The only product of this package whose exactness depends on float64 arithmetic."""
     return a @ b
 
 

@@ -1,4 +1,4 @@
-"""What is to be evaluated: the tensors and terms of the definition (docs/spec/index.md), every number taken exactly."""
+"""The problem to evaluate: tensors and terms of the definition (docs/spec/index.md), every number taken exactly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Problem:
-    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], float64, and what belongs to them.
+    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64, with masks and terms.
 
     ``visible``: bool, broadcastable to [B, H, Sq, Sk] with four axes, the whole mask (None: all);
     ``bias``: float64, likewise, -inf hides the pair; ``keep``: bool, likewise, the dropout mask;
@@ -81,7 +81,7 @@ class Problem:
 
 
 def check_number(x: object, name: str) -> None:
-    """A finite Python or NumPy float64: another type may stand for another number here or there."""
+    """Require a finite Python float or NumPy float64; other types may convert to another number."""
     if x is None and name == "softcap":
         return
     if not isinstance(x, float):
@@ -91,7 +91,7 @@ def check_number(x: object, name: str) -> None:
 
 
 def check_array(x: Array, name: str, shape: tuple[int, ...]) -> None:
-    """A finite float64 array of that shape."""
+    """Require a finite float64 array of that shape."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float64 or x.shape != shape:
         got = f"{getattr(x, 'dtype', type(x).__name__)} of shape {np.shape(x)}"
         raise ShapeError(f"{name} as float64 of shape {shape}", got, "convert or reshape it")
@@ -115,7 +115,7 @@ def check_tensors(q: Array, k: Array, v: Array) -> None:
 
 
 def check_pairs(x: NDArray | None, name: str, pairs: tuple[int, ...]) -> None:
-    """Four axes, each 1 or the whole length, of the right kind."""
+    """Require four axes, each 1 or the whole length, and float64 for bias or bool."""
     if x is None:
         return
     dtype = np.float64 if name == "bias" else np.bool_

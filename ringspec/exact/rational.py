@@ -1,4 +1,4 @@
-"""Elements that are provably rational numbers, and their values.
+"""Prove that an element is a rational number, and give its value.
 
 An interval never decides a value that lies exactly on a midpoint, however narrow it is. Such values
 are rational, and results are rational only where the exponentials drop out. These cases are proven
@@ -13,7 +13,7 @@ here, from exact integers; each needs only that P of a row sums to 1 (with the s
 - dq where all visible k are one number: scale k sum_j ds = scale k dlse, under the same conditions.
 - dq, dk, dv, dbias, dsinks: sums in which every term is rational or has a factor 0.
 
-What is not proven here is not claimed to be irrational: it is refused if no precision decides it.
+An element without a proof here may still be rational: it is refused if no precision decides it.
 (That nothing else can be rational without a soft cap follows from Lindemann and Weierstrass for o;
 for sums over rows of dk and dv cancellations are conceivable. They would be refused.)
 """

@@ -27,33 +27,23 @@ from ringspec.exact.evaluate import (
     Groups,
     Seeds,
     Sums,
-    add_bias,
+    add_partial,
     blocks,
     partial_shapes,
-    summed_rows,
     times_kept,
 )
 from ringspec.exact.head import (
+    Operands,
     RowBall,
-    dense,
     divide,
     dropped,
+    gradient_products,
     kept_digits,
     output,
-    visible,
+    sink_shares,
+    times_p,
 )
-from ringspec.exact.integers import (
-    Digits,
-    Fixed,
-    at_bits,
-    digits_of,
-    masked_sums,
-    matmul,
-    multiply,
-    transposed,
-    where,
-    zeros,
-)
+from ringspec.exact.integers import Digits, Fixed, at_bits, matmul, where, zeros
 from ringspec.exact.logits import Prepared, per_row
 from ringspec.exact.rounding import Ball
 from ringspec.exact.softmax import Weights, given_weights, softmax
@@ -157,64 +147,33 @@ def absolute_lse(weights: Weights, kappa: Fixed) -> Ball:
 def add_gradients(
     sums: dict[str, Sums], block: Block, row: Ball, seed: Fixed, groups: Groups | None
 ) -> None:
-    """This block's part in the scales of the gradients; row [n] from row_term, seed = dy."""
-    prepared, weights, place = block.prepared, block.weights, block.place
+    """Add the contribution of this block to the scales of the gradients; row [n] from row_term, seed = dy."""
+    prepared, weights, place, kappa = block.prepared, block.weights, block.place, block.kappa
     b, h, rows = place
-    problem, pairs = prepared.problem, weights.logits
-    kv, kept = h // problem.group, problem.kept(b, h, rows)
-    q, k = abs(prepared.q.units[b, h, rows]), abs(prepared.k.units[b, kv])
-    dy = abs(seed.units[b, h, rows])
-    shape = (weights.error.size, len(k))
-    flat = weighted(block, row, seed)
-    a = scaled_rows(flat_rows(flat, pairs.i), Fixed(block.kappa.units[pairs.i], block.kappa.bits))
-    row_error = flat.radius * block.kappa.units
-    mask = visible(pairs, shape, None)
-    matrix = digits_of(dense(a.middle, pairs, shape))
-    scale, bits = abs(prepared.factor), a.bits + prepared.scale.bits
-    sums["dq"].add(
-        place,
-        Ball(
-            multiply(matrix, digits_of(k)) * scale,
-            row_error[:, None] * masked_sums(mask, k) * scale,
-            bits + prepared.k.bits,
-        ),
+    kv = h // prepared.problem.group
+    operands = Operands(
+        abs(prepared.q.units[b, h, rows]),
+        abs(prepared.k.units[b, kv]),
+        Fixed(kappa.units[:, None] * abs(seed.units[b, h, rows]), kappa.bits + seed.bits),
+        prepared.problem.kept(b, h, rows),
+        block.p,
     )
-    sums["dk"].add(
-        (b, kv),
-        Ball(
-            multiply(transposed(matrix), digits_of(q)) * scale,
-            masked_sums(mask.T, row_error[:, None] * q) * scale,
-            bits + prepared.q.bits,
-        ),
+    bare = weighted(block, row, seed)
+    a = RowBall(
+        bare.middle * kappa.units[weights.logits.i],
+        bare.radius * kappa.units,
+        bare.bits + kappa.bits,
     )
-    by_kappa = block.kappa.units[:, None] * dy
-    sums["dv"].add(
-        (b, kv),
-        Ball(
-            multiply(transposed(block.p), digits_of(by_kappa)),
-            masked_sums(visible(pairs, shape, kept).T, weights.error[:, None] * by_kappa),
-            weights.bits + block.kappa.bits + seed.bits,
-        ),
-    )
-    everything = np.ones(weights.error.size, dtype=np.bool_)
-    choices: list[tuple[str, tuple[int, ...], Booleans]] = [("", (), everything)]
-    if groups is not None:
-        of_row = groups.of_row[rows]
-        choices += [("_parts", (group,), of_row == group) for group in range(groups.count)]
-    for suffix, before, chosen in choices:
-        if "dsinks" + suffix in sums:
-            part = summed_rows(sink_part(weights, scaled_rows(row, block.kappa)), chosen)
-            sums["dsinks" + suffix].add((*before, h), part)
-        if "dbias" + suffix in sums:
-            add_bias(sums["dbias" + suffix], before, prepared, weights, a, place, chosen)
-
-
-def flat_rows(x: RowBall, i: NDArray) -> Ball:
-    return Ball(x.middle, x.radius[i], x.bits)
+    dq, dk, dv = gradient_products(prepared, weights, a, operands, abs(prepared.factor))
+    sums["dq"].add(place, dq)
+    sums["dk"].add((b, kv), dk)
+    sums["dv"].add((b, kv), dv)
+    dsinks = sink_part(weights, scaled_rows(row, kappa))
+    add_partial(sums, prepared, weights, dsinks, a.flat(weights.logits), place, groups)
 
 
 def row_term(block: Block, values: Ball, seeds: Seeds) -> Ball:
-    """sum|dy| O + A|dlse| of each row [n]; 0 in an empty row, which sends no gradient."""
+    """sum|dy| O + A|dlse| of each row [n]; 0 in an empty row, which contributes no gradient."""
     b, h, rows = block.place
     dy = abs(seeds.dy.units[b, h, rows])
     a_dlse = times_kept(seeds.dlse[b, h, rows], block.prepared.kept)
@@ -242,24 +201,15 @@ def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
     g = dropped(matmul(abs(seed.units[b, h, rows]), v.T)[pairs.i, pairs.j], pairs, kept)
     g_bits = seed.bits + prepared.v.bits
     bits = max(row.bits, g_bits)
-    sizes = (g << (bits - g_bits)) + (row.middle << (bits - row.bits))[pairs.i]
-    uncut = weights.p * sizes
-    a = uncut >> bits
-    largest = per_row(np.maximum, sizes, pairs, 0)
-    bound = weights.error * largest + (row.radius << (bits - row.bits + weights.bits))
-    cut = per_row(np.maximum, uncut - (a << bits), pairs, 0)
-    radius = where((bound == 0) & (cut == 0), 0, (bound >> bits) + 2)
-    return RowBall(a, radius, weights.bits)
+    up = bits - row.bits
+    sizes = (g << (bits - g_bits)) + (row.middle << up)[pairs.i]
+    return times_p(weights, sizes, row.radius << up, bits)
 
 
 def sink_part(weights: Weights, row: Ball) -> Ball:
     """P_sink times a number of each row, [n, N]."""
-    radius = weights.error * row.middle + (row.radius << weights.bits)
-    return Ball(
-        weights.sinks * row.middle[:, None],
-        radius[:, None] + 0 * weights.sinks,
-        weights.bits + row.bits,
-    )
+    negative = sink_shares(weights, row)
+    return Ball(-negative.middle, negative.radius, negative.bits)
 
 
 def largest_of_row(ball: Ball) -> Ball:

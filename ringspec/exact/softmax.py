@@ -1,6 +1,6 @@
 """P and lse of some rows of one head, with the error of each row.
 
-Let m be the largest computed logit of the row (a definite number, whatever its own error), e_j =
+Let m be the largest computed logit of the row (a definite number, whatever its error), e_j =
 exp(s_j - m) the true terms (keys and sinks, n of them) and z their sum. In units of 2**-F:
 
 1. Terms. Without soft cap s_j - m is exact and exp is off by at most 2. With it, s_j is off by at

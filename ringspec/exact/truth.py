@@ -1,4 +1,4 @@
-"""The public functions: correctly rounded results of a problem, in every format that is asked for.
+"""Correctly rounded results of a problem, in every requested format.
 
 Source: the definition (docs/spec/index.md), of which each result is the real number, rounded once.
 """
@@ -48,8 +48,8 @@ def forward(
 ) -> Truth:
     """o [B, H, Sq, Dv] and lse [B, H, Sq], each correctly rounded to each format.
 
-    ``formats``: names of :data:`ringspec.formats.FORMATS`. ``statistics``: formats of lse and dsinks, here
-    and below, where they are others than ``formats``. ``scales``: also the row scales of o and lse, [B, H, Sq]. An empty row has o = 0, lse = -inf.
+    ``formats``: names of :data:`ringspec.formats.FORMATS`. ``statistics``: formats of lse and dsinks,
+    if they differ from ``formats``. ``scales``: also the row scales of o and lse, [B, H, Sq]. An empty row has o = 0, lse = -inf.
     Raises UndecidedError where an element of ``problem`` cannot be decided.
 
     >>> q = np.zeros((1, 1, 1, 2)); v = np.array([[[[1.0], [2.0], [4.0]]]])
@@ -127,7 +127,7 @@ def block_backward(
 ) -> Truth:
     """Gradients with lse and delta [B, H, Sq] of the whole rows as given: p = exp(s - lse).
 
-    lse may be -inf (an empty row); above it by more than about 5400 a logit is refused. ``problem``,
+    lse may be -inf (an empty row); a logit that exceeds lse by more than about 5400 is refused. ``problem``,
     ``formats``, ``statistics``, ``scales``, ``row_groups`` and ``groups`` as in :func:`backward`, without o
     and lse in the result.
 
@@ -186,7 +186,7 @@ def merge(
     if np.isnan(lse).any() or np.isposinf(lse).any():
         raise NonFiniteError("an lse that is finite or -inf", "NaN or +inf", "mark empty with -inf")
     parts, batch, heads, length, width = o.shape
-    rows = batch * heads * length  # each row becomes a batch of its own
+    rows = batch * heads * length  # each row becomes one batch entry
     v = np.moveaxis(o, 0, 3).reshape(rows, 1, parts, width)
     bias = np.moveaxis(lse, 0, 3).reshape(rows, 1, 1, parts)
     nothing = np.zeros((rows, 1, 1, 1))
@@ -203,12 +203,12 @@ def merge(
 
 
 def unproven(tensor: str, index: tuple[int, ...]) -> Fraction | None:
-    """A block backward's P is an exponential of given numbers: nothing is proven rational."""
+    """No proof: P of a block backward is an exponential of given numbers."""
     return None
 
 
 def factors(problem: Problem) -> tuple[NDArray | float, ...]:
-    """What multiplies P in the gradients."""
+    """The factors of P in the gradients."""
     return problem.q, problem.k, problem.v, problem.scale
 
 

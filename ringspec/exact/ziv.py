@@ -1,4 +1,4 @@
-"""Ziv's strategy: evaluate with F bits, round what is decided, go on with more bits for the rest.
+"""Ziv's strategy: evaluate with F bits, round the decided elements, repeat with more bits for the rest.
 
 Source: A. Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last
 bit" (ACM TOMS 17, 1991), https://doi.org/10.1145/114697.116813.
@@ -29,8 +29,8 @@ def ladder_for(base: tuple[int, ...], *factors: NDArray | float) -> tuple[int, .
     """The numbers of bits to try for results that are products of these factors.
 
     2**-F is an absolute error, before the exact products with the inputs. With 1408 bits it is below
-    the least float64 subnormal 2**-1074 by 2**-334, for sums, divisions and bounds; factors above 1 take
-    as many bits away as they have, and get them back here.
+    the least float64 subnormal 2**-1074 by 2**-334, for sums, divisions and bounds; a factor
+    above 1 costs as many bits as its integer part has, which are added here.
 
     >>> ladder_for((256, 640, 1408), np.array([0.5]), 2.0**100)
     (256, 640, 1509)
@@ -57,7 +57,7 @@ class Progress:
         return tuple(self.values)
 
     def take(self, ball: Ball) -> None:
-        """Fill in what this ball decides. What was decided before stays: it is the same number."""
+        """Fill in the elements that this ball decides; those decided earlier stay, they are the same numbers."""
         open_places = ~np.logical_and.reduce([self.decided[name] for name in self.names])
         part = Ball(ball.middle[open_places], ball.radius[open_places], ball.bits)
         for name, rounded in round_ball(part, self.names).items():
@@ -81,8 +81,8 @@ def settle(
     """Every tensor of ``evaluate(F)`` correctly rounded to each of its formats, in storage dtypes.
 
     ``prove(tensor, index)`` gives the value of an element as a fraction, where it can be proven to
-    be rational: only such elements can lie on a midpoint of a format for ever. Raises UndecidedError
-    for an element that neither is proven nor decided with the last F.
+    be rational: only such an element can lie exactly on a midpoint of a format. Raises UndecidedError
+    for an element that is neither proven nor decided with the last F.
     """
     progress: dict[str, Progress] = {}
     for bits in ladder:
@@ -90,7 +90,7 @@ def settle(
             if tensor not in progress:
                 progress[tensor] = start(ball.middle.shape, names(tensor))
             progress[tensor].take(ball)
-        # A proof does not depend on the bits: what it does not prove at first, it never does.
+        # A proof does not depend on F, so one attempt is enough.
         to_prove = progress.items() if bits == ladder[0] else ()
         for tensor, state in to_prove:
             for index in state.left():
@@ -110,7 +110,7 @@ def start(shape: tuple[int, ...], names: tuple[str, ...]) -> Progress:
 
 
 def take_fraction(state: Progress, index: tuple[int, ...], value: Fraction) -> None:
-    """Round a rational number: as a dyadic one where it is, else between its two neighbours."""
+    """Round a rational number: exactly if it is dyadic, else from its two neighbours at FINE bits."""
     raised = value * (1 << FINE)
     below = raised.numerator // raised.denominator
     radius = 0 if raised.denominator == 1 else 1

@@ -99,7 +99,7 @@ def test_the_text_shows_every_option_and_the_advice():
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].startswith("8 workers, 65536 tokens, 8192 each")
-    rows = [line for line in lines if line[2:].startswith(LAYOUTS)]
+    rows = [line for line in lines if line[2:].startswith(tuple(f"{x} " for x in LAYOUTS))]
     assert len(rows) == 18 and rows[0].split()[:2] == rows[9].split()[:2]  # in two parts
     rows = rows[:9]
     assert [line for line in rows if line.startswith("*")] == [

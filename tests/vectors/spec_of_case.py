@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from ringspec.formats import load, round_to
-from ringspec.problem.options import check
+from ringspec.problem.options import check, default_scale
 from ringspec.recipes import recipe
 from ringspec.rings import attention, layouts, schedules
 from ringspec.rings.ring import ring
 from ringspec.spec import online_softmax
 from ringspec.spec.block import block_backward
-from ringspec.vectors.format.inputs import default_scale, inputs_of
+from ringspec.vectors.format.inputs import inputs_of
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
 NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta")

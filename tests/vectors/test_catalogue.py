@@ -18,13 +18,14 @@ from vectors.spec_of_case import results_of
 import ringspec.vectors
 from ringspec.errors import OptionError
 from ringspec.formats import load
+from ringspec.problem.options import default_scale
 from ringspec.spec.rules import RULES
 from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
 from ringspec.vectors.catalogue.build import ring as ring_case
 from ringspec.vectors.catalogue.flags import FLAGS
 from ringspec.vectors.format.case_json import case_from_json, case_to_json
 from ringspec.vectors.format.flag import STATUSES
-from ringspec.vectors.format.inputs import default_scale, inputs_of
+from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.format.requires import requires
 
 CORE, KERNEL = catalogue("core"), catalogue("kernel")

@@ -33,9 +33,9 @@ from ringspec.conformance.cases.problems import (
 from ringspec.conformance.diagnose.picture import gathered, numbers, place
 from ringspec.conformance.judge.bounds import bounds_of
 from ringspec.formats import format_of
+from ringspec.problem.options import default_scale
 from ringspec.vectors.catalogue.build import put, times
 from ringspec.vectors.format.case import Case, Patch
-from ringspec.vectors.format.inputs import default_scale
 from ringspec.vectors.format.requires import visible
 
 # What is changed under each mask: keys that some queries cannot see, and queries that cannot see

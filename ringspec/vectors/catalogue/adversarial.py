@@ -126,8 +126,7 @@ CASES = (
     ),
     ring(
         "adversarial/one-empty-block-w3",
-        "Queries of worker 2 see no key of worker 1, without any mask that could be skipped by "
-        "rule.",
+        "Queries of worker 2 see no key of worker 1, without any mask that could be skipped by rule.",
         "SOFT-2 RING-11", "finite-lse-of-empty", W=3, S=12,
         mask=coins(0, 1, 1, 12, 12, patches=(put(False, 0, 0, (8, 12), (4, 8)),)),
     ),

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ringspec.problem.options import default_scale
 from ringspec.vectors.format.case import Case, CaseFormats, Inputs, Patch, Ring, Shape, TensorRecipe
-from ringspec.vectors.format.inputs import NAMES, default_scale
+from ringspec.vectors.format.inputs import NAMES
 from ringspec.vectors.format.requires import requires
 
 TERMS = (

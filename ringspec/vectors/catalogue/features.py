@@ -34,8 +34,7 @@ CASES = (
     ),
     case(
         "attention/bias-of-batch-entries-and-queries",
-        "dbias of a bias [B, 1, Sq, 1] is the row sum of dz, which the soft cap keeps from being "
-        "0.",
+        "dbias of a bias [B, 1, Sq, 1] is the row sum of dz, which the soft cap keeps from being 0.",
         "BWD-8 BWD-4", B=2, S=8, softcap=1.25, bias=bias_of(2, 1, 8, 1),
     ),
     case(
@@ -149,8 +148,7 @@ CASES = (
     ),
     case(
         "attention/grouped-heads-and-narrow-values",
-        "v is half as wide as k with half as many heads, so that sizes alone cannot tell them "
-        "apart.",
+        "v is half as wide as k with half as many heads, so that sizes alone cannot tell them apart.",
         "FWD-10 BWD-7", "value-width", S=8, H=4, Hkv=2, D=8, Dv=4,
     ),
     case(
@@ -200,8 +198,7 @@ CASES = (
     ),
     case(
         "attention/gradient-of-one-row",
-        "dy is 0 but for one query: every other row of dq is exactly 0, and dk, dv come from it "
-        "alone.",
+        "dy is 0 but for one query: every other row of dq is exactly 0, and dk, dv come from it alone.",
         "BWD-1 BWD-5", "delta-of-few-rows", S=12,
         dy=constant(0.0, None, put(1.5, 0, 1, 7, None), put(-0.25, 0, 1, 7, 2)),
     ),
@@ -212,8 +209,7 @@ CASES = (
     ),
     case(
         "attention/common-part-of-values",
-        "One column of v is 64 for every key: dp and delta share a large part, which cancels in "
-        "ds.",
+        "One column of v is 64 for every key: dp and delta share a large part, which cancels in ds.",
         "BWD-3 BWD-1", S=12, patches={"v": (put(64.0, None, None, None, 0),)},
     ),
 )  # fmt: skip

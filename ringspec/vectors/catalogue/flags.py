@@ -19,14 +19,12 @@ RING = (
     flag(
         "stale-keys", "schedule, backward",
         "Every step of the backward differentiates against the keys of step 0: dq, dk, dv are "
-        "wrong "
-        "from two workers on, the forward is right.",
+        "wrong from two workers on, the forward is right.",
         "fixed huggingface/diffusers/issues/14265",
     ),
     flag(
         "ring-direction", "schedule",
-        "Keys or gradients travel against the direction that ownership assumes; two workers cannot "
-        "show it.",
+        "Keys or gradients travel against the direction that ownership assumes; two workers cannot show it.",
         "agreed pytorch/pytorch/pull/129514", "fixed zhuzilin/ring-flash-attention/pull/10",
     ),
     flag(
@@ -44,9 +42,7 @@ RING = (
     ),
     flag(
         "dkv-not-home", "schedule, gradient accumulation",
-        "dk and dv miss a hop, or do not travel on skipped steps, and end at another worker than "
-        "the "
-        "keys' owner.",
+        "dk and dv miss a hop, or do not travel on skipped steps, and end at another worker than the keys' owner.",
         "fixed zhuzilin/ring-flash-attention/pull/10",
     ),
     flag(
@@ -61,8 +57,7 @@ RING = (
     ),
     flag(
         "inverted-skip", "mask, schedule",
-        "The test that skips future blocks is inverted, so that workers drop the past and see the "
-        "future.",
+        "The test that skips future blocks is inverted, so that workers drop the past and see the future.",
         "fixed zhuzilin/ring-flash-attention/commit/63b1c31",
     ),
     flag(
@@ -72,14 +67,12 @@ RING = (
     ),
     flag(
         "striped-diagonal", "layout, mask",
-        "The diagonal of a striped block is off by one where the keys' worker comes after the "
-        "queries'.",
+        "The diagonal of a striped block is off by one where the keys' worker comes after the queries'.",
         "reported lucidrains/ring-attention-pytorch/issues/11",
     ),
     flag(
         "zigzag-chunk-order", "layout",
-        "The two zigzag chunks of a worker are paired or ordered wrongly against the full "
-        "sequence.",
+        "The two zigzag chunks of a worker are paired or ordered wrongly against the full sequence.",
         "agreed feifeibear/long-context-attention/issues/53",
     ),
     flag(
@@ -89,8 +82,7 @@ RING = (
     ),
     flag(
         "short-or-uneven-length", "layout, shape",
-        "Lengths below or beside a multiple of 2W give unequal chunks, wrong shapes or dropped "
-        "tokens.",
+        "Lengths below or beside a multiple of 2W give unequal chunks, wrong shapes or dropped tokens.",
         "agreed pytorch/pytorch/issues/159706", "reported jzhang38/EasyContext/pull/57",
     ),
     flag(
@@ -110,15 +102,12 @@ BACKWARD = (
     flag(
         "block-local-delta", "backward formula",
         "delta, or lse, of one block's partial result stands where that of the whole row belongs: "
-        "dq "
-        "and dk are wrong, dv is right.",
+        "dq and dk are wrong, dv is right.",
         "fixed SHI-Labs/NATTEN/issues/274",
     ),
     flag(
         "delta-of-few-rows", "backward, race",
-        "delta is computed before dy is complete, so that some rows of dq and dk are corrupted "
-        "and dv "
-        "is right.",
+        "delta is computed before dy is complete, so that some rows of dq and dk are corrupted and dv is right.",
         "fixed Dao-AILab/flash-attention/pull/2481",
     ),
     flag(
@@ -133,8 +122,7 @@ BACKWARD = (
     ),
     flag(
         "transposed-kv-heads", "backward, strides",
-        "Saved keys and values are transposed once too often, which shapes cannot reveal where "
-        "H = S.",
+        "Saved keys and values are transposed once too often, which shapes cannot reveal where H = S.",
         "reported huggingface/diffusers/issues/14338", "agreed NVIDIA-NeMo/Automodel/pull/3157",
     ),
     flag(
@@ -181,8 +169,7 @@ MERGE = (
     ),
     flag(
         "merge-overflow", "merge",
-        "exp of an lse, or of the difference of the wrong sign, overflows where one part "
-        "dominates.",
+        "exp of an lse, or of the difference of the wrong sign, overflows where one part dominates.",
         "fixed NVIDIA/TransformerEngine/pull/716", "fixed zhuzilin/ring-flash-attention/pull/30",
     ),
     flag(
@@ -217,22 +204,18 @@ MERGE = (
 EMPTY = (
     flag(
         "sentinel", "masking",
-        "A finite number stands for -inf, so that valid scores below it are lost or hidden keys "
-        "get "
-        "weight.",
+        "A finite number stands for -inf, so that valid scores below it are lost or hidden keys get weight.",
         "fixed flashinfer-ai/flashinfer/pull/4401",
     ),
     flag(
         "running-max-of-masked-block", "online softmax",
-        "The running maximum of a wholly masked first block is set to 0 and kept, so that a row "
-        "of low "
-        "scores underflows to zero.",
+        "The running maximum of a wholly masked first block is set to 0 and kept, so that a row of "
+        "low scores underflows to zero.",
         "reported Dao-AILab/flash-attention/issues/2082",
     ),
     flag(
         "masked-block-nan", "online softmax",
-        "A wholly masked first block makes NaN in the rescale, by -inf minus -inf or infinity "
-        "times 0.",
+        "A wholly masked first block makes NaN in the rescale, by -inf minus -inf or infinity times 0.",
         "reported pytorch/pytorch/pull/130014",
     ),
     flag(
@@ -242,9 +225,7 @@ EMPTY = (
     ),
     flag(
         "padding-nan", "padding, backward",
-        "Padding rows of lse, delta or the gradients are never written, and NaN from there "
-        "reaches real "
-        "gradients.",
+        "Padding rows of lse, delta or the gradients are never written, and NaN from there reaches real gradients.",
         "fixed tile-ai/tilelang/pull/2461", "reported NVIDIA/TransformerEngine/issues/2186",
         "reported fla-org/flash-linear-attention/pull/892",
     ),
@@ -258,8 +239,7 @@ PACKING = (
     ),
     flag(
         "length-floored", "packing",
-        "Document lengths are floored to a multiple of the worker count, and last tokens are "
-        "ignored.",
+        "Document lengths are floored to a multiple of the worker count, and last tokens are ignored.",
         "reported NVIDIA/TransformerEngine/issues/1930",
     ),
     flag(
@@ -282,8 +262,7 @@ PACKING = (
 FEATURES = (
     flag(
         "window-per-block", "window",
-        "The same window is given to every ring step, so that each block is windowed round its own "
-        "diagonal.",
+        "The same window is given to every ring step, so that each block is windowed round its own diagonal.",
         "code zhuzilin/ring-flash-attention",
     ),
     flag(
@@ -317,8 +296,7 @@ FEATURES = (
     ),
     flag(
         "sink-outside-maximum", "sinks",
-        "The sink takes no part in the maximum: a large one overflows, a row with sinks alone is "
-        "NaN.",
+        "The sink takes no part in the maximum: a large one overflows, a row with sinks alone is NaN.",
         "review Dao-AILab/flash-attention/pull/2752",
     ),
     flag(
@@ -333,8 +311,7 @@ FEATURES = (
     ),
     flag(
         "dropout-missing-in-dp", "dropout",
-        "The backward leaves the keep mask out of dp, or uses the dropped p in the softmax "
-        "gradient.",
+        "The backward leaves the keep mask out of dp, or uses the dropped p in the softmax gradient.",
         "reported aws-neuron/nki-samples/pull/81",
     ),
     flag(
@@ -348,9 +325,8 @@ FEATURES = (
 NUMBERS = (
     flag(
         "partials-rounded-to-16-bit", "precision",
-        "Each block's o and gradients are rounded to 16 bits on every hop, so that the error "
-        "grows with "
-        "the worker count.",
+        "Each block's o and gradients are rounded to 16 bits on every hop, so that the error grows "
+        "with the worker count.",
         "reported zhuzilin/ring-flash-attention/issues/42",
         "reported NVIDIA/TransformerEngine/pull/821", "fixed cornstarch-org/Cornstarch/pull/66",
     ),

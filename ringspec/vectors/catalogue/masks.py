@@ -41,8 +41,7 @@ CASES = (
     ),
     case(
         "attention/causal-first-rows-empty",
-        "A negative q_offset leaves the first three rows without keys: o = 0, lse = -inf, no "
-        "gradient.",
+        "A negative q_offset leaves the first three rows without keys: o = 0, lse = -inf, no gradient.",
         "MASK-8 FWD-8 BWD-10", "empty-row-nan", causal=True, q_offset=-3,
     ),
     case(
@@ -92,8 +91,7 @@ CASES = (
     ),
     case(
         "attention/segments-with-padding",
-        "Negative segments are padding, which does not see other padding either; segment 0 comes "
-        "back.",
+        "Negative segments are padding, which does not see other padding either; segment 0 comes back.",
         "MASK-3 FWD-8", "padding-not-zero", segments_q=SEGMENTS,
     ),
     case(

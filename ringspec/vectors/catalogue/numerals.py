@@ -44,8 +44,7 @@ CASES = (
     ),
     case(
         "number/double-rounding-bfloat16",
-        "1 + 2**-8 + 2**-25 is above the tie in bfloat16, which a rounding to float32 first makes "
-        "it.",
+        "1 + 2**-8 + 2**-25 is above the tie in bfloat16, which a rounding to float32 first makes it.",
         "NUM-1", "double-rounding", dtype="f32", outputs="bfloat16",
         **means(
             (1.0000001192092896, 1.015625, 1.0, 1.0), (-1.0000001192092896, -1.015625, -1.0, -1.0)

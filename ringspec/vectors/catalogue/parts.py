@@ -76,8 +76,7 @@ BLOCKS = (
     ),
     block_backward(
         "block/backward-past",
-        "A visiting block that is wholly visible: p from the given lse, delta from the given "
-        "delta.",
+        "A visiting block that is wholly visible: p from the given lse, delta from the given delta.",
         "BWD-11 MASK-8", "causal-on-every-step stale-keys", causal=True, positions_q=PAST,
     ),
     block_backward(
@@ -98,8 +97,7 @@ BLOCKS = (
     ),
     block_backward(
         "block/backward-low-lse",
-        "An lse below the block's own makes p larger than 1, which nothing may clip or "
-        "renormalise.",
+        "An lse below the block's own makes p larger than 1, which nothing may clip or renormalise.",
         "BWD-11", lse=constant(-0.5),
     ),
     block_backward(
@@ -134,8 +132,7 @@ MERGES = (
     merge("merge/two-parts", "Two parts of like weight.", "SOFT-3", N=2),
     merge(
         "merge/weights-two-and-eight",
-        "lse = log 2 and log 8 with outputs 0 and 10: the mixture is 8, with the wrong base it is "
-        "not.",
+        "lse = log 2 and log 8 with outputs 0 and 10: the mixture is 8, with the wrong base it is not.",
         "SOFT-3", "natural-lse-as-log2 log2-lse", N=2, H=1, S=1, Dv=2, dtype="f32",
         parts_o=(((((0.0, 0.0),),),), ((((10.0, -10.0),),),)),
         parts_lse=((((LOG_2,),),), (((LOG_8,),),)),

@@ -69,8 +69,7 @@ CASES = (
     ),
     ring(
         "ring/documents-with-a-window-zigzag-w2",
-        "A window ends at the start of its document, which lies in another chunk than the "
-        "stream's.",
+        "A window ends at the start of its document, which lies in another chunk than the stream's.",
         "MASK-5 MASK-2", "window-over-documents", W=2, layout="zigzag", cu_seqlens=(0, 6, 16),
         window=(4, 0),
     ),

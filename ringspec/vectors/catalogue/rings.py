@@ -25,8 +25,7 @@ CASES = (
     ),
     ring(
         "ring/contiguous-causal-w2",
-        "The triangle belongs to step 0 alone; worker 0 skips its second block and worker 1 does "
-        "not.",
+        "The triangle belongs to step 0 alone; worker 0 skips its second block and worker 1 does not.",
         "LAYOUT-1 RING-8 MASK-1", "causal-on-every-step inverted-skip", W=2, causal=True,
     ),
     ring(
@@ -113,8 +112,7 @@ CASES = (
     ),
     ring(
         "ring/zigzag-causal-w4",
-        "Keys from a later worker: only the second query chunk sees them, and only their first "
-        "chunk.",
+        "Keys from a later worker: only the second query chunk sees them, and only their first chunk.",
         "LAYOUT-3 RING-10", W=4, layout="zigzag", causal=True,
     ),
     ring(
@@ -249,8 +247,7 @@ CASES = (
     # lengths and offsets
     ring(
         "ring/contiguous-offset-one-w3",
-        "With q_offset = 1 one corner pair of the next worker's block is visible: it cannot be "
-        "skipped.",
+        "With q_offset = 1 one corner pair of the next worker's block is visible: it cannot be skipped.",
         "RING-8 RING-11", W=3, S=12, causal=True, q_offset=1,
     ),
     ring(

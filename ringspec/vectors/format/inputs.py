@@ -8,7 +8,6 @@ hold is refused.
 
 from __future__ import annotations
 
-import decimal
 import hashlib
 import math
 from typing import Any
@@ -37,16 +36,6 @@ NARROW = ("q", "k", "v", "dy", "parts_o")
 WITH_MINUS_INFINITY = ("bias", "lse", "parts_lse")
 OPTIONAL = PAIRS + ("sinks",) + INTEGERS
 NAMES = ("q", "k", "v", "dy") + ROWS + OPTIONAL + ("parts_o", "parts_lse")
-
-
-def default_scale(head_dim: int) -> float:
-    """The float64 nearest to the real number 1/sqrt(D) (FWD-2).
-
-    >>> default_scale(64), default_scale(128) == 1 / 128**0.5
-    (0.125, False)
-    """
-    with decimal.localcontext(decimal.Context(prec=60)):
-        return float(1 / decimal.Decimal(head_dim).sqrt())
 
 
 def words(seed: str, name: str, count: int) -> NDArray[np.uint64]:

@@ -1,6 +1,6 @@
-"""What an implementation must be able to do to take a case: capabilities as data.
+"""The capabilities that a case requires of an implementation, as data.
 
-Everything here follows from the case itself, so that no author can forget to state a need.
+All of them follow from the case itself, so that its author cannot forget one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.problem.options import default_scale
 from ringspec.vectors.format.case import Case, Ring, Shape
-from ringspec.vectors.format.inputs import default_scale, input_of
+from ringspec.vectors.format.inputs import input_of
+from ringspec.vectors.format.tensor_table import slots
 
 __all__ = ["requires"]
 
@@ -19,7 +21,7 @@ Booleans = NDArray[np.bool_]
 
 
 def requires(case: Case) -> dict[str, Any]:
-    """Capabilities that a case asks for, in a fixed order of keys.
+    """The capabilities that a case requires, in a fixed order of keys.
 
     ``operation``, ``passes``; of a ring: ``workers``, ``layout``, ``circulation``, ``direction``,
     ``tokens_per_worker`` (n_q, n_k; padding slots count); ``inputs``, ``outputs``, ``statistics``:
@@ -63,43 +65,16 @@ def ring_needs(case: Case, ring: Ring) -> dict[str, Any]:
     }
     if case.shape is not None:
         needs["layout"] = ring.layout
-        needs["tokens_per_worker"] = slots(case, ring, case.shape)
+        needs["tokens_per_worker"] = slots(case, ring)
     return needs
-
-
-def slots(case: Case, ring: Ring, shape: Shape) -> tuple[int, int]:
-    """n_q and n_k, the slots of one worker."""
-    if ring.layout == "table":
-        assert ring.table_q is not None
-        table_k = ring.table_q if ring.table_k is None else ring.table_k
-        return len(ring.table_q[0]), len(table_k[0])
-    if ring.layout == "zigzag_per_document":
-        cu_q = case.terms["cu_seqlens"]
-        cu_k = case.terms.get("cu_seqlens_k", cu_q)
-        return (
-            document_slots(cu_q, shape.Sq, ring.workers),
-            document_slots(cu_k, shape.Sk, ring.workers),
-        )
-    return shape.Sq // ring.workers, shape.Sk // ring.workers
-
-
-def document_slots(cu_seqlens: tuple[int, ...], length: int, workers: int) -> int:
-    """Slots of a worker under LAYOUT-4; tokens behind the last document are one more document.
-
-    >>> document_slots((0, 4, 6), 6, 2)
-    4
-    """
-    starts = np.array([*cu_seqlens, length])
-    return int((-(-np.diff(starts) // (2 * workers)) * 2).sum())
 
 
 def has_padding(case: Case) -> bool:
     """Whether some slot of some worker holds no token."""
     if case.ring is None or case.shape is None:
         return False
-    n_q, n_k = slots(case, case.ring, case.shape)
-    workers = case.ring.workers
-    return n_q * workers != case.shape.Sq or n_k * workers != case.shape.Sk
+    held = [n * case.ring.workers for n in slots(case, case.ring)]
+    return held != [case.shape.Sq, case.shape.Sk]
 
 
 def masks(case: Case) -> tuple[str, ...]:
@@ -118,7 +93,7 @@ def masks(case: Case) -> tuple[str, ...]:
 
 
 def features(case: Case, shape: Shape) -> tuple[str, ...]:
-    """What else than masks a case uses.
+    """The features other than masks that a case uses.
 
     ``dropout`` is the counter-based mask, ``keep`` a given one; ``empty-rows``: some query sees no
     key; ``padding-slots``: some slot of a worker holds no token; ``positions``: positions other
@@ -178,6 +153,6 @@ def visible(case: Case, shape: Shape) -> Booleans:
 
 
 def documents(cu_seqlens: tuple[int, ...], length: int) -> NDArray[np.int64]:
-    """Document number of each token, -1 behind the last one (MASK-5)."""
+    """Document number of each token; -1 after the last document (MASK-5)."""
     numbers = np.searchsorted(np.array(cu_seqlens), np.arange(length), side="right") - 1
     return np.where(numbers < len(cu_seqlens) - 1, numbers, -1)

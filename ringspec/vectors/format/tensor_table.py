@@ -121,11 +121,10 @@ def layout_tables(case: Case) -> Iterator[tuple[str, Entry]]:
         yield f"position.{side}", Entry("I64", (case.ring.workers, None, n))
 
 
-def slots(case: Case, ring: Ring) -> tuple[int | None, int | None]:
-    """n_q and n_k, the slots of one worker."""
+def slots(case: Case, ring: Ring) -> tuple[int, int]:
+    """n_q and n_k, the slots of one worker; of a case with a shape."""
     shape = case.shape
-    if shape is None:
-        return None, None
+    assert shape is not None
     if ring.table_q is not None:
         table_k = ring.table_q if ring.table_k is None else ring.table_k
         return len(ring.table_q[0]), len(table_k[0])
