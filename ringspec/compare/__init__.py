@@ -1,1 +1,1 @@
-"""Got against truth. Reads plain arrays and never imports the specification."""
+"""Compare results with true values. Reads plain arrays and never imports the specification."""

@@ -1,17 +1,17 @@
-"""How far a result may be from the truth, from the rounding points of a declared recipe.
+"""How far a result may be from the true value, from the rounding points of a declared recipe.
 
 An element passes where ``|got - want| <= factor * scale + floor``. The row scale (docs/spec/numbers.md) is
 the definition's sum with absolute values inside, times kappa = 1 + the row's largest |logit|; so each
-rounding enters ``factor`` with the unit roundoff u of its point, times how often it is met:
+rounding contributes to ``factor`` the unit roundoff u of its point times the number of times it occurs:
 
 - A sum of n terms, or a value rounded n times, counts :func:`walk` (n) = min(n, 2 sqrt(n)): the worst
   case while n is small, and a random walk of errors beyond it (Higham and Mary, 2019,
   https://doi.org/10.1137/18M1226312). It does not matter in which order an accumulator sums.
 - A block's result that is rounded once counts once, however many blocks there are: the parts of a sum
-  with absolute values inside add up to it. What is kept between ring steps counts walk(W - 1) times.
+  with absolute values inside add up to it. An accumulator between ring steps counts walk(W - 1) times.
 - elementary functions (exp, log, tanh, division) of the target's own library count :data:`LIBRARY` u.
-- The sources below are added up; where they are many, twice the root of the sum of their squares is
-  less, and is taken (:func:`together`). :data:`MARGIN` times that is the factor.
+- The sources below are added, or twice the root of the sum of their squares is taken if that is less
+  (:func:`together`). :data:`MARGIN` times the result is the factor.
 
 With u_x for the point x, f = ``products``, t = ``statistics`` and L = max(1, log(keys))::
 
@@ -29,12 +29,12 @@ With u_x for the point x, f = ``products``, t = ``statistics`` and L = max(1, lo
     dk   = dz + u_ds + the same; dq likewise over keys, tile_dq, carried_dq
     dbias, dsinks: dz (+ u_ds), a sum over rows in float32, and the output format
 
-``o`` in dz holds per element of a row, as a_ij of the row scale does. Where the harness hands over lse and delta
-(block backward) their errors are 0. The point ``inputs`` counts nothing: a case's inputs are numbers of
-their format.
+``o`` in dz holds per element of a row, as a_ij of the row scale does. If lse and delta are given (block
+backward) their errors are 0. The point ``inputs`` does not count: the inputs of a case are numbers of their
+format.
 
-**Floor.** A narrow format underflows, which no factor of a row scale covers: exp(-20) is 0 in float16.
-:func:`bound_floors` gives an absolute term: what underflow costs in each format on the way (half
+**Floor.** A narrow format underflows, which no multiple of a row scale covers: exp(-20) is 0 in float16.
+:func:`bound_floors` gives an absolute term: the loss by underflow in each format on the way (half
 the least subnormal of float16; the least *normal* number of the others, as kernels flush subnormals to
 zero), times the number of summed terms and the largest magnitudes of the other operands. In float16, with
 inputs up to 3 and 64 keys, it is 1e-6 for o and dv, 3e-5 for dq and 4e-4 for dk (every row may lose some of
@@ -87,8 +87,8 @@ RECIPE_OF_FORMAT = {
     "float8_e5m2": "fp8_e5m2",
 }
 UNDECLARED_TILE = 32
-# Room for one more rounding than a recipe names, such as that of scale * q. The many errors of dz are
-# independent and hardly ever add up: the simulation never came to a quarter of their sum.
+# Room for one rounding that a recipe does not name, such as that of scale * q. The many errors of dz are
+# independent and rarely add up: the simulation never reached a quarter of their sum.
 MARGIN = dict.fromkeys(("o", "lse", "dv"), 1.4)
 MARGIN |= dict.fromkeys(("dq", "dk", "dsinks", "dbias"), 0.7)
 LIBRARY = 4.0  # units of a library's exp, log, tanh or division, and of the argument of exp
@@ -101,11 +101,11 @@ class Sizes:
     ``workers``  W; ``head_dim``: D, ``value_dim``: Dv; ``softcap``: whether there is one
     ``keys``     Sk; ``queries``: Sq times the query heads of one key head (None: keys)
     ``batch``    B * H over which dsinks, and a broadcast dbias, are summed
-    ``given_lse``    the largest ``|lse|`` that the harness hands over with delta (block backward);
-                     None where the target's own forward makes them
+    ``given_lse``    the largest ``|lse|`` that is given with delta (block backward); None if the target's
+                     own forward pass computes them
     ``condition``, ``largest_lse``    the largest row scale of lse (kappa + ``|lse|``), and the largest
-                     ``|lse|``: from them an error of the exponent that is no longer small is amplified
-                     as exp does it; 0: first order alone
+                     ``|lse|``: an error of the exponent that is not small is amplified as exp
+                     amplifies it; 0: first order only
     """
 
     workers: int
@@ -144,7 +144,7 @@ class Sizes:
 
 
 def walk(count: float) -> float:
-    """How many unit roundoffs ``count`` roundings come to: min(n, 2 sqrt(n)).
+    """The unit roundoffs to which ``count`` roundings add up: min(n, 2 sqrt(n)).
 
     >>> walk(4), walk(16), walk(1024)
     (4, 8.0, 64.0)
@@ -261,15 +261,15 @@ def backward_sources(
 
 
 def kept(u: float, leaving: float, sizes: Sizes) -> float:
-    """A sum that is rounded by u on each ring step, of parts that leave their block rounded.
+    """The error of an accumulator that is rounded by u on each ring step; its parts are rounded by ``leaving``.
 
-    The first part is there already: it is rounded again only where u is the coarser of the two.
+    The first part needs no addition: it is rounded again only if u is the coarser of the two.
     """
     return walk(max(sizes.workers - 1, 0)) * u + (u if u > leaving else 0.0)
 
 
 def tiles_of_block(count: int, sizes: Sizes, tile: int | None) -> float:
-    """How often the accumulator of a block is rounded: once a tile."""
+    """The number of times that the accumulator of a block is rounded: once per tile."""
     per_worker = count / max(sizes.workers, 1)
     return walk(1 if tile is None else max(1, math.ceil(per_worker / tile)))
 
@@ -292,7 +292,7 @@ def bound_floors(
     outputs: str | None = None,
     statistics: str | None = None,
 ) -> dict[str, float]:
-    """The absolute term of each result's bound, for what underflows on its way.
+    """The absolute term of each result's bound, for underflow on the way.
 
     ``largest``: magnitudes of the call's inputs, ``q``, ``k``, ``v``, ``dy``, ``dlse`` (missing: 0), and
     ``scale``, ``dropout`` = 1 / (1 - dropout_p) (missing: 1). ``declared``, ``outputs`` and
@@ -311,7 +311,7 @@ def bound_floors(
     width = walk(sizes.values)
     weight = least["statistics"] * dropout + least["p"]
     o = forward_floor(least, keys, weight, v, steps)
-    # dz = p (dp - delta): what is lost of dp and delta counts p times, and p sums to 1 in a row.
+    # dz = p (dp - delta): a loss in dp or delta counts p times, and p sums to 1 in a row.
     times_p = width * (dy * o + least["products"] + least["dy_o_products"]) + least["delta"]
     dz = least["statistics"] * (2 * sizes.values * dy * v * dropout + dlse) + least["ds"]
     end = steps * least["block_gradients"] + least["gradients"] + least["products"]
@@ -336,13 +336,13 @@ def bound_floors(
 def forward_floor(
     least: Mapping[str, float], keys: float, weight: float, v: float, steps: int
 ) -> float:
-    """What o may lose: small weights, small products, and its own least numbers."""
+    """The loss of o by underflow: of weights, of products, and of o itself."""
     own = least["block_o"] + 2 * least["merge"] + least["carried_o"]
     return keys * (weight * v + least["products"]) + steps * own + least["outputs"]
 
 
 def least_number(name: str) -> float:
-    """What underflow may cost: half a subnormal step of float16, else the least normal number.
+    """The loss by one underflow: half a subnormal step of float16, else the least normal number.
 
     >>> least_number("float16") == 2.0**-25, least_number("bfloat16") == 2.0**-126
     (True, True)

@@ -71,9 +71,9 @@ def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
 
 
 def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
-    """The verdicts on one tensor of one worker together, NaN and the largest error first.
+    """Group the verdicts by tensor and worker; in each group NaN first, then the largest error.
 
-    A case of several calls has one for each call.
+    A case with several calls has one verdict for each call.
     """
     found: dict[tuple[str, int], list[TensorVerdict]] = {}
     for one in verdicts:
@@ -84,12 +84,12 @@ def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
 
 
 def told(group: Sequence[TensorVerdict]) -> str:
-    """The first verdict of a group in words, and of how many calls it is."""
+    """The first verdict of a group in words, and the number of calls in the group."""
     return explain(group[0]) + (f"; wrong in {len(group)} calls" if len(group) > 1 else "")
 
 
 def place(verdict: TensorVerdict) -> str:
-    """Where, in words: 'batch 0, head 1, slot 5, d 3'."""
+    """The place in words: 'batch 0, head 1, slot 5, d 3'."""
     axes = AXES.get(verdict.tensor.removesuffix("_sum"), ())
     if len(axes) != len(verdict.where):
         return f"index {list(verdict.where)}"

@@ -1,9 +1,9 @@
-"""The row scale: what an error in one row is relative to.
+"""The row scale: the unit in which the errors of one row are measured.
 
-Every sum of the definition is taken once more with absolute values inside, and times the condition
-``kappa`` of the row's exponentials. Float64 stays within a few 1e-16 of it from flat rows to very
-peaked ones. A scale taken from the largest element of a tensor would hide a wrong row among large
-ones; this one belongs to each row alone::
+It is the definition's sum for that row with every term replaced by its absolute value, times the condition
+``kappa`` of the row's exponentials. Errors of float64 stay within a few 1e-16 of it, from flat rows to very
+peaked ones. A scale taken from the largest element of a tensor would hide a wrong row among large ones; this
+one uses nothing but the row::
 
     kappa_i = 1 + max( max_j(scale * sum_d |q||k| + |bias|), max_n |sink_hn| )
     a_ij    = p_ij * (sum_d |dy||v| + sum_d |dy| sum_j p|v| + |dlse_i|)
@@ -12,9 +12,9 @@ ones; this one belongs to each row alone::
     dq: scale kappa_i sum_j a|k|                               dk: scale sum_i kappa_i a|q|
 
 In o, dq, dk and dv the row's scale is the maximum over d. In kappa_i, j runs over the visible keys and n over
-the sinks of the head; a maximum over nothing is 0. scale is taken without its sign. A sink counts because one
-far above the scores takes digits of p as a large score does. The factor keep_ij / (1 - dropout_p) is part of p
-beside v or dy, and of ``sum_d |dy||v|``, which is there for dp; the p before a is the p of ds, without it.
+the sinks of the head; a maximum over nothing is 0. scale is taken without its sign. A sink counts because
+one far above the scores removes digits of p, as a large score does. Where p multiplies v or dy it includes the
+factor keep_ij / (1 - dropout_p), and so does ``sum_d |dy||v|``, the scale of dp; the p in a_ij is without it.
 
 Source: docs/spec/numbers.md.
 """
@@ -54,8 +54,8 @@ class AbsoluteSums:
 class RowScale:
     """One number >= 0 for each row: ``o``, ``lse``, ``dq`` [B, H, Sq]; ``dk``, ``dv`` [B, Hkv, Sk].
 
-    All are float64. 0 stands where the definition sums nothing: such a row must be exactly 0. ``dsinks`` [H, N] is
-    made by the same principle, and so is ``dbias``; the table above has no scale for them.
+    All are float64. 0 means that the definition sums nothing: such a row must be exactly 0. ``dsinks`` [H, N] and
+    ``dbias`` follow the same principle; the table above does not list them.
     """
 
     o: Array
@@ -88,8 +88,7 @@ def absolute_sums(
     shape. ``keep`` is keep / (1 - dropout_p), broadcastable likewise; ``sinks`` [H, N]. All
     in float64.
 
-    The largest logit of ``kappa`` is that of the visible keys and of the sinks: a sink far above the
-    scores takes digits of p as a large score does.
+    The largest logit of ``kappa`` is over the visible keys and the sinks.
     """
     group = q.shape[1] // k.shape[1]
     size = abs(scale)

@@ -1,12 +1,12 @@
 """The verdict on one tensor: every worker, every element, each in units of its row's bound.
 
-An element passes where ``|got - want| <= factor * scale + floor``: ``want`` is the truth in float64,
-``scale`` its row's own (:mod:`ringspec.compare.row_scale`, docs/spec/numbers.md), ``factor`` and ``floor`` what the
+An element passes where ``|got - want| <= factor * scale + floor``: ``want`` is the true value in float64,
+``scale`` that of its row (:mod:`ringspec.compare.row_scale`, docs/spec/numbers.md), ``factor`` and ``floor`` what the
 declared precision allows (:mod:`ringspec.compare.bounds`). The correctly rounded value always passes, NaN never.
 
-Special values go by class:
+Special values:
 
-- -inf as the lse of an empty row is demanded exactly, and forbidden elsewhere;
+- the lse of an empty row must be -inf, and no other element may be;
 - a row whose scale is 0 sums nothing and must be 0, of either sign; the floor does not apply;
 - beyond the largest number of the format, infinity of the same sign is right, and so is a finite
   number within the bound; infinity elsewhere counts as the number at which the format overflows.
@@ -29,7 +29,7 @@ __all__ = ["TensorVerdict", "judge", "judge_tensor"]
 Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 ROW_AXIS = 2
-# Of several kinds in one tensor the first is the one that is told.
+# If several kinds occur in one tensor, the first in this order is reported.
 KINDS = (
     "NaN",
     "-inf where finite is due",
@@ -43,11 +43,11 @@ SHAPELESS = ("missing", "wrong shape", "wrong dtype")
 
 @dataclass(frozen=True)
 class TensorVerdict:
-    """What became of one tensor of one worker.
+    """The verdict on one tensor of one worker.
 
     ``kind``   'ok', one of :data:`KINDS`, or one of :data:`SHAPELESS`
     ``error``  the largest error in units of its bound, <= 1 passes; infinity where none can be named
-    ``where``  (b, h, slot[, d]) of the element that ``got`` and ``want`` are of: the worst one, in a
+    ``where``  (b, h, slot[, d]) of the element whose ``got`` and ``want`` are given: the worst one, in a
                failure the worst of its kind
     ``rows``   how many rows fail, ``of`` how many were compared (padding is not)
     """
@@ -79,11 +79,11 @@ def judge(
     floor: float = 0.0,
     format: str | None = None,
 ) -> tuple[TensorVerdict, ...]:
-    """One verdict a worker, all of them, from arrays per worker.
+    """One verdict for each worker, from the arrays of each worker.
 
     ``want``, ``rounded``, ``scale``, ``padding`` [n], ``factor``, ``floor`` and ``format`` as in
-    :func:`judge_tensor`, the arrays of each worker in a sequence. ``got`` is None where the tensor did not come at all. Workers that are not asked for are each a
-    'wrong shape'.
+    :func:`judge_tensor`, the arrays in a sequence over workers. ``got``: None if the result lacks the tensor. Each surplus
+    worker is a 'wrong shape'.
 
     >>> one = np.ones((1, 1, 2))
     >>> verdicts = judge("lse", [one, 2 * one], [one, one], [one, one], [one, one], 1e-6)
@@ -126,11 +126,11 @@ def judge_tensor(
 ) -> TensorVerdict:
     """The verdict on one worker's tensor.
 
-    ``got``      as it came: a float array of any known format, [B, H, n, d] or [B, H, n] and so on
-    ``want``     the truth in float64, same shape; ``rounded``: the same, correctly rounded to the
+    ``got``      the result: a float array of any known format, [B, H, n, d] or [B, H, n] and so on
+    ``want``     the true values in float64, same shape; ``rounded``: the same, correctly rounded to the
                  output format (as float64, or in that format's dtype)
     ``scale``    row scale >= 0: want's shape, or without its last axis
-    ``factor``   bound in units of the row scale; ``floor``: absolute, for what underflows
+    ``factor``   bound in units of the row scale; ``floor``: absolute bound, for underflow
     ``padding``  boolean [n], True for slots (axis 2) that are not compared
     ``format``   name of the format that got's dtype must be; None: any
 
@@ -171,7 +171,7 @@ def judge_tensor(
 
 
 def padding_of(shape: tuple[int, ...], padding: Booleans | None) -> Booleans:
-    """``padding`` [n] spread over a tensor's shape; nothing is padding without it."""
+    """``padding`` [n] broadcast to the shape of a tensor; None: no padding."""
     if padding is None:
         return np.zeros(shape, dtype=np.bool_)
     mask = np.asarray(padding)
@@ -201,16 +201,16 @@ def errors_in_bounds(values: Array, want: Array, rounded: Array, bound: Array, n
     """|got - want| / bound, 0 where got is the correctly rounded value, NaN where got is NaN."""
     overflow = format_of(name).largest * (1.0 + unit_roundoff(name))  # float64: its largest
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        # Infinity stands for every number from the overflow threshold on.
+        # Infinity counts as the number at which the format overflows.
         reach = np.where(np.isinf(values), np.copysign(overflow, values), values)
-        # want may be beyond float64 itself (an lse of -inf); then only rounded will do.
+        # want itself may be infinite (an lse of -inf); then only the rounded value is right.
         error = np.where(np.isinf(want) & ~np.isnan(values), np.inf, np.abs(reach - want))
         error = np.where(values == rounded, 0.0, error)
         return np.where(error == 0, 0.0, error / bound)
 
 
 def kinds_of(values: Array, want: Array, scale: Array) -> dict[str, Booleans]:
-    """Where an element that fails is of which kind."""
+    """For each kind of failure, the elements to which it applies."""
     return {
         "NaN": np.isnan(values),
         "-inf where finite is due": np.isneginf(values) & np.isfinite(want),

@@ -1,8 +1,8 @@
 """Attention near the speed of this machine's matrix products, under the definition of ``ringspec.spec``.
 
-The specification is written to be read; this is written to be run at real lengths. It computes the
-same results blockwise with NumPy and threads, in float64 or float32, in memory that grows with S.
-Nothing in ``ringspec.spec`` imports it; a ring takes its blocks as arguments:
+The specification is written to be read; this package is for long sequences. It computes the same results
+blockwise with NumPy and threads, in float64 or float32, in memory that grows linearly with S. Nothing in
+``ringspec.spec`` imports it; a ring takes its functions as arguments:
 
 >>> import numpy as np, ringspec as rs
 >>> from ringspec import fast
@@ -11,8 +11,8 @@ Nothing in ``ringspec.spec`` imports it; a ring takes its blocks as arguments:
 >>> bool(abs(run.dq - fast.attention_backward(q, k, v, v, causal=True).dq).max() < 1e-15)
 True
 
-Read ``plan`` (which tiles there are), ``job``, ``forward``, ``backward``, ``passes`` (tasks), ``dense``
-``blocks`` and ``merge`` (what is called), ``team``, ``threads``, ``forks`` and ``kept``.
+In reading order: ``plan`` (which tiles there are), ``job``, ``forward``, ``backward``, ``passes`` (tasks),
+``dense``, ``blocks`` and ``merge`` (the public functions), ``team``, ``threads``, ``forks`` and ``kept``.
 """
 
 from ringspec.fast.blocks import block_backward, block_forward, blocks

@@ -1,11 +1,11 @@
 """The backward pass of one key head: a loop over chunks of keys, row blocks and tiles.
 
-In the plain case -lse and -delta ride in the products as one more column (q | -lse times k | 1, dy | -delta
-times v | 1), so the elementwise passes over a tile are exp and one multiplication: K = 129 costs less
-than one hundredth more than 128.
+In the plain case -lse and -delta are one more column of the operands (q | -lse times k | 1, dy | -delta
+times v | 1), so the elementwise passes over a tile are exp and one multiplication. A product over 129 columns
+costs less than 1 % more than one over 128.
 
-A task owns its keys' dk and dv, and a dq of its own where several tasks share the rows; these are
-added up in a fixed order. So nothing is atomic and no result depends on the threads.
+A task owns dk and dv of its keys. If several tasks share the rows, each has its own dq, and these are added
+in a fixed order. So no update is atomic and no result depends on the threads.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithm 2).
 """
@@ -39,9 +39,9 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Shares:
-    """Where gradients are added up.
+    """The accumulators of the gradients.
 
-    A dq [B, H, n_q, D] without the factor scale for each part, dk, dv of k's and v's shapes, in the
+    One dq [B, H, n_q, D] without the factor scale for each part, dk, dv of k's and v's shapes, in the
     job's type; dbias in float64, of the shape of the rows' bias.
     """
 
@@ -56,7 +56,7 @@ class Operands:
     """The operands of the products of one key head and its G query heads, in the job's type.
 
     q times scale | -lse [G, n_q, D + 1], dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1],
-    v | 1 [n_k, Dv + 1]. ``finite`` is False where a look at k was asked for and found NaN or infinity.
+    v | 1 [n_k, Dv + 1]. ``finite`` is False if k was to be searched for NaN and infinity and has one.
     """
 
     q_lse: Floats
@@ -67,7 +67,7 @@ class Operands:
 
 
 def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
-    """Made once: each row block meets every chunk of keys, and in a ring every worker's keys."""
+    """Build the operands once: each row block needs them for every chunk of keys, in a ring for every worker's."""
     group, scale = job.terms.group, job.terms.scale
     heads = slice(key_head * group, (key_head + 1) * group)  # FWD-10
 
@@ -109,9 +109,9 @@ def chunks(job: Job) -> list[tuple[int, int]]:
 def backward_keys(
     job: Job, operands: Operands, shares: Shares, batch: int, key_head: int, part: int
 ) -> bool:
-    """All gradients of one key head's chunks part, part + parts, part + 2 parts, ...; whether they are finite.
+    """Add all gradients of one key head's chunks part, part + parts, part + 2 parts, ...; return if they are finite.
 
-    Its arrays are cleared here, where they are used next, and by as many threads as there are tasks.
+    The accumulators are cleared here, by the task that uses them next.
     """
     group = job.terms.group
     numbers = range(key_head * group, (key_head + 1) * group)

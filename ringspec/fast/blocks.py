@@ -32,10 +32,10 @@ from ringspec.spec.online_softmax import SoftmaxState
 
 
 def computed_in(recipe: Recipe) -> str:
-    """'float64' or 'float32', of a recipe that has that type at every rounding point.
+    """The type, 'float64' or 'float32', that a recipe has at every rounding point.
 
     Any other recipe raises :class:`~ringspec.errors.OptionError` ('fast-recipe'): products in BLAS and elementwise
-    passes in place round in no other type.
+    passes round in no other type.
     """
     types = {getattr(recipe, point) for point in ROUNDING_POINTS}
     whole = recipe.tile_q is None and recipe.tile_k is None and recipe.merge_order == "state"
@@ -63,12 +63,12 @@ def block_forward(
     """The softmax state of queries q over keys k and values v alone; o is not normalised.
 
     q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` as for
-    :func:`ringspec.spec.block.block_forward`. Its recipe is float64 or float32 at every rounding point, which is what is computed in; ``threads`` and ``sizes`` as in :func:`blocks`,
-    which gives ``kept``: what was made of read-only arrays before.
+    :func:`ringspec.spec.block.block_forward`. Its recipe must have one type, float64 or float32, at every rounding point: the type of the computation.
+    ``threads`` and ``sizes`` as in :func:`blocks`; ``kept``: a cache of values derived from read-only arrays.
 
-    Returns m and l [B, H, n_q], float64 arrays, and o [B, H, n_q, Dv] in the type that is computed in. m is a shift of the row's scores, not
-    always their maximum: (m, l, o) stand for the same softmax whatever m is, because l and o are sums of
-    exp(s - m) and exp(s - m) v.
+    Returns m and l [B, H, n_q], float64 arrays, and o [B, H, n_q, Dv] in the type of the computation. m is a shift of the row's
+    scores, not always their maximum: (m, l, o) represent the same softmax for any m, because l and o are sums
+    of exp(s - m) and exp(s - m) v.
 
     Raises :class:`~ringspec.errors.OptionError`; with the code 'fast-recipe' for another recipe.
     """
@@ -93,13 +93,13 @@ def block_backward(
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> BlockGradients:
-    """One block's share of every gradient, from lse and row_term of the whole rows as given (BWD-11).
+    """The contribution of one block to every gradient, from given lse and row_term of the whole rows (BWD-11).
 
     dy [B, H, n_q, Dv]; lse (natural log) and row_term [B, H, n_q], float64, where ``row_term`` is
     delta - dlse (RING-7). q, k, v, ``tile``, ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
 
-    Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type that is computed in,
-    dbias in float64. Raises :class:`~ringspec.errors.OptionError` as there, and NonFiniteError where
+    Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type of the
+    computation, dbias in float64. Raises :class:`~ringspec.errors.OptionError` as there, and NonFiniteError if
     a gradient in float64 overflows.
     """
     dtype = computed_in(tile.recipe)
@@ -118,11 +118,11 @@ def blocks(
     """:func:`block_forward` and :func:`block_backward` with a number of threads and tile sizes.
 
     ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles, see
-    :class:`~ringspec.fast.TileSizes`; None is what was fastest for the type and the mask. Raises
-    OptionError where ``threads`` is no integer >= 1.
+    :class:`~ringspec.fast.TileSizes`; None: the fastest measured ones for the type and the mask. Raises
+    OptionError if ``threads`` is not an integer >= 1.
 
-    What the two make of read-only arrays they keep as long as these arrays live: a ring's workers show
-    the same inputs to every block. Arrays that can be written to are read anew by each call.
+    Both keep what they derive from read-only arrays as long as these arrays live, because the workers of a ring
+    pass the same inputs to every block. Writable arrays are read anew by each call.
 
     >>> forward, backward = blocks(threads=2)
     """

@@ -1,7 +1,6 @@
 """Dense attention and its gradient, blockwise: the results of ``ringspec.attention`` at the speed of BLAS.
 
-Memory grows with S, never with S * S. ``ringspec.spec`` stays the definition; the tests hold this
-to it.
+Memory grows with S, not with S * S. The tests compare it with the definition in ``ringspec.spec``.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 """
@@ -54,10 +53,10 @@ def attention(
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; keywords of
     :class:`~ringspec.problem.options.Options`, and:
 
-    ``dtype``    'float64' or 'float32': what is computed in, and the type of the results
+    ``dtype``    'float64' or 'float32': the type of the computation and of the results
     ``threads``  Python threads; None: one for each core that the process may use. The results are
                  the same bits for any number
-    ``sizes``    lengths of tiles; None: what was fastest for the type and the mask
+    ``sizes``    lengths of tiles; None: the fastest measured ones for the type and the mask
 
     Returns :class:`~ringspec.spec.dense_forward.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
     in ``dtype``. A row's bits depend only on the keys that it
@@ -95,12 +94,11 @@ def attention_backward(
 
     dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq] (None: zeros) of any float dtype; q, k, v,
     ``dtype``, ``threads``, ``sizes`` and keywords of :class:`~ringspec.problem.options.Options` as in
-    :func:`attention`. ``forward`` is its result on the same input; without it the forward pass is done
-    first.
+    :func:`attention`. ``forward``: its result on the same input; None: run the forward pass first.
 
     Returns :class:`~ringspec.spec.dense_backward.Gradients`: dq, dk, dv in ``dtype``, dsinks and dbias in
-    float64. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`; ShapeError where
-    ``forward`` belongs to other shapes.
+    float64. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`; ShapeError if
+    ``forward`` has other shapes.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
@@ -140,10 +138,9 @@ def prepared(
     threads: int = 1,
     backward: bool = False,
 ) -> tuple[Problem, Job]:
-    """Check the problem, and make the job in the type that is computed in.
+    """Check the problem, and make the job in the type of the computation.
 
-    Tensors that have that type already are searched for NaN and infinity in a forward pass, by the
-    threads that use them.
+    In a forward pass the threads that use a tensor search it for NaN and infinity, if it has that type already.
     """
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError("dtype 'float64' or 'float32'", shown(dtype), nearest(dtype, DTYPES))
@@ -158,10 +155,10 @@ def prepared(
 
 
 def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
-    """As ``problem.options.check``, which makes a float64 copy of every tensor.
+    """Check the arguments like ``problem.options.check``, without its float64 copy of every tensor.
 
-    At S = 4096 these copies of float32 tensors took a fifth of a forward pass. So arrays in
-    the right form are checked by their shapes, and their values by :func:`admitted` or in the pass.
+    At S = 4096 these copies took a fifth of a float32 forward pass. Of arrays in the right form only shapes are
+    checked here; :func:`admitted` or the pass checks their values.
     """
     plain = is_plain(q) and is_plain(k) and is_plain(v)
     if not plain or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3] or 0 in q.shape:
@@ -180,7 +177,7 @@ def is_plain(x: Any) -> bool:
 
 
 def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Floats]:
-    """Round tensors once to the type that is computed in; refuse one that holds or becomes infinity."""
+    """Round tensors once to the type of the computation; refuse one that contains or becomes infinity."""
     if not all_finite(list(tensors.values()), threads):
         for name, x in tensors.items():
             float_array(x, name, rank=4)
@@ -193,7 +190,7 @@ def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Float
 
 
 def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
-    """``problem.checks.check_results``, where it is needed to look."""
+    """Refuse gradients that overflowed; dq, dk and dv are searched only if the pass saw a non-finite one."""
     if not share.finite:
         check_results(dq=share.dq, dk=share.dk, dv=share.dv)
     check_results(dsinks=dsinks, dbias=share.dbias)
@@ -202,7 +199,7 @@ def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
 def admitted_seeds(
     problem: Problem, dy: Any, dlse: ArrayLike | None, dtype: str, threads: int
 ) -> tuple[Floats, Array]:
-    """dy in the type that is computed in, and dlse (None = zeros) in float64."""
+    """dy in the type of the computation, and dlse (None = zeros) in float64."""
     if not is_plain(dy) or dy.shape != (*problem.q.shape[:3], problem.v.shape[3]):
         dy, dlse_rows = check_gradients(problem, dy, dlse)
     elif dlse is None:
@@ -213,7 +210,7 @@ def admitted_seeds(
 
 
 def given(forward: Forward, problem: Problem, dtype: str) -> tuple[Floats, Array]:
-    """o and lse of a forward pass that the caller has done."""
+    """o and lse of a forward pass that the caller ran."""
     o, lse = np.asarray(forward.o, dtype), np.asarray(forward.lse)
     want = (*problem.q.shape[:3], problem.v.shape[3])
     if o.shape != want or lse.shape != want[:3]:

@@ -1,7 +1,7 @@
-"""A fork waits until no thread of the fast path computes.
+"""Let a fork wait until no thread of the fast path computes.
 
-A child of a fork has the forking thread alone, and copies of all locks as they are. BLAS takes locks in
-products: a child that copied one of these locked would wait for ever in its first product.
+The child of a fork has only the forking thread, and copies of all locks in their current state. BLAS takes
+locks in products: a child with a copy of a locked one would wait forever in its first product.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import os
 import threading
 
-# A task of a user may wait for the thread that forks: the fork goes on after so many seconds.
+# A task of a user may wait for the thread that forks, so the fork continues after this many seconds.
 PATIENCE = 10.0
 
 
 class Gate:
-    """Counts the threads that compute; these wait, between two tasks, while another thread forks.
+    """Track the threads that compute; between two tasks they wait while another thread forks.
 
-    Both sets hold threads' numbers, so that to leave twice, or without having entered, changes nothing.
+    Both sets contain thread ids, so leaving twice, or without having entered, has no effect.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """In the child of a fork: what other threads did is over."""
+        """Reset the gate, in the child of a fork: the parent's other threads do not exist here."""
         self.change = threading.Condition()
         self.computing: set[int] = set()
         self.forking: set[int] = set()
@@ -40,7 +40,7 @@ class Gate:
             self.change.notify_all()
 
     def let_forks_pass(self) -> None:
-        """Called between two tasks."""
+        """Wait for a fork in progress; called between two tasks."""
         if self.forking:
             self.leave()
             self.enter()

@@ -3,9 +3,10 @@
 Softmax needs no maximum where no score can leave the range in which exp neither overflows nor gives
 a subnormal. By Cauchy and Schwarz |s_ij| <= |q_i| max |k_j|; where that is at most :data:`BOUNDED`, a
 tile takes exp(s) as it is: one pass over the scores where the textbook has three (maximum, difference,
-exp). Where NumPy's exp2 is faster than its exp, scores are in units of log 2 (``Job.unit``). Elsewhere a row's
-shift is its maximum. A row must not depend on keys that it does not see, so in a mixed tile the bound of
-each row is over its visible keys alone, and rows within it keep the shift 0 beside rows that are not: subtracting 0 and multiplying by exp(0) change no bit.
+exp). If NumPy's exp2 is faster than its exp, scores are in units of log 2 (``Job.unit``). In other tiles the
+shift of a row is its maximum. A row must not depend on keys that it does not see. So in a mixed tile the bound
+of each row covers only its visible keys, and rows within the bound keep the shift 0: subtracting 0 and
+multiplying by exp(0) change no bit.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Dao, FlashAttention-2,
 https://arxiv.org/abs/2307.08691 (algorithm 1).
@@ -35,8 +36,8 @@ BOUNDED = {"float32": 40.0, "float64": 300.0}
 class State:
     """A row block's running softmax: ``m``, ``l`` [n] in float64, ``o`` [n, Dv] in the job's type.
 
-    ``at_zero``: so far every tile took exp(s) without a shift, so m is 0 in every row. ``finite`` is False where
-    the queries have no finite norm, or a look at k and v found NaN or infinity.
+    ``at_zero``: so far every tile used exp(s) without a shift, so m is 0 in every row. ``finite`` is False if
+    the queries have no finite norm, or k and v were searched and contain NaN or infinity.
     """
 
     m: Array
@@ -52,8 +53,8 @@ class Keys:
     """All keys of one key head.
 
     k [n, D] and v [n, Dv] in the job's type, every |k_j| [n], and the greatest of these in each
-    granule (infinity where one is NaN). ``finite`` is False where a look at k and v was asked for and
-    found NaN or infinity.
+    granule (infinity where one is NaN). ``finite`` is False if k and v were to be searched and contain
+    NaN or infinity.
     """
 
     k: Floats
@@ -115,7 +116,7 @@ def queries_of(head: Head, q0: int, q1: int) -> Queries:
 
 def scaled_queries(head: Head, q0: int, q1: int) -> Queries:
     job, shape = head.job, (q1 - q0, head.job.q.shape[3])
-    # What is not kept may lie in scratch of this thread.
+    # Values that are not cached may use the scratch memory of this thread.
     q = np.empty(shape, job.dtype) if is_immutable(job.q) else SCRATCH.get("q", shape, job.dtype)
     np.multiply(head.q[q0:q1], job.terms.scale * job.unit, out=q, casting="same_kind")
     norms = norms_of(q)
@@ -176,8 +177,8 @@ def plain_rows(
 ) -> None:
     """All runs of a row block without features, of scores for which exp needs no shift.
 
-    The products leave nothing of the interpreter's own in the caches, so that each step of Python costs
-    microseconds here: to take few of them was worth a tenth of a pass in float32.
+    The products evict the interpreter from the caches, so each Python statement costs microseconds here: few
+    statements saved a tenth of a float32 pass.
     """
     q, k, v, ones = queries.q, keys.k, keys.v, queries.ones
     exponential = exponential_of(head.job)
@@ -232,16 +233,16 @@ def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -
 
 
 def bounded_rows(head: Head, queries: Queries, keys: Keys, tile: Tile) -> Booleans | None:
-    """Rows of which no visible score is so large that exp needs a shift.
+    """Rows whose visible scores are all so small that exp needs no shift.
 
-    [n], or [1] for all of them; None where that is every row.
+    [n], or [1] for all of them; None if all rows are such.
     """
     terms, limit = head.job.terms, queries.limit
     if terms.softcap is not None:  # true of every key, seen or not
         return None if terms.softcap * head.job.unit <= limit else np.array([False])
     if tile.bias is not None:
         return np.array([False])
-    # A row within the limit over all keys is so over those that it sees: its shift is 0 either way.
+    # A row within the limit over all keys is within it over its visible keys: its shift is 0 either way.
     if queries.peak * keys.peak(tile, head.job.sizes.granule) <= limit:  # NaN is not
         return None
     if tile.hidden is None:

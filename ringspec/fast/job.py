@@ -1,4 +1,4 @@
-"""What a call works on: tensors in the type that is computed in, the plan, and one head's view of it."""
+"""One attention block prepared for tiling: tensors, plan of tiles, and the view of one head."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ from ringspec.problem.model import Booleans, Columns, Rows, Terms, columns_of
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
 
-Floats = NDArray[Any]  # float32 or float64, as Job.dtype says
-# Whether any pair of a tile is visible, which are not (None: there are none), and the first key of these.
+Floats = NDArray[Any]  # of Job.dtype, float32 or float64
+# Whether any pair of a tile is visible, the hidden pairs (None: none), and the first key with a hidden pair.
 Pattern = tuple[bool, Booleans | None, int]
 MAX_PATTERNS = 64
 
 
 @dataclass(frozen=True)
 class Job:
-    """One block of queries and keys, and how it is cut.
+    """One block of queries and keys, and its tiles.
 
-    q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as they were given; what is
-    computed in is ``dtype``. ``runs`` [P][row block] as
-    :func:`~ringspec.fast.plan.plan` gives them. ``look``: k and v are looked through for NaN and infinity
-    before they are used. The forward's scores are in ``unit``: log2(e) stands for 1 where it takes exp2.
-    ``kept`` has what was made of read-only arrays, ``patterns`` what positions hide of some tiles, for all
-    heads.
+    q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as given; ``dtype``:
+    the type of the computation. ``runs`` [P][row block] from :func:`~ringspec.fast.plan.plan`. ``look``: search k
+    and v for NaN and infinity before use. ``unit``: of the forward's scores, log2(e) if it uses exp2, else 1.
+    ``kept``: values derived from read-only arrays; ``patterns``: the hidden pairs of some tiles, for all heads.
     """
 
     q: Floats
@@ -73,7 +71,7 @@ def make_job(
     *,
     backward: bool = False,
 ) -> Job:
-    """``look`` None: where keys can be hidden, which must not be seen."""
+    """Prepare a block. ``look`` None: search k and v if keys can be hidden, whose NaN must not reach a result."""
     sizes = fastest(dtype, terms, q.shape[2], backward) if sizes is None else sizes
     runs = plan(rows, columns, terms, sizes)
     dense = rows.mask is not None or rows.bias is not None
@@ -85,10 +83,10 @@ def make_job(
 
 @functools.cache
 def unit_of(dtype: str) -> float:
-    """log2(e) where NumPy's exp2 has a loop of its own for AVX-512 (Intel's SVML, on Linux), or else 1.
+    """log2(e) if NumPy's exp2 has a special loop for AVX-512 (Intel's SVML, on Linux), else 1.
 
     There exp2 takes 0.20 ns a float32 number and exp 0.36, in float64 0.50 and 0.56; without it exp2 takes 1.8 in
-    float32. It says which without a clock: a run's bits must not depend on the machine's load.
+    float32. The choice does not use a clock, because the bits of a run must not depend on the load of the machine.
     """
     if sys.platform != "linux":
         return 1.0
@@ -105,7 +103,7 @@ def norms_of(x: Floats) -> Floats:
 
 
 def is_finite(x: Floats) -> bool:
-    """Whether x holds neither NaN nor infinity: its sum says so, unless the sum itself overflows."""
+    """Whether x contains neither NaN nor infinity; its sum tells unless the sum overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
 
@@ -169,11 +167,10 @@ def one(x: Any, *where: int) -> Any:
 
 @dataclass(frozen=True)
 class Tile:
-    """Row block q0..q1-1 against a run of keys, and what of it the masks and dropout touch.
+    """Row block q0..q1-1 against a run of keys, with its masks, dropout factors and bias.
 
-    ``hidden`` [n, keys] marks invisible pairs, None where there are none, and no key before ``first`` has
-    any; ``keep`` is the factor of dropout, ``bias`` finite, each None where there is none and broadcastable
-    to [n, keys].
+    ``hidden`` [n, keys]: invisible pairs, None if there are none; no key before ``first`` has one. ``keep``: the
+    factor of dropout; ``bias``: finite. Both are broadcastable to [n, keys], or None.
     """
 
     start: int
@@ -185,7 +182,7 @@ class Tile:
 
 
 def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
-    """The tile, or None where a dense mask or a bias hides all of it."""
+    """The tile, or None if a dense mask or a bias hides all of it."""
     terms, dtype = head.job.terms, head.job.dtype
     hidden, first = None, 0
     if not run.whole or head.rows.mask is not None or head.rows.bias is not None:
@@ -203,7 +200,7 @@ def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
 
 
 def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> Pattern:
-    """A tile's pattern; that of a dense mask or a bias is the head's own, others are all heads' alike."""
+    """The pattern of a tile. Without a dense mask or a bias all heads share it."""
     job = head.job
     if head.rows.mask is not None or head.rows.bias is not None:
         return pattern_of(head, q0, q1, run)
@@ -233,7 +230,7 @@ def pattern_of(head: Head, q0: int, q1: int, run: Run) -> Pattern:
 
 
 def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pattern:
-    """Of a tile that has so many keys ``before`` the columns given, all of them visible."""
+    """The pattern of a tile with ``before`` more keys before the given columns, all of them visible."""
     hidden = ~visible(rows, columns, terms)[0, 0]
     if not hidden.any():
         return True, None, 0
@@ -245,8 +242,8 @@ def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pat
 def likeness(rows: Rows, columns: Columns, terms: Terms) -> tuple[Any, ...]:
     """The key under which the mask pattern of a tile is kept.
 
-    It is the same for two tiles that hide the same pairs because one is the other, moved along the
-    diagonal: of a causal mask all tiles on it are alike, and to make one took as long as its products.
+    Two tiles have the same key if one is the other moved along the diagonal, so they hide the same pairs: all
+    diagonal tiles of a causal mask are alike, and making a pattern took as long as the products of its tile.
     """
     base = columns.position[0, 0]
     from_base = rows.position, columns.position, rows.bound_min, rows.bound_max
@@ -281,8 +278,8 @@ def keep_of(head: Head, q0: int, q1: int, run: Run) -> Floats:
 def product(p: Floats, x: Floats, tile: Tile, finite: bool, out: Floats) -> Floats:
     """p [n, keys] times x [keys, D], where p is 0 at hidden pairs.
 
-    0 times a hidden NaN would be NaN in a row that must not see it. So where k or v are not all
-    finite, a row takes what it sees of those keys by itself.
+    0 times a hidden NaN would be NaN in a row that must not see it. So keys that are not finite are added row by
+    row, only where they are visible.
     """
     if finite or tile.hidden is None:
         return np.matmul(p, x, out=out)

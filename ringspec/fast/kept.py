@@ -1,10 +1,10 @@
-"""Values made of arrays that nobody can change: a ring shows the same ones to a block after block.
+"""A cache of values derived from immutable arrays, which a ring passes to one block after another.
 
-A worker's queries meet W blocks of keys, and its keys W blocks of queries. Without this each block of a
-float32 ring made its operands anew: conversions, norms and extra columns took a tenth of a ring of W = 8.
+A worker's queries meet W blocks of keys, and its keys W blocks of queries. Without the cache each block of a
+float32 ring built its operands anew: conversions, norms and extra columns took a tenth of a ring of W = 8.
 
-Only arrays in immutable memory count, as the inputs of a ring's worker are (``rings.lockstep.read_only``). That an array is
-read-only says nothing: it may be a view of one that is written to.
+Only arrays in immutable memory are cached, such as the inputs of a ring's worker
+(``rings.lockstep.read_only``). A read-only flag is not enough: the array may be a view of a writable one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Made = tuple[tuple["weakref.ref[NDArray[Any]]", ...], Any]
 
 
 def is_immutable(x: NDArray[Any]) -> bool:
-    """Whether the memory of x belongs, through all its bases, to a bytes object, which nothing can change.
+    """Whether the memory of x belongs, through all its bases, to a bytes object, which is immutable.
 
     >>> import numpy as np
     >>> is_immutable(np.frombuffer(bytes(8))[:1]), is_immutable(np.broadcast_to(np.ones(1), 2))
@@ -35,12 +35,12 @@ def is_immutable(x: NDArray[Any]) -> bool:
 
 
 class Kept:
-    """Values by the arrays that they were made of; each goes when one of its arrays does.
+    """Values by the arrays that they derive from; a value is dropped when one of its arrays is.
 
-    ``patterns`` of tiles are made of positions: see ``job.likeness``.
+    ``patterns`` of tiles are derived from positions: see ``job.likeness``.
 
-    Every step on ``made`` is one call, so that threads need no lock: two that ask at once may both make
-    the value, which is the same.
+    Every operation on ``made`` is one call, so threads need no lock: two that ask at the same time may both
+    compute the value, which is the same.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class Kept:
         self.patterns: dict[tuple[Any, ...], Any] = {}
 
     def get(self, arrays: tuple[NDArray[Any], ...], key: Any, make: Callable[[], Value]) -> Value:
-        """``make()``, or what it gave before for the same immutable arrays and key.
+        """``make()``, or its earlier result for the same immutable arrays and key.
 
-        The value must hold none of the arrays nor a view of one: it would keep them.
+        The value must not contain one of the arrays or a view of it, which would keep the array alive.
         """
         if not all(map(is_immutable, arrays)):
             return make()
@@ -60,8 +60,8 @@ class Kept:
         if found is not None and all(ref() is x for ref, x in zip(found[0], arrays, strict=True)):
             return found[1]
         value = make()
-        # An entry holds the references that call this, so an entry that has taken its place is safe. It is
-        # pop(at, reference): a function in Python would swallow an interrupt that arrives in it.
+        # A reference calls this only while its own entry exists, so a newer entry is safe. It is pop(at, reference),
+        # because an interrupt that arrives in a Python callback would be lost.
         forget = functools.partial(self.made.pop, at)
         self.made[at] = tuple(weakref.ref(x, forget) for x in arrays), value
         return value

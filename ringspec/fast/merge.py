@@ -1,8 +1,7 @@
 """Merging a block's result into the running state, in slices of rows and over threads.
 
-In the spec a merge makes about eight arrays of the size of o; here it makes two. Every value is rounded at
-the same points as there (NUM-3): in float32 a product and a sum of two float32 numbers are rounded
-once by the machine.
+The specification makes about eight arrays of the size of o for a merge, this file two. The rounding points are
+the same (NUM-3): in float32 the machine rounds a product and a sum of two float32 numbers once.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Liu et al., Ring Attention,
 https://arxiv.org/abs/2310.01889.
@@ -29,8 +28,8 @@ from ringspec.spec.ring_backward import Accumulate, plus
 from ringspec.spec.ring_forward import Merge
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-# Numbers of one task, and of a slice that a core's cache holds. For less than a task it takes longer to wake
-# a thread than the thread would save.
+# Elements of one task, and of a slice that fits a core's cache. For less than a task, waking a thread takes
+# longer than the thread would save.
 TASK, SLICE = 1 << 20, 1 << 17
 
 
@@ -40,13 +39,13 @@ def absorb(
     """The state over the keys of both; ``absorb`` of ``ringspec.ring``.
 
     ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n], float64,
-    and o [B, H, n, Dv], float64 or float32, not normalised, as in ``spec.online_softmax.merge`` (SOFT-1, SOFT-2,
-    SOFT-4), whose values they are. The merged o is of the type that ``recipe`` computes in. Where ``running``
-    has seen no key, ``part`` itself is returned. ``threads``: None is one for each core that the process may
+    and o [B, H, n, Dv], float64 or float32, not normalised, with the results of ``spec.online_softmax.merge``
+    (SOFT-1, SOFT-2, SOFT-4). The merged o has the type in which ``recipe`` computes. If ``running`` has seen no
+    key, ``part`` itself is returned. ``threads``: None is one for each core that the process may
     use; the bits are the same for any number.
 
     Raises :class:`~ringspec.errors.OptionError` ('fast-recipe') for a ``recipe`` that is not float64 or float32
-    throughout, and OptionError where ``threads`` is no integer >= 1.
+    throughout, and OptionError if ``threads`` is not an integer >= 1.
 
     >>> from ringspec.recipes import RECIPES
     >>> a = SoftmaxState(np.zeros((1, 1, 1)), np.ones((1, 1, 1)), np.ones((1, 1, 1, 1)))
@@ -72,8 +71,9 @@ def accumulate(
 ) -> Array:
     """``total + share`` rounded to the format ``accumulator``; ``accumulate`` of ``ringspec.ring``.
 
-    total, share: float64 or float32 of one shape, [B, H, n, D] or that of a bias. The values are those of
-    ``spec.ring_backward.plus`` (NUM-2), in the type ``accumulator`` where that is float32 or float64. Raises OptionError for a number of ``threads`` that is none.
+    total, share: float64 or float32 of one shape, [B, H, n, D] or that of a bias. The results are those of
+    ``spec.ring_backward.plus`` (NUM-2), in the type ``accumulator`` if that is float32 or float64. Raises
+    OptionError if ``threads`` is not an integer >= 1.
 
     >>> accumulate(np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1)), "float32").ravel().tolist()
     [2.0, 2.0]
@@ -89,7 +89,7 @@ def accumulate(
 def in_slices(
     work: Callable[..., None], columns: tuple[Array, ...], width: int, threads: int
 ) -> None:
-    """``work`` on slices of all ``columns`` [n, ...], of which a row has ``width`` numbers."""
+    """Call ``work`` on slices of all ``columns`` [n, ...]; a row has ``width`` elements."""
     size = max(SLICE // width, 1)
     several = TASK // SLICE * size
 
@@ -127,10 +127,10 @@ class Pieces(TypedDict):
 
 
 def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pieces:
-    """All that ``ringspec.ring`` takes from here, as its keyword arguments.
+    """All functions of this package that ``ringspec.ring`` takes, as its keyword arguments.
 
     ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles. Raises
-    OptionError where ``threads`` is no integer >= 1.
+    OptionError if ``threads`` is not an integer >= 1.
 
     >>> sorted(pieces(threads=2))
     ['absorb', 'accumulate', 'block_backward', 'block_forward', 'each']

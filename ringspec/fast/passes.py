@@ -1,4 +1,4 @@
-"""Both passes over a whole job: the tasks, their order, and where their results lie."""
+"""Both passes over a whole job: the tasks, their order, and their result arrays."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ringspec.problem.model import Array
 
 Store = Callable[[tuple[int, int, slice], State], None]
 
-# A backward has at least so many tasks where there are that many chunks of keys. It does not depend
-# on the threads: the sums would.
+# A backward pass has at least this many tasks if there are as many chunks of keys. The number does not depend
+# on the threads, because the order of the sums depends on it.
 LEAST_TASKS = 8
 
 
@@ -36,8 +36,8 @@ def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
 def forward_result(job: Job, threads: int) -> tuple[Floats, Array, bool]:
     """Results of the forward pass of a job (FWD-4 to FWD-9).
 
-    o [B, H, n_q, Dv] in the job's type, lse [B, H, n_q] in float64, and whether o and all that was
-    looked at is finite; False: it may not be.
+    o [B, H, n_q, Dv] in the job's type, lse [B, H, n_q] in float64, and whether o and everything that
+    was searched is finite; False: perhaps not.
     """
     lse, _, o = results(job)
     finite: list[bool] = []
@@ -73,7 +73,7 @@ def results(job: Job) -> tuple[Array, Array, Floats]:
 
 
 def run_forward(job: Job, store: Store, threads: int) -> None:
-    """One task for each head and row block, those with most keys first."""
+    """Run one task for each head and row block, those with most keys first."""
     heads = job.q.shape[1]
     keys = Once(functools.partial(keys_of, job))
 
@@ -155,7 +155,7 @@ def parts_of(job: Job) -> int:
 
 
 def bias_threads(job: Job, parts: int, threads: int) -> int:
-    """dbias is summed in place: by one thread, unless every task has entries of its own."""
+    """One thread if tasks share entries of dbias, which is summed in place; else ``threads``."""
     assert job.rows.bias is not None
     own = job.rows.bias.shape[:2] == job.q.shape[:2] and parts == 1
     return threads if own else 1

@@ -2,7 +2,7 @@
 
 Rows are cut into blocks and keys into granules. Each has the least and greatest of its positions,
 segment ids and bounds; comparing these decides most pairs of a block and a granule without looking at
-a single pair of tokens. What cannot be decided is mixed, which is slower and never wrong.
+a single pair of tokens. An undecided pair counts as mixed, which is slower but never wrong.
 
 Only positions decide, never the values of q, k, v.
 """
@@ -23,11 +23,10 @@ LARGE = np.int64(1) << np.int64(62)
 class TileSizes:
     """Lengths of tiles.
 
-    ``rows`` queries; ``keys`` of a wholly visible run; ``granule`` keys that are told apart; ``chunk``
-    keys of which a backward task makes a copy with its extra column.
+    ``rows``: queries of a row block; ``keys``: the most keys of a run; ``granule``: keys that are classified together;
+    ``chunk``: keys of one backward task.
 
-    ``keys`` and ``chunk`` are multiples of ``granule``, ``chunk`` one of ``keys``; other integers, and
-    what is no integer >= 1, raise :class:`~ringspec.errors.OptionError`.
+    All are integers >= 1, ``keys`` a multiple of ``granule`` and ``chunk`` one of ``keys``; else OptionError.
     """
 
     rows: int = 256
@@ -46,11 +45,11 @@ class TileSizes:
 
 
 def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
-    """What was fastest where a core has a cache of 2 MiB; the choices differ by 3 to 8 %.
+    """The sizes that were fastest on a core with a cache of 2 MiB; the choices differ by 3 to 8 %.
 
-    Where positions hide keys, a row block of 512 computes more hidden pairs. In float32 its longer products
-    save more than that in a forward pass over a long sequence, not in a backward pass; in float64 longer runs
-    of keys save more.
+    If positions hide keys, a row block of 512 computes more hidden pairs than one of 256. In float32 its longer
+    products save more than that in a forward pass over a long sequence, but not in a backward pass; in float64
+    longer runs of keys save more.
     """
     if terms.window is not None:
         return TileSizes()
@@ -63,7 +62,7 @@ def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
 
 @dataclass(frozen=True)
 class Run:
-    """Keys start..stop-1; every query of the row block sees those before ``mixed``."""
+    """Keys start..stop-1; every query of the row block sees the keys before ``mixed``."""
 
     start: int
     stop: int
@@ -88,7 +87,7 @@ def starts(length: int, size: int) -> Integers:
 
 
 def extent(x: Integers, real: Booleans, size: int) -> Extent:
-    """Of x [P, n]; where a block has no real slot, low > high."""
+    """The extent of each block of x [P, n]; low > high in a block without a real slot."""
     first = starts(x.shape[1], size)
     low = np.minimum.reduceat(np.where(real, x, LARGE), first, axis=1)
     high = np.maximum.reduceat(np.where(real, x, -LARGE), first, axis=1)
@@ -141,7 +140,7 @@ def kinds(
 def plan(
     rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
 ) -> tuple[tuple[tuple[Run, ...], ...], ...]:
-    """The runs of keys that each row block has to look at: [P][row block][run], keys ascending.
+    """The runs of keys that each row block computes: [P][row block][run], keys ascending.
 
     >>> from ringspec.problem.options import check
     >>> p = check(*np.ones((3, 1, 1, 8, 1)), {"causal": True})
@@ -160,7 +159,7 @@ def plan(
 
 
 def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tuple[Run, ...]:
-    """Neighbouring granules become one run, as long as it fits and stays in its chunk."""
+    """Join neighbouring granules to runs of at most ``sizes.keys`` keys within one chunk."""
     runs: list[Run] = []
     for granule in np.flatnonzero(some).tolist():
         start = granule * sizes.granule

@@ -1,10 +1,10 @@
-"""Threads for the tasks of a call, and for the calls that these tasks make themselves.
+"""Threads for the tasks of a call, and for the calls that these tasks make.
 
-A call from outside takes a crew of threads that nobody else uses, hands it the tasks and waits: the calling
-thread computes nothing, so an interrupt (Ctrl-C arrives in the main thread) finds it waiting and never in the
-middle of a sum. The crew is dismissed then, and the next call makes another. A call from within a task works at
-its own tasks, and threads of the crew that are idle help. So a ring's threads take whole workers first,
-and then tiles of each other's blocks.
+A call from outside takes a crew of idle threads, hands it the tasks and waits. The calling thread computes
+nothing, so an interrupt (Ctrl-C arrives in the main thread) never hits the middle of a sum. After an interrupt
+the crew is dismissed, and the next call makes another. A call from within a task works on its own tasks, and
+idle threads of the crew help. So the threads of a ring take whole workers first, then tiles of each other's
+blocks.
 
 A task's arithmetic never depends on which thread runs it or when, and no two tasks write to the
 same place. So results are the same bits for any number of threads.
@@ -37,7 +37,7 @@ GLANCE = 0.5  # seconds
 
 
 class Here(threading.local):
-    """The crew that the calling thread works in; None outside of a call."""
+    """The crew to which the calling thread belongs; None outside of a call."""
 
     crew: Crew | None = None
 
@@ -53,9 +53,9 @@ class Round:
         self.failed: list[tuple[int, BaseException]] = []
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Note the failure of a task, and drop all later tasks.
+        """Record the failure of a task, and drop all tasks that have not begun.
 
-        All earlier ones were handed out before, so the first failure is the same for any number of
+        All tasks with smaller numbers have begun already, so the first failure is the same for any number of
         threads.
         """
         self.failed.append((number, error))
@@ -69,14 +69,14 @@ class Round:
 
 
 class Crew:
-    """The threads of one call from outside. ``dismissed``: no task begins any more."""
+    """The threads of one call from outside. ``dismissed``: no further task begins."""
 
     def __init__(self, threads: int) -> None:
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix="ringspec-fast")
         self.dismissed = False
 
     def dismiss(self) -> None:
-        """Begin no further task, and wait for those that have begun: at most a tile's time."""
+        """Begin no further task, and wait for the running ones: at most the time of a tile."""
         self.dismissed = True
         self.executor.shutdown(cancel_futures=True)
 
@@ -84,7 +84,7 @@ class Crew:
         return [self.executor.submit(self.help, one, ended) for _ in range(helpers)]
 
     def help(self, one: Round, ended: Callable[[], None]) -> None:
-        """What a thread of the crew does."""
+        """Run tasks of a round in a thread of the crew, then call ``ended``."""
         try:
             HERE.crew = self
             GATE.enter()
@@ -98,7 +98,7 @@ class Crew:
             ended()
 
     def work(self, one: Round) -> None:
-        """Tasks of a round, as long as there are any that nobody has begun."""
+        """Run tasks of a round until none is left."""
         while not self.dismissed:
             GATE.let_forks_pass()
             try:
@@ -111,12 +111,12 @@ class Crew:
                 one.fail(number, error)
 
     def run_within(self, tasks: Sequence[Task], threads: int) -> None:
-        """A call from within a task: this thread works at it, and those that are idle help."""
+        """Run a call from within a task: this thread works on it, and idle threads help."""
         one = Round(tasks)
         helpers = self.begin(one, min(threads, len(tasks)) - 1, lambda: None)
         with np.errstate(all="ignore"):
             self.work(one)
-        # Those that have not begun would wait for threads that may wait for this call.
+        # Helpers that have not begun would wait for threads that may wait for this call.
         begun = [helper for helper in helpers if not helper.cancel()]
         if begun:
             GATE.leave()
@@ -132,12 +132,12 @@ IDLE: dict[int, list[Crew]] = {}
 
 
 def run_tasks(tasks: Sequence[Task], threads: int) -> None:
-    """Run every task once on so many threads; each takes the next task when it is done.
+    """Run every task once on ``threads`` threads; each thread takes the next task when it is free.
 
-    Within a task of another call the threads are those of the outermost call. What the first failing task raised
-    is raised when no thread is at work on these tasks any more. An interrupt of the calling thread is
-    raised then too: tasks that have not begun are dropped. Overflow shows in results, which are
-    checked: NumPy's warnings would come from hidden pairs.
+    Within a task of another call the threads are those of the outermost call. The error of the first failing task
+    is raised when no thread works on these tasks any more, and so is an interrupt of the calling thread, after
+    which no further task begins. NumPy's overflow warnings are off, because hidden pairs would cause them;
+    results are checked instead.
     """
     if HERE.crew is not None:
         HERE.crew.run_within(tasks, threads)
@@ -146,7 +146,7 @@ def run_tasks(tasks: Sequence[Task], threads: int) -> None:
 
 
 def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
-    """Waits on a queue written in C: an interrupt in ``Future.result`` could leave its lock held."""
+    """Run the tasks on a crew, and wait on a queue written in C: an interrupt in ``Future.result`` could leave its lock held."""
     handled = sys.exception()
     one, ended = Round(tasks), queue.SimpleQueue[None]()
     crew = idle_crew(threads)
@@ -160,13 +160,13 @@ def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
         crew.dismiss()
         BLAS_LIMIT.drop_after_interrupt(one)
         raise first_before(error, handled) from None
-    # Where an interrupt arrives before this, the crew is garbage, and its threads end with it.
+    # If an interrupt arrives before this line, the crew is garbage, and its threads end with it.
     IDLE.setdefault(threads, []).append(crew)
     one.raise_first()
 
 
 def first_before(error: BaseException, handled: BaseException | None) -> BaseException:
-    """The first error in the context of an error, not counting what the caller was handling.
+    """The first error in the context of an error, except the one that the caller was handling.
 
     An interrupt in ``threading.Condition.wait``, which ``submit`` uses, can come out as "release
     unlocked lock".
@@ -177,7 +177,7 @@ def first_before(error: BaseException, handled: BaseException | None) -> BaseExc
 
 
 def wait_for_one(ended: queue.SimpleQueue[None]) -> None:
-    """In glances: on Windows, and where another thread took the signal, a wait without end sees no interrupt."""
+    """Wait with a timeout, repeatedly: on Windows, or if another thread took the signal, an endless wait sees no interrupt."""
     while True:
         with contextlib.suppress(queue.Empty):
             return ended.get(timeout=GLANCE)
@@ -191,7 +191,7 @@ def idle_crew(threads: int) -> Crew:
 
 
 def each(function: Callable[[Any], Any], values: Iterable[Any], *, threads: int) -> list[Any]:
-    """``function`` of every value, in their order, as ``map``, but side by side on so many threads."""
+    """``function`` of every value, in order, as ``map``, but in parallel on ``threads`` threads."""
     values = list(values)
     results: list[Any] = [None] * len(values)
 
@@ -208,7 +208,7 @@ def each(function: Callable[[Any], Any], values: Iterable[Any], *, threads: int)
 
 
 def thread_count(threads: int | None) -> int:
-    """The number of threads asked for; None is one for each core that this process may use."""
+    """Validate a number of threads; None: one for each core that this process may use."""
     if threads is None:
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))

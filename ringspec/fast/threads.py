@@ -1,8 +1,8 @@
-"""What threads need: BLAS held to one thread, scratch that each keeps, values that one makes for all.
+"""What the threads share or own: BLAS limited to one thread, scratch memory, values that one thread makes for all.
 
 NumPy releases the interpreter's lock in products and elementwise functions, so Python threads share
-the cores. BLAS must have one thread then: two times two threads were slower than one at S = 4096,
-because OpenBLAS's threads wait for each other in a spin loop.
+the cores. BLAS must then use one thread: at S = 4096 two threads with two BLAS threads each were
+slower than one thread, because OpenBLAS's threads wait for each other in a spin loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-# Larger arrays than this are not kept.
+# Larger arrays are not kept.
 MAX_KEPT_BYTES = 1 << 25
 MAX_VIEWS = 1024
 
@@ -69,10 +69,10 @@ def controller() -> ThreadpoolController:
 
 
 class BlasLimit:
-    """BLAS at one thread while any call wants it so, and as before afterwards.
+    """Limit BLAS to one thread while any call needs it, and restore the limit afterwards.
 
-    Only the calling thread can limit BLAS where it has limits of its own: threadpoolctl ignores other threads
-    then. An interrupt may arrive anywhere in it, so every step can be done again.
+    The calling thread sets the limit: threadpoolctl ignores other threads if the calling thread has a limit.
+    An interrupt may arrive anywhere, so every step can be repeated.
     """
 
     def __init__(self) -> None:
@@ -101,14 +101,14 @@ class BlasLimit:
                 self.before = None
 
     def drop_after_interrupt(self, call: object) -> None:
-        """As :meth:`drop`. An interrupt at the end of a ``with`` leaves its lock held."""
+        """:meth:`drop`, and release the lock, which an interrupt at the end of a ``with`` leaves held."""
         self.drop(call)
         with contextlib.suppress(RuntimeError):  # not held any more
             while True:
                 self.lock.release()
 
     def in_child(self) -> None:
-        """After a fork: the calls of the parent's other threads are not there."""
+        """Reset in the child of a fork, which has no calls of the parent's other threads."""
         before = self.before
         self.forget()
         if before is not None:
@@ -132,10 +132,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class Once:
-    """Values by key, each made by the first task that asks for it; others that ask meanwhile wait.
+    """Values by key, each made by the first task that needs it; other tasks that need it wait.
 
-    It spares a round of tasks before those that need the values: with two threads a ring of short blocks loses
-    time at the end of every round that it does not lose with one.
+    This avoids a separate round of tasks for the values: threads are idle at the end of every round, which is
+    a loss for rings of short blocks.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:

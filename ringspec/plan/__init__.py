@@ -1,15 +1,15 @@
-"""What a ring of any size costs before anybody rents it: closed forms, rates, times, a recommendation.
+"""The cost of a ring of any size on given hardware: counts in closed form, times, a recommendation.
 
 ``pairs``          visible pairs of every worker and step, in integers
-``workload``       what is planned, and its checks
+``workload``       the attention layer to plan, and the checks of its arguments
 ``traffic``        bytes sent after each step, bytes held
 ``hardware``       rates with their sources; presets for H200 and trn2
 ``hardware_file``  rates from a TOML or JSON file
-``times``          one pass: computing, waiting, transfers that nothing hides
-``options``        ``plan``: layouts and circulations beside each other
+``times``          one pass: computation, waiting, transfers that are not hidden
+``options``        ``plan``: compares layouts and circulations
 ``advice``         the recommendation in words
 ``document``       the plan as plain data
-``spans``          a timeline of a small ring, to draw
+``spans``          the timeline of a small ring, for a figure
 
 >>> from ringspec.plan import plan
 >>> plan(1 << 17, 8, hardware="h200", heads=32, kv_heads=8).best.layout

@@ -1,4 +1,4 @@
-"""What a plan says in words: which layout and circulation to take, why, and what limits it."""
+"""The recommendation of a plan in words: which layout and circulation to take, why, and what limits it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def advice(planned: Plan) -> list[str]:
     lines += [*limits(planned, best), *others(planned, best)]
     if any(one.streaming_bound for one in best.passes):
         lines.append(
-            "A step's blocks take longer to read and write in memory than to multiply: the times are too short."
+            "Reading and writing a step's blocks in memory takes longer than its products: the times are too short."
         )
     return lines
 
@@ -60,24 +60,24 @@ def circulation_words(one: Option) -> str:
 
 
 def limits(planned: Plan, best: Option) -> list[str]:
-    """Whether the transfers are hidden, and from where."""
+    """Whether the computation hides the transfers, and from how many tokens per worker on."""
     work, link = planned.work, planned.link
     if work.workers == 1:
-        return ["One worker sends nothing."]
+        return ["A single worker sends nothing."]
     exposed = sum(one.exposed_seconds for one in best.passes)
     lines = [
-        f"The ring is as slow as {link.name}, {amount(link.bytes_per_second.value)}B/s; "
-        f"{percent(exposed / best.seconds)} of the time all wait for it."
+        f"The slowest link is {link.name}, {amount(link.bytes_per_second.value)}B/s; all workers wait for it "
+        f"{percent(exposed / best.seconds)} of the time."
     ]
     if best.circulation == "gather":
-        return [*lines, "A gather comes before all computation, so that nothing hides it."]
+        return [*lines, "A gather ends before the computation begins, so nothing hides it."]
     if not planned.overlap:
         return lines
     if best.hides_from is None:
         return [*lines, *nothing_hides(planned, best)]
     state = "more" if work.tokens >= best.hides_from else "fewer"
     lines.append(
-        f"Every transfer beside a step is hidden from {best.hides_from} tokens per worker "
+        f"The computation hides every transfer if a worker has {best.hides_from} tokens or more "
         f"(here {work.tokens}, {state}){reach(planned, best)}."
     )
     return lines
@@ -89,25 +89,25 @@ def nothing_hides(planned: Plan, best: Option) -> list[str]:
     working, steps = best.forward.working_steps, best.forward.step_compute.size
     return [
         f"With the window {working} of {steps} forward steps compute anything; "
-        "the others only pass blocks on, and nothing hides that."
+        "the others only pass blocks on, which nothing hides."
     ]
 
 
 def reach(planned: Plan, best: Option) -> str:
     if best.hides_to is None:
-        return "; no ring of two or more hides them with this length"
+        return "; with this length no ring of two or more workers does"
     return f"; with {planned.work.length} tokens in all, up to {best.hides_to} workers"
 
 
 def others(planned: Plan, best: Option) -> list[str]:
-    """How the best alternative of each other layout and circulation compares."""
+    """The time of each option with another layout or another circulation, relative to the best."""
     parts = []
     for one in planned.options:
         near = (one.layout == best.layout) != (one.circulation == best.circulation)
         if near and best.seconds:
             fits = "" if one.fits else ", which does not fit"
             parts.append(f"{one.layout}/{one.circulation} {one.seconds / best.seconds:.2f}{fits}")
-    return [f"Time of the others over its time: {'; '.join(parts)}."] if parts else []
+    return [f"Times relative to it: {'; '.join(parts)}."] if parts else []
 
 
 def amount(x: float) -> str:

@@ -1,4 +1,4 @@
-"""A plan as plain data, under names that stay: what ``ringspec plan --json`` prints."""
+"""A plan as plain data with stable keys: what ``ringspec plan --json`` prints."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def pass_document(way: Pass) -> dict[str, Any]:
 
 
 def step_documents(way: Pass) -> list[dict[str, Any]]:
-    """All steps, or 16 of them from the first to the last; pairs of one head."""
+    """All steps, or 16 evenly spaced ones including the first and the last; pairs of one head."""
     counted = way.counted
     count = counted.steps.most.size
     shown = range(count)

@@ -1,7 +1,7 @@
-"""Hardware as rates: what a device computes, holds and sends in a second, and where each figure is from.
+"""Hardware as rates: what a device computes, holds and sends in a second, and the source of each figure.
 
-A worker of the ring is one device. ``PRESETS`` are two devices in their published figures; a file
-(:mod:`ringspec.plan.hardware_file`) or keywords give others, measured ones for example.
+A worker of the ring is one device. ``PRESETS`` holds two devices with their published figures. A file
+(:mod:`ringspec.plan.hardware_file`) or keywords give other figures, such as measured ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ASSUMED = "assumed: no figure is published"
 
 @dataclass(frozen=True)
 class Rate:
-    """A figure: ``value``, what it ``says``, and the ``source``, an address or 'given' or 'assumed'."""
+    """A figure: its ``value``, the statement that it rests on (``says``), and the ``source``: an address, 'given' or 'assumed'."""
 
     value: float
     says: str
@@ -28,7 +28,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Link:
-    """What carries a ring of at most ``workers`` workers (None = any number); ``name`` is for people.
+    """A connection for rings of at most ``workers`` workers (None: any number); ``name``: label shown in output.
 
     ``bytes_per_second``: from one worker to the next in one direction, while all others send as well;
     ``latency``: seconds from the start of a transfer to its first byte, once for each ring step.
@@ -73,7 +73,7 @@ class Hardware:
         return self.backward_efficiency if backward else self.forward_efficiency
 
     def link(self, workers: int) -> Link:
-        """The link that a ring of that size is as slow as: the first that holds all its ``workers``.
+        """The slowest link of a ring of that size: the first that connects all its ``workers``.
 
         OptionError if none does.
 
@@ -98,11 +98,11 @@ class Hardware:
         latency: Any = None,
         memory: Any = None,
     ) -> Hardware:
-        """The same with some rates given; None leaves one as it is.
+        """A copy with some rates replaced; None leaves a rate as it is.
 
         ``flops_per_second`` holds for all number formats, ``efficiency`` for both passes,
         ``bytes_per_second`` for a ring of any size, ``latency`` for all links; ``memory`` is in bytes.
-        Raises OptionError for what no rate can be.
+        Raises OptionError for a value that is not a valid rate.
 
         >>> PRESETS["h200"].with_rates(bytes_per_second=2e11, latency=0).link(4096).name
         'given'

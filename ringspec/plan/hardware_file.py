@@ -1,4 +1,4 @@
-"""Hardware from a file, TOML or JSON, of which nothing is taken on trust.
+"""Read hardware from a TOML or JSON file, which is not trusted.
 
 The keys, all rates in SI units (FLOP/s, bytes, bytes/s, seconds)::
 
@@ -17,8 +17,8 @@ The keys, all rates in SI units (FLOP/s, bytes, bytes/s, seconds)::
     latency = 1.2e-5
     workers = 8
 
-``source`` beside ``name`` says where the figures are from. No key may be unknown or missing, but for
-``source`` and ``workers``.
+A key ``source`` beside ``name`` says where the figures are from. Every key except ``source`` and ``workers`` is
+required; unknown keys are refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOP = ("name", "flops_per_second", "efficiency", "memory", "links")
 
 
 def read_hardware(path: str | os.PathLike[str]) -> Hardware:
-    """The hardware of the file at ``path``; OptionError for anything that is not one.
+    """The hardware of the file at ``path``; OptionError for a file of another form.
 
     A name that ends in .json is read as JSON, any other as TOML.
     """
@@ -60,7 +60,7 @@ def read_hardware(path: str | os.PathLike[str]) -> Hardware:
 
 
 def content(where: Path) -> str:
-    """The text of a plain file of a bounded length."""
+    """The text of a plain file of at most 64 KiB."""
     try:
         raw = read_plain_file(where, MAX_BYTES)
     except FileFormatError as cause:
@@ -153,7 +153,7 @@ def table(data: Any, what: str) -> dict[str, Any]:
 def fields(
     data: Any, needed: tuple[str, ...], allowed: tuple[str, ...], what: str
 ) -> dict[str, Any]:
-    """The table, if it has all needed keys and no other than the allowed ones."""
+    """The table, if it has all ``needed`` keys and otherwise only ``allowed`` ones; else OptionError."""
     for key in table(data, what):
         if key not in needed + allowed:
             raise OptionError(

@@ -1,4 +1,4 @@
-"""The plan of a workload: every layout and circulation beside each other, and which one to take."""
+"""The plan of a workload: compare all layouts and circulations, and choose the best."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ringspec.plan.times import Pass, largest_ring, plan_pass
 from ringspec.plan.workload import Workload, check_circulations, check_layouts, workload
 from ringspec.problem.checks import flag
 
-# Times closer together than this are called equal, and memory decides.
+# Options whose times differ by less than this count as equally fast; memory decides between them.
 EQUAL = 0.01
 
 
 @dataclass(frozen=True)
 class Option:
-    """One layout and circulation: its passes, and what both need together.
+    """One layout and circulation: its passes, and the totals over both.
 
-    ``seconds`` of the forward and, where asked for, the backward pass; ``memory`` bytes of one worker in
-    the worse of the two; ``fits`` whether that is at most the device's memory, of which nothing else is
-    taken off; ``hides_from`` tokens per worker from which both passes hide their transfers; ``hides_to``
-    workers up to which they do with S tokens in all. The last two are None where none does.
+    ``seconds``: of the forward and, if requested, the backward pass; ``memory``: bytes of one worker in the pass
+    that needs more; ``fits``: whether that is at most the whole memory of the device; ``hides_from``: tokens per
+    worker from which on both passes hide their transfers; ``hides_to``: the largest number of workers that hides
+    them with S tokens in all. The last two are None if no number does.
     """
 
     layout: str
@@ -42,7 +42,7 @@ class Option:
 
     @property
     def idle(self) -> float:
-        """The part of the time in which the mean worker does not compute."""
+        """The fraction of the time in which the mean worker does not compute."""
         computing = sum(one.compute_seconds for one in self.passes)
         return 1.0 - computing / self.seconds if self.seconds else 0.0
 
@@ -57,8 +57,8 @@ class Option:
 class Plan:
     """``options`` in the order of layouts and circulations; ``best`` is the one to take.
 
-    ``work`` is what was planned, ``hardware`` the device, ``overlap`` whether transfers run beside the
-    computation. ``link`` is the link that a ring of this size is as slow as.
+    ``work``: the workload; ``hardware``: the device; ``overlap``: whether transfers run during the computation;
+    ``link``: the slowest link of a ring of this size.
     """
 
     work: Workload
@@ -88,11 +88,11 @@ def plan(
     recipe: Any = "bf16",
     **shapes: Any,
 ) -> Plan:
-    """What one layer's attention costs on a ring, by closed forms: O(W) whatever the length.
+    """Estimate the cost of one layer's attention on a ring, in closed form: O(W) for any length.
 
     ``length`` S; ``workers`` W; ``hardware``: the name of a preset ('h200', 'trn2') or a
-    :class:`~ringspec.plan.Hardware`; ``layouts`` and ``circulations``: some names, None = all
-    that the lengths allow; ``backward``: with the backward pass; ``overlap``: transfers run beside the
+    :class:`~ringspec.plan.Hardware`; ``layouts`` and ``circulations``: names to compare, None = all
+    that the lengths allow; ``backward``: include the backward pass; ``overlap``: transfers run during the
     computation; ``recipe``: number formats; ``shapes``: batch, heads, kv_heads, head_dim, value_dim,
     causal, window, as in :func:`~ringspec.plan.workload.workload`.
 
@@ -174,9 +174,9 @@ def option(
 
 
 def best_of(options: tuple[Option, ...]) -> Option:
-    """The fastest of those that fit; among equals (1 %) the one that holds least.
+    """The fastest option that fits; among equally fast ones (1 %) the one that needs the least memory.
 
-    If none fits, the one that holds least.
+    If none fits, the one that needs the least memory.
     """
     fitting = [one for one in options if one.fits]
     if not fitting:

@@ -1,7 +1,7 @@
 """How many (query, key) pairs each worker computes in each step: closed forms in integers.
 
 The mask is a band: a pair is visible iff ``lowest <= i - j <= highest`` for the positions i of the
-query and j of the key (causal: lowest 0; a window (L, R): -R and L). Two facts make the counts closed.
+query and j of the key (causal: lowest 0; a window (L, R): -R and L). Two facts give closed forms.
 
 1. Queries and keys in runs of n with equal strides: with F(x) = #{(s, t) : 0 <= s, t < n, s - t <= x}
    and T(u) = u (u + 1) / 2, F(x) = T(n + x) for -n <= x < 0 and n*n - T(n - 1 - x) for 0 <= x < n.
@@ -13,8 +13,8 @@ query and j of the key (causal: lowest 0; a window (L, R): -R and L). Two facts 
    layouts pairs(a, b) = near[a - b] + far[2W - 1 - a - b], with far = 0 outside zigzag.
 
 In step t of a ring worker r meets the block of (r - t) mod W: r - visitor is t for the W - t workers
-r >= t, and t - W for the t others. So near takes two values in a step, and far runs through every second
-entry of two intervals; it never grows with the distance, because the band holds 0. The most, the least and
+r >= t, and t - W for the t others. So near takes two values in a step, and far takes every second
+entry of two intervals; it never grows with the distance, because the band contains 0. The most, the least and
 the sum over workers follow from the ends of the intervals and from prefix sums: O(1) for a step, O(W) in all.
 
 Sources: contiguous ring, Liu et al., https://arxiv.org/abs/2310.01889; striped, Brandon et al.,
@@ -36,7 +36,7 @@ Integers = NDArray[np.int64]
 class Band:
     """Visible iff ``lowest <= i - j <= highest``, where i is the query's position and j the key's.
 
-    ``lowest <= 0 <= highest``; a side without a bound is as far away as the sequence is long.
+    ``lowest <= 0 <= highest``; an unbounded side is the length of the sequence.
     """
 
     lowest: int

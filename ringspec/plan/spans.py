@@ -40,13 +40,13 @@ def ring_spans(
     hardware: Hardware,
     link: Link | None = None,
 ) -> tuple[Span, ...]:
-    """Bars in seconds, all workers waiting for the slowest after each step.
+    """Bars in seconds; after each step all workers wait for the slowest one.
 
     ``layout``, ``circulation`` and ``backward`` name the pass, ``work`` says what is computed on which
-    ``hardware``. ``link`` in place of the one that the hardware has for a ring of this size.
+    ``hardware``. ``link``: replaces the link of the hardware for a ring of this size.
 
-    What a step sends is drawn where the model of :mod:`ringspec.plan.times` lets it travel: inputs
-    beside the step itself, accumulators in the next step, those of the last one after it.
+    A transfer is drawn at the time that the model of :mod:`ringspec.plan.times` gives it: inputs travel during
+    the step itself, accumulators during the next step, those of the last step after it.
     """
     speed = Rates(rates(backward, work, hardware).pairs, link or hardware.link(work.workers))
     counted = counts(layout, circulation, backward, work)
@@ -70,7 +70,7 @@ def ring_spans(
 
 
 def travelling(counted: Counts, gathered: bool) -> tuple[Integers, Integers]:
-    """Bytes that travel beside each step [steps], and after the last one [1]."""
+    """Bytes that travel during each step [steps], and after the last one [1]."""
     moved = counted.traffic
     if gathered:
         return moved.inputs, moved.accumulators[-1:]

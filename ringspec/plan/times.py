@@ -1,15 +1,14 @@
-"""Times of one pass, from counts and rates, in two models; and where a ring stops hiding its transfers.
+"""Times of one pass, from counts and rates, in two models; and from which size on transfers are hidden.
 
 ``timeline_seconds`` is the model of ``ringspec.rings.cost.timeline`` with a latency added: all workers
 wait for the slowest after each step, and everything that a step sends travels while it computes.
-That is more than a ring can do, because a step cannot send the sums that it has not finished.
+A real ring cannot do that: a step cannot send sums that it has not finished.
 
-``seconds`` is the model of the order in which things are ready. Inputs of the next step travel while a
-step computes. Accumulators leave when the step has added to them, and so travel during the next step's
-computation, on the same link as the inputs; they are wanted only when that step has finished its own
-contribution. After the last step they travel alone. Gathering comes before all computation, and the
-reduction after it; both go round the ring in W - 1 hops. In neither model does computation slow down
-because a transfer runs beside it.
+``seconds`` respects when data is ready. Inputs of the next step travel while a step computes. Accumulators
+leave after the step has added to them, so they travel during the next step's computation, on the same link
+as the inputs; they are needed only when that step has computed its own contribution. After the last step
+they travel alone. A gather ends before the computation begins, and a reduction begins after it; both take
+W - 1 hops. In neither model does a transfer slow the computation down.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a pass runs at: pairs of one head per second, bytes per second, seconds per hop."""
+    """The rates of a pass: pairs of one head per second, and the link."""
 
     pairs: float
     link: Link
@@ -121,7 +120,7 @@ def rates(backward: bool, work: Workload, hardware: Hardware) -> Rates:
 
 
 def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
-    """Seconds in which all wait for transfers, in the order in which things are ready (see the module)."""
+    """Seconds in which all workers wait for transfers (second model of the module)."""
     if gathered:
         hops = compute.size - 2  # W - 1: the first step computes nothing
         alone = speed.transfer(moved.inputs, hops) + speed.transfer(moved.accumulators, hops)
@@ -134,7 +133,7 @@ def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, over
 
 
 def simple(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
-    """Length of a pass as ``ringspec.rings.cost.timeline`` has it."""
+    """Duration of a pass in the model of ``ringspec.rings.cost.timeline``."""
     hops = compute.size - 2 if gathered else 1
     send = speed.transfer(moved.sent, hops)
     return float((np.maximum(compute, send) if overlap else compute + send).sum())
@@ -148,7 +147,7 @@ def plan_pass(
     hardware: Hardware,
     overlap: bool = True,
 ) -> Pass:
-    """Everything about one pass."""
+    """Counts, times and memory of one pass."""
     counted, speed = counts(layout, circulation, backward, work), rates(backward, work, hardware)
     gathered, copies = circulation == "gather", work.copies
     busiest = speed.compute(counted.steps.most, work)
@@ -188,7 +187,7 @@ LARGEST_BLOCK = 1 << 30
 
 
 def hides(layout: str, circulation: str, backward: bool, work: Workload, speed: Rates) -> bool:
-    """Whether no step computes for a shorter time than what travels beside it takes."""
+    """Whether in every step the computation takes at least as long as the transfers during it."""
     moved = traffic(circulation, backward, work)
     form = blocks(layout, work.workers, work.tokens, work.mask)
     steps = step_pairs(form, movement(circulation, backward).moves)
@@ -200,13 +199,13 @@ def hides(layout: str, circulation: str, backward: bool, work: Workload, speed: 
 def hides_from(
     layout: str, circulation: str, backward: bool, work: Workload, speed: Rates
 ) -> int | None:
-    """n*, the fewest tokens of a worker whose transfers are all hidden; None if no number hides them.
+    """n*, the fewest tokens per worker at which all transfers are hidden; None if no number hides them.
 
     Without a window the busiest worker of a step computes n n, n(n + 1)/2 or n n/2 pairs and sends a
-    multiple of n bytes, so that what is hidden for n is hidden for more; and steps 0, 1 and the last
-    stand for all, so that three workers are enough to look at. For no mask, a latency of 0 and as many
+    multiple of n bytes, so transfers that are hidden for n are hidden for more; and all steps are like step 0, 1 or
+    the last, so three workers are enough. For no mask, a latency of 0 and as many
     key heads as query heads, n* is the F / B of Liu et al., https://arxiv.org/abs/2310.01889, section 3.
-    With a window that hides whole blocks there are steps that compute nothing, and none is looked for.
+    With a window some steps may compute nothing, so the result is None.
     """
     if work.window is not None:
         return None
@@ -237,10 +236,10 @@ def fewest_tokens(
 def largest_ring(
     layout: str, circulation: str, work: Workload, hardware: Hardware, backward: bool
 ) -> int | None:
-    """W*, the most workers among which S tokens can be dealt with every transfer hidden.
+    """W*, the largest number of workers at which every transfer of S tokens is hidden.
 
-    The tokens per worker that hide them depend on the link, and the link on W. Whether W divides S is
-    not asked. None if not even two workers hide them, and for gathered keys.
+    n* depends on the link, and the link on W. W need not divide S. None if two workers do not hide them, and for
+    gathered keys.
     """
     if circulation == "gather":
         return None

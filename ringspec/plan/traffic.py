@@ -1,6 +1,6 @@
-"""Bytes: what each worker sends after each step, and what it holds, from the names that a pass carries.
+"""Bytes that each worker sends after each step and holds at once, from the arrays that a pass carries.
 
-The bytes of a name are those of ``ringspec.rings.cost``, so that both count alike.
+The bytes of an array are counted by ``ringspec.rings.cost``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringspec.spec.schedule import (
 
 @dataclass(frozen=True)
 class Movement:
-    """What a pass of a circulation moves: the schedule's name, the side that visits, two lists of names."""
+    """What a pass of a circulation moves: the name of the schedule, the side that travels, the names of its arrays."""
 
     name: str
     moves: str
@@ -62,10 +62,10 @@ def slot_bytes(names: tuple[str, ...], single: Workload) -> float:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that each worker sends after each step, int64 [steps]; all workers send alike.
+    """Bytes that each worker sends after each step, int64 [steps]; the same for all workers.
 
-    ``inputs`` are not changed by the step, so that they can travel while it computes; ``accumulators``
-    hold what the step adds. ``hops``: steps after which something travels.
+    ``inputs`` are not changed by the step, so they can travel while it computes; ``accumulators`` contain
+    what the step adds. ``hops``: steps after which something travels.
     """
 
     inputs: Integers
@@ -101,7 +101,7 @@ def traffic(circulation: str, backward: bool, work: Workload) -> Traffic:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that one worker holds at the worst moment of a pass.
+    """The most bytes that one worker holds during a pass.
 
     ``inputs``: its own q, k, v, and in a backward pass dy, lse, dy_o_sum; ``accumulators``: m, l, o or
     dq, dk, dv of its own blocks; ``buffers``: two copies of whatever travels, one in use and one
@@ -120,7 +120,7 @@ class Memory:
 
 
 def memory(circulation: str, backward: bool, work: Workload) -> Memory:
-    """What one worker holds. Results have left, or lie in the place of the accumulators."""
+    """The bytes that one worker holds. Results take the place of the accumulators."""
     moved = movement(circulation, backward)
     held = block_bytes(("q", "k", "v"), work)
     own = softmax_state(work)

@@ -1,4 +1,4 @@
-"""What is planned: lengths, heads, mask, number formats, and the checks of each."""
+"""The attention layer to plan: lengths, heads, mask, number formats, and the checks of each."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Workload:
     ``length`` S tokens on ``workers`` W; ``batch`` B, ``heads`` H, ``kv_heads`` Hkv, ``head_dim`` D,
     ``value_dim`` Dv; ``causal`` and ``window``: the mask.
 
-    ``window`` is (left, right) as in ``ringspec.attention``; the recipe says how many bytes a value
-    takes where it lies and where it travels.
+    ``window`` is (left, right) as in ``ringspec.attention``; the recipe decides the bytes of a value in memory and
+    on the link.
     """
 
     length: int
@@ -51,7 +51,7 @@ class Workload:
 
     @property
     def copies(self) -> int:
-        """B H: how often the pairs of one head are computed."""
+        """B H, the number of query heads in the batch."""
         return self.batch * self.heads
 
     @property
@@ -60,7 +60,7 @@ class Workload:
         return band(self.length, self.causal, self.window)
 
     def resized(self, workers: int, tokens: int) -> Workload:
-        """The same on another number of workers with ``tokens`` tokens each."""
+        """The same layer on another number of workers with ``tokens`` tokens each."""
         return Workload(
             workers * tokens, workers, self.batch, self.heads, self.kv_heads, self.head_dim,
             self.value_dim, self.causal, self.window, self.recipe,
@@ -77,7 +77,7 @@ class Workload:
         return 2 * self.head_dim + 2 * self.value_dim
 
     def one_token(self) -> Problem:
-        """A problem of one token with these shapes and no memory, of which bytes are counted."""
+        """A problem of one token with these shapes, without memory for tensors, to count bytes."""
         shape = (self.batch, self.heads, 1, self.head_dim)
         keys = (self.batch, self.kv_heads, 1, self.head_dim)
         values = (self.batch, self.kv_heads, 1, self.value_dim)
@@ -102,7 +102,7 @@ def workload(
     window: Any = None,
     recipe_name: Any = "bf16",
 ) -> Workload:
-    """A workload from arguments of any origin, or the error of the first that cannot be.
+    """Check the arguments and return the workload; raise the error of the first invalid one.
 
     Raises OptionError, LayoutError and ShapeError.
 
@@ -160,7 +160,7 @@ def sized(x: Any, what: str, most: int = LARGEST_SHAPE) -> int:
 
 
 def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """Some of the known names, each once, in their order."""
+    """Validate a choice of known names and return it in their order."""
     chosen = (names,) if isinstance(names, str) else names
     if not isinstance(chosen, (tuple, list)) or not chosen:
         raise OptionError(
@@ -178,7 +178,7 @@ def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ..
 
 
 def check_layouts(names: Any, planned: Workload) -> tuple[str, ...]:
-    """The layouts asked for; None is all that the lengths allow."""
+    """The requested layouts; None: all that the lengths allow."""
     even = planned.tokens % 2 == 0
     if names is None:
         return PLANNED_LAYOUTS if even else PLANNED_LAYOUTS[:2]
@@ -193,5 +193,5 @@ def check_layouts(names: Any, planned: Workload) -> tuple[str, ...]:
 
 
 def check_circulations(names: Any) -> tuple[str, ...]:
-    """The circulations asked for; None is all of them."""
+    """The requested circulations; None: all of them."""
     return CIRCULATIONS if names is None else check_choice(names, CIRCULATIONS, "circulations")

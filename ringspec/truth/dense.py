@@ -1,4 +1,4 @@
-"""Results by the definition in float64: whole, and some query rows at a time with their row scales.
+"""Results of the definition in float64: of all query rows at once, or part by part with their row scales.
 
 By rows the Sq x Sk matrix is never stored: o, lse and dq of a row depend on that row alone, and dk, dv, dsinks are
 sums over rows.
@@ -78,7 +78,7 @@ def weights_of(problem: Problem) -> Weights:
 
 
 def sums_of(problem: Problem, upstream: Upstream) -> AbsoluteSums:
-    """What the row scale of these rows is made of."""
+    """The absolute sums from which the row scales of these rows follow."""
     at, rows, terms = weights_of(problem), problem.rows, problem.terms
     return absolute_sums(
         problem.q,
@@ -110,7 +110,7 @@ def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
 
 @dataclass
 class Gathered:
-    """What some query rows after others give: rows side by side, everything else added up."""
+    """Results of one part of the query rows after another: rows are concatenated, everything else is added."""
 
     by_row: tuple[str, ...]
     rows: dict[str, list[Array]] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""Expected values of inputs of somebody's own: exact where that is affordable, else float64.
+"""Expected values for any inputs: exact if the problem is small enough, else float64.
 
-Float64 values of sampled rows are held against the exact ones before they are truth.
+Sampled rows of float64 values are compared with exact ones before the values are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Expected:
     """Expected results in global order, float64.
 
     ``values`` by name: o, lse; with dy also dq, dk, dv, dsinks, dbias. ``scale``: their row scales.
-    ``source``: which truth.
+    ``source``: how they were computed, in words.
 
     With the tables of a ring also ``dsinks_parts`` [W, H, N] and, of a bias that is the same for all
     queries, ``dbias_parts`` [W, ...]: the sums over each worker's own rows.
@@ -71,11 +71,11 @@ def exact_values(problem: Problem, upstream: Upstream, tables: Tables | None = N
 
 
 def cross_checked(problem: Problem, upstream: Upstream, values: Named, scale: Named) -> int:
-    """How many rows agree with the exact values; raises UndecidedError where one does not.
+    """Compare sampled rows with exact values; return their number, or raise UndecidedError.
 
     o, lse and dq of sampled query rows are those of the whole problem. dk, dv, dsinks and dbias are
-    sums over all query rows: of them the share of the sampled rows is held against its exact value,
-    and only the addition of shares is not.
+    sums over all query rows: of them the contribution of the sampled rows is compared with its exact
+    value; only the addition of contributions is not checked.
     """
     queries = problem.q.shape[2]
     sampled = np.unique(np.linspace(0, queries - 1, SAMPLED).astype(np.int64))

@@ -1,4 +1,4 @@
-"""What is evaluated: a checked problem, its upstream gradients, and both for some query rows."""
+"""The upstream gradients of a problem, and a problem restricted to some query rows."""
 
 from __future__ import annotations
 

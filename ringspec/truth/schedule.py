@@ -1,4 +1,4 @@
-"""A schedule as two tables: what each worker computes with, and where it sends."""
+"""A schedule as two tables: whose block each worker computes with, and where it sends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def visitors(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def targets(schedule: Schedule) -> NDArray[np.int64]:
-    """[steps, W]: to whom each worker sends after the step.
+    """[steps, W]: the worker to which each worker sends after the step.
 
     -1: nothing is sent; -2: to everybody (a gather), or to each owner its own (a reduce-scatter).
     """

@@ -1,4 +1,4 @@
-"""Global tensors as what each worker of a ring holds: a leading axis W, tokens in slot order."""
+"""Distribute global tensors to the workers of a ring: a leading axis W, tokens in slot order."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which recipe fits the errors of a kernel."""
+"""Find the recipe that fits the errors of a kernel."""

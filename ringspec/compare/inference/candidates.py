@@ -1,9 +1,8 @@
-"""The recipes that a kernel's noise is compared with, and what each of them means in words.
+"""The recipes with which a kernel's noise is compared, each with its meaning in words.
 
 A candidate is the declared recipe with one rounding point changed, or a recipe of
 :mod:`ringspec.recipes` with the same input format. Variances of independent roundings add, so a point
-that rounds twice needs no recipe of its own: its variance is twice the declared one less that without
-the point. Truncation instead of rounding has the same variance, and a mean of half a unit in the last
+that rounds twice needs no recipe: its variance is twice the declared one minus that without the point. Truncation instead of rounding has the same variance, and a mean of half a unit in the last
 place towards zero.
 """
 
@@ -42,7 +41,7 @@ NOUNS = {
 }
 
 
-# Points that some kernel rounds to 16 bits though its recipe says float32.
+# Points that some kernels round to 16 bits although their recipe says float32.
 ALONE = (
     "scores",
     "statistics",
@@ -66,11 +65,11 @@ REFERENCES = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute.
+    """One candidate arithmetic.
 
     ``terms``      recipes whose predicted variances, times these factors, add up to the candidate's
     ``truncated``  points that cut towards zero instead of rounding to nearest
-    ``words``      what it says about the kernel, beside the declared recipe
+    ``words``      how the kernel would differ from the declared recipe
     """
 
     name: str
@@ -80,7 +79,7 @@ class Candidate:
 
     @property
     def meaning(self) -> tuple[object, ...]:
-        """What it says of the kernel: how P is rounded and the format at each point, without the order of sums."""
+        """How P is rounded and the format at each point, without the order of sums."""
         terms = (
             (factor, r.p_relative_to or "block", *(getattr(r, point) for point in NOUNS))
             for factor, r in self.terms
@@ -109,7 +108,7 @@ def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
             *alone(declared, narrow),
         ]
     for other in RECIPES.values():
-        # The formats of results are those of the call, whatever the kernel does inside.
+        # The formats of results are those of the call.
         same = other.replace(
             outputs=declared.outputs, gradients=declared.gradients, lse=declared.lse
         )
@@ -189,7 +188,7 @@ def alone(declared: Recipe, narrow: str) -> list[Candidate]:
 
 
 def references(declared: Recipe) -> list[Candidate]:
-    """P relative to other numbers than the recipe says, which all are right."""
+    """P relative to another number than the recipe declares; all of them are correct."""
     return [
         Candidate(f"p relative to {kind}", words, ((1.0, declared.replace(p_relative_to=kind)),))
         for kind, words in REFERENCES.items()
@@ -262,7 +261,7 @@ def verb(want: str, got: str) -> str:
 
 
 def predictions_of(candidates: Sequence[Candidate]) -> tuple[Prediction, ...]:
-    """Every (recipe, truncated points) that some candidate needs a prediction of, once."""
+    """Every (recipe, truncated points) of which some candidate needs a prediction, once."""
     found: list[Prediction] = []
     for candidate in candidates:
         for _, recipe in candidate.terms:

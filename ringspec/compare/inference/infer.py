@@ -1,4 +1,4 @@
-"""Which arithmetic made these errors? Several recipes' predictions against one kernel's noise.
+"""Infer the arithmetic of a kernel: compare its errors with the predicted noise of several recipes.
 
 A kernel that rounds dS twice has more noise in dq and dk and as much as before in o and dv; one that
 keeps P in float32 has less; one that truncates P has a mean error as well. So noise is a fingerprint
@@ -9,26 +9,26 @@ truncation). Its score in a tensor is a Gaussian quasi-log-likelihood::
 
     score = n * average over elements of ( -log sd - (e - m)^2 / (2 sd^2) )
 
-(e - m)^2 / sd^2 is cut at :data:`CUT`, so that a few wrong elements do not choose a recipe: they are the
-matter of :mod:`ringspec.compare.statistics.tests`. The average stands for a sum over elements: predictions are
-true to :data:`MODEL` only and elements share errors, so that a million of them know no more about a
-recipe than n = 1 / (2 MODEL^2) = 102 independent ones, or the tensor's rows where these are fewer. A
+(e - m)^2 / sd^2 is cut at :data:`CUT`, so that a few wrong elements do not choose a recipe; those are the
+subject of :mod:`ringspec.compare.statistics.tests`. The average takes the place of a sum over elements:
+predictions are accurate only to :data:`MODEL` and elements share errors, so a million of them tell no more
+about a recipe than n = 1 / (2 MODEL^2) = 102 independent ones, or the tensor's rows if these are fewer. A
 prediction that is off by the factor 1 + x then loses 102 x^2: 1 for 10 %, which says little, 6 for the
 25 % of a dS rounded twice, 50 for twice the noise. Margins are in nats: e^-margin is a likelihood ratio
 that counts the model's own error.
 
 Candidates come in an order: the declared recipe, small changes of it, other recipes. Of those within
-:data:`EVEN` nats of the best score the first is *the best*: what comes out must not depend on the last digits
-of a machine's products, and of two candidates that mean the same the simpler one is named.
+:data:`EVEN` nats of the best score the first is *the best*: the result must not depend on the last digits
+of a machine's products, and of two candidates with the same meaning the simpler one is named.
 
-A fit is *good* where the rms of error / predicted, uncut, lies within the band of a right kernel in every tensor.
-Where no fit is, the nearest is named as such and nothing is concluded. The batch and key head with the largest
-errors are looked at.
+A fit is *good* if the rms of error / predicted, uncut, lies within the band of a correct kernel in every tensor.
+If no fit is good, the nearest is named as such and nothing is concluded. Only the batch and key head with the
+largest errors are used.
 
-The declared recipe is *contradicted* where another one fits better by :data:`CONTRADICTION` nats and the
+The declared recipe is *contradicted* if another one fits better by :data:`CONTRADICTION` nats and the
 declared one's own rms of error / predicted leaves the band of
-:func:`~ringspec.compare.statistics.types.allowance_for` in some tensor. A candidate that predicts what
-the declared one does (partials, with one worker) cannot be told from it; the declared one is then the best.
+:func:`~ringspec.compare.statistics.types.allowance_for` in some tensor. A candidate with the same prediction
+as the declared one (partials, with one worker) cannot be distinguished; the declared one is then the best.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Fit:
 
     ``name``: that of the candidate; ``margin``: nats below the best one; ``rms`` by tensor: the root
     mean square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5; ``scores`` by
-    tensor. ``good``: whether every rms is that of a kernel that computes so.
+    tensor. ``good``: whether every rms lies in the band of a kernel that computes so.
     """
 
     candidate: Candidate
@@ -90,7 +90,7 @@ class Fit:
 class Inference:
     """``fits`` from the best to the worst; ``declared`` and ``best`` are two of them, or one.
 
-    ``contradicted``: whether the errors speak against the declared one.
+    ``contradicted``: whether the errors contradict the declared recipe.
     """
 
     declared: Fit
@@ -100,7 +100,7 @@ class Inference:
 
     @property
     def alike(self) -> tuple[Fit, ...]:
-        """What can hardly be told from the best: fits within :data:`CONTRADICTION` nats of it."""
+        """The fits that are hard to distinguish from the best: those within :data:`CONTRADICTION` nats of it."""
         near = self.best.margin + CONTRADICTION
         return tuple(f for f in self.fits if f is not self.best and f.margin < near)
 
@@ -141,7 +141,7 @@ def infer(
     """The candidate whose noise is most like the errors of one problem.
 
     ``errors``: got - truth by tensor, float64 in its shape (o [B, H, Sq, Dv], lse, dq, dk, dv: those that
-    there are); ``attention`` and
+    exist); ``attention`` and
     ``geometry`` as :func:`ringspec.compare.noise.predict.predict` takes them, and ``predict`` that function.
     ``candidates``: the declared recipe first (default: :func:`candidates_for` it). Elements
     whose error is not finite are left out.
@@ -174,7 +174,7 @@ def worst_head(
 ) -> tuple[Attention, dict[str, Array]]:
     """The batch and key head whose errors are largest in units of ``noise``, as a problem of one key head.
 
-    One head has rows enough to tell recipes apart, and a candidate costs less time.
+    One head has enough rows to distinguish recipes, and takes less time.
     """
     size = np.zeros(attention.k.shape[:2])
     for name in (x for x in TENSORS if x in errors):
@@ -203,7 +203,7 @@ def worst_head(
 
 
 def uncut_rms(error: Array, variance: Array, declared_sd: Array) -> float:
-    """rms of error / sd where no element is cut; what :func:`score` leaves out is left out."""
+    """rms of error / sd without a cut, over the elements that :func:`score` uses."""
     held, used = held_variance(error, variance, declared_sd)
     return float(np.sqrt((error[used] ** 2 / held).mean())) if used.any() else 1.0
 
@@ -211,10 +211,9 @@ def uncut_rms(error: Array, variance: Array, declared_sd: Array) -> float:
 def held_variance(
     error: Array, variance: Array, declared_sd: Array
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """The variance of the elements that are used, and which these are.
+    """The variance of the elements that are used, and a mask of them.
 
-    It is held from below by a hundredth of the declared median, so that elements almost without noise do
-    not decide.
+    A hundredth of the declared median is added, so that elements almost without noise do not decide.
     """
     used = np.isfinite(error) & (declared_sd > 0)
     least = LEAST * float(np.median(declared_sd[used])) ** 2 if used.any() else 0.0
@@ -235,8 +234,8 @@ def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, flo
 def one_per_meaning(fits: Sequence[Fit]) -> list[Fit]:
     """The first candidate of each meaning, with the numbers of the one that fits best.
 
-    Orders of merging differ by less than the order in which a processor adds: named apart, the name of
-    the best would change with the machine.
+    Orders of merging differ by less than the order in which a processor adds; if they were separate, the name of
+    the best would depend on the machine.
     """
     found: dict[tuple[object, ...], Fit] = {}
     for fit in fits:
@@ -247,7 +246,7 @@ def one_per_meaning(fits: Sequence[Fit]) -> list[Fit]:
 
 
 def concluded(fits: Sequence[Fit]) -> Inference:
-    """Sort, name the best, and decide on the first fit, which is the declared recipe's."""
+    """Sort the fits, name the best, and decide whether the first, the declared recipe, is contradicted."""
     fits = one_per_meaning(fits)
     least = min(fit.margin for fit in fits)
     fits = [dataclasses.replace(fit, margin=fit.margin - least) for fit in fits]

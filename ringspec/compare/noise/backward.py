@@ -1,15 +1,15 @@
-"""Noise of P and dS in the backward pass, pair by pair, before they are multiplied.
+"""Noise of P and dS in the backward pass, pair by pair, before their products.
 
-P = exp(s - lse) is computed anew, from the forward's lse, so with dz = dS (times 1 - tanh^2)::
+P = exp(s - lse) is computed again, from the forward's lse, so with dz = dS (times 1 - tanh^2)::
 
     d P_ij  = P_ij (sigma_ij - d lse_i + its own roundings)
     d dz_ij = x_ij sigma_ij - dz_ij d lse_i - y_ij d delta_i + private_ij,
               y = p (1 - t^2),  x = dz - 2 t ds / softcap
 
-``private`` holds what no other pair shares: the rounding of exp, the accumulation of dp, the rounding of
-dS. d lse and d delta belong to the row. Where the backward's scores are the forward's bit for bit (the same
+``private`` contains what no other pair shares: the rounding of exp, the accumulation of dp, the rounding of
+dS. d lse and d delta belong to the row. If the backward's scores equal the forward's bit for bit (the same
 product, rounded alike), sigma is in both: cov(sigma_ij, d lse_i) = p var sigma, cov(sigma_ij, d delta_i) =
-p X var sigma, and most of it cancels in a peaked row. Else these are 0 (``common`` is 0, not sigma).
+p X var sigma, and most of it cancels in a peaked row. Otherwise these are 0 (``common`` is 0, not sigma).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PairNoise:
 
 
 def derivatives(head: Head) -> tuple[Array, Array]:
-    """x and y of the module's docstring: how dz moves with its score, and with -delta."""
+    """x and y of the module's docstring: the derivatives of dz by its score and by -delta."""
     assert head.ds is not None and head.dz is not None
     if head.damping is None:
         return head.dz, head.p
@@ -119,7 +119,7 @@ def dp_error(head: Head, recipe: Recipe, inner: float) -> Error:
 def whole_variance(
     head: Head, sources: Sources, read: ReadNoise, private: Array, x: Array, y: Array
 ) -> Array:
-    """Variance of the error of each dz, with what it shares with its row."""
+    """Variance of the error of each dz, including what it shares with its row."""
     assert head.dz is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     dz, total = head.dz, head.delta + head.dlse
@@ -143,7 +143,7 @@ def operand_rounding(
 def kept_noise(
     head: Head, recipe: Recipe, own: Error, mine: Array, growth: Array, truncated: bool
 ) -> tuple[Error, Array]:
-    """P * keep as operand of dv. In a row of equal scores all P round alike: that is their mean."""
+    """The error of P * keep as operand of dv. In a row of equal scores all P round alike, which is the mean."""
     p = head.p
     kept = p if head.keep is None else p * head.keep
     grid = spacing(p, recipe.statistics) if head.keep is None else 0.0

@@ -1,4 +1,4 @@
-"""Noise of o and lse: what each rounding of the forward pass does to a row.
+"""Noise of o and lse: the effect of each rounding of the forward pass on a row.
 
 With e_ij = exp(s_ij - m), l = sum e, o = sum e keep v / l and true values throughout, the error sources of
 one row i are independent, and to first order (p = e / l, in the final row)::
@@ -13,8 +13,8 @@ one row i are independent, and to first order (p = e / l, in the final row)::
 The e of a step are rounded at their size relative to what the recipe names (``p_relative_to``,
 :mod:`~ringspec.compare.noise.p_relative_to`): the block's maximum where blocks are merged, the running one where a state
 is carried, and so on. So the order of steps decides binades, and an e that is exactly 1 rounds without
-error. Partial results carry the weight exp(m - lse) with which they enter the final row. A rescaling factor c = exp(m_a - m) multiplies a whole partial sum: its
-error is one number for all d (``shared``), with u = exp(m_a - lse) (o_a - l_a o), a = exp(m_a - lse) l_a.
+error. A partial result enters the final row with the weight exp(m - lse). A rescaling factor c = exp(m_a - m)
+multiplies a whole partial sum, so its error is one number for all d (``shared``), with u = exp(m_a - lse) (o_a - l_a o), a = exp(m_a - lse) l_a.
 Rescaling between tiles of one block is counted element by element instead.
 
 Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691; rules SOFT-1 to SOFT-4, NUM-2, NUM-3.
@@ -61,7 +61,7 @@ class Shared:
 
 @dataclass
 class Sources:
-    """The forward's error sources of one head, filled block by block.
+    """The error sources of one head in the forward pass, filled block by block.
 
     ``sigma``, ``eta`` [G, Sq, Sk] relative errors of e; ``common`` the variance of sigma that the backward
     has as well; ``zeta`` in units of p, with ``mean`` its predictable part; ``lam`` [G, Sq]; ``omega``, with ``drift`` and ``explained`` of it [G, Sq, Dv]; ``top``, ``bottom``: bounds of the numerator's
@@ -117,7 +117,7 @@ def forward_sources(
     same_scores: float = 1.0,
     inner: float = 1.0,
 ) -> Sources:
-    """Run through workers, steps and tiles with true values, and note each rounding."""
+    """Run all workers, steps and tiles with true values, and record each rounding."""
     pairs, rows = head.s.shape, head.lse.shape
     sigma = score_error(head, recipe, inner)
     sources = Sources(
@@ -162,7 +162,7 @@ def factor(m_part: Array, m: Array) -> Array:
 
 @dataclass(frozen=True)
 class Worker:
-    """The steps of one head under one recipe; every method notes its roundings in ``sources``."""
+    """The steps of one head under one recipe; every method records its roundings in ``sources``."""
 
     head: Head
     recipe: Recipe
@@ -170,7 +170,7 @@ class Worker:
     truncated: bool
 
     def weight(self, queries: Integers, m: Array) -> Array:
-        """exp(m - lse): what a partial sum relative to m counts in the final row; 0 for empty rows."""
+        """exp(m - lse): the weight in the final row of a partial sum relative to m; 0 for empty rows."""
         lse = self.head.lse[:, queries]
         nothing = np.isneginf(m) | np.isneginf(lse)
         difference = np.subtract(m, lse, where=~nothing, out=np.zeros(m.shape))
@@ -188,7 +188,7 @@ class Worker:
         return State(state.m, state.l, self.noted(queries, state.m, o, state.o))
 
     def noted(self, queries: Integers, m: Array, o: Partial, before: Partial) -> Partial:
-        """o; what its roundings added since ``before`` goes to omega at its final weight."""
+        """Record in omega, at their final weight, the roundings of o since ``before``; return o."""
         w = self.weight(queries, m)[..., None]
         omega = self.sources.omega
         omega.variance[:, queries] += (o.local.variance - before.local.variance) * w**2
@@ -198,7 +198,7 @@ class Worker:
         return o
 
     def note_sum(self, queries: Integers, m: Array, error: Error) -> None:
-        """An error of l at maximum m."""
+        """Record an error of l at maximum m."""
         lam, w = self.sources.lam, self.weight(queries, m)
         lam.variance[:, queries] += error.variance * w**2
         lam.bound[:, queries] += error.bound * w
@@ -227,10 +227,10 @@ class Worker:
     def operand(
         self, index: tuple, s: Array, relative_to: Array, m: Array, w: Array
     ) -> tuple[Array, Error, Array]:
-        """P in units of exp(m) as it enters P v, its error and what of that is known; eta, zeta are noted.
+        """P in units of exp(m) as it enters P v, its error and the known part of it; record eta and zeta.
 
-        P = exp(s - ``relative_to``) is what is rounded. Where that is 1, P is then the rounded dropout
-        factor itself.
+        P = exp(s - ``relative_to``) is what is rounded. Where that is 1, P is the rounded dropout
+        factor.
         """
         recipe, sources = self.recipe, self.sources
         known_binade = recipe.p_relative_to != "any"
@@ -274,16 +274,16 @@ class Worker:
         squares = v * v
         error = product_error(x @ v, (x * x) @ squares, terms, recipe.products)
         upstream = Error(of_p.variance @ squares, of_p.bound @ np.abs(v))
-        value = (x + known) @ v  # which is what a rounding of o meets
+        value = (x + known) @ v  # the value that a rounding of o rounds
         share = partial(value, upstream, spacing(value, recipe.products))
         share = Partial(share.value, share.grid, share.error + error, error)
-        # What the running o brought is noted already, at the same final weight.
+        # The error of the running o is recorded already, at the same final weight.
         brought = state.o.times(c)
         o = share if first else brought.plus(share).rounded(recipe.products)
         return self.noted(queries, m, o, brought)
 
     def note_factor(self, queries: Integers, state: State, c: Array) -> None:
-        """The rounding of a factor between tiles, counted element by element."""
+        """Record the rounding of a factor between tiles, element by element."""
         of_c = self.relative(c)
         w = self.weight(queries, state.m)
         o, omega, lam = self.head.o[:, queries], self.sources.omega, self.sources.lam
@@ -302,9 +302,9 @@ class Worker:
     def note_shared(
         self, queries: Integers, made: Error, o: Array, mass: Array, of_sum: bool = True
     ) -> None:
-        """A relative error of a part of the row: ``o`` its numerator, ``mass`` its denominator.
+        """Record a relative error of a part of the row: ``o`` its numerator, ``mass`` its denominator.
 
-        Without ``of_sum`` the error touches the numerator alone.
+        Without ``of_sum`` the error affects only the numerator.
         """
         whole = self.head.o[:, queries]
         u, a = np.zeros(self.head.o.shape), np.zeros(self.head.lse.shape)
@@ -335,7 +335,7 @@ class Worker:
     def joined(
         self, queries: Integers, m: Array, a: tuple[Partial, Array], b: tuple[Partial, Array]
     ) -> Partial:
-        """NUM-3: both products rounded, their sum rounded, the result rounded to what is carried."""
+        """NUM-3: round both products, their sum, and the result to the carried format."""
         recipe = self.recipe
         before = a[0].times(a[1]).plus(b[0].times(b[1]))
         one, other = Merged.of(*a, recipe.merge), Merged.of(*b, recipe.merge)
@@ -344,7 +344,7 @@ class Worker:
         return self.noted(queries, m, o, before)
 
     def normalised(self, queries: Integers, state: State) -> State:
-        """(m, l, o) as (lse, 1, o / l): lse is rounded, which weighs the whole block."""
+        """(m, l, o) as (lse, 1, o / l); lse, the weight of the whole block, is rounded."""
         empty = state.l == 0
         safe = np.where(empty, 1.0, state.l)
         lse = np.where(empty, -np.inf, state.m + np.log(safe))

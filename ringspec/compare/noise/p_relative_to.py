@@ -1,8 +1,8 @@
-"""Relative to which number a kernel rounds P: the point ``p_relative_to`` of a recipe.
+"""The number relative to which a kernel rounds P: ``p_relative_to`` of a recipe.
 
-P = exp(s - c) is rounded where it is formed, so c decides the binade of each P, and which P is exactly 1.
-All choices of c are right, and differ in the variance of single elements by up to a factor of 4. Where the
-choice is 'any', P counts as log-uniform in its binade: RELATIVE of :mod:`~ringspec.compare.noise.rounding`,
+P = exp(s - c) is rounded when it is computed, so c decides the binade of each P, and which P is exactly 1.
+All choices of c are correct; the variance of single elements differs between them by up to a factor of 4. If
+the choice is 'any', P counts as log-uniform in its binade: RELATIVE of :mod:`~ringspec.compare.noise.rounding`,
 within a factor of 1.9 of the variance of any choice.
 """
 
@@ -31,7 +31,7 @@ FURTHEST = 80.0  # of c from a tile's maximum; beyond it P is 0 in any format na
 
 
 class Reference:
-    """The numbers c of some rows of a head, tile after tile in the order of the ring."""
+    """The numbers c of some rows of a head, one tile after another in the order of the ring."""
 
     def __init__(self, kind: str | None, head: Head, queries: Integers) -> None:
         self.kind, self.head, self.queries = kind, head, queries
@@ -51,7 +51,7 @@ class Reference:
         return np.asarray(self.scores(keys).max(axis=2, initial=-np.inf))
 
     def begin(self, tiles: list[Integers]) -> None:
-        """A block of keys begins, which comes in these tiles."""
+        """Begin a block of keys, given its tiles."""
         if self.kind != "block_lse":
             return
         keys = np.concatenate(tiles) if tiles else np.zeros(0, dtype=np.int64)
@@ -106,7 +106,7 @@ class POperand:
 
 
 def p_rounding(p: POperand, recipe: Recipe, truncated: bool) -> tuple[Error, Array]:
-    """The rounding of P where its binade is known, and the mean of that: the factor itself where e is 1."""
+    """The rounding of P in a known binade, and its mean; where e is 1, the rounding of the dropout factor."""
     grid = 0.0 if p.kept else spacing(p.e, recipe.statistics)
     made, known = rounding(p.x, recipe.p, grid, reach=p.reach), np.zeros(p.x.shape)
     if truncated:
@@ -122,7 +122,7 @@ def p_rounding(p: POperand, recipe: Recipe, truncated: bool) -> tuple[Error, Arr
 def p_rounding_somewhere(
     x: Array, weight: Array, recipe: Recipe, truncated: bool
 ) -> tuple[Error, Array]:
-    """The same of P = ``x`` in a binade that is not known; ``weight`` times x is p of the row.
+    """The rounding of P = ``x`` in an unknown binade; ``weight`` times x is p of the row.
 
     Below its normal numbers a format has one spacing, which is largest relative to p where P is p itself.
     A truncation takes half a spacing, averaged over mantissas.

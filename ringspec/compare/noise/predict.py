@@ -1,24 +1,24 @@
-"""The rounding noise of every single element, predicted from a declared recipe and the truth.
+"""The rounding noise of every element, predicted from a declared recipe and the true values.
 
 :func:`predict` gives the standard deviation and a hard bound of the error of each element of o, lse, dq, dk, dv
 (dsinks, dbias), for a :class:`~ringspec.recipes.Recipe` and a :class:`~ringspec.compare.noise.problem.Geometry`;
 :meth:`Noise.variance_of_sums` the variance of weighted sums of errors (docs/conform/noise.md). Derivations:
 
-======================  ==========================================================================
-``noise_problem``       truth quantities and geometry: the input
-``noise_rounding``      one rounding, an accumulated sum, a value that is rounded again and again
-``noise_reference``     what P is relative to when it is rounded
-``noise_forward``       the error sources of o and lse, block by block in the ring's order
-``noise_rows``          from these to o, lse and delta
-``noise_backward``      P and dS of the backward pass
-``noise_ring``          dq, dk, dv: sums over tiles and ring steps
-``noise_sums``          variance of sums: errors taken back through the adjoint
-======================  ==========================================================================
+=================  ===============================================================================
+``problem``        the input: true values and geometry
+``rounding``       one rounding, an accumulated sum, a value that is rounded several times
+``p_relative_to``  the number relative to which P is rounded
+``forward``        the error sources of o and lse, block by block in the ring's order
+``rows``           from these to o, lse and delta
+``backward``       P and dS of the backward pass
+``ring``           dq, dk, dv: sums over tiles and ring steps
+``sums``           variance of sums: weights taken back through the adjoint
+=================  ===============================================================================
 
 **Bound.** The worst case of every rounding (half a spacing at the largest value that it can meet) and of every
 sum (n r sum |x|), carried through the same linear maps with absolute values, and through exp, quotients
-and products without dropping higher orders of what rows and pairs share. It is a proof for a kernel that
-rounds where the recipe says, but for the last ulp of its exp and log, which count half a spacing each.
+and products without dropping higher orders of what rows and pairs share. It is proven for a kernel that
+rounds where the recipe says, except for errors of its exp and log beyond half a spacing.
 
 **Measured** on 260 random problems of the specification's ring (S of 64 to 192, W of 1, 2, 4, 8, all layouts and
 circulations, logits of standard deviation 0.01 to 8, tiles, masks, sinks, soft cap, bias, dropout, dlse), errors
@@ -41,7 +41,7 @@ median over problems, extremes; then the largest |error| / bound (``tests/benchm
     nki_impl_fp32  1.04 0.76..1.36 0.10   0.91 0.73..1.42 0.19   0.90 0.68..1.33 0.02   0.90 0.72..1.39 0.01   0.87 0.68..1.28 0.05
 
 lse is float32 in most of them, and its accumulation order is not declared. CHUNK, INNER and UNDECLARED, which
-only float32 and float64 sums feel, were chosen on such problems; nothing else was fitted. Against PyTorch
+affect only float32 and float64 sums, were chosen on such problems; nothing else was fitted. Against PyTorch
 2.13's flash attention on a CPU (``tests/compare/test_noise_torch.py``): 0.96 to 1.05 in bfloat16, 0.92 to 1.11
 in float32. Sums of error - ``drift`` (slope on truth and random signs; whole tensor, head, worker; 40 problems
 each of five 16-bit recipes, W = 4): root mean square of sum / sd between 0.8 and 1.2.
@@ -93,13 +93,13 @@ class Noise:
 
     ``sd``     standard deviation; 0 where the result must be exact
     ``bound``  of the absolute error
-    ``mean``   its predictable part: truncation, the rounding of 1 / (1 - dropout_p), and of P in rows of
-               equal scores. ``sd`` is about it; ``bound`` includes it
-    ``drift``  what else is known of errors with their sign, and counted in ``sd`` as if it were not:
-               the rounding of a value whose place between two neighbours is known. Rows that see one key, or
-               that share a factor, round alike: it adds up over a tensor. Subtract it from errors before
-               they are summed; :meth:`variance_of_sums` is of what is left
-    ``attention`` is the problem; ``heads``, ``stored`` and ``held`` are what the variances are made of.
+    ``mean``   the predictable part of the error: truncation, the rounding of 1 / (1 - dropout_p), and of P in
+               rows of equal scores. ``sd`` is relative to it; ``bound`` includes it
+    ``drift``  another part that is known with its sign but counted in ``sd`` as random: the rounding of a
+               value whose place between two neighbours is known. Rows that see one key, or that share a
+               factor, round alike, so it adds up over a tensor. Subtract it from errors before summing;
+               :meth:`variance_of_sums` is the variance of the rest
+    ``attention``: the problem; ``heads``, ``stored`` and ``held``: data from which variances of sums follow.
     """
 
     sd: Mapping[str, Array]
@@ -150,7 +150,7 @@ class Noise:
     def of_head(
         self, name: str, b: int, h: int, weights: Array, labels: Integers | None, count: int
     ) -> Array:
-        """The share [G] of batch b, key head h; name, weights, labels as above, count = G."""
+        """The contribution [G] of batch b, key head h; name, weights, labels as above, count = G."""
         at = self.heads[b, h]
         chosen: int | slice = h
         if name not in ("dk", "dv"):
@@ -188,12 +188,13 @@ def predict(
 ) -> Noise:
     """The noise of a kernel that computes ``attention`` as declared.
 
-    ``geometry``   None: one worker. ``stored``: the format in which the target stores a result that
-    its recipe leaves wider, by tensor name: one rounding more. ``truncated``: points of
+    ``geometry``   None: one worker. ``stored``: by tensor name, the format in which the target stores a
+    result that is wider in its recipe, which adds a rounding. ``truncated``: points of
     :data:`TRUNCATIONS` at which it rounds toward zero, not to nearest (OptionError for others). ``same_scores``: whether
-    the backward pass computes the very scores of the forward, bit for bit: else float32 gradients of peaked
-    rows have up to 3 times the noise. None: not declared; UNDECLARED of their variance counts as common. ``sequential``: q k and
-    dy v are accumulated one term after the other; else that is not declared, and INNER of its variance counts.
+    the scores of the backward pass equal those of the forward bit for bit; if not, float32 gradients of peaked
+    rows have up to 3 times the noise. None: not declared; the fraction UNDECLARED of their variance counts as
+    common. ``sequential``: q k and dy v are accumulated one term after the other; False: not declared, and the
+    fraction INNER of that variance counts.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = np.array([1.0, 3.0]).reshape(1, 1, 2, 1)
@@ -248,7 +249,7 @@ class Results:
         mean: Array | float,
         drift: Array | float = 0.0,
     ) -> None:
-        """Add one head's share of a result."""
+        """Add one head's contribution to a result."""
         self.value[name][index] += value
         self.variance[name][index] += error.variance
         self.bound[name][index] += error.bound
@@ -256,7 +257,7 @@ class Results:
         self.drift[name][index] += drift
 
     def noise(self, stored: Mapping[str, str]) -> Noise:
-        """Round once more where the target stores less, and take roots."""
+        """Round once more if the target stores a narrower format, and take roots."""
         last = {name: np.zeros(x.shape) for name, x in self.value.items()}
         for name, format_name in stored.items():
             if name not in self.value:
@@ -280,7 +281,7 @@ def predict_head(
     results: Results,
     index: tuple[int, int],
 ) -> None:
-    """One key head with its query heads, into the results."""
+    """Predict one key head with its query heads, and add it to the results."""
     (b, h), (same_scores, inner) = index, order
     head = head_of(attention, b, h)
     heads = slice(h * attention.group, (h + 1) * attention.group)
@@ -329,7 +330,7 @@ def predict_head(
 
 
 def own_of_sinks(head: Head, used: Recipe) -> Error:
-    """What exp(sink - lse) and the sum over rows add to dsinks [G, N]."""
+    """The error of dsinks [G, N] from exp(sink - lse) and from the sum over rows."""
     assert head.sinks is not None and head.delta is not None
     exponent = head.sinks[:, None, :] - head.lse[..., None]
     p = np.exp(exponent)
@@ -351,7 +352,7 @@ def put_parameters(
     b: int,
     heads: slice,
 ) -> None:
-    """dsinks and dbias: sums over rows of what is known of each row (BWD-8, BWD-9)."""
+    """Predict dsinks and dbias, sums over rows (BWD-8, BWD-9)."""
     assert head.delta is not None and head.dz is not None
     if head.sinks is not None:
         p = np.exp(head.sinks[:, None, :] - head.lse[..., None])
@@ -379,13 +380,13 @@ def put_bias(
     b: int,
     heads: slice,
 ) -> None:
-    """dbias: dz summed over the axes along which bias was broadcast."""
+    """Predict dbias: dz summed over the axes along which bias was broadcast."""
     assert head.dz is not None
     b_size, h_size, n_q, n_k = tuple(results.value["dbias"].shape)
     y = head.p if head.damping is None else head.p * head.damping
     variance = pairs.dz.variance
     if n_k == 1:
-        # A row's keys are added: they share its delta.
+        # The sum is over the keys of a row, which share its delta.
         variance = sum_of_dz(OfDz.made(head, at, rounded=False), np.ones(head.dz.shape))
         variance = variance + (y.sum(axis=2) ** 2 * read.explained)[..., None]
     index = (b if b_size > 1 else 0, heads if h_size > 1 else slice(0, 1))

@@ -1,8 +1,8 @@
-"""What a prediction of rounding noise starts from: truth quantities, and how a ring cuts the problem.
+"""The input of a prediction of rounding noise: true values, and the way in which a ring divides the problem.
 
-All arrays are float64 and global, in token order; they are the true values, not a kernel's. One
-:class:`Head` is one key head with the query heads that share it: the unit in which noise is computed,
-because dk and dv add over these heads and nothing else crosses heads. Symbols: ``ringspec.spec.dense_forward``, docs/spec/index.md.
+All arrays are float64 and global, in token order, with true values and not those of a kernel. Noise is
+computed for one :class:`Head` at a time: a key head with the query heads that share it, because dk and dv are
+sums over these heads and nothing else crosses heads. Symbols: ``ringspec.spec.dense_forward``, docs/spec/index.md.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the ring cuts a problem for W = ``workers``, and in which order partial results are joined.
+    """How a ring of W = ``workers`` divides a problem, and in which order partial results are joined.
 
     ``owner_q``, ``owner_k``  [Sq] and [Sk], worker of each token
     ``order``              [W, W]: ``order[r, t]`` is the owner of the keys that worker r's queries meet at
@@ -147,7 +147,7 @@ def members(owner: Integers, slot: Integers | None, worker: int) -> Integers:
 
 
 def tiles(index: Integers, slot: Integers | None, size: int | None) -> list[Integers]:
-    """Indices by the tile that their slot falls into; padding slots leave a tile smaller."""
+    """Indices by the tile of their slot; a tile with padding slots is smaller."""
     if index.size == 0:
         return []
     if size is None:

@@ -2,15 +2,15 @@
 
     dq_id = scale sum_j dz_ij k_jd,   dk_jd = scale sum_i dz_ij q_id,   dv_jd = sum_i P_ij keep_ij dy_id
 
-What a pair brings (:mod:`noise_backward`) is squared and summed; rows are independent, so dk and dv add
-variances over rows as they stand, while one row of dq shares the errors of its delta and lse::
+The variances of pairs (:mod:`~ringspec.compare.noise.backward`) are summed. Rows are independent, so the variances
+of dk and dv are plain sums over rows, while the pairs of a row of dq share the errors of its delta and lse::
 
     var dq_id = scale^2 sum_j (private + x^2 var sigma)_ij k_jd^2 + g_id^2 var delta_i + h_id^2 var lse_i
               + 2 g h cov_i - 2 scale sum_j x p common (g X_ij + h) k_jd,
                 g_id = scale sum_j y_ij k_jd,  h_id = scale sum_j dz_ij k_jd = dq_id
 
-The sums follow the geometry: the tiles of a block, then blocks in the order of the ring's steps, each rounding
-at the size of the partial sum that is there (rules NUM-2, RING-4, RING-5).
+The sums follow the geometry: the tiles of a block, then blocks in the order of the ring's steps; each rounding
+has the size of the partial sum at that point (rules NUM-2, RING-4, RING-5).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """Of one gradient: true ``value``, all its ``error``, and what is known of it.
+    """One gradient: its true ``value``, its whole ``error``, and the known part of it.
 
-    ``local``: variance of its own roundings but for what is known of them (``drift``); ``gain``: the share
-    of all else that the last of them let through.
+    ``local``: variance of its own roundings without the known part (``drift``); ``gain``: the share of all earlier
+    errors that passes the last rounding.
     """
 
     value: Array
@@ -68,7 +68,7 @@ class Formats:
 
 
 def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | None:
-    """The tiles of each block, then the blocks, every sum rounded; None without any."""
+    """Add the tiles of each block, then the blocks, rounding every sum; None if there are none."""
     total = None
     for tiles in blocks:
         run = None
@@ -91,13 +91,13 @@ def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | Non
 
 
 def joined(total: Partial, share: Partial, name: str) -> Partial:
-    """A share added to an accumulator, which is a number of its format; the share's place is what counts."""
+    """Add a share to an accumulator that is a number of its format; the rounding depends on the share alone."""
     base = Base(total.value + total.drift, total.grid, share.unknown(), share.unknown())
     return total.plus(share).rounded(name, base)
 
 
 def significant(x: Array, name: str, axis: int) -> Array:
-    """How many terms of a sum along an axis reach its last bit: smaller ones are lost, not rounded."""
+    """The number of terms of a sum along an axis that reach its last bit; smaller ones are lost."""
     size = np.abs(x)
     return (size > unit_roundoff(name) * size.max(axis=axis, keepdims=True, initial=0.0)).sum(
         axis=axis
@@ -109,7 +109,7 @@ def share_of(
 ) -> Partial:
     """left [.., n, m] @ right [.., m, D] times factor, with the errors of left and of the accumulation.
 
-    ``grid``: the product leaves the accumulator as it is, so it lies on that format's grid.
+    ``grid``: the product is not changed after accumulation, so it is a number of that format.
     """
     value = left @ right
     squares = right * right
@@ -122,7 +122,7 @@ def share_of(
 
 
 class Sums:
-    """The sums of all workers, each put in its place."""
+    """The sums of all workers, each in its place."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.value, self.drift, self.explained = (np.zeros(shape) for _ in range(3))
@@ -148,7 +148,7 @@ def dq_noise(
     pairs: PairNoise,
     truncated: tuple[str, ...],
 ) -> GradientNoise:
-    """dq [G, Sq, D], with what its rows share."""
+    """dq [G, Sq, D], including the errors that its rows share."""
     assert head.dz is not None
     x, y = derivatives(head)
     sigma = sources.sigma.variance
@@ -194,7 +194,7 @@ def error_of_dq(
     x: Array,
     y: Array,
 ) -> Error:
-    """What P and dS bring to dq: the formula in the module's docstring."""
+    """The error of dq from P and dS: the formula in the module's docstring."""
     assert head.dz is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     k, scale, total = head.k, head.scale, head.delta + head.dlse
@@ -211,7 +211,7 @@ def error_of_dq(
 
 @dataclass(frozen=True)
 class Passed:
-    """What delta's known error makes of a gradient, and the variance of delta that stands for it."""
+    """The effect of delta's known error on a gradient, and the variance that counts for it."""
 
     drift: Array
     explained: Array
@@ -266,7 +266,7 @@ def dkv_noise(
 
 
 def kept_error(head: Head, sources: Sources, read: ReadNoise, pairs: PairNoise) -> Error:
-    """All of the error of P * keep as operand of dv: its own, that of its score, and that of lse."""
+    """The whole error of P * keep as operand of dv: its own, that of its score, and that of lse."""
     kept = head.p if head.keep is None else head.p * head.keep
     shared = sources.sigma.variance - 2 * head.p * sources.common + read.lse.variance[..., None]
     variance = pairs.kept.variance + kept**2 * np.maximum(shared, 0.0)
@@ -316,7 +316,7 @@ def key_share(
     upstream: Error,
     factor: float,
 ) -> Partial:
-    """One tile's share, the query heads of the key head added."""
+    """The contribution of one tile, summed over the query heads of the key head."""
     index = np.ix_(np.arange(left.shape[0]), queries, keys)
     turned = Error(upstream.variance[index].swapaxes(1, 2), upstream.bound[index].swapaxes(1, 2))
     single = left.shape[0] == 1 and factor == 1.0

@@ -1,17 +1,17 @@
-"""The error of one rounding, of a sum, and of a number that is rounded again and again.
+"""The error of one rounding, of a sum, and of a number that is rounded several times.
 
 A value that is rounded to nearest in a format of spacing u (at the value's own binade, subnormals
-included) gets an error that is uniform on [-u/2, u/2]: variance u^2 / 12, bound u / 2. Three things make
-it smaller, and each is predictable:
+included) gets an error that is uniform on [-u/2, u/2]: variance u^2 / 12, bound u / 2. It is smaller in three
+cases, each of which is predictable:
 
-- The value lies on a grid of spacing g already, because it is a rounded number, or a sum or product of
-  such: for g >= u the rounding is exact; else the error takes u/g values, ties go to even, and its variance
+- The value is already a multiple of a spacing g, because it is a rounded number, or a sum or product of such
+  numbers: for g >= u the rounding is exact; else the error takes u/g values, ties go to even, and its variance
   is u^2/12 (1 + 2 (g/u)^2) (half of u^2/4 when g = u/2).
-- The true value x is known, and what came before has a standard deviation t far below u: then the result
-  is x's own rounding, and the error |round(x) - x| is known but for its sign among kernels. In general the
+- The true value x is known, and the earlier errors have a standard deviation t far below u: then the result
+  is the rounding of x, and the error round(x) - x is known. In general the
   mean square of round(x + n) - x, n normal of variance t^2, is, by Poisson summation,
   t^2 + u^2/12 + sum_k (-1)^k cos(2 pi k x/u) exp(-2 pi^2 k^2 t^2/u^2) (u^2/(pi k)^2 + 4 t^2).
-- It is 0.
+- The value is 0.
 
 **Sums** of n terms x_k with total T and sum of squares Q, in a format of unit roundoff r, order undeclared.
 Each partial sum S is rounded: variance RELATIVE r^2 S^2, where RELATIVE = 1 / (8 ln 2) is the mean of
@@ -48,8 +48,8 @@ CHUNK = (
 )
 LEAST = 1e-150  # its square is still a normal number
 HARMONICS = 4
-SHARP = 0.01  # variance in spacings squared, below which a rounding is that of the true value
-BLURRED = 1.0 / 16.0  # and from which on its place between two neighbours says little
+SHARP = 0.01  # variance in squared spacings below which the rounding of the true value decides
+BLURRED = 1.0 / 16.0  # and from which on the place between two neighbours tells little
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Error:
         return Error(self.variance * np.square(factor), self.bound * np.abs(factor))
 
     def relative_to(self, size: Array) -> Error:
-        """In units of size >= 0; as it stands where that is 0. Squares of sizes that underflow are cut."""
+        """The error in units of size >= 0; unchanged where size is 0. Squares that would underflow are cut."""
         bottom = np.where(size > 0, size, 1.0)
         return Error(self.variance / np.maximum(bottom, LEAST) ** 2, self.bound / bottom)
 
@@ -111,8 +111,8 @@ def rounding(
 ) -> Error:
     """Error of one rounding of values x that lie on multiples of ``grid`` (0: anywhere).
 
-    ``upstream`` is the variance of x before it and ``reach`` a bound: where they are larger than x, they
-    decide the binade.
+    ``upstream``: the variance of earlier errors of x; ``reach``: a bound of them. If they exceed x, they decide the
+    binade.
     """
     known = isinstance(upstream, float) and upstream == 0
     u = spacing(x if known else np.sqrt(x * x + upstream), name)
@@ -160,11 +160,11 @@ def known_rounding(
 ) -> tuple[Error, Array, Array, Array]:
     """:func:`rounding`, where x is so well known that its place between two neighbours counts.
 
-    The variance is what the rounding adds to ``upstream``: not less than 0, because of an element that
-    is rounded back to its place nearly always, the rare error of a spacing is many standard deviations.
-    Beside it the part that is known with its sign, the mean of the rounding over what comes before it; what the
-    variance is too large by for the rest; and the share of the error before it that it lets through: the
-    regression of the one on the other, 0 where the nearest number is sure, and 1 at most.
+    Returns four values. The error: its variance is what the rounding adds to ``upstream``, at least 0, because the
+    rare error of a whole spacing in an element that is nearly always rounded back is many standard deviations.
+    The known part with its sign: the mean of the rounding over the earlier errors. The variance that counts for
+    that part. And the share of the earlier error that passes: the regression of the later error on it, 0 if the
+    nearest number is certain, at most 1.
 
     >>> x = np.array([1.0, 1.0 + 2.0**-9])
     >>> error, known, _, gain = known_rounding(x, "bfloat16", np.full(2, 1e-12))
@@ -185,7 +185,7 @@ def known_rounding(
         t2 = np.where(nearer, distance, t2)
     mean, square, kept = between_neighbours(moved, t2)
     added = square + 2 * common * (kept - 1)
-    # On a coarse grid what came before is no normal deviate, but steps of that grid.
+    # On a coarse grid the earlier error is not normal: it has the steps of that grid.
     known = (np.asarray(grid) * 16 < u) & (t2 < 0.5)
     variance = np.where(known, np.maximum(added, 0.0) * u * u, plain.variance)
     less = np.where(known, np.maximum(-added, 0.0) * u * u, 0.0)
@@ -204,7 +204,7 @@ def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
     >>> [[round(float(y), 2) for y in between_neighbours(*np.array([0.25, t2]))] for t2 in (0.0, 0.06, 1.0)]
     [[-0.25, 0.06, 0.0], [-0.1, 0.08, 0.98], [-0.0, 0.08, 1.0]]
     """
-    # Sums are float32 before: beside the middle of two numbers they lie on either side of it, or on it.
+    # Sums were float32 before: close to the middle of two numbers they lie on either side of it, or on it.
     single = x.astype(np.float32).astype(np.float64)
     own = unit_roundoff("float32") * np.abs(x)
     nearest = np.where(np.abs(single - x) < own / 4, np.rint(single), np.rint(x)) - x
@@ -272,9 +272,9 @@ def row_sum_error(total: Array, squares: Array, count: Array | float, name: str)
 
 @dataclass(frozen=True)
 class Base:
-    """Numbers on a ``grid``, as far from which values lie as is known but for an error of this ``variance``.
+    """Numbers on a ``grid`` whose distance from the value is known up to an error of this ``variance``.
 
-    ``covariance`` of that error with the whole error of the value.
+    ``covariance``: of that error with the whole error of the value.
     """
 
     value: Array
@@ -285,11 +285,11 @@ class Base:
 
 @dataclass(frozen=True)
 class Partial:
-    """A partial result on its way: true ``value``, the ``grid`` that it lies on, all its error so far.
+    """A partial result: its true ``value``, the ``grid`` of which it is a multiple, its whole error so far.
 
-    ``local`` is the part of the error that its own roundings made, ``drift`` what of that is known
-    with its sign, and ``explained`` the part of the variance that is too much for the rest. ``gain``: the share of
-    what came before its last rounding that this let through.
+    ``local``: the error by its own roundings; ``drift``: the part of that which is known with its sign;
+    ``explained``: the variance that counts for that part. ``gain``: the share of the earlier error that passed the
+    last rounding.
     """
 
     value: Array
@@ -301,17 +301,16 @@ class Partial:
     gain: Array | float = 1.0
 
     def unknown(self) -> Array:
-        """Variance of what is not known with its sign."""
+        """Variance of the part that is not known with its sign."""
         return np.maximum(self.error.variance - self.explained, 0.0)
 
     def rounded(self, name: str, base: Base | None = None) -> Partial:
-        """Rounded once more. Formats narrower than float32 look at where the value lies.
+        """Round once more. For formats narrower than float32 the place of the value between two numbers counts.
 
-        The place between two neighbours is known where what came before is far less than a spacing u,
-        as in peaked rows; and where the value is ``base``, a number of the format, plus a known difference:
-        round(difference / u) u - difference. Small shares are lost so, all of them toward base: an
-        error that adds up over a tensor. And all rows whose factor is the same, all keys whose one query
-        is the same, round alike: errors that are not independent of each other.
+        The place is known if the earlier error is far below a spacing u, as in peaked rows; or if the value is
+        ``base``, a number of the format, plus a known difference: the error is then round(difference / u) u -
+        difference. Small shares are lost this way, all toward base, so their errors add up over a tensor. Rows
+        with the same factor, and keys with the same single query, round alike: their errors are not independent.
         """
         reach = self.error.bound
         grid = np.maximum(self.grid, spacing(self.value, name))
@@ -353,7 +352,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Merged:
-    """One side of a merge: what is carried, its ``factor`` [...] of each row, and their rounded product."""
+    """One side of a merge: the carried part, its ``factor`` [...] of each row, and their rounded product."""
 
     part: Partial
     factor: Array
@@ -365,7 +364,7 @@ class Merged:
 
 
 def partial(value: Array, error: Error, grid: Array | float = 0.0) -> Partial:
-    """A fresh partial result whose error so far was not made here; 0 lies on every grid."""
+    """A new partial result without own roundings; 0 is a multiple of every grid."""
     lies_on = np.where(value == 0, np.inf, grid)
     return Partial(value, lies_on, error, no_error(value.shape))
 

@@ -1,13 +1,14 @@
-"""From the forward's error sources to what belongs to a row: the errors of o, lse and delta.
+"""From the error sources of the forward pass to the errors of a row: of o, lse and delta.
 
 delta = <dy, o> - dlse reads the *rounded* o, so all sources of o reach it, and delta and lse share those of
-the scores and of l. With D = <dy, o> and X_ij = dp_ij - D_i, the sources of :mod:`noise_forward` give::
+the scores and of l. With D = <dy, o> and X_ij = dp_ij - D_i, the sources of
+:mod:`~ringspec.compare.noise.forward` give::
 
     d delta_i = sum_j zeta_ij <dy_i, v_j> + sum_j p_ij (sigma + eta)_ij X_ij - D_i lambda_i
               + sum_n gamma_in <dy_i, u_in> + sum_d dy_id omega_id + its own roundings
 
-Each of these is one number for a whole row of dS: it moves all of dq_i along one direction and every
-dk_j a little, which is why the variance of a sum over a tensor is not the sum of variances.
+Each of these is one number for a whole row of dS: it changes all of dq_i along one direction and every
+dk_j a little, so the variance of a sum over a tensor is not the sum of variances.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RowNoise:
     """``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: whole errors of the results; ``mean`` and ``drift`` of o's.
 
     ``output`` [G, Sq, Dv]: variance of o that no other element shares, but for what ``drift`` ``explained``;
-    ``gain``: the share of all else that the last rounding let through.
+    ``gain``: the share of all earlier errors that passes the last rounding.
     """
 
     o: Error
@@ -51,10 +52,10 @@ class RowNoise:
 
 @dataclass(frozen=True)
 class ReadNoise:
-    """Errors of what the backward reads of a row: ``lse``, ``delta`` [G, Sq], their ``covariance``.
+    """Errors of lse and delta [G, Sq] as the backward pass reads them, and their ``covariance``.
 
-    ``mean`` and ``drift`` are the predictable parts of delta's; ``explained``: variance of delta that stands
-    for the latter.
+    ``mean`` and ``drift``: the predictable parts of delta's error; ``explained``: the variance that counts for the
+    latter.
     """
 
     lse: Error
@@ -104,7 +105,7 @@ def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str
 
 
 def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
-    """The last o that was carried, where only sinks divide it."""
+    """The last carried o, if only the sinks' factor follows; else None."""
     if recipe.merge_order != "normalised" or head.sinks is None:
         return None
     mass = head.p.sum(axis=2, keepdims=True)
@@ -120,7 +121,7 @@ def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
 
 
 def o_error(head: Head, sources: Sources) -> Error:
-    """The first line of sums of :mod:`noise_forward`, each squared; a bound without approximation.
+    """The variance of d o in :mod:`~ringspec.compare.noise.forward`, and a bound without approximation.
 
     The bound divides the numerator's worst case by the denominator's: (N + dN) / (1 - dL).
     """
@@ -163,7 +164,7 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
 
 
 def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> ReadNoise:
-    """What dS reads of a row: lse rounded to ``backward_lse``, and delta."""
+    """The errors of a row that dS reads: of lse rounded to ``backward_lse``, and of delta."""
     assert head.dy is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     dy, let_through = head.dy, head.dy * rows.gain

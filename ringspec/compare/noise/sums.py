@@ -1,4 +1,4 @@
-"""Variance of a weighted sum of errors, with what the errors share.
+"""Variance of a weighted sum of errors, including what the errors share.
 
 A sum T = sum c e over elements is linear in the elementary roundings eps_n, which are independent:
 T = sum_n a_n eps_n, Var T = sum_n a_n^2 var eps_n, where a is the weights c taken back through the linear
@@ -12,14 +12,13 @@ map from roundings to results (its adjoint): a few matrix products. With C the w
   so a row's delta moves each group's sum by its own g.
 - dv: B = dy C^T weighs P * keep, whose rows share lse alone.
 
-The last rounding takes back errors of values whose place between two numbers it knows: C is C * gain in all of these,
-and the rest of that rounding belongs to the element alone (:func:`~ringspec.compare.noise.rounding.known_rounding`).
+The last rounding removes part of the earlier errors: C is C * gain in all of these, and the rest of that rounding
+belongs to the element alone (:func:`~ringspec.compare.noise.rounding.known_rounding`).
 
-The tests ask for some hundred such sums of one problem. What does not depend on the weights (:class:`OfO`,
-:class:`OfDz`, :class:`OfP`) is computed once and held while sums of that tensor are asked for
-(:class:`Held`). Computed anew for every sum, it was two fifths of the time of all tests at 512 tokens: dp and dS
-of :func:`~ringspec.compare.noise.problem.head_of` a quarter, squares and products of pairs the rest. Of what is
-left a half is the product that takes the weights back (``tests/benchmarks/bench_noise.py``).
+The tests need about a hundred such sums of one problem. The terms that do not depend on the weights (:class:`OfO`,
+:class:`OfDz`, :class:`OfP`) are computed once and kept while sums of that tensor are needed (:class:`Held`).
+Computing them for every sum took two fifths of the time of all tests at 512 tokens
+(``tests/benchmarks/bench_noise.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Elementary:
 
     ``zeta``, ``sigma``, ``eta``, ``private``, ``of_ds``, ``kept`` [G, Sq, Sk]; ``lam``, ``lse`` (of the
     result), ``lse_read``, ``delta``, ``covariance`` [G, Sq]; ``output`` and ``dq``, ``dk``, ``dv``: of elements, and
-    ``gain`` by tensor: the share of all else that the last rounding lets through.
+    ``gain`` by tensor: the share of all earlier errors that passes the last rounding.
     """
 
     zeta: Small
@@ -69,7 +68,7 @@ class Elementary:
 
 
 def deviation(variance: Array) -> Small:
-    """Standard deviations as they are kept: a digit or two is all that is known of them.
+    """Standard deviations in float32; only one or two of their digits are known.
 
     The relative error of an exp far below the least number of its format is larger than float32 holds.
     """
@@ -77,7 +76,7 @@ def deviation(variance: Array) -> Small:
 
 
 def root(variance: Array) -> Array:
-    """Of a difference of variances."""
+    """The square root of a difference of variances, at least 0."""
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 

@@ -1,1 +1,1 @@
-"""Whole-tensor tests: do the errors look like the predicted noise?"""
+"""Whole-tensor tests of whether errors look like the predicted noise."""

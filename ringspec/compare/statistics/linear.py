@@ -1,18 +1,18 @@
-"""Linear tests: is a weighted sum of the errors larger than the noise of that sum?
+"""Linear tests of whether a weighted sum of the errors exceeds the noise of that sum.
 
 ``T = sum c e`` has the predicted variance ``noise.variance_of_sums(c)``, in which errors that elements
-share (dy_o_sum along a row, P's rounding along d) are counted once and not as independent. Three
-contrasts c, each the most powerful one against its defect where errors are independent:
+share (dy_o_sum along a row, P's rounding along d) are counted once and not as independent. There are three
+contrasts c, each the most powerful one against its defect if errors are independent:
 
 - *slope* ``c = truth / sd^2``: e = x truth, as of a wrong factor;
 - *mean* ``c = 1 / sd^2``: e = x, as of a wrong offset;
 - *temperature* ``c = direction / sd^2``: e = x d(result) / d(log scale), as of a wrong softmax scale.
 
-``sd^2`` is larger than predicted there (:func:`weight_of`), so that a few elements of almost no noise do
-not take all of the weight. Any c is valid; this choice costs a few per cent of power.
+In c, ``sd^2`` is larger than predicted (:func:`weight_of`), so that a few elements with almost no noise do not
+take all of the weight. Any c is valid; this choice costs a few per cent of power.
 
 ``p`` is the Gaussian tail: exact in the limit of many roundings, and uniform over problems where the
-predicted variance is right, so in 16-bit recipes; not so where float32 sums decide, whose order no recipe
+predicted variance is right, as in 16-bit recipes, but not if float32 sums dominate, whose order no recipe
 declares. Kolmogorov-Smirnov tests: tests/compare/test_statistics.py,
 test_statistics_simulated.py. ``p_allowed`` is the Chernoff bound ``2 exp(-z^2 / 2)`` that holds for any number of
 roundings, after the allowance for a mean error has been subtracted from abs(T) and the standard
@@ -41,17 +41,17 @@ from ringspec.compare.statistics.types import (
 )
 
 Booleans = NDArray[np.bool_]
-FLOOR = 0.1  # of the median variance: the least that a weight divides by
-WHERE = ("head", "worker", "step")  # strata in which a temperature is looked for
-QUIET = 0.1  # of the variance without correlations: the least that a sum is predicted to have
+FLOOR = 0.1  # of the median variance: added to the variance that a weight divides by
+WHERE = ("head", "worker", "step")  # strata that the temperature test covers
+QUIET = 0.1  # of the variance without correlations: the least predicted variance of a sum
 
 
 def weight_of(sd: Array, last: Array) -> Array:
     """1 / variance; 0 where sd is 0. ``last``: spacing of the result's format at each element.
 
     The variance of the last rounding is added to the predicted one, and a tenth of the tensor's median
-    variance. An element near a number of the format has little noise, because it is rounded back to that
-    number, but for the same reason shows nothing of a small defect.
+    variance. An element close to a number of the format has little noise, because it is rounded back to that
+    number; for the same reason it does not show a small defect.
 
     >>> weight_of(np.array([0.0, 1.0, 1.0]), np.array([0.0, 0.0, 12.0**0.5])).round(3).tolist()
     [0.0, 0.909, 0.476]
@@ -65,7 +65,7 @@ def weight_of(sd: Array, last: Array) -> Array:
 
 
 def size_of(name: str, truth: Array, direction: Array | None) -> Array:
-    """What an allowed relative error is relative to (``size_i`` of the null hypothesis)."""
+    """The size to which an allowed relative error refers (``size_i`` of the null hypothesis)."""
     size = np.abs(np.where(np.isfinite(truth), truth, 0.0))
     if direction is not None:
         size = np.maximum(size, np.abs(direction))
@@ -75,7 +75,7 @@ def size_of(name: str, truth: Array, direction: Array | None) -> Array:
 def contrasts(
     sd: Array, truth: Array, direction: Array | None, last: str
 ) -> dict[str, tuple[Array, Array]]:
-    """By test: the contrast c and the pattern of the error that it looks for."""
+    """By test: the contrast c and the pattern of the error that it detects."""
     finite = np.where(np.isfinite(truth), truth, 0.0)
     weight = weight_of(sd, spacing(finite, last))
     pairs = {
@@ -162,7 +162,7 @@ def linear_tests(
     """The tests that are linear in the errors of one tensor.
 
     Slope over all and over row strata, temperature over all and those of :data:`WHERE`, mean over
-    all; slope and mean by sign, slope by exponent. Each part of dk and dv costs a few matrix products, hence the choice.
+    all; slope and mean by sign, slope by exponent. Each part of dk and dv costs a few matrix products, so not all combinations are tested.
     """
     sd = noise.sd[name]
     size = size_of(name, truth, direction)
@@ -192,7 +192,7 @@ def masked_tests(
     allowance: Allowance,
     direction: Array | None,
 ) -> Iterator[Test]:
-    """The slope by exponent of truth, slope and mean by its sign: a call of the noise for each."""
+    """The slope by exponent of the true value, slope and mean by its sign; each calls the noise once."""
     sd = noise.sd[name]
     size = size_of(name, truth, direction)
     pairs = contrasts(sd, truth, None, allowance.last)
@@ -251,10 +251,10 @@ def detectable(
 ) -> dict[str, float]:
     """The smallest x at which an error ``x * direction`` is an alarm with probability ``power``.
 
-    By tensor, the better of the whole-tensor contrasts: an alarm is due where
+    By tensor, for the better of the whole-tensor contrasts: an alarm is raised if
     ``|T| > allowed + z(rate / count) high sd``, and T is Gaussian about ``x sum c direction``.
     ``scale_direction``: d result / d log scale, as it is given to the tests (default: ``direction``).
-    The smallest value over the tensors is what a run detects. Infinity where no contrast meets
+    A run detects the smallest value over the tensors. Infinity if every contrast is orthogonal to
     the direction.
     """
     found = {}

@@ -7,7 +7,7 @@ predicted standard deviations, have a mean square near 1. The groups are
 - *serial d*: rows, with w = 1 / sd: errors that agree along d make the sums too large;
 - *serial token*: :data:`RUN` tokens that follow each other, the d with random signs: likewise along tokens.
 
-Errors that elements rightly share are in the predicted variances of the sums, so they are not excess.
+Errors that elements share by design are in the predicted variances of the sums, so they are not excess.
 
 The y are correlated, with correlation matrix C. For a linear combination of sub-Gaussian roundings
 Hsu, Kakade and Zhang (https://arxiv.org/abs/1110.2842, theorem 1) give, for n groups and
@@ -19,15 +19,15 @@ F - n is estimated from variances alone: for random signs r, ``Var(sum r y) = r'
 and the variance 2 (F - n). Where rows are independent, each row's variance is a sample; in dk and dv
 that of each of :data:`CELLS` groups of keys, and that of the whole sum is one more. |C| <= sqrt(F) within
 a row, plus the same between rows. :data:`PROBES` sign vectors are taken, and the estimate is multiplied by
-:data:`SAFETY`: it is an estimate, not a proof. The bound is looked for under the null hypothesis: of the
-y / high, after the allowed mean error is taken off each abs(y). Too *small* a variance is no alarm: a
-kernel may be better than it declares (:mod:`ringspec.compare.inference.infer` tells).
+:data:`SAFETY`: it is an estimate, not a proof. The bound holds under the null hypothesis for
+y / high, after the allowed mean error is subtracted from each abs(y). Too *small* a variance is no alarm: a
+kernel may be better than it declares (:mod:`ringspec.compare.inference.infer` reports that).
 
-**Outliers**: an error is that of the last rounding, at most half a spacing (of a float32 result also that of
-its merges, of which recipes do not say how they are made), and what came before it, which
-is sub-Gaussian with no more than the predicted variance. So the errors beyond half a spacing are looked
-at, by the sub-Gaussian tail of each element and their number. (Where almost all of the predicted noise
-is that of the last rounding and the truth lies on the grid, a rare error of a whole spacing is many sd.)
+**Outliers**: an error consists of that of the last rounding, at most half a spacing (of a float32 result also that
+of its merges, which recipes do not specify), and the earlier errors, which are sub-Gaussian with at most the
+predicted variance. So the test takes errors beyond half a spacing, with the sub-Gaussian tail of each element and
+their number. (If almost all predicted noise is that of the last rounding and the true value lies on the grid, a
+rare error of a whole spacing is many sd.)
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from ringspec.compare.statistics.types import (
 
 Booleans = NDArray[np.bool_]
 PROBES = 2
-CELLS = 64  # groups of keys in which the correlation of dk and dv is looked at
+CELLS = 64  # groups of keys in which the correlation of dk and dv is estimated
 SAFETY = 3.0  # the estimate of the correlations is multiplied by it
 RUN = 8  # tokens in a group of 'serial token'
 DRIFT = (
@@ -64,7 +64,7 @@ DRIFT = (
 
 @dataclass(frozen=True)
 class Correlation:
-    """What the correlation of y is known by.
+    """The estimated correlation of y.
 
     ``within`` [rows] the sum of squares of C off the diagonal inside each row (0 where groups are
     whole rows or more), ``between`` that of all rows with each other.
@@ -128,7 +128,7 @@ def spread_test(
     norm: float,
     allowance: Allowance,
 ) -> Test:
-    """``y`` standardised sums; ``shift`` their allowed means, which are taken off their magnitudes."""
+    """The test of ``y``, standardised sums; ``shift``: allowed means, subtracted from their magnitudes."""
     n = float(y.size)
     ratio = float((y * y).mean())
     beyond = np.maximum(np.abs(y) - shift, 0.0) / allowance.high
@@ -184,7 +184,7 @@ def spread_tests(
 
 
 def outliers(name: str, z: Array, half: Array, mean: Array, allowance: Allowance) -> Test:
-    """The element furthest out; ``half``: half a spacing of the last format, in units of sd."""
+    """The test of the largest element; ``half``: half a spacing of the last format, in units of sd."""
     size = np.abs(z)
     least = max(0.0, float((size - half).max()))
     beyond = max(0.0, float((size - half - mean).max()) / allowance.high)
@@ -253,7 +253,7 @@ def serial_correlation(
 def growth(
     tensor: str, records: Sequence[tuple[int, float, float]], allowance: Allowance
 ) -> Test | None:
-    """Does the error grow with the number of workers? ``records``: (W, mean of (error / sd)^2, count).
+    """Test whether the error grows with the number of workers; ``records``: (W, mean of (error / sd)^2, count).
 
     ``count`` is the number of independent elements that the mean was taken over. Weighted regression
     of the logarithm of the mean square on log W, one-sided; the model may drift by :data:`DRIFT` in rms

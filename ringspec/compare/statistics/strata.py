@@ -1,4 +1,4 @@
-"""The natural parts of a tensor, in which a bug may show that the whole tensor hides.
+"""The natural parts of a tensor, which may show a bug that the whole tensor hides.
 
 A row stratum labels the rows of a tensor ([B, H, S] for o, lse, dq; [B, Hkv, S] for dk, dv): head,
 worker, the ring step that contributed most, the position in the worker's block, the rows at the
@@ -26,7 +26,7 @@ BINADES = 3  # that are looked at one by one
 class Stratum:
     """Rows by label: ``labels`` of the tensor's shape without d, -1 for rows in no part.
 
-    ``names[g]`` tells what label g stands for.
+    ``names[g]`` is the name of label g.
     """
 
     kind: str
@@ -137,7 +137,7 @@ def strata_for(geometry: Any, p: Array, kv_heads: int) -> dict[str, tuple[Stratu
 def sided(
     owner: Integers, mass: Array, order: Integers, shape: Sequence[int]
 ) -> tuple[Stratum, ...]:
-    """The strata of the rows of one side; a stratum that has one part only says nothing new."""
+    """The strata of the rows of one side, without those that have only one part."""
     count = order.shape[0]
     every = (
         heads(shape),

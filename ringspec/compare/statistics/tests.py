@@ -1,8 +1,7 @@
-"""Whole-tensor statistics: do the errors look like the noise that the recipe predicts?
+"""Whole-tensor statistics: whether the errors look like the noise that the recipe predicts.
 
-A tolerance asks how large one error is. With 10^5 elements a systematic error far below the noise of
-one element still shows in their sum, and the noise says how large that sum may be. :func:`examine`
-makes the tests of one tensor, over all of it and over its natural parts
+A tolerance limits single errors. With 10^5 elements a systematic error far below the noise of one element
+still shows in their sum, and the noise limits that sum. :func:`examine` runs the tests of one tensor, over all of it and over its natural parts
 (:mod:`ringspec.compare.statistics.strata`); :func:`alarms` picks those that no correct kernel shows.
 
 ======================  =======================================================================
@@ -11,8 +10,8 @@ slope, mean             the error is not proportional to truth, nor of one sign
 temperature             the error is not what a wrong softmax scale makes
 excess                  the errors are not larger than predicted, in any part
 outliers                no single error is
-serial d, serial token  neighbours do not err alike more than they should
-growth                  more workers do not make more error than predicted (several runs)
+serial d, serial token  errors of neighbours are not more alike than predicted
+growth                  the error does not grow with W more than predicted (several runs)
 ======================  =======================================================================
 
 The null hypothesis and its allowances: :mod:`ringspec.compare.statistics.types`; the tests:
@@ -71,10 +70,11 @@ def examine(
     ``error`` = got - truth (:func:`errors_of`) and ``truth``, float64 of one shape: [B, H, S, d], or
     [B, H, S] for lse; other shapes (dsinks, dbias) get the tests of the whole tensor. ``direction``: d truth /
     d log(scale), for the test of the temperature. ``allowance``: :func:`allowance_for` of the recipe
-    and tensor. ``merging``: what a float32 result may be off beside its noise, absolute, broadcastable to error
-    (recipes do not say how parts are merged). Raises :class:`~ringspec.errors.ShapeError` for unlike shapes.
+    and tensor. ``merging``: the allowed absolute error of a float32 result beyond its noise, broadcastable to error
+    (recipes do not specify how parts are merged). Raises :class:`~ringspec.errors.ShapeError` for unlike shapes.
 
-    What the noise predicts in full (``noise.mean``) is taken off the error first. Where an error is not finite, that is an alarm by itself and the other tests leave the element out.
+    ``noise.mean`` is subtracted from the error first. An error that is not finite is an alarm, and the other tests
+    omit the element.
     """
     shapes = {error.shape, truth.shape, noise.sd[name].shape}
     if len(shapes) != 1 or (direction is not None and direction.shape != error.shape):

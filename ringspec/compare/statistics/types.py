@@ -1,4 +1,4 @@
-"""What the statistical tests speak of: a prediction of the noise, an allowance, a test's outcome.
+"""The terms of the statistical tests: a prediction of the noise, an allowance, the outcome of a test.
 
 **The null hypothesis** of every test. The error of element i is ``b_i + n_i``:
 
@@ -6,13 +6,13 @@
   of it is sub-Gaussian with its own variance: ``E exp(t u) = sinh(t a) / (t a) <= exp(t^2 a^2 / 6)`` for
   u uniform on [-a, a], whose variance is a^2 / 3. Hence ``P(|sum c n| >= z sd) <= 2 exp(-z^2 / 2)`` for
   any number of terms, with no appeal to a limit theorem.
-- its standard deviations are ``high`` times the predicted ones, at most: the model is not exact;
-- ``|b_i| <= slope * size_i + share * sd_i``: what correct kernels show that is not noise, with
+- its standard deviations are at most ``high`` times the predicted ones, because the model is not exact;
+- ``|b_i| <= slope * size_i + share * sd_i``: systematic errors of correct kernels, with
   size_i = max(|truth_i|, |d result_i / d log scale|), and at least 1 for lse, whose absolute error is a
   relative error of l. A scale that is itself rounded makes such an error, and so does rounding to
   nearest, in the second order of the unit roundoff.
 
-A longer run therefore does not come closer to an alarm. :func:`allowance_for` gives the figures by recipe.
+So a longer run does not come closer to an alarm. :func:`allowance_for` gives the figures by recipe.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Predicted(Protocol):
 
     @property
     def drift(self) -> Mapping[str, Array]:
-        """A signed part of the error that ``sd`` counts as random: it adds up in sums."""
+        """A known, signed part of the error that ``sd`` counts as random; it adds up in sums."""
         ...
 
     def variance_of_sums(self, name: str, weights: Array, labels: Any = None) -> Array:
