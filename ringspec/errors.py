@@ -1,8 +1,8 @@
-"""The kinds of errors, each a class that a caller may want to catch by itself.
+"""The classes of errors, one for each kind that a caller may want to catch separately.
 
-Every message has the same three parts: what was expected, what came, how to fix it. All classes
-derive from :class:`RingspecError`, which is a :class:`ValueError`. ``error.code`` says more exactly
-what is wrong within a kind.
+Every message has the same three parts: what was expected, what was given, how to fix it. All classes
+derive from :class:`RingspecError`, which is a :class:`ValueError`. ``error.code`` distinguishes errors
+of one class.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class RingspecError(ValueError):
     """Base of all errors of ringspec.
 
     Attributes ``expected``, ``got`` and ``fix`` hold the three parts of the message. ``code`` is a
-    short text that stays the same between releases, such as 'window'; without the keyword it is the
-    one of the class.
+    short text that stays the same between releases, such as 'window'; by default that of the class.
 
     >>> raise RingspecError("W >= 1 workers", "0", "pass workers=1 or more")
     Traceback (most recent call last):
@@ -92,7 +91,7 @@ class UnknownKeywordError(RingspecError, TypeError):
 
 
 class LayoutError(RingspecError):
-    """Tokens cannot be distributed over the workers as asked, or a layout table is no permutation."""
+    """Tokens cannot be distributed over the workers in this layout, or its table is not a permutation."""
 
     code = "layout"
 
@@ -119,7 +118,7 @@ class ScheduleError(RingspecError):
 
 
 class NotRecordedError(RingspecError):
-    """A state was asked for that the run did not record or that does not exist."""
+    """A requested state was not recorded or does not exist."""
 
     code = "not-recorded"
 
@@ -143,25 +142,25 @@ class CommunicationError(RingspecError):
 
 
 class LostWorkerError(CommunicationError):
-    """A rank waited for another in vain: it hangs, was ended, or is slower than the time limit."""
+    """Another rank did not answer within the time limit: it hangs, was killed, or is too slow."""
 
     code = "lost-worker"
 
 
 class UndecidedError(RingspecError):
-    """A correctly rounded result that the precision of ``ringspec.exact`` cannot decide."""
+    """The precision of ``ringspec.exact`` does not suffice to round a result correctly."""
 
     code = "undecided"
 
 
 class FileFormatError(RingspecError):
-    """A file from outside is not what it claims to be."""
+    """A file is malformed or not of the expected format."""
 
     code = "file-format"
 
 
 class VectorError(RingspecError):
-    """Golden vectors are not what their format, their manifest or their case says."""
+    """Golden vectors disagree with their format, their manifest or their case."""
 
     code = "vector"
 
@@ -176,13 +175,13 @@ def shown(x: object, width: int = 80) -> str:
         return f"an int of {x.bit_length()} bits"
     try:
         text = repr(x)
-    except Exception:  # a hostile or broken __repr__, or an integer inside that is too long
+    except Exception:  # a __repr__ that raises, or an integer inside that is too long
         return f"a {type(x).__name__}"
     return text if len(text) <= width else text[: width - 4] + " ..."
 
 
 def described(x: object, cause: BaseException) -> str:
-    """What an object is and why it could not be read, for a message; safe for hostile objects."""
+    """An object and why it could not be read, for a message; safe for any object."""
     try:
         return f"{type(x).__name__} ({cause})"[:200]
     except Exception:  # an exception that cannot be printed
@@ -216,7 +215,7 @@ def refuse_unknown(
 ) -> None:
     """Raise :class:`UnknownKeywordError` for the first name in ``unknown``.
 
-    ``instead``: the remedy by name, where the nearest of the names ``known`` means something else.
+    ``instead``: the remedy by name, for names whose nearest in ``known`` means something else.
     """
     names = tuple(known)
     for name in unknown:

@@ -1,10 +1,10 @@
 """Number formats: rounding once, bit patterns, unit roundoff.
 
-Arithmetic in ringspec happens in float64 (or float32); a narrower format only says *where a value
-is rounded*. So a bfloat16 tensor is carried as a float64 array whose values are bfloat16 numbers,
-and :func:`store` turns it into a storage array at the edge. This is the only module that imports
+ringspec computes in float64 (or float32); a narrower format only determines to which numbers a value
+is rounded. A bfloat16 tensor is a float64 array whose values are bfloat16 numbers; :func:`store`
+converts it to a storage array at the end. This is the only module that imports
 ``ml_dtypes``: its bfloat16 arithmetic and its conversion from float64 (which rounds twice, through
-float32) are both unusable here.
+float32) are not used.
 
 Sources: IEEE 754-2019 (binary16, binary32, binary64, roundTiesToEven); bfloat16 is binary32 cut
 to 8 significant bits; OCP 8-bit floating point specification 1.0 for E4M3 (no infinity, NaN beyond
@@ -42,7 +42,7 @@ Array = NDArray[np.float64]
 class Format:
     """A binary floating-point format, by ``name``, and the ``dtype`` in which NumPy stores it.
 
-    ``precision`` counts significant bits with the hidden one; the least normal number is
+    ``precision`` counts significant bits including the hidden one; the least normal number is
     ``2**min_exponent``; ``largest`` is the greatest finite number; without ``has_infinity`` an overflow
     is NaN.
     """
@@ -85,7 +85,7 @@ def format_of(name: str) -> Format:
 def unit_roundoff(name: str) -> float:
     """Half the distance from 1 to the next number: the largest relative error of one rounding.
 
-    ``name`` as in :func:`format_of`, and its error; so everywhere here.
+    ``name`` and the error for an unknown one are as in :func:`format_of`, here and below.
 
     >>> unit_roundoff("bfloat16")
     0.00390625
@@ -116,7 +116,7 @@ def round_to(x: ArrayLike, name: str) -> Array:
     if not largest <= target.largest:  # an overflow, an infinity or NaN
         overflow = np.inf if target.has_infinity else np.nan
         rounded = np.where(np.abs(rounded) > target.largest, overflow, rounded)
-    return np.copysign(rounded, values)  # also gives -0 its sign back
+    return np.copysign(rounded, values)  # also restores the sign of -0
 
 
 def _round_at_spacing(values: Array, target: Format) -> Array:
@@ -205,8 +205,8 @@ def bits(x: NDArray) -> NDArray:
 
 
 def check_range(z: Array, allowed: NDArray[np.bool_], what: str) -> None:
-    """Refuse a problem whose intermediate values leave float64 at a visible pair."""
-    # The first test is the cheap one; hidden pairs may leave float64.
+    """Refuse a problem whose intermediate values overflow float64 at a visible pair."""
+    # The first test is cheap; hidden pairs may overflow.
     if not np.isfinite(z).all() and not np.isfinite(np.where(allowed, z, 0.0)).all():
         raise NonFiniteError(
             f"{what} within float64's range",
@@ -216,7 +216,7 @@ def check_range(z: Array, allowed: NDArray[np.bool_], what: str) -> None:
 
 
 def check_results(**results: Array | None) -> None:
-    """Refuse gradients that left float64; the definition has no infinity in them."""
+    """Refuse gradients that overflowed float64; in the definition they are finite."""
     for name, values in results.items():
         if values is not None and not np.isfinite(values).all():
             raise NonFiniteError(
@@ -225,7 +225,7 @@ def check_results(**results: Array | None) -> None:
 
 
 def rounded_input(x: Array, name: str, what: str) -> Array:
-    """An input tensor in a recipe's input format; values that the format cannot hold are refused."""
+    """An input tensor in a recipe's input format; values beyond its range are refused."""
     with np.errstate(over="ignore"):
         rounded = round_to(x, name)
     if not np.isfinite(rounded).all():

@@ -1,4 +1,4 @@
-"""Reading one plain file from outside, which is hostile until it was looked at."""
+"""Reading one plain file safely: the path may be a pipe or device, the file too large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_plain_file(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> byt
     """The bytes of the plain file at ``path``, at most ``limit``.
 
     Raises :class:`~ringspec.errors.FileFormatError` for a folder, a pipe, a socket or a device, on which
-    reading could wait for ever, and for a longer file; OSError for what cannot be opened.
+    reading could block forever, and for a longer file; OSError if the file cannot be opened.
 
     >>> read_plain_file(".")
     Traceback (most recent call last):
@@ -37,7 +37,7 @@ def read_plain_file(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> byt
 
 
 def check_plain(path: str | os.PathLike[str], mode: int) -> None:
-    """Refuse what has this ``mode`` (``st_mode``) and is no plain file."""
+    """Raise unless ``mode`` (``st_mode``) is that of a plain file."""
     if not stat.S_ISREG(mode):
         got = KINDS.get(stat.S_IFMT(mode), "a device")
         raise FileFormatError(

@@ -2,7 +2,7 @@
 
 A recipe names every point at which a value is rounded, and the tile sizes and the merge order where
 they matter (NUM-2). :mod:`ringspec.spec` applies it; the comparison and the conformance
-suite read it. A format name says "rounded once, to nearest even, to this format here".
+suite read it. A format name means: rounded once, to nearest even, to this format at this point.
 
 >>> recipe("bf16").p
 'bfloat16'
@@ -25,11 +25,11 @@ P_REFERENCES = ("block", "running", "stale", "row", "lse", "block_lse", "any")
 
 @dataclass(frozen=True)
 class Recipe:
-    """The rounding points of one implementation, in the order in which a value meets them.
+    """The rounding points of one implementation, in the order of the computation.
 
-    ``name`` is that of the table, ``note`` says in words whose arithmetic it is. Each point has the name of
-    a format (:data:`ringspec.formats.FORMATS`). Another name, ``changes`` in :meth:`replace` that name no
-    point, and what is no size of a tile raise OptionError.
+    ``name`` is that of the table, ``note`` describes it. Each point has the name of a format
+    (:data:`ringspec.formats.FORMATS`). OptionError for another name, a key of ``changes`` in
+    :meth:`replace` that is not a point, or an invalid size of a tile.
 
     ``inputs``              q, k, v, dy as they are stored
     ``products``            accumulator of every matrix product (float64, or float32 with the
@@ -52,8 +52,8 @@ class Recipe:
     ``carried_dq``          the accumulator of dq between ring steps
     ``carried_dkv``         the accumulators of dk, dv between ring steps
     ``gradients``           the final dq, dk, dv
-    ``merge_order``         'state': blocks give (m, l, o) unnormalised and are merged so;
-                            'normalised': blocks give (o, lse) normalised and are merged so
+    ``merge_order``         'state': blocks give unnormalised (m, l, o), which are merged;
+                            'normalised': blocks give normalised (o, lse), which are merged
     ``tile_q``, ``tile_k``  rows and columns of a tile inside a block, None for the whole block.
                             With ``tile_k`` the softmax is online inside the block as well.
     ``p_relative_to``       the number c of a row when P = exp(s - c) of the forward is rounded, which
@@ -196,7 +196,7 @@ class Recipe:
         return round_to(x, self.gradients)
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy with some rounding points changed; give it a ``name`` of its own."""
+        """A copy with some rounding points changed; give it a new ``name``."""
         known = {f.name for f in dataclasses.fields(self)}
         for field_name in changes:
             if field_name not in known:
@@ -251,7 +251,7 @@ def _mixed(name: str, narrow: str, note: str) -> Recipe:
 def _partials(name: str, narrow: str) -> Recipe:
     """Each block's results are 16-bit and are rounded again on every ring step.
 
-    This is what public rings around a finished kernel do, and its error grows with W
+    Public rings around an existing kernel compute like this, and the error grows with W
     (https://github.com/zhuzilin/ring-flash-attention/issues/42).
     """
     return _mixed(name, narrow, "partials rounded to the input type between ring steps").replace(
@@ -277,7 +277,7 @@ def _public_nki(name: str, mixed_precision: bool) -> Recipe:
     P and dS are bfloat16; a block's o leaves it unnormalised in the type of q; the merge holds its
     o operands, products and sums in bfloat16; statistics and final gradients are float32. Without
     ``mixed_precision`` the accumulators of dk and dv, and the lse and dy_o_sum that the backward
-    reads, are of the input type; the travelling dq is float32 in either case. Queries go in tiles of 128; the row maximum is taken over the whole block.
+    reads, are of the input type; the dq that is sent is float32 in either case. Queries go in tiles of 128; the row maximum is taken over the whole block.
     Source: https://github.com/aws-neuron/nki-library (ring attention, context encoding).
     """
     accumulator = "float32" if mixed_precision else "bfloat16"
@@ -299,17 +299,17 @@ def _public_nki(name: str, mixed_precision: bool) -> Recipe:
 def nki_impl(name: str, narrow: str, mixed_precision: bool = True) -> Recipe:
     """The ring attention kernels of the package nki_impl, as ``nki_impl.kernels`` describes them.
 
-    P and dS are of the input type, dS from the P that is not rounded yet; a block's o leaves it in
+    P and dS are of the input type, dS from P before it is rounded; a block's o leaves it in
     float32, the merge and all that is carried between ring steps are float32, o is rounded once, and
     dq, dk, dv are float32. The row maximum is taken over the whole block; dk and dv are summed over 128
     query rows at a time. Without ``mixed_precision`` lse, dy_o_sum, its products and the carried dk
     and dv are of the input type.
 
-    Not said: o and dq are summed over 128 keys at a time, the final division is a reciprocal and a
+    Not modelled: o and dq are summed over 128 keys at a time, the final division is a reciprocal and a
     product, dP - dy_o_sum is rounded before it is multiplied; all of these are roundings of float32.
-    More than 2048 keys on a worker count as several blocks, each with a maximum of its own. Without
-    ``mixed_precision`` each query head of a group, and each 2048 rows, add to the carried dk and dv
-    by themselves, where the recipe adds what a block gives at once.
+    More than 2048 keys on a worker count as several blocks, each with its own maximum. Without
+    ``mixed_precision`` each query head of a group, and each 2048 rows, are added to the carried dk and
+    dv separately; the recipe adds the sum of a block once.
     """
     changes: dict[str, Any] = {"gradients": "float32", "tile_q": 128}
     if not mixed_precision:
@@ -339,7 +339,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-# The recipe of a number format, by the names that libraries give the format.
+# The recipe of a number format, by the names of the format in libraries.
 OF_FORMAT = {
     "bf16": ("bfloat16",),
     "fp16": ("float16", "half", "f16"),

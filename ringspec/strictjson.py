@@ -1,4 +1,4 @@
-"""JSON from outside: no duplicate key, no NaN or infinity, no number beyond float64 or 64 bits."""
+"""Strict JSON: no duplicate key, no NaN or infinity, no number beyond float64 or 64 bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def loads(text: str | bytes) -> Any:
     """Parse a JSON text (UTF-8); ValueError for anything that is not strictly JSON.
 
-    Its length is for the caller to bound.
+    The caller must bound its length.
 
     >>> loads(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}

@@ -3,10 +3,10 @@
 Layout of the format: 8 bytes little-endian length of a JSON header, the header, then the data.
 The header maps each name to its dtype, shape and [begin, end) offsets into the data;
 ``__metadata__`` maps strings to strings. Source: https://github.com/huggingface/safetensors
-(README, "Format"). Same tensors, same bytes: names in sorted order, no gaps, no time stamps.
+(README, "Format"). Equal tensors give equal bytes: names in sorted order, no gaps, no time stamps.
 
-A file from outside is hostile until checked: the header is bounded, keys are unique and known,
-offsets are contiguous and fit the file, and nothing is executed.
+Files are not trusted: the reader checks that the header is bounded, keys are unique and known, and
+offsets are contiguous and within the file; nothing is executed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) 
 
 
 def _check_writable(tensors: Any, metadata: Any) -> None:
-    """Names and metadata that the reader takes back."""
+    """Raise unless the reader would accept these names and metadata."""
     named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
     if not named or "__metadata__" in tensors:
         raise FileFormatError(
@@ -111,12 +111,12 @@ def _check_writable(tensors: Any, metadata: Any) -> None:
 
 
 def _plain_array(x: Any, name: str) -> NDArray:
-    """An array that the format can hold."""
+    """An array that the format can store."""
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(f"tensor {name!r} as a plain array", "a masked array", "pass .data")
     try:
         array = np.asarray(x)
-    except Exception as cause:  # ragged lists, hostile hooks
+    except Exception as cause:  # ragged lists, hooks that raise
         raise DtypeError(
             f"tensor {name!r} as an array", described(x, cause), "pass an array"
         ) from None
@@ -132,10 +132,10 @@ def write_tensors(
     tensors: dict[str, NDArray],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write a file whole or not at all: an interrupted call leaves the old file or none.
+    """Write a file completely or not at all: an interrupted call leaves the old file or none.
 
-    ``tensors`` of any shape, ``metadata`` and errors as in :func:`encode`; OptionError for a ``path`` that is none,
-    FileNotFoundError where its folder does not exist.
+    ``tensors`` of any shape, ``metadata`` and errors as in :func:`encode`; OptionError if ``path`` is not a path,
+    FileNotFoundError if its folder does not exist.
     """
     data = encode(tensors, metadata)
     if not isinstance(path, (str, os.PathLike)):
@@ -147,7 +147,7 @@ def write_tensors(
 
 
 def replace_file(target: Path, data: bytes) -> None:
-    """Write a file whole or not at all, with the permissions of a new one."""
+    """Write a file completely or not at all, with the permissions of a new file."""
     handle, temporary = tempfile.mkstemp(prefix=target.name + ".", dir=target.parent or None)
     try:
         with os.fdopen(handle, "wb") as out:
@@ -240,7 +240,7 @@ def _whole(value: Any) -> bool:
 
 
 def _check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int, ...], int, int]:
-    """(dtype, shape, begin, end) of one header entry, checked against each other."""
+    """(dtype, shape, begin, end) of one header entry, checked for consistency."""
     keys = {"dtype", "shape", "data_offsets"}
     if not isinstance(entry, dict) or set(entry) != keys:
         _refuse(what, f"keys {sorted(keys)} for {name!r}", repr(entry)[:80])
@@ -256,7 +256,9 @@ def _check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int,
     for length in shape:
         size *= length
     begin, end = offsets
-    span = math.prod(length for length in shape if length)  # NumPy multiplies these even beside a 0
+    span = math.prod(
+        length for length in shape if length
+    )  # NumPy multiplies these even if another length is 0
     if max(begin, end, span * dtype.itemsize) >= 2**62 or end - begin != size:
         got = f"{shown(end - begin)} bytes"
         _refuse(what, f"{shown(size)} bytes for {name!r} of shape {shown(shape)}", got)

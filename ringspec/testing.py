@@ -231,7 +231,7 @@ def _check_upstream(problem: Problem, given: Mapping[str, NDArray[np.float64]]) 
 
 
 class Judge:
-    """The truth for each worker, and the bounds of the recipe."""
+    """The exact values for each worker, and the bounds of the recipe."""
 
     def __init__(
         self,

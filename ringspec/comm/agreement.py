@@ -1,7 +1,7 @@
-"""The ranks compare what they were given, and share their errors: all go on, or none does.
+"""The ranks compare their inputs and errors: either all continue or none does.
 
-Everything goes through rank 0 in records of fixed size, so that a rank that does not come is named
-like any other that is waited for.
+Everything goes through rank 0 in records of fixed size, so that the error message can name a rank
+from which nothing arrives.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def meet(
     error: RingspecError | None = None,
     parts: Mapping[str, bytes] | None = None,
 ) -> None:
-    """All ranks come here; raise on all of them the error of the first that has one.
+    """Call this on all ranks; raises on all of them the error of the first that has one.
 
     ``parts``: name -> SHA-256 of what must be the same on all ranks. Where one differs from rank 0,
     all raise CommunicationError ('disagreement'), which names the ranks and the parts.
@@ -43,15 +43,17 @@ def meet(
     mine = record(error, parts or {})
     if links.rank:
         links.wait(
-            links.send(0, MEETING_TAG, mine, f"waits {where} until {links.name(0)} takes its word")
+            links.send(
+                0, MEETING_TAG, mine, f"waits {where} until {links.name(0)} takes its digests"
+            )
         )
-        what = f"waits {where} for the word of {links.name(0)}"
+        what = f"waits {where} for the verdict of {links.name(0)}"
         verdict = links.wait(links.receive(0, VERDICT_TAG, ERROR_BYTES, what))
     else:
         records = [mine]
         posted = [
             links.receive(
-                r, MEETING_TAG, RECORD_BYTES, f"waits {where} for the word of {links.name(r)}"
+                r, MEETING_TAG, RECORD_BYTES, f"waits {where} for the digests of {links.name(r)}"
             )
             for r in range(1, links.size)
         ]
@@ -80,7 +82,7 @@ def record(error: RingspecError | None, parts: Mapping[str, bytes]) -> Buffer:
 
 
 def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
-    """The first rank's error, or what the ranks do not agree on."""
+    """The error of the first rank that has one, or of inputs that differ between ranks."""
     for one in records:
         error = error_from(one[:ERROR_BYTES])
         if error is not None:
@@ -141,12 +143,12 @@ def digest(*values: Any) -> bytes:
 
 
 def versions() -> bytes:
-    """What makes two programs the same: ringspec, NumPy and the order of bytes."""
+    """The versions that must be equal on all ranks: ringspec, NumPy and the byte order."""
     return digest(ringspec.__version__, ringspec.SPEC_VERSION, np.__version__, sys.byteorder)
 
 
 def digests_of(problem: Problem, seeds: Any, others: Iterable[tuple[str, Any]]) -> dict[str, bytes]:
-    """Everything that a ring depends on, by a name that a user knows."""
+    """Digests of everything on which a ring depends, by names for messages."""
     terms = problem.terms
     sinks = terms.sinks
     parts = {"ringspec, NumPy and order of bytes": versions()}

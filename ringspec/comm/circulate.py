@@ -1,9 +1,9 @@
-"""The loop of one rank: what ``lockstep`` does for all workers, over links.
+"""The loop of one rank over links; ``lockstep`` is the same loop for all workers.
 
-Two things let transfers go on while a rank computes. The inputs of a step never change in it, so a
-rank posts the receive of the next step's inputs and sends its own visiting inputs on BEFORE it
-computes. And a block's share does not depend on the accumulators, so a rank waits for those only
-when the share is there to be added; they leave as soon as it is (RING-4).
+Transfers overlap with computation for two reasons. A step does not change its inputs, so a rank
+starts to receive the next inputs and to send its visiting inputs BEFORE it computes. And the
+contribution of a block does not depend on the accumulators, so a rank waits for these only when it
+has the contribution, adds it and sends them on (RING-4).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringspec.spec.worker import (
     visiting,
 )
 
-# Steps whose messages have tags of their own; order keeps later ones apart.
+# Number of steps with different tags; later messages are distinguished by their order.
 TAGGED_STEPS = 1024
 
 
@@ -38,10 +38,10 @@ TAGGED_STEPS = 1024
 class Halves(Generic[State]):
     """A step of a pass between its RECEIVE and its SEND, in two halves.
 
-    ``compute(state, schedule, block)`` gives a block's share, or None where no pair is met, as
+    ``compute(state, schedule, block)`` gives the contribution of a block, or None if it has no pair, as
     ``score_block`` and ``differentiate_block`` do; it needs the inputs that the step receives.
-    ``combine(state, share)`` gives the state with the share in it, as ``merge_block`` and ``add_block`` do; it
-    needs the accumulators as well.
+    ``combine(state, share)`` adds the contribution to the state, as ``merge_block`` and ``add_block`` do; it
+    also needs the accumulators.
     """
 
     compute: Callable[[State, Schedule, Any], Any]
@@ -57,7 +57,7 @@ def circulate(
     block: Callable[..., Any],
     observer: Observer,
 ) -> tuple[State, tuple[Message, ...]]:
-    """All steps of this rank's worker: its last state, and what came home after the last one.
+    """Run all steps of this rank's worker: its last state, and what it received after the last step.
 
     ``phase``, ``schedule``, ``block`` and ``observer`` as for ``rings.lockstep.lockstep``.
     """
@@ -80,7 +80,7 @@ def circulate(
         pair = schedule.pair(t, state.worker)
         states = state, received, during, combined, after
         observer(Moment(phase, t, state.worker, pair, *states, sent))
-        previous.wait_for_sends()  # their receivers have taken them by now
+        previous.wait_for_sends()  # their receivers have them by now
         previous, state = step, after
     previous.wait_for(early=True)
     previous.wait_for(early=False)
@@ -89,7 +89,7 @@ def circulate(
 
 
 def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side]:
-    """What a worker sends after its current step, by (number of the transfer, target)."""
+    """The blocks that a worker sends after its current step, by (number of the transfer, target)."""
     return {
         (n, message.target): message.side
         for n, transfer in enumerate(schedule.steps[state.step].transfers)
@@ -98,9 +98,9 @@ def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side
 
 
 class Exchange:
-    """The messages that travel after one step, as far as this rank sends or receives them.
+    """The messages after one step that this rank sends or receives.
 
-    Each is at most two crossings: the inputs in it (``early``) and the accumulators in it.
+    Each is at most two crossings: its inputs (``early``) and its accumulators.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Exchange:
         for crossing in self.incoming:
             if crossing.source == self.links.rank:
                 continue
-            # Accumulators are awaited in the next step, when its block has been computed.
+            # Accumulators are needed in the next step, after its block has been computed.
             used = f"after {self.phase} step {self.step}"
             if not crossing.early and not self.final:
                 used = f"in {self.phase} step {self.step + 1}"
@@ -143,7 +143,7 @@ class Exchange:
             self.receives[crossing] = pending
 
     def post_sends(self, sides: dict[tuple[int, int], Side], early: bool) -> None:
-        """Send the inputs, or the accumulators; what goes to this rank itself is here at once."""
+        """Send the inputs, or the accumulators; a message to this rank itself is delivered immediately."""
         for crossing in self.outgoing:
             if crossing.early != early:
                 continue
@@ -170,7 +170,7 @@ class Exchange:
             self.links.wait(pending)
 
     def messages(self) -> tuple[Message, ...]:
-        """The messages as far as they are here, in the order of the senders."""
+        """The messages that have arrived, in the order of the senders."""
         whole: dict[tuple[int, int, int], Message] = {}
         for crossing in self.incoming:
             if crossing not in self.here:

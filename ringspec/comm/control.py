@@ -1,8 +1,8 @@
-"""Side messages among all ranks: an error that stops everybody, and 'are you alive?'.
+"""Side messages among all ranks: an error that stops all ranks, and 'are you alive?'.
 
-A thread of each rank takes them while the rank computes, so that a slow rank answers and a stopped
-one does not. The same thread gives the MPI library its turns, without which a large transfer would
-stand still during a long computation.
+A thread of each rank receives them while the rank computes, so that a slow rank answers and a stopped
+one does not. The same thread calls the MPI library regularly, without which a large transfer would
+make no progress during a long computation.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ATTENDING_SECONDS = 0.005
 
 
 class Control:
-    """The side messages of this rank. ``doing`` says what it answers to 'are you alive?'.
+    """The side messages of this rank. ``doing`` is its answer to 'are you alive?'.
 
-    Where the MPI library does not allow calls from several threads, messages are taken only while
-    the rank waits, and a rank that computes for long does not answer.
+    If the MPI library does not allow calls from several threads, messages are received only while
+    the rank waits, and a rank in a long computation does not answer.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -44,18 +44,18 @@ class Control:
             atexit.register(self.close)
 
     def attend(self) -> None:
-        """The thread: take messages and answer until the program ends."""
+        """The thread: receive messages and answer until the program ends."""
         while not self._ended.wait(ATTENDING_SECONDS):
             self.take()
 
     def close(self) -> None:
-        """No call of MPI comes from the thread after this."""
+        """Stop the thread; it does not call MPI afterwards."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def stop(self, error: RingspecError) -> None:
-        """Tell all others that this rank cannot go on; at most once."""
+        """Tell all others that this rank cannot continue; at most once."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -64,19 +64,19 @@ class Control:
                         self.send(target, STOP, error_bytes(error))
 
     def ask(self, target: int) -> None:
-        """Ask a rank whether it is alive; what it does will stand in ``answers``."""
+        """Ask a rank whether it is alive; its answer will be in ``answers``."""
         with self._lock:
             self.answers.pop(target, None)
             self.send(target, ASK, np.zeros(ERROR_BYTES, np.uint8))
 
     def look(self) -> None:
-        """Take what came; raise the error with which another rank stopped."""
+        """Receive messages; raise the error with which another rank stopped."""
         self.take()
         if self.error is not None:
             raise self.error
 
     def take(self) -> None:
-        """Take what came, and answer who asks."""
+        """Receive messages, and answer questions."""
         with self._lock:
             status = mpi().Status()
             while self.comm.Iprobe(mpi().ANY_SOURCE, mpi().ANY_TAG, status):
@@ -91,7 +91,7 @@ class Control:
                     self.answers[source] = text.tobytes().rstrip(b"\0").decode()
 
     def send(self, target: int, kind: int, text: Buffer) -> None:
-        """Begin to send; the buffer is kept until it is gone."""
+        """Start to send; the buffer is kept until it is sent."""
         self._sends = [(one, data) for one, data in self._sends if not one.Test()]
         self._sends.append((self.comm.Isend([text, mpi().BYTE], target, kind), text))
 

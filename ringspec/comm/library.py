@@ -1,4 +1,4 @@
-"""The MPI library, loaded when it is first asked for: that starts MPI."""
+"""The MPI library, loaded on first use, which starts MPI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringspec.errors import MissingPackageError
 
 @functools.cache
 def mpi() -> Any:
-    """``mpi4py.MPI``. Raises MissingPackageError without mpi4py, or without a library that loads."""
+    """``mpi4py.MPI``. Raises MissingPackageError without mpi4py, or if no MPI library can be loaded."""
     try:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as cause:
@@ -24,6 +24,6 @@ def mpi() -> Any:
 
 @functools.cache
 def kept() -> int:
-    """The key under which a communicator keeps what was made for it."""
+    """The key under which a communicator keeps objects made for it."""
     key: int = mpi().Comm.Create_keyval()
     return key

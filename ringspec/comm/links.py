@@ -1,7 +1,7 @@
-"""What carries buffers between the ranks of a ring: the protocol that the loop is written against.
+"""Sending buffers between the ranks of a ring: the protocol that the loop uses.
 
-``mpi`` and ``threads`` implement it. All calls return at once but :meth:`Links.wait`, which ends
-with the buffer, or with an error within a bounded time.
+``mpi`` and ``threads`` implement it. Only :meth:`Links.wait` blocks; it returns the buffer or raises
+an error within a bounded time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringspec.errors import RingspecError
 
 @dataclass(frozen=True)
 class Pending:
-    """A transfer under way. ``what`` says in words what is awaited, and in which step."""
+    """A transfer that has been started. ``what`` describes it and its step for messages."""
 
     peer: int
     what: str
@@ -33,13 +33,13 @@ class Links(Protocol):
     def size(self) -> int: ...
 
     def name(self, rank: int) -> str:
-        """What messages call a rank."""
+        """The name of a rank in messages."""
 
     def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
-        """Begin to send; the buffer must not change until it was waited for."""
+        """Start to send; the buffer must not change until :meth:`wait` returns."""
 
     def receive(self, source: int, tag: int, size: int, what: str) -> Pending:
-        """Begin to receive ``size`` bytes."""
+        """Start to receive ``size`` bytes."""
 
     def wait(self, pending: Pending) -> Buffer:
         """Wait until the transfer is complete and return the buffer.
@@ -49,4 +49,4 @@ class Links(Protocol):
         """
 
     def stop(self, error: RingspecError) -> None:
-        """Tell all ranks that this one cannot go on; their waits raise the same error."""
+        """Tell all ranks that this one cannot continue; their waits raise the same error."""

@@ -1,8 +1,8 @@
 """Links over MPI, and ``ring_mpi``: one process for each worker, on one machine or on many.
 
-Only buffers travel (``Isend``, ``Irecv``); no object is pickled. Waits poll, so that a rank that
+Only buffers are sent (``Isend``, ``Irecv``); no object is pickled. Waits poll, so that a rank that
 waits uses little of the processor, answers when another rank asks whether it is alive, and ends
-within a bounded time. It needs the extra ``mpi``; the first call starts MPI.
+within a bounded time. Needs the extra ``mpi``; the first call starts MPI.
 
 Source: MPI 4.1, sections 3.7 and 7.4, https://www.mpi-forum.org/docs/.
 """
@@ -29,9 +29,9 @@ from ringspec.errors import LayoutError, LostWorkerError, OptionError, RingspecE
 from ringspec.rings.run import Run
 
 TIMEOUT = 60.0
-# A rank that waited in vain for so much of its time asks its neighbours whether they are alive.
+# After this fraction of the timeout a waiting rank asks its neighbours whether they are alive.
 ASKING = 0.6
-# After the last line of a rank its neighbours may still write theirs.
+# Seconds for the neighbours to write their last lines too.
 GRACE_SECONDS = 1.0
 SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 2e-3
 # Exit status of a run that lost a rank.
@@ -40,7 +40,7 @@ Log = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
-    """One line, written at once, so that it is there whatever happens to this process."""
+    """Write a line in one call and unbuffered, so that it is not lost if this process is killed."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -48,9 +48,9 @@ def to_stderr(line: str) -> None:
 class MpiLinks:
     """The links of this rank over ``comm``, a communicator that nothing else uses.
 
-    ``timeout``: seconds in which a rank that is asked must answer; a wait for a rank that answers
-    ends after twice that. ``log`` is called with a line before each wait that is not over at once;
-    the line names step and peer. ``first``: number in the world of rank 0 of these links.
+    ``timeout``: seconds in which a rank must answer 'are you alive?'; a wait for a rank that answers
+    ends after twice that. ``log`` is called with a line, which names step and peer, before each wait
+    that blocks. ``first``: the world rank of rank 0 of these links.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MpiLinks:
         return size
 
     def name(self, rank: int) -> str:
-        """'rank 5', its number in the world."""
+        """'rank 5', by its rank in the world."""
         return f"rank {self.first + rank}"
 
     def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
@@ -91,7 +91,7 @@ class MpiLinks:
         return self.awaited(pending, 2 * self.timeout)
 
     def awaited(self, pending: Pending, longest: float) -> Buffer:
-        """The buffer, where ``longest`` bounds a wait for ranks that answer that they are alive."""
+        """The buffer; ``longest`` bounds the wait for ranks that answer that they are alive."""
         assert pending.buffer is not None
         if pending.handle.Test():
             return pending.buffer
@@ -104,7 +104,7 @@ class MpiLinks:
             self.look(pending)
             now = time.monotonic()
             if now > asking:
-                # From the question on, so that a rank that was itself stopped does not judge at once.
+                # Counted from the question, so that a rank that was itself stopped does not give up immediately.
                 asking, judging = math.inf, now + (1 - ASKING) * self.timeout
                 for neighbour in self.neighbours:
                     self.control.ask(self.first + neighbour)
@@ -119,7 +119,7 @@ class MpiLinks:
         return pending.buffer
 
     def look(self, pending: Pending) -> None:
-        """Take side messages; raise another rank's error, with this rank's wait where one is lost."""
+        """Receive side messages; raise another rank's error, with this rank's wait if a rank is lost."""
         try:
             self.control.look()
         except LostWorkerError as error:
@@ -128,7 +128,7 @@ class MpiLinks:
             raise LostWorkerError(error.expected, got, error.fix) from None
 
     def check_alive(self, pending: Pending) -> None:
-        """Raise LostWorkerError where a neighbour that was asked does not answer."""
+        """Raise LostWorkerError if a neighbour that was asked does not answer."""
         answers = self.control.answers
         silent = [r for r in sorted(self.neighbours) if self.first + r not in answers]
         if silent:
@@ -152,7 +152,7 @@ class MpiLinks:
 
 
 def duplicated(comm: Any, timeout: float) -> Any:
-    """Two duplicates of a communicator, made without a call that could block for ever."""
+    """Two duplicates of a communicator, made without a call that could block forever."""
     made = [comm.Idup(), comm.Idup()]
     began = time.monotonic()
     while not all(request.Test() for _, request in made):
@@ -187,8 +187,8 @@ def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = No
 def split(links: MpiLinks, ring_size: int) -> MpiLinks:
     """Links among the ``ring_size`` ranks of this rank's ring; ring g has ranks g*W to g*W + W - 1.
 
-    All ranks call this. Raises LayoutError where W does not divide the number of ranks, and
-    CommunicationError ('disagreement') where one rank gives another W; both on every rank.
+    All ranks call this. Raises LayoutError if W does not divide the number of ranks, and
+    CommunicationError ('disagreement') if one rank gives another W; both on every rank.
     """
     error = None
     if type(ring_size) is not int or ring_size < 1 or links.size % ring_size:
@@ -198,7 +198,7 @@ def split(links: MpiLinks, ring_size: int) -> MpiLinks:
             "start a multiple of the ring size: mpiexec -n N",
             code="worker-count",
         )
-    # A split blocks, and rings of other sizes have other neighbours; whoever does not come is named here.
+    # A split blocks, and rings of other sizes have other neighbours; this call names a missing rank.
     meet(links, "before the ranks form rings", error, {"ring size": digest(ring_size)})
     if ring_size == links.size:
         return links
@@ -230,19 +230,19 @@ def ring_mpi(
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] of any float dtype, in
     global order; with dy the backward pass is done as well. ``keywords`` are those of
-    :func:`ringspec.rings.ring.ring`, but for ``workers``, which is the number of ranks, and ``record``;
+    :func:`ringspec.rings.ring.ring`, except ``workers``, which is the number of ranks, and ``record``;
     ``root`` and ``observer`` as for :func:`~ringspec.comm.ring_over`, and:
 
     ``comm``       an mpi4py communicator; default COMM_WORLD
     ``ring_size``  W of each of several rings that share the batch; default: one ring of all ranks
     ``timeout``    seconds in which another rank must answer; twice that for one that answers
-    ``log``        is called with a line before each wait that is not over at once
-    ``abort``      where a rank is lost: write who, and end all ranks with MPI_Abort, status 4;
+    ``log``        is called with a line before each wait that blocks
+    ``abort``      if a rank is lost: write which, and end all ranks with MPI_Abort, status 4;
                    False raises LostWorkerError on the ranks that noticed
 
-    Returns the :class:`~ringspec.rings.run.Run`, on ``root`` alone where one is given. Raises what
-    ``ringspec.ring`` raises, on every rank, and CommunicationError ('disagreement') where ranks were given different
-    things. After an error, messages may be under way: end the program.
+    Returns the :class:`~ringspec.rings.run.Run`, only on ``root`` if that is given. Raises the errors
+    of ``ringspec.ring`` on every rank, and CommunicationError ('disagreement') if arguments differ between
+    ranks. After an error, messages may be in transit: end the program.
     """
     try:
         world = world_links(comm, timeout, log)
@@ -256,7 +256,7 @@ def ring_mpi(
 
 
 def end_all(lost: LostWorkerError) -> NoReturn:
-    """Say who is lost, give the neighbours a moment to say it too, and end all ranks."""
+    """Write which rank is lost, give the neighbours time to write it too, and end all ranks."""
     to_stderr(f"ringspec: {lost}")
     time.sleep(GRACE_SECONDS)
     abort(LOST)

@@ -1,4 +1,4 @@
-"""What one rank computes: one worker of its ring, on its ring's share of the batch.
+"""The work of one rank: one worker of its ring, on its ring's part of the batch.
 
 The ranks may form several rings (data parallelism): ring g of G takes the g-th part of the batch,
 and rank r of the world is worker r mod W of ring r div W.
@@ -47,8 +47,8 @@ Side = TypeVar("Side", Rows, Columns)
 class Setup:
     """A checked problem and how it is computed; the same on every rank.
 
-    ``seeds`` are dy and dlse, None without a backward pass. ``given``: the forward's o and lse of
-    every worker, where the backward pass is run alone.
+    ``seeds`` are dy and dlse, None without a backward pass. ``given``: o and lse of every worker
+    from the forward pass, if only the backward pass is run.
     """
 
     problem: Problem
@@ -71,7 +71,7 @@ def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult
 
 
 def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
-    """What ``rings.ring.run_forward`` does, for one worker."""
+    """``rings.ring.run_forward`` for one worker."""
     r, recipe = links.rank, setup.recipe
     index_q, index_k = setup.layout_q.table[r], setup.layout_k.table[r]
     own = setup.problem.take(index_q, index_k)
@@ -92,7 +92,7 @@ def run_backward(
     result: WorkerResult,
     observe: Observer,
 ) -> WorkerResult:
-    """What ``rings.ring.run_backward`` does, for one worker."""
+    """``rings.ring.run_backward`` for one worker."""
     own = setup.problem.take(result.index_q, result.index_k)
     dy, dlse = (take(x, result.index_q, axis=2) for x in seeds)
     state = backward_start(links.rank, own, dy, dlse, result.o, result.lse, setup.recipe)
@@ -112,7 +112,7 @@ def run_backward(
 
 
 def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
-    """The setup of ring ``group`` of ``groups``: its part of the batch, of everything per batch."""
+    """The setup of ring ``group`` of ``groups``: its part of the batch, of every tensor with a batch axis."""
     if groups == 1:
         return setup
     batch = setup.problem.q.shape[0]
@@ -126,7 +126,7 @@ def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
 
 
 def with_keep(problem: Problem, part: slice) -> Problem:
-    """Dropout counts batch entries from 0 (DROP-2), which a share does not: its mask is made here."""
+    """Make the keep mask, which counts entries of the whole batch (DROP-2), before the batch is cut."""
     rows, columns, terms = problem.rows, problem.columns, problem.terms
     if terms.dropout_p == 0 or rows.keep is not None:
         return problem
@@ -144,7 +144,7 @@ def with_keep(problem: Problem, part: slice) -> Problem:
 
 
 def cut(side: Side, batch: int, part: slice) -> Side:
-    """Rows or columns of a part of the batch; what is the same for all entries stays."""
+    """Rows or columns of a part of the batch; arrays without batch axis are unchanged."""
     changed: dict[str, NDArray] = {}
     for field in dataclasses.fields(side):
         value = getattr(side, field.name)

@@ -1,6 +1,6 @@
-"""The whole ring on many ranks: agree, compute, gather, put together.
+"""The whole ring on many ranks: compare arguments, compute, gather, put together.
 
-:func:`ring_over` is ``ringspec.ring`` for a program of which one copy runs on each rank.
+:func:`ring_over` is ``ringspec.ring`` for a program that runs on each rank.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
 """
@@ -46,7 +46,7 @@ RESULT_TAG = 16 * 1024 + 8
 
 
 def nothing(moment: Moment) -> None:
-    """The observer that does not look."""
+    """The default observer, which does nothing."""
 
 
 PIECES = ("block_forward", "block_backward", "absorb", "accumulate")
@@ -87,21 +87,21 @@ def ring_over(
     ``skip_masked``, ``schedule``, ``schedule_backward``, ``block_forward``, ``block_backward`` and
     ``absorb``, ``accumulate`` as for :func:`ringspec.rings.ring.ring`, where W is the number of ranks of a ring; and:
 
-    ``ring``       links among the W ranks of this rank's own ring, where the ranks of ``links`` form
+    ``ring``       links among the W ranks of this rank's own ring, if the ranks of ``links`` form
                    several rings (rank r is worker r mod W of ring r div W), each of which takes
-                   an equal share of the batch; default: one ring of all ranks
+                   an equal part of the batch; default: one ring of all ranks
     ``root``       the rank that gets the :class:`~ringspec.rings.run.Run`, others get None; default:
                    every rank gets it
-    ``each``       is not called: a rank has one worker. It is here for ``**fast.pieces()``
+    ``each``       is accepted for ``**fast.pieces()`` and not called: a rank has one worker
     ``observer``   is called with each :class:`~ringspec.rings.lockstep.Moment` of this rank's worker
 
     The result is bit-identical to that of ``ringspec.ring``; with several rings all but ``dsinks``,
     and ``dbias`` of a bias without batch axis, which are sums over the batch, added ring by ring.
 
-    Raises what ``ringspec.ring`` raises, on every rank; any other exception of one rank, such as its
-    observer's, on that rank, and CommunicationError ('failed-worker'), which names the two, on the
-    others; CommunicationError ('disagreement') where ranks were given
-    different things; LostWorkerError where a rank does not answer.
+    Raises the errors of ``ringspec.ring`` on every rank; any other exception of one rank, such as its
+    observer's, on that rank, and on the others CommunicationError ('failed-worker') with the rank and the
+    exception; CommunicationError ('disagreement') if arguments differ between ranks; LostWorkerError if a
+    rank does not answer.
     """
     ring = links if ring is None else ring
     given: dict[str, Any] = {
@@ -123,7 +123,7 @@ def ring_over(
         setup = set_up(ring.size, q, k, v, given, dict(options))
     except RingspecError as refused:
         error = refused
-    except Exception as raised:  # of an input's __array__, say
+    except Exception as raised:  # for example of an input's __array__
         error = failure(links, raised)
         error.__cause__ = raised
     run = run_over(links, ring, setup, error, observer or nothing, root)
@@ -170,7 +170,7 @@ def run_over(
     observe: Observer = nothing,
     root: int | None = None,
 ) -> Run | None:
-    """Agree on the setup (or on the error that there is instead), compute, gather on ``root``.
+    """Compare the setup (or the error) of all ranks, compute, gather on ``root``.
 
     Gradients are those of the specification: dsinks [H, N] (see ``rings.attention.as_given``).
     """
@@ -209,7 +209,7 @@ def run_over(
 
 
 def failure(links: Links, raised: Exception) -> CommunicationError:
-    """What the other ranks raise for an exception that belongs to a user's function on this one."""
+    """The error that the other ranks raise when a user's function on this rank raised one."""
     return CommunicationError(
         "every rank to finish its pass",
         f"{type(raised).__name__} on {links.name(links.rank)}: {raised}",
@@ -219,7 +219,7 @@ def failure(links: Links, raised: Exception) -> CommunicationError:
 
 
 def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
-    """Digests of all that the ranks must agree on, by a name that a user knows."""
+    """Digests of everything that must be equal on all ranks, by names for messages."""
     schedules = [
         (repr(dataclasses.replace(schedule, skipped=frozenset())), sorted(schedule.skipped))
         for schedule in (setup.forward, setup.backward)
@@ -239,7 +239,7 @@ def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
 
 
 def gathered(links: Links, mine: WorkerResult, root: int | None) -> list[WorkerResult]:
-    """The results of all ranks, in their order, on ``root`` or everywhere; elsewhere none."""
+    """The results of all ranks in order, on ``root`` or everywhere; none on the other ranks."""
     names = tuple(name for name in RESULTS if getattr(mine, name) is not None)
     frame = frame_of(mine, names)
 
@@ -273,7 +273,7 @@ def gathered(links: Links, mine: WorkerResult, root: int | None) -> list[WorkerR
 
 
 def put_together(setup: Setup, results: list[WorkerResult], workers: int) -> Run:
-    """The run: what ``ringspec.ring`` makes of the results of its workers."""
+    """The run, from the results of all workers, as in ``ringspec.ring``."""
     problem, layout_q, layout_k = setup.problem, setup.layout_q, setup.layout_k
     bias = problem.rows.bias
     per_batch = bias is not None and bias.shape[0] != 1

@@ -1,4 +1,4 @@
-"""Links between threads of one process: every worker is a thread, every message a queue's entry.
+"""Links between threads of one process: every worker is a thread, every message an entry of a queue.
 
 For reading and for tests: the loop of a rank runs here as it does over MPI, without MPI.
 """
@@ -23,7 +23,7 @@ GLANCE_SECONDS = 0.02
 
 
 class Hall:
-    """What the threads share: a queue for each (source, target, tag), and the first error."""
+    """Shared by the threads: a queue for each (source, target, tag), and the first error."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -89,8 +89,8 @@ def ring_in_threads(
 ) -> Run:
     """:func:`~ringspec.comm.ring_over` with a thread for each worker; the run of rank 0.
 
-    Shapes and keywords as for :func:`ringspec.rings.ring.ring`; ``timeout`` in seconds. Raises what
-    that raises.
+    Shapes and keywords as for :func:`ringspec.rings.ring.ring`; ``timeout`` in seconds. Raises the
+    same errors.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 4, 2)); v = np.arange(8.0).reshape(1, 1, 4, 2)

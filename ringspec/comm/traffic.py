@@ -1,7 +1,7 @@
-"""Which messages cross in each step of a schedule, and which of them can leave before the compute.
+"""The messages of each step of a schedule, and which of them can be sent before the computation.
 
-Every rank derives the same list from the schedule alone, so that a receiver knows who sends what
-and how long it is, and no rank has to ask.
+Every rank derives the same list from the schedule, so a receiver knows the sender, content and length
+of each message in advance.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ringspec.spec.schedule import Schedule, Transfer
 class Crossing:
     """One message: ``names`` of the block of ``owner`` go from ``source`` to ``target``.
 
-    ``transfer`` counts the transfers of the step. ``early``: it holds inputs, which no step changes,
-    and so it leaves before the block is computed; accumulators leave after it.
+    ``transfer`` counts the transfers of the step. ``early``: it contains inputs, which no step changes,
+    so it is sent before the block is computed; accumulators are sent after it.
     """
 
     transfer: int
@@ -29,12 +29,12 @@ class Crossing:
 
     @property
     def tag(self) -> int:
-        """Tells apart the messages of one step between the same two ranks."""
+        """A number that distinguishes the messages of one step between the same two ranks."""
         return 2 * self.transfer + (not self.early)
 
 
 def traffic(schedule: Schedule) -> list[list[Crossing]]:
-    """For each step its messages, in the order in which lockstep delivers them: by sender.
+    """The messages of each step in the order in which lockstep delivers them, by sender.
 
     >>> from ringspec.rings.schedules import backward_schedule
     >>> for crossing in traffic(backward_schedule("kv", 3))[0][:2]:
@@ -69,7 +69,7 @@ def traffic(schedule: Schedule) -> list[list[Crossing]]:
 def parts(
     schedule: Schedule, n: int, transfer: Transfer, source: int, target: int, owner: int
 ) -> list[Crossing]:
-    """One message of the schedule as at most two: the inputs in it and the accumulators in it."""
+    """Split a message of the schedule into at most two: its inputs and its accumulators."""
     found = []
     for early, group in ((True, schedule.inputs), (False, schedule.accumulators)):
         names = tuple(name for name in transfer.carries if name in group)

@@ -1,8 +1,8 @@
 """A block as one buffer of bytes: a header of fixed size, then its arrays one after the other.
 
-Nothing is described in the buffer that both sides know: names, shapes and dtypes follow from the
-schedule and from the receiver's own block, because every worker of a layout holds as many slots.
-The header says which message it is, so that one that went to the wrong place is refused.
+Names, shapes and dtypes are not in the buffer: the receiver knows them from the schedule and from its
+own block, because all workers of a layout have the same number of slots. The header identifies the
+message, so that one that arrives at the wrong place is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Header:
-    """Which message a buffer is."""
+    """The identity of a message."""
 
     phase: str
     step: int
@@ -77,7 +77,7 @@ def frame_of(side: object, names: tuple[str, ...]) -> Frame:
 
 
 def arrays_of(value: object) -> list[tuple[str, NDArray]]:
-    """The arrays of one name: none where it is not held, those of the fields of rows or columns."""
+    """The arrays of one name: none if it is absent, several for the fields of rows or columns."""
     if value is None:
         return []
     if isinstance(value, np.ndarray):
@@ -130,7 +130,7 @@ def check_header(buffer: Buffer, header: Header) -> None:
 
 
 def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:
-    """The values by name; ``like`` has rows and columns of the classes that are to be made."""
+    """The values by name; rows and columns have the classes of those in ``like``."""
     values: dict[str, object] = {}
     inside: dict[str, dict[str, NDArray]] = {}
     for leaf in frame.leaves:
@@ -145,5 +145,5 @@ def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:
 
 
 def side_from(buffer: Buffer, frame: Frame, like: Side, owner: int) -> Side:
-    """A block with what the buffer holds of it."""
+    """A block with the values of a buffer."""
     return type(like)(owner, **unpack(buffer, frame, like))  # type: ignore[arg-type]

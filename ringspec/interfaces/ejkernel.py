@@ -2,13 +2,13 @@
 
 Names, order and refusals are those of ``ejkernel.kernels._triton.ring_attention`` and
 ``flash_attention``. Tensors are [batch, seq, heads, head_dim]; those of the ring functions have one
-leading axis of ranks before that, here written W. The arithmetic is the definition's, in float64 and
-rounded once to each result's dtype, unless ``recipe=`` says otherwise.
+leading axis of ranks before that, here written W. Values are computed in float64 and rounded
+once to the dtype of each result, unless ``recipe=`` is given.
 
-Masks here look at global positions: rank r of a ring holds tokens r*n + t (contiguous layout), and
-when query and key lengths differ their ends are aligned, that is query i stands at i + Sk - Sq. The
-public ring kernel masks each visiting block as if it were its own, which is wrong for a causal or a
-windowed ring on more than one rank; its documentation says so, and names a block-sparse successor.
+Masks use global positions: rank r of a ring holds tokens r*n + t (contiguous layout), and
+when query and key lengths differ their ends are aligned, that is, query i has position i + Sk - Sq. The
+public ring kernel masks each visiting block as if it were local, which is wrong for a causal or a
+windowed ring on more than one rank; its documentation says this and names a block-sparse successor.
 Dropout uses the keep mask of DROP-1, which depends on global positions, head, batch and seed only
 (the public backward kernel takes a dropout probability and drops nothing). A row without keys has
 o = 0, lse = -inf and no gradient.
@@ -63,9 +63,9 @@ Gradients = tuple[NDArray, NDArray, NDArray]
 
 
 class RingFlashResiduals(NamedTuple):
-    """What the forward keeps for the backward.
+    """What the forward pass keeps for the backward pass.
 
-    q, k, v, bias, attention_mask and dropout_seed as they were given; ``o`` [W, b, s, h, d] in q's
+    q, k, v, bias, attention_mask and dropout_seed as given; ``o`` [W, b, s, h, d] in q's
     dtype; ``lse`` [W, b, h, s], natural, float32.
     """
 
@@ -111,8 +111,8 @@ def ring_flash_attention_call(
     ``sliding_window``  int w: (w, 0) under causal, else (w, w); or (left, right), both inclusive;
                         None, 0 and (0, 0) mean none
     ``logits_soft_cap``  None, or c > 0: s = c * tanh(z / c)
-    ``axis_name``       a name: the W ranks form one ring. None: each rank is on its own, a ring of
-                        one whose positions start at 0 and whose bias and mask have sk keys
+    ``axis_name``       a name: the W ranks form one ring. None: each rank is a ring of one, whose
+                        positions start at 0 and whose bias and mask have sk keys
     ``recipe``          ours: the arithmetic, a name or a :class:`~ringspec.recipes.Recipe`
 
     Raises RefusedError, ShapeError, DtypeError, OptionError and their like.
@@ -293,20 +293,20 @@ def flash_attention_bwd(
     ``q``, ``dO``, ``o``    [b, sq, h, d]: queries, gradient of the loss with respect to o, and o
     ``k``, ``v``            [b, sk, hkv, d]; h a multiple of hkv; dk and dv are sums over the group
     ``M``                   [b, h, sq rounded up to a multiple of 128]: lse in **log2** units, that
-                            is lse / ln 2; what follows row sq - 1 is not read. M and o are
+                            is lse / ln 2; rows after sq - 1 are not read. M and o are
                             used as given; a row with M = -inf sends no gradient
     ``bias``                None or float, broadcastable to [b, h, sq, sk], before the soft cap
     ``attention_mask``      None or bool, broadcastable to [b, h, sq, sk], True = may attend;
                             together with bias it is refused
     ``causal``, ``sliding_window``   as in :func:`ring_flash_attention_call`; with sq != sk the ends
-                            are aligned: query i stands at i + sk - sq
+                            are aligned: query i has position i + sk - sq
     ``cum_seqlens_q``, ``cum_seqlens_k``   None or ints [b + 1], both or neither: row b holds
-                            cum[b + 1] - cum[b] leading tokens, whose ends are aligned; what stands
-                            in padding is not read and its gradients are 0. Refused with segment
+                            cum[b + 1] - cum[b] leading tokens, whose ends are aligned; padding
+                            is not read and its gradients are 0. Refused with segment
                             ids, bias or mask
     ``softmax_aux``         sink logits [n] or [h, n]; checked, without effect: M contains them
     ``q_segment_ids``, ``kv_segment_ids``   ints [b, sq] and [b, sk], negative = padding; one alone
-                            stands for both
+                            is used for both
     ``dropout_prob``, ``dropout_seed``, ``softmax_scale``, ``logits_soft_cap``, ``fwd_params``,
     ``bwd_params``, ``recipe``   as in :func:`ring_flash_attention_call`
 

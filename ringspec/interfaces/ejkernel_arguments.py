@@ -1,4 +1,4 @@
-"""Arguments of the ejkernel interface: checks, refusals, and layouts as the specification has them."""
+"""Arguments of the ejkernel interface: checks, refusals, and conversion to the layouts of the specification."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def ring_problems(
     options: Options,
     axis_name: str | None,
 ) -> list[RingProblem]:
-    """Every ring that the ranks form, in global order: one, or without a name each rank alone."""
+    """Every ring that the ranks form, in global order: one, or without an axis name one for each rank."""
     q, k, v = (
         tensor(x, name, RING_AXES) for x, name in ((query, "query"), (key, "key"), (value, "value"))
     )
@@ -136,7 +136,7 @@ def ring_problems(
 
 
 def rings_of_axis(axis_name: Any, ranks: int) -> list[Ring]:
-    """One ring of all ranks under a name; without one every rank is a ring of its own.
+    """One ring of all ranks if there is an axis name; without it every rank is a separate ring.
 
     >>> rings_of_axis("ring", 2), rings_of_axis(None, 2)
     ([(0, 1)], [(0,), (1,)])
@@ -199,7 +199,7 @@ def refuse_bias_with_mask(bias: Any, attention_mask: Any) -> None:
 
 
 def check_heads(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
-    """Shapes [..., batch, seq, heads, head_dim] of q, k, v that go together."""
+    """Shapes [..., batch, seq, heads, head_dim] of q, k, v that are consistent."""
     if k != v:
         raise ShapeError("k and v of one shape", f"k {k}, v {v}", "axes are [batch, seq, heads, d]")
     if q[:-3] != k[:-3] or q[-1] != k[-1]:
@@ -241,7 +241,7 @@ def check_sinks_only(softmax_aux: Any, heads: int) -> None:
 def segment_ids(
     q_segment_ids: Any, kv_segment_ids: Any, batch: int, n_q: int, n_k: int
 ) -> tuple[NDArray, ...] | None:
-    """Ids [b, sq] and [b, sk]; one alone stands for both."""
+    """Ids [b, sq] and [b, sk]; one alone is used for both."""
     if q_segment_ids is None and kv_segment_ids is None:
         return None
     for_q = kv_segment_ids if q_segment_ids is None else q_segment_ids
@@ -317,7 +317,7 @@ def refuse_with_packing(bias: Any, attention_mask: Any, segments: Any) -> None:
 
 
 def read(x: NDArray, what: str, inside: Booleans) -> Array:
-    """[b, s, h, d] as float64 [b, h, s, d]; what stands outside a row's length is not read."""
+    """[b, s, h, d] as float64 [b, h, s, d]; tokens beyond the length of a row are not read."""
     return heads_first(np.where(inside[:, :, None, None], load(x, what), 0.0), what)
 
 

@@ -1,19 +1,19 @@
 """Ring attention of AWS's NKI library: forward, backward, and the striped-to-contiguous unpermute.
 
 Names, order, defaults, layouts and refusals are those of ``nkilib.experimental.attention``; every
-tensor has one leading axis of ranks, here written W. The arithmetic is the definition's, in float64
-and rounded once, unless ``recipe=`` says otherwise ("nki" is the recipe of the public kernels).
+tensor has one leading axis of ranks, here written W. Values are computed in float64 and
+rounded once, unless ``recipe=`` is given ("nki" is the recipe of the public kernels).
 
 Forward and backward treat the scale differently. Under a causal mask the forward works with scale
 1.0 and the caller multiplies q by the scale beforehand. The backward's ``softmax_scale=None`` is
 1/sqrt(D), with and without a causal mask. So after a causal forward the caller passes the same
 pre-scaled q and ``softmax_scale=1.0``, and dq is then the gradient with respect to that q; the
 gradient with respect to the q before the scaling is dq times the scale. With both defaults the
-scores are scaled twice, and nothing complains.
+scores are scaled twice, without an error.
 
-Where the definition and the public kernels differ, the definition holds: a row that bounds leave
-without keys has o = 0, lse = -inf and no gradient; ``bound_max`` is exclusive in the forward too;
-bounds belong to the query row, wherever it travels; with several replica groups the unpermute's
+Where the definition and the public kernels differ, results follow the definition: a row without keys
+within its bounds has o = 0, lse = -inf and no gradient; ``bound_max`` is exclusive in the forward too;
+bounds belong to the query row, wherever it is sent; with several replica groups the unpermute's
 rank is the index within the group.
 
 Sources: https://github.com/aws-neuron/nki-library (src/nkilib_src/nkilib/experimental/attention);
@@ -178,10 +178,10 @@ def ring_attention_spmd_bwd(
     ``lnc_size``        1 or 2 cores; see :func:`deal`. It has no effect on the result
     ``num_workers``, ``replica_groups``, ``bound_min``, ``bound_max``   as in the forward
     ``striped_attention``   as ``striped_input`` in the forward
-    ``recipe``          ours: the arithmetic; given, it takes the place of ``mixed_precision``
+    ``recipe``          ours: the arithmetic; if given, it replaces ``mixed_precision``
 
     Errors as in the forward. Source: https://github.com/aws-neuron/nki-library
-    (ring_attention_bwd.py). The schedule is the Q ring: Q, dY, LSE and dy_o_sum travel, dQ follows.
+    (ring_attention_bwd.py). The schedule is the Q ring: Q, dY, LSE and dy_o_sum are sent, then dQ.
 
     The scores below are q k = 1 for a pre-scaled q; the second call scales them once more:
 
@@ -275,7 +275,7 @@ class Turn:
     """Core ``core`` works on batch x head item ``item`` in round ``round``.
 
     ``is_duplicate``: there was no item left for this core; it repeats item 0 so that both cores
-    issue the same collectives, and its results are thrown away.
+    issue the same collectives, and its results are discarded.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""Arguments of the nkilib interface: checks, refusals, and layouts as the specification has them."""
+"""Arguments of the nkilib interface: checks, refusals, and conversion to the layouts of the specification."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check_length(length: int) -> None:
 
 
 def check_masks(causal: bool, striped: bool, bound_min: Any, bound_max: Any) -> None:
-    """The kernel's rules for which masks go together."""
+    """The kernel's rules for which masks may be combined."""
     if striped and not causal:
         raise RefusedError("a causal mask with striped input", "none", "pass use_causal_mask=True")
     if (bound_min is None) != (bound_max is None):
@@ -101,7 +101,7 @@ def check_masks(causal: bool, striped: bool, bound_min: Any, bound_max: Any) -> 
 
 
 def given_scale(softmax_scale: float | None, head_dim: int) -> float:
-    """The scale, or 1/sqrt(d) where none was given; the kernels read 0 as not given."""
+    """The scale, or 1/sqrt(d) if none was given; the kernels take 0 for not given."""
     if softmax_scale is None or number(softmax_scale, "softmax_scale") == 0:
         return default_scale(head_dim)
     return number(softmax_scale, "softmax_scale")

@@ -1,4 +1,4 @@
-"""What the interfaces share: ranks and rings, storage dtypes, a backward from o and lse as given."""
+"""Shared by the interfaces: ranks and rings, storage dtypes, a backward pass from given o and lse."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def same_shape(what: str, x: NDArray, expected: tuple[int, ...], axes: str) -> N
 
 
 def rings_of(replica_groups: Any, num_workers: Any, ranks: int) -> list[Ring]:
-    """The rings side by side, each a tuple of rank ids in the order of their ring positions.
+    """All rings, each a tuple of rank ids in the order of their ring positions.
 
     None, or no group at all, is one ring of ranks 0..num_workers-1. Otherwise the groups are
     disjoint, each has ``num_workers`` ranks, and together they hold the ranks of the leading axis.
@@ -128,7 +128,7 @@ def list_of_groups(replica_groups: Any) -> list[Ring]:
 
 
 def ring_array(x: NDArray, ring: Ring, layout: Layout, axis: int) -> NDArray:
-    """The local arrays of a ring's ranks, put together in global order along a local axis."""
+    """The local arrays of a ring's ranks, joined in global order along a local axis."""
     return unshard([x[rank] for rank in ring], layout, axis)
 
 
@@ -164,7 +164,7 @@ def backward_as_given(
 
 
 def unobserved(moment: Moment) -> None:
-    """An observer that looks away."""
+    """An observer that does nothing."""
 
 
 def gradients_of(result: WorkerResult) -> tuple[Array, Array, Array]:

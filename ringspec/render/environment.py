@@ -1,7 +1,7 @@
-"""Pages from the templates in ``ringspec/render/templates``, which Jinja2 fills in.
+"""Pages from the Jinja2 templates in ``ringspec/render/templates``.
 
-Every value is escaped. ``|safe``, which turns that off, marks the style, the script and the embedded
-records of a page and nothing else; a name that a template expects and does not get is an error.
+Every value is escaped, except the style, the script and the embedded records of a page, which are
+marked ``|safe``. A name that is missing in a template is an error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CLASSES = {
     "not run": "neutral",
 }
 SIGNS = {"good": "\u2713", "known": "!", "neutral": "\u2013", "bad": "\u2717"}
-# C0 and C1 controls but tab and newline, surrogates, and marks that turn the direction of text.
+# C0 and C1 controls except tab and newline, surrogates, and marks that change the direction of text.
 UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def filled_in(template: str, script: str, style: str, **values: Any) -> str:
-    """A whole page. Its security policy allows this script and this style and no other, by hash."""
+    """A whole page. Its security policy allows only this script and this style, by hash."""
     names = {"script": script, "style": style, "policy": policy(script, style)}
     return environment().get_template(template).render(values | names)
 
@@ -56,7 +56,7 @@ def environment() -> Environment:
 
 
 def visible(value: object) -> object:
-    r"""A value as text with a sign in place of each character that cannot be seen; None is no text.
+    r"""A value as text, each invisible character replaced by U+FFFD; None becomes an empty text.
 
     >>> visible("<b>\x00"), visible(None), visible(3)
     ('<b>\ufffd', '', '3')
@@ -81,7 +81,7 @@ def asset(name: str) -> str:
 
 
 def policy(script: str, style: str) -> str:
-    """A content security policy: nothing is loaded, and this script and style alone are used."""
+    """A content security policy: nothing is loaded, and only this script and style are used."""
     script_hash, style_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (script, style)

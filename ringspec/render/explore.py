@@ -1,8 +1,8 @@
 """One self-contained HTML page that steps through a ring, from the records of ``ringspec explore``.
 
-Like the page of a report it names no other file and fetches nothing; its content security policy
-forbids both, and lets run no script and no style but its own, by their hashes. The records are data
-in the page, which its script reads; what it shows, it sets as text.
+Like the page of a report it refers to no other file and loads nothing; its content security policy
+forbids that, and allows only its own script and style, by their hashes. The records are data in the
+page; its script reads them and inserts them as text only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from ringspec.render.environment import asset, filled_in
 
-# In this order they are one script.
+# Joined in this order to one script.
 SCRIPTS = ("explore.js", "explore_ring.js", "explore_pattern.js", "explore_tables.js")
 STYLE = "explore.css"
 
@@ -27,7 +27,7 @@ CIRCULATION_WORDS = {
     "q": "backward, the queries travel instead",
     "gather": "no ring: all keys are copied to all workers first",
 }
-# What a beginner looks at first: (words, the state of the page that shows it).
+# First examples for a beginner: (title, the state of the page that shows it).
 TOURS = (
     (
         "Contiguous and causal: worker 0 is soon idle",
@@ -80,7 +80,7 @@ def explore_page(document: Mapping[str, Any]) -> str:
 
 
 def embedded(document: Mapping[str, Any]) -> str:
-    r"""JSON that cannot end the element that holds it, whatever its strings are.
+    r"""JSON that cannot end the HTML element around it, whatever its strings are.
 
     >>> embedded({"a": "</script><!--&"})
     '{"a":"\\u003c/script\\u003e\\u003c!--\\u0026"}'
@@ -92,7 +92,7 @@ def embedded(document: Mapping[str, Any]) -> str:
 
 
 def tours(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Links to states of the page that show something: words and address."""
+    """Links to instructive states of the page: title and address."""
     workers = document["choices"]["workers"]
     count = 4 if 4 in workers else max(workers)
     links = []

@@ -26,7 +26,7 @@ AXES = ("b", "h", "slot", "d")
 
 @dataclass(frozen=True)
 class Wrong:
-    """One wrong tensor of one worker, as text. The first three are as they come in the report."""
+    """One wrong tensor of one worker, as text. The first three fields are copied from the report."""
 
     tensor: Any
     worker: Any
@@ -50,10 +50,10 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Failure:
-    """What ``templates/failure.html`` shows of one case; an empty field is not shown.
+    """The fields of one case in ``templates/failure.html``; an empty field is not shown.
 
-    ``more`` wrong tensors are left out of ``wrong``; ``has_picture``: the report holds a picture, which
-    ``picture`` is unless it cannot be drawn; ``opened``: the details are unfolded at first.
+    ``more`` wrong tensors are left out of ``wrong``; ``has_picture``: the report has a picture;
+    ``picture`` is empty if it cannot be drawn; ``opened``: the details are unfolded initially.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Failure:
 
 
 def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Failure:
-    """What the page says of a failed case."""
+    """The entry of a failed case on the page."""
     findings = listed(case.get("findings"))
     wrong = sorted((one for one in findings if one.get("kind") != "ok"), key=badness, reverse=True)
     errors = None
@@ -101,7 +101,7 @@ def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Failure:
 
 
 def replay_command(case: Case, header: Mapping[str, Any]) -> str:
-    """What to type in a shell.
+    """The shell command that repeats a case.
 
     >>> replay_command({"id": "ring/a"}, {"target": {"spec": "my kernel.py:run"}, "profile": "full"})
     "ringspec replay 'my kernel.py:run' ring/a"
@@ -160,7 +160,7 @@ def diagnosis(case: Case) -> Diagnosis | None:
     return Diagnosis(
         title=str(data["title"]) + (f" [{data['id']}]" if data.get("id") else ""),
         what=data.get("what"),
-        # A link of another kind could run a script.
+        # Another kind of link could run a script.
         links=[str(one) for one in listed(data.get("links")) if str(one).startswith("https://")],
         where=[str(line) for line in listed(data.get("where"))],
     )

@@ -1,17 +1,17 @@
 """The figures of the notebooks and the documentation, drawn with matplotlib from plain data.
 
 ``attention_pattern``      who computes which pairs of a query and a key, by step
-``schedule_diagram``       what travels: workers down, ring steps across
+``schedule_diagram``       which blocks are sent: workers down, ring steps across
 ``work_balance``           visible pairs by worker and step, for several layouts
 ``row_state``              m, l and o of one row against the steps done
 ``cost_timeline``          computing, sending, and their overlap
 ``pattern_beside``         a recovered attention pattern beside the expected one
 ``error_against_workers``  errors against W by recipe
-``error_by_row``           errors of single rows, and what rules allow them
+``error_by_row``           errors of single rows, and their limits by several rules
 ``noise_scores``           errors in units of their noise, and the slope test
 
 Each returns a matplotlib Figure; in a notebook ``matplotlib.pyplot.show()`` shows it. matplotlib is
-imported when a figure is drawn; without it, MissingPackageError says how to install it. Wrong shapes
+imported when a figure is drawn; MissingPackageError tells how to install it. Wrong shapes
 raise ShapeError.
 """
 

@@ -37,11 +37,11 @@ BINS = 12
 def pattern_beside(
     expected: ArrayLike, got: ArrayLike, origin: tuple[int, int] = (0, 0), block: int | None = None
 ) -> Any:
-    """The attention pattern that a probe recovered, beside the one that the mask asks for.
+    """The attention pattern that a probe recovered, beside the one that follows from the mask.
 
     ``expected`` and ``got`` bool [queries, keys] of one head; ``origin`` is the number of the first
-    query and key; ``block`` draws a line every so many tokens. A pair that is seen and should be
-    hidden is crossed; one that should be seen and is missing is an empty frame with a dot.
+    query and key; ``block`` draws a line every so many tokens. A visible pair that should be hidden
+    is crossed; a hidden pair that should be visible is an empty frame with a dot.
     """
     want, seen = np.asarray(expected, dtype=bool), np.asarray(got, dtype=bool)
     want_shape("got", seen.shape, want.shape)
@@ -105,8 +105,8 @@ def error_against_workers(
 ) -> Any:
     """Errors against the number of workers, one line for each recipe, both axes logarithmic.
 
-    ``workers`` [N] ascending; ``errors``: by the name of a recipe, float [N] > 0, OptionError for others;
-    ``quantity`` says what they are and in which unit. Names stand at the ends of the lines.
+    ``workers`` [N] ascending; ``errors``: by the name of a recipe, float [N] > 0, else OptionError;
+    ``quantity`` is the axis label, with unit. Names are at the ends of the lines.
     """
     with sheet(1, 1, 6.4, 3.8) as (figure, panels):
         axes = panels[0][0]
@@ -134,11 +134,11 @@ def error_by_row(
     limits: Mapping[str, ArrayLike],
     quantity: str = "largest error of the row (1)",
 ) -> Any:
-    """The error of every row, and what rules allow it, on a logarithmic axis.
+    """The error of every row, and its limits by several rules, on a logarithmic axis.
 
     ``errors``: by the name of a kernel, [rows] numbers >= 0, drawn as marks (a 0 is not drawn);
     ``limits``: by the name of a rule, one number for all rows or [rows] numbers, drawn as lines.
-    ``quantity`` says what they are and in which unit. Later kernels lie over earlier ones.
+    ``quantity`` is the axis label, with unit. Later kernels are drawn over earlier ones.
     """
     with sheet(1, 1, 7.2, 3.8) as (figure, panels):
         axes = panels[0][0]
@@ -152,7 +152,7 @@ def error_by_row(
             values = np.broadcast_to(np.asarray(given, dtype=float), (rows,))
             look = {"color": (BLACK, VERMILLION, GREY)[n % 3], "linestyle": LINES[n % 4]}
             axes.plot(heights(name, values, rows), gid=name, label=name, linewidth=1.0, **look)
-        # Limits that are next to 0 in a row of one key would take the height of the figure.
+        # Limits near 0 in a row of one key would take most of the height of the figure.
         drawn = np.concatenate([heights(name, x, rows) for name, x in errors.items()])
         if np.isfinite(drawn).any():
             axes.set_ylim(bottom=0.5 * float(np.nanmin(drawn)))
@@ -176,7 +176,7 @@ SMALL_MARKERS = ("x", ".", "+", "1")
 
 
 def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
-    """Numbers [rows] for a logarithmic axis: NaN, which is not drawn, in place of 0.
+    """Numbers [rows] for a logarithmic axis, with NaN, which is not drawn, for 0.
 
     >>> heights("right", [0.0, 2.0], 2).tolist()
     [nan, 2.0]
@@ -189,7 +189,7 @@ def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
 
 
 def line_colour(number: int) -> str:
-    """Yellow is too pale for a line.
+    """The colour of a line: dark grey instead of yellow, which is too pale.
 
     >>> line_colour(6)
     '#555555'
@@ -199,7 +199,7 @@ def line_colour(number: int) -> str:
 
 
 def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
-    """Errors in units of the noise that each element may have, and whether they grow with the result.
+    """Errors in units of the predicted noise of each element, and whether they grow with the result.
 
     ``z`` float [N]: error of each element over its predicted standard deviation; ``size`` [N]: the true
     value over the same standard deviation. Left, the histogram of z beside the standard normal. Right,
@@ -247,7 +247,7 @@ def binned(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]
 
 
 def histogram(axes: Any, z: NDArray[Any]) -> None:
-    """The density of z and the standard normal density; scores beyond 5 stand in the outer bars."""
+    """The density of z and the standard normal density; scores beyond 5 count in the outer bars."""
     edges = np.linspace(-5, 5, 41)
     counts, _ = np.histogram(np.clip(z, -5, 5), bins=edges)
     width = edges[1] - edges[0]

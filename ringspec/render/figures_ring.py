@@ -1,4 +1,4 @@
-"""Figures of a ring: which pairs meet, what travels, how even the work is, one row's state, the time.
+"""Figures of a ring: pairs by step, transfers, balance of work, the state of a row, time.
 
 Each function takes arrays, float or int, and plain data, which a notebook reads off a recorded run, and
 returns a matplotlib Figure of pyplot. It writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889;
@@ -46,8 +46,8 @@ def attention_pattern(
 
     ``visible`` bool [Sq, Sk]; ``table_q`` and ``table_k`` int [W, n]: the token in each slot, -1 for
     padding; ``steps``: for each step the list of (worker, (owner of the queries, owner of the keys)),
-    as ``Schedule.pairs`` gives it. A coloured cell is a visible pair and bears the number of the
-    worker that computes it (up to 16 tokens a side); a grey, hatched cell is computed and hidden.
+    as ``Schedule.pairs`` gives it. A coloured cell is a visible pair, with the number of the
+    worker that computes it (up to 16 tokens a side); a grey, hatched cell is computed but hidden.
     """
     seen = np.asarray(visible, dtype=bool)
     tokens_q, tokens_k = np.asarray(table_q), np.asarray(table_k)
@@ -70,7 +70,7 @@ def attention_pattern(
 
 
 def pair_cell(axes: Any, i: int, j: int, worker: int, seen: bool, numbered: bool) -> None:
-    """Query i and key j, computed by a worker."""
+    """Draw the cell of query i and key j, computed by a worker."""
     if not seen:
         look = {"facecolor": HIDDEN, "edgecolor": "white", "hatch": "////", "linewidth": 0.4}
         rectangle(axes, j - 0.5, i - 0.5, 1, 1, gid=f"hidden {worker}", **look)
@@ -84,7 +84,7 @@ def pair_cell(axes: Any, i: int, j: int, worker: int, seen: bool, numbered: bool
 
 
 def worker_legend(figure: Any, workers: int, numbered: bool) -> None:
-    """What colours, hatches and white mean, under the panels."""
+    """A legend of colours, hatches and white, under the panels."""
     patches = matplotlib_module("matplotlib.patches")
     looks = [look_of(r) | ({"hatch": ""} if numbered else {}) for r in range(workers)]
     handles = [patches.Patch(label=f"worker {r}", **look) for r, look in enumerate(looks)]
@@ -100,12 +100,12 @@ def schedule_diagram(
     visitor: str = "k",
     home: str | None = None,
 ) -> Any:
-    """Space and time: whose block is at each worker in each step, and how blocks travel.
+    """Space and time: whose block is at each worker in each step, and where blocks are sent.
 
     ``uses`` [steps][W]: owner of the visiting block, None where a worker computes nothing; ``hops``
     [steps]: the transfers after each step, as (what travels, pairs (source, target)). ``visitor`` is
-    the symbol of the visiting block. With ``home`` a last column shows what the transfers of the last
-    step bring home, under that symbol (dk, dq); without it, they are not drawn.
+    the symbol of the visiting block. With ``home``, a symbol such as dk, a last column shows the
+    blocks that the transfers of the last step return to their owners; without it, these are not drawn.
     """
     steps, workers = len(uses), len(uses[0])
     columns = steps + (home is not None)
@@ -129,7 +129,7 @@ def schedule_diagram(
 
 
 def held_block(axes: Any, t: int, worker: int, owner: int | None, symbol: str) -> None:
-    """The box of one worker in one step: the block that is there, or a dash."""
+    """The box of one worker in one step: its visiting block, or a dash."""
     look = {"facecolor": PALE, "edgecolor": GREY, "linewidth": 0.8}
     words, ink = "–", "black"
     if owner is not None:
@@ -142,7 +142,7 @@ def held_block(axes: Any, t: int, worker: int, owner: int | None, symbol: str) -
 
 
 def arrow(axes: Any, t: int, source: int, target: int, workers: int, name: str) -> None:
-    """From a worker in one step to a worker in the next; the hop round the end is dashed."""
+    """From a worker in one step to a worker in the next; the hop from the last worker to the first is dashed."""
     around = workers > 2 and abs(source - target) == workers - 1
     patches = matplotlib_module("matplotlib.patches")
     drawn = patches.FancyArrowPatch(
@@ -193,7 +193,7 @@ def work_balance(pairs: Mapping[str, ArrayLike]) -> Any:
 
 
 def heat(axes: Any, counts: NDArray[Any], most: int) -> None:
-    """Counts [steps, W] as cells with their numbers."""
+    """Counts [steps, W] as coloured cells with numbers."""
     colours = matplotlib_module("matplotlib").colormaps["Blues"]
     steps, workers = counts.shape
     for (t, r), count in np.ndenumerate(counts):
@@ -224,11 +224,11 @@ def row_state(
     final_o: ArrayLike | None = None,
     counted: str = "steps done",
 ) -> Any:
-    """The running softmax of one query row against the steps done: m, l, o, and what follows from them.
+    """The running softmax of one query row against the steps done: m, l, o, and the results from them.
 
     ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised, T = steps + 1 with the empty state first (its
-    m = -inf is not drawn). ``lse`` (nats) and ``final_o`` [Dv] are the results that m + log l and o / l
-    must end on, drawn dashed. ``counted`` says what the horizontal axis counts.
+    m = -inf is not drawn). ``lse`` (nats) and ``final_o`` [Dv] are the final values of m + log l and
+    o / l, drawn dashed. ``counted`` names what the horizontal axis counts.
     """
     m, l, o = (np.asarray(x, dtype=float) for x in (m, l, o))
     want_shape("l", l.shape, m.shape)
@@ -271,12 +271,12 @@ def goal(axes: Any, value: float, column: int) -> None:
 def cost_timeline(
     spans: Sequence[tuple[int, int, str, float, float]], unit: str = "s", until: float | None = None
 ) -> Any:
-    """When each worker computes and when it sends, and which part of the sending costs no time.
+    """When each worker computes and when it sends, and which part of the sending is hidden by computing.
 
     ``spans``: (worker, step, 'compute' or 'send', start, stop), times in ``unit``, as ``timeline``
     makes them. The upper bar of a worker is its computing; in the lower one, sending is hatched where
     the same worker computes meanwhile (overlap) and crossed where it does not. White is waiting.
-    ``until`` is where the time axis ends, so that several figures can be compared.
+    ``until`` is the end of the time axis, equal for figures that are to be compared.
     """
     workers = 1 + max(worker for worker, *_ in spans)
     end = max(stop for *_, stop in spans) if until is None else until
@@ -313,7 +313,7 @@ def cost_timeline(
 def split_send(
     worker: int, start: float, stop: float, spans: Sequence[tuple[int, int, str, float, float]]
 ) -> list[tuple[str, float, float]]:
-    """The parts of one sending that the same worker's computing covers, and those that it does not.
+    """Split a transfer into parts during which the same worker computes, and the others.
 
     >>> split_send(0, 1.0, 4.0, [(0, 0, "compute", 0.0, 2.0), (1, 0, "compute", 0.0, 9.0)])
     [('send, overlapped', 1.0, 2.0), ('send, not overlapped', 2.0, 4.0)]

@@ -1,8 +1,8 @@
-"""The one style of all figures: colours, marks, hatches, and the sheet on which a figure is drawn.
+"""The style of all figures: colours, marks, hatches, and the sheet on which a figure is drawn.
 
-Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which differ to a colour-blind
-reader. Nothing is told by colour alone: a worker also has a hatch and a mark, which a print in grey
-keeps. Every drawn thing has a ``gid`` that says what it is, so that a test reads a figure as data.
+Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind
+readers can distinguish. A worker also has a hatch and a mark, for prints in grey. Every drawn element
+has a ``gid`` that names it, so that a test can read a figure as data.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def matplotlib_module(name: str) -> Any:
 def sheet(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[Any]:
     """A new pyplot figure in the style, ``width`` x ``height`` inches, and its panels [rows, columns].
 
-    What is drawn inside the ``with`` has the style; matplotlib's settings are afterwards as before.
+    Inside the ``with`` matplotlib has the style; afterwards its settings are restored.
     """
     pyplot = matplotlib_module("matplotlib.pyplot")
     with pyplot.rc_context(STYLE):
@@ -77,7 +77,7 @@ def rectangle(
 
 
 def look_of(number: int) -> dict[str, Any]:
-    """Face, edge and hatch of worker ``number``; after eight they begin again.
+    """Face, edge and hatch of worker ``number``; they repeat after eight.
 
     >>> look_of(1)["facecolor"], look_of(1)["hatch"], look_of(9) == look_of(1)
     ('#E69F00', '////', True)
@@ -87,7 +87,7 @@ def look_of(number: int) -> dict[str, Any]:
 
 
 def ink_on(number: int) -> str:
-    """The colour of letters that can be read on the colour of worker ``number``.
+    """The colour of readable text on the colour of worker ``number``.
 
     >>> ink_on(0), ink_on(1)
     ('white', 'black')

@@ -1,7 +1,7 @@
 """One self-contained HTML page from the lines of a report.
 
-It names no other file and fetches nothing, and its content security policy forbids both; the only
-script and style that run are its own, by their hashes. All text of a report is hostile and escaped.
+It refers to no other file and loads nothing; its content security policy forbids that, and allows only
+its own script and style, by their hashes. All text of a report is escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_FAILURES = 500
 
 @dataclass(frozen=True)
 class Headline:
-    """What the run says as a whole. ``incomplete``: why it did not reach its end, or None."""
+    """The result of the whole run. ``incomplete``: why it did not finish, or None."""
 
     words: Any
     colour: str
@@ -29,7 +29,7 @@ class Headline:
 
 
 def page(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The page of a report's lines: the header, the cases, the footer where there is one.
+    """The page of a report's lines: the header, the cases, and the footer if there is one.
 
     >>> header = {"kind": "header", "target": {"name": "<mine>"}, "profile": "core"}
     >>> cases = [{"kind": "case", "id": "ring/one", "outcome": "pass"}]
@@ -87,7 +87,7 @@ def headline(footer: Mapping[str, Any] | None, counts: Counter[str]) -> Headline
 
 
 def untested(coverage: Mapping[str, Any]) -> list[str]:
-    """What is claimed and was not tested, each value."""
+    """Claimed values that were not tested."""
     kinds = described(coverage.get("untested"))
     return [
         f"{str(kind).replace('_', ' ')}: {', '.join(map(str, values))}"
@@ -96,7 +96,7 @@ def untested(coverage: Mapping[str, Any]) -> list[str]:
 
 
 def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:
-    """How the cases divide, as one bar of width 100: (class, x, width) of each part."""
+    """The outcomes of the cases as a bar of width 100: (class, x, width) of each part."""
     total = sum(counts.values()) or 1
     x, parts = 0.0, []
     for kind in ("good", "known", "bad", "neutral"):
@@ -110,7 +110,7 @@ def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:
 def run_details(
     header: Mapping[str, Any], footer: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """Everything of the header, as it is, and what the footer says otherwise of versions."""
+    """All fields of the header, and the versions in which the footer differs."""
     rows = []
     later = {f"later {kind}": (footer or {}).get(kind) for kind in ("versions", "files")}
     said = {**header, **{name: value for name, value in later.items() if value}}

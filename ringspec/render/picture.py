@@ -1,8 +1,8 @@
 """An attention pattern that differs from the expected one, as an SVG picture.
 
-Three panels: expected, got, difference. A cell is one query (row) and one key (column). The difference
-says it by shape as well as by colour: a hollow square is a pair that should be visible and is not, a
-full one a pair that should be hidden and is not, half a square a pair with another weight.
+Three panels: expected, got, difference. A cell is one query (row) and one key (column). The kind
+of a difference is shown by shape as well as by colour: a hollow square is a pair that should be visible
+and is not, a full one a pair that should be hidden and is not, half a square a pair with another weight.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 MOST = 1024
 MOST_DRAWN = 96
 PANEL = 240
-# A weight below this is no weight, and so small a difference is rounding.
+# A smaller weight counts as 0, and a smaller difference as rounding.
 THRESHOLD = 1e-3
 KINDS = ("seen", "missing", "extra", "weight", "nan")
 MEANINGS = {
@@ -43,7 +43,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """What ``templates/picture.html`` draws. ``key`` holds (kind, outline, words) of each sign."""
+    """What ``templates/picture.html`` draws. ``key`` is the legend: (kind, outline, words) of each sign."""
 
     caption: str | None
     panels: list[Panel]
@@ -52,7 +52,7 @@ class Picture:
 
 
 def picture(data: Any) -> Picture | None:
-    """The picture of {"expected": rows, "got": rows}, with an optional "caption"; None: no such data.
+    """The picture of {"expected": rows, "got": rows}, with an optional "caption"; None if the data are not of this form.
 
     >>> drawn = picture({"expected": [[1, 0], [1, 1]], "got": [[1, 1], [0, 1]]})
     >>> drawn.sentence
@@ -84,7 +84,7 @@ def picture(data: Any) -> Picture | None:
 
 
 def grid(rows: Any) -> Grid | None:
-    """Nested lists of numbers, all rows of one length; None where they are not."""
+    """Nested lists of numbers, all rows of one length; None if they are not."""
     if not isinstance(rows, list) or not 0 < len(rows) <= MOST:
         return None
     if any(not isinstance(row, list) or not 0 < len(row) <= MOST for row in rows):
@@ -114,7 +114,7 @@ def seen(x: float) -> bool:
 
 
 def kind_of(want: float, have: float) -> str:
-    """What became of one pair.
+    """The kind of one pair: hidden, visible, or how it is wrong.
 
     >>> [kind_of(1, 0), kind_of(0, 0.5), kind_of(0.5, 0.25), kind_of(0, 0), kind_of(1, float("nan"))]
     ['missing', 'extra', 'weight', 'hidden', 'nan']
@@ -174,7 +174,7 @@ def panel(title: str, cells: Sequence[Sequence[str]]) -> Panel:
 
 
 def reduced(cells: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-    """At most MOST_DRAWN cells a side: of several pairs in one cell the most telling one is drawn."""
+    """At most MOST_DRAWN cells a side: of several pairs in one cell the most important kind is drawn."""
     step = -(-max(len(cells), len(cells[0])) // MOST_DRAWN)
     if step == 1:
         return cells

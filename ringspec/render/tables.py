@@ -19,7 +19,7 @@ GROUPS = ("operation", "layout", "circulation", "inputs", "workers")
 
 @dataclass(frozen=True)
 class Cell:
-    """The text of a cell, its classes for the style, and the words that a pointer on it shows."""
+    """The text of a cell, its classes for the style, and its tooltip."""
 
     text: str
     kind: str
@@ -57,7 +57,7 @@ class CaseRow:
 def matrix(cases: Sequence[Case]) -> Matrix:
     """Rows: what a case uses (masks, features). Columns: operation, layout, format, workers.
 
-    A cell counts the cases that have both; those that are not claimed and not run count apart.
+    A cell counts the cases that have both; those not claimed or not run are counted separately.
     """
     cells: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     columns: dict[str, set[str]] = {group: set() for group in GROUPS}
@@ -134,7 +134,7 @@ def matrix_cell(counts: Counter[str], use: str, group: str, value: str, first: b
 
 
 def number(value: Any) -> float:
-    """A number of a record; a hostile one becomes NaN.
+    """A number of a record; NaN if it is not a number.
 
     >>> number("Infinity"), number(2), number("x")
     (inf, 2.0, nan)
@@ -163,7 +163,7 @@ def worst_errors(cases: Sequence[Case]) -> list[tuple[str, ErrorGrid]]:
 
 
 def workers_of(case: Case) -> int | None:
-    """W of a case; 0 where it has calls on rings of several sizes, None where it makes no sense."""
+    """W of a case; 0 if it has calls on rings of several sizes, None if it has no ring."""
     needs = case.get("needs") or {}
     workers = needs.get("workers", 0 if needs.get("operation") == "ring" else 1)
     return workers if type(workers) is int and 0 <= workers <= MOST_WORKERS else None
@@ -227,7 +227,7 @@ def worst_text(case: Case) -> str:
 
 
 def reasons(cases: Sequence[Case]) -> list[tuple[str, int]]:
-    """Why cases are not claimed, with how many."""
+    """Why cases are not claimed, with the number of cases."""
     counted = Counter(
         case.get("reason") or "no reason given"
         for case in cases

@@ -1,10 +1,10 @@
 """Golden vectors: cases whose expected values are correctly rounded, so that their bytes never change.
 
-In reading order: ``case`` and ``check_case`` (what a case says), ``inputs`` (how its inputs are made),
+In reading order: ``case`` and ``check_case`` (the fields of a case), ``inputs`` (how its inputs are made),
 ``tensor_table`` (which tensors it has), ``container`` (one case as a directory), ``digest``,
 ``manifest`` and ``sets`` (many cases with their hashes), ``diff`` and ``export``. ``flags``,
 ``requires`` and ``catalogue`` say which cases there are, ``generate`` derives their tensors.
-``strictjson`` and ``files`` read what comes from outside.
+``json_text`` and ``files`` read untrusted input.
 """
 
 from ringspec.vectors.export import export_set

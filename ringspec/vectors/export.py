@@ -1,8 +1,7 @@
-"""A set as one reproducible tar file: the same set, the same bytes.
+"""A set as one reproducible tar file: the same set gives the same bytes.
 
-The archive holds what the manifest lists and nothing else, in the order of the names, with no time,
-owner or mode of the machine it was made on. The bytes of a ``.tar`` are the same everywhere; those of
-a ``.tar.gz`` for one version of zlib.
+The archive holds only the files that the manifest lists, sorted by name, without time, owner or mode.
+The bytes of a ``.tar`` are the same on every machine; those of a ``.tar.gz`` also depend on the version of zlib.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ def export_set(
     destination: str | os.PathLike[str],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> None:
-    """Write the set ``vectors`` to a new ``.tar`` or ``.tar.gz`` file, whole or not at all.
+    """Write the set ``vectors`` to a new ``.tar`` or ``.tar.gz`` file, completely or not at all.
 
-    Every file is held to the manifest while it is packed. ``progress(done, total, path)`` is called
-    after each. Raises :class:`~ringspec.errors.OptionError` for another suffix,
+    Every file is compared with the manifest while it is packed. ``progress(done, total, path)`` is called
+    after each file. Raises :class:`~ringspec.errors.OptionError` for another suffix,
     :class:`~ringspec.errors.OptionError` where something lies at ``destination``, and what reading a set
     raises.
     """

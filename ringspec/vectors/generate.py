@@ -1,7 +1,7 @@
 """The tensors of a case, derived from its case.json; and whole sets of them.
 
 Inputs are drawn as the recipes say; :mod:`ringspec.truth` gives layouts, schedules and the correctly
-rounded results. Nothing else decides a byte: not the machine, nor BLAS, nor the number of processes.
+rounded results. The bytes do not depend on the machine, BLAS or the number of processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta", "parts_o", "parts_ls
 
 @dataclass(frozen=True)
 class Derived:
-    """``case`` with ``requires`` and ``digests`` filled in, and the tensors that a set stores of it.
+    """``case`` with ``requires`` and ``digests`` filled in, and the tensors that a set stores for it.
 
     ``tensors`` is None where the storage is "digests".
     """
@@ -51,7 +51,7 @@ class Derived:
 
 
 def derive(case: Case) -> Derived:
-    """All that follows from a case. Its own ``requires`` and ``digests`` are not read.
+    """Derive everything that follows from a case; ``requires`` and ``digests`` are computed, not read.
 
     Raises :class:`~ringspec.errors.UndecidedError` where a result cannot be rounded with certainty,
     and what drawing the inputs and checking the options raise.
@@ -75,10 +75,10 @@ def derive(case: Case) -> Derived:
 
 
 def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = None) -> Tensors:
-    """Every tensor of a case, whole, whatever its storage: in, out, scale, layout and position.
+    """Every tensor of a case, whole even if its storage is not: in, out, scale, layout and position.
 
-    Without ``scales`` there is no ``scale.*``, which saves a third of the time. ``truth``: the results where
-    they are known, in global order and in the formats of the case at least; None: they are evaluated.
+    ``scales=False`` leaves out ``scale.*``, which saves a third of the time. ``truth``: the results if they
+    are known, in global order and at least in the formats of the case; None: they are computed.
     """
     if case.operation == "schedule":
         return schedule_tensors(case)
@@ -106,7 +106,7 @@ def layouts_of_case(case: Case) -> Tensors:
 
 
 def arguments_of(case: Case, inputs: Tensors) -> tuple[Problem, Upstream, Tables | None]:
-    """What :mod:`ringspec.truth` evaluates a case from: all checked; of a ring case with its layouts."""
+    """The checked arguments of a case for :mod:`ringspec.truth`; for a ring case with its layouts."""
     q, k, v = (load(inputs[name], name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(case, inputs))
     upstream = (load(inputs[name], name) if name in inputs else None for name in ("dy", "dlse"))
@@ -117,7 +117,7 @@ def arguments_of(case: Case, inputs: Tensors) -> tuple[Problem, Upstream, Tables
 
 
 def options_of(case: Case, inputs: Tensors) -> dict[str, Any]:
-    """The keywords of ``ringspec.ring`` and ``ringspec.attention`` that a case stands for."""
+    """The keywords of ``ringspec.ring`` and ``ringspec.attention`` for a case."""
     tensors = {name: as_number(name, x) for name, x in inputs.items() if name not in NOT_OPTIONS}
     return dict(case.terms) | tensors
 
@@ -137,7 +137,7 @@ def layout_of(ring: Ring) -> Any:
 def truth_of_block(
     case: Case, inputs: Tensors, problem: Problem, upstream: Upstream, wanted: Wanted
 ) -> Truth:
-    """Results of the passes of a block case; of the gradients the share of the block."""
+    """Results of the passes of a block case; gradients are the contributions of the block."""
     ahead = Truth({})
     if "forward" in case.passes:
         ahead = attention(problem, Upstream(), None, wanted)
@@ -149,14 +149,14 @@ def truth_of_block(
 
 
 def wanted_of(case: Case, scales: bool = True) -> Wanted:
-    """float64 and the case's own formats."""
+    """float64 and the formats of the case."""
     assert case.formats is not None
     outputs, statistics = case.formats.outputs, case.formats.statistics
     return Wanted(("float64", outputs), ("float64", statistics), scales)
 
 
 def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors:
-    """``out.*`` and ``scale.*`` of the passes of a case in its formats, per worker in a ring."""
+    """``out.*`` and ``scale.*`` of the passes of a case in its formats, per worker for a ring case."""
     wanted = wanted_of(case)
     dropped = () if "forward" in case.passes else ("o", "lse")
     results = {name: x for name, x in truth.tensors.items() if name not in dropped}
@@ -174,7 +174,7 @@ def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors
 def schedule_tensors(case: Case) -> Tensors:
     """``out.visitor.<pass>`` and ``out.target.<pass>``, int64 [steps, W], of each pass of a schedule case.
 
-    What they hold: :func:`ringspec.truth.schedule.visitors` and :func:`ringspec.truth.schedule.targets`.
+    See :func:`ringspec.truth.schedule.visitors` and :func:`ringspec.truth.schedule.targets`.
     """
     ring = case.ring
     assert ring is not None
@@ -224,12 +224,11 @@ def generate(
     progress: Progress | None = None,
     only: str | None = None,
 ) -> VectorSet:
-    """Derive the cases of the set ``name`` and write them to a new folder, whole or not at all.
+    """Derive the cases of the set ``name`` and write them to a new folder, completely or not at all.
 
     ``jobs`` processes work at the same time; the bytes do not depend on it. ``only`` is a pattern of
-    ids. ``progress(done, total, id)`` is called after each case. Refuses a destination at which
-    something lies (:class:`~ringspec.errors.OptionError`): generate proposes, it never
-    overwrites.
+    ids. ``progress(done, total, id)`` is called after each case. Raises :class:`~ringspec.errors.OptionError` if the
+    destination exists: generate never overwrites.
     """
     cases = cases_of(name, only)
     return write_derived(destination, name, SET_VERSIONS[name], cases, jobs, progress)
@@ -243,7 +242,7 @@ def write_derived(
     jobs: int,
     progress: Progress | None,
 ) -> VectorSet:
-    """Derive cases, and write them to a new folder as the set ``name``; the rest as in :func:`generate`."""
+    """Derive cases, and write them to a new folder as the set ``name``; other arguments as in :func:`generate`."""
 
     def entries() -> Iterator[tuple[Case, Tensors | None]]:
         for done, one in enumerate(each(derive_named, cases, jobs), start=1):

@@ -1,4 +1,4 @@
-"""Golden values for a problem of one's own: a case of any shape, derived at once and written as a set.
+"""Golden values for your own problem: a case of any shape, derived and written as a set.
 
 The inputs are drawn from the case's id, so that the same id, shape and format give the same bytes on every machine.
 """
@@ -43,7 +43,7 @@ def make_case(
     attention. ``backward``: with gradients. ``sinks``: sinks per head; ``bias``: with a bias [1, H, Sq, Sk];
     ``dlse``: with an upstream gradient of lse. ``terms``: ``scale``, ``causal``, ``window``, ``softcap``,
     ``dropout_p``, ``dropout_seed``, ``q_offset``, ``cu_seqlens``, ``cu_seqlens_k``, as in ``ringspec.attention``.
-    Raises OptionError or VectorError for what is no case.
+    Raises OptionError or VectorError if the case is not valid.
 
     >>> made = make_case("mine/small", Shape(1, 4, 2, 32, 32, 8, 8), ring=Ring(2, "zigzag"), causal=True)
     >>> made.operation, made.requires["workers"], made.requires["head_ratio"]
@@ -79,7 +79,7 @@ def make_case(
 
 
 def rules_of(ring: Ring | None, backward: bool, terms: dict[str, Any]) -> str:
-    """The rules that such a case shows."""
+    """The rules that such a case tests."""
     found = ["FWD-1", "FWD-4", "FWD-6"]
     found += ["BWD-3", "BWD-5", "BWD-6", "BWD-7"] if backward else []
     found += ["RING-2"] if ring is not None else []
@@ -94,11 +94,11 @@ def make(
     *,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> VectorSet:
-    """Derive the correctly rounded values of cases and write them to a new folder, whole or not at all.
+    """Derive the correctly rounded values of cases and write them to a new folder, completely or not at all.
 
     ``destination`` must not exist. ``cases``: from :func:`make_case`. ``progress(done, total, id)`` is called after
     each case. Returns the set, which :func:`ringspec.vectors.open_set` opens by its folder.
-    Raises UndecidedError where a value cannot be rounded with certainty, OptionError where the folder exists.
+    Raises UndecidedError where a value cannot be rounded with certainty, OptionError if the folder exists.
     """
     chosen = [dataclasses.replace(one, storage="full") for one in cases]
     return write_derived(destination, "made", "1.0", chosen, 1, progress)

@@ -1,7 +1,7 @@
 """A function over many items in several processes; results in the order of the items.
 
-Each process computes with one BLAS thread: the work is cut by cases, and threads of several
-processes would only stand in each other's way.
+Each process uses one BLAS thread: work is divided by cases, and threads of several processes would
+compete for the same processors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def each(
 ) -> Iterator[Result]:
     """``function(item)`` for each item, in order; function and items must be picklable for jobs > 1.
 
-    An error of one item comes out at its place, and what is not begun is not done.
+    An error of an item is raised when its turn comes, and items not yet begun are dropped.
 
     >>> list(each(abs, [-1, 2, -3]))
     [1, 2, 3]
@@ -48,8 +48,8 @@ def each(
 def in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int
 ) -> Iterator[Result]:
-    """A bounded window of items is in work, so that results do not pile up."""
-    # spawn: a fork would copy the BLAS library's threads in the middle of what they do.
+    """Only a bounded number of items is in work, so that results do not fill memory."""
+    # spawn: a fork would copy the state of running BLAS threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin)
     waiting: deque[Future[Result]] = deque()
@@ -72,7 +72,7 @@ def in_processes(
 
 
 def begin() -> None:
-    """In a new process: one BLAS thread, and an end when the parent ends, however it does."""
+    """Set up a new process: one BLAS thread, and it ends when the parent ends, even if that is killed."""
     threadpool_limits(1)
     threading.Thread(target=leave_with_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Derive every case of a set again, and compare the bytes with those that the set holds."""
+"""Derive every case of a set again, and compare the bytes with those in the set."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FAILURES = ("differs", "undecided", "refused")
 
 @dataclass(frozen=True)
 class CaseReport:
-    """What came of the case ``id``.
+    """The result for the case ``id``.
 
     ``outcome``: "ok"; "differs": ``fields`` of case.json (digests among them) and stored ``tensors``
-    that are not what was derived, old being the set's; "undecided": a result cannot be rounded with
-    certainty; "refused": the case cannot be derived at all, ``message`` says why; "withdrawn": its
-    values no longer count and were not derived.
+    differ from the derived ones, "old" being those of the set; "undecided": a result cannot be rounded with
+    certainty; "refused": the case cannot be derived at all, ``message`` says why; "withdrawn": the
+    case is no longer used and was not derived.
     """
 
     id: str
@@ -35,7 +35,7 @@ class CaseReport:
 
     @property
     def failed(self) -> bool:
-        """Whether the set does not hold what this program derives."""
+        """Whether the set does not contain what this program derives."""
         return self.outcome in FAILURES
 
 
@@ -48,9 +48,9 @@ def verify(
 ) -> tuple[CaseReport, ...]:
     """One report for each case whose id matches ``only`` (a pattern; None: all), in order of ids.
 
-    Reads nothing but ``vectors``, and no cache. ``jobs`` processes work at the same time, and
-    ``progress(done, total, id)`` is called after each case. Files are held to the
-    manifest as they are read; ``check_set`` checks the rest of the set's form.
+    Reads only ``vectors``, and no cache. ``jobs`` processes work at the same time, and
+    ``progress(done, total, id)`` is called after each case. Files are compared with the
+    manifest as they are read; ``check_set`` checks everything else about the format of the set.
     """
     cases = matching(tuple(vectors), only)
     # A set that was opened may carry its flags, which no other process needs.

@@ -1,6 +1,6 @@
 """``ringspec check``, and the options that ``smoke``, ``check`` and ``replay`` share.
 
-What they do is in ``check_run``, which is imported by the command that runs.
+Their work is in ``check_run``, which is imported when one of them runs.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def perform(
 
 
 def check_destination(path: Path) -> None:
-    """Report before the run that a file cannot be written."""
+    """Raise before the run if a report cannot be written."""
     if not path.absolute().parent.is_dir():
         raise OptionError(
             f"the folder of {path}",
@@ -158,7 +158,7 @@ def vectors_data() -> dict[str, Any]:
 
 
 class Nowhere:
-    """A stream that discards what is written, so that one writer always makes the footer."""
+    """A stream that discards its text; the writer on it makes the footer when no report is written."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -171,11 +171,11 @@ class Nowhere:
 def writers(
     header: dict[str, Any], as_json: bool, path: Path | None
 ) -> Iterator[list[ReportWriter]]:
-    """One writer for stdout with --json, one for the file, one that only counts."""
+    """One writer for stdout with --json, one for the file, and one that only counts."""
     with contextlib.ExitStack() as stack:
         streams: list[TextIO] = [Nowhere()]  # type: ignore[list-item]
         if as_json:
-            # Output of the target on sys.stdout must not come between the lines.
+            # Output of the target on sys.stdout must not get between the lines.
             streams.append(sys.stdout)
         if path is not None:
             streams.append(stack.enter_context(path.open("w", encoding="utf-8", newline="\n")))
@@ -186,7 +186,7 @@ def write_files(report: Report, wanted: Files) -> None:
     """JUnit XML and the page."""
     for name, make in (("junit", junit), ("html", lambda one: page(report_lines(one)))):
         if name in wanted:
-            # Surrogates, which a target's name or message may hold, become question marks.
+            # Surrogates in the name or a message of a target become question marks.
             wanted[name].write_bytes(make(report).encode("utf-8", "replace"))
 
 

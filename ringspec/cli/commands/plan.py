@@ -192,7 +192,7 @@ def hardware(given: dict[str, Any]) -> Hardware:
 
 
 def document(plans: list[Plan]) -> dict[str, Any]:
-    """All of it, as plain data."""
+    """The plans as plain data."""
     from ringspec.plan import plan_document
 
     return {
@@ -314,7 +314,7 @@ def draw(one: Plan, path: Path) -> None:
 
 
 def title(one: Plan, workers: int) -> str:
-    """What is drawn; a large ring is shown by a small one with as many tokens on each worker."""
+    """The title; a small ring with as many tokens on each worker is drawn for a large one."""
     best, work = one.best, one.work
     small = "" if workers == work.workers else f" (drawn with {workers} workers)"
     passes = "forward, then backward" if best.backward is not None else "forward"

@@ -136,7 +136,7 @@ def simulate_command(**given: Any) -> None:
 
 
 def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> None:
-    """The command on one rank; of several, the first reports."""
+    """The command on one rank; with several ranks only the first reports."""
     if given["input_path"] is not None:
         refuse_shapes(ctx)
     asked = request_from(given)
@@ -190,7 +190,7 @@ def refuse_shapes(ctx: click.Context) -> None:
 
 
 def check_target(path: Path | None) -> None:
-    """Report before the work that a file cannot be written."""
+    """Raise before the work if the file cannot be written."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise OptionError(
             "--save with the path of a file in a directory that exists",
@@ -215,7 +215,7 @@ def run_ring(
     record: bool,
     blocks: str,
 ) -> Run | None:
-    """The ring, with a progress bar where it takes long; None on a rank that does not report."""
+    """Run the ring, with a progress bar if it takes long; None on a rank that does not report."""
     tensors = dict(inputs.tensors)
     if not asked.backward:
         tensors.pop("dy", None)
@@ -254,7 +254,7 @@ def run_ring(
 
 
 def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
-    """The specification holds a few score matrices of one block at a time."""
+    """Limit the size of a block: the specification keeps a few score matrices of one at a time."""
     q, k = tensors["q"].shape, tensors["k"].shape
     block = math.prod(q[:3]) * math.prod(k[2:3]) // asked.workers**2
     if block > MAX_BLOCK:
@@ -266,7 +266,7 @@ def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
 
 
 def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
-    """Recorded states hold about 3 copies of every tensor before, during and after every step."""
+    """Limit recorded states: about 3 copies of every tensor before, during and after every step."""
     size = 8 * 3 * 3 * asked.workers * sum(x.size for x in tensors.values())
     if size > MAX_SAVED_BYTES:
         raise OptionError(
@@ -306,7 +306,7 @@ def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
 
 
 def legend_lines(width: int) -> list[str]:
-    """The words of the report, one entry each, with a hanging indent."""
+    """Explain the terms of the report, each with a hanging indent."""
     lines = ["legend:"]
     for word, meaning in LEGEND.items():
         lines += textwrap.wrap(

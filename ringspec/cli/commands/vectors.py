@@ -1,7 +1,7 @@
 """``ringspec vectors``: the golden vectors at the command line.
 
-What each command does is in ``vectors_read`` (list, show, diff, export) and ``vectors_derive``
-(verify, generate, materialise, make). Those modules are imported by the command that runs: the other commands start without them.
+The work is in ``vectors_read`` (list, show, diff, export) and ``vectors_derive`` (verify, generate,
+materialise, make), which are imported when one of their commands runs.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def verify_command(**given: Any) -> None:
 @jobs_option
 @json_option
 def generate_command(**given: Any) -> None:
-    """Derive a set from its catalogue and write it to a new folder, whole or not at all.
+    """Derive a set from its catalogue and write it to a new folder.
 
     DEST must not exist: nothing is overwritten. Compare the new set with the one in use by
     "ringspec vectors diff", and move it yourself. The bytes do not depend on the number of processes.

@@ -25,7 +25,7 @@ MOST_CHANGES = 20
 
 
 def verify_set(name: str, only: str | None, jobs: int | None, as_json: bool) -> None:
-    """Exit code 1 where the set is not what it should be."""
+    """Print the reports; exit with 1 if the set differs from the derived values."""
     vectors = open_set(name)
     reports: tuple[CaseReport, ...] = ()
     fault = ""
@@ -70,7 +70,7 @@ def counts(reports: tuple[CaseReport, ...]) -> str:
 
 
 def report_lines(report: CaseReport) -> list[str]:
-    """Nothing for a case that is as it should be."""
+    """The lines of a report; none if the case is ok."""
     if report.outcome == "ok":
         return []
     heading = f"{report.id}: {report.outcome}"
@@ -108,7 +108,7 @@ def generate_set(
 
 
 def show_written(command: str, vectors: VectorSet, destination: Path) -> None:
-    """The JSON of a command that wrote a set."""
+    """Print the JSON of a command that wrote a set."""
     output.show_json(
         {
             "command": command,

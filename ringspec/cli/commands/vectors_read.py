@@ -22,7 +22,7 @@ from ringspec.vectors.sets.stored import SETS, VectorSet, open_set
 
 
 def versions(vectors: VectorSet) -> dict[str, Any]:
-    """The four versions, which change apart from each other, and how many cases there are."""
+    """The four versions, which change independently, and the number of cases."""
     return {
         "version": ringspec.__version__,
         "specification": vectors.spec_version,
@@ -85,7 +85,7 @@ def check_known(name: str | None, known: Iterable[str], what: str) -> None:
 
 
 def summary(case: Case) -> dict[str, Any]:
-    """What a list says of a case."""
+    """The entry of a case in the JSON list."""
     return {
         "id": case.id,
         "reason": case.reason,
@@ -125,7 +125,7 @@ def show_case(id: str, name: str | None, tensors: bool, as_json: bool) -> None:
 
 
 def set_with(id: str) -> VectorSet:
-    """The first packaged set that has a case of this id; the core set where none has."""
+    """The first packaged set that has a case of this id; the core set if none has."""
     sets = []
     for name in SETS:
         try:

@@ -1,1 +1,1 @@
-"""What several commands use: options, inputs, output, progress, ranks."""
+"""Shared by several commands: options, inputs, output, progress, ranks."""

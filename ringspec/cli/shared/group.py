@@ -11,7 +11,7 @@ from ringspec.errors import RingspecError, nearest
 
 
 class BadInput(click.ClickException):
-    """What the user gave cannot be done."""
+    """An input or option that the command cannot accept."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class Commands(click.Group):
                 return super().invoke(ctx)
         except RingspecError as error:
             raise BadInput(str(error)) from None
-        except BrokenPipeError:  # click ends quietly when nobody reads stdout any more
+        except BrokenPipeError:  # click ends quietly if stdout was closed
             raise
         except OSError as error:
             raise BadInput(str(error)) from None

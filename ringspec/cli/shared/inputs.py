@@ -70,8 +70,8 @@ class Shape:
 class Inputs:
     """``tensors`` by name (q, k, v and perhaps dy, dlse), and ``source``, where they come from.
 
-    ``options`` are masks, bias and the like from the file, by the names of ``rs.ring``'s options;
-    ``ignored`` are the names in the file that nothing here reads.
+    ``options`` are masks, bias and other options from the file, by their names in ``rs.ring``;
+    ``ignored`` are the names in the file that are not read.
     """
 
     tensors: dict[str, NDArray]
@@ -118,9 +118,9 @@ def drawn_inputs(seed: int, shape: Shape, names: tuple[str, ...]) -> Inputs:
 def read_inputs(path: Path) -> Inputs:
     """q, k, v and, where the file has them, dy, dlse and FILE_OPTIONS of a .safetensors or .npz file.
 
-    The file is hostile until checked: its size is bounded and nothing in it is executed.
-    :class:`~ringspec.errors.FileFormatError` says what is wrong with it; dtypes, shapes and values
-    are checked where every function of ringspec checks them.
+    The file is not trusted: its size is bounded and nothing in it is executed. Raises
+    :class:`~ringspec.errors.FileFormatError` if its format is wrong; dtypes, shapes and values are
+    checked later, by the function that takes the tensors.
     """
     if path.suffix not in (".safetensors", ".npz"):
         raise OptionError(

@@ -1,8 +1,8 @@
-"""Arrays out of an .npz file that is hostile until checked.
+"""Arrays from an untrusted .npz file.
 
-``numpy.load`` allocates what a header claims before it has seen the data, so a small file can ask
-for any amount of memory; and an array of objects holds pickles, which run code. Here sizes are
-bounded first, every claim is held against the bytes that are there, and objects are refused.
+``numpy.load`` allocates the size that a header states before it reads the data, so a small file can
+request any amount of memory; and an array of objects contains pickles, which run code. Here sizes are
+bounded first, every header is compared with the bytes present, and objects are refused.
 
 Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html (an
 .npz file is a zip archive with one .npy file for each name).
@@ -34,8 +34,8 @@ def read_npz(
 ) -> tuple[dict[str, NDArray], list[str]]:
     """The wanted arrays that are in the file, and the other names in it.
 
-    Raises :class:`~ringspec.errors.FileFormatError` for everything that is not a plain array file
-    of at most ``max_bytes`` in all.
+    Raises :class:`~ringspec.errors.FileFormatError` unless the file has only plain arrays, of at
+    most ``max_bytes`` together.
     """
     names = set(wanted)
     try:
@@ -52,7 +52,7 @@ def read_npz(
             }
     except FileFormatError:
         raise
-    # zipfile, zlib and the header parser raise a dozen kinds of error for hostile bytes.
+    # zipfile, zlib and the header parser raise a dozen kinds of error for malformed bytes.
     except Exception as cause:
         raise FileFormatError(
             f"an .npz file in {path}",
@@ -80,7 +80,7 @@ def members_by_name(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.Z
 
 
 def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, path: Path) -> NDArray:
-    """One array: header and data held against each other, the data never more than was claimed."""
+    """One array, whose data must have exactly the size that its header states."""
     with archive.open(info) as member:
         data = member.read(info.file_size + 1)
     stream = io.BytesIO(data)
@@ -88,7 +88,7 @@ def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, path
     if version not in HEADER_READERS:
         refuse(path, f"an .npy header of version 1.0 or 2.0 for {name!r}", f"version {version}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about headers that Python 2 wrote
+        warnings.simplefilter("ignore")  # for headers written by Python 2
         shape, in_columns, dtype = HEADER_READERS[version](stream, max_header_size=MAX_HEADER)
     if dtype.hasobject:
         refuse(path, f"numbers in {name!r}", "Python objects (pickles), which are never loaded")

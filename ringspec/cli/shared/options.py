@@ -1,4 +1,4 @@
-"""The options shared by simulate and schedule, and what they mean for the specification."""
+"""The options shared by simulate and schedule, and their translation to keywords of ringspec."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def problem_options(function: Function) -> Function:
 
 
 def some_problem_options(*left_out: str) -> Callable[[Function], Function]:
-    """Give a command the options of :data:`PROBLEM` but those that are named."""
+    """Give a command the options of :data:`PROBLEM` except the named ones."""
 
     def decorate(function: Function) -> Function:
         function = problem_options(function)
@@ -223,7 +223,7 @@ class Request:
 
 
 def request_from(given: dict[str, Any]) -> Request:
-    """The options of :data:`PROBLEM` by name, with the defaults that depend on each other."""
+    """The request for the options of :data:`PROBLEM`; fills in defaults that depend on other options."""
     workers = check_workers(given["workers"])
     if workers > MAX_WORKERS:
         raise OptionError(
@@ -266,7 +266,7 @@ def request_from(given: dict[str, Any]) -> Request:
 
 
 def in_range(value: int | None, name: str, least: int, most: int = MAX_LENGTH) -> None:
-    """Refuse numbers outside least..most, before anything is computed with them."""
+    """Refuse a number outside least..most before it is used."""
     if value is not None and not least <= value <= most:
         option = "--" + name.replace("_", "-")
         raise OptionError(

@@ -1,6 +1,6 @@
-"""What the commands print: the same text everywhere, with colours on a terminal unless NO_COLOR is set.
+"""Output of the commands: results on stdout, everything else on stderr.
 
-Results go to stdout, everything else to stderr. Into a pipe or a file goes plain ASCII text.
+The text is the same everywhere, plain ASCII; on a terminal it has colours unless NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringspec.conformance.report.words import folded
 
 PLAIN_WIDTH = 80
 FAILED = "|".join(FAILURES)
-# Parts that a terminal shows in a style: headings, cells without a visible pair, verdicts, outcomes of cases.
+# Parts that have a style on a terminal: headings, cells without a visible pair, verdicts, outcomes of cases.
 STYLES = (
     (
         r"^(worker .*|((KV|Q) ring|gathered keys)[^:]*:|verdict:|legend:|diagnosis:|passed \d+ of .*)",

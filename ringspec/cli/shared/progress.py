@@ -1,4 +1,4 @@
-"""Signs of progress on stderr: a bar that counts, with the time used and an estimate of the rest, or a spinner."""
+"""Progress on stderr: a bar that counts, with the time used and an estimate of the rest, or a spinner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Tick = Callable[[], None]
 def counting(what: str, wanted: bool = True) -> Iterator[Count]:
     """Count cases or files: yields a function ``(done, total, name)``.
 
-    Where stderr is no terminal, such as the log of a build, there is a line every 30 seconds.
+    If stderr is not a terminal, for example in a build log, a line is printed every 30 seconds.
     """
     console = console_on(sys.stderr)
     if not wanted:
@@ -69,7 +69,7 @@ def working(what: str, wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def bar(what: str, console: Console) -> Iterator[Count]:
-    """The bar, which goes away at the end."""
+    """A progress bar that is erased at the end."""
     columns = (
         TextColumn(what),
         BarColumn(),
@@ -86,7 +86,7 @@ def bar(what: str, console: Console) -> Iterator[Count]:
 
 @contextmanager
 def lines(what: str) -> Iterator[Count]:
-    """Lines in place of the bar, printed by a thread, so that they also come while one case takes long."""
+    """Print lines instead of a bar, from a thread, so that they also appear during a long case."""
     begun, last, ended = time.monotonic(), "nothing done yet", threading.Event()
 
     def tick(done: int, total: int, name: str) -> None:

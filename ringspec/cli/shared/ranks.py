@@ -1,6 +1,6 @@
-"""``ringspec simulate`` with one copy on each MPI rank: rank 0 prints, all end together.
+"""``ringspec simulate`` with one copy on each MPI rank: rank 0 prints, and all ranks end together.
 
-Nothing here imports mpi4py unless the command was started under ``mpiexec`` or asked for MPI.
+mpi4py is imported only if the command was started under ``mpiexec`` or with ``--comm mpi``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Variables that the launchers of MPICH, Open MPI and PMIx set.
 LAUNCHED = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 LAST_SECONDS = 10.0
-SPEAKING_SECONDS = 1.0
+PRINTING_SECONDS = 1.0
 
 
 def ranks_options(function: Function) -> Function:
@@ -73,7 +73,7 @@ class Ranks:
         self.links, self.ring_links, self.met = links, ring_links, False
 
     def ring(self, *tensors: Any, record: bool, workers: int, **keywords: Any) -> Run | None:
-        """``ringspec.ring`` over the ranks. Raises OptionError where states are to be recorded."""
+        """``ringspec.ring`` over the ranks. Raises OptionError if states are to be recorded."""
         from ringspec.comm.ring import ring_over
 
         if record:
@@ -99,7 +99,7 @@ Team = Ranks | None
 
 
 def launched() -> int | None:
-    """Ranks that a launcher of MPI programs started, this one among them; None without one."""
+    """The number of ranks that an MPI launcher started; None if there is no launcher."""
     for rank, size in LAUNCHED:
         if rank in os.environ and os.environ.get(size, "").isdigit():
             return int(os.environ[size])
@@ -108,9 +108,9 @@ def launched() -> int | None:
 
 @contextlib.contextmanager
 def team(given: dict[str, Any]) -> Iterator[Team]:
-    """Who computes the ring. ``given["workers"]`` becomes the size of the ring where it was left out.
+    """The ranks that compute the ring, or None. Sets ``given["workers"]`` to the ring size if it is missing.
 
-    With MPI, an error of one rank is an error of all; rank 0 says it.
+    With MPI, an error of one rank becomes an error of all; rank 0 prints it.
     """
     how, ranks = given["comm"], launched()
     if how == "lockstep" or (how == "auto" and (ranks or 1) == 1):
@@ -133,18 +133,18 @@ def team(given: dict[str, Any]) -> Iterator[Team]:
 
 
 def raise_on_first(error: RingspecError | click.UsageError) -> None:
-    """The message once, though every copy of the program has it."""
+    """Raise an error that all ranks have, so that only rank 0 prints it."""
     rank = next((os.environ[name] for name, _ in LAUNCHED if name in os.environ), "0")
     if rank != "0":
-        # The launcher may end all ranks as soon as one ends: the first has time to speak.
-        time.sleep(SPEAKING_SECONDS)
+        # The launcher may end all ranks as soon as one ends: give the first time to print.
+        time.sleep(PRINTING_SECONDS)
         raise click.exceptions.Exit(2)
     raise error
 
 
 @contextlib.contextmanager
 def usage_said_once() -> Iterator[None]:
-    """Wrong words on the command line are the same words on every rank."""
+    """Print a usage error once: every rank has the same command line."""
     try:
         yield
     except click.UsageError as error:
@@ -187,13 +187,13 @@ def of_ranks(given: dict[str, Any]) -> Iterator[Ranks]:
 
 
 def rest(links: MpiLinks) -> None:
-    """Ranks that have nothing left to do wait for rank 0, asleep, and see whether it lives."""
+    """Wait, asleep, until rank 0 has finished, and check that it is alive."""
     import numpy as np
 
     buffer = np.zeros(1, np.uint8)
     if links.rank == 0:
         for rank in range(1, links.size):
-            what = f"waits at the end until {links.name(rank)} has taken its leave"
+            what = f"waits at the end until {links.name(rank)} is ready to end"
             links.wait(links.send(rank, REST_TAG, buffer, what))
     else:
         what = f"waits at the end for the report of {links.name(0)}"
@@ -218,7 +218,7 @@ def leave(ranks: Ranks, error: RingspecError) -> None:
     if isinstance(error, LostWorkerError):
         mpi.end_all(error)
     if links.control.error is None:
-        # All ranks have agreed on the error and no message is under way.
+        # All ranks have this error and no message is in transit.
         if links.rank:
             raise click.exceptions.Exit(2)
         raise error

@@ -57,7 +57,7 @@ def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
     ['computed with torch 2.13.0 (/x/torch/__init__.py)']
     """
     names = [name for name in files if name not in ("numpy", "python")]
-    # Shown where it is not the interpreter that runs this command.
+    # Shown if it is not the interpreter that runs this command.
     names += ["python"] if files.get("python", sys.executable) != sys.executable else []
     said = Installed(versions, files)
     return [f"computed with {said.of(name)}" for name in names]

@@ -11,7 +11,7 @@ from ringspec.problem.model import Problem
 
 
 def problem_data(asked: options.Request, problem: Problem, backward: bool) -> dict[str, Any]:
-    """Shapes and options as the specification took them."""
+    """Shapes and options as the specification received them."""
     terms, (batch, heads, n_q, width) = problem.terms, problem.q.shape
     return {
         "workers": asked.workers,

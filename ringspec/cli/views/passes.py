@@ -154,7 +154,7 @@ def cell(worker: Data, copies: int) -> str:
 
 
 def then_lines(steps: list[Data]) -> list[str]:
-    """What travels after each step; steps after which the same travels, or nothing, share a line."""
+    """What is sent after each step; consecutive steps with the same transfers share a line."""
     lines, first = [], 0
     for t, step in enumerate(steps):
         last = t == len(steps) - 1
@@ -212,7 +212,7 @@ def offset_text(offset: Any) -> str:
 
 
 def tokens_text(tokens: Sequence[int], most: int = 4) -> str:
-    """Token indices in few words: runs of one step, padding slots counted.
+    """Token indices in a short form: arithmetic runs, and the number of padding slots.
 
     >>> tokens_text([0, 4, 8, 12]), tokens_text([0, 1, 14, 15]), tokens_text([5, -1])
     ('0, 4 .. 12', '0..1, 14..15', '5, and 1 padding slot')
@@ -250,7 +250,7 @@ def run_text(run: list[int]) -> str:
 
 
 def holding_lines(layout: Data) -> list[str]:
-    """Which tokens each worker holds; queries and keys apart where they differ."""
+    """Which tokens each worker holds; queries and keys separately if they differ."""
     if len(layout["queries"]) > MAX_TABLE:
         return [f"tokens: no table for W > {MAX_TABLE}; --json has every worker"]
     lines = ["worker  tokens"]

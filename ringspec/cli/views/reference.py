@@ -1,4 +1,4 @@
-"""The ring's results against the dense definition in float64, worker by worker."""
+"""The comparison of a ring with the dense definition in float64, for each worker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_method(method: str) -> None:
 
 
 def choose(method: str, problem: Problem) -> str:
-    """'dense', 'rows' or 'none' for what the user asked for."""
+    """'dense', 'rows' or 'none' for the value of --compare."""
     if method != "auto":
         return method
     return "dense" if pairs_in(problem) <= DENSE_LIMIT else "rows"
@@ -104,9 +104,7 @@ def compare(
     dy = None if dy is None else round_to(dy, run.recipe.inputs)
     upstream = Upstream(dy, dlse)
     if dlse is not None:
-        upstream = Upstream(
-            *upstream.filled(problem)
-        )  # the gradients of lse alone need a dy of zeros
+        upstream = Upstream(*upstream.filled(problem))  # with dlse alone, dy is 0
     reference = evaluate(problem, upstream, rows_to_compare(run, method), tick)
     data["rows_compared"] = int(reference.rows.size)
     data["workers"] = [
@@ -126,7 +124,7 @@ def compare(
 
 def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Data:
     """Errors of one worker's own arrays, for each name that the reference has."""
-    place = np.full(length + 1, -1, dtype=np.int64)  # padding slots, -1, find the last entry
+    place = np.full(length + 1, -1, dtype=np.int64)  # padding slots are -1, the last entry
     place[reference.rows] = np.arange(reference.rows.size)
     errors: Data = {}
     for names, found in ((OF_QUERIES, place[worker.index_q]), (OF_KEYS, worker.index_k)):
@@ -183,7 +181,7 @@ def comparison_lines(data: Data, width: int) -> list[str]:
 
 
 def verdict(data: Data) -> str:
-    """The answer of the comparison in one line."""
+    """The result of the comparison in one line."""
     if data["method"] == "none":
         return "verdict: not compared with dense attention (--compare none)"
     worst = float(np.max([entry["rel"] for entry in data["all"].values()]))

@@ -19,7 +19,7 @@ MOST_VALUES = 6
 
 
 def terms_text(case: Case) -> str:
-    """The ring and the terms in a few words.
+    """A short description of the ring and the terms.
 
     >>> from ringspec.vectors.catalogue import catalogue
     >>> [first] = [case for case in catalogue("core") if case.id == "ring/window-causal-w4"]
@@ -66,7 +66,7 @@ def shape_text(case: Case) -> str:
 
 
 def case_data(case: Case, stored: Tensors, content: str, values: bool) -> dict[str, Any]:
-    """case.json as it is, the digest of its content, and its tensors."""
+    """The content of case.json, its content digest, and its tensors."""
     rows = []
     for row in tensor_rows(case, stored):
         entry = {name: row[name] for name in ("name", "dtype", "shape", "stored", "sha256")}
@@ -77,7 +77,7 @@ def case_data(case: Case, stored: Tensors, content: str, values: bool) -> dict[s
 
 
 def case_lines(case: Case, flags: list[Flag]) -> list[str]:
-    """Everything of a case but its tensors."""
+    """Everything about a case except its tensors."""
     lines = [case.id, case.reason]
     if case.withdrawn is not None:
         lines.append(f"withdrawn since {case.withdrawn.since}: {case.withdrawn.reason}")
@@ -114,9 +114,9 @@ def listed_words(value: Any) -> str:
 
 
 def tensor_rows(case: Case, stored: Tensors) -> list[dict[str, Any]]:
-    """Stored tensors, and those of which the case pins the digest alone, by name.
+    """Stored tensors, and those of which the case has only the digest, by name.
 
-    ``sha256`` is that of the whole tensor, which the case pins where it does not store all of it.
+    ``sha256`` is that of the whole tensor; the case has it if the tensor is not stored whole.
     """
     table = whole_tensors(case)
     rows = []

@@ -1,7 +1,7 @@
-"""Constructors of cases, so that a catalogue reads as a table of what differs from the default.
+"""Constructors of cases, so that a catalogue lists only what differs from the defaults.
 
-A case has two query heads, sixteen tokens and D = 4 unless it says otherwise; ``rules`` and
-``flags`` are names with blanks between them; ``dtype`` is one of :data:`DTYPES`. A tensor is given
+By default a case has two query heads, sixteen tokens and D = 4; ``rules`` and
+``flags`` are names separated by blanks; ``dtype`` is one of :data:`DTYPES`. A tensor is given
 as a recipe or as nested lists of values.
 """
 
@@ -59,7 +59,7 @@ def times(factor: float, *at: Any) -> Patch:
 def numbers(
     bits: int, exponent: int, shape: tuple[int, ...] | None = None, **more: Any
 ) -> TensorRecipe:
-    """Random numbers of so many bits, times 2**exponent."""
+    """Random integers of ``bits`` bits, times 2**exponent."""
     return TensorRecipe("uniform", shape=shape, bits=bits, exponent=exponent, **more)
 
 
@@ -73,7 +73,7 @@ def coins(threshold: int, *shape: int, patches: tuple[Patch, ...] = ()) -> Tenso
 
 
 def bias_of(*shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
-    """Random numbers around 0, with another mean for each head and each quarter of the keys."""
+    """Random numbers around 0, with a different mean for each head and each quarter of the keys."""
     return numbers(8, -7, shape, head=24, shard=20, shards=4, patches=patches)
 
 
@@ -152,7 +152,7 @@ def tensors_of(
     ring: Ring | None,
     given: dict[str, Any],
 ) -> dict[str, TensorRecipe]:
-    """Recipes by name in the order of NAMES: the given ones, and the standard ones of the rest."""
+    """Recipes by name in the order of NAMES: the given ones, and standard ones for the others."""
     unknown = set(given) - set(NAMES)
     assert not unknown, f"unknown names {unknown}"
     shards = min(4, shape.Sk) if ring is None else ring.workers
@@ -180,7 +180,7 @@ def ring(
     table_k: Any = None,
     **data: Any,
 ) -> Case:
-    """A ring case; one table stands for queries and keys."""
+    """A ring case; one given table is used for queries and keys."""
     if table_q is not None:
         layout, table_k = "table", table_q if table_k is None else table_k
     circle = Ring(W, layout, circulation, direction, table_q, table_k)
@@ -219,7 +219,7 @@ def merge(
     S: int = 6,
     **data: Any,
 ) -> Case:
-    """N parts [N, B, H, S, Dv], each with a mean of its own."""
+    """N parts [N, B, H, S, Dv], each with a different mean."""
     bits, exponent = (
         DTYPES[data.get("dtype", "bf16")].bits,
         DTYPES[data.get("dtype", "bf16")].exponent,

@@ -1,7 +1,6 @@
 """Flags: classes of bugs that real implementations had, which cases name as what they catch.
 
-A flag without a report is a mistake that the definition makes easy, and of which no public report is
-known.
+A flag without a report is a mistake that is easy to make and of which no public report is known.
 
 >>> FLAGS["stale-keys"].statuses
 ('fixed',)

@@ -1,8 +1,8 @@
-"""A golden case as data: frozen dataclasses and their one text form.
+"""A golden case as data: frozen dataclasses and their text form, which is unique.
 
-``case.json`` holds all meaning of a case and is for reading; the tensors beside it hold bits alone.
-:func:`case_from_json` takes nothing on trust: strict JSON, then the schema
-``schemas/case.schema.json``, then the checks of ``check_case``.
+``case.json`` describes the case completely; the file of tensors holds only its numbers.
+:func:`case_from_json` checks everything: strict JSON, then the schema ``schemas/case.schema.json``,
+then ``check_case``.
 
 In memory a list is a tuple and ``"-inf"`` is the float -inf; both are converted when a dataclass is
 made, so that a case read from its text equals the case that was written.
@@ -54,7 +54,7 @@ class CaseFormats:
 
 @dataclass(frozen=True)
 class Ring:
-    """W = ``workers``, who holds which token (``layout``), and what travels.
+    """The W = ``workers``, which of them holds which token (``layout``), and what is sent.
 
     ``circulation`` 'kv', 'q' or 'gather'; ``direction`` 1: worker r sends to r + 1, -1: to r - 1.
     ``table_q`` and ``table_k`` [W, n] of tokens with layout "table" only.
@@ -75,7 +75,7 @@ class Ring:
 class Patch:
     """A change of part of a drawn tensor: exactly one of ``set`` and ``multiply`` is not None.
 
-    ``at`` has one entry an axis: an index, a pair (start, stop), or None for the whole axis.
+    ``at`` has one entry for each axis: an index, a pair (start, stop), or None for the whole axis.
     ``multiply`` is a power of two, so that the result is exact.
     """
 
@@ -89,12 +89,12 @@ class Patch:
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """How the elements of one input are made; every value is exact.
+    """How the elements of one input are made, without rounding.
 
     ``kind`` is one of the following. ``uniform``: (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, with u the top ``bits`` bits of
     the element's word, h its index on the head axis, g = token*shards // length. ``constant``:
-    ``value``. ``values``: nested tuples as they are. ``bernoulli``: True iff the top 8 bits of the
-    word are >= ``threshold``. Then the ``patches``, in order. ``shape`` is given where it does not follow from
+    ``value``. ``values``: the given nested tuples. ``bernoulli``: True iff the top 8 bits of the
+    word are >= ``threshold``. Then the ``patches``, in order. ``shape`` is given if it does not follow from
     the name of the input.
     """
 
@@ -116,7 +116,7 @@ class TensorRecipe:
 
 @dataclass(frozen=True)
 class Inputs:
-    """``tensors`` maps the name of an input to its recipe; ``seed`` enters each of their words."""
+    """``tensors`` maps the name of an input to its recipe; ``seed`` is that of their random words."""
 
     seed: str
     tensors: dict[str, TensorRecipe]
@@ -124,7 +124,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """``since`` which set version a case no longer counts, and the ``reason``. It stays in the set."""
+    """From set version ``since`` on the case is not used, for ``reason``. It stays in the set."""
 
     since: str
     reason: str
@@ -135,7 +135,7 @@ class Case:
     """One case; the fields are the keys of case.json, in their order (docs/vectors/format.md).
 
     ``id`` is its path in the set, ``reason`` why it exists; ``operation`` and ``passes`` what is computed;
-    ``rules`` and ``flags`` what it shows and which bugs it would find; ``shape``, ``formats``, ``terms``
+    ``rules`` and ``flags`` which rules it tests and which bugs it would find; ``shape``, ``formats``, ``terms``
     and ``ring`` the problem; ``inputs`` how they are made; ``storage`` and ``digests`` what the set holds
     of its tensors; ``requires`` what an implementation must be able to do; ``withdrawn`` None, or why.
     """

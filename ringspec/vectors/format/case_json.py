@@ -1,4 +1,4 @@
-"""case.json: the one text form of a case, and its strict reading."""
+"""case.json: the text form of a case, which is unique, and its strict parser."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def case_from_json(text: str | bytes, what: str = "case.json") -> Case:
 
 
 def case_to_json(case: Case) -> str:
-    """The text of case.json: the same case, the same bytes.
+    """The text of case.json; equal cases give equal bytes.
 
     >>> recipe = TensorRecipe("constant", value=1.0)
     >>> case = Case(
@@ -72,7 +72,7 @@ def recipe_to_data(recipe: TensorRecipe) -> dict[str, Any]:
 def without_defaults(record: Any, *always: str) -> dict[str, Any]:
     """The fields of a dataclass that are in ``always`` or differ from their default."""
     given = {one.name: getattr(record, one.name) for one in fields(record)}
-    # False == 0, but it is a value of its own; None is never one.
+    # False == 0, but False is a value; None is never one.
     return {
         one.name: plain(given[one.name])
         for one in fields(record)

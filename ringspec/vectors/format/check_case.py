@@ -1,7 +1,7 @@
-"""What a case must satisfy beyond its schema: the parts fit each other and sizes are bounded.
+"""What a case must satisfy beyond its schema: its parts are consistent and its sizes bounded.
 
-Whoever reads a case from outside may then make its tensors: each has at most
-:data:`~ringspec.vectors.format.inputs.LARGEST_TENSOR` elements, of shapes that fit.
+After these checks it is safe to make the tensors of an untrusted case: each has at most
+:data:`~ringspec.vectors.format.inputs.LARGEST_TENSOR` elements, and the shapes are consistent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_id(text: object) -> bool:
 
 
 def check_case(case: Case, what: str) -> None:
-    """Raise :class:`~ringspec.errors.VectorError` unless the parts of a case fit each other."""
+    """Raise :class:`~ringspec.errors.VectorError` unless the parts of a case are consistent."""
     require(is_id(case.id), what, "an id of two or three short names", shown(case.id))
     for name in ("rules", "flags"):
         names = getattr(case, name)
@@ -152,7 +152,7 @@ def check_inputs(case: Case, what: str) -> None:
             raise VectorError(
                 f"{error.expected} in {what}", error.got, error.fix, code="case-format"
             ) from None
-        except ValueError:  # NumPy's word for ragged values
+        except ValueError:  # what NumPy raises for ragged values
             raise VectorError(
                 f"rectangular values of {name} in {what}",
                 "ragged ones",

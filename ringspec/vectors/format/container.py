@@ -1,4 +1,4 @@
-"""One case as a directory: case.json for reading and tensors.safetensors for the bits."""
+"""One case as a directory: case.json with its description and tensors.safetensors with its numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensors = Mapping[str, NDArray]
 
 
 def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
-    """The case.json of ``root/id``, its bytes held to the manifest."""
+    """The case.json of ``root/id``; its bytes must be those that the manifest lists."""
     name, listed = f"{id}/{CASE_FILE}", entry.files[CASE_FILE]
     case = checked_case(read_listed(root, name, listed.bytes, listed.sha256), name)
     if case.id != id:
@@ -89,7 +89,7 @@ def check_storage(case: Case, has_file: bool) -> None:
 
 
 def write_case(root: Path, case: Case, tensors: Tensors | None) -> CaseEntry:
-    """Write ``root/<id>`` and return its manifest entry; nothing that a reader would refuse."""
+    """Write ``root/<id>`` and return its manifest entry; refuses what a reader would refuse."""
     text = case_to_json(case)
     if case_from_json(text, f"the case {shown(case.id)}") != case:
         raise VectorError(

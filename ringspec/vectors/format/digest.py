@@ -39,9 +39,9 @@ def tensor_digest(x: NDArray) -> str:
 
 
 def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
-    """SHA-256 over the canonical JSON of a case and, by name, each of its stored ``tensors``, any shape.
+    """SHA-256 over the canonical JSON of a case and each of its stored ``tensors``, sorted by name.
 
-    The JSON has sorted keys, no spaces and a newline at its end; before the bytes of a tensor stands
+    The JSON has sorted keys, no spaces and a newline at its end; the bytes of a tensor follow
     a line ``name dtype d0,d1,...`` with the dtype's code in the safetensors format.
     """
     total = hashlib.sha256(canonical(case_to_data(case)) + b"\n")

@@ -1,8 +1,7 @@
-"""Reading plain files of a folder from outside; writing a folder or file whole or not at all.
+"""Reading plain files of an untrusted folder; writing a folder or file completely or not at all.
 
-Nothing is followed out of the folder: each part of a path must be a real folder, the last one a
-plain file, looked at before it is opened and once more when it is open. Sizes are checked before
-anything is read.
+No link is followed: each part of a path must be a real folder and the last one a plain file, which is
+checked before it is opened and again when it is open. Sizes are checked before anything is read.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def check_kind(mode: int, name: str, is_folder: bool) -> None:
 
 
 def check_listing(root: Path, listed: Collection[str]) -> None:
-    """Nothing lies in ``root`` but the listed files and their folders; and all of them do."""
+    """``root`` contains exactly the listed files and their folders."""
     files = set(listed)
     folders = {str(parent) for name in files for parent in Path(name).parents} - {"."}
     folders = {name.replace(os.sep, "/") for name in folders}
@@ -131,7 +130,7 @@ def check_listing(root: Path, listed: Collection[str]) -> None:
 
 
 def walk(root: Path, below: str) -> Iterator[tuple[str, int]]:
-    """(name, mode) of what lies in a folder; into real folders only, after they were yielded."""
+    """(name, mode) of everything in a folder; enters real folders only, after yielding them."""
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
@@ -176,7 +175,7 @@ def check_destination(path: Path) -> None:
 
 @contextlib.contextmanager
 def in_work(temporary: Path) -> Iterator[None]:
-    """Holds a lock that ends with this process, however it ends."""
+    """Hold a lock that the system releases when this process ends, even if it is killed."""
     handle = os.open(temporary, os.O_RDONLY)
     try:
         if sys.platform != "win32":
@@ -187,11 +186,11 @@ def in_work(temporary: Path) -> Iterator[None]:
 
 
 def remove_left(path: Path) -> None:
-    """Removes what processes left beside ``path`` that were killed before they finished it."""
-    if sys.platform == "win32":  # which does not tell who works on a folder
+    """Remove the unfinished folders beside ``path`` of processes that were killed."""
+    if sys.platform == "win32":  # where the lock of another process cannot be seen
         return
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
-        with contextlib.suppress(OSError):  # also BlockingIOError: somebody works on it
+        with contextlib.suppress(OSError):  # also BlockingIOError: a process is writing it
             handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +201,7 @@ def remove_left(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill; it becomes ``path`` when the block ends, and vanishes when it fails."""
+    """A new folder, renamed to ``path`` when the block ends, and removed if it raises."""
     check_destination(path)
     remove_left(path)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent))
@@ -221,7 +220,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write; it becomes ``path`` when the block ends, and vanishes when it fails."""
+    """A new file, renamed to ``path`` when the block ends, and removed if it raises."""
     check_destination(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -260,7 +259,7 @@ def sync_folders(root: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Names in a folder reach the disk; Windows has no such call."""
+    """Make the names in a folder durable on the disk; Windows has no such call."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:

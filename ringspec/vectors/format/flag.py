@@ -1,6 +1,6 @@
 """What a flag is: a class of bugs, and the public reports of it.
 
-``statuses`` says of each report how sure its link is: "fixed" (a fix was merged), "agreed" (the
+``statuses`` says how well each report is confirmed: "fixed" (a fix was merged), "agreed" (the
 maintainers agreed; a merged fix is not known), "code" (read in the public source), "reported"
 (described with an analysis or a reproduction; no confirmation is known), "review" (a comment in a
 code review).
@@ -29,7 +29,7 @@ class Flag:
 
 
 def flag(name: str, bug_class: str, effect: str, *reports: str) -> Flag:
-    """A flag whose reports are written 'status path', the path below :data:`SITE`."""
+    """A flag whose reports are written 'status path', with the path relative to :data:`SITE`."""
     pairs = [report.split(" ") for report in reports]
     addresses = tuple(SITE + path for _, path in pairs)
     return Flag(name, bug_class, effect, addresses, tuple(status for status, _ in pairs))

@@ -2,8 +2,8 @@
 
 A drawn element is an integer times a power of two. The integers are bits of one SHAKE-128 stream
 (FIPS 202) for each tensor, ``SHAKE-128("ringspec|vectors|<seed>|<name>")``, read as little-endian
-64-bit words, one an element in C order. Nothing here rounds: a value that its storage format cannot
-hold is refused.
+64-bit words, one for each element in C order. Nothing is rounded: a value that its storage format
+cannot represent is refused.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def shape_of(case: Case, name: str) -> tuple[int, ...]:
 
 
 def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int, ...]:
-    """A shape that follows from the case; a recipe may repeat it, not change it."""
+    """A shape that follows from the case; a recipe may repeat it but not change it."""
     if recipe.shape is not None and tuple(recipe.shape) != shape:
         raise ShapeError(
             f"{name} of shape {shape}", str(recipe.shape), f"leave the shape of {name} out"
@@ -109,7 +109,7 @@ def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int
 
 
 def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
-    """The axes that ``head`` and ``shard`` of a recipe count along.
+    """The axes whose indices ``head`` and ``shard`` of a recipe multiply.
 
     Tokens are the shard axis of q, k, v, dy and of rows; keys that of bias, mask and keep; the
     parts themselves that of parts_o and parts_lse.
@@ -126,7 +126,7 @@ def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
 def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> NDArray:
     """One tensor as its recipe says: float64, int64 (:data:`INTEGERS`) or bool (:data:`BOOLEANS`).
 
-    ``name`` is that of the input, ``shape`` that of the result, any shape; ``seed`` enters each word of it.
+    ``name`` is that of the input, ``shape`` that of the result, any shape; ``seed`` selects its random words.
 
     Raises :class:`~ringspec.errors.OptionError` for a field outside its
     domain or an unknown name, and :class:`~ringspec.errors.ShapeError`.
@@ -199,7 +199,7 @@ def along(x: NDArray[np.int64], axis: int, rank: int) -> NDArray[np.int64]:
 
 
 def offset_of(x: Any, bits: NDArray, what: str) -> int:
-    """An offset that keeps every sum within int64."""
+    """A checked offset, small enough that no sum exceeds int64."""
     largest = LARGEST_OFFSET // max(bits.size, 2**16)
     return in_range(x, -largest, largest, what)
 
@@ -217,7 +217,7 @@ def dtype_of(name: str) -> type:
 
 
 def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
-    """Nested values as they are: numbers of the tensor's own kind, never converted to it."""
+    """The given nested values, which must have the tensor's kind of number; nothing is converted."""
     kinds = (bool,) if name in BOOLEANS else (int,) if name in INTEGERS else (int, float)
     check_kinds(values, kinds, name)
     x: NDArray | None

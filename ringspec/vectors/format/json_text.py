@@ -1,8 +1,8 @@
-"""JSON of which nothing is taken on trust, and its one text form.
+"""A strict parser for untrusted JSON, and a text form that is unique.
 
-Read: UTF-8, bounded in bytes, depth and the size of numbers; no key twice, no NaN, no infinity (not
-even as 1e999), text of printable ASCII alone. Written: the same data, the same bytes. Schemas lie in ``schemas/`` (JSON Schema
-2020-12) and are checked with the jsonschema package, which is loaded when first needed.
+Accepted: UTF-8, bounded in bytes, depth and the size of numbers; no duplicate key, no NaN, no infinity
+(not even as 1e999), text of printable ASCII only. Equal data are written as equal bytes. Schemas are in
+``schemas/`` (JSON Schema 2020-12) and are checked with the package jsonschema, loaded on first use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse(text: str | bytes, what: str, limit: int, *, code: str) -> Any:
         raise VectorError(f"{what} of at most {limit} bytes", f"{len(text)}", FIX, code=code)
     try:
         plain = text if isinstance(text, str) else text.decode("utf-8")
-        # Before Python makes an object of each: "[[],[],..." takes 30 times its length.
+        # Checked before parsing: the objects of "[[],[],..." take 30 times its length.
         if sum(plain.count(mark) for mark in "[{,") > MAX_ITEMS:
             raise ValueError(f"more than {MAX_ITEMS} items")
         data = strictjson.loads(plain)
@@ -85,7 +85,7 @@ def check_schema(data: Any, schema: str, what: str, *, code: str) -> None:
 @functools.cache
 def validator(schema: str) -> Any:
     """A validator for which an integer is an int: JSON Schema itself takes 1.0 for one."""
-    # Loading jsonschema takes as long as all of ringspec; who reads no set does not pay for it.
+    # Loading jsonschema takes as long as loading ringspec, and only reading a set needs it.
     import jsonschema
 
     checker = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
@@ -96,7 +96,7 @@ def validator(schema: str) -> Any:
 
 
 def canonical(data: Any) -> bytes:
-    """The bytes that digests are made of: sorted keys, no spaces, ASCII.
+    """The bytes of which digests are computed: sorted keys, no spaces, ASCII.
 
     >>> canonical({"b": 1.0, "a": [True, None]})
     b'{"a":[true,null],"b":1.0}'
@@ -107,7 +107,7 @@ def canonical(data: Any) -> bytes:
 
 
 def pretty(data: dict[str, Any]) -> str:
-    """The text of a file: keys in the given order, one space a level, short containers in one line.
+    """The text of a file: keys in the given order, one space of indent per level, short containers on one line.
 
     >>> print(pretty({"shape": {"B": 1, "H": 2}, "rows": [0, 1]}), end="")
     {
@@ -144,7 +144,7 @@ def item(value: Any, level: int, before: int) -> str:
 
 
 def filled(words: list[str], level: int) -> list[str]:
-    """Numbers, with commas between them, in lines of at most WIDTH."""
+    """Numbers separated by commas, in lines of at most WIDTH."""
     lines = [""]
     for index, word in enumerate(words):
         text = word + ("," if index + 1 < len(words) else "")

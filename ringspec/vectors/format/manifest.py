@@ -89,7 +89,7 @@ def make_manifest(
 
 
 def manifest_to_json(manifest: Manifest) -> str:
-    """The text of manifest.json: the same set, the same bytes."""
+    """The text of manifest.json; equal sets give equal bytes."""
     data: dict[str, Any] = dict(vars(manifest))
     data["flags"] = vars(manifest.flags)
     data["cases"] = {
@@ -103,7 +103,7 @@ def manifest_to_json(manifest: Manifest) -> str:
 
 
 def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest:
-    """The manifest in a text of at most 8 MiB, checked against itself.
+    """The manifest in a text of at most 8 MiB, checked for consistency.
 
     Raises :class:`~ringspec.errors.VectorError`: 'manifest-version' for another major version of the
     format, else 'manifest' or 'digest-content'.
@@ -123,7 +123,7 @@ def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest
 
 
 def check_version(data: Any, what: str) -> None:
-    """Before the schema: another major version may have other keys."""
+    """Check the version; before the schema, because another major version may have other keys."""
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, str):
         return  # the schema says what is wrong

@@ -1,9 +1,9 @@
 """Sixteen rows of each worker, in place of whole tensors at kernel shapes.
 
-Which rows, follows from the case's id alone. The candidates of worker r are its rows (b, h, slot) in
+The rows depend only on the id of the case. The candidates of worker r are its rows (b, h, slot) in
 C order, without padding slots; each has a 64-bit word of the stream named ``rows.q.<r>`` (or
-``rows.k.<r>``) with the id as seed. Taken are the row of the first slot with the smallest word, that
-of the last slot likewise, and then those with the smallest words; they are stored in C order.
+``rows.k.<r>``) with the id as seed. The sample has the row of the first slot with the smallest word,
+the row of the last slot with the smallest word, and then the rows with the smallest words, in C order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringspec.truth.sharded import OF_KEYS, OF_QUERIES
 from ringspec.vectors.format.inputs import words
 from ringspec.vectors.format.tensor_table import SAMPLED_ROWS
 
-# A larger dbias is pinned by its digest alone.
+# Of a larger dbias only the digest is stored.
 LARGEST_WHOLE = 4096
 
 

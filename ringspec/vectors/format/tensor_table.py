@@ -1,6 +1,6 @@
 """Which tensors a case consists of: name, dtype and shape of each, derived from case.json alone.
 
-``docs/vectors`` has the same table in words. A set is held to it when it is written and when it is
+``docs/vectors`` has the same table in words. Sets are compared with it when they are written and when they are
 checked, so that a reader in another language may rely on the names and shapes.
 """
 
@@ -24,7 +24,7 @@ Axes = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """``code`` is the dtype in the safetensors format; an axis None has a length of its own."""
+    """``code`` is the dtype in the safetensors format; an axis None may have any length."""
 
     code: str
     axes: Axes
@@ -78,7 +78,7 @@ def results(case: Case) -> dict[str, Axes]:
     table = by_pass(case, (case.ring.workers,), slots_q, slots_k)
     if "dsinks" in table:
         table["dsinks_sum"] = table["dsinks"][1:]
-    # A bias row of its own for each query needs no sum over workers.
+    # With a separate bias row for each query, dbias is not summed over workers.
     if "dbias" in table and shape_of(case, "bias")[2] == 1:
         table["dbias_sum"] = table["dbias"][1:]
     return table
@@ -105,7 +105,7 @@ def by_pass(case: Case, workers: Axes, n_q: int | None, n_k: int | None) -> dict
 
 
 def expected_values(case: Case, name: str, axes: Axes) -> dict[str, Entry]:
-    """float64 and the case's own format; once where they are equal."""
+    """float64 and the format of the case, if that is another one."""
     formats = case.formats
     assert formats is not None  # check_case: only a schedule has none
     of_rows = name in ("lse", "dsinks", "dsinks_sum")
@@ -147,7 +147,7 @@ def dealt(ring: Ring, length: int, starts: tuple[int, ...]) -> int:
 
 
 def sampled(case: Case, table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Rows (b, h, slot) of each worker, and what the table has of them; sums and layouts whole."""
+    """Rows (b, h, slot) of each worker, and the tensors at them; sums and layouts are stored whole."""
     workers = workers_of(case)
     sides = {"o": "q", "lse": "q", "dq": "q", "dk": "k", "dv": "k"}
     for side in sorted({sides[name] for name in results(case) if name in sides}):
@@ -184,7 +184,7 @@ def check_tensors(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def check_digest_names(case: Case) -> None:
-    """Digests are of tensors of the case; of its inputs and expected values all of them."""
+    """Digests belong to tensors of the case, and every input and expected value has one."""
     if case.storage == "full":
         return
     table = whole_tensors(case)

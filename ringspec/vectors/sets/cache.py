@@ -1,8 +1,8 @@
-"""Whole tensors of cases that a set does not store: derived when they are wanted, then kept.
+"""Whole tensors of cases that a set does not store: derived on first use, then kept in a cache.
 
-A set pins a SHA-256 for each of them. What is derived is checked against these digests, and so is
-whatever comes back from the user's cache folder: a damaged or foreign file there is derived again.
-Inputs are not kept, because drawing them is quicker than reading them.
+A set has a SHA-256 for each of them. Derived tensors and tensors read from the user's cache folder
+are checked against these digests; a damaged or unknown file in the cache is derived again. Inputs are
+not kept, because drawing them is quicker than reading them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def cached_file(folder: Path, vectors: VectorSet, id: str) -> Path:
-    """Where a case lies: by set, set version and content digest, so that no two cases meet."""
+    """The file of a case; set, set version and content digest make it unique."""
     content = vectors.entry(id).content
     return folder / "vectors" / vectors.name / vectors.set_version / f"{content}.safetensors"
 
@@ -62,8 +62,8 @@ def tensors_of(
     """Whole tensors of the case ``id`` of a set: ``in.*``, ``out.*``, ``layout.*``, ``position.*``.
 
     Row scales ``scale.*`` are there unless the storage is "digests". What ``vectors`` does not store
-    comes out of the cache in ``cache_dir`` (None: the user's), or is derived and kept there. Raises
-    :class:`~ringspec.errors.VectorError` where derived bytes are not those that the case pins.
+    is read from the cache in ``cache_dir`` (None: the user's), or is derived and kept there. Raises
+    :class:`~ringspec.errors.VectorError` if derived bytes do not have the digests of the case.
     """
     case = vectors.case(id)
     if case.storage == "full":
@@ -87,11 +87,11 @@ def materialise(
 ) -> Materialised:
     """Put the expected values of every case of a set that does not store them into the cache.
 
-    Cases that are there already are checked by their digests and not derived again, so that an
-    interrupted call goes on where it stopped. ``name`` as in ``open_set``; ``cache_dir``: None is
+    Cases already in the cache are checked by their digests and not derived again, so that an
+    interrupted call can be repeated and continues. ``name`` as in ``open_set``; ``cache_dir``: None is
     $RINGSPEC_CACHE_DIR, or the user's cache folder; ``jobs`` processes work at the same time; ``only`` is a
     pattern of ids; ``progress(done, total, id)`` is called after each case. Raises
-    :class:`~ringspec.errors.VectorError` for a case whose derived bytes are not the pinned ones.
+    :class:`~ringspec.errors.VectorError` if derived bytes do not have the digests of the case.
     """
     vectors, folder = open_set(name), cache_folder(cache_dir)
     plain = VectorSet(vectors.path, vectors.manifest)
@@ -112,7 +112,7 @@ def is_derived(case: Case) -> bool:
 
 
 def provide(item: tuple[VectorSet, str, Path]) -> tuple[bool, int]:
-    """Make sure that a case is in the cache: whether it is new, and the size of its file."""
+    """Make sure that a case is in the cache; return whether it is new and the size of its file."""
     vectors, id, file = item
     case = vectors.case(id)
     is_new = read_kept(file, case) is None
@@ -122,7 +122,7 @@ def provide(item: tuple[VectorSet, str, Path]) -> tuple[bool, int]:
 
 
 def derive_and_keep(file: Path, case: Case) -> Tensors:
-    """Derive what the set pins, check it, and write it whole or not at all."""
+    """Derive the tensors of which the set has digests, check them, and write all or none."""
     scales = any(name.startswith("scale.") for name in case.digests)
     whole = tensors_of_case(case, scales=scales)
     check_pinned(case, whole)
@@ -137,7 +137,7 @@ def kept_names(case: Case) -> list[str]:
 
 
 def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
-    """Each tensor that the case pins has the pinned digest."""
+    """Raise unless each tensor has the digest that the case gives for it."""
     wrong = [
         name
         for name, x in tensors.items()
@@ -153,7 +153,7 @@ def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def read_kept(file: Path, case: Case) -> Tensors | None:
-    """What the cache has of a case, if it is all there and has the pinned digests; else None."""
+    """The tensors of a case from the cache; None unless all are there with the right digests."""
     names = kept_names(case)
     table = whole_tensors(case)
     try:
@@ -163,7 +163,7 @@ def read_kept(file: Path, case: Case) -> Tensors | None:
         if sorted(tensors) != names or len(data) > largest_file(case):
             return None
         for name in names:
-            # A digest is of bytes alone, which another shape or dtype could share.
+            # A digest covers only bytes; another shape or dtype could have the same.
             x, entry = tensors[name], table[name]
             if (dtype_code(x.dtype), x.shape) != (entry.code, entry.axes):
                 return None
@@ -174,7 +174,7 @@ def read_kept(file: Path, case: Case) -> Tensors | None:
 
 
 def largest_file(case: Case) -> int:
-    """Bytes of a cached file, from its table of tensors: no more than these are ever read."""
+    """The largest size of a cached file, from its table of tensors; no more is read."""
     total = 8 + MAX_HEADER
     for entry in whole_tensors(case).values():
         size = DTYPES[entry.code].itemsize

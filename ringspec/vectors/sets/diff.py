@@ -1,4 +1,4 @@
-"""What differs between two sets, or two cases: as data, as text, as JSON data."""
+"""The differences of two sets or two cases, as data, as text and as JSON data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringspec.vectors.sets.stored import VectorSet
 
 @dataclass(frozen=True)
 class FieldChange:
-    """One place of a case.json, as JSON text on both sides; None where it is absent."""
+    """A changed place of a case.json: its old and new JSON text, None if absent."""
 
     path: str
     old: str | None
@@ -29,7 +29,7 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class TensorChange:
-    """A tensor that is not the same on both sides.
+    """A tensor that differs.
 
     ``kind``: "added", "removed", "reshaped" (another dtype or shape) or "values". For "values",
     ``elements`` of ``size`` differ in their bits, by at most ``largest``: for floats the number of
@@ -58,7 +58,7 @@ class CaseChange:
 class SetDiff:
     """``added`` and ``removed`` ids, and the cases that ``changed``.
 
-    ``versions`` are changes of the manifest's head, ``flags`` of flags.json.
+    ``versions`` are changes of the version fields of the manifest, ``flags`` those of flags.json.
     """
 
     added: tuple[str, ...]
@@ -125,7 +125,7 @@ def diff_case(
 
 
 def diff_data(old: Any, new: Any, path: str) -> Iterator[FieldChange]:
-    """The places at which JSON data differ; a list is one place."""
+    """The places at which JSON data differ; a list counts as one place."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(set(old) | set(new)):
             below = f"{path}/{name}" if path else name
@@ -180,14 +180,14 @@ def raw(x: NDArray) -> NDArray:
 
 
 def steps(x: NDArray) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Sign, and how many numbers of the format lie between 0 and |x|."""
+    """Sign, and the number of steps of the format from 0 to |x|."""
     pattern, width = bits(x).astype(np.uint64), 8 * x.dtype.itemsize
     sign = np.uint64(1 << (width - 1))
     return (pattern & sign) != 0, pattern & ~sign
 
 
 def magnitude(x: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Sign and absolute value; -2**63 has one in uint64."""
+    """Sign and absolute value, in uint64, which holds that of -2**63."""
     negative = x < 0
     pattern = x.view(np.uint64)
     return negative, np.where(negative, ~pattern + np.uint64(1), pattern)

@@ -1,6 +1,6 @@
-"""Sets of golden cases: opened by name or path, checked, and written whole or not at all.
+"""Sets of golden cases: opened by name or path, checked, and written completely or not at all.
 
-Source: docs/vectors/format.md, which says what a set is without this code.
+docs/vectors/format.md defines the format independently of this code.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class VectorSet:
-    """A set in the folder ``path``. Iteration gives its cases by id; each file is checked when it is read.
+    """A set in the folder ``path``. Iteration gives its cases by id; files are checked when they are read.
 
-    ``manifest`` lists what belongs to it, as the file of that name does. Withdrawn cases are among them: see ``Case.withdrawn``.
+    ``manifest`` is the content of manifest.json. Withdrawn cases (``Case.withdrawn``) are included.
     """
 
     path: Path
@@ -91,7 +91,7 @@ class VectorSet:
         return (self.case(id) for id in self.ids)
 
     def entry(self, id: str) -> CaseEntry:
-        """What the manifest says of a case; VectorError without one."""
+        """The manifest entry of a case; VectorError if there is none."""
         if not isinstance(id, str) or id not in self.manifest.cases:
             raise VectorError(
                 f"the id of a case of the set {self.name!r}",
@@ -102,7 +102,7 @@ class VectorSet:
         return self.manifest.cases[id]
 
     def case(self, id: str) -> Case:
-        """The case with this id; :class:`~ringspec.errors.VectorError` without one."""
+        """The case with this id; :class:`~ringspec.errors.VectorError` if there is none."""
         return read_case(self.path, id, self.entry(id))
 
     def tensors(self, id: str) -> dict[str, NDArray]:
@@ -114,7 +114,7 @@ class VectorSet:
 
     @cached_property
     def flags(self) -> Mapping[str, Flag]:
-        """What the flags of the cases mean, by name."""
+        """The explanations of the flags of the cases, by name."""
         listed = self.manifest.flags
         data = read_listed(self.path, FLAGS_FILE, listed.bytes, listed.sha256)
         return flags_from_json(data)
@@ -123,8 +123,8 @@ class VectorSet:
 def open_set(name: str | os.PathLike[str]) -> VectorSet:
     """The set "core" or "kernel" of this package, or the set in a folder, by its ``name``.
 
-    A folder of one of these names is opened as "./core". Reads the manifest and nothing else.
-    Raises :class:`~ringspec.errors.VectorError` without a folder, and for what is no set.
+    A folder of one of these names is opened as "./core". Reads only the manifest.
+    Raises :class:`~ringspec.errors.VectorError` if there is no such folder or it is not a set.
     """
     path = DATA / name if isinstance(name, str) and name in SETS else path_of(name)
     if not os.path.isdir(path):
@@ -145,7 +145,7 @@ def path_of(name: object) -> Path:
 
 
 def check_set(path: str | os.PathLike[str], progress: Progress | None = None) -> VectorSet:
-    """Check everything of a set but the values: each file, case, tensor shape and digest.
+    """Check everything in a set except the values: each file, case, tensor shape and digest.
 
     ``path`` as in :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises
     the error of the first fault, a subclass of :class:`~ringspec.errors.RingspecError`; returns the
@@ -172,12 +172,12 @@ def write_set(
     *,
     spec_version: str | None = None,
 ) -> VectorSet:
-    """Write a new set whole or not at all: the folder ``path`` appears when all of it is on the disk.
+    """Write a new set; the folder ``path`` appears only when all of it is on the disk.
 
-    ``name`` and ``set_version`` stand in its manifest, ``flags`` in flags.json. ``entries`` may be a
-    generator; cases are written one by one, in any order, and the bytes do not
-    depend on it. ``spec_version`` is by default that of this package. Refuses a path at which
-    something lies (:class:`~ringspec.errors.OptionError`) and what a reader would refuse (VectorError).
+    ``name`` and ``set_version`` are for its manifest, ``flags`` for flags.json. ``entries`` may be a
+    generator; cases are written one by one, and the bytes do not depend on their order.
+    ``spec_version`` is by default that of this package. Raises :class:`~ringspec.errors.OptionError` if
+    ``path`` exists, and VectorError for what a reader would refuse.
     """
     target = path_of(path)
     check_names(name, set_version)
