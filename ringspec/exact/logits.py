@@ -64,7 +64,7 @@ def dyadic(x: Fraction) -> tuple[int, int]:
 class Logits:
     """Visible pairs (i, j) in row order, and flat arrays over them.
 
-    ``z`` before the soft cap in units of 2**-z_bits, exact. ``s`` in units of 2**-s_bits, off by at
+    ``z`` before the soft cap as exact integers in one unit. ``s`` in units of 2**-s_bits, off by at
     most ``error`` units of 2**-F (0 without soft cap). ``slope`` is 1 - t**2 in units of 2**-F, off
     by at most 2, or None. ``starts``, ``filled``: where each row with a visible key begins.
     """
@@ -72,7 +72,6 @@ class Logits:
     i: Indices
     j: Indices
     z: Units
-    z_bits: int
     s: Units
     s_bits: int
     error: int
@@ -97,9 +96,9 @@ def logits(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Logits
     filled = np.flatnonzero(count)
     starts = (np.cumsum(count) - count)[filled]
     if prepared.softcap is None:
-        return Logits(i, j, z.units, z.bits, z.units, z.bits, 0, None, starts, filled, count)
+        return Logits(i, j, z.units, z.units, z.bits, 0, None, starts, filled, count)
     s, s_bits, slope = capped(z, prepared.softcap, bits)
-    return Logits(i, j, z.units, z.bits, s, s_bits, 1, slope, starts, filled, count)
+    return Logits(i, j, z.units, s, s_bits, 1, slope, starts, filled, count)
 
 
 def plus(a: Fixed, b: Fixed) -> Fixed:

@@ -22,7 +22,6 @@ is that of a whole run: each test gets rate / count, where count is the number o
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Iterable, Sequence
 
@@ -148,14 +147,3 @@ def told(test: Test) -> str:
         "finite": "{1:.0f} errors are infinite or NaN",
     }[test.name]
     return f"{where}: {what.format(test.effect, test.statistic)}"
-
-
-def with_count(tests: Iterable[Test], count: int) -> tuple[Test, ...]:
-    """Tests whose p_allowed is corrected for their number, for a report.
-
-    >>> with_count([Test("slope", "o", "all", 5.0, 1e-6, 1e-5)], 100)[0].p_allowed
-    0.001
-    """
-    return tuple(
-        dataclasses.replace(test, p_allowed=min(1.0, test.p_allowed * count)) for test in tests
-    )

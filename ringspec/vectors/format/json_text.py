@@ -75,7 +75,7 @@ def check_schema(data: Any, schema: str, what: str, *, code: str) -> None:
         return
     place = "/".join(str(part)[:60] for part in fault.absolute_path) or "the whole file"
     raise VectorError(
-        f"{what} as schemas/{schema}.schema.json has it",
+        f"{what} that satisfies schemas/{schema}.schema.json",
         f"at {place[:200]}: {fault.message[:MAX_SCHEMA_ERROR]}",
         "compare it with a case.json, flags.json or manifest.json of the core set",
         code=code,

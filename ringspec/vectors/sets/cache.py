@@ -145,7 +145,7 @@ def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
     ]
     if wrong:
         raise VectorError(
-            f"the digests that {case.id} pins",
+            f"the digests in case.json of {case.id}",
             f"other bytes of {', '.join(wrong)}",
             "report it with your processor and NumPy: these bytes must not depend on a machine",
             code="digest",
