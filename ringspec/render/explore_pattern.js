@@ -1,6 +1,7 @@
 // The pattern: queries down, keys across; a cell for each pair that the mask lets through.
-const CELL = 16;
-const EDGE = 36;
+const CELL = TOKENS > 32 ? 10 : 16;
+const EDGE = 38;
+const STRIP = 17; // where the owners' strip begins
 
 // [step, worker] for every visible pair, by row and column.
 function computed(now) {
@@ -32,7 +33,7 @@ function showPattern(now) {
     svg("text", {class: "small", x: EDGE + most / 2, y: 10, "text-anchor": "middle"}, "keys, by owner"),
     svg("text", {class: "small", transform: `translate(10 ${EDGE + most / 2}) rotate(-90)`,
       "text-anchor": "middle"}, "queries, by owner"),
-    svg("rect", {class: "chosen", x: 15, y: EDGE + state.row * CELL, width: size - 17, height: CELL}));
+    svg("rect", {class: "chosen", x: STRIP, y: EDGE + state.row * CELL, width: size - STRIP - 2, height: CELL}));
   picture.setAttribute("aria-label",
     `${TOKENS} queries by ${TOKENS} keys: ${count.now} pairs in this step, ${count.past} in earlier ` +
     `ones, ${count.later} still to come, ${count.never} masked. Row ${state.row} is chosen.`);
@@ -54,28 +55,39 @@ function cellOf(kind, i, j, cell) {
   const [x, y] = [EDGE + j * CELL, EDGE + i * CELL];
   if (kind === "never") return [];
   if (kind === "later") {
-    return [svg("circle", {class: "cell-later", cx: x + CELL / 2, cy: y + CELL / 2, r: 2.2})];
+    return [svg("circle", {class: "cell-later", cx: x + CELL / 2, cy: y + CELL / 2, r: CELL / 8})];
   }
   const own = colour(cell[1]);
   const look = {x: x + 0.5, y: y + 0.5, width: CELL - 1, height: CELL - 1};
   if (kind === "past") return [svg("rect", {class: `cell past own w${own}`, ...look})];
   return [
     svg("rect", {class: `cell now own w${own}`, "data-pair": `${i},${j},${cell[1]}`, ...look}),
-    svg("text", {class: `digit on w${own}`, x: x + CELL / 2, y: y + 12}, cell[1]),
+    digit(cell[1], x + CELL / 2, y + CELL / 2, CELL),
   ];
 }
 
-// Who owns each query and each key, along the edges.
+// A worker's number in the middle of a square or bar, as large as `room` allows.
+const digit = (worker, x, y, room) =>
+  svg("text", {class: `digit on w${colour(worker)}${room < 12 ? " tight" : ""}`, x, y: y + 0.36 * Math.min(room - 1, 12)},
+    worker);
+
+// Who owns the queries and the keys, along the edges: a bar for tokens in a row on one worker.
 function strips(now) {
-  return range(TOKENS).flatMap((token) => {
-    const [owner, place] = [now.owner[token], EDGE + token * CELL];
-    const own = `cell own w${colour(owner)}`;
-    const digit = `digit on w${colour(owner)}`;
+  const bars = [];
+  now.owner.forEach((owner, token) => {
+    const last = bars[bars.length - 1];
+    if (last && last.owner === owner) last.count += 1;
+    else bars.push({owner, token, count: 1});
+  });
+  return bars.flatMap(({owner, token, count}) => {
+    const [place, length, wide] = [EDGE + token * CELL, count * CELL, EDGE - STRIP - 2];
+    const [middle, across] = [place + length / 2, STRIP + wide / 2];
+    const look = {class: `bar own w${colour(owner)}`};
     return [
-      svg("rect", {class: own, x: place, y: 16, width: CELL, height: CELL}),
-      svg("text", {class: digit, x: place + CELL / 2, y: 28}, owner),
-      svg("rect", {class: own, x: 16, y: place, width: CELL, height: CELL}),
-      svg("text", {class: digit, x: 16 + CELL / 2, y: place + 12}, owner),
+      svg("rect", {...look, x: place, y: STRIP, width: length, height: wide}),
+      digit(owner, middle, across, length),
+      svg("rect", {...look, x: STRIP, y: place, width: wide, height: length}),
+      digit(owner, across, middle, length),
     ];
   });
 }

@@ -19,9 +19,19 @@ function line(look, first, ...entries) {
 
 const stopName = (now, stop) => (stop === now.steps ? "the end" : `step ${stop}`);
 
+// Places are written as differences from the previous place, numbers as integers.
+const summed = (differences) => {
+  let place = 0;
+  return differences.map((difference) => (place += difference));
+};
+const UNIT = 10 ** D.problem.decimals;
+const decimal = (value) => (value === null ? null : value / UNIT);
+
 // The numbers of the chosen token at each stop.
-const trace = (now, name) =>
-  D.traces[now.run.traces[name][state.row]].map((place) => D.numbers[place]);
+const trace = (now, name) => {
+  const of = summed(now.run.traces[name])[state.row];
+  return summed(D.traces[of]).map((place) => D.numbers[place]?.map(decimal) ?? null);
+};
 
 // The visible keys that the chosen row meets in a step, or the queries that meet the chosen key.
 function partners(now, t, ofKey) {

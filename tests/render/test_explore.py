@@ -20,7 +20,8 @@ from ringspec.render.explore import explore_page
 # Half a unit of the last of four decimals.
 HALF = 0.5e-4 + 1e-12
 MINUS = "\u2212"
-ROW = 13
+# The row that the page shows first, and all pairs of a causal mask.
+ROW, PAIRS_IN_ALL = 27, TOKENS * (TOKENS + 1) // 2
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,20 @@ def document():
 def address(document, tmp_path_factory):
     path = tmp_path_factory.mktemp("explore") / "ring.html"
     path.write_text(explore_page(document), encoding="utf-8")
-    assert path.stat().st_size < 700_000
+    assert path.stat().st_size < 1_000_000
     return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def without_zigzag(tmp_path_factory):
+    """A page of 12 tokens, which have no zigzag layout for 4 workers."""
+    path = tmp_path_factory.mktemp("explore") / "twelve.html"
+    path.write_text(explore_page(records(workers=(4, 2), tokens=12)), encoding="utf-8")
+    return path.as_uri()
+
+
+def test_every_layout_can_show_the_ring_that_the_page_opens_on(document):
+    assert document["missing"] == {}
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +157,9 @@ def test_a_whole_ring_shows_at_every_step_what_numpy_computes(browser, phase, ci
         met &= np.tri(TOKENS, dtype=bool)
         assert {tuple(map(int, pair.split(","))) for pair in browser.value(PAIRS)} == now
         counts = [int(browser.text(f"#pairs-{k}")) for k in ("now", "past", "later", "never")]
-        assert counts == [len(now), met.sum() - len(now), 300 - met.sum(), TOKENS**2 - 300]
+        wanted = [len(now), met.sum() - len(now)]
+        wanted += [PAIRS_IN_ALL - met.sum(), TOKENS**2 - PAIRS_IN_ALL]
+        assert counts == wanted
         chips = [[held(staying, r), held(staying_sums, r)] for r in range(workers)]
         for r, other in enumerate(visitor):
             chips[r] += [held(names, other) for names in (moving, moving_sums) if names]
@@ -186,7 +201,7 @@ def check_row(browser, phase, t, so_far):
 
 
 def check_end(browser, phase, circulation, so_far):
-    """The results, and that every sum lies with its owner: token 13 belongs to worker 3."""
+    """The results, and that every sum lies with its owner: token 27 belongs to worker 3."""
     home = RINGS[phase, circulation][4]
     for r, chips in enumerate(browser.value(CHIPS)):
         assert home is None or held(home, r) in chips
@@ -205,17 +220,17 @@ def check_end(browser, phase, circulation, so_far):
 def test_waiting_of_a_contiguous_causal_ring_is_counted_by_worker(browser):
     browser.press("End")
     load = browser.cells("#load-table")
-    # 21 pairs on the diagonal, 36 in a block below it; step 0 takes 21, the others 36 each.
-    assert [int(row[4]) for row in load] == [21 + 36 * r for r in range(4)]
-    assert [int(row[5]) for row in load] == [36 * (3 - r) for r in range(4)]
-    assert "300 pairs" in browser.text("#load-words")
-    assert f"{129 / 75:.2f} times the mean" in browser.text("#load-words")
+    # 78 pairs on the diagonal, 144 in a block below it; step 0 takes 78, the others 144 each.
+    assert [int(row[4]) for row in load] == [78 + 144 * r for r in range(4)]
+    assert [int(row[5]) for row in load] == [144 * (3 - r) for r in range(4)]
+    assert "1176 pairs" in browser.text("#load-words")
+    assert f"{510 / 294:.2f} times the mean" in browser.text("#load-words")
 
 
 @pytest.mark.external("chromium")
 def test_the_words_below_the_row_say_how_much_a_rising_maximum_shrinks_what_was_there(browser):
-    m = attention_so_far(np.tri(TOKENS, dtype=bool) & (np.arange(TOKENS) >= 12)).m[ROW]
-    rise = attention_so_far(np.tri(TOKENS, dtype=bool) & (np.arange(TOKENS) >= 6)).m[ROW] - m
+    m = attention_so_far(np.tri(TOKENS, dtype=bool) & (np.arange(TOKENS) >= 24)).m[ROW]
+    rise = attention_so_far(np.tri(TOKENS, dtype=bool) & (np.arange(TOKENS) >= 12)).m[ROW] - m
     assert rise > 0
     said = []
     for _ in range(5):
@@ -288,11 +303,11 @@ def test_arrows_on_a_choice_change_the_choice_and_not_the_step(browser):
 @pytest.mark.external("chromium")
 def test_a_row_is_chosen_by_key_by_list_and_in_the_pattern(browser):
     browser.press("ArrowDown")
-    assert "Query 14," in browser.text("#row-state caption")
+    assert "Query 28," in browser.text("#row-state caption")
     browser.press("ArrowUp")
-    assert "Query 13," in browser.text("#row-state caption")
-    # 36 of the picture's 36 + 24 * 16 + 3 units lie before the first row.
-    browser.click("#pattern svg", y=(36 + 16 * 5.5) / (36 + 24 * 16 + 3))
+    assert "Query 27," in browser.text("#row-state caption")
+    # 38 of the picture's 38 + 48 * 10 + 3 units lie before the first row.
+    browser.click("#pattern svg", y=(38 + 10 * 5.5) / (38 + 48 * 10 + 3))
     assert "Query 5, which stays with worker 0" in browser.text("#row-state caption")
     browser.value('byId("row").value = "20"; byId("row").dispatchEvent(new Event("change"))')
     assert "Query 20," in browser.text("#row-state caption")
@@ -308,7 +323,7 @@ def test_the_address_is_the_state(browser, address):
     ):
         pick(browser, name, value)
     browser.press("ArrowRight")
-    wanted = "#w=3&layout=striped&mask=documents&circulation=kv&pass=backward&step=1&row=13"
+    wanted = "#w=3&layout=striped&mask=documents&circulation=kv&pass=backward&step=1&row=27"
     assert browser.value("location.hash") == wanted
     before = [browser.value(CHIPS), *map(browser.text, PANELS)]
     browser.open(address + wanted)
@@ -341,12 +356,12 @@ def test_the_links_at_the_head_show_what_they_say(browser):
 
 
 @pytest.mark.external("chromium")
-def test_what_does_not_exist_is_explained(browser, document):
-    pick(browser, "w", 8)
+def test_what_does_not_exist_is_explained(browser, without_zigzag):
+    browser.open(without_zigzag)
     pick(browser, "layout", "zigzag")
-    assert document["missing"]["8/zigzag"] in browser.text("#note")
+    assert "divisible by 2W = 8" in browser.text("#note")
     assert browser.value("byId('panels').offsetHeight + byId('player').offsetHeight") == 0
-    pick(browser, "w", 4)
+    pick(browser, "w", 2)
     assert browser.value("byId('note').hidden") and browser.value("byId('panels').offsetHeight") > 0
     pick(browser, "circulation", "q")
     assert "only in the backward pass" in browser.text("#note")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,13 @@ from ringspec.spec.worker import ForwardState, KeySide, Side, WorkerState, names
 
 Data = dict[str, Any]
 Array = NDArray[np.float64]
-Row = list[float | None]
+Row = list[int | None]
 
 HEAD_DIM = 4
 DECIMALS = 4
 WORKERS = (2, 3, 4, 8)
-TOKENS = 24
+# The shortest length that every layout can deal to all of these.
+TOKENS = 48
 MOST_WORKERS, MOST_TOKENS = 8, 48
 LAYOUTS = ("contiguous", "striped", "zigzag")
 PASSES = ("forward", "backward")
@@ -90,9 +92,9 @@ def records(
 
     ``tables`` and ``missing`` by 'W/layout', ``visible`` by mask (rows of 0 and 1), ``runs`` by
     'W/layout/mask/circulation'. A pass has one trace for each token, by name: ``softmax`` (m, l, lse,
-    o ...) forward, ``dq`` and ``dk`` backward. A number there is a place in ``traces``, whose numbers
-    are places in ``numbers``. Values are rounded to 4 decimals; -inf is None. ``travels`` says by
-    'W/circulation/pass' who holds what at every stop.
+    o ...) forward, ``dq`` and ``dk`` backward. These are places in ``traces``, which hold places in
+    ``numbers``; both as :func:`differences`. ``numbers`` are integers, in units of the last of 4 decimals;
+    -inf is None. ``travels`` says by 'W/circulation/pass' who holds what at every stop.
 
     >>> document = records(workers=(2,), tokens=8)
     >>> document["tables"]["2/zigzag"], document["missing"]
@@ -210,9 +212,7 @@ def run_record(run: Run, pools: dict[str, Pool]) -> Data:
     for phase in PASSES:
         counted = run.cost(phase)
         placed = {
-            name: [
-                pools["traces"].place([pools["numbers"].place(x) for x in trace]) for trace in all_
-            ]
+            name: differences([placed_trace(trace, pools) for trace in all_])
             for name, all_ in traces[phase].items()
         }
         result[phase] = {
@@ -223,6 +223,21 @@ def run_record(run: Run, pools: dict[str, Pool]) -> Data:
             "traces": placed,
         }
     return result
+
+
+def placed_trace(trace: Sequence[Row | None], pools: dict[str, Pool]) -> int:
+    """The place of a trace, whose rows are put into their pool."""
+    places = [pools["numbers"].place(row) for row in trace]
+    return pools["traces"].place(differences(places))
+
+
+def differences(places: Sequence[int]) -> list[int]:
+    """The first place, then the difference of each from the previous one: shorter as text.
+
+    >>> differences([1000, 1001, 1001, 999])
+    [1000, 1, 0, -2]
+    """
+    return [place - before for before, place in pairwise((0, *places))]
 
 
 def travel(run: Run, phase: str) -> Data:
@@ -343,13 +358,13 @@ def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]
 
 
 def rows(*columns: Array) -> list[Row]:
-    """Columns [n] or [n, d] side by side, rounded.
+    """Columns [n] or [n, d] side by side, rounded to integers in units of the last decimal.
 
     What is not finite (m and lse of a row that saw nothing) is None.
 
     >>> rows(np.array([-math.inf, 1 / 3]), np.array([[1.0, -0.0], [3.0, 4.0]]))
-    [[None, 1.0, 0.0], [0.3333, 3.0, 4.0]]
+    [[None, 10000, 0], [3333, 30000, 40000]]
     """
     table = np.concatenate([x.reshape(len(x), -1) for x in columns], axis=1)
-    rounded = (np.round(table, DECIMALS) + 0.0).tolist()
-    return [[x if math.isfinite(x) else None for x in row] for row in rounded]
+    rounded = np.round(table * 10.0**DECIMALS).tolist()
+    return [[int(x) if math.isfinite(x) else None for x in row] for row in rounded]
