@@ -62,7 +62,7 @@ generate_bugs.pages()
 # Pages that are no Sphinx pages: they are copied to the root as they are.
 html_extra_path = ["_extra"]
 generate.example_report()
-generate_explore.explore_page()
+generate_explore.explore_pages()
 
 
 def setup(app):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from generate import DOCS, heading, plain, table
+from generate_explore import has_page, page_name
 from generate_vectors import link, report_name
 
 from ringspec.conformance.diagnose.mutants import MODULES, MUTANTS, Mutant
@@ -133,6 +134,7 @@ def about(mutant: Mutant, draw: Draw) -> str:
             f"   {plain(caption)}",
             "",
             *also(mutant),
+            *step_through(mutant),
             f"Reported in: {', '.join(map(report_link, mutant.links)) or 'no known public report'}.\n",
             "Found by:\n",
             *[f"* in {recipe}: {case_link(id)}" for recipe, id in mutant.kills.items()],
@@ -140,6 +142,15 @@ def about(mutant: Mutant, draw: Draw) -> str:
             "",
         ]
     )
+
+
+def step_through(mutant: Mutant) -> list[str]:
+    """A link to the page that shows the bug beside the right ring, if there is one."""
+    if not has_page(mutant.id):
+        return []
+    return [
+        f"`Step through a ring with this bug <../../../{page_name(mutant.id)}>`__, beside the right ring.\n"
+    ]
 
 
 def also(mutant: Mutant) -> list[str]:

@@ -11,11 +11,14 @@ const CHOICES = {
   circulation: D.choices.circulations,
   pass: D.choices.passes,
 };
+// On the page of a known bug there are two rings to choose from.
+if (D.bug) CHOICES.ring = D.choices.rings;
 const state = {
-  w: CHOICES.w.includes("4") ? "4" : CHOICES.w[0],
-  layout: "contiguous", mask: "causal", circulation: "kv", pass: "forward",
+  ...Object.fromEntries(Object.entries(CHOICES).map(([name, values]) => [name, values[0]])),
   step: 0, row: Math.floor((9 * TOKENS) / 16),
 };
+if (D.bug) Object.assign(state, D.bug.places[0]);
+else Object.assign(state, {w: CHOICES.w.includes("4") ? "4" : CHOICES.w[0], mask: "causal"});
 
 // An element of HTML or SVG. Children that are no elements become text.
 function make(space, tag, attributes, children) {
@@ -46,16 +49,17 @@ function runs(tokens) {
   return parts.map(([a, b]) => (a === b ? `${a}` : a + 1 === b ? `${a}, ${b}` : `${a}\u2013${b}`)).join(", ");
 }
 
-// The records of what is chosen, or null where there is no such ring.
-function scene() {
+// The records of what is chosen, or null where there is no such ring. `seen`: the pairs of a wrong ring.
+function scene(ring = state.ring) {
   const table = D.tables[`${state.w}/${state.layout}`];
   if (!table) return null;
-  const run = D.runs[`${state.w}/${state.layout}/${state.mask}/${state.circulation}`][state.pass];
-  const travel = D.travels[`${state.w}/${state.circulation}/${state.pass}`];
+  const wrong = ring === "wrong" ? D.wrong[state.pass] : null;
+  const run = wrong ?? D.runs[`${state.w}/${state.layout}/${state.mask}/${state.circulation}`][state.pass];
+  const travel = {...D.travels[`${state.w}/${state.circulation}/${state.pass}`], ...wrong};
   const owner = Array(TOKENS);
   table.forEach((tokens, worker) => tokens.forEach((token) => { owner[token] = worker; }));
   return {
-    table, run, travel, owner, visible: D.visible[state.mask],
+    table, run, travel, owner, visible: D.visible[state.mask], seen: wrong?.seen, ring,
     steps: travel.meets.length, workers: table.length, t: state.step,
     atEnd: state.step === travel.meets.length,
   };
@@ -86,6 +90,7 @@ function show() {
     showRow(now);
     showLoad(now);
     showBytes(now);
+    if (D.bug) compare(now);
   }
   remember();
 }
@@ -120,6 +125,7 @@ function showPlayer(now) {
 // One sentence or two on what happens.
 function sentence(now) {
   const forward = state.pass === "forward";
+  if (now.seen) return `${now.atEnd ? "The end" : `Step ${now.t}`} of the ring with the bug: ${D.bug.title}.`;
   if (now.atEnd) {
     const last = now.travel.sends[now.steps - 1];
     const end = forward
@@ -203,6 +209,7 @@ const KEYS = {
   ArrowUp: () => choose(state.row - 1),
   ArrowDown: () => choose(state.row + 1),
 };
+if (D.bug) KEYS.r = exchange;
 
 function pressed(event) {
   const own = event.target.matches("input, select"); // they have a use for arrows themselves

@@ -14,7 +14,13 @@ from typing import Any
 from ringspec.render.environment import asset, filled_in
 
 # Joined in this order to one script.
-SCRIPTS = ("explore.js", "explore_ring.js", "explore_pattern.js", "explore_tables.js")
+SCRIPTS = (
+    "explore.js",
+    "explore_ring.js",
+    "explore_pattern.js",
+    "explore_tables.js",
+    "explore_bug.js",
+)
 STYLE = "explore.css"
 
 LAYOUT_WORDS = {
@@ -27,6 +33,7 @@ CIRCULATION_WORDS = {
     "q": "backward, the queries travel instead",
     "gather": "no ring: all keys are copied to all workers first",
 }
+RING_WORDS = {"wrong": "the ring with the bug", "right": "the ring of the specification"}
 # First examples for a beginner: (title, the state of the page that shows it).
 TOURS = (
     (
@@ -75,6 +82,7 @@ def explore_page(document: Mapping[str, Any]) -> str:
         version=document["version"],
         tours=tours(document),
         choices=choices(document["choices"]),
+        bug=document.get("bug"),
         records=embedded(document),
     )
 
@@ -93,6 +101,8 @@ def embedded(document: Mapping[str, Any]) -> str:
 
 def tours(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Links to instructive states of the page: title and address."""
+    if "bug" in document:
+        return [bug_tour(place) for place in document["bug"]["places"]]
     workers = document["choices"]["workers"]
     count = 4 if 4 in workers else max(workers)
     links = []
@@ -105,13 +115,26 @@ def tours(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return links
 
 
+def bug_tour(place: Mapping[str, Any]) -> tuple[str, str]:
+    """Words and address of the stop at which a pass of the wrong ring first differs.
+
+    >>> bug_tour({"pass": "backward", "step": 2, "row": 5})
+    ('First difference of the backward pass', '#ring=wrong&pass=backward&step=2&row=5')
+    """
+    words = f"First difference of the {place['pass']} pass"
+    address = "&".join(f"{name}={value}" for name, value in {"ring": "wrong", **place}.items())
+    return words, "#" + address
+
+
 def choices(given: Mapping[str, Any]) -> list[tuple[str, str, list[tuple[str, str]]]]:
     """The groups of radio buttons: name, title, and for each value what it means."""
 
     def explained(names: Sequence[str], words: Mapping[str, str]) -> list[tuple[str, str]]:
         return [(name, words.get(name, "")) for name in names]
 
+    rings = [("ring", "Ring", explained(given["rings"], RING_WORDS))] if "rings" in given else []
     return [
+        *rings,
         ("w", "Workers", [(str(count), f"W = {count}") for count in given["workers"]]),
         ("layout", "Layout", explained(given["layouts"], LAYOUT_WORDS)),
         ("mask", "Mask", list(given["masks"].items())),

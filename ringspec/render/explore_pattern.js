@@ -2,27 +2,41 @@
 const CELL = TOKENS > 32 ? 10 : 16;
 const EDGE = 38;
 const STRIP = 17; // where the owners' strip begins
+const MARGIN = D.bug ? 14 : 3;
 
-// [step, worker] for every visible pair, by row and column.
+// [query, key] of every pair that a worker computes in a step.
+function pairsOf(now, t, worker) {
+  const [a, b] = now.travel.meets[t][worker];
+  if (a === undefined) return [];
+  const visible = (i, j, m, n) => (now.seen ? now.seen[t][worker][m][n] : now.visible[i][j]) === "1";
+  return now.table[a].flatMap((i, m) =>
+    now.table[b].filter((j, n) => visible(i, j, m, n)).map((j) => [i, j]));
+}
+
+// [step, worker] of every computation of a pair, by row and column: one at most, but in a wrong ring.
 function computed(now) {
-  const cells = range(TOKENS).map(() => Array(TOKENS).fill(null));
-  now.travel.meets.forEach((met, t) => met.forEach((pair, worker) => {
-    if (!pair.length) return;
-    for (const i of now.table[pair[0]]) {
-      for (const j of now.table[pair[1]]) {
-        if (now.visible[i][j] === "1") cells[i][j] = [t, worker];
-      }
+  const cells = range(TOKENS).map(() => range(TOKENS).map(() => []));
+  for (let t = 0; t < now.steps; t++) {
+    for (let worker = 0; worker < now.workers; worker++) {
+      for (const [i, j] of pairsOf(now, t, worker)) cells[i][j].push([t, worker]);
     }
-  }));
+  }
   return cells;
 }
 
+// What the picture shows of a pair: its computation in this step, else an earlier one, else a later one.
+function cellAt(now, times) {
+  const ofStep = times.find(([t]) => t === now.t) ?? times.find(([t]) => t < now.t) ?? times[0];
+  if (!ofStep) return ["never", null];
+  return [ofStep[0] === now.t ? "now" : ofStep[0] < now.t ? "past" : "later", ofStep];
+}
+
 function showPattern(now) {
-  const size = EDGE + TOKENS * CELL + 3;
+  const size = EDGE + TOKENS * CELL + MARGIN;
   const drawn = [];
   const count = {now: 0, past: 0, later: 0, never: 0};
-  computed(now).forEach((row, i) => row.forEach((cell, j) => {
-    const kind = !cell ? "never" : cell[0] === now.t ? "now" : cell[0] < now.t ? "past" : "later";
+  computed(now).forEach((row, i) => row.forEach((times, j) => {
+    const [kind, cell] = cellAt(now, times);
     count[kind] += 1;
     drawn.push(...cellOf(kind, i, j, cell));
   }));
@@ -34,6 +48,7 @@ function showPattern(now) {
     svg("text", {class: "small", transform: `translate(10 ${EDGE + most / 2}) rotate(-90)`,
       "text-anchor": "middle"}, "queries, by owner"),
     svg("rect", {class: "chosen", x: STRIP, y: EDGE + state.row * CELL, width: size - STRIP - 2, height: CELL}));
+  if (D.bug) picture.insertBefore(svg("g", {id: "differing"}), picture.lastElementChild);
   picture.setAttribute("aria-label",
     `${TOKENS} queries by ${TOKENS} keys: ${count.now} pairs in this step, ${count.past} in earlier ` +
     `ones, ${count.later} still to come, ${count.never} masked. Row ${state.row} is chosen.`);

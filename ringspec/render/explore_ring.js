@@ -24,7 +24,7 @@ function showRing(now) {
   const at = places(now.workers);
   const width = Math.max(...at.map(([x]) => x)) + BOX.width + 4;
   const height = Math.max(...at.map(([, y]) => y)) + BOX.height + 4;
-  const key = [state.w, state.layout, state.mask, state.circulation, state.pass].join();
+  const key = [state.w, state.layout, state.mask, state.circulation, state.pass, state.ring].join();
   if (chips.key !== key) Object.assign(chips, {key, made: new Map(), layer: svg("g")});
   const still = svg("g", {}, ...arrows(now, at), ...boxes(now, at));
   placeChips(now, at);
@@ -38,8 +38,9 @@ function showRing(now) {
   picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
   picture.style.maxWidth = `${1.7 * width}px`;
   picture.setAttribute("aria-label", holdings(now));
-  const sent = now.atEnd ? [0] : now.run.sent[now.t];
-  byId("travel").textContent = now.atEnd ? "The last transfer has arrived." : sum(sent)
+  const sent = now.atEnd || now.seen ? [0] : now.run.sent[now.t];
+  byId("travel").textContent = now.seen ? "Blocks are those that the computation is given. Bytes are not counted."
+    : now.atEnd ? "The last transfer has arrived." : sum(sent)
     ? `After this step each worker sends ${sent[0]} bytes, all together ${sum(sent)}.`
     : "After this step nothing is sent.";
   if (now.workers > 1 && travelling(now, 0).length > 2) {
@@ -69,8 +70,8 @@ function boxes(now, at) {
 
 // An arrow for each pair of the permute, heavy where something is sent after this step.
 function arrows(now, at) {
-  const ring = now.travel.sends.flat().find((one) => one.kind === "permute");
   const sends = now.atEnd ? [] : now.travel.sends[now.t];
+  const ring = [...sends, ...now.travel.sends.flat()].find((one) => one.kind === "permute");
   const centre = ([x, y]) => [x + BOX.width / 2, y + BOX.height / 2];
   if (!ring) {
     if (!sends.length) return [];
@@ -126,7 +127,9 @@ function placeChips(now, at) {
         if (!list.length) continue;
         const small = many && moves;
         const row = small ? (kind === "input" ? "inputs" : "sums") : moves ? "travels" : "stays";
-        const id = `${moves}/${kind}/${owner}` + (state.circulation === "gather" ? `@${worker}` : "");
+        // Copies of a block exist where keys are gathered, and in a wrong ring.
+        const copies = state.circulation === "gather" || now.seen;
+        const id = `${moves}/${kind}/${owner}` + (copies ? `@${worker}` : "");
         const chip = chipOf(id, owner, kind, moves && now.workers > 1);
         const wide = dress(chip, owner, small ? [] : list);
         const lower = {stays: 27, travels: 65, inputs: 56, sums: 78}[row];
@@ -136,6 +139,7 @@ function placeChips(now, at) {
         const met = now.atEnd ? [] : now.travel.meets[now.t][worker];
         chip.classList.toggle("used", small && met[1] === owner);
         chip.classList.toggle("unused", small && met[1] !== owner);
+        Object.assign(chip.dataset, {worker, owner, names: list.join(" ")});
         used.add(id);
       }
     }

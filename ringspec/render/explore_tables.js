@@ -1,6 +1,9 @@
 // Numbers: the state of one row after each step, work and waiting, bytes.
-const number = (value) =>
-  (value === null ? "\u2212\u221e" : value.toFixed(D.problem.decimals).replace("-", "\u2212"));
+const NOT_FINITE = {nan: "NaN", inf: "\u221e"};
+function number(value) {
+  if (value === null) return "\u2212\u221e";
+  return NOT_FINITE[value] ?? value.toFixed(D.problem.decimals).replace("-", "\u2212");
+}
 const vector = (values) => values.map((value) => html("span", {class: "vector"}, number(value)));
 const timeOf = (now, stop) => (stop === now.t ? "now" : stop < now.t ? "past" : "ahead");
 
@@ -25,7 +28,7 @@ const summed = (differences) => {
   return differences.map((difference) => (place += difference));
 };
 const UNIT = 10 ** D.problem.decimals;
-const decimal = (value) => (value === null ? null : value / UNIT);
+const decimal = (value) => (typeof value === "number" ? value / UNIT : value);
 
 // The numbers of the chosen token at each stop.
 const trace = (now, name) => {
@@ -35,14 +38,9 @@ const trace = (now, name) => {
 
 // The visible keys that the chosen row meets in a step, or the queries that meet the chosen key.
 function partners(now, t, ofKey) {
-  const found = [];
-  for (const pair of now.travel.meets[t]) {
-    if (!pair.length) continue;
-    const [mine, theirs] = ofKey ? [pair[1], pair[0]] : [pair[0], pair[1]];
-    if (now.owner[state.row] !== mine) continue;
-    found.push(...now.table[theirs].filter((other) =>
-      (ofKey ? now.visible[other][state.row] : now.visible[state.row][other]) === "1"));
-  }
+  const [mine, theirs] = ofKey ? [1, 0] : [0, 1];
+  const pairs = range(now.workers).flatMap((worker) => pairsOf(now, t, worker));
+  const found = pairs.filter((pair) => pair[mine] === state.row).map((pair) => pair[theirs]);
   return runs(found.sort((a, b) => a - b)) || "none";
 }
 
@@ -53,11 +51,11 @@ function holders(now, stop, name) {
     blocks.some(([of, ...names]) => of === owner && names.includes(name)) ? [worker] : []);
 }
 
-function showRow(now) {
-  const made = state.pass === "forward" ? [forwardTable(now)]
-    : [gradientTable(now, "dq", "query", false), gradientTable(now, "dk", "key", true)];
-  byId("state").replaceChildren(html("div", {class: "states"}, ...made));
-}
+const rowTables = (now) => (state.pass === "forward" ? [forwardTable(now)]
+  : [gradientTable(now, "dq", "query", false), gradientTable(now, "dk", "key", true)]);
+
+const showRow = (now) =>
+  byId("state").replaceChildren(html("div", {class: "states"}, ...rowTables(now)));
 
 function forwardTable(now) {
   const values = trace(now, "softmax");
@@ -85,6 +83,7 @@ function forwardTable(now) {
 
 // By how much a step shrinks what was there before it.
 function mergeWords(now, values) {
+  if (now.seen) return "";
   if (now.atEnd) return "o is divided by l once, at the end.";
   const [m, l] = values[now.t];
   const [before, sumBefore] = now.t ? values[now.t - 1] : [null, 0];
@@ -103,9 +102,10 @@ function gradientTable(now, name, of, ofKey) {
     if (stop > now.t) return line("ahead", stopName(now, stop), "", "", "");
     const met = stop < now.steps ? partners(now, stop, ofKey) : "";
     const at = holders(now, stop, name);
-    const partial = values[stop] === null
-      ? `${at.length} partial sums, not yet added` : vector(values[stop]);
-    return line(timeOf(now, stop), stopName(now, stop), met, `worker ${runs(at)}`, partial);
+    const partial = values[stop] !== null ? vector(values[stop])
+      : at.length ? `${at.length} partial sums, not yet added` : "lost";
+    const where = at.length ? `worker ${runs(at)}` : "no worker";
+    return line(timeOf(now, stop), stopName(now, stop), met, where, partial);
   });
   const heads = ["after", ofKey ? "seen by queries" : "sees keys", `${name} is at`, `${name}, summed so far`];
   const owner = `owner: worker ${now.owner[state.row]}`;
@@ -151,6 +151,8 @@ function piece(look, share) {
 
 function showBytes(now) {
   let total = 0;
+  document.querySelector(".bytes").hidden = Boolean(now.seen);
+  if (now.seen) return;
   const rows = now.run.sent.map((sent, t) => {
     total += sum(sent);
     const names = now.travel.sends[t].length ? carried(now.travel.sends[t]) : "nothing";
@@ -161,5 +163,3 @@ function showBytes(now) {
   byId("bytes").replaceChildren(table(now.travel.name, heads, rows, "bytes-table"),
     html("p", {id: "bytes-total"}, `Whole pass: ${total} bytes.`));
 }
-
-start();

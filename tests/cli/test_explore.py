@@ -10,7 +10,18 @@ from cli.commands import call as call_any
 
 import ringspec as rs
 from ringspec.cli.shared.inputs import drawn
-from ringspec.cli.views.explore_records import HEAD_DIM, masks, one_run, records, travel
+from ringspec.cli.views import explore_bug
+from ringspec.cli.views.explore_bug import bug_records
+from ringspec.cli.views.explore_records import (
+    HEAD_DIM,
+    PASSES,
+    masks,
+    one_run,
+    records,
+    traces_of,
+    travel,
+)
+from ringspec.conformance.diagnose.mutants.hooks import Hooks
 
 SMALL = ("--workers", "2", "--tokens", "8")
 
@@ -57,6 +68,10 @@ def test_it_says_what_it_wrote(tmp_path):
         (("--json", "--tokens", "0"), "from 1 to 48"),
         (("--json", "--tokens", "7", "--workers", "2"), "multiple of 2W"),
         (("--json", "--seed", "-1"), "--seed"),
+        (("--json", "--bug", "stale-key"), "write 'stale-keys'"),
+        (("--json", "--bug", "stale-keys", "--workers", "2,4"), "one ring size"),
+        (("--json", "--bug", "stale-keys", "--workers", "9"), "from 1 to 8"),
+        (("--json", "--bug", "sink-dropped"), "changes none"),
     ],
 )
 def test_bad_input_is_refused_in_one_paragraph(arguments, says):
@@ -89,7 +104,7 @@ def test_a_layout_that_cannot_deal_the_tokens_is_named_with_its_reason():
     assert set(document["tables"]) == {"3/contiguous", "3/striped"}
 
 
-def traces_of(document, differences):
+def numbers_of(document, differences):
     """The rows of numbers at each stop, token by token."""
     return [
         [document["numbers"][place] for place in np.cumsum(document["traces"][trace])]
@@ -112,7 +127,7 @@ def test_the_records_end_with_what_attention_gives(three, layout, circulation, m
         ("backward", "dq", gradients.dq[0, 0]),
         ("backward", "dk", gradients.dk[0, 0]),
     ):
-        ends = [trace[-1] for trace in traces_of(three, both[phase]["traces"][name])]
+        ends = [trace[-1] for trace in numbers_of(three, both[phase]["traces"][name])]
         assert np.abs(np.array(ends) * 1e-4 - expected).max() <= 0.5e-4 + 1e-12
     visible = np.array([[int(x) for x in row] for row in three["visible"][mask]])
     assert np.sum(both["forward"]["pairs"]) == np.sum(both["backward"]["pairs"]) == visible.sum()
@@ -128,7 +143,7 @@ def test_who_holds_what_depends_on_neither_layout_nor_mask(three, circulation):
 
 def test_what_a_row_has_not_seen_is_none_and_not_a_number(three):
     run = three["runs"]["3/contiguous/causal/gather"]["forward"]
-    assert traces_of(three, run["traces"]["softmax"])[7][0] == [None, 0, None, 0, 0, 0, 0]
+    assert numbers_of(three, run["traces"]["softmax"])[7][0] == [None, 0, None, 0, 0, 0, 0]
 
 
 def test_every_gradient_is_at_its_owner_at_the_end(three):
@@ -138,3 +153,58 @@ def test_every_gradient_is_at_its_owner_at_the_end(three):
                 n: owner for owner, *names in blocks for n in names if n in ("dq", "dk", "dv")
             }
             assert owners == {"dq": worker, "dk": worker, "dv": worker}, name
+
+
+@pytest.mark.parametrize("mask", masks(12))
+@pytest.mark.parametrize("circulation", ["kv", "q"])
+@pytest.mark.parametrize("layout", ["contiguous", "striped", "zigzag"])
+def test_without_a_bug_the_recorded_pieces_are_those_of_the_ring(layout, mask, circulation):
+    given = (3, layout, mask, circulation, 12, 5)
+    run = one_run(*given)
+    table = run.layout_q.table.tolist()
+    record = explore_bug.recorded(explore_bug.call_of_ring(*given), Hooks())
+    for phase in PASSES:
+        right = travel(run, phase)
+        recorded = explore_bug.wrong_travel(record, phase, right)
+        assert recorded["stops"] == right["stops"] and recorded["meets"] == right["meets"]
+        assert pairs_sent(recorded) == pairs_sent(right)
+        assert explore_bug.wrong_traces(record, phase, table) == traces_of(run)[phase]
+        pairs = run.cost(phase).pairs
+        assert (explore_bug.work(record, phase, 3).pairs == pairs).all()
+        ones = [["".join(rows).count("1") for rows in step] for step in recorded["seen"]]
+        assert ones == pairs.tolist()
+
+
+def pairs_sent(of_pass):
+    return [[sorted(map(list, one["pairs"])) for one in step] for step in of_pass["sends"]]
+
+
+def test_dk_that_stops_one_hop_short_is_that_of_the_next_worker():
+    document = bug_records("dkv-not-home", 4, 8, 0)
+    right = document["runs"]["4/contiguous/causal/kv"]["backward"]["traces"]["dk"]
+    right_ends = [trace[-1] for trace in numbers_of(document, right)]
+    wrong = document["wrong"]["backward"]["traces"]["dk"]
+    wrong_ends = [trace[-1] for trace in numbers_of(document, wrong)]
+    assert wrong_ends == right_ends[2:] + right_ends[:2]
+    end = document["wrong"]["backward"]["stops"][-1]
+    assert [[1, "dk", "dv"] in end[0], [0, "dk", "dv"] in end[3]] == [True, True]
+    assert document["bug"]["places"] == [{"pass": "backward", "step": 4, "row": 4}]
+
+
+def test_values_that_are_late_are_those_of_the_previous_visitor():
+    wrong = bug_records("values-one-step-late", 4, 8, 0)["wrong"]["forward"]
+    assert wrong["stops"][0][2] == [[2, "q", "m", "l", "o"], [2, "k", "v"]]
+    assert wrong["stops"][1][2] == [[2, "q", "m", "l", "o"], [1, "k"], [2, "v"]]
+
+
+def test_pairs_of_a_wrong_mask_are_those_that_it_lets_through():
+    wrong = bug_records("diagonal-inclusive", 2, 8, 0)["wrong"]["forward"]
+    assert wrong["seen"][0] == [["1100", "1110", "1111", "1111"]] * 2
+    assert wrong["pairs"][0] == [13, 13]
+
+
+def test_a_page_of_a_bug_names_it_and_its_ring(tmp_path):
+    path = tmp_path / "bug.html"
+    result = call("--bug", "stale-queries", "-o", path, "--tokens", 8)
+    assert result.exit_code == 0 and "stale-queries in 4/contiguous/causal/q" in result.stdout
+    assert "Known bug: stale-queries" in path.read_text(encoding="utf-8")

@@ -171,6 +171,21 @@ def test_every_known_bug_has_a_section_with_a_picture_and_its_cases(module_of):
         assert all(link in text for link in mutant.links)
 
 
+def test_most_bugs_of_schedule_mask_and_merge_have_a_page_to_step_through(module_of):
+    bugs = module_of("generate_bugs")
+    linked = {
+        module.__name__.rpartition(".")[2]: re.findall(
+            r"<../../../bug-([\w-]+).html>", bugs.family_page(module, lambda *_: "")
+        )
+        for module in bugs.MODULES
+    }
+    families = ("schedule_bugs", "mask_bugs", "merge_bugs")
+    assert sum(len(linked[name]) for name in families) >= 30
+    assert len(linked["schedule_bugs"]) == 18 and "dkv-not-home" in linked["travel_bugs"]
+    # Rounding does not show in four decimals, and this ring has neither sinks nor several heads.
+    assert linked["precision_bugs"] == linked["sink_bugs"] == linked["head_bugs"] == []
+
+
 def test_the_list_of_known_bugs_leads_to_every_bug(module_of):
     listing = module_of("generate_bugs").known_bugs()
     assert re.findall(r"<bug-([\w-]+)>", listing) == list(MUTANTS)

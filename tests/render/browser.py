@@ -15,7 +15,15 @@ import subprocess
 import time
 
 LIMIT = 60.0
-KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Home": 36, "End": 35}
+KEYS = {
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+    "Home": 36,
+    "End": 35,
+    "r": 82,
+}
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
 CUT_OFF = ("--proxy-server=127.0.0.1:9", "--disable-background-networking")
 

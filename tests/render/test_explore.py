@@ -14,6 +14,7 @@ import pytest
 from render.browser import Browser
 
 from ringspec.cli.shared.inputs import drawn
+from ringspec.cli.views.explore_bug import bug_records
 from ringspec.cli.views.explore_records import HEAD_DIM, TOKENS, records
 from ringspec.render.explore import explore_page
 
@@ -509,3 +510,66 @@ def test_hostile_words_in_the_records_stay_data():
     assert kinds.count("script") == 2 and "img" not in kinds
     inside = text.split('id="records">', 1)[1].split("</script>", 1)[0]
     assert json.loads(inside)["version"] == words
+
+
+@pytest.fixture
+def bug_page(started, tmp_path):
+    """A page of a ring whose keys travel against the direction that the mask assumes."""
+    path = tmp_path / "bug.html"
+    path.write_text(explore_page(bug_records("ring-direction-of-keys", 4, 24, 0)), encoding="utf-8")
+    assert path.stat().st_size < 90_000
+    started.errors.clear()
+    started.screen(1280, 900)
+    started.prefer(prefers_color_scheme="light", prefers_reduced_motion="reduce")
+    started.open(path.as_uri())
+    yield started
+    assert started.errors == []
+
+
+DIFFERING_CHIPS = """[...document.querySelectorAll(".chip.differs")].map(
+  (chip) => chip.textContent.normalize("NFKC")).sort()"""
+DIFFERING_PAIRS = '[...document.querySelectorAll("[data-differs]")].map((x) => x.dataset.differs)'
+
+
+@pytest.mark.external("chromium")
+def test_a_wrong_ring_is_shown_beside_the_right_one(bug_page):
+    """In step 1 worker r has the keys of r + 1 and the mask of r - 1: workers 1, 2 and 3 compute whole blocks."""
+    assert bug_page.text("#place") == "step 1 of 0\u20133"
+    assert bug_page.value("location.hash").startswith("#w=4&layout=contiguous&mask=causal")
+    wrong = {(i, j) for i in range(6, 24) for j in range(24) if j // 6 == (i // 6 + 1) % 4}
+    right = {(i, j) for i in range(6, 24) for j in range(24) if j // 6 == i // 6 - 1}
+    pairs = [tuple(map(int, pair.split(",")[:2])) for pair in bug_page.value(PAIRS)]
+    assert set(pairs) == wrong and len(pairs) == 108
+    differing = {tuple(map(int, pair.split(","))) for pair in bug_page.value(DIFFERING_PAIRS)}
+    assert differing == wrong ^ right
+    assert bug_page.value(DIFFERING_CHIPS) == ["k0 v0", "k1 v1", "k2 v2", "k3 v3"]
+    assert bug_page.text("#pairs-differ") == "216" and "18 of 24 queries" in bug_page.text("#note")
+    assert bug_page.value("document.querySelector('.bytes').hidden")
+    rows = bug_page.cells("#row-state")
+    bug_page.press("r")
+    assert bug_page.value("state.ring") == "right" and bug_page.text("#place").startswith("step 1")
+    pairs = {tuple(map(int, pair.split(",")[:2])) for pair in bug_page.value(PAIRS)}
+    assert pairs == right and bug_page.text("#pairs-differ") == "216"
+    others = bug_page.cells("#row-state")
+    # The rows of this step, and below each that of the other ring.
+    assert rows[2][1:] == others[3][1:] and rows[3][1:] == others[2][1:] and rows[2] != rows[3]
+    assert [rows[3][0], others[3][0]] == ["right ring", "wrong ring"]
+
+
+@pytest.mark.external("chromium")
+def test_where_the_rings_do_not_differ_nothing_is_marked(bug_page):
+    bug_page.press("Home")
+    assert bug_page.text("#pairs-differ") == "0" and "0 of 24 queries" in bug_page.text("#note")
+    marked = "document.querySelectorAll('.mark:not(.sample), td.differs, .chip.differs').length"
+    assert bug_page.value(marked) == 0
+    bug_page.click("nav li:nth-child(2) a")
+    wait_for(bug_page, "step 0")
+    assert bug_page.value("state.pass") == "backward" and bug_page.value(marked) > 0
+
+
+@pytest.mark.external("chromium")
+def test_a_phone_shows_a_wrong_ring_without_scrolling_sideways(bug_page):
+    bug_page.screen(360, 740, phone=True)
+    for phase in ("forward", "backward"):
+        bug_page.value(f"state.pass = {phase!r}; state.step = 2; show()")
+        assert bug_page.value("document.documentElement.scrollWidth") == 360

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ringspec.cli.shared import output, progress
+from ringspec.cli.views.explore_bug import BUG_TOKENS, BUG_WORKERS, bug_records
 from ringspec.cli.views.explore_records import (
     MOST_TOKENS,
     MOST_WORKERS,
@@ -25,6 +26,7 @@ Examples:
   ringspec explore -o ring.html
   ringspec explore -o ring.html --workers 2,4 --tokens 32
   ringspec explore --json > records.json
+  ringspec explore --bug dkv-not-home -o bug.html
 
 \b
 Exit code: 0; 2 for bad input; 130 after Ctrl-C.
@@ -59,34 +61,40 @@ class WorkersType(click.ParamType):
     "--workers",
     type=WorkersType(),
     multiple=True,
-    default=(WORKERS,),
     metavar="N,N,...",
     help=f"Ring sizes that the page offers, 1 to {MOST_WORKERS}; may be repeated. "
-    f"[default: {','.join(str(one) for one in WORKERS)}]",
+    f"[default: {','.join(str(one) for one in WORKERS)}; with --bug one size, {BUG_WORKERS}]",
 )
 @click.option(
     "--tokens",
-    default=TOKENS,
-    show_default=True,
+    type=int,
     metavar="N",
-    help=f"S, the sequence length, 1 to {MOST_TOKENS}. 48 is divisible by 2W for every default W.",
+    help=f"S, the sequence length, 1 to {MOST_TOKENS}. {TOKENS} is divisible by 2W for every default W. "
+    f"[default: {TOKENS}; with --bug {BUG_TOKENS}]",
 )
 @click.option(
     "--seed", default=0, show_default=True, metavar="N", help="Seed of the random tensors."
+)
+@click.option(
+    "--bug",
+    metavar="NAME",
+    help="A known bug: the page shows a ring with it beside the right one, step by step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the records as one JSON document.")
 def explore_command(
     path: Path | None,
     workers: tuple[tuple[int, ...], ...],
-    tokens: int,
+    tokens: int | None,
     seed: int,
+    bug: str | None,
     as_json: bool,
 ) -> None:
     """Write one HTML page that steps through a ring.
 
     The page offers W, layout, mask, circulation and pass. For each step it shows which worker holds
     which blocks, the pairs it computes, the state of a row, the bytes sent and which workers wait.
-    Every number comes from a recorded run of one small problem in float64.
+    Every number comes from a recorded run of one small problem in float64. With --bug it shows one ring
+    in which the known bug changes a number, and marks what differs from the right ring.
     """
     from ringspec.cli.shared.options import in_range
     from ringspec.render.explore import explore_page
@@ -96,17 +104,39 @@ def explore_command(
             "--output with the path of the page, or --json", "neither", "pass -o ring.html"
         )
     check_destination(path)
-    sizes = [one for group in workers for one in group]
-    check_numbers(sizes, tokens)
     in_range(seed, "seed", 0, (1 << 64) - 1)
-    with progress.stepping("rings", how_many(sizes), wanted=True) as tick:
-        document = records(sizes, tokens, seed, tick)
+    sizes = [one for group in workers for one in group]
+    if bug is None:
+        document = all_rings(sizes or list(WORKERS), TOKENS if tokens is None else tokens, seed)
+    else:
+        size = one_size(sizes or [BUG_WORKERS])
+        document = bug_records(bug, size, BUG_TOKENS if tokens is None else tokens, seed)
     if path is not None:
         replace_file(path.absolute(), explore_page(document).encode())
     if as_json:
         output.show_json(document)
     else:
-        output.show([f"written to {path}: {len(document['runs'])} rings"])
+        count = len(document["runs"])
+        words = f"{bug} in {next(iter(document['runs']))}" if bug else f"{count} rings"
+        output.show([f"written to {path}: {words}"], output.width())
+
+
+def all_rings(sizes: list[int], tokens: int, seed: int) -> dict[str, Any]:
+    """The records of the page that offers every choice."""
+    check_numbers(sizes, tokens)
+    with progress.stepping("rings", how_many(sizes), wanted=True) as tick:
+        return records(sizes, tokens, seed, tick)
+
+
+def one_size(sizes: list[int]) -> int:
+    """The one ring size of a page of a bug."""
+    if len(sizes) > 1:
+        raise OptionError(
+            "one ring size with --bug",
+            f"--workers {','.join(str(one) for one in sizes)}",
+            "pass one number",
+        )
+    return sizes[0]
 
 
 def check_destination(path: Path | None) -> None:

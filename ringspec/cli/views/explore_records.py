@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import ringspec
 from ringspec.cli.shared.inputs import drawn
 from ringspec.errors import LayoutError, OptionError
+from ringspec.rings.cost import Cost
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.lockstep import Moment
 from ringspec.rings.ring import ring
@@ -31,7 +32,9 @@ from ringspec.spec.worker import ForwardState, KeySide, Side, WorkerState, names
 
 Data = dict[str, Any]
 Array = NDArray[np.float64]
-Row = list[int | None]
+Row = list[int | str | None]
+# By name the traces of all tokens; a trace has a row of numbers for each stop.
+Traces = dict[str, list[list[Row | None]]]
 
 HEAD_DIM = 4
 DECIMALS = 4
@@ -41,6 +44,7 @@ TOKENS = 48
 MOST_WORKERS, MOST_TOKENS = 8, 48
 LAYOUTS = ("contiguous", "striped", "zigzag")
 PASSES = ("forward", "backward")
+POOLS = ("traces", "numbers")
 # What is the same for every slot of a block, or only names it, is not worth a word on the page.
 UNSHOWN = ("rows", "columns", "dbias")
 
@@ -104,8 +108,39 @@ def records(
     """
     chosen = list(dict.fromkeys(workers))
     check_numbers(chosen, tokens)
-    pools = {name: Pool() for name in ("traces", "numbers")}
-    document: Data = {
+    pools = {name: Pool() for name in POOLS}
+    document = empty_document(chosen, LAYOUTS, list(masks(tokens)), CIRCULATIONS, tokens, seed)
+    for count in chosen:
+        for layout in LAYOUTS:
+            try:
+                make_layout(layout, tokens, count)
+            except LayoutError as error:
+                document["missing"][f"{count}/{layout}"] = str(error)
+                continue
+            for mask in document["choices"]["masks"]:
+                for circulation in CIRCULATIONS:
+                    run = one_run(count, layout, mask, circulation, tokens, seed)
+                    add_run(document, run, layout, mask, circulation, pools)
+                    tick()
+    if not document["runs"]:
+        raise OptionError(
+            "a sequence that at least one layout can deal",
+            f"--tokens {tokens} with --workers {', '.join(str(one) for one in chosen)}",
+            "choose a multiple of 2W",
+        )
+    return document | {name: pool.values for name, pool in pools.items()}
+
+
+def empty_document(
+    workers: Sequence[int],
+    layouts: Sequence[str],
+    mask_names: Sequence[str],
+    circulations: Sequence[str],
+    tokens: int,
+    seed: int,
+) -> Data:
+    """The document of a page that offers these choices, with no ring in it yet."""
+    return {
         "command": "explore",
         "version": ringspec.__version__,
         "specification": ringspec.SPEC_VERSION,
@@ -118,10 +153,10 @@ def records(
             "decimals": DECIMALS,
         },
         "choices": {
-            "workers": chosen,
-            "layouts": list(LAYOUTS),
-            "masks": {name: words for name, (words, _) in masks(tokens).items()},
-            "circulations": list(CIRCULATIONS),
+            "workers": list(workers),
+            "layouts": list(layouts),
+            "masks": {name: masks(tokens)[name][0] for name in mask_names},
+            "circulations": list(circulations),
             "passes": list(PASSES),
         },
         "visible": {},
@@ -130,33 +165,21 @@ def records(
         "travels": {},
         "runs": {},
     }
-    for count in chosen:
-        for layout in LAYOUTS:
-            try:
-                table = make_layout(layout, tokens, count).table
-            except LayoutError as error:
-                document["missing"][f"{count}/{layout}"] = str(error)
-                continue
-            document["tables"][f"{count}/{layout}"] = table.tolist()
-            for mask in document["choices"]["masks"]:
-                for circulation in CIRCULATIONS:
-                    run = one_run(count, layout, mask, circulation, tokens, seed)
-                    document["visible"][mask] = visible_rows(run)
-                    name = f"{count}/{layout}/{mask}/{circulation}"
-                    document["runs"][name] = run_record(run, pools)
-                    # Neither the layout nor the mask changes who holds which block.
-                    for phase in PASSES:
-                        where = f"{count}/{circulation}/{phase}"
-                        if where not in document["travels"]:
-                            document["travels"][where] = travel(run, phase)
-                    tick()
-    if not document["runs"]:
-        raise OptionError(
-            "a sequence that at least one layout can deal",
-            f"--tokens {tokens} with --workers {', '.join(str(one) for one in chosen)}",
-            "choose a multiple of 2W",
-        )
-    return document | {name: pool.values for name, pool in pools.items()}
+
+
+def add_run(
+    document: Data, run: Run, layout: str, mask: str, circulation: str, pools: dict[str, Pool]
+) -> None:
+    """Put one ring into the document."""
+    count = len(run.workers)
+    document["tables"][f"{count}/{layout}"] = run.layout_q.table.tolist()
+    document["visible"][mask] = visible_rows(run)
+    document["runs"][f"{count}/{layout}/{mask}/{circulation}"] = run_record(run, pools)
+    # Neither the layout nor the mask changes who holds which block.
+    for phase in PASSES:
+        where = f"{count}/{circulation}/{phase}"
+        if where not in document["travels"]:
+            document["travels"][where] = travel(run, phase)
 
 
 def check_numbers(workers: Sequence[int], tokens: int) -> None:
@@ -207,22 +230,30 @@ def visible_rows(run: Run) -> list[str]:
 
 def run_record(run: Run, pools: dict[str, Pool]) -> Data:
     """Both passes of one ring."""
-    traces: Data = {"forward": {"softmax": forward_traces(run)}, "backward": backward_traces(run)}
-    result: Data = {}
-    for phase in PASSES:
-        counted = run.cost(phase)
-        placed = {
-            name: differences([placed_trace(trace, pools) for trace in all_])
-            for name, all_ in traces[phase].items()
-        }
-        result[phase] = {
-            "pairs": counted.pairs.tolist(),
-            "sent": counted.sent.tolist(),
-            "imbalance": round(counted.imbalance, DECIMALS),
-            "lockstep_imbalance": round(counted.lockstep_imbalance, DECIMALS),
-            "traces": placed,
-        }
-    return result
+    traces = traces_of(run)
+    return {
+        phase: pass_record(run.cost(phase), traces[phase], pools)
+        | {"sent": run.cost(phase).sent.tolist()}
+        for phase in PASSES
+    }
+
+
+def traces_of(run: Run) -> dict[str, Traces]:
+    """The traces of both passes."""
+    return {"forward": {"softmax": forward_traces(run)}, "backward": backward_traces(run)}
+
+
+def pass_record(counted: Cost, traces: Traces, pools: dict[str, Pool]) -> Data:
+    """The work of one pass, and its traces, which are put into the pools."""
+    return {
+        "pairs": counted.pairs.tolist(),
+        "imbalance": round(counted.imbalance, DECIMALS),
+        "lockstep_imbalance": round(counted.lockstep_imbalance, DECIMALS),
+        "traces": {
+            name: differences([placed_trace(trace, pools) for trace in of_tokens])
+            for name, of_tokens in traces.items()
+        },
+    }
 
 
 def placed_trace(trace: Sequence[Row | None], pools: dict[str, Pool]) -> int:
@@ -303,9 +334,9 @@ def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> li
     return [block for block in blocks if len(block) > 1] + came
 
 
-def forward_traces(run: Run) -> list[list[Row]]:
+def forward_traces(run: Run) -> list[list[Row | None]]:
     """Of every token's query: [m, l, lse, o ...] after each step (o unnormalised), then [lse, o ...]."""
-    traces: list[list[Row]] = [[] for _ in range(run.layout_q.length)]
+    traces: list[list[Row | None]] = [[] for _ in range(run.layout_q.length)]
     for t in range(len(run.schedule.steps)):
         for worker, tokens in enumerate(run.layout_q.table):
             state = run.state(worker, t)
@@ -319,14 +350,14 @@ def forward_traces(run: Run) -> list[list[Row]]:
     return traces
 
 
-def backward_traces(run: Run) -> dict[str, list[list[Row | None]]]:
+def backward_traces(run: Run) -> Traces:
     """Of every token: dq and dk after each step, wherever they are then, and last the results.
 
     dk is None where W partial sums of it exist at once (gathered keys).
     """
     assert run.backward_schedule is not None and run.dq is not None and run.dk is not None
     of_step = [by_owner(run.moments, t) for t in range(len(run.backward_schedule.steps))]
-    traces: dict[str, list[list[Row | None]]] = {}
+    traces: Traces = {}
     for name, result in (("dq", run.dq), ("dk", run.dk)):
         traces[name] = [[] for _ in range(run.layout_q.length)]
         for found in of_step:
@@ -360,11 +391,16 @@ def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]
 def rows(*columns: Array) -> list[Row]:
     """Columns [n] or [n, d] side by side, rounded to integers in units of the last decimal.
 
-    What is not finite (m and lse of a row that saw nothing) is None.
+    -inf (m and lse of a row that saw nothing) is None; inf and NaN, which only a bug gives, are their names.
 
-    >>> rows(np.array([-math.inf, 1 / 3]), np.array([[1.0, -0.0], [3.0, 4.0]]))
-    [[None, 10000, 0], [3333, 30000, 40000]]
+    >>> rows(np.array([-math.inf, 1 / 3]), np.array([[1.0, -0.0], [3.0, math.nan]]))
+    [[None, 10000, 0], [3333, 30000, 'nan']]
     """
     table = np.concatenate([x.reshape(len(x), -1) for x in columns], axis=1)
-    rounded = np.round(table * 10.0**DECIMALS).tolist()
-    return [[int(x) if math.isfinite(x) else None for x in row] for row in rounded]
+    return [[integer(x) for x in row] for row in np.round(table * 10.0**DECIMALS).tolist()]
+
+
+def integer(x: float) -> int | str | None:
+    if math.isfinite(x):
+        return int(x)
+    return None if x == -math.inf else str(x)

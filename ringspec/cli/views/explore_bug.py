@@ -1,0 +1,432 @@
+"""The records of a page that shows a known bug beside the right ring, step by step.
+
+A bug is a ring with some of its pieces replaced (:mod:`ringspec.conformance.diagnose.mutants`). Here the
+pieces are wrapped, so that what they get and return is on record. Without a replaced piece the record is
+that of :func:`ringspec.ring`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ringspec.cli.shared.inputs import drawn
+from ringspec.cli.views.explore_records import (
+    HEAD_DIM,
+    LAYOUTS,
+    PASSES,
+    POOLS,
+    Array,
+    Data,
+    Pool,
+    Row,
+    Traces,
+    add_run,
+    check_numbers,
+    empty_document,
+    masks,
+    one_run,
+    pass_record,
+    rows,
+    shown_names,
+    traces_of,
+)
+from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant
+from ringspec.conformance.diagnose.mutants.hooks import At, Hooks, Hop, Results
+from ringspec.conformance.diagnose.mutants.ring import ring_results
+from ringspec.conformance.target.protocol import Call
+from ringspec.errors import LayoutError, OptionError, nearest
+from ringspec.recipes import RECIPES
+from ringspec.rings.cost import Cost
+from ringspec.rings.layouts import make_layout
+from ringspec.spec.online_softmax import SoftmaxState, start
+from ringspec.spec.worker import KeySide, QuerySide, Side, names_of
+
+BUG_WORKERS, BUG_TOKENS = 4, 24
+# The first of these in which the bug changes a result is shown. Gathered keys make no ring.
+MASKS = ("causal", "window", "documents", "none")
+CIRCULATIONS = ("kv", "q")
+SUMS = ("dq", "dk", "dv")
+
+Where = tuple[str, int, int]  # pass, step, worker
+Ring = tuple[str, str, str]  # layout, mask, circulation
+
+
+@dataclasses.dataclass
+class Record:
+    """What the pieces of one ring were given and returned, by pass, step and worker.
+
+    ``met``: the two blocks that the worker holds; ``used``: those that the computation is given, where it
+    is one; ``allowed`` [n, n]: pairs that its mask lets through; ``running``: the softmax state after the
+    step; ``sums``: accumulators after it, by name. By pass and step, ``moved``: (source, target) of what
+    arrived; ``arrived``: what each worker has after the transfer. ``owners``: whose gradient an
+    accumulator is, by the identity of the array, which is kept.
+    """
+
+    met: dict[Where, At] = dataclasses.field(default_factory=dict)
+    used: dict[Where, tuple[QuerySide, KeySide]] = dataclasses.field(default_factory=dict)
+    allowed: dict[Where, Any] = dataclasses.field(default_factory=dict)
+    running: dict[Where, SoftmaxState] = dataclasses.field(default_factory=dict)
+    sums: dict[Where, dict[str, Array]] = dataclasses.field(default_factory=dict)
+    moved: dict[tuple[str, int], list[list[int]]] = dataclasses.field(default_factory=dict)
+    arrived: dict[tuple[str, int], list[Any]] = dataclasses.field(default_factory=dict)
+    owners: dict[int, tuple[int, Array]] = dataclasses.field(default_factory=dict)
+    results: Results = dataclasses.field(default_factory=dict)
+
+    def owner(self, sums: Array, otherwise: int) -> int:
+        """Whose gradient an accumulator is."""
+        return self.owners.get(id(sums), (otherwise, sums))[0]
+
+    def own(self, side: Side) -> None:
+        """Mark the accumulators of a block, at the start of a pass, as its owner's."""
+        for name in SUMS:
+            if (value := getattr(side, name, None)) is not None:
+                self.owners[id(value)] = side.owner, value
+
+
+def bug_records(name: str, workers: int, tokens: int, seed: int) -> Data:
+    """Everything that the page of one known bug shows, as plain data.
+
+    The keys are those of :func:`~ringspec.cli.views.explore_records.records`, for one ring. ``bug`` has the
+    words of the bug and ``places``, where each pass first differs. ``wrong`` has by pass what the ring with
+    the bug gives: pairs, imbalance and traces as in ``runs``; stops, meets and sends as in ``travels``; and
+    ``seen``, by step and worker the pairs that its mask lets through, rows of 0 and 1 over the slots.
+    """
+    if name not in MUTANTS:
+        raise OptionError("the name of a known bug", repr(name), nearest(name, MUTANTS))
+    bug = MUTANTS[name]
+    check_numbers([workers], tokens)
+    layout, mask, circulation = where_it_shows(bug, workers, tokens, seed)
+    pools = {pool: Pool() for pool in POOLS}
+    document = empty_document([workers], [layout], [mask], [circulation], tokens, seed)
+    right = one_run(workers, layout, mask, circulation, tokens, seed)
+    add_run(document, right, layout, mask, circulation, pools)
+    call = call_of_ring(workers, layout, mask, circulation, tokens, seed)
+    record, table = (
+        recorded(call, bug.hooks(call, RECIPES["float64"])),
+        document["tables"][f"{workers}/{layout}"],
+    )
+    traces = {phase: wrong_traces(record, phase, table) for phase in PASSES}
+    document["choices"]["rings"] = ["wrong", "right"]
+    document["wrong"] = {
+        phase: pass_record(work(record, phase, workers), traces[phase], pools)
+        | wrong_travel(record, phase, document["travels"][f"{workers}/{circulation}/{phase}"])
+        for phase in PASSES
+    }
+    document["bug"] = {
+        "id": bug.id,
+        "title": bug.title,
+        "what": bug.what,
+        "places": [
+            place
+            for phase in PASSES
+            if (place := first_difference(phase, traces_of(right)[phase], traces[phase]))
+        ],
+    }
+    return document | {pool: values.values for pool, values in pools.items()}
+
+
+def where_it_shows(bug: Mutant, workers: int, tokens: int, seed: int) -> Ring:
+    """The first ring in which the bug changes a number that the page shows, best one that its title supposes."""
+    first: Ring | None = None
+    for circulation, mask, layout in product(CIRCULATIONS, MASKS, LAYOUTS):
+        try:
+            call = call_of_ring(workers, layout, mask, circulation, tokens, seed)
+        except LayoutError:
+            continue
+        if not bug.applies(call):
+            continue
+        right = right_results(workers, layout, mask, circulation, tokens, seed)
+        if shown_results(call, bug.hooks(call, RECIPES["float64"])) != right:
+            if bug.supposes(call):
+                return layout, mask, circulation
+            first = first or (layout, mask, circulation)
+    if first is None:
+        raise OptionError(
+            "a bug that changes a number in a small float64 ring",
+            f"{bug.id} with W = {workers} and {tokens} tokens, which changes none",
+            "choose a bug whose page in the documentation links to the explorer",
+        )
+    return first
+
+
+@functools.cache
+def right_results(*ring: Any) -> dict[str, list[list[Row]]]:
+    """The results of a right ring, which many bugs are compared with."""
+    return shown_results(call_of_ring(*ring), Hooks())
+
+
+def shown_results(call: Call, hooks: Hooks) -> dict[str, list[list[Row]]]:
+    """The results of a ring as the page shows them."""
+    with np.errstate(all="ignore"):
+        results = ring_results(call, RECIPES["float64"], hooks)
+    return {name: [rows(x[0, 0]) for x in results[name]] for name in ("o", "lse", "dq", "dk")}
+
+
+def call_of_ring(
+    workers: int, layout: str, mask: str, circulation: str, tokens: int, seed: int
+) -> Call:
+    """The problem of :func:`~ringspec.cli.views.explore_records.one_run` as a call."""
+    index = make_layout(layout, tokens, workers).table
+    shape = (1, 1, tokens, HEAD_DIM)
+    tensors = {
+        name: tuple(drawn(seed, name, shape)[:, :, slots] for slots in index)
+        for name in ("q", "k", "v", "dy")
+    }
+    terms = {"scale": HEAD_DIM**-0.5, **masks(tokens)[mask][1]}
+    formats = dict.fromkeys(("inputs", "outputs", "statistics"), "float64")
+    at = (index, index, index[:, None], index[:, None])
+    passes = ("forward", "backward")
+    return Call(
+        "explore", "ring", passes, workers, tensors, terms, formats, layout, circulation, 1, *at
+    )
+
+
+def recorded(call: Call, hooks: Hooks) -> Record:
+    """Run a ring and record its pieces."""
+    record = Record()
+    with np.errstate(all="ignore"):
+        record.results = ring_results(call, RECIPES["float64"], watched(hooks, record))
+    return record
+
+
+def watched(hooks: Hooks, record: Record) -> Hooks:
+    """The same pieces; each writes what it is given or returns into the record."""
+
+    def start_of(piece: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+        def wrapped(phase: str, side: Any) -> Any:
+            changed = piece(phase, side)
+            record.own(changed)
+            return changed
+
+        return wrapped
+
+    def computes(at: At) -> bool:
+        record.met[place_of(at)] = at
+        return hooks.computes(at)
+
+    def sees(at: At) -> tuple[QuerySide, KeySide]:
+        record.used[place_of(at)] = hooks.sees(at)
+        return record.used[place_of(at)]
+
+    def mask(at: At, *of_tile: Any) -> Any:
+        allowed = hooks.mask(at, *of_tile)
+        record.allowed[place_of(at)] = np.broadcast_to(allowed, (1, 1, *allowed.shape[2:]))[0, 0]
+        return allowed
+
+    def merge(at: At, *parts: Any) -> SoftmaxState:
+        record.running[place_of(at)] = hooks.merge(at, *parts)
+        return record.running[place_of(at)]
+
+    def add(at: At, name: str, total: Array, share: Array, format: str) -> Array:
+        # What a buggy piece writes into must not be the array on record.
+        after = hooks.add(at, name, total, share, format)
+        record.owners[id(after)] = record.owner(total, owner_of(at, name)), after
+        record.sums.setdefault(place_of(at), {})[name] = after
+        return after
+
+    def hop(where: Hop, sides: Sequence[Side]) -> list[Any]:
+        arrived = hooks.hop(where, sides)
+        record.moved[where.phase, where.step] = movements(where, sides, arrived)
+        record.arrived[where.phase, where.step] = arrived
+        return arrived
+
+    return dataclasses.replace(
+        hooks,
+        queries=start_of(hooks.queries),
+        keys=start_of(hooks.keys),
+        computes=computes,
+        sees=sees,
+        mask=mask,
+        merge=merge,
+        add=add,
+        hop=hop,
+    )
+
+
+def place_of(at: At) -> Where:
+    return at.phase, at.step, at.worker
+
+
+def owner_of(at: At, name: str) -> int:
+    return at.query.owner if name == "dq" else at.key.owner
+
+
+def movements(where: Hop, sides: Sequence[Side], arrived: Sequence[Side]) -> list[list[int]]:
+    """(source, target) of what arrived, by the identity of the arrays; what a worker kept is left out."""
+    of_queries = isinstance(sides[0], QuerySide)
+    name = ("dq" if of_queries else "dk") if where.last else ("q" if of_queries else "k")
+    moves = []
+    for target, side in enumerate(arrived):
+        sources = [
+            worker for worker, one in enumerate(sides) if getattr(one, name) is getattr(side, name)
+        ]
+        usual = (target - where.direction) % where.workers
+        if sources and target not in sources:
+            moves.append([usual if usual in sources else sources[0], target])
+    return moves
+
+
+def work(record: Record, phase: str, workers: int) -> Cost:
+    """The pairs that every worker computes in every step; bytes are not counted."""
+    pairs = np.zeros((workers, workers), dtype=np.int64)
+    for (of_phase, step, worker), allowed in record.allowed.items():
+        if of_phase == phase:
+            pairs[step, worker] = allowed.sum()
+    return Cost(phase, pairs, np.zeros_like(pairs), 0)
+
+
+def wrong_travel(record: Record, phase: str, right: Data) -> Data:
+    """Who holds what at every stop, whom everybody meets and which pairs that makes, and what is sent."""
+    steps = workers = range(len(right["meets"]))
+    stops = [[used_blocks(record, (phase, t, r)) for r in workers] for t in steps]
+    stops.append([blocks_at_the_end(record, phase, r, right["moves"]) for r in workers])
+    sends = []
+    for t, transfers in enumerate(right["sends"]):
+        moved = record.moved.get((phase, t), [])
+        sends.append([one | {"pairs": moved} for one in transfers])
+    return {
+        "stops": stops,
+        "meets": [[owners_met(record, (phase, t, r)) for r in workers] for t in steps],
+        "seen": [[seen(record, (phase, t, r)) for r in workers] for t in steps],
+        "sends": sends,
+    }
+
+
+def owners_met(record: Record, where: Where) -> list[int]:
+    """The owners of the queries and the keys that a computation is given; empty where there is none."""
+    if where not in record.used:
+        return []
+    at, (query, key) = record.met[where], record.used[where]
+    return [origin("q", query, at.all_queries), origin("k", key, at.all_keys)]
+
+
+def seen(record: Record, where: Where) -> list[str]:
+    """The pairs of a computation, as rows of 0 and 1 over the slots of both blocks."""
+    allowed = record.allowed.get(where, np.zeros((0, 0)))
+    return ["".join("1" if entry else "0" for entry in row) for row in allowed]
+
+
+def origin(name: str, side: Side, starts: Sequence[Side]) -> int:
+    """The worker at whose start a tensor was: numbers are compared, because a bug may mislabel a block."""
+    value = getattr(side, name)
+    order = [side.owner, *range(len(starts))]
+    same = (r for r in order if np.array_equal(getattr(starts[r], name), value, equal_nan=True))
+    return next(same, side.owner)
+
+
+def used_blocks(record: Record, where: Where) -> list[list[Any]]:
+    """What the computation of one step is given, else what the worker holds: [owner, name, name ...]."""
+    at = record.met[where]
+    query, key = record.used.get(where, (at.query, at.key))
+    sums = [["m", where[2]], ["l", where[2]], ["o", where[2]]] if where[0] == "forward" else []
+    of_query = inputs(query, at.all_queries) + sums + accumulators(record, at.query)
+    if where[0] == "forward":  # where dy is not used yet
+        of_query = [one for one in of_query if one[0] != "dy"]
+    return by_owner(of_query) + by_owner(inputs(key, at.all_keys) + accumulators(record, at.key))
+
+
+def blocks_at_the_end(record: Record, phase: str, worker: int, moves: str) -> list[list[Any]]:
+    """What a worker still holds after the last step, and what came with the last transfer."""
+    last = len({step for of_phase, step, _ in record.met if of_phase == phase}) - 1
+    blocks = used_blocks(record, (phase, last, worker))
+    if phase == "forward":  # m, l and the unnormalised o became o and lse
+        done = [[name, worker] for name in ("o", "lse")]
+        kept = [
+            [name, of] for of, *names in blocks for name in names if name not in ("m", "l", "o")
+        ]
+        of_query = [one for one in kept if one[0] == "q"]
+        return by_owner(of_query + done) + by_owner(kept[len(of_query) :])
+    travelling = ("dk", "dv") if moves == "keys" else ("dq",)
+    blocks = [[of, *(n for n in names if n not in travelling)] for of, *names in blocks]
+    came = accumulators(record, record.arrived[phase, last][worker])
+    return [block for block in blocks if len(block) > 1] + by_owner(came)
+
+
+def inputs(side: Side, starts: Sequence[Side]) -> list[list[Any]]:
+    """[name, worker at whose start it was] of every input of a block."""
+    names = [name for name in shown_names(names_of(side)) if name not in SUMS]
+    return [[name, origin(name, side, starts)] for name in names]
+
+
+def accumulators(record: Record, side: Side) -> list[list[Any]]:
+    """[name, owner] of every accumulator of a block."""
+    names = [name for name in names_of(side) if name in SUMS]
+    return [[name, record.owner(getattr(side, name), side.owner)] for name in names]
+
+
+def by_owner(named: list[list[Any]]) -> list[list[Any]]:
+    """[owner, name, name ...] for each owner.
+
+    >>> by_owner([["k", 2], ["v", 1], ["dk", 2]])
+    [[2, 'k', 'dk'], [1, 'v']]
+    """
+    blocks: dict[int, list[Any]] = {}
+    for name, owner in named:
+        blocks.setdefault(owner, [owner]).append(name)
+    return list(blocks.values())
+
+
+def wrong_traces(record: Record, phase: str, table: list[list[int]]) -> Traces:
+    """The traces of one pass, as of a right ring."""
+    with np.errstate(all="ignore"):
+        if phase == "forward":
+            return {"softmax": softmax_traces(record, table)}
+        return {name: gradient_traces(record, name, table) for name in ("dq", "dk")}
+
+
+def softmax_traces(record: Record, table: list[list[int]]) -> list[list[Row | None]]:
+    """Of every token's query: [m, l, lse, o ...] after each step, then [lse, o ...]."""
+    traces: list[list[Row | None]] = [[] for slots in table for _ in slots]
+    for worker, tokens in enumerate(table):
+        state = start(1, 1, len(tokens), HEAD_DIM)
+        for step in range(len(table)):
+            state = record.running.get(("forward", step, worker), state)
+            of_rows = rows(state.m[0, 0], state.l[0, 0], state.lse[0, 0], state.o[0, 0])
+            put(traces, tokens, of_rows)
+        o, lse = (record.results[name][worker][0, 0] for name in ("o", "lse"))
+        put(traces, tokens, rows(lse, o))
+    return traces
+
+
+def gradient_traces(record: Record, name: str, table: list[list[int]]) -> list[list[Row | None]]:
+    """Of every token: its dq or dk after each step; None where no worker holds it; last the result."""
+    traces: list[list[Row | None]] = [[] for slots in table for _ in slots]
+    for step in range(len(table)):
+        found: dict[int, Array] = {}
+        for worker in range(len(table)):
+            at = record.met["backward", step, worker]
+            before = getattr(at.query if name == "dq" else at.key, name)
+            after = record.sums.get(("backward", step, worker), {}).get(name, before)
+            found.setdefault(record.owner(before, owner_of(at, name)), after)
+        for owner, tokens in enumerate(table):
+            lost: list[None] = [None] * len(tokens)
+            put(traces, tokens, rows(found[owner][0, 0]) if owner in found else lost)
+    for owner, tokens in enumerate(table):
+        put(traces, tokens, rows(record.results[name][owner][0, 0]))
+    return traces
+
+
+def put(traces: list[list[Row | None]], tokens: list[int], numbers: Sequence[Row | None]) -> None:
+    for token, row in zip(tokens, numbers, strict=True):
+        traces[token].append(row)
+
+
+def first_difference(phase: str, right: Traces, wrong: Traces) -> Data | None:
+    """The first stop at which a token's numbers differ, and one such token; None where none do."""
+    stops = len(next(iter(right.values()))[0])
+    for stop in range(stops):
+        differing = [
+            token
+            for name in right
+            for token, trace in enumerate(right[name])
+            if trace[stop] != wrong[name][token][stop]
+        ]
+        if differing:
+            return {"pass": phase, "step": stop, "row": differing[len(differing) // 2]}
+    return None
