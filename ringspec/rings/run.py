@@ -137,6 +137,20 @@ class Run:
         the keys (or queries) that visit it, and not sent them on yet. 'after': it has sent them. ``phase`` is
         'forward' or 'backward'. Raises OptionError for another word, NotRecordedError for a step that is not
         on record.
+
+        What the worker does not hold is None. After a step of a KV ring k and v are None: they are in the message to
+        the next worker, and in the state 'computed'.
+
+        >>> import numpy as np
+        >>> from ringspec import ring
+        >>> x = np.ones((1, 1, 4, 2))
+        >>> run = ring(x, x, x, workers=2, record=True)
+        >>> run.state(worker=0, step=0).k is None
+        True
+        >>> [(message.target, message.side.k.shape) for message in run.moment(worker=0, step=0).sent]
+        [(1, (1, 1, 2, 2))]
+        >>> run.state(worker=0, step=0, when="computed").k.shape
+        (1, 1, 2, 2)
         """
         if not isinstance(when, str) or when not in WHEN:
             raise OptionError(f"when as one of {', '.join(WHEN)}", shown(when), "pass when='after'")
