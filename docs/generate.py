@@ -37,14 +37,15 @@ RULE_ID = re.compile(r"``.+?``|`.+?`|(?<![\w-])(?P<rule>[A-Z]+-\d+)(?![\w-])")
 
 
 def notebooks(executed: str | None) -> None:
-    """Copy the notebooks (executed ones if given) and write their list for a page."""
+    """Copy the notebooks (executed ones if given), with links that fit their new place, and write their list."""
     source = Path(executed) if executed else ROOT / "notebooks"
     target = DOCS / "learn" / "notebooks"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     entries = []
     for path in sorted(source.glob("*.ipynb")):
-        shutil.copy2(path, target)
+        text = path.read_text(encoding="utf-8").replace("](../docs/", "](../../")
+        (target / path.name).write_text(text, encoding="utf-8")
         entries.append(f"   notebooks/{path.stem}")
     # Sphinx warns about a toctree with no entry.
     listing = "\n".join([".. toctree::", "   :maxdepth: 1", "", *entries, ""]) if entries else ""

@@ -234,21 +234,23 @@ def row_state(
     want_shape("l", l.shape, m.shape)
     want_shape("o", o.shape[:1], m.shape)
     some = np.where(l == 0, np.nan, l)
-    with sheet(1, 5, 13.0, 2.7) as (figure, panels):
-        lines(panels[0][0], np.where(np.isfinite(m), m, np.nan), "m, maximum (nats)", "m")
-        lines(panels[0][1], l, "l, sum of exp(s - m) (1)", "l")
-        lines(panels[0][2], o, "o, unnormalised (units of v)", "o")
+    with sheet(2, 3, 8.4, 4.6) as (figure, grid):
+        *panels, unused = grid.flat
+        unused.remove()
+        lines(panels[0], np.where(np.isfinite(m), m, np.nan), "m, maximum (nats)", "m")
+        lines(panels[1], l, "l, sum of exp(s - m) (1)", "l")
+        lines(panels[2], o, "o, unnormalised (units of v)", "o")
         end = "" if lse is None else "; dashed: lse"
-        lines(panels[0][3], m + np.log(some), f"m + log l (nats{end})", "lse")
+        lines(panels[3], m + np.log(some), f"m + log l (nats{end})", "lse")
         end = "" if final_o is None else "; dashed: o"
-        lines(panels[0][4], o / some[:, None], f"o / l (units of v{end})", "o / l")
+        lines(panels[4], o / some[:, None], f"o / l (units of v{end})", "o / l")
         if lse is not None:
-            goal(panels[0][3], float(lse), 0)
+            goal(panels[3], float(lse), 0)
         for column, value in enumerate([] if final_o is None else np.asarray(final_o, dtype=float)):
-            goal(panels[0][4], float(value), column)
+            goal(panels[4], float(value), column)
         if o.shape[1] > 1:
-            panels[0][2].legend(loc="best")
-        for axes in panels[0]:
+            panels[2].legend(loc="best")
+        for axes in panels:
             axes.set_xlabel(counted)
         return figure
 

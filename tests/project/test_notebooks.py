@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from project import public
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MAY_IMPORT = {"inspect", "matplotlib", "nki_impl", "numpy", "ringspec"}
 MOST_CELLS = 27
+# Words of text in all notebooks; questions are counted apart.
+MOST_WORDS = 8080
+# A reader new to ring attention works through these.
+FIRST = [path for path in NOTEBOOKS if path.stem < "06"]
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -73,3 +78,49 @@ def test_a_notebook_ends_in_an_assertion(path: Path) -> None:
     # The last statement may be a loop over what is asserted.
     statement = syntax(last).body[-1]
     assert any(isinstance(node, ast.Assert) for node in ast.walk(statement))
+
+
+def texts(path: Path) -> dict[str, str]:
+    """The text cells by their names."""
+    cells = [cell for cell in read(path)["cells"] if cell["cell_type"] == "markdown"]
+    return {cell["id"]: "".join(cell["source"]) for cell in cells}
+
+
+def test_the_notebooks_together_are_short() -> None:
+    words = [
+        len(text.split())
+        for path in NOTEBOOKS
+        for id, text in texts(path).items()
+        if id != "questions"
+    ]
+    assert sum(words) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("path", FIRST, ids=lambda path: path.stem)
+def test_a_first_notebook_asks_five_questions_and_breaks_something(path: Path) -> None:
+    questions, _, task = texts(path)["questions"].partition("## Break it")
+    assert [line[:2] for line in questions.splitlines() if line[:1].isdigit()] == [
+        "1.", "2.", "3.", "4.", "5.",
+    ]  # fmt: skip
+    answer = "<details><summary>Answer</summary>"
+    assert questions.count(answer) == 5 and task.count(answer) == 1
+    # An HTML block ends at a blank line, and so an answer is one line.
+    assert all("</details>" in line for line in (questions + task).splitlines() if answer in line)
+
+
+# The simulator that the last notebook shows is not public.
+@pytest.mark.parametrize("path", NOTEBOOKS[:-1], ids=lambda path: path.stem)
+def test_a_notebook_imports_public_names(path: Path) -> None:
+    modules, objects = {*public.WHOLE, *public.SHOWN}, public.described()
+    for cell in code_cells(path):
+        for node in ast.walk(syntax(cell)):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "ringspec"
+            ):
+                continue
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" in modules:
+                    continue
+                value = public.value_of(str(node.module), alias.name)
+                value = getattr(value, "__wrapped__", value)
+                assert any(value is one for one in objects.values()), alias.name
