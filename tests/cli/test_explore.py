@@ -11,6 +11,7 @@ from cli.commands import call as call_any
 import ringspec as rs
 from ringspec.cli.shared.inputs import drawn
 from ringspec.cli.views import explore_bug
+from ringspec.cli.views.bug_record import recorded
 from ringspec.cli.views.explore_bug import bug_records
 from ringspec.cli.views.explore_records import (
     HEAD_DIM,
@@ -162,16 +163,16 @@ def test_without_a_bug_the_recorded_pieces_are_those_of_the_ring(layout, mask, c
     given = (3, layout, mask, circulation, 12, 5)
     run = one_run(*given)
     table = run.layout_q.table.tolist()
-    record = explore_bug.recorded(explore_bug.call_of_ring(*given), Hooks())
+    record = recorded(explore_bug.call_of_ring(*given), Hooks())
     for phase in PASSES:
         right = travel(run, phase)
-        recorded = explore_bug.wrong_travel(record, phase, right)
-        assert recorded["stops"] == right["stops"] and recorded["meets"] == right["meets"]
-        assert pairs_sent(recorded) == pairs_sent(right)
+        told = explore_bug.wrong_travel(record, phase, right)
+        assert told["stops"] == right["stops"] and told["meets"] == right["meets"]
+        assert pairs_sent(told) == pairs_sent(right)
         assert explore_bug.wrong_traces(record, phase, table) == traces_of(run)[phase]
         pairs = run.cost(phase).pairs
         assert (explore_bug.work(record, phase, 3).pairs == pairs).all()
-        ones = [["".join(rows).count("1") for rows in step] for step in recorded["seen"]]
+        ones = [["".join(rows).count("1") for rows in step] for step in told["seen"]]
         assert ones == pairs.tolist()
 
 
@@ -208,3 +209,9 @@ def test_a_page_of_a_bug_names_it_and_its_ring(tmp_path):
     result = call("--bug", "stale-queries", "-o", path, "--tokens", 8)
     assert result.exit_code == 0 and "stale-queries in 4/contiguous/causal/q" in result.stdout
     assert "Known bug: stale-queries" in path.read_text(encoding="utf-8")
+
+
+def test_gradients_that_travel_the_other_way_keep_their_owner():
+    stops = bug_records("ring-direction", 5, 10, 0)["wrong"]["backward"]["stops"]
+    assert stops[1][0][1:] == [[4, "k", "v"], [1, "dk", "dv"]]
+    assert stops[3][0][1:] == [[2, "k", "v"], [3, "dk", "dv"]]
