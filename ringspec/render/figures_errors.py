@@ -209,7 +209,7 @@ def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
     scores, sizes = np.asarray(z, dtype=float).ravel(), np.asarray(size, dtype=float).ravel()
     want_shape("size", sizes.shape, scores.shape)
     slope, sd = slope_of(scores, sizes)
-    with sheet(1, 2, 9.0, 3.6) as (figure, panels):
+    with sheet(1, 2, 8.0, 3.6) as (figure, panels):
         histogram(panels[0][0], scores)
         axes = panels[0][1]
         step = -(-len(scores) // MOST_POINTS)
