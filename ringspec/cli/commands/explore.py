@@ -118,7 +118,7 @@ def explore_command(
     else:
         count = len(document["runs"])
         words = f"{bug} in {next(iter(document['runs']))}" if bug else f"{count} rings"
-        output.show([f"written to {path}: {words}"], output.width())
+        output.show([f"written to {path}: {words}"])
 
 
 def all_rings(sizes: list[int], tokens: int, seed: int) -> dict[str, Any]:
