@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import generate
 import generate_bugs
+import generate_errors
 import generate_explore
 import generate_vectors
 
@@ -57,6 +58,7 @@ python_maximum_signature_line_length = 88
 generate.notebooks(executed_notebooks)
 generate.specification()
 generate.reference()
+generate_errors.pages()
 generate_vectors.pages()
 generate_bugs.pages()
 # Pages that are no Sphinx pages: they are copied to the root as they are.

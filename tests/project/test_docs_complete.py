@@ -77,7 +77,8 @@ def directives(text: str) -> list[tuple[str, str, str]]:
 
 def documented() -> tuple[set[str], set[str]]:
     """(names that a directive names, modules of which a directive shows everything) of all pages."""
-    names, modules = set(), set(SHOWN)  # a page for each module of the specification is made
+    # A page for each module of the specification is made, and one for each class of errors.
+    names, modules = set(), {*SHOWN, "ringspec.errors"}
     for path in PAGES:
         for directive, name, options in directives(text_of(path)):
             if directive != "automodule":

@@ -1,7 +1,9 @@
-"""Every code of an error that the package raises is in the table of docs/reference/errors.md, and no other."""
+"""Every code of an error that the package raises is in the table of docs/reference/errors.md, and no other; every class
+has an example that raises it."""
 
 import ast
 import copy
+import importlib
 import re
 
 import pytest
@@ -64,6 +66,30 @@ def test_every_class_is_in_the_table_and_has_a_code_of_its_own():
     assert {name for name, _ in documented()} == set(KINDS)
     codes = [kind.__dict__["code"] for kind in KINDS.values()]
     assert len(codes) == len(set(codes))
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module("generate_errors")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_page_of_a_class_shows_an_example_that_raises_it_and_its_codes(name, pages):
+    page = pages.error_page(KINDS[name], pages.load_examples())
+    codes = [code for kind, code in documented() if kind == name]
+    assert "expected" in page and "Fix:" in page and "How to fix it" in page
+    assert all(f"* - ``{code}``" in page for code in codes)
+    used = re.search(r"This raises ``(\w+)`` with the code ``([a-z-]+)``", page)
+    assert used is not None and used.groups() in documented()
+
+
+def test_an_example_that_raises_another_class_or_nothing_ends_the_build(pages):
+    examples = pages.load_examples()
+    with pytest.raises(AssertionError, match="raises ShapeError"):
+        pages.raised(OptionError, examples.shape_error)
+    with pytest.raises(AssertionError, match="raises nothing"):
+        pages.raised(OptionError, lambda: None)
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])  # what a process pool does, too
