@@ -198,10 +198,14 @@ def test_every_command_has_an_example():
     assert missing == []
 
 
+# A prompt, a step of a workflow, a launcher.
+BEFORE = re.compile(r"^(\$ | *- run: |srun( --\S+)* )")
+
+
 def invocations(text: str) -> list[list[str]]:
     """The words of each `ringspec ...` in code spans and on lines of code of a page."""
     parts = text.split("```")
-    lines = [line.removeprefix("$ ") for block in parts[1::2] for line in block.splitlines()[1:]]
+    lines = [BEFORE.sub("", line) for block in parts[1::2] for line in block.splitlines()[1:]]
     spans = [span for prose in parts[::2] for span in re.findall(r"`([^`]*)`", prose)]
     found = [one for one in lines + spans if one.startswith("ringspec ")]
     return [shlex.split(one, comments=True) for one in found]
@@ -231,6 +235,10 @@ def test_a_command_that_does_not_exist_is_noticed():
     page = "Run `ringspec check mine.py:target`.\n\n```console\n$ ringspec smoke  # minutes\n```\n"
     found = [["ringspec", "smoke"], ["ringspec", "check", "mine.py:target"]]
     assert invocations(page) == found
+    assert invocations("```yaml\n   - run: ringspec check --x\n```") == [
+        ["ringspec", "check", "--x"]
+    ]
+    assert invocations("```sh\nsrun --n=1 --gpus=8 ringspec smoke\n```") == [["ringspec", "smoke"]]
     assert unknown_in(["ringspec", "vectors", "lists"]) == ["lists"]
     assert unknown_in(["ringspec", "check", "x", "--job=2"]) == ["--job"]
     assert unknown_in(["ringspec", "simulate", "--no-causal", "-h"]) == []
