@@ -26,10 +26,10 @@ version = release
 
 extensions = [
     "mathml",
+    "source_links",
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build", "_extra", "reference/generated"]
 
@@ -39,6 +39,9 @@ smartquotes = False
 html_theme = "furo"
 html_title = f"ringspec {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_js_files = [("browse.js", {"defer": "defer"})]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -70,4 +73,4 @@ generate_explore.explore_pages()
 def setup(app):
     app.connect("autodoc-process-docstring", generate.prepare_docstring)
     app.connect("autodoc-process-signature", generate.signature_as_written)
-    app.connect("html-page-context", generate.mend_back_links)
+    app.connect("html-page-context", generate.correct_back_links)

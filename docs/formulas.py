@@ -281,3 +281,14 @@ NUMBERS = {
 FORMULAS: dict[str, Formula] = {
     **MASKS, **FORWARD, **DROPOUT, **BACKWARD, **SOFTMAX, **LAYOUTS, **RING, **NUMBERS,
 }  # fmt: skip
+
+# What the docstring of ringspec.spec.essence states as text, in its order.
+ESSENCE = (
+    r"s_{ij} = \frac{1}{\sqrt{D}} \langle q_i, k_j \rangle \quad \mathrm{if\ key}\ j\ \mathrm{is\ visible\ to\ query}\ i,"
+    r"\ \mathrm{else}\ -\infty",
+    r"\mathrm{lse}_i = \log \sum_j e^{s_{ij}} \qquad p_{ij} = e^{s_{ij} - \mathrm{lse}_i} \qquad o_i = \sum_j p_{ij} v_j",
+    r"dy = \frac{\partial L}{\partial o} \qquad \delta_i = \langle dy_i, o_i \rangle"
+    r" \qquad ds_{ij} = p_{ij} (\langle dy_i, v_j \rangle - \delta_i)",
+    r"dq_i = \frac{1}{\sqrt{D}} \sum_j ds_{ij} k_j \qquad dk_j = \frac{1}{\sqrt{D}} \sum_i ds_{ij} q_i"
+    r" \qquad dv_j = \sum_i p_{ij} dy_i",
+)

@@ -3,16 +3,20 @@
 conf.py calls these functions before Sphinx reads the folder. Their output is not stored in git.
 """
 
+import ast
 import dataclasses
+import html
 import inspect
 import re
 import shutil
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import architecture
 import click
 import rule_index
-from formulas import FORMULAS
+from formulas import ESSENCE, FORMULAS
 
 import ringspec.cli
 from ringspec.conformance.report.report import read_report, report_lines
@@ -77,15 +81,56 @@ def specification() -> None:
 
 
 def module_page(room: str, module: str) -> str:
-    return f"""{heading(f"{module}.py")}
-.. automodule:: ringspec.{room}.{module}
+    """The page of a file: its docstring, then each definition as its rendered docstring and its code."""
+    name = f"ringspec.{room}.{module}"
+    source = (PACKAGE / room / f"{module}.py").read_text(encoding="utf-8")
+    parts = [heading(f"{module}.py"), f".. automodule:: {name}\n   :no-members:\n"]
+    for definition, code in pieces(source):
+        if definition:
+            parts.append(f".. auto{definition[0]}:: {name}.{definition[1]}\n")
+        if code.strip():
+            parts.append(f".. code-block:: python\n\n{textwrap.indent(code, '   ')}")
+    return "\n".join(parts)
 
-The file
---------
 
-.. literalinclude:: ../../../ringspec/{room}/{module}.py
-   :language: python
-"""
+Piece = tuple[tuple[str, str] | None, str]
+
+
+def pieces(source: str) -> Iterator[Piece]:
+    """((function or class, name), code without docstrings) of a file in order; None for other code.
+
+    >>> text = "import os\\n\\n\\ndef f():\\n    'Return 1.'\\n    return 1\\n"
+    >>> list(pieces(text))
+    [(None, 'import os\\n'), (('function', 'f'), 'def f():\\n    return 1\\n')]
+    """
+    lines, body = source.splitlines(), ast.parse(source).body
+    start, other = 0, ""
+    for node in body:
+        part = code_of(node, lines[start : node.end_lineno], start)
+        start = node.end_lineno
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
+            if other.strip():
+                yield None, other.strip("\n") + "\n"
+            other = ""
+            kind = "class" if isinstance(node, ast.ClassDef) else "function"
+            yield (kind, node.name), part.strip("\n") + "\n"
+        elif node is not body[0] or not ast.get_docstring(ast.parse(source)):
+            other += part
+    if other.strip():
+        yield None, other.strip("\n") + "\n"
+
+
+def code_of(node: ast.stmt, lines: list[str], start: int) -> str:
+    """The lines of a statement, which begin at ``start``, without the docstrings in it."""
+    kept = dict(enumerate(lines, start + 1))
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(inner):
+            text = inner.body[0]
+            for number in range(text.lineno, text.end_lineno + 1):
+                kept.pop(number)
+            if not kept.get(text.end_lineno + 1, "x").strip():
+                kept.pop(text.end_lineno + 1)
+    return "".join(f"{line}\n" for line in kept.values())
 
 
 def heading(text: str) -> str:
@@ -114,20 +159,66 @@ def table(rows: list[list[str]], widths: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def details(summary: str, body: list[str]) -> str:
+    """A summary that shows ``body`` (reStructuredText) when it is clicked; a script is not needed."""
+    return "\n".join(
+        [
+            f".. raw:: html\n\n   <details><summary>{html_text(summary)}</summary>\n",
+            *body,
+            ".. raw:: html\n\n   </details>\n",
+        ]
+    )
+
+
+def html_text(text: str) -> str:
+    """Text as HTML; parts in backticks are code.
+
+    >>> html_text("iff `a` < b")
+    'iff <code>a</code> &lt; b'
+    """
+    return CODE.sub(r"<code>\1</code>", html.escape(text, quote=False))
+
+
+def browsable(head: list[str], rows: list[list[str]], widths: str, classes: str = "") -> str:
+    """A table whose cells are blocks of reStructuredText; _static/browse.js filters its rows."""
+    lines = [
+        ".. list-table::",
+        f"   :class: browse {classes}".rstrip(),
+        "   :header-rows: 1",
+        f"   :widths: {widths}",
+        "",
+    ]
+    for row in [head, *rows]:
+        for number, cell in enumerate(row):
+            mark = "   * - " if number == 0 else "     - "
+            lines.append(mark + textwrap.indent(cell.rstrip(), " " * 7).lstrip())
+    return "\n".join(lines) + "\n"
+
+
+def filter_box(what: str) -> str:
+    """The place where _static/browse.js puts a field that filters the tables of the page."""
+    return (
+        f'.. raw:: html\n\n   <div class="browse-filter" data-what="{html.escape(what)}"></div>\n'
+    )
+
+
 def rules_page() -> str:
-    """The page of rules: for each its sentence, formula, code, tests and golden cases."""
+    """The page of rules: a row for each; a click shows its formula, code, tests and golden cases."""
     parts = [
         heading("rules.py"),
-        ".. automodule:: ringspec.spec.rules\n",
+        ".. automodule:: ringspec.spec.rules\n   :no-members:\n",
         f"There are {len(RULES)} rules. {RULES_INTRODUCTION}",
+        filter_box("an id, or words of a rule, a function, a test or a case"),
     ]
-    family = ""
-    for rule in RULES:
-        if rule.id.partition("-")[0] != family:
-            family = rule.id.partition("-")[0]
-            title = f"{family}: {FAMILIES[family]}"
-            parts.append(f"{title}\n{'-' * len(title)}\n")
-        parts.append(about_rule(rule))
+    for family, meaning in FAMILIES.items():
+        title = f"{family}: {meaning}"
+        parts.append(f"{title}\n{'-' * len(title)}\n")
+        rules = [rule for rule in RULES if rule.id.partition("-")[0] == family]
+        rows = [[f".. _{rule.id.lower()}:\n\n{rule.id}", about_rule(rule)] for rule in rules]
+        parts.append(browsable(["rule", "what must hold"], rows, "14 86", "short-ids"))
+    parts.append("In Python\n---------\n")
+    parts.append(".. autoclass:: ringspec.spec.rules.Rule\n")
+    parts.append(".. autofunction:: ringspec.spec.rules.rule\n")
     return "\n".join(parts)
 
 
@@ -141,36 +232,31 @@ FAMILIES = {
     "RING": "the ring",
     "NUM": "rounding",
 }
-RULES_INTRODUCTION = """i counts queries, j keys, h query heads, b batches, n the sinks of a
-head; pq and pk are global positions. ``python -m pytest --rule ID`` runs all tests of a rule, including
-parametrised ones. ``ringspec vectors list --rule ID`` lists its golden cases. The functions listed under
-"Code" name the rule in their text.
+RULES_INTRODUCTION = """Click a rule to see its formula, code, tests and golden cases. In the formulas i counts queries, j
+keys, h query heads, b batches, n the sinks of a head; pq and pk are global positions.
+``python -m pytest --rule ID`` runs all tests of a rule, including parametrised ones.
+``ringspec vectors list --rule ID`` lists its golden cases. The functions listed under "Code" name the rule in their text.
 """
 MOST_CASES = 8
 
 
 def about_rule(rule: Rule) -> str:
+    """The sentence of a rule, and, on a click, its formula and where it is stated, tested and covered."""
     stated = FORMULAS[rule.id]
-    lines = [
-        f".. _{rule.id.lower()}:\n",
-        f"{rule.id}\n{'^' * len(rule.id)}\n",
-        f"**{plain(rule.sentence)}**\n",
-    ]
-    for one in stated.lines:
-        lines.append(f".. math:: {one}\n")
+    body = [f".. math:: {line}\n" for line in stated.lines]
     if stated.where:
-        lines.append(f"{plain(stated.where)}\n")
+        body.append(f"{plain(stated.where)}\n")
     modules = rule_index.modules_of(rule)
     code = [f":py:mod:`{name.rpartition('.')[2]} <{name}>`" for name in modules]
     code += [f":py:obj:`~{name}`" for name in rule_index.stated_at(rule)]
-    lines.append(f"* Code: {', '.join(code)}")
-    tests = rule_index.tests_of(rule.id)
-    held = [
-        f"``{path}``: {', '.join(f'``{name}``' for name in names)}" for path, names in tests.items()
+    tests = [
+        f"``{path}``: {', '.join(f'``{name}``' for name in names)}"
+        for path, names in rule_index.tests_of(rule.id).items()
     ]
-    lines.append(f"* Tests: {'; '.join(held)}")
-    lines.append(f"* Golden cases: {golden_cases(rule.id)}\n")
-    return "\n".join(lines)
+    body.append(f"* Code: {', '.join(code)}")
+    body.append(f"* Tests: {'; '.join(tests)}")
+    body.append(f"* Golden cases: {golden_cases(rule.id)}\n")
+    return details(rule.sentence, body)
 
 
 def golden_cases(rule: str) -> str:
@@ -236,6 +322,8 @@ def recipe_table() -> str:
 
 def prepare_docstring(app, what, name, obj, options, lines) -> None:
     """Hook of autodoc: turn aligned lists into bullet lists, and names of rules into links."""
+    if name == "ringspec.spec.essence":
+        lines[:] = with_formulas(lines)
     result: list[str] = []
     margin = ""  # of the list that this line continues
     in_doctest = False
@@ -258,6 +346,14 @@ def prepare_docstring(app, what, name, obj, options, lines) -> None:
     lines[:] = result
 
 
+def with_formulas(lines: list[str]) -> list[str]:
+    """Replace the indented formulas of the essence, which are text for a terminal, by typeset ones."""
+    indented = [number for number, line in enumerate(lines) if line.startswith("    ")]
+    first, last = indented[0], indented[-1]
+    typeset = [part for one in ESSENCE for part in (f".. math:: {one}", "")]
+    return [*lines[:first], *typeset, *lines[last + 1 :]]
+
+
 def link_to_rule(found: re.Match[str]) -> str:
     """Replace the name of a rule by a link; return any other match unchanged."""
     rule = found["rule"]
@@ -269,7 +365,7 @@ BACK_LINK = re.compile(
 )
 
 
-def mend_back_links(app, pagename, templatename, context, doctree) -> None:
+def correct_back_links(app, pagename, templatename, context, doctree) -> None:
     """For pages of source code: [docs] leads to where an object is documented.
 
     Sphinx takes one prefix for all names of a file, which fails where some of them are also documented

@@ -6,7 +6,7 @@ conf.py calls :func:`pages` before Sphinx reads the folder. Its output is not st
 import re
 import shutil
 
-from generate import DOCS, ROOT, RULE_IDS, heading, plain, table
+from generate import DOCS, ROOT, RULE_IDS, browsable, details, filter_box, heading, plain
 
 from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
 from ringspec.vectors.catalogue.flags import FLAGS
@@ -59,29 +59,29 @@ def section(title: str) -> str:
 
 
 def cases_page() -> str:
+    """All cases by theme; a theme opens on a click, and so does a case, which shows its rules and flags."""
     parts = [
         heading("All cases"),
-        "Each case exists for one reason. The table gives the reason, the "
-        ":doc:`rules <../../spec/generated/rules>` that the case covers, and flags: the "
-        ":doc:`bugs <flags>` that it detects.\n",
+        "Each case exists for one reason. Click a theme to see its cases, and a case to see the "
+        ":doc:`rules <../../spec/generated/rules>` that it covers and its flags: the :doc:`bugs <flags>` that it "
+        "detects.\n",
+        filter_box("words of an id or a reason, a rule or a flag"),
     ]
     for name, version in SET_VERSIONS.items():
         cases = catalogue(name)
         parts.append(section(f"The {name} set, version {version}: {len(cases)} cases"))
-        themes = dict.fromkeys(case.id.split("/")[0] for case in cases)
-        for theme in themes:
-            rows = [["case", "reason", "rules", "flags"]]
-            rows += [case_row(case) for case in cases if case.id.split("/")[0] == theme]
-            parts.append(f"{theme}\n{'^' * len(theme)}\n")
-            parts.append(f"{THEMES.get(theme, '')} {len(rows) - 1} cases.\n".lstrip())
-            parts.append(table(rows, "26 42 14 18"))
+        for theme in dict.fromkeys(case.id.split("/")[0] for case in cases):
+            rows = [case_row(case) for case in cases if case.id.split("/")[0] == theme]
+            summary = f"`{theme}`: {len(rows)} cases. {THEMES.get(theme, '')}"
+            parts.append(details(summary, [browsable(["case", "reason"], rows, "36 64")]))
     return "\n".join(parts)
 
 
 def case_row(case) -> list[str]:
     gone = "" if case.withdrawn is None else f" (withdrawn since {case.withdrawn.since})"
     flags = " ".join(link(f"flag {flag}", flag) for flag in case.flags)
-    return [f"_`{case.id}`{gone}", plain(case.reason), rule_links(case.rules), flags]
+    found = f"Rules: {rule_links(case.rules) or 'none'}. Flags: {flags or 'none'}.\n"
+    return [f"_`{case.id}`{gone}", details(case.reason, [found])]
 
 
 def flags_page() -> str:

@@ -86,10 +86,59 @@ def helper(): ...
 
 def test_the_page_of_rules_has_each_rule_once(module_of):
     page = module_of("generate").rules_page()
-    labels = re.findall(r"^\.\. _([a-z]+-\d+):$", page, re.M)
+    labels = re.findall(r"^   \* - \.\. _([a-z]+-\d+):$", page, re.M)
     assert labels == [rule.id.lower() for rule in RULES]
-    assert page.count("* Tests: ``tests/") == len(RULES)
+    assert page.count("* Tests: ``tests/") == page.count("<details>") == len(RULES)
     assert "and 4 more (``ringspec vectors list --rule MASK-1``)" in page
+
+
+def code_alone(source):
+    """The lines of code of a file, without docstrings and blank lines."""
+    import ast
+
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        is_named = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+        if is_named and ast.get_docstring(node):
+            text = node.body[0]
+            lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
+    return [line for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("room", ["spec", "problem", "rings"])
+def test_a_page_of_the_specification_has_each_line_of_its_file_once_and_in_order(module_of, room):
+    generate = module_of("generate")
+    for path in sorted((generate.PACKAGE / room).glob("[a-z]*.py")):
+        source = path.read_text(encoding="utf-8")
+        pieces = list(generate.pieces(source))
+        shown = "".join(code for _, code in pieces).splitlines()
+        assert [line for line in shown if line.strip()] == code_alone(source), path.name
+        page = generate.module_page(room, path.stem)
+        for kind, name in (definition for definition, _ in pieces if definition):
+            assert page.count(f".. auto{kind}:: ringspec.{room}.{path.stem}.{name}\n") == 1
+
+
+def test_no_source_page_is_written_for_a_file_that_has_a_page(module_of):
+    links = module_of("source_links")
+    modules = {
+        "ringspec.spec.block": (),
+        "ringspec.exact.ziv": (),
+        "functools": (),
+        "ringspec.errors": (),
+    }
+    app = SimpleNamespace(env=SimpleNamespace(_viewcode_modules=modules))
+    links.forget(app)
+    assert list(modules) == ["ringspec.errors"]
+
+
+def test_the_formulas_of_the_essence_take_the_place_of_its_indented_lines(module_of):
+    from ringspec.spec import essence
+
+    generate, lines = module_of("generate"), essence.__doc__.splitlines()
+    shown = generate.with_formulas(lines)
+    assert [line for line in shown if line.startswith("    ")] == []
+    assert sum(line.startswith(".. math:: ") for line in shown) == len(generate.ESSENCE)
+    assert shown[0] == lines[0] and shown[-2:] == lines[-2:]
 
 
 # --- formulas held to the code, where integers decide ------------------------------------------
@@ -288,6 +337,13 @@ def test_relative_links_of_a_page_lead_to_files(path):
             assert target.exists(), link
 
 
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(DOCS.parent)))
+def test_a_link_to_a_generated_page_says_that_a_clone_does_not_have_it(path):
+    for paragraph in re.split(r"\n\n|\n(?=- )", path.read_text(encoding="utf-8")):
+        if any("/generated/" in f"/{link}" for link in relative_links(paragraph)):
+            assert "built documentation" in paragraph, paragraph
+
+
 @pytest.fixture
 def built(tmp_path):
     (tmp_path / "sub").mkdir()
@@ -341,7 +397,7 @@ def test_source_pages_lead_back_to_the_module_that_has_the_object(module_of):
         builder=SimpleNamespace(get_relative_uri=lambda here, there: f"{there}.html"),
     )
     context = {"body": block.format("one") + block.format("two")}
-    module_of("generate").mend_back_links(app, "_modules/rs/spec/a", "", context, None)
+    module_of("generate").correct_back_links(app, "_modules/rs/spec/a", "", context, None)
     assert re.findall('href="([^"]*)"', context["body"]) == ["spec/a.html#rs.spec.a.one"]
     assert context["body"].count("viewcode-block") == 2
 
