@@ -37,7 +37,7 @@ SMALL = {
 }  # fmt: skip
 DPI = 110
 NAN = "#CC79A7"
-# Workers have colours of their own: blue and vermillion say what becomes of a pair.
+# Each worker has its own colour: blue and vermillion say what becomes of a pair.
 OF_WORKERS = ("#555555", "#E69F00", "#56B4E9", "#F0E442", "#009E73", "#BBBBBB")
 MOST_LABELLED = 8
 # The colours end at a factor of 1.25, 2 or 4, whichever holds all factors; beyond 4 it is the last colour.
