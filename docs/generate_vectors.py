@@ -89,23 +89,33 @@ def flags_page() -> str:
     parts = [
         heading("All flags"),
         "A flag is a class of bugs that real implementations had, or that the definition makes "
-        "likely. A case with the flag detects it. The word after a report says how certain it is: a fix was "
+        "likely. A case with the flag detects it. Click a flag to see its reports and cases. The word after a report says how certain it is: a fix was "
         "merged (fixed), the maintainers agreed (agreed), the public source shows it (code), "
         "it was reported with an analysis or a reproduction (reported), or stated in a code review "
         "(review). For a flag without reports, no public bug is known.\n",
     ]
-    for flag in FLAGS.values():
-        found = [link(case.id, case.id) for case in cases if flag.name in case.flags]
-        reports = [
-            f"`{report_name(report)} <{report}>`__ ({status})"
-            for report, status in zip(flag.reports, flag.statuses, strict=True)
-        ]
-        parts.append(f".. _flag {flag.name}:\n")
-        parts.append(section(flag.name))
-        parts.append(f"*{plain(flag.bug_class)}.* {plain(flag.effect)}\n")
-        parts.append(f"Reports: {', '.join(reports)}.\n" if reports else "")
-        parts.append(f"Cases: {', '.join(found)}.\n" if found else "")
+    rows = [
+        [f".. _flag {flag.name}:\n\n{flag.name}", about_flag(flag, cases)]
+        for flag in FLAGS.values()
+    ]
+    parts.append(filter_box("words of a flag, its effect, a report or a case"))
+    parts.append(browsable(["flag", "effect of its bugs"], rows, "32 68"))
     return "\n".join(parts)
+
+
+def about_flag(flag, cases) -> str:
+    """The effect of the bugs, and, on a click, their class, public reports and cases."""
+    found = [link(case.id, case.id) for case in cases if flag.name in case.flags]
+    reports = [
+        f"`{report_name(report)} <{report}>`__ ({status})"
+        for report, status in zip(flag.reports, flag.statuses, strict=True)
+    ]
+    body = [
+        f"Class: {plain(flag.bug_class)}.\n",
+        f"Reports: {', '.join(reports)}.\n" if reports else "",
+        f"Cases: {', '.join(found)}.\n" if found else "",
+    ]
+    return details(flag.effect, body)
 
 
 def report_name(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Run the conformance suite on processes that torchrun started, on one host or many, and write a report.
+"""Run the suite on processes that torchrun started, and write a report.
 
 torchrun --standalone --nproc-per-node 8 docs/conform/example_cluster.py core report.jsonl
 """

@@ -128,7 +128,9 @@ def test_every_rule_has_a_place_of_its_own(made):
 
 def test_every_flag_and_every_mutant_has_a_section(made):
     flags = made["generate_vectors"].flags_page()
-    assert [name for name in FLAGS if f".. _flag {name}:\n\n{name}\n---" not in flags] == []
+    assert [
+        name for name in FLAGS if f".. _flag {name}:\n\n       {name}\n     - " not in flags
+    ] == []
     bugs = made["generate_bugs"]
     families = "".join(bugs.family_page(module, lambda *_: "") for module in bugs.MODULES)
     assert [name for name in MUTANTS if f".. _bug-{name}:\n\n{name}\n---" not in families] == []
