@@ -11,7 +11,6 @@ from ringspec.conformance.cases import pairs
 from ringspec.conformance.cases.golden import needs_of
 from ringspec.conformance.cases.pair_problem import case_of
 from ringspec.conformance.cases.pair_rows import ROWS as ROWS_AS_CLAIMS
-from ringspec.conformance.cases.problems import ClaimsKey
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.run.suite import run
@@ -126,9 +125,7 @@ def test_a_target_of_few_claims_gets_every_pair_of_them(who):
     claims = NARROW[who]
     golden = [case for case in GOLDEN if why_not(claims, needs_of(case)) is None]
     rows = [
-        pairs.fitted_case(n, ClaimsKey(claims))
-        for n, case in enumerate(CASES)
-        if case.why_not(claims) is None
+        pairs.fitted_case(n, claims) for n, case in enumerate(CASES) if case.why_not(claims) is None
     ]
     found = set().union(*map(met, [*golden, *rows]))
     assert named(claimed_pairs(claims) - found) == []

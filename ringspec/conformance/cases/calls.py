@@ -8,13 +8,14 @@ call, but for the rounded o and lse that a backward pass alone takes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call, PerWorker
 from ringspec.conformance.target.results import frozen, read_only
 from ringspec.truth.sharded import layout_tensors, slots_of, tables_for
@@ -135,6 +136,35 @@ def expected_tensor(case: Case, name: str, tensors: Tensors) -> ExpectedTensor:
         if name not in ("dsinks", "dbias") or (name == "dbias" and values.shape[3] != 1):
             real = tuple(slots >= 0)
     return ExpectedTensor(tuple(values), tuple(rounded), tuple(scale), real)
+
+
+def passes_for(case: Case, claims: Capabilities) -> tuple[str, ...]:
+    """The passes of a case that a target claims; all of them if it claims none."""
+    if case.operation not in ("attention", "ring") or len(case.passes) == 1:
+        return case.passes
+    return tuple(one for one in case.passes if f"ring-{one}" in claims.operations) or case.passes
+
+
+def way(claims: Capabilities) -> dict[str, Any]:
+    """A circulation and a direction that the target claims: kv and 1 if it can choose."""
+    ways, directions = claims.circulations or ("kv",), claims.directions or (1,)
+    return {
+        "circulation": "kv" if "kv" in ways else ways[0],
+        "direction": 1 if 1 in directions else directions[0],
+    }
+
+
+def with_claimed_passes(
+    call: Call, case: Case, claims: Capabilities, whole: Callable[[], Tensors]
+) -> Call:
+    """Limit a call to the passes that the target claims (:func:`passes_for`).
+
+    ``whole()`` gives the whole tensors of the case, from which a backward pass alone takes o and lse.
+    """
+    passes = passes_for(case, claims)
+    if passes == case.passes:
+        return call
+    return forward_alone(call) if passes == ("forward",) else backward_alone(call, case, whole())
 
 
 def forward_alone(call: Call) -> Call:

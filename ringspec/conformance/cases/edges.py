@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ringspec.compare.explain import explain_all
-from ringspec.conformance.cases.model import Judgement, RunCase
-from ringspec.conformance.cases.problems import Seen, dealt, drawn, tensors_of
-from ringspec.conformance.cases.properties import case_of_rings
-from ringspec.conformance.judge.bounds import compared
-from ringspec.conformance.report.records import Finding
+from ringspec.conformance.cases.claimed_rings import MOST_TOKENS, case_of_rings
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.problems import dealt, drawn, judged_each
 from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call
 from ringspec.vectors.format.case import Case
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -28,7 +26,6 @@ LAYOUT_IN_CORE = {"-more-keys": "contiguous", "-more-queries": "zigzag"}
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16", "float64": "f64"}
 WORKERS = (3, 4, 2, 5, 6, 7, 8, 1)  # the first that is claimed
 HEAD_DIMS = (6, 12, 10, 5, 24, 48, 96, 32, 128, 8, 64, 16, 4)
-MOST_TOKENS = 96
 SOFTCAPS = (2.0**-10, 0.25, 1.0, 4.0, 2.0**10)
 Terms = dict[str, Any]
 
@@ -61,7 +58,7 @@ def edge_case(id: str, parameter: str, layout: str, each: tuple[int, int]) -> Ru
         id,
         "A parameter at a boundary of a shard or of the sequence, one less and one more.",
         partial(problems, id, parameter, layout, each),
-        judged_by_value,
+        partial(judged_each, told),
         rules=RULES[parameter],
     )
 
@@ -198,23 +195,11 @@ RULES = {
 }
 
 
-def judged_by_value(seen: Seen) -> Judgement:
-    """Every call against truth; the message is about the first value that fails."""
-    findings: list[Finding] = []
-    message = ""
-    for case, call, output in zip(seen.cases, seen.calls, seen.outputs, strict=True):
-        made = compared(seen.claims, case, tensors_of(case), call, output)
-        findings += made
-        if not message and any(finding.kind != "ok" for finding in made):
-            message = f"With {told(case)}: {explain_all(made)}"
-    return Judgement(not message, tuple(findings), message)
-
-
-def told(case: Case) -> str:
-    """The parameters of a problem, and its lengths.
+def told(case: Case, call: Call | None = None) -> str:
+    """The parameters of a problem and its lengths, for a message.
 
     >>> told(drawn("example", "f32", Sq=4, Sk=8, causal=True, window=(4, 0)))
-    'causal True, window (4, 0), Sq = 4, Sk = 8'
+    'With causal True, window (4, 0), Sq = 4, Sk = 8'
     """
     assert case.shape is not None
     terms = [f"{name} {value}" for name, value in case.terms.items() if name != "scale"]
@@ -223,4 +208,4 @@ def told(case: Case) -> str:
         for name in ("bound_min", "bound_max")
         if name in case.inputs.tensors
     ]
-    return ", ".join([*terms, f"Sq = {case.shape.Sq}", f"Sk = {case.shape.Sk}"])
+    return f"With {', '.join([*terms, f'Sq = {case.shape.Sq}', f'Sk = {case.shape.Sk}'])}"

@@ -16,7 +16,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from ringspec.conformance.cases.calls import Tensors, backward_alone, call_of, forward_alone
+from ringspec.conformance.cases.calls import (
+    Tensors,
+    call_of,
+    passes_for,
+    way,
+    with_claimed_passes,
+)
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.judge.bounds import compared
 from ringspec.conformance.judge.scales import truth_text, with_scales
@@ -98,16 +104,12 @@ def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
     """One golden case. ``stored`` gives what is compared, ``whole`` all tensors, sampled or not."""
 
     def make(claims: Capabilities) -> list[Call]:
-        call, passes = call_of(case, stored()), passes_for(case, claims)
+        call = call_of(case, stored())
         if case.operation == "attention":
             call = dataclasses.replace(
                 call, layout=layout_on_one_worker(case, claims) or call.layout, **way(claims)
             )
-        if passes == case.passes:
-            return [call]
-        return [
-            forward_alone(call) if passes == ("forward",) else backward_alone(call, case, whole())
-        ]
+        return [with_claimed_passes(call, case, claims, whole)]
 
     def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
         findings = compared(claims, case, stored(), calls[0], outputs[0])
@@ -144,25 +146,9 @@ def why_not_claimed(case: Case, claims: Capabilities) -> str | None:
     return why_not(claims, needs)
 
 
-def passes_for(case: Case, claims: Capabilities) -> tuple[str, ...]:
-    """The passes that a target is asked for: all that it claims, or all where it claims none."""
-    if case.operation not in ("attention", "ring") or len(case.passes) == 1:
-        return case.passes
-    return tuple(one for one in case.passes if f"ring-{one}" in claims.operations) or case.passes
-
-
 def layout_on_one_worker(case: Case, claims: Capabilities) -> str | None:
     """The name by which a target claims a layout that leaves all tokens where they are."""
     assert case.shape is not None
     even = case.shape.Sq % 2 == 0 and case.shape.Sk % 2 == 0  # zigzag has two chunks
     fits = [name for name in SAME_ON_ONE_WORKER if name in claims.layouts]
     return next((name for name in fits if even or name != "zigzag"), None)
-
-
-def way(claims: Capabilities) -> dict[str, Any]:
-    """A circulation and a direction that the target claims: one worker sends nothing either way."""
-    ways, directions = claims.circulations or ("kv",), claims.directions or (1,)
-    return {
-        "circulation": "kv" if "kv" in ways else ways[0],
-        "direction": 1 if 1 in directions else directions[0],
-    }

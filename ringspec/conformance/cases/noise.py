@@ -17,8 +17,13 @@ from functools import lru_cache
 from typing import Any
 
 from ringspec.compare.statistics.types import RATE
-from ringspec.conformance.cases.calls import ExpectedTensor, backward_alone, call_of, forward_alone
-from ringspec.conformance.cases.golden import passes_for, way
+from ringspec.conformance.cases.calls import (
+    ExpectedTensor,
+    call_of,
+    passes_for,
+    way,
+    with_claimed_passes,
+)
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.problems import Keyed, dealt, needs_of
 from ringspec.conformance.judge.bounds import bounds_of, findings_of
@@ -115,12 +120,7 @@ def noise_case(id: str, case: Case) -> RunCase:
 
     def make(claims: Capabilities) -> list[Call]:
         call = dataclasses.replace(call_of(case, {}), **way(claims))
-        passes = passes_for(case, claims)
-        if passes == case.passes:
-            return [call]
-        if passes == ("forward",):
-            return [forward_alone(call)]
-        return [backward_alone(call, case, forward_tensors(case, call))]
+        return [with_claimed_passes(call, case, claims, lambda: forward_tensors(case, call))]
 
     def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
         return judged(claims, case, calls[0], outputs[0])

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ringspec.conformance.cases.calls import backward_alone, call_of, forward_alone
-from ringspec.conformance.cases.golden import passes_for
+from ringspec.conformance.cases.calls import call_of, passes_for, with_claimed_passes
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.pair_problem import case_of
 from ringspec.conformance.cases.pair_rows import ROWS, fitted_row
-from ringspec.conformance.cases.problems import ClaimsKey, Seen, judged, tensors_of
+from ringspec.conformance.cases.problems import Seen, judged, tensors_of
 from ringspec.conformance.target.capabilities import Capabilities, why_not
 from ringspec.conformance.target.protocol import Call
 from ringspec.vectors.format.case import Case
@@ -37,30 +36,27 @@ def cases(profile: str = "core") -> list[RunCase]:
 
 
 def pair_case(id: str, number: int) -> RunCase:
-    def fitted(claims: Capabilities) -> Case | None:
-        return fitted_case(number, ClaimsKey(claims))
-
     def claimed(claims: Capabilities) -> str | None:
-        case = fitted(claims)
+        case = fitted_case(number, claims)
         if case is None:
             return f"workers {ROWS[number].workers}"
-        if is_repeated(number, ClaimsKey(claims)):
+        if is_repeated(number, claims):
             return "what is left of its features is in another case of pairs"
         if max(case.requires["lengths"]) > MOST_TOKENS:
             return f"no ring of at most {MOST_TOKENS} tokens"
         return why_not(claims, case.requires | {"passes": passes_for(case, claims)})
 
     def needs(claims: Capabilities) -> dict[str, Any]:
-        case = fitted(claims)
+        case = fitted_case(number, claims)
         return {} if case is None else case.requires
 
     def make(claims: Capabilities) -> list[Call]:
-        case = fitted(claims)
+        case = fitted_case(number, claims)
         assert case is not None
         return [call_for(case, claims)]
 
     def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
-        case = fitted(claims)
+        case = fitted_case(number, claims)
         assert case is not None
         return judged(Seen(claims, (case,), tuple(calls), tuple(outputs)))
 
@@ -79,25 +75,20 @@ def pair_case(id: str, number: int) -> RunCase:
 
 def call_for(case: Case, claims: Capabilities) -> Call:
     """The call of a case with its own circulation and direction; of passes those that are claimed."""
-    tensors, passes = tensors_of(case), passes_for(case, claims)
-    call = call_of(case, tensors)
-    if passes == case.passes:
-        return call
-    return forward_alone(call) if passes == ("forward",) else backward_alone(call, case, tensors)
+    tensors = tensors_of(case)
+    return with_claimed_passes(call_of(case, tensors), case, claims, lambda: tensors)
 
 
 @lru_cache(maxsize=1024)
-def fitted_case(number: int, claims: ClaimsKey) -> Case | None:
-    """The problem of a row with nothing that a target does not claim; None: no ring is left."""
-    found = fitted_row(ROWS[number], claims.claims, number)
-    if found is None:
-        return None
-    return case_of(found, f"pairs/{number:03}", claims.claims)
+def fitted_case(number: int, claims: Capabilities) -> Case | None:
+    """The problem of a row, limited to what a target claims; None if no ring is left."""
+    found = fitted_row(ROWS[number], claims, number)
+    return None if found is None else case_of(found, f"pairs/{number:03}", claims)
 
 
 @lru_cache(maxsize=1024)
-def is_repeated(number: int, claims: ClaimsKey) -> bool:
-    """Whether an earlier row has become the same problem for these claims."""
-    own = fitted_row(ROWS[number], claims.claims, number)
-    earlier = (fitted_row(ROWS[n], claims.claims, n) for n in range(number))
+def is_repeated(number: int, claims: Capabilities) -> bool:
+    """Whether an earlier row becomes the same problem with these claims."""
+    own = fitted_row(ROWS[number], claims, number)
+    earlier = (fitted_row(ROWS[n], claims, n) for n in range(number))
     return any(one == own for one in earlier)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.cases.calls import backward_alone, call_of, forward_alone
-from ringspec.conformance.cases.golden import passes_for, way
+from ringspec.compare.explain import explain_all
+from ringspec.conformance.cases.calls import call_of, passes_for, way, with_claimed_passes
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.judge.bounds import compared
 from ringspec.conformance.report.records import Finding
@@ -127,19 +127,6 @@ class Keyed:
         return isinstance(other, Keyed) and self.case == other.case
 
 
-class ClaimsKey:
-    """Claims as the key of a cache: they may hold lists and mappings."""
-
-    def __init__(self, claims: Capabilities) -> None:
-        self.claims, self.text = claims, repr(claims)
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClaimsKey) and self.text == other.text
-
-
 def tensors_of(case: Case) -> Tensors:
     """``in``, ``layout``, ``position``, ``out`` and ``scale`` tensors, as ``tensors_of_case``."""
     return evaluated(Keyed(case))
@@ -240,15 +227,28 @@ def judged(seen: Seen, look: Look | None = None) -> Judgement:
     return Judgement(passed, tuple(findings), message, None if passed else picture)
 
 
+def judged_each(name: Callable[[Case, Call], str], seen: Seen) -> Judgement:
+    """Compare each answer with its own truth; the message is about the first failing call.
+
+    ``name`` describes this call, as in "With causal True" or "In bfloat16".
+    """
+    findings: list[Finding] = []
+    message = ""
+    for case, call, output in zip(seen.cases, seen.calls, seen.outputs, strict=True):
+        made = compared(seen.claims, case, tensors_of(case), call, output)
+        findings += made
+        if not message and any(finding.kind != "ok" for finding in made):
+            message = f"{name(case, call)}: {explain_all(made)}"
+    return Judgement(not message, tuple(findings), message)
+
+
 def call_for(claims: Capabilities, case: Case) -> Call:
     """The call of a case: passes, circulation and direction that the target claims."""
-    tensors, passes = tensors_of(case), passes_for(case, claims)
+    tensors = tensors_of(case)
     call = call_of(case, tensors)
     if case.operation == "ring":
         call = dataclasses.replace(call, **way(claims))
-    if passes == case.passes:
-        return call
-    return forward_alone(call) if passes == ("forward",) else backward_alone(call, case, tensors)
+    return with_claimed_passes(call, case, claims, lambda: tensors)
 
 
 def needs_of(cases: Sequence[Case]) -> dict[str, Any]:

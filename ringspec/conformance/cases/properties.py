@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.cases.golden import passes_for
+from ringspec.conformance.cases.claimed_rings import MOST_TOKENS, case_of_rings
 from ringspec.conformance.cases.invariance import bound_rows, differs_in, result_rows, whose
 from ringspec.conformance.cases.merge import merge_cases
-from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
+from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.problems import (
     DTYPES,
     RINGS,
-    ClaimsKey,
     Seen,
-    call_for,
     dealt,
     drawn,
     few_rings,
     judged,
-    needs_of,
     run_case,
 )
 from ringspec.conformance.cases.special_values import special_cases
-from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
 from ringspec.vectors.format.case import Case, TensorRecipe
 from ringspec.vectors.format.inputs import draw
@@ -45,10 +42,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "window": {"causal": True, "window": (20, 0)},
 }
 GRADIENTS = ("dq", "dk", "dv")
-MOST_TOKENS, MOST_WORKERS = (
-    96,
-    8,
-)  # exact truth takes seconds beyond, and so does starting processes
+MOST_WORKERS = 8  # starting more processes takes seconds
 WORKER_PROBLEMS = (
     ("causal", "contiguous"),
     ("causal", "striped"),
@@ -95,52 +89,6 @@ def over_rings(id: str, name: str, dtype: str, terms: dict[str, Any]) -> RunCase
     )
 
 
-def case_of_rings(
-    id: str,
-    reason: str,
-    rings: Callable[[Capabilities], Sequence[Case]],
-    judge_seen: Callable[[Seen], Judgement] = judged,
-    *,
-    least: int = 1,
-    **rest: Any,
-) -> RunCase:
-    """One case of a run from problems that differ in their rings: those that a target claims, one call each.
-
-    ``rings(claims)`` gives the problems to choose from; the case is claimed where at least ``least``
-    of them are.
-    """
-    every = rings(Capabilities())
-    needs = {key: x for key, x in needs_of(every).items() if key not in PER_RING}
-
-    def why(claims: Capabilities, case: Case) -> str | None:
-        return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
-
-    @lru_cache(maxsize=4)
-    def chosen_by(key: ClaimsKey) -> tuple[Case, ...]:
-        return tuple(case for case in rings(key.claims) if why(key.claims, case) is None)
-
-    def chosen(claims: Capabilities) -> tuple[Case, ...]:
-        return chosen_by(ClaimsKey(claims))
-
-    def claimed(claims: Capabilities) -> str | None:
-        if len(chosen(claims)) >= least:
-            return None
-        reasons = filter(None, (why(claims, case) for case in rings(claims) or every[:1]))
-        first = next(reasons, f"no ring of 3 or more workers with at most {MOST_TOKENS} tokens")
-        return first if least == 1 else f"fewer than {least} of its rings: {first}"
-
-    def make(claims: Capabilities) -> list[Call]:
-        return [call_for(claims, case) for case in chosen(claims)]
-
-    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
-        return judge_seen(Seen(claims, chosen(claims), tuple(calls), tuple(outputs)))
-
-    def narrowed(claims: Capabilities) -> dict[str, Any]:
-        return {key: x for key, x in needs_of(chosen(claims)).items() if key not in PER_RING}
-
-    return RunCase(id, reason, needs, make, judge, claimed=claimed, narrowed=narrowed, **rest)
-
-
 def worker_cases() -> Iterator[RunCase]:
     """One problem over claimed rings of three workers and more, whichever numbers these are."""
     for mask, layout in WORKER_PROBLEMS:
@@ -183,9 +131,6 @@ def tokens_for(workers: int, multiple: int) -> int:
     """At least 24 tokens, of which every worker has an even number that is a multiple of ``multiple``."""
     step = workers * math.lcm(2, multiple)
     return step * -(-24 // step)
-
-
-PER_RING = ("workers", "layout", "tokens_per_worker")
 
 
 def agree(seen: Seen) -> tuple[str, None]:

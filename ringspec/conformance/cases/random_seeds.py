@@ -9,17 +9,14 @@ large v and dy are, and from seed 10 on there is one key, one query and one valu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from ringspec.compare.explain import explain_all
-from ringspec.conformance.cases.golden import passes_for
-from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
-from ringspec.conformance.cases.problems import call_for, dealt, drawn, needs_of, tensors_of
-from ringspec.conformance.judge.bounds import compared
-from ringspec.conformance.report.records import Finding
-from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.cases.claimed_rings import PER_RING, case_of_rings
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.problems import dealt, drawn, judged_each
 from ringspec.conformance.target.protocol import Call
 from ringspec.vectors.catalogue.build import numbers, times
 from ringspec.vectors.format.case import Case, Patch
@@ -27,7 +24,6 @@ from ringspec.vectors.format.case import Case, Patch
 SEEDS = 20
 WORKERS = (2, 3, 4)
 BITS = {"bf16": 8, "fp16": 8, "f32": 24, "f64": 24}
-PER_CALL = ("workers", "layout", "tokens_per_worker", "inputs", "outputs", "statistics")
 
 
 @dataclass(frozen=True)
@@ -78,31 +74,13 @@ def case_of(problem: SeededProblem, seed: int) -> RunCase:
     """One problem with one seed, in all that a target claims of formats, layouts and workers."""
     id = f"seeded/{problem.name}/{seed:02}"
     every = list(variants(problem, seed, id))
-
-    def reason(claims: Capabilities, case: Case) -> str | None:
-        return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
-
-    def chosen(claims: Capabilities) -> list[Case]:
-        return [case for case in every if reason(claims, case) is None]
-
-    def claimed(claims: Capabilities) -> str | None:
-        return None if chosen(claims) else reason(claims, every[0])
-
-    def make(claims: Capabilities) -> list[Call]:
-        return [call_for(claims, case) for case in chosen(claims)]
-
-    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
-        return judged(claims, chosen(claims), calls, outputs)
-
-    needs = {key: x for key, x in needs_of(every).items() if key not in PER_CALL}
-    return RunCase(
+    return case_of_rings(
         id,
         "Random inputs: whatever the seed, a right target is within its bounds.",
-        needs,
-        make,
-        judge,
+        lambda claims: every,
+        partial(judged_each, ring_name),
+        varying=(*PER_RING, "inputs", "outputs", "statistics"),
         rules=("FWD-4", "BWD-5", "BWD-6", "BWD-7", "RING-2"),
-        claimed=claimed,
     )
 
 
@@ -137,16 +115,6 @@ def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
     }
 
 
-def judged(
-    claims: Capabilities, cases: Sequence[Case], calls: Sequence[Call], outputs: Sequence[Outputs]
-) -> Judgement:
-    """Every call against truth; the message is about the first one that fails."""
-    findings: list[Finding] = []
-    message = ""
-    for case, call, output in zip(cases, calls, outputs, strict=True):
-        made = compared(claims, case, tensors_of(case), call, output)
-        findings += made
-        if not message and any(finding.kind != "ok" for finding in made):
-            ring = f"{call.formats['inputs']}, {call.layout}, {call.workers} workers"
-            message = f"In {ring}: {explain_all(made)}"
-    return Judgement(not message, tuple(findings), message)
+def ring_name(case: Case, call: Call) -> str:
+    """The format and the ring of a call, for a message."""
+    return f"In {call.formats['inputs']}, {call.layout}, {call.workers} workers"

@@ -7,8 +7,8 @@ A claim is a tuple of names or numbers, or a single one; None claims everything.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringspec.conformance.target.declared import Declared, check_declared
@@ -86,7 +86,7 @@ class Capabilities:
     lse_of_empty_rows: str = "minus-infinity"
     axes: str = "BHSD"
     repeats_bitwise: bool = False
-    recipe: Declared = None
+    recipe: Declared = field(default=None, hash=False)  # a mapping has no hash
 
     def __post_init__(self) -> None:
         known = {
@@ -99,10 +99,10 @@ class Capabilities:
         }
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, list):
-                object.__setattr__(self, f.name, tuple(value))
-            elif f.name in SEVERAL and isinstance(value, (str, int)):
+            if f.name in SEVERAL and isinstance(value, (str, int)):
                 object.__setattr__(self, f.name, (value,))  # "causal" is one name, not six
+            elif isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
+                object.__setattr__(self, f.name, tuple(value))
         for name, names in known.items():
             for value in getattr(self, name) or ():
                 if value not in names:
