@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -436,14 +435,6 @@ def test_no_shell_sees_the_command(tmp_path):
 def test_a_command_that_cannot_be_run_is_an_option_error(command):
     with pytest.raises(OptionError):
         CommandTarget(command)
-
-
-def test_a_target_goes_to_another_process_without_its_program(program, call):
-    target = program("")
-    target.run(call)
-    copy = pickle.loads(pickle.dumps(target))  # noqa: S301
-    assert copy.command == target.command and copy.timeout == target.timeout
-    assert copy._program is None
 
 
 # The wire

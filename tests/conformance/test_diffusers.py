@@ -26,7 +26,7 @@ VERSION = importlib.metadata.version("diffusers") if THERE else ""
 @pytest.fixture(scope="module")
 def target():
     try:
-        made = diffusers_ring.target()
+        made = diffusers_ring.diffusers_ring()
     except MissingPackageError as error:
         pytest.skip(str(error))
     yield made
@@ -143,14 +143,14 @@ def test_the_gradients_are_what_the_bug_of_this_version_makes_of_them(target, wo
 def test_without_the_packages_the_error_names_the_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match="pip install torch 'diffusers>=0.39.0'"):
-        _ = diffusers_ring.diffusers_ring
+        diffusers_ring.diffusers_ring()
 
 
 @pytest.mark.parametrize("version", ["0.39.0", "0.39.0.post1", "0.42.1", "1.0.0.dev0", "10.0"])
 def test_every_version_from_the_floor_on_is_taken(monkeypatch, version):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    diffusers_ring.check_installed()
+    assert diffusers_ring.diffusers_ring().name == "diffusers_ring"
 
 
 @pytest.mark.parametrize("version", ["0.38.9", "0.9", "0.4"])
@@ -158,7 +158,7 @@ def test_an_older_version_is_told_to_be_upgraded(monkeypatch, version):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     with pytest.raises(MissingPackageError, match=r"diffusers >= 0\.39\.0; got .*'diffusers>="):
-        diffusers_ring.target()
+        diffusers_ring.diffusers_ring()
 
 
 def test_a_version_without_a_name_that_is_used_is_refused_in_a_sentence(monkeypatch):

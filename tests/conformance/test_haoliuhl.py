@@ -27,7 +27,7 @@ CASES = (
 @pytest.fixture(scope="module")
 def target():
     try:
-        made = haoliuhl.target()
+        made = haoliuhl.haoliuhl()
     except MissingPackageError as error:
         pytest.skip(str(error))
     yield made
@@ -69,16 +69,16 @@ def test_without_the_package_the_error_names_the_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(importlib.metadata, "version", absent)
     with pytest.raises(MissingPackageError, match="pip install jax .*'ringattention>=0.1.2'"):
-        _ = haoliuhl.haoliuhl
+        haoliuhl.haoliuhl()
 
 
 def test_an_older_version_is_refused_and_a_later_one_is_taken(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.1")
     with pytest.raises(MissingPackageError, match="ringattention >= 0.1.2; got '0.1.1'"):
-        haoliuhl.target()
+        haoliuhl.haoliuhl()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.2.0")
-    haoliuhl.check_installed()
+    assert haoliuhl.haoliuhl().name == "haoliuhl"
 
 
 def test_a_version_without_the_file_is_refused_in_a_sentence(monkeypatch, tmp_path):

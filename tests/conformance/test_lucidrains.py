@@ -22,7 +22,7 @@ CASES = ("kernel-shape/float32-causal-w2", "kernel-shape/float32-w4")
 @pytest.fixture(scope="module")
 def target():
     try:
-        made = lucidrains.target()
+        made = lucidrains.lucidrains()
     except MissingPackageError as error:
         pytest.skip(str(error))
     yield made

@@ -133,9 +133,6 @@ class CommandTarget:
         self._program: Program | None = None
         self._lock = threading.RLock()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return restored, (self.command, self.timeout, self.start_timeout)
-
     @property
     def name(self) -> str:
         return self.claims().name
@@ -246,10 +243,6 @@ def check_unchanged(folder: Path, name: str, data: bytes) -> None:
 
 def asked(program: Program, message: dict[str, Any], seconds: float) -> dict[str, Any]:
     return message_of(program.exchange(line_of(message), seconds), "a line on stdout")
-
-
-def restored(command: tuple[str, ...], timeout: float, start_timeout: float) -> CommandTarget:
-    return CommandTarget(command, timeout=timeout, start_timeout=start_timeout)
 
 
 def arguments_of(command: object) -> tuple[str, ...]:

@@ -93,9 +93,6 @@ class JaxTarget:
         self.start_timeout = start_timeout
         self._program: CommandTarget | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_program": None}
-
     def run(self, call: Call) -> Result:
         """One call on the first ``call.workers`` devices."""
         check_operation(call)

@@ -41,7 +41,6 @@ from ringspec.tensorfile import write_tensors
 __all__ = ["TorchTarget"]
 
 DEVICES = ("cpu", "cuda")
-TABLES = ("index_q", "index_k", "position_q", "position_k")
 START_SECONDS = 120.0
 CALL_SECONDS = 60.0
 
@@ -105,9 +104,6 @@ class TorchTarget:
         self.most_pools = pools
         self.pools: dict[int, Pool] = {}
         self.here: int | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"pools": {}}
 
     def run(self, call: Call) -> Result:
         """One call on ``call.workers`` processes."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.adapters.wire import TABLES, plain
-from ringspec.conformance.target.protocol import RESULTS, Call, Mutated, Refused, Result
+from ringspec.conformance.adapters.wire import plain
+from ringspec.conformance.target.protocol import RESULTS, TABLES, Call, Mutated, Refused, Result
 
 
 def check_operation(call: Call) -> None:

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.control import take_control
-from ringspec.conformance.target.protocol import Refused
+from ringspec.conformance.target.conventions import from_torch
+from ringspec.conformance.target.protocol import TABLES, Refused
 from ringspec.conformance.target.versions import installed
 from ringspec.errors import DtypeError, OptionError, shown
 from ringspec.formats import FORMATS
@@ -34,7 +35,6 @@ __all__ = ["LocalCall"]
 
 Arrays = dict[str, NDArray]
 SEEDS = ("dy", "dlse")
-FLAT = ("index_q", "index_k", "position_q", "position_k")
 LEAVES = ("q", "k", "v", "sinks", "bias")
 
 
@@ -103,16 +103,6 @@ def check_tensor(x: Any, name: str) -> None:
         raise DtypeError(f"{name} as a torch tensor", shown(x), "return o, or (o, lse)")
 
 
-def to_numpy(tensor: Any) -> NDArray:
-    """The same bits as a NumPy array; bfloat16 in its storage dtype."""
-    import torch
-
-    plain = tensor.detach().cpu().contiguous()
-    if plain.dtype == torch.bfloat16:
-        return plain.view(torch.int16).numpy().view(FORMATS["bfloat16"].dtype)
-    return plain.numpy()
-
-
 def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     """The function called ``package.module:name`` or ``path/file.py:name``."""
     place, _, name = spec.rpartition(":")
@@ -136,11 +126,11 @@ def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, Any]) -> LocalCall:
-    names = {f.name for f in dataclasses.fields(LocalCall)} - {"tensors", "rank", *FLAT}
+    names = {f.name for f in dataclasses.fields(LocalCall)} - {"tensors", "rank", *TABLES}
     plain = {name: request[name] for name in names}
     plain["passes"] = tuple(plain["passes"])
-    further = {n: t for n, t in tensors.items() if n not in ("q", "k", "v", *SEEDS, *FLAT)}
-    flat = {name: tensors[name] for name in FLAT if name in tensors}
+    further = {n: t for n, t in tensors.items() if n not in ("q", "k", "v", *SEEDS, *TABLES)}
+    flat = {name: tensors[name] for name in TABLES if name in tensors}
     return LocalCall(**plain, rank=place.rank, tensors=further, **flat)
 
 
@@ -175,8 +165,8 @@ def evaluate(
         results |= {name: grad for name, grad in gradients.items() if grad is not None}
     if "forward" not in request["passes"]:
         results = {name: one for name, one in results.items() if name not in ("o", "lse")}
-    arrays = {name: to_numpy(one) for name, one in results.items()}
-    changed = [n for n, a in given.items() if to_numpy(tensors[n]).tobytes() != a.tobytes()]
+    arrays = {name: from_torch(one) for name, one in results.items()}
+    changed = [n for n, a in given.items() if from_torch(tensors[n]).tobytes() != a.tobytes()]
     return arrays, changed
 
 

@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 
 from ringspec import strictjson
 from ringspec.conformance.target.capabilities import Capabilities, capabilities_from
-from ringspec.conformance.target.protocol import RESULTS, Call, Failed, Garbage, Refused, Result
+from ringspec.conformance.target.protocol import (
+    RESULTS,
+    TABLES,
+    Call,
+    Failed,
+    Garbage,
+    Refused,
+    Result,
+)
 from ringspec.conformance.target.results import frozen, read_only
 from ringspec.conformance.target.versions import Installed, plain_installed
 from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
@@ -34,7 +42,6 @@ from ringspec.vectors.format.files import read_plain
 
 PROTOCOL = 1
 MAX_LINE = 1 << 20
-TABLES = ("index_q", "index_k", "position_q", "position_k")
 SPARE_BYTES = 1 << 24
 VERSIONS = ("versions", "files")
 MAX_TEXT = 2000

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ringspec.compare.noise.problem import Attention, Geometry
 from ringspec.conformance.target.protocol import Call, PerWorker
-from ringspec.conformance.targets.reference import options_of, whole
+from ringspec.conformance.targets.reference import arrays_of, options_of
 from ringspec.formats import load
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check, check_gradients
@@ -86,9 +86,8 @@ def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Questio
     >>> sorted(question_of(call).truth)
     ['dk', 'dq', 'dv', 'lse', 'o']
     """
-    q, k, v = (whole(call, name) for name in ("q", "k", "v"))
+    q, k, v, dy, dlse = arrays_of(call)
     problem = check(q, k, v, options_of(call))
-    dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
     upstream = Upstream() if dy is None else Upstream(*check_gradients(problem, dy, dlse))
     found = results_of(problem, upstream) if truth is None else truth
     directions = directions_of(problem, upstream)

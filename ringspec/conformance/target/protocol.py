@@ -33,6 +33,7 @@ __all__ = [
 
 PerWorker = tuple[NDArray, ...]
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
+TABLES = ("index_q", "index_k", "position_q", "position_k")
 
 
 @dataclass(frozen=True)

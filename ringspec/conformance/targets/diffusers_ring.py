@@ -198,25 +198,13 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> tuple[A
     return o.to(getattr(torch, call.formats["outputs"])), lse.permute(0, 2, 1)
 
 
-def check_installed() -> None:
-    """Return if torch and diffusers are here; else say how to get them."""
-    require(("torch", PACKAGE), PACKAGE, FLOOR, COMMAND)
-
-
-def target(**settings: Any) -> TorchTarget:
-    """The target; ``settings`` go to TorchTarget. Raises MissingPackageError."""
+def diffusers_ring(**settings: Any) -> TorchTarget:
+    """Make the target; ``settings`` go to TorchTarget. Raises MissingPackageError if a package is missing or too old."""
     if "python" not in settings:
-        check_installed()
+        require(("torch", PACKAGE), PACKAGE, FLOOR, COMMAND)
     function = f"{__name__}:attention"
     # The first call imports diffusers.
     chosen: dict[str, Any] = {"timeout": 180.0, **settings}
     return TorchTarget(
         function, CLAIMS, name="diffusers_ring", notes=NOTES, packages=("torch", PACKAGE), **chosen
     )
-
-
-def __getattr__(name: str) -> TorchTarget:
-    """``diffusers_ring``, made when it is asked for."""
-    if name == "diffusers_ring":
-        return target()
-    raise AttributeError(f"module {__name__} has no attribute {name}; known is diffusers_ring")

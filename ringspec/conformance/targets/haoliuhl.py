@@ -63,11 +63,6 @@ NOTES = (
 )
 
 
-def check_installed() -> None:
-    """Return if the distribution and what its file imports are here; else say how to get them."""
-    require(NEEDED, PACKAGE, FLOOR, COMMAND)
-
-
 @functools.cache
 def module_file() -> ModuleType:
     """The file of the installed distribution, as a module of its own."""
@@ -117,10 +112,10 @@ def segment_ids(call: LocalCall, batch: int, length: int) -> Any:
     return jnp.asarray(np.broadcast_to(numbers, (batch, length)).astype(np.int32))
 
 
-def target(**settings: Any) -> JaxTarget:
-    """The target; ``settings`` go to JaxTarget. Raises MissingPackageError."""
+def haoliuhl(**settings: Any) -> JaxTarget:
+    """Make the target; ``settings`` go to JaxTarget. Raises MissingPackageError if a package is missing or too old."""
     if "python" not in settings:
-        check_installed()
+        require(NEEDED, PACKAGE, FLOOR, COMMAND)
     return JaxTarget(
         f"{__name__}:attention",
         CLAIMS,
@@ -129,10 +124,3 @@ def target(**settings: Any) -> JaxTarget:
         packages=("jax", "ringattention"),
         **settings,
     )
-
-
-def __getattr__(name: str) -> JaxTarget:
-    """``haoliuhl``, made when it is asked for."""
-    if name == "haoliuhl":
-        return target()
-    raise AttributeError(f"module {__name__} has no attribute {name}; known is haoliuhl")

@@ -76,22 +76,13 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> Any:
     return o.reshape(back).transpose(2, 3).reshape(q.shape)
 
 
-def check_installed() -> None:
-    """Return if torch and the package are here; else say how to get them."""
-    require(("torch", "ring_attention_pytorch"), PACKAGE, FLOOR, COMMAND)
-
-
-def target(**settings: Any) -> TorchTarget:
-    """The target; ``settings`` go to TorchTarget. Raises MissingPackageError."""
+def lucidrains(**settings: Any) -> TorchTarget:
+    """Make the target; ``settings`` go to TorchTarget. Raises MissingPackageError if a package is missing or too old."""
     if "python" not in settings:
-        check_installed()
-    function = f"{__name__}:attention"
-    chosen: dict[str, Any] = {"packages": ("torch", PACKAGE), "notes": NOTES, **settings}
-    return TorchTarget(function, CLAIMS, name="lucidrains", **chosen)
-
-
-def __getattr__(name: str) -> TorchTarget:
-    """``lucidrains``, made when it is asked for."""
-    if name == "lucidrains":
-        return target()
-    raise AttributeError(f"module {__name__} has no attribute {name}; known is lucidrains")
+        require(("torch", "ring_attention_pytorch"), PACKAGE, FLOOR, COMMAND)
+    return TorchTarget(
+        f"{__name__}:attention",
+        CLAIMS,
+        name="lucidrains",
+        **{"packages": ("torch", PACKAGE), "notes": NOTES, **settings},
+    )

@@ -18,18 +18,24 @@ from ringspec.comm import mpi
 from ringspec.comm.mpi import MpiLinks, world_links
 from ringspec.comm.part import Setup
 from ringspec.comm.ring import ring_over, run_over, seeds_of
-from ringspec.conformance.adapters.wire import PROTOCOL, TABLES, line_of
+from ringspec.conformance.adapters.wire import PROTOCOL, call_from, line_of
 from ringspec.conformance.target.declared import base_recipe
 from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.target.results import due_of
-from ringspec.conformance.targets.reference import options_of, reference_float64, whole, workers_of
+from ringspec.conformance.targets.reference import (
+    arrays_of,
+    given_forward,
+    options_of,
+    reference_float64,
+    tables_of,
+    workers_of,
+)
 from ringspec.errors import LostWorkerError, RingspecError
-from ringspec.formats import load, store
+from ringspec.formats import store
 from ringspec.problem.options import check
-from ringspec.rings.run import Run, WorkerResult
+from ringspec.rings.run import Run
 from ringspec.rings.schedules import backward_schedule, forward_schedule
 from ringspec.spec.block import block_backward, block_forward
-from ringspec.spec.layout import Layout
 from ringspec.spec.ring_backward import plus
 from ringspec.spec.ring_forward import merge_states
 from ringspec.tensorfile import read_tensors, write_tensors
@@ -101,33 +107,10 @@ def serve(links: MpiLinks, rings: dict[int, Any], message: dict[str, Any]) -> No
         answer({"kind": "result", "id": call.id}, links)
 
 
-def call_from(message: dict[str, Any], tensors: dict[str, Any]) -> Call:
-    """The call that a message and the tensors of its file stand for."""
-    terms = dict(message["terms"])
-    if terms.get("window") is not None:
-        terms["window"] = tuple(terms["window"])
-    tables = {name: tensors.get(name) for name in TABLES}
-    lists = {name: tuple(x) for name, x in tensors.items() if name not in TABLES}
-    return Call(
-        message["id"],
-        message["operation"],
-        tuple(message["passes"]),
-        message["workers"],
-        lists,
-        terms,
-        message["formats"],
-        message["layout"],
-        message["circulation"],
-        message["direction"],
-        **tables,
-    )
-
-
 def run_of(links: MpiLinks, call: Call) -> Run | None:
     """The ring, or its backward pass alone from o and lse as they are given; the run on rank 0."""
     recipe = base_recipe(reference_float64.capabilities.recipe, call.formats["inputs"])
-    q, k, v = (whole(call, name) for name in ("q", "k", "v"))
-    dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
+    q, k, v, dy, dlse = arrays_of(call)
     ways: dict[str, Any] = {"circulation": call.circulation, "direction": call.direction}
     if call.passes != ("backward",):
         layout = call.index_q, call.index_k
@@ -136,23 +119,17 @@ def run_of(links: MpiLinks, call: Call) -> Run | None:
             links, q, k, v, dy, dlse=dlse, root=0, layout=layout, recipe=recipe, **ways, **options
         )
         return run
-    assert call.index_q is not None and call.index_k is not None
     problem = check(q, k, v, options_of(call))
-    given = tuple(
-        WorkerResult(r, call.index_q[r], call.index_k[r], load(o), load(lse))
-        for r, (o, lse) in enumerate(zip(call.tensors["o"], call.tensors["lse"], strict=True))
-    )
     turn = call.circulation, call.workers, call.direction
     setup = Setup(
         problem,
         seeds_of(problem, dy, dlse),
         recipe,
-        Layout("table", call.index_q),
-        Layout("table", call.index_k),
+        *tables_of(call),
         forward_schedule(*turn),
         backward_schedule(*turn),
         (block_forward, block_backward, merge_states, plus),
-        given,
+        tuple(given_forward(call)),
     )
     return run_over(links, links, setup, root=0)
 

@@ -24,7 +24,7 @@ from ringspec.conformance.target.declared import base_recipe
 from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.target.results import due_of
 from ringspec.formats import holds, load, round_to, store
-from ringspec.problem.model import Problem, Tile
+from ringspec.problem.model import Tile
 from ringspec.problem.options import check, check_gradients
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.rings.layouts import unshard
@@ -87,6 +87,29 @@ def whole(call: Call, name: str) -> NDArray:
     return unshard(parts, Layout("table", index), 1 if name in PER_TOKEN else 2)
 
 
+def arrays_of(call: Call) -> tuple[NDArray, NDArray, NDArray, NDArray | None, NDArray | None]:
+    """q, k, v, dy and dlse of all workers in global order; None for a gradient that is not given."""
+    q, k, v = (whole(call, name) for name in ("q", "k", "v"))
+    dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
+    return q, k, v, dy, dlse
+
+
+def tables_of(call: Call) -> tuple[Layout, Layout]:
+    """The layouts of queries and keys."""
+    assert call.index_q is not None and call.index_k is not None
+    return Layout("table", call.index_q), Layout("table", call.index_k)
+
+
+def given_forward(call: Call) -> list[WorkerResult]:
+    """The o and lse that a call of the backward pass alone brings, for each worker."""
+    outputs = zip(call.tensors["o"], call.tensors["lse"], strict=True)
+    index_q, index_k = (layout.table for layout in tables_of(call))
+    return [
+        WorkerResult(r, index_q[r], index_k[r], load(o), load(lse))
+        for r, (o, lse) in enumerate(outputs)
+    ]
+
+
 def options_of(call: Call) -> dict[str, Any]:
     """The keywords of ``ringspec.ring`` that a call stands for; its positions are given ones."""
     assert call.index_q is not None and call.index_k is not None
@@ -102,13 +125,18 @@ def options_of(call: Call) -> dict[str, Any]:
 
 
 def ring_results(call: Call, recipe: Recipe) -> Results:
-    """The ring, or its backward pass alone from o and lse as they are given."""
-    q, k, v = (whole(call, name) for name in ("q", "k", "v"))
-    dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
+    """The ring; or its backward pass alone, from the given o and lse."""
+    q, k, v, dy, dlse = arrays_of(call)
     options = options_of(call)
     if call.passes == ("backward",):
         problem = check(q, k, v, options)
-        return workers_of(backward_alone(call, problem, check_gradients(problem, dy, dlse), recipe))
+        gradients = check_gradients(problem, dy, dlse)
+        schedule = backward_schedule(call.circulation, call.workers, call.direction)
+        results = run_backward(
+            problem, gradients, recipe, *tables_of(call), schedule, block_backward,
+            given_forward(call), lambda moment: None,
+        )  # fmt: skip
+        return workers_of(results)
     run = ring(
         q,
         k,
@@ -123,21 +151,6 @@ def ring_results(call: Call, recipe: Recipe) -> Results:
         **options,
     )
     return workers_of(list(run.workers))
-
-
-def backward_alone(
-    call: Call, problem: Problem, seeds: tuple[NDArray, NDArray], recipe: Recipe
-) -> list[WorkerResult]:
-    assert call.index_q is not None and call.index_k is not None
-    given = [
-        WorkerResult(r, call.index_q[r], call.index_k[r], load(o), load(lse))
-        for r, (o, lse) in enumerate(zip(call.tensors["o"], call.tensors["lse"], strict=True))
-    ]
-    schedule = backward_schedule(call.circulation, call.workers, call.direction)
-    tables = Layout("table", call.index_q), Layout("table", call.index_k)
-    return run_backward(
-        problem, seeds, recipe, *tables, schedule, block_backward, given, lambda moment: None
-    )
 
 
 def workers_of(results: list[WorkerResult]) -> Results:
