@@ -8,7 +8,7 @@ import pytest
 from conformance import by_hand
 
 from ringspec.conformance.cases.calls import call_of
-from ringspec.conformance.target.capabilities import AXES, Capabilities
+from ringspec.conformance.target.capabilities import CONVENTIONS, Capabilities
 from ringspec.conformance.target.conventions import (
     as_seen,
     lse_back,
@@ -29,7 +29,7 @@ def made(id="ring/dlse-w2"):
     return call_of(CORE.case(id), CORE.tensors(id))
 
 
-@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("axes", CONVENTIONS["axes"])
 def test_axes_turn_there_and_back(axes):
     x = np.arange(2 * 5 * 4).reshape(1, 2, 5, 4)
     there = turned("q", x, axes)
@@ -41,7 +41,7 @@ def test_axes_turn_there_and_back(axes):
     assert np.array_equal(turned_back("lse", turned("lse", row, axes), axes), row)
 
 
-@pytest.mark.parametrize("axes", [axes for axes in AXES if "B" in axes])
+@pytest.mark.parametrize("axes", [axes for axes in CONVENTIONS["axes"] if "B" in axes])
 def test_the_target_sees_its_own_axes_read_only_and_in_c_order(axes):
     call = made()
     seen = as_seen(call, Capabilities(axes=axes))

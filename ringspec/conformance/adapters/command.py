@@ -30,7 +30,6 @@ from ringspec.conformance.adapters.wire import (
     line_of,
     message_of,
     read_result,
-    said_installed,
 )
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import (
@@ -43,7 +42,7 @@ from ringspec.conformance.target.protocol import (
     Result,
     TimedOut,
 )
-from ringspec.conformance.target.versions import Installed
+from ringspec.conformance.target.versions import Installed, said_installed
 from ringspec.errors import OptionError, VectorError, shown
 from ringspec.vectors.format.files import read_plain
 

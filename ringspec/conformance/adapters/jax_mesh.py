@@ -25,9 +25,10 @@ from ringspec.conformance.adapters.torch_processes import named
 from ringspec.conformance.adapters.torch_ranks import check_operation
 from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.declared import check_name
 from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.target.versions import Installed, under_test
-from ringspec.errors import OptionError, nearest, shown
+from ringspec.errors import OptionError, shown
 
 __all__ = ["JaxTarget"]
 
@@ -76,10 +77,7 @@ class JaxTarget:
         notes: tuple[str, ...] = (),
         packages: tuple[str, ...] = ("jax",),
     ) -> None:
-        if platform not in PLATFORMS:
-            raise OptionError(
-                "a platform", shown(platform), nearest(platform, PLATFORMS), code="unknown-name"
-            )
+        check_name("a platform", platform, PLATFORMS)
         if type(devices) is not int or devices < 1:
             raise OptionError("devices >= 1", shown(devices), "leave it at 8")
         self.function, self.name, self.python = named(function, name, python)

@@ -29,10 +29,9 @@ from ringspec.conformance.adapters.wire import (
     line_of,
     message_of,
     read_result,
-    said_installed,
 )
 from ringspec.conformance.target.protocol import Call, Garbage, Refused, Result
-from ringspec.conformance.target.versions import Installed
+from ringspec.conformance.target.versions import Installed, said_installed
 from ringspec.errors import FileFormatError, VectorError, shown
 from ringspec.vectors.format.files import read_plain
 

@@ -20,7 +20,7 @@ from ringspec.conformance.adapters import torch_pool
 from ringspec.conformance.adapters import torch_ranks as own
 from ringspec.conformance.adapters.torch_worker import Place, answer, load_function
 from ringspec.conformance.target.protocol import Call, Refused, Result
-from ringspec.conformance.target.versions import agreed, installed, plain_installed
+from ringspec.conformance.target.versions import agreed, installed, said_installed
 from ringspec.errors import OptionError
 from ringspec.tensorfile import decode, encode
 
@@ -80,7 +80,7 @@ def launched(target: Any) -> Any:
         serve(function, place, control)
         raise SystemExit(0)
     others = [json.loads(receive_bytes(rank, control)) for rank in range(1, place.workers)]
-    target.note(agreed([have, *map(plain_installed, others)]))
+    target.note(agreed([have, *map(said_installed, others)]))
     driver = Driver(target, function, place, control)
     target.capabilities = dataclasses.replace(target.capabilities, workers=(place.workers,))
     target.run = driver.run
@@ -121,7 +121,7 @@ class Driver:
         replies = {rank: reply for rank, (reply, _) in enumerate(answers)}
         torch_pool.judge_replies(replies, call.workers, 0.0)
         own.raise_changed(list(replies.values()))
-        self.target.note(agreed([*map(plain_installed, replies.values())]))
+        self.target.note(agreed([*map(said_installed, replies.values())]))
         return own.gathered([arrays for _, arrays in answers])
 
     def close(self) -> None:

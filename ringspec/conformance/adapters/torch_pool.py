@@ -22,9 +22,9 @@ from typing import Any
 
 from ringspec.conformance.adapters import rank_start, torch_worker
 from ringspec.conformance.adapters.process import GLANCE_SECONDS, Program, pump
-from ringspec.conformance.adapters.wire import line_of, message_of, said_installed
+from ringspec.conformance.adapters.wire import line_of, message_of
 from ringspec.conformance.target.protocol import Failed, Garbage, Refused, TimedOut
-from ringspec.conformance.target.versions import agreed, plain_installed
+from ringspec.conformance.target.versions import agreed, said_installed
 from ringspec.errors import shown
 
 WORKER = "ringspec.conformance.adapters.torch_worker"
@@ -87,7 +87,7 @@ class Pool:
                 self.processes.append(one)
             shared = {"workers": workers, "rendezvous": str(self.folder / "rendezvous")}
             requests = [setup | shared | {"rank": rank} for rank in range(workers)]
-            self.installed = agreed([*map(plain_installed, self.ask(requests, seconds))])
+            self.installed = agreed([*map(said_installed, self.ask(requests, seconds))])
         except BaseException:
             self.end()
             raise

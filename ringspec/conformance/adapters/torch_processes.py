@@ -28,14 +28,15 @@ from ringspec.conformance.adapters.torch_ranks import (
 )
 from ringspec.conformance.adapters.wire import most_bytes, plain, stored
 from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.declared import check_name
 from ringspec.conformance.target.protocol import Call, Failed, Result
 from ringspec.conformance.target.versions import (
     Installed,
     agreed,
-    plain_installed,
+    said_installed,
     under_test,
 )
-from ringspec.errors import OptionError, nearest, shown
+from ringspec.errors import OptionError, shown
 from ringspec.tensorfile import write_tensors
 
 __all__ = ["TorchTarget"]
@@ -85,10 +86,7 @@ class TorchTarget:
         notes: tuple[str, ...] = (),
         packages: tuple[str, ...] = ("torch",),
     ) -> None:
-        if device not in DEVICES:
-            raise OptionError(
-                "a device", shown(device), nearest(device, DEVICES), code="unknown-name"
-            )
+        check_name("a device", device, DEVICES)
         if type(pools) is not int or pools < 1:
             raise OptionError("pools >= 1", shown(pools), "leave it at 4")
         self.function, self.name, self.python = named(function, name, python)
@@ -120,7 +118,7 @@ class TorchTarget:
         replies = pool.ask(requests, self.timeout)
         self.printed = pool.printed
         raise_changed(replies)
-        self.note(agreed([*map(plain_installed, replies)]))
+        self.note(agreed([*map(said_installed, replies)]))
         files = [f"{rank}.results" for rank in range(call.workers)]
         return gathered([stored(pool.folder, file, most_bytes(call)) for file in files])
 

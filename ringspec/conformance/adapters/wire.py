@@ -35,7 +35,7 @@ from ringspec.conformance.target.protocol import (
     Result,
 )
 from ringspec.conformance.target.results import frozen, read_only
-from ringspec.conformance.target.versions import Installed, plain_installed
+from ringspec.conformance.target.versions import Installed, said_installed
 from ringspec.errors import FileFormatError, RingspecError, VectorError, shown
 from ringspec.tensorfile import decode, encode
 from ringspec.vectors.format.files import read_plain
@@ -261,15 +261,3 @@ def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
         raise Garbage(f"capabilities: {error}") from None
     sentences = tuple(note[:MAX_TEXT] for note in notes[:100])
     return Claims(name[:MAX_TEXT], claims, sentences, said_installed(data))
-
-
-def said_installed(message: Mapping[str, Any]) -> Installed:
-    """``versions`` and ``files`` that a program says, both optional; Garbage for what is none.
-
-    >>> said_installed({"kind": "result", "versions": {"my_kernel": "1.2"}}).versions
-    {'my_kernel': '1.2'}
-    """
-    try:
-        return plain_installed(message)
-    except ValueError as error:
-        raise Garbage(str(error)) from None

@@ -12,7 +12,7 @@ from ringspec.conformance.cases import (
     random_seeds,
 )
 from ringspec.conformance.cases.model import PROFILES, RunCase
-from ringspec.errors import OptionError, nearest, shown
+from ringspec.conformance.target.declared import check_name
 
 __all__ = ["run_cases"]
 
@@ -24,10 +24,7 @@ def run_cases(profile: str = "core") -> list[RunCase]:
     these modules has a function ``cases(profile)``. Then, but for 'smoke', the noise of whole tensors.
     'noise' is that alone; 'seeds' has cases of its own. Raises OptionError for another name.
     """
-    if profile not in PROFILES:
-        raise OptionError(
-            "the name of a profile", shown(profile), nearest(profile, PROFILES), code="unknown-name"
-        )
+    check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":
         return list(random_seeds.cases())
     parts = () if profile == "noise" else (probes, golden, properties, pairs, edges)

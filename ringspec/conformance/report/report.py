@@ -32,7 +32,7 @@ from ringspec.conformance.report.lines import (
     refuse,
     texts_by_name,
 )
-from ringspec.conformance.report.records import FAILURES, OUTCOMES, Record
+from ringspec.conformance.report.records import OUTCOMES, Record
 from ringspec.conformance.report.words import verdict_lines
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.provenance import CHANGING, said_by
@@ -68,8 +68,11 @@ def counts_of(records: Iterable[Record]) -> dict[str, int]:
     >>> counts_of([Record("a", "pass"), Record("b", "not claimed"), Record("c", "pass")])
     {'pass': 2, 'not claimed': 1}
     """
-    counted = Counter(record.outcome for record in records)
-    return {outcome: counted[outcome] for outcome in OUTCOMES if counted[outcome]}
+    return ordered(Counter(record.outcome for record in records))
+
+
+def ordered(counts: Counter[str]) -> dict[str, int]:
+    return {outcome: counts[outcome] for outcome in OUTCOMES if counts[outcome]}
 
 
 def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
@@ -96,16 +99,6 @@ def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
         if count := counts.get(outcome, 0):
             parts.append(f"{count} {outcome if count == 1 else plural}")
     return "; ".join([*parts, *(["no case was executed"] if claimed == 0 else []), *clauses])
-
-
-def is_success(counts: Mapping[str, int]) -> bool:
-    """No failure, nothing left out, and at least one case executed.
-
-    >>> is_success({"pass": 3}), is_success({"pass": 3, "not run": 1}), is_success({"not claimed": 9})
-    (True, False, False)
-    """
-    executed = counts.get("pass", 0) + counts.get("expected failure", 0)
-    return executed > 0 and not any(counts.get(name) for name in (*FAILURES, "not run"))
 
 
 def make_header(
@@ -155,7 +148,7 @@ class ReportWriter:
 
     def __init__(self, stream: TextIO, header: Mapping[str, Any]) -> None:
         self.stream = stream
-        self.counted: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
         self.line(header)
 
     def line(self, data: Mapping[str, Any]) -> None:
@@ -163,7 +156,7 @@ class ReportWriter:
         self.stream.flush()
 
     def __call__(self, record: Record) -> None:
-        self.counted[record.outcome] += 1
+        self.outcomes[record.outcome] += 1
         self.line(case_line(record))
 
     def finish(
@@ -176,7 +169,7 @@ class ReportWriter:
 
         ``coverage``: what was not tested; None: not known. ``changed`` is from :func:`changed_since`.
         """
-        counts = {name: self.counted[name] for name in OUTCOMES if self.counted[name]}
+        counts = ordered(self.outcomes)
         known = None if coverage is None else coverage.as_dict()
         footer = footer_of(counts, complete, known) | dict(changed or {})
         self.line(footer)

@@ -10,7 +10,6 @@ import contextlib
 import io
 import threading
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -145,16 +144,19 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
     """
     outputs: dict[str, PerWorker] = {}
     faults: list[tuple[str, Finding, str]] = []
-    unasked = [name for name in RESULTS if name not in due_of(call) and given(result, name)]
+    expected = due_of(call)
+    unasked = [name for name in RESULTS if name not in expected and given(result, name)]
     if unasked:
         passes = " and ".join(call.passes)
         text = f"{', '.join(unasked)} returned, but not requested ({call.operation}, {passes})"
         raise Stop("garbage", f"{text}; leave it out, or None")
     axes = "BHSD" if call.operation == "merge" else claims.axes
     recipe = declared_recipe(claims.recipe, call.formats["inputs"])
-    for name in due_names(call, claims):
-        due = due_of(call)[name]
-        arrays = per_worker(getattr(result, name), name, due)
+    for name, due in expected.items():
+        if name == "lse" and claims.lse == "hidden":
+            continue
+        arrays = arrays_of(getattr(result, name), name) or []
+        arrays += [None] * (len(due.shapes) - len(arrays))
         formats = due_formats(name, due, recipe)
         for worker, x in enumerate(arrays):
             fault = fault_of(name, worker, x, due, formats, axes)
@@ -173,28 +175,18 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
 def given(result: Result, name: str) -> bool:
     """Whether a result has a tensor of any worker."""
     value = getattr(result, name)
-    return value is not None and not (isinstance(value, list | tuple) and all_none(value))
+    nothing = isinstance(value, list | tuple) and all(x is None for x in value)
+    return value is not None and not nothing
 
 
-def all_none(value: Sequence[Any]) -> bool:
-    return all(x is None for x in value)
-
-
-def due_names(call: Call, claims: Capabilities) -> list[str]:
-    hidden = ("lse",) if claims.lse == "hidden" else ()
-    return [name for name in RESULTS if name in due_of(call) and name not in hidden]
-
-
-def per_worker(value: Any, name: str, due: Due) -> list[NDArray | None]:
-    """One array a worker, None for what is not there; a surplus worker is kept as it is."""
+def arrays_of(value: Any, name: str) -> list[NDArray | None] | None:
+    """Convert a list of arrays to NumPy arrays; raise Stop('garbage') for anything else."""
     if value is None:
-        return [None] * len(due.shapes)
+        return None
     try:
-        given = list(value)
-        arrays = [None if x is None else to_numpy(x, name) for x in given]
+        return [None if x is None else to_numpy(x, name) for x in value]
     except (DtypeError, TypeError) as error:
-        raise Stop("garbage", f"{name} is no list of arrays: {error}") from None
-    return arrays + [None] * (len(due.shapes) - len(arrays))
+        raise Stop("garbage", f"{name} is not a list of arrays: {error}") from None
 
 
 def fault_of(

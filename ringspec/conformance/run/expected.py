@@ -28,6 +28,7 @@ from pathlib import Path
 
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.report.records import FAILURES, Record
+from ringspec.conformance.target.declared import check_name
 from ringspec.conformance.target.protocol import Target
 from ringspec.errors import FileFormatError, OptionError, nearest, shown
 from ringspec.plainfile import read_plain_file
@@ -85,10 +86,7 @@ def entry_of(id: str, table: object, what: str) -> str | Several:
             f"a table for each id in {what}", f"{id} = {shown(table)}", f'write ["{id}"]'
         )
     for key in table:
-        if key not in KEYS:
-            raise OptionError(
-                f"a key of {id} in {what}", shown(key), nearest(key, KEYS), code="unknown-name"
-            )
+        check_name(f"a key of {id} in {what}", key, KEYS)
     reason = table.get("reason")
     if not isinstance(reason, str) or not reason.strip():
         raise FileFormatError(

@@ -16,7 +16,8 @@ from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.report import case_line
 from ringspec.conformance.run.case import run_case
 from ringspec.conformance.run.executor import opened
-from ringspec.errors import OptionError, RingspecError, nearest, shown
+from ringspec.conformance.target.declared import check_name
+from ringspec.errors import RingspecError
 
 
 def main() -> None:
@@ -32,9 +33,7 @@ def main() -> None:
         target = opened(setup["spec"], setup["timeout"])
         while True:
             id = request["id"]
-            if id not in cases:
-                expected = f"the id of a case of the profile {setup['profile']}"
-                raise OptionError(expected, shown(id), nearest(id, cases), code="unknown-name")
+            check_name(f"the id of a case of the profile {setup['profile']}", id, cases)
             control.reply(case_line(run_case(target, cases[id], diagnoser)))
             request = control.next()
     except RingspecError as error:

@@ -179,7 +179,7 @@ def telling(expected: str) -> Iterator[None]:
             fix = "install what it needs, in the environment in which ringspec runs"
         elif isinstance(error, RingspecError):  # it has a remedy already
             said, fix = f"expected {error.expected}; got {error.got}", error.fix
-        lines = "".join(traceback.format_tb(error.__traceback__, limit=-3)).rstrip()
+        lines = "".join(traceback.format_tb(error.__traceback__, limit=-4)).rstrip()
         raise OptionError(expected, f"{type(error).__name__}: {said}\n{lines}\n", fix) from None
 
 

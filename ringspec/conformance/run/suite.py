@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.report.coverage import Coverage, coverage_of
-from ringspec.conformance.report.records import FAILURES, OUTCOMES, Record
+from ringspec.conformance.report.records import FAILURES, Record
+from ringspec.conformance.report.report import counts_of
 from ringspec.conformance.run.case import Diagnose
 from ringspec.conformance.run.executor import executed
 from ringspec.conformance.run.expected import Expectation, Listed
@@ -35,8 +35,7 @@ class Summary:
     @property
     def counts(self) -> dict[str, int]:
         """How many cases had each outcome, in the order of ``OUTCOMES``."""
-        counted = Counter(record.outcome for record in self.records)
-        return {name: counted[name] for name in OUTCOMES if counted[name]}
+        return counts_of(self.records)
 
     @property
     def claimed(self) -> int:

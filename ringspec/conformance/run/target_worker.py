@@ -17,12 +17,11 @@ from threadpoolctl import threadpool_limits
 
 from ringspec.conformance.adapters.control import Message, refusal, take_control
 from ringspec.conformance.adapters.wire import call_from, line_of, most_bytes, plain
-from ringspec.conformance.run.call import MOST_LOG, Stop, ask
+from ringspec.conformance.run.call import MOST_LOG, Stop, arrays_of, ask
 from ringspec.conformance.run.load import load_target
-from ringspec.conformance.target.conventions import to_numpy
 from ringspec.conformance.target.protocol import RESULTS, Call, Result, Target
 from ringspec.conformance.target.provenance import computed_with, said_by
-from ringspec.errors import DtypeError, OptionError, RingspecError
+from ringspec.errors import OptionError, RingspecError
 from ringspec.tensorfile import DTYPES, MAX_HEADER, read_tensors, write_tensors
 
 MOST_MESSAGE = 4 * MOST_LOG
@@ -98,7 +97,7 @@ def described(result: Result, call: Call) -> tuple[dict[str, NDArray], Message]:
     results: Message = {}
     room = most_bytes(call) - MAX_HEADER
     for name in RESULTS:
-        arrays = as_arrays(name, getattr(result, name))
+        arrays = arrays_of(getattr(result, name), name)
         arrays = None if arrays is None else arrays[: call.workers + 1]
         results[name] = None if arrays is None else [form_of(x) for x in arrays]
         for worker, x in enumerate(arrays or []):
@@ -120,16 +119,6 @@ def form_of(x: NDArray | None) -> list[Any] | None:
         return None
     dtype = str(x.dtype) if x.dtype.kind == "V" else x.dtype.str
     return [dtype, list(x.shape)]
-
-
-def as_arrays(name: str, value: Any) -> list[NDArray | None] | None:
-    """A list of NumPy arrays; Stop for what is none."""
-    if value is None:
-        return None
-    try:
-        return [None if x is None else to_numpy(x, name) for x in value]
-    except (DtypeError, TypeError) as error:
-        raise Stop("garbage", f"{name} is no list of arrays: {error}") from None
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringspec.conformance.target.declared import Declared, check_declared
-from ringspec.errors import OptionError, nearest, shown
+from ringspec.conformance.target.declared import Declared, check_declared, check_name
+from ringspec.errors import OptionError, shown
 
 __all__ = ["Capabilities", "capabilities_from", "why_not"]
 
@@ -36,9 +36,19 @@ FEATURES = (
     "padding-slots",
 )
 FORMATS = ("bfloat16", "float16", "float32", "float64")
-LSE = ("natural", "base2", "hidden")
-AXES = ("BHSD", "BSHD", "SBHD", "HSD", "SHD")
-EMPTY = ("minus-infinity", "plus-infinity", "finite")
+NAMES = {
+    "operations": OPERATIONS,
+    "layouts": LAYOUTS,
+    "circulations": CIRCULATIONS,
+    "masks": MASKS,
+    "features": FEATURES,
+    "formats": FORMATS,
+}
+CONVENTIONS = {
+    "lse": ("natural", "base2", "hidden"),
+    "lse_of_empty_rows": ("minus-infinity", "plus-infinity", "finite"),
+    "axes": ("BHSD", "BSHD", "SBHD", "HSD", "SHD"),
+}
 # Claims of several names or numbers.
 SEVERAL = (
     "operations", "layouts", "circulations", "directions", "workers", "masks", "features", "formats",
@@ -89,35 +99,17 @@ class Capabilities:
     recipe: Declared = field(default=None, hash=False)  # a mapping has no hash
 
     def __post_init__(self) -> None:
-        known = {
-            "operations": OPERATIONS,
-            "layouts": LAYOUTS,
-            "circulations": CIRCULATIONS,
-            "masks": MASKS,
-            "features": FEATURES,
-            "formats": FORMATS,
-        }
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.name in SEVERAL and isinstance(value, (str, int)):
                 object.__setattr__(self, f.name, (value,))  # "causal" is one name, not six
             elif isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
                 object.__setattr__(self, f.name, tuple(value))
-        for name, names in known.items():
+        for name, names in NAMES.items():
             for value in getattr(self, name) or ():
-                if value not in names:
-                    raise OptionError(
-                        f"a name in {name}",
-                        shown(value),
-                        nearest(value, names),
-                        code="unknown-name",
-                    )
-        for name, names in (("lse", LSE), ("lse_of_empty_rows", EMPTY), ("axes", AXES)):
-            if getattr(self, name) not in names:
-                got = getattr(self, name)
-                raise OptionError(
-                    f"a convention {name}", shown(got), nearest(got, names), code="unknown-name"
-                )
+                check_name(f"a name in {name}", value, names)
+        for name, names in CONVENTIONS.items():
+            check_name(f"a convention {name}", getattr(self, name), names)
         check_declared(self.recipe)
         if not (type(self.tokens_multiple) is int and self.tokens_multiple >= 1):
             raise OptionError(
@@ -139,10 +131,7 @@ def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
     """
     known = [f.name for f in dataclasses.fields(Capabilities)]
     for name in data:
-        if name not in known:
-            raise OptionError(
-                "the name of a capability", shown(name), nearest(name, known), code="unknown-name"
-            )
+        check_name("the name of a capability", name, known)
     return Capabilities(**dict(data))
 
 

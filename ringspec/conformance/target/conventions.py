@@ -20,13 +20,13 @@ from ringspec.conformance.target.results import Due, read_only
 from ringspec.errors import DtypeError, described
 from ringspec.formats import format_of, load, name_of, store
 
-# Axes of [B, H, n, d] in the order of the target; without "B" the only batch entry is dropped.
+# Axes of [B, H, n, d] in the order of the target. Without "B" the first one, of size 1, is dropped.
 ORDERS = {
     "BHSD": (0, 1, 2, 3),
     "BSHD": (0, 2, 1, 3),
     "SBHD": (2, 0, 1, 3),
-    "HSD": (1, 2, 3),
-    "SHD": (2, 1, 3),
+    "HSD": (0, 1, 2, 3),
+    "SHD": (0, 2, 1, 3),
 }
 TURNED = ("q", "k", "v", "dy", "o", "dq", "dk", "dv")
 ROWS = ("lse", "dlse", "delta")
@@ -62,14 +62,10 @@ def turned(name: str, x: NDArray, axes: str) -> NDArray:
     >>> turned("q", np.zeros((1, 2, 5, 4)), "SHD").shape
     (5, 2, 4)
     """
-    without_batch = "B" not in axes
-    if name in ROWS:
-        return x[0] if without_batch else x
-    if name not in TURNED:
+    if name not in (*ROWS, *TURNED):
         return x
-    if without_batch:
-        return x[0].transpose([axis - 1 for axis in ORDERS[axes]])
-    return x.transpose(ORDERS[axes])
+    turned = x.transpose(ORDERS[axes]) if name in TURNED else x
+    return turned if "B" in axes else turned[0]
 
 
 def turned_back(name: str, x: NDArray, axes: str) -> NDArray:
@@ -78,14 +74,10 @@ def turned_back(name: str, x: NDArray, axes: str) -> NDArray:
     >>> turned_back("q", np.zeros((5, 2, 4)), "SHD").shape
     (1, 2, 5, 4)
     """
-    without_batch = "B" not in axes
-    if name in ROWS:
-        return x[None] if without_batch else x
-    if name not in TURNED:
+    if name not in (*ROWS, *TURNED):
         return x
-    if without_batch:
-        return x.transpose(np.argsort(np.array(ORDERS[axes]) - 1))[None]
-    return x.transpose(np.argsort(ORDERS[axes]))
+    whole = x if "B" in axes else x[None]
+    return whole.transpose(np.argsort(ORDERS[axes])) if name in TURNED else whole
 
 
 def shape_seen(name: str, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
@@ -94,9 +86,7 @@ def shape_seen(name: str, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
     >>> shape_seen("o", (1, 2, 5, 4), "BSHD"), shape_seen("lse", (1, 2, 5), "SHD")
     ((1, 5, 2, 4), (2, 5))
     """
-    if name in ROWS:
-        return shape if "B" in axes else shape[1:]
-    return tuple(shape[axis] for axis in ORDERS[axes]) if name in TURNED else shape
+    return turned(name, np.broadcast_to(0, shape), axes).shape
 
 
 def lse_out(x: NDArray, claims: Capabilities) -> NDArray:

@@ -7,7 +7,7 @@ as JSON: ``{"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ringspec.compare.bounds import RECIPE_OF_FORMAT
@@ -66,16 +66,15 @@ def base_recipe(declared: Declared, inputs: str) -> Recipe:
     return RECIPES[sibling if "partials" in one.name and sibling in RECIPES else default]
 
 
+def check_name(expected: str, name: object, known: Collection[str]) -> None:
+    """Raise :class:`~ringspec.errors.OptionError` for a name that is not ``known``."""
+    if name not in known:
+        raise OptionError(expected, shown(name), nearest(name, known), code="unknown-name")
+
+
 def check_declared(declared: Declared) -> None:
-    """Raises what :func:`declared_recipe` would raise for any input format."""
-    if isinstance(declared, Mapping):
-        for inputs in declared:
-            if inputs not in RECIPE_OF_FORMAT:
-                raise OptionError(
-                    "an input format in recipe",
-                    shown(inputs),
-                    nearest(inputs, RECIPE_OF_FORMAT),
-                    code="unknown-name",
-                )
+    """Raise what :func:`declared_recipe` would raise for any input format."""
+    for inputs in declared if isinstance(declared, Mapping) else ():
+        check_name("an input format in recipe", inputs, RECIPE_OF_FORMAT)
     for inputs in RECIPE_OF_FORMAT:
         declared_recipe(declared, inputs)

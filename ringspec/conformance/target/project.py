@@ -11,7 +11,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from ringspec.errors import FileFormatError, OptionError, nearest, shown
+from ringspec.conformance.target.declared import check_name
+from ringspec.errors import FileFormatError, OptionError, shown
 from ringspec.plainfile import read_plain_file
 
 KEYS = ("target",)
@@ -48,10 +49,7 @@ def target_in(file: Path) -> str | None:
             f"a table [tool.ringspec] in {file}", shown(table), "write [tool.ringspec] as a table"
         )
     for key in table:
-        if key not in KEYS:
-            raise OptionError(
-                f"a key of [tool.ringspec] in {file}", key, nearest(key, KEYS), code="unknown-name"
-            )
+        check_name(f"a key of [tool.ringspec] in {file}", key, KEYS)
     target = table.get("target")
     if target is not None and not isinstance(target, str):
         raise FileFormatError(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringspec.conformance.target.protocol import Failed, Refused
+from ringspec.conformance.target.protocol import Failed, Garbage, Refused
 from ringspec.errors import MissingPackageError, shown
 
 __all__ = ["Installed", "installed"]
@@ -147,25 +147,21 @@ def version_of(package: str, file: str | None, own: str) -> str:
         return ""
 
 
-def plain_installed(message: Mapping[str, Any]) -> Installed:
-    """``versions`` and ``files`` of a message that a worker or a program sent; both may be missing.
+def said_installed(message: Mapping[str, Any]) -> Installed:
+    """Read the ``versions`` and ``files`` in a message of a worker or a program; both are optional.
 
-    Raises ValueError where they are not texts by name.
+    Raises Garbage unless they map short texts to short texts.
+
+    >>> said_installed({"kind": "result", "versions": {"my_kernel": "1.2"}}).versions
+    {'my_kernel': '1.2'}
     """
-    return Installed(*(texts(message.get(name, {}), name) for name in ("versions", "files")))
-
-
-def texts(value: object, what: str) -> dict[str, str]:
-    """Return a mapping of short texts to short texts; ValueError for anything else.
-
-    >>> texts({"a": "1.0"}, "versions")
-    {'a': '1.0'}
-    """
-    if not isinstance(value, dict) or not all(
-        isinstance(x, str) and len(x) <= LONGEST for pair in value.items() for x in pair
-    ):
-        raise ValueError(f"expected {what} as texts by name; got {shown(value)}")
-    return value
+    for what in ("versions", "files"):
+        value = message.get(what, {})
+        if not isinstance(value, dict) or not all(
+            isinstance(x, str) and len(x) <= LONGEST for pair in value.items() for x in pair
+        ):
+            raise Garbage(f"expected {what} as texts by name; got {shown(value)}")
+    return Installed(message.get("versions", {}), message.get("files", {}))
 
 
 def agreed(workers: Sequence[Installed]) -> Installed:
