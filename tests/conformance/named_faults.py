@@ -12,7 +12,7 @@ NAMED = {
     "segfault": ("crash", "SIGSEGV"),
     "hang": ("timeout", "no answer"),
     "print": ("pass", "it printed:"),
-    "float16": ("wrong dtype", "is float16, due is float32"),
+    "float16": ("wrong dtype", "is float16, expected float32"),
     "wrong worker": ("mismatch", "o of worker 0: 8 of 8 rows beyond their bound"),
     "mutate": ("mutated", "input"),
     "NaN": ("mismatch", "with NaN"),

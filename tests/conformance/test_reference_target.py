@@ -153,10 +153,10 @@ def test_every_row_of_a_sampled_case_is_compared_and_named_by_its_place(sampled,
 
 
 def test_shapes_and_dtypes_are_told_with_the_worker():
-    assert "lse of worker 0 has shape (1, 2, 3), due is (1, 2, 4)" in (
+    assert "lse of worker 0 has shape (1, 2, 3), expected (1, 2, 4)" in (
         outcome(faulty_targets.wrong_shape).message
     )
-    assert "o of worker 0 is float16, due is float32" in outcome(faulty_targets.float16).message
+    assert "o of worker 0 is float16, expected float32" in outcome(faulty_targets.float16).message
     assert "dq of worker 3 is missing" in outcome(faulty_targets.less).message
     assert {one.kind for one in outcome(faulty_targets.missing).findings} == {"missing"}
 

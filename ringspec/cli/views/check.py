@@ -14,6 +14,7 @@ from ringspec.cli.shared import output
 from ringspec.conformance.diagnose.summary import most_likely
 from ringspec.conformance.report.records import FAILURES, Record
 from ringspec.conformance.report.report import Report
+from ringspec.conformance.report.shared import same_message, shared_dtype_lines, with_shared_dtype
 from ringspec.conformance.report.words import record_text, verdict_lines
 from ringspec.conformance.target.versions import Installed
 
@@ -72,10 +73,19 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     if details:
         told = [record for record in report.records if record.outcome != "not claimed"]
     most = MOST_DETAILED if details else MOST_FAILURES
+    alike = with_shared_dtype(report.records)
+    shared = same_message([record for record in told if record not in alike])
+    repeated = {record.id for record in alike[1:]}.union(*shared.values())
+    told = [record for record in told if record.id not in repeated]
     for record in told[:most]:
         show_record(record, report, details)
+        if record.id in shared:
+            output.show([f"{len(shared[record.id])} more cases fail with this message", ""])
     if len(told) > most:
         output.show([f"and {len(told) - most} more; --html or --report lists them all", ""])
+    if alike:
+        lines = shared_dtype_lines(alike, report.header["capabilities"].get("recipe"))
+        output.show([*map(plain, lines), ""])
     show_unclaimed(report)
     show_diagnosis(report, told[:most])
     assert report.footer is not None

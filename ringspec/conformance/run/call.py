@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.report.records import Finding
+from ringspec.conformance.report.shared import dtype_fault
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import (
     due_formats,
@@ -165,10 +166,13 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
         if not faults:
             outputs[name] = tuple(settled(name, x, axes, claims) for x in arrays if x is not None)
     for kind in ("missing", "wrong shape", "wrong dtype"):
-        texts = [text for outcome, _, text in faults if outcome == kind]
+        texts = [(finding.tensor, text) for outcome, finding, text in faults if outcome == kind]
         if texts:
-            more = f", and {len(texts) - 1} more like it" if len(texts) > 1 else ""
-            raise Stop(kind, texts[0] + more, tuple(finding for _, finding, _ in faults))
+            first = dict(reversed(texts))  # of each tensor its first worker
+            message = "; ".join(first[name] for name in dict.fromkeys(name for name, _ in texts))
+            if more := len(texts) - len(first):
+                message += f"; and {more} more on other workers"
+            raise Stop(kind, message, tuple(finding for _, finding, _ in faults))
     return outputs
 
 
@@ -204,10 +208,10 @@ def fault_of(
         return "missing", f"{name} of worker {worker} is missing"
     wanted = shape_seen(name, due.shapes[worker], axes)
     if x.shape != wanted:
-        return "wrong shape", f"{name} of worker {worker} has shape {x.shape}, due is {wanted}"
+        return "wrong shape", f"{name} of worker {worker} has shape {x.shape}, expected {wanted}"
     if name_of(x.dtype) not in formats:
-        due_text = " or ".join(dict.fromkeys(formats))
-        return "wrong dtype", f"{name} of worker {worker} is {x.dtype}, due is {due_text}"
+        expected = " or ".join(dict.fromkeys(formats))
+        return "wrong dtype", dtype_fault(name, worker, str(x.dtype), expected)
     return None
 
 

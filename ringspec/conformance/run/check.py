@@ -10,6 +10,7 @@ from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.report.report import headline
+from ringspec.conformance.report.shared import shared_dtype_lines, with_shared_dtype
 from ringspec.conformance.report.words import folded, record_text, verdict_lines
 from ringspec.conformance.run.executor import close, opened
 from ringspec.conformance.run.suite import Progress, Summary, run
@@ -61,9 +62,13 @@ class Checked:
         return tuple(dict.fromkeys(found))
 
     def __str__(self) -> str:
-        lines = [line for one in self.failures[:MOST_TOLD] for line in told(one)]
-        if len(self.failures) > MOST_TOLD:
-            lines += [f"and {len(self.failures) - MOST_TOLD} more failures", ""]
+        alike = with_shared_dtype(self.failures)
+        shown = [one for one in self.failures if one not in alike[1:]]
+        lines = [line for one in shown[:MOST_TOLD] for line in told(one)]
+        if len(shown) > MOST_TOLD:
+            lines += [f"and {len(shown) - MOST_TOLD} more failures", ""]
+        if alike:
+            lines += [*folded(shared_dtype_lines(alike, self.summary.recipe), WIDTH), ""]
         found = self.diagnosis
         if found is not None:
             lines += folded(verdict_lines(found), WIDTH)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.report.coverage import Coverage, coverage_of
@@ -25,12 +26,14 @@ PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 class Summary:
     """A whole run: its ``records``. ``complete`` is False where Ctrl-C ended it: the rest is 'not run'.
 
-    ``coverage``: what the target claims and no executed case used.
+    ``coverage``: what the target claims and no executed case used. ``recipe``: the target's claim of
+    that name.
     """
 
     records: tuple[Record, ...]
     complete: bool = True
     coverage: Coverage = Coverage()
+    recipe: Any = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -112,7 +115,8 @@ def run(
 
 
 def summary_of(target: Target, records: Sequence[Record], complete: bool = True) -> Summary:
-    return Summary(tuple(records), complete, coverage_of(target.capabilities, records))
+    claims = target.capabilities
+    return Summary(tuple(records), complete, coverage_of(claims, records), claims.recipe)
 
 
 def report(records: list[Record], total: int, progress: Progress | None, sink: Sink | None) -> None:
