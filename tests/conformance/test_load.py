@@ -159,9 +159,9 @@ def test_an_exception_while_importing_names_it(tmp_path):
     [
         ("import no_such_module_at_all", "no_such_module_at_all", "install what it needs, in the"),
         ("Capabilities(masks=('causl',))", "a name in masks; got 'causl'", "write 'causal'."),
-        ("Capabilities(workers_=(2,))", "workers_", "see the line that is named last."),
-        ("raise SystemExit('no GPU')", "SystemExit: no GPU", "see the line that is named last."),
-        ("def (", "invalid syntax (bad.py, line 2)", "see the line that is named last."),
+        ("Capabilities(workers_=(2,))", "workers_", "see the last line of the traceback."),
+        ("raise SystemExit('no GPU')", "SystemExit: no GPU", "see the last line of the traceback."),
+        ("def (", "invalid syntax (bad.py, line 2)", "see the last line of the traceback."),
     ],
 )
 def test_a_target_that_cannot_be_loaded_is_told_once_with_one_remedy(tmp_path, line, named, fix):

@@ -1,8 +1,8 @@
-"""The answer to one call against truth: every worker, every tensor, a bound for each row.
+"""Compare the result of one call with the truth: every worker, every tensor, a bound for each row.
 
 The bound is ``factor * row scale + floor`` of :mod:`ringspec.compare.bounds`, for the recipe of
-:mod:`ringspec.conformance.judge.recipe`. Sharper tests (noise of each element, whole-tensor statistics)
-have their place beside :func:`findings_of`.
+:mod:`ringspec.conformance.judge.recipe`. Statistical tests of whole tensors are in
+:mod:`ringspec.conformance.judge.noise`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAGNITUDES = ("q", "k", "v", "dy", "dlse")
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """``factors`` of the row scales and absolute ``floors``, by tensor."""
+    """The factors of the row scales and the absolute floors, by tensor."""
 
     factors: dict[str, float]
     floors: dict[str, float]
@@ -41,11 +41,11 @@ class Bounds:
 def compared(
     claims: Capabilities, case: Case, tensors: Tensors, call: Call, outputs: Outputs
 ) -> tuple[Finding, ...]:
-    """One finding for each tensor of each worker, in the order of the outputs.
+    """Compare the outputs of a call; return one finding for each tensor of each worker.
 
-    ``tensors`` are those of the case, with ``out.*`` and ``scale.*``; ``call`` was made of it, and
-    ``outputs`` answered it. What the outputs do not have (a hidden lse) is not compared. Every
-    element is, also where the case stores sampled rows (:mod:`ringspec.conformance.judge.scales`).
+    ``tensors`` are those of the case, with ``out.*`` and ``scale.*``; ``call`` is made from the case.
+    Every element of every output is compared, also if the case stores sampled rows
+    (:mod:`ringspec.conformance.judge.scales`). A hidden lse is not among the outputs.
     """
     expected = expected_of(case, with_all_rows(case, tensors))
     return findings_of(bounds_of(claims, call, expected), expected, outputs, claims)
@@ -70,7 +70,7 @@ def finding_of(
     bounds: Bounds,
     claims: Capabilities,
 ) -> Finding:
-    """One tensor of one worker."""
+    """Compare one tensor of one worker."""
     want = expected.values[worker]
     if name == "lse":
         got = settle_empty_rows(got, want, claims)
@@ -88,7 +88,7 @@ def finding_of(
 
 
 def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None) -> Bounds:
-    """What the recipe of a call allows: from the call, and from the size of its true lse."""
+    """Return the bounds of a call under its recipe; ``expected`` gives the size of the true lse."""
     used = recipe_for(claims, call.formats)
     formats = {"outputs": call.formats["outputs"], "statistics": call.formats["statistics"]}
     if call.operation == "merge":
@@ -108,7 +108,7 @@ def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None
 
 
 def sizes_of(call: Call, expected: Expected) -> Sizes:
-    """How many terms the sums of a ring or block call have."""
+    """Return how many terms the sums of a ring or block call have."""
     q, k, v = (call.worker(name, 0) for name in ("q", "k", "v"))
     assert call.index_q is not None and call.index_k is not None
     given_lse, condition, largest_lse = None, 0.0, 0.0
@@ -132,6 +132,6 @@ def sizes_of(call: Call, expected: Expected) -> Sizes:
 
 
 def largest_of(arrays: PerWorker) -> float:
-    """The largest finite magnitude in the arrays of all workers."""
+    """Return the largest finite magnitude in the arrays of all workers."""
     values = [np.abs(load(x)) for x in arrays]
     return float(max((x[np.isfinite(x)].max(initial=0.0) for x in values), default=0.0))

@@ -1,9 +1,9 @@
-"""Are the errors of an answer the rounding noise of its recipe? The whole-tensor tests of one call.
+"""Whole-tensor tests of one call: are the errors of a result the rounding noise of its recipe?
 
-A kernel that declares its recipe must show no more noise than that; of one that declares none only systematic
-errors are looked for. What a recipe leaves open is accepted in every form: relative to which number P is
-rounded (``p_relative_to``), and whether the backward reads o before its last rounding. So an alarm is
-raised only where every such reading of the recipe raises one.
+A kernel that declares its recipe must show no more noise than the recipe predicts. For one that declares none,
+only systematic errors raise an alarm. A recipe may leave open relative to which number P is rounded
+(``p_relative_to``), and whether the backward reads o before its last rounding. Every such reading is accepted,
+so an alarm is raised only if all readings of the recipe raise one.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from ringspec.recipes import P_REFERENCES, Recipe
 from ringspec.truth.dense import Named
 from ringspec.truth.sharded import OF_KEYS
 
-SYSTEMATIC = ("finite", "slope", "mean", "temperature")  # all that an undeclared sum allows
+SYSTEMATIC = ("finite", "slope", "mean", "temperature")  # the tests that need no declared recipe
 READ_DELTA = ("dq", "dk")
-TILES = (128, 64, 32, 16)  # keys, of a kernel that does not say
-NAMED = 4  # alarms that a message tells
-KEPT = 40  # alarms that a report keeps
-FEW = 0.05  # part of the elements that does not count in the usual noise
-LEFT = 0.759  # mean square of a normal deviate without the 5 % that are furthest out
+TILES = (128, 64, 32, 16)  # keys; tried for a kernel that declares no tile
+NAMED = 4  # alarms in a message
+KEPT = 40  # alarms in a report
+FEW = 0.05  # fraction of the elements that the usual noise ignores
+LEFT = 0.759  # mean square of a normal deviate without its 5 % largest magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-    """What the tests of one call gave.
+    """The results of the tests of one call.
 
-    ``recipe``: the declared one, or that of the input format, in the reading that fits; ``rms``: root mean
-    square of error / predicted by tensor; ``alarms``: the tests that no correct kernel shows, of ``count``
-    that were made; ``inferred``: sentences about the recipe, where one was looked for.
+    ``recipe``: the declared one, or that of the input format, in the reading that fits. ``rms``: root mean
+    square of error / predicted noise, by tensor. ``alarms``: the tests, of ``count``, that a correct kernel
+    would not fail. ``inferred``: sentences about the recipe, if it was inferred.
     """
 
     recipe: Recipe
@@ -68,7 +68,7 @@ class Examined:
         return "\n".join([head, *lines, *self.inferred])
 
     def as_dict(self) -> dict[str, Any]:
-        """For a report."""
+        """Return plain data for a report."""
         return {
             "recipe": self.recipe.name,
             "declared": self.declared,
@@ -82,10 +82,10 @@ class Examined:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One answer beside the truth: ``errors`` by tensor, in global order.
+    """One result with its ``errors`` by tensor, in global order.
 
-    ``declared``: whether the recipe is; ``grouped``: whether query heads share key heads; ``rate``: false
-    alarms of this call.
+    ``declared``: whether the recipe is declared; ``grouped``: whether query heads share key heads; ``rate``:
+    false-alarm rate of this call.
     """
 
     question: Question
@@ -105,10 +105,10 @@ def examined(
     rate: float,
     sure: bool = False,
 ) -> Examined:
-    """The tests of all tensors of an answer to ``call``.
+    """Test all tensors of a result of ``call``.
 
-    ``rate``: false alarms of this call. ``sure``: the answer is wrong by its row bounds, so one reading of
-    the recipe is enough.
+    ``rate``: false-alarm rate of this call. ``sure``: the result is beyond its row bounds, so that one
+    reading of the recipe is enough.
     """
     got = in_order(call, outputs)
     errors = {name: errors_of(x, question.truth[name]) for name, x in got.items()}
@@ -130,22 +130,22 @@ def examined(
         if not result.alarms and (not declared or no_noisier(result, grouped)):
             return result
         if result.alarms and in_o(told_of) and not in_o(result):
-            told_of = result  # the fault is another one than what P is relative to
-    about = told_of.recipe.replace(tile_k=recipe.tile_k)  # a tile that nobody declared is no news
+            told_of = result  # p_relative_to does not explain the fault
+    about = told_of.recipe.replace(tile_k=recipe.tile_k)  # without a tile that was only tried
     return dataclasses.replace(told_of, inferred=inferred(answer, about))
 
 
 def inferred(answer: Answer, recipe: Recipe) -> tuple[str, ...]:
-    """Sentences about the arithmetic that made the errors."""
+    """Describe the arithmetic that the errors imply."""
     attention = answer.question.attention
     found = infer(answer.errors, attention, answer.geometry, recipe, predict)
     return tuple(found.lines(answer.declared))
 
 
 def readings(recipe: Recipe, block: int) -> list[Recipe]:
-    """What the recipe may mean: P relative to the maximum of the block first, as the specification has it.
+    """List the readings of a recipe; first P relative to the maximum of the block, as in the specification.
 
-    A state that is carried through the tiles of a ``block`` of keys has a maximum for each of them.
+    With tiles, a state carried through a ``block`` of keys has a maximum for each tile.
     """
     narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
     if recipe.p_relative_to is not None or not narrow:
@@ -160,21 +160,22 @@ def readings(recipe: Recipe, block: int) -> list[Recipe]:
 
 
 def longest_block(geometry: Geometry) -> int:
-    """The most keys that a worker owns."""
+    """Return the largest number of keys on a worker."""
     return int(np.bincount(geometry.owner_k).max())
 
 
 def in_o(seen: Examined) -> bool:
-    """Whether errors of o itself raised an alarm."""
+    """Tell whether o itself raised an alarm."""
     return any(test.tensor == "o" for test in seen.alarms)
 
 
 def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -> list[Recipe]:
-    """Those of ``others`` that may explain the errors of o, the most likely first.
+    """Return those of ``others`` that may explain the errors of o, the most likely first.
 
-    One that explains o less well than partial results in the narrow format of P would excuse that fault of
-    the forward. One under which o is less likely than under ``first`` only predicts more noise than o has;
-    where ``first`` explains o itself (not ``of_o``), it would excuse a fault of the backward pass.
+    A reading is left out if partial results in the narrow format of P explain o better: it would excuse that
+    fault of the forward. It is also left out if o is less likely under it than under ``first``: it only
+    predicts more noise than o has. If ``first`` explains o (not ``of_o``), such a reading would excuse a fault
+    of the backward pass.
     """
     error, narrow = answer.errors["o"], first.p
     faults = [
@@ -190,10 +191,10 @@ def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -
 
 
 def no_noisier(seen: Examined, grouped: bool) -> bool:
-    """Whether the noise is not larger than a reading predicts: more is no matter of what P is relative to.
+    """Tell whether the noise is at most what a reading predicts.
 
-    Tests raise their alarms far beyond this: the first reading needs no more than that they raise none, but of
-    several readings the one with the most noise must not excuse what none of them explains.
+    Tests raise alarms only far beyond this, which is enough for the first reading. Of several readings, the
+    one with the most noise must not excuse what none of them explains.
     """
     return all(
         ratio <= allowance_for(seen.recipe, name).high
@@ -203,7 +204,7 @@ def no_noisier(seen: Examined, grouped: bool) -> bool:
 
 
 def under(answer: Answer, recipe: Recipe) -> Examined:
-    """The tests of all tensors under one reading."""
+    """Test all tensors under one reading."""
     attention = answer.question.attention
     noise = predict(attention, recipe, answer.geometry)
     strata = strata_for(answer.geometry, attention.p, attention.k.shape[1])
@@ -224,7 +225,7 @@ def under(answer: Answer, recipe: Recipe) -> Examined:
     by_name = {name: of(name, noise) for name in answer.errors}
     raised = alarms([test for tests in by_name.values() for test in tests], answer.rate)
     if any(test.tensor in READ_DELTA for test in raised) and recipe.outputs != recipe.merge:
-        # A backward may read o before its last rounding, which a recipe cannot say.
+        # A backward may read o before its last rounding, which a recipe cannot express.
         unrounded = predict(attention, recipe.replace(outputs=recipe.merge), answer.geometry)
         again = {name: of(name, unrounded) for name in READ_DELTA if name in answer.errors}
         if not alarms([test for tests in again.values() for test in tests], answer.rate):
@@ -234,25 +235,25 @@ def under(answer: Answer, recipe: Recipe) -> Examined:
 
 
 def merging(answer: Answer, name: str) -> Array:
-    """What W merges in float32 may add to an error, in whichever way the weights of parts are formed.
+    """Bound what W merges in float32 add to an error, for every way to form the weights.
 
-    exp(lse_n - lse) has the error of a rounded lse, and o - w (o - o_n), the sigmoid form, that of the larger
-    part even where w is 1.
+    exp(lse_n - lse) has the error of a rounded lse; the sigmoid form o - w (o - o_n) has that of the larger
+    part, even if w is 1.
     """
     return answer.workers * unit_roundoff("float32") * answer.question.sizes[name]
 
 
 def rms_ratio(error: Any, sd: Any) -> float:
-    """Root mean square of error / sd over the elements that have noise."""
+    """Return the root mean square of error / sd over the elements with noise."""
     used = (sd > 0) & np.isfinite(error)
     return float(np.sqrt(np.mean((error[used] / sd[used]) ** 2))) if used.any() else 1.0
 
 
 def usual_ratio(error: Any, sd: Any) -> float:
-    """The same without the FEW elements that are furthest out, in units of what a normal deviate leaves.
+    """Return :func:`rms_ratio` without the fraction FEW of largest elements; 1 for normal deviates.
 
-    Rows that see one key have almost no predicted noise: there any fault is 10^10 standard deviations, which
-    must not be taken for the noise of the whole tensor.
+    Rows that see one key have almost no predicted noise: there any fault is 10^10 standard deviations and
+    must not count as noise of the whole tensor.
     """
     used = (sd > 0) & np.isfinite(error)
     if not used.any():
@@ -263,5 +264,5 @@ def usual_ratio(error: Any, sd: Any) -> float:
 
 
 def widened(allowance: Allowance, ratio: float) -> Allowance:
-    """For a kernel that declares no recipe: as much noise as it usually shows is its own."""
+    """Widen the allowance of a kernel without a declared recipe to the noise that it usually shows."""
     return dataclasses.replace(allowance, high=max(allowance.high, 1.15 * ratio))

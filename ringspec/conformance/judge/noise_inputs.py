@@ -1,7 +1,7 @@
-"""What the noise model and the whole-tensor tests start from, made of a call: truth, geometry, directions.
+"""The inputs of the noise model and of the whole-tensor tests, computed from a call: truth, geometry, directions.
 
-Truth is float64 by the definition, of the inputs that the call holds. Its own error is far below the
-noise of any recipe that computes in float32 or less.
+The truth is the definition in float64. Its error is far below the noise of any recipe that computes in
+float32 or less.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Question:
     """One ring call in global order, in float64.
 
     ``truth``       o, lse and with a backward pass dq, dk, dv
-    ``directions``  their derivatives by the logarithm of the scale: what a wrong softmax scale does
-    ``attention``   what the noise model reads
+    ``directions``  their derivatives with respect to log(scale): the effect of a wrong softmax scale
+    ``attention``   the input of the noise model
     """
 
     truth: Named
@@ -51,10 +51,9 @@ class Question:
 
     @cached_property
     def sizes(self) -> Named:
-        """What a relative error of the weights makes of each row of a result.
+        """The effect of a relative error of the weights on each row of a result.
 
-        The terms of the row in absolute values, times 1 + abs(lse): [B, H, S, 1], and [B, H, S] for
-        lse.
+        The sum of the absolute terms of the row times 1 + abs(lse): [B, H, S, 1], and [B, H, S] for lse.
         """
         at = self.attention
         lse = 1.0 + np.where(np.isneginf(at.lse), 0.0, np.abs(at.lse))
@@ -72,14 +71,14 @@ class Question:
 
 
 def largest(x: Array) -> Array:
-    """The largest magnitude of each row, [..., 1]."""
+    """Return the largest magnitude of each row, [..., 1]."""
     return np.asarray(np.abs(x).max(axis=-1, keepdims=True))
 
 
 def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Question:
-    """Truth of a ring call. Raises what checking its inputs raises.
+    """Compute the question of a ring call. Raises what checking its inputs raises.
 
-    ``truth``: the float64 results in global order, where they are known; None: they are computed.
+    ``truth``: the float64 results in global order; None: they are computed.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> call = noise_call("example", "bf16", 2, tokens=16)
@@ -97,7 +96,7 @@ def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Questio
 
 
 def attention_of(problem: Problem, o: Array, upstream: Upstream | None = None) -> Attention:
-    """What the noise model reads of a problem; without upstream gradients of its forward pass alone."""
+    """Return the input of the noise model; without upstream gradients, for the forward pass alone."""
     at, terms = weights_of(problem), problem.terms
     dy, dlse = None, None
     if upstream is not None and upstream.dy is not None:
@@ -122,7 +121,7 @@ def attention_of(problem: Problem, o: Array, upstream: Upstream | None = None) -
 
 
 def geometry_of(call: Call) -> Geometry:
-    """Who holds which token, and in which order a ring of this circulation and direction adds up."""
+    """Return which worker holds which token, and the order in which the ring accumulates blocks."""
     assert call.index_q is not None and call.index_k is not None
     (owner_q, slot_q), (owner_k, slot_k) = (places(x) for x in (call.index_q, call.index_k))
     ring = Geometry.ring(owner_q, owner_k, call.workers, call.circulation, call.direction)
@@ -130,7 +129,7 @@ def geometry_of(call: Call) -> Geometry:
 
 
 def places(index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Worker and slot of each token, from the table [W, n] of tokens.
+    """Return worker and slot of each token, from the table [W, n] of tokens.
 
     >>> [x.tolist() for x in places(np.array([[0, 3], [2, 1]]))]
     [[0, 1, 1, 0], [0, 1, 0, 1]]
@@ -144,7 +143,7 @@ def places(index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def in_order(call: Call, outputs: Mapping[str, PerWorker]) -> Named:
-    """What the workers gave, in the order of the tokens, float64."""
+    """Return the outputs of all workers in the order of the tokens, float64."""
     gathered = {}
     for name in TENSORS:
         if name in outputs:

@@ -1,8 +1,8 @@
 """The recipe by which a call is judged.
 
-A target declares one recipe, or one for each input format. One recipe holds for every call whose inputs
-it can read without rounding. Other calls, and all calls of a target that declares none, are judged by
-the recipe of their input format:
+A target declares one recipe, or one for each input format. One recipe applies to every call whose inputs
+it reads without rounding. Other calls, and all calls of a target that declares none, are judged by the
+recipe of their input format:
 
 ========  ====================  =========================================
 bfloat16  bf16                  16-bit operands P and dS, float32 elsewhere
@@ -11,8 +11,8 @@ float32   float32               float32 throughout
 float64   float64               float64 throughout
 ========  ====================  =========================================
 
-or by its sibling with partial results rounded between ring steps, where the declared recipe does
-that. Results are rounded at last to the formats that the call asks for.
+If the declared recipe rounds partial results between ring steps, the variant that does so is used.
+The final rounding is to the formats that the call requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ringspec.recipes import Recipe
 
 
 def recipe_for(claims: Capabilities, formats: Mapping[str, str]) -> Recipe:
-    """The recipe that a call with these ``formats`` is judged by.
+    """Return the recipe by which a call with these ``formats`` is judged.
 
     >>> claims = Capabilities(recipe="bf16_partials")
     >>> [recipe_for(claims, dict.fromkeys(("inputs", "outputs", "statistics"), name)).name

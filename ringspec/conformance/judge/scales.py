@@ -1,8 +1,8 @@
-"""What a case does not store, in float64: row scales, and the rows beside the sampled ones.
+"""Compute in float64 what a case does not store: row scales, and the rows that are not sampled.
 
-Row scales in float64 agree with the correctly rounded ones to a few 1e-13, and a bound needs no more.
-Of a case that stores sampled rows, these are compared with their exact values and all others with
-the definition in float64, which is held against the sampled rows first.
+Row scales in float64 agree with the correctly rounded ones to a few 1e-13, which is enough for a bound.
+If a case stores sampled rows, these are compared with their exact values, and all others with the definition
+in float64, which must first agree with the sampled rows.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ EXACT_TRUTH = "exact"
 
 
 def truth_text(case: Case) -> str:
-    """What a case is compared with, for the report."""
+    """Name what a case is compared with, for the report."""
     return SAMPLED_TRUTH if case.storage == "sampled" else EXACT_TRUTH
 
 
 def evaluated(case: Case, tensors: Tensors) -> tuple[Named, Named]:
-    """Results of a ring case and their row scales, per worker, in float64."""
+    """Return the results of a ring case and their row scales, per worker, in float64."""
     problem, upstream, tables = arguments_of(case, whole_inputs(case, tensors))
     values, scale = in_float64(problem, upstream, tables)
     return per_worker(values, tables, -np.inf), per_worker(scale, tables, 0.0)
 
 
 def with_scales(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """Whole tensors of a ring case, with ``scale.*`` of all results."""
+    """Add ``scale.*`` of all results to the whole tensors of a ring case."""
     scale = evaluated(case, tensors)[1]
     return {**tensors, **{f"scale.{name}": x for name, x in scale.items()}}
 
 
 def with_all_rows(case: Case, tensors: Tensors) -> Tensors:
-    """Whole ``out.*`` and ``scale.*`` of a ring case that stores sampled rows; others as they are.
+    """Fill in ``out.*`` and ``scale.*`` of a ring case that stores sampled rows; return others unchanged.
 
-    Raises :class:`~ringspec.errors.UndecidedError` where float64 differs from a sampled row.
+    Raises :class:`~ringspec.errors.UndecidedError` if float64 differs from a sampled row.
     """
     sides = [side for side in "qk" if f"rows.{side}" in tensors]
     if not sides:
@@ -67,7 +67,7 @@ def with_all_rows(case: Case, tensors: Tensors) -> Tensors:
 def filled(
     name: str, values: NDArray, scale: NDArray, rows: NDArray[np.int64], tensors: Tensors
 ) -> dict[str, NDArray]:
-    """One result [W, B, H, n(, d)] in float64 and in the case's format, the sampled rows exact."""
+    """Return one result [W, B, H, n(, d)] in float64 and in the case's format; sampled rows are exact."""
     whole = {f"scale.{name}": scale}
     for key in [key for key in tensors if key.startswith(f"out.{name}.")]:
         x = values.copy() if key.endswith(".float64") else store(values, key.split(".")[2])

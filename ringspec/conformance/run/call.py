@@ -1,7 +1,7 @@
-"""One call put to a target: everything that can go wrong before a value is looked at.
+"""Run one call of a target, and check everything about its result except the values.
 
-:func:`ask` runs the target, :func:`outputs_of` holds what came back against what was due. Each raises
-:class:`Stop` with the outcome.
+:func:`ask` runs the target; :func:`outputs_of` checks names, shapes and dtypes of the result. Each raises
+:class:`Stop` with the outcome if something is wrong.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OUTCOME_OF: dict[type[Failed], str] = {
 
 
 class Stop(Exception):
-    """A case ends here, with this outcome."""
+    """Raised to end a case with this outcome."""
 
     def __init__(self, outcome: str, message: str, findings: tuple[Finding, ...] = ()) -> None:
         super().__init__(outcome, message, findings)
@@ -63,7 +63,7 @@ class Stop(Exception):
 
 
 class Tail(io.TextIOBase):
-    """A text stream that keeps the last :data:`MOST_LOG` characters of what is written to it."""
+    """A text stream that keeps the last :data:`MOST_LOG` characters written to it."""
 
     def __init__(self) -> None:
         self.kept = ""
@@ -72,7 +72,7 @@ class Tail(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        # A text that is not one is refused as a real stdout would refuse it.
+        # Anything but a string raises TypeError here, as with a real stdout.
         self.kept = (self.kept + text[-MOST_LOG:])[-MOST_LOG:]
         return len(text)
 
@@ -81,13 +81,13 @@ class Tail(io.TextIOBase):
 
 
 def ask(target: Target, call: Call, capture: bool = True) -> tuple[Result, str]:
-    """The target's answer to one call, whose inputs it has left as they were, and what it printed.
+    """Run one call; return the result and what the target printed. Raise Stop if it changed its inputs.
 
-    What it prints goes into the message of its case, as far as its end, and nowhere else; without
-    ``capture`` it goes where it always goes.
+    ``capture``: keep the end of what the target prints, for the message of the case; otherwise it goes
+    to stdout as usual.
     """
     before, printed = fingerprint(call), Tail()
-    # sys.stdout belongs to all threads: what others print while a thread calls a target stays there.
+    # sys.stdout belongs to all threads, so it is redirected in the main thread only.
     alone = capture and threading.current_thread() is threading.main_thread()
     try:
         with contextlib.redirect_stdout(printed) if alone else contextlib.nullcontext():
@@ -102,13 +102,13 @@ def ask(target: Target, call: Call, capture: bool = True) -> tuple[Result, str]:
     if changed:
         raise Stop("mutated", with_log("the target changed its inputs", printed.getvalue()))
     if not isinstance(result, Result):
-        message = f"run gave {shown(result)}, and not a Result"
+        message = f"run returned {shown(result)} instead of a Result"
         raise Stop("garbage", with_log(message, printed.getvalue()))
     return result, printed.getvalue() + str(getattr(target, "printed", ""))
 
 
 def failure(error: BaseException) -> tuple[str, str]:
-    """The outcome that an exception of a target stands for, and its text."""
+    """Return the outcome and the text for an exception of a target."""
     if isinstance(error, Refused):
         return "refused", str(error) or "refused without a reason"
     if isinstance(error, Failed):
@@ -123,7 +123,7 @@ def failure(error: BaseException) -> tuple[str, str]:
 
 
 def with_printed(message: str, printed: str) -> str:
-    r"""The message of a case that passed, with the end of what its target printed.
+    r"""Append the end of what the target printed to the message of a passed case.
 
     >>> with_printed("", "step 1 done\n")
     'it printed:\nstep 1 done'
@@ -138,10 +138,10 @@ def with_log(message: str, log: str) -> str:
 
 
 def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, PerWorker]:
-    """Every due tensor of a result, per worker, in the harness's axes and in storage dtypes.
+    """Return the expected tensors of a result, per worker, in the suite's axes and in storage dtypes.
 
-    The arrays are copies. Raises :class:`Stop` with 'missing', 'wrong shape' or 'wrong dtype' and a
-    finding for each such tensor of each worker; the first of these outcomes that applies is told.
+    The arrays are copies. Raises :class:`Stop` with the first of 'missing', 'wrong shape' and 'wrong
+    dtype' that applies, and a finding for each such tensor of each worker.
     """
     outputs: dict[str, PerWorker] = {}
     faults: list[tuple[str, Finding, str]] = []
@@ -150,7 +150,7 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
     if unasked:
         passes = " and ".join(call.passes)
         text = f"{', '.join(unasked)} returned, but not requested ({call.operation}, {passes})"
-        raise Stop("garbage", f"{text}; leave it out, or None")
+        raise Stop("garbage", f"{text}; leave it out or return None")
     axes = "BHSD" if call.operation == "merge" else claims.axes
     recipe = declared_recipe(claims.recipe, call.formats["inputs"])
     for name, due in expected.items():
@@ -177,7 +177,7 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
 
 
 def given(result: Result, name: str) -> bool:
-    """Whether a result has a tensor of any worker."""
+    """Tell whether a result has this tensor for any worker."""
     value = getattr(result, name)
     nothing = isinstance(value, list | tuple) and all(x is None for x in value)
     return value is not None and not nothing
@@ -201,9 +201,12 @@ def fault_of(
     formats: tuple[str, ...],
     axes: str,
 ) -> tuple[str, str] | None:
-    """What is wrong with the form of one tensor of one worker: the outcome, and a sentence."""
+    """Return what is wrong with the form of one tensor of one worker: the outcome and a sentence."""
     if worker >= len(due.shapes):
-        return "wrong shape", f"{name} came for a worker {worker}, of {len(due.shapes)} workers"
+        return (
+            "wrong shape",
+            f"{name} was returned for worker {worker}; there are {len(due.shapes)} workers",
+        )
     if x is None:
         return "missing", f"{name} of worker {worker} is missing"
     wanted = shape_seen(name, due.shapes[worker], axes)
@@ -216,7 +219,7 @@ def fault_of(
 
 
 def settled(name: str, x: NDArray, axes: str, claims: Capabilities) -> NDArray:
-    """A copy in the harness's own conventions."""
+    """Return a copy in the suite's conventions."""
     x = turned_back(name, x, axes)
     if name == "lse":
         x = lse_back(x, claims)

@@ -1,4 +1,4 @@
-"""One case against a target: its calls, their answers, one outcome."""
+"""Run one case against a target: its calls, their results, one outcome."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ringspec.conformance.run.call import Stop, ask, outputs_of, with_printed
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
-# Of a case that failed: its claims, calls, answers and findings make a diagnosis (``diagnoser``), or None.
+# Makes a diagnosis, or None, from a failed case: claims, case, calls, outputs, findings.
 Diagnose = Callable[..., dict[str, Any] | None]
 
 
 def run_case(
     target: Target, case: RunCase, diagnose: Diagnose | None = None, capture: bool = True
 ) -> Record:
-    """One case against a target; a wrong answer is shown to ``diagnose``.
+    """Run one case against a target, and diagnose a mismatch with ``diagnose``.
 
-    ``capture``: whether what the target prints goes into the record, and not to stdout.
+    ``capture``: what the target prints goes into the record instead of stdout.
     """
     reason = case.why_not(target.capabilities)
     if reason is not None:
@@ -35,7 +35,7 @@ def run_case(
 
 
 def judged(target: Target, case: RunCase, diagnose: Diagnose | None, capture: bool) -> Record:
-    """The outcome of a case that the target claims."""
+    """Return the record of a case that the target claims."""
     claims = target.capabilities
     calls = list(case.make(claims))
     needs = case.needs_of(claims)

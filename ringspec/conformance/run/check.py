@@ -1,4 +1,4 @@
-"""The suite as one call, for notebooks and programs: run cases, diagnose what fails, tell it in words."""
+"""The suite as one function, for notebooks and programs: run cases, diagnose failures, report in words."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WIDTH, MOST_TOLD = 86, 4
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of a check. ``print`` tells its failures, the diagnosis, and the verdict in a sentence.
+    """The results of a check. ``print`` shows its failures, the diagnosis and a headline.
 
-    ``summary`` is the whole run, of which the properties are parts.
+    ``summary`` is the whole run; the properties are parts of it.
     """
 
     summary: Summary
@@ -39,7 +39,7 @@ class Checked:
 
     @property
     def passed(self) -> bool:
-        """Whether at least one case was executed, and none failed."""
+        """True if at least one case was executed and none failed."""
         return self.summary.exit_code == 0
 
     @property
@@ -49,15 +49,15 @@ class Checked:
 
     @property
     def diagnosis(self) -> dict[str, Any] | None:
-        """``id``, ``title``, ``links``, ``count``, ``of`` of what most failures say; None without one.
+        """``id``, ``title``, ``links``, ``count`` and ``of`` of the most likely bug; None if no failure was diagnosed.
 
-        ``id`` is None where no known bug explains them.
+        ``id`` is None if no known bug explains the failures.
         """
         return most_likely(self.records)
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """The results that were wrong in some case: 'o', 'lse', 'dq', ..."""
+        """The names of results that were wrong in some case: 'o', 'lse', 'dq', ..."""
         found = [f.tensor for one in self.failures for f in one.findings if f.kind != "ok"]
         return tuple(dict.fromkeys(found))
 
@@ -76,7 +76,7 @@ class Checked:
 
 
 def told(record: Record, width: int = WIDTH) -> list[str]:
-    """A failure as lines of at most ``width`` characters, and an empty one."""
+    """Describe a failure in lines of at most ``width`` characters, and add an empty line."""
     return [*folded(record_text(record, 2).splitlines(), width), ""]
 
 
@@ -88,17 +88,17 @@ def check(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> Checked:
-    """Run a profile of the conformance suite, ``ringspec check`` as a function.
+    """Run a profile of the conformance suite: ``ringspec check`` as a function.
 
     ``target``: an object with ``name``, ``capabilities`` and ``run(call)``, such as
-    :class:`~ringspec.conformance.adapters.numpy_lists.NumPyTarget`, or the text that ``ringspec check`` takes.
-    ``profile``: 'smoke' (seconds), 'core' (minutes), 'full', 'seeds', 'noise'. ``only``: patterns of case
-    ids, such as ``ring/*``. ``timeout``: seconds for one call (of a target in other processes).
+    :class:`~ringspec.conformance.adapters.numpy_lists.NumPyTarget`, or a text as for ``ringspec check``.
+    ``profile``: 'smoke' (seconds), 'core' (minutes), 'full', 'seeds' or 'noise'. ``only``: patterns of case
+    ids, such as ``ring/*``. ``timeout``: seconds for one call of a target that runs in another process.
     ``progress(done, total, id)`` is called after each case.
 
     Raises what :func:`ringspec.conformance.run.load.load_target` and :func:`ringspec.conformance.run.suite.run`
-    raise, subclasses of :class:`~ringspec.errors.RingspecError`. Source of the verdicts: the correctly
-    rounded values of the definition, and the bounds of :mod:`ringspec.compare.bounds`.
+    raise, subclasses of :class:`~ringspec.errors.RingspecError`. Results are compared with the correctly
+    rounded values of the definition, within the bounds of :mod:`ringspec.compare.bounds`.
 
     >>> checked = check("ringspec.conformance.targets.reference:reference_float32", only="ring/*")
     >>> print(checked)

@@ -1,4 +1,4 @@
-"""Who executes the cases: this process, or processes that load the target by its name."""
+"""Execute cases in this process, or in processes that load the target by its name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def executed(
     profile: str | None = None,
     capture: bool = True,
 ) -> Generator[Record, None, None]:
-    """The records of cases, in their order.
+    """Yield the records of cases, in their order.
 
-    Several ``jobs`` need ``spec`` and ``profile``, by which other processes find the target and the cases;
-    without ``spec`` all cases are executed in this process.
+    Several ``jobs`` need ``spec`` and ``profile``, by which other processes find the target and the cases.
+    Without ``spec`` all cases are executed in this process.
     """
     check_numbers(timeout, jobs)
     if jobs > 1 and spec is not None:
@@ -38,7 +38,7 @@ def executed(
             raise OptionError(
                 f"with {jobs} jobs, the profile that all cases come from",
                 "none",
-                "pass profile='core', or whichever was given to run_cases, or leave jobs out",
+                "pass the profile that was given to run_cases",
             )
         yield from in_processes(profile, cases, timeout, jobs, spec, diagnose is not None)
         return
@@ -59,11 +59,10 @@ def check_numbers(timeout: float | None, jobs: int) -> None:
 
 
 def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Target:
-    """The target that a text names, loaded in a process of its own before it can do anything here.
+    """Load the target that a text names, first in a separate process in case loading ends the process.
 
-    It stays there, with ``timeout`` seconds for one call, unless its calls are to be made ``here``, or it computes in
-    processes of its own: then it is loaded again in this process, in which an end of the process while it is
-    loaded is not met for the first time. Raises OptionError where it cannot be loaded.
+    It stays there, with ``timeout`` seconds for one call. It is loaded again in this process if calls are to
+    be made ``here`` or the target has its own processes. Raises OptionError if it cannot be loaded.
     """
     if spec.startswith(("cmd:", "dir:")):
         return called_by(load_target(spec), timeout, spec)
@@ -82,7 +81,7 @@ def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Ta
 
 
 def rank_of_debugger() -> int:
-    """Which rank of a PyTorch function a debugger sees: RINGSPEC_RANK, by default 0."""
+    """Return the rank that runs in this process for a debugger: RINGSPEC_RANK, by default 0."""
     text = os.environ.get("RINGSPEC_RANK", "0")
     if not text.isdecimal() or len(text) > 6:
         raise OptionError("RINGSPEC_RANK as the number of a rank", shown(text), "set it to 0")
@@ -90,9 +89,9 @@ def rank_of_debugger() -> int:
 
 
 def called_by(target: Target, timeout: float | None, spec: str | None) -> Target:
-    """The target itself, or one process that has it where a time limit asks for that.
+    """Return the target itself, or with a time limit the target in another process.
 
-    Targets with an attribute ``timeout`` have processes of their own and keep the limit themselves.
+    A target with an attribute ``timeout`` has its own processes and enforces the limit itself.
     """
     if timeout is None:
         return target
@@ -109,7 +108,7 @@ def called_by(target: Target, timeout: float | None, spec: str | None) -> Target
 
 
 def close(target: Target) -> None:
-    """Targets may have something to end."""
+    """Call ``close()`` if the target has it."""
     end = getattr(target, "close", None)
     if end is not None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The list of expected failures: ids, or patterns with a count, with a reason each, in a TOML file.
+"""Expected failures: case ids, or patterns with a count, each with a reason, in a TOML file.
 
 .. code-block:: toml
 
@@ -9,12 +9,12 @@
     count = 12
     reason = "the last chunk is not sent, issue 15"
 
-The list is strict both ways. A listed case that passes is an 'unexpected pass', which is a failure; an
-id that names no case of the profile, or a case that the target does not claim, is an error.
+A listed case that passes is an 'unexpected pass', which is a failure. An id that names no case of the
+profile, or a case that the target does not claim, is an error.
 
-In a pattern ``*`` stands for any characters, ``?`` for one, ``[ab]`` for one of them. Of the cases that match it
-and that the target claims exactly ``count`` must fail, whichever: one more stays a failure, and one too
-few is an unexpected pass. A run of a part of the cases cannot see whether too few fail unless too many pass.
+In a pattern ``*`` matches any characters, ``?`` one, ``[ab]`` one of these. Exactly ``count`` of the claimed
+cases that match must fail, whichever they are: one more is a failure, one fewer is an unexpected pass. If only
+some of the cases run, too few failures are noticed only once too many cases have passed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WILD = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Several:
-    """``count`` of the cases that match a pattern fail, for one ``reason``."""
+    """``count`` of the cases that match a pattern are expected to fail, for one ``reason``."""
 
     count: int
     reason: str
@@ -50,9 +50,9 @@ Listed = Mapping[str, str | Several]
 
 
 def read_expected(path: str | Path) -> dict[str, str | Several]:
-    """Reasons by id, and :class:`Several` by pattern, from the TOML file at ``path``, which is checked.
+    """Read and check a TOML file: return reasons by id, and :class:`Several` by pattern.
 
-    Raises :class:`~ringspec.errors.FileFormatError` for what is no such list.
+    Raises :class:`~ringspec.errors.FileFormatError` if the file is not such a list.
     """
     file = Path(path)
     try:
@@ -65,7 +65,7 @@ def read_expected(path: str | Path) -> dict[str, str | Several]:
 
 
 def expected_from(data: bytes, what: str = "the list") -> dict[str, str | Several]:
-    r"""Reasons by id, and :class:`Several` by pattern, from the bytes of a list.
+    r"""Parse a list: return reasons by id, and :class:`Several` by pattern.
 
     >>> expected_from(b'["ring/bias-w3"]\nreason = "bias is not sharded yet"')
     {'ring/bias-w3': 'bias is not sharded yet'}
@@ -80,7 +80,7 @@ def expected_from(data: bytes, what: str = "the list") -> dict[str, str | Severa
 
 
 def entry_of(id: str, table: object, what: str) -> str | Several:
-    """The reason of an id, or count and reason of a pattern."""
+    """Check one entry; return the reason of an id, or count and reason of a pattern."""
     if not isinstance(table, dict):
         raise FileFormatError(
             f"a table for each id in {what}", f"{id} = {shown(table)}", f'write ["{id}"]'
@@ -109,7 +109,7 @@ def entry_of(id: str, table: object, what: str) -> str | Several:
 
 
 def is_pattern(id: str) -> bool:
-    """Whether an entry is a pattern; no id of a case has its characters.
+    """Tell whether an entry is a pattern; no case id contains its special characters.
 
     >>> is_pattern("ring/zigzag-*"), is_pattern("ring/zigzag-causal-w4")
     (True, False)
@@ -118,10 +118,10 @@ def is_pattern(id: str) -> bool:
 
 
 class Expectation:
-    """A list held against the cases of a run; :meth:`settle` takes the records one after the other.
+    """A list of expected failures, applied to the cases of a run.
 
-    Raises :class:`~ringspec.errors.OptionError` where an entry names no case that the target claims, where
-    fewer cases match a pattern than must fail, and where two entries name the same case.
+    Raises :class:`~ringspec.errors.OptionError` if an entry names no case that the target claims, if fewer
+    cases match a pattern than must fail, or if two entries name the same case.
     """
 
     def __init__(self, listed: Listed, target: Target, cases: Sequence[RunCase]) -> None:
@@ -149,7 +149,7 @@ class Expectation:
         self.passed, self.failed = Counter[str](), Counter[str]()
 
     def settle(self, record: Record) -> Record:
-        """The record with its outcome as the list makes it."""
+        """Return the record with the outcome that follows from the list; call it once for each record."""
         entry = self.entry_of.get(record.id)
         if entry is None or record.outcome not in ("pass", *FAILURES):
             return record
@@ -172,7 +172,7 @@ class Expectation:
 
 
 def claimed_of(entry: str, target: Target, cases: Sequence[RunCase]) -> list[str]:
-    """Ids of the claimed cases that an entry names, at least one."""
+    """Return the ids of the claimed cases that an entry names; raise OptionError if there are none."""
     named = [case for case in cases if names(entry, case.id)]
     if not named:
         raise OptionError(

@@ -1,4 +1,4 @@
-"""What a process that judges does: cases of one profile, one after the other, each asked for by its id.
+"""The program of a judging process: execute cases of one profile by their ids, one after the other.
 
 :mod:`ringspec.conformance.run.judges` starts it, and reads the records as lines of a report.
 """

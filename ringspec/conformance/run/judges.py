@@ -1,10 +1,9 @@
-"""Cases spread over processes: each has the target in a process of its own, and judges its answers.
+"""Cases distributed over judging processes, each with the target in another process.
 
-The truth of a case takes longer than most targets do, so the work is cut by cases, not by calls. A
-case is a set of functions and does not travel; its profile and its id do. Neighbours that are one
-problem in several layouts and formats stay together, because they share one truth. Records come
-back as lines of a report, and are checked as such: a process that judges also imports what the
-target's file imports.
+Computing the truth of a case takes longer than most targets take, so whole cases are distributed, not calls.
+A case is a set of functions and is not sent; its profile and its id are. Neighbours that are one problem in
+several layouts and formats stay together, because they share one truth. Records return as lines of a report
+and are checked as such, because a judging process also imports what the target's file imports.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ringspec.errors import RingspecError
 
 WORKER = "ringspec.conformance.run.judge_worker"
 WHO = "a process that judges"
-# What a problem's variants differ in.
+# The parts of an id in which the variants of a problem differ.
 VARIANT = re.compile(r"-(contiguous|striped|zigzag|w\d+|bf16|fp16|f32|f64)(?=-|$)")
 MOST_TOGETHER = 24
 
@@ -47,7 +46,7 @@ def in_processes(
     spec: str,
     diagnose: bool,
 ) -> Generator[Record, None, None]:
-    """The records of cases of a profile, in their order; they do not depend on ``jobs``."""
+    """Yield the records of cases of a profile, in their order; they do not depend on ``jobs``."""
     setup = {"profile": profile, "spec": spec, "timeout": timeout, "diagnose": diagnose}
     judges: list[Program] = []
     own = threading.local()
@@ -70,7 +69,7 @@ def in_processes(
         over.set()
         threads.shutdown(wait=False, cancel_futures=True)
         for judge in judges:
-            judge.kill()  # and the process of its target ends with it
+            judge.kill()  # the process of its target ends with it
         threads.shutdown()
         for judge in judges:
             judge.end()
@@ -83,13 +82,13 @@ def started(setup: Mapping[str, Any]) -> Program:
 
 
 def judged(judge: Program, id: str) -> Record:
-    """The record of one case; RingspecError where the process ended, OptionError where it cannot work."""
+    """Return the record of one case; raise RingspecError if the process ended or reports an error."""
     try:
         line = judge.exchange(line_of({"id": id}), math.inf)
         message = message_of(line, "the record of a case")
     except Failed as failure:
         got = "\n".join([f"at {id}: {failure}", judge.log()]).strip()
-        fix = "use fewer jobs if it was killed, perhaps for want of memory"
+        fix = "use fewer jobs if it was killed, perhaps because memory ran out"
         raise RingspecError(
             "judging processes that run to the end", got, fix, code="failed-process"
         ) from None
@@ -99,7 +98,7 @@ def judged(judge: Program, id: str) -> Record:
 
 
 def chunks(ids: Sequence[str]) -> list[list[str]]:
-    """Ids that are worked on one after the other by one process.
+    """Divide ids into lists, each for one process at a time.
 
     >>> chunks(["probe/a/full-contiguous-w2-bf16", "probe/a/full-zigzag-w2-f32", "probe/a/one"])
     [['probe/a/full-contiguous-w2-bf16', 'probe/a/full-zigzag-w2-f32'], ['probe/a/one']]
@@ -114,7 +113,7 @@ def chunks(ids: Sequence[str]) -> list[list[str]]:
 
 
 def within_limits(record: Record, diagnosed: Counter[str]) -> Record:
-    """Only the first failures of a kind keep their diagnosis, however many processes made some."""
+    """Remove the diagnosis if enough failures of this kind have one, from whichever process."""
     if record.diagnosis is None:
         return record
     kind = kind_of(record.id)

@@ -1,10 +1,10 @@
-"""TARGET as it is written on a command line, and the object that it names.
+"""Load a target by its text on a command line.
 
-``package.module:object``   an attribute of a module, which may be dotted
+``package.module:object``   an attribute of a module; dots are allowed
 ``path/file.py:object``     an attribute of a file
 ``cmd:PROGRAM ARGUMENTS``   a program that speaks the protocol of ``adapters.command``
-``dir:FOLDER``              results that lie beside their calls (``adapters.offline``)
-``name``                    a name of the entry-point group ``ringspec.targets``
+``dir:FOLDER``              calls with their results in files (``adapters.offline``)
+``name``                    a name in the entry-point group ``ringspec.targets``
 
 Loading a target runs its code.
 """
@@ -35,7 +35,7 @@ from ringspec.errors import OptionError, RingspecError, nearest, shown
 __all__ = ["load_target"]
 
 GROUP = "ringspec.targets"
-# Each has the cases of those before it.
+# Each contains the cases of the previous one.
 NESTED = ("smoke", "core", "full")
 MOST_NAME = 200
 ATTRIBUTES = "see the target protocol, ringspec.conformance.target.protocol.Target"
@@ -43,9 +43,9 @@ FIX = "write package.module:object, path/file.py:object, cmd:PROGRAM or dir:FOLD
 
 
 def load_target(spec: str) -> Target:
-    """The target that the text ``spec`` names; :class:`~ringspec.errors.OptionError` without one.
+    """Load the target that the text ``spec`` names; raise :class:`~ringspec.errors.OptionError` if there is none.
 
-    A class, or a function without required arguments, is called, and its result is the target.
+    A class or a function is called without arguments, and its result is the target.
 
     >>> load_target("ringspec.conformance.targets.reference:reference_bf16").name
     'reference-bf16'
@@ -63,10 +63,10 @@ def load_target(spec: str) -> Target:
 def asked_of(
     spec: str, profile: str | None = None, only: Sequence[str] = ()
 ) -> tuple[str, tuple[str, ...]]:
-    """Profile and patterns of a run: as given, else those that a ``dir:`` folder was written with.
+    """Return profile and patterns of a run: as given, else those with which a ``dir:`` folder was written.
 
-    Without either the profile is 'core'. Raises :class:`~ringspec.errors.OptionError` for a profile
-    with cases that the folder was not written for.
+    The default profile is 'core'. Raises :class:`~ringspec.errors.OptionError` for a profile with cases
+    that the folder does not have.
 
     >>> asked_of("cmd:./ring"), asked_of("cmd:./ring", "smoke", ["ring/*"])
     (('core', ()), ('smoke', ('ring/*',)))
@@ -88,7 +88,7 @@ def asked_of(
 
 
 def found(spec: str) -> Any:
-    """The object that a text names."""
+    """Return the object that a text names."""
     place, colon, name = spec.rpartition(":")
     if not colon and spec.endswith(".py"):
         raise OptionError("path/file.py:object", shown(spec), f"write {spec}:target")
@@ -107,7 +107,7 @@ def found(spec: str) -> Any:
 
 
 def names() -> dict[str, EntryPoint]:
-    """Registered targets by name."""
+    """Return the registered targets by name."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
@@ -121,13 +121,13 @@ def registered(name: str) -> Any:
 
 
 def from_module(name: str, spec: str) -> ModuleType:
-    """A module by its dotted name; the folder in which the program was started counts."""
+    """Import a module by its dotted name, from the current folder too."""
     with telling(f"a target {spec} that can be imported"), importable(Path.cwd()), unmoved():
         return importlib.import_module(name)
 
 
 def from_file(path: Path, spec: str) -> ModuleType:
-    """A file as a module, whose neighbours it may import."""
+    """Import a file, which may import modules from its folder."""
     if not path.is_file():
         raise OptionError(f"a file {path}", "none", "write the path relative to the current folder")
     name = f"{LOADED}{path.stem}"
@@ -147,7 +147,7 @@ def from_file(path: Path, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """The folder is first on the import path, and stays last on it for imports inside functions."""
+    """Put a folder first on the import path, and leave it last for imports inside functions."""
     place = str(folder)
     sys.path.insert(0, place)
     try:
@@ -160,7 +160,7 @@ def importable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unmoved() -> Iterator[None]:
-    """The current folder is the same afterwards: paths of targets and reports are relative to it."""
+    """Restore the current folder, to which paths of targets and reports are relative."""
     place = os.getcwd()
     try:
         yield
@@ -170,11 +170,11 @@ def unmoved() -> Iterator[None]:
 
 @contextlib.contextmanager
 def telling(expected: str) -> Iterator[None]:
-    """An exception of the target's own code tells what was expected of it, its last lines, and one remedy."""
+    """Turn an exception of the target's code into an OptionError with its last lines and one remedy."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        said, fix = str(error), "see the line that is named last"
+        said, fix = str(error), "see the last line of the traceback"
         if isinstance(error, ImportError):
             fix = "install what it needs, in the environment in which ringspec runs"
         elif isinstance(error, RingspecError):  # it has a remedy already
@@ -184,7 +184,7 @@ def telling(expected: str) -> Iterator[None]:
 
 
 def made(value: Any, spec: str) -> Any:
-    """A class or a function is called."""
+    """Call a class or a function; return anything else as it is."""
     if inspect.isclass(value) or inspect.isroutine(value):
         with telling(f"a target {spec} that can be imported"), unmoved():
             return value()
@@ -192,7 +192,7 @@ def made(value: Any, spec: str) -> Any:
 
 
 def checked(value: Any, spec: str) -> Target:
-    """It has a name, capabilities and run."""
+    """Check that the object has a name, capabilities and run."""
     names = ("name", "capabilities", "run", "notes", "versions", "close")
     with telling(f"attributes of {spec} that can be read"):
         has = {name: getattr(value, name) for name in names if hasattr(value, name)}
@@ -215,7 +215,7 @@ def checked(value: Any, spec: str) -> Target:
 
 
 def check_told(has: Mapping[str, Any], spec: str) -> None:
-    """What a target says of itself for the report; :class:`~ringspec.errors.OptionError` if it is no text."""
+    """Check what a target has for the report; raise OptionError if it is not text."""
     name, notes, versions = has["name"], has.get("notes", ()), has.get("versions", {})
     if not isinstance(name, str) or not name.strip() or len(name) > MOST_NAME:
         raise OptionError(f"a name of {spec}, a short text", shown(name), ATTRIBUTES)

@@ -1,10 +1,10 @@
-"""A Python target in a process of its own, so that nothing that it does reaches the harness.
+"""A Python target in a separate process, so that nothing that it does affects the suite.
 
-The process loads the target by its name, and is asked as a ``cmd:`` program is: JSON lines over
-pipes with a deadline, tensors in safetensors files, a log of limited length, a process group that ends as one
-(:mod:`ringspec.conformance.adapters.command`). What differs is the form of the answers: they say
-which outcome an exception stands for, what was printed, and the dtype and shape of each array, so
-that a list that is too short or a dtype that no file holds is named as that.
+The process loads the target by its name and is called like a ``cmd:`` program: JSON lines over pipes with a
+deadline, tensors in safetensors files, a log of limited length, a process group that ends together
+(:mod:`ringspec.conformance.adapters.command`). Only its answers differ: they also have the outcome of an
+exception, what was printed, and the dtype and shape of each array. So the suite can report a list that is too
+short, or a dtype that a file cannot hold.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ ANSWER_KEYS = {"kind", "id", "outcome", "message", "printed", "results", "versio
 class ProcessTarget:
     """The target that ``spec`` names, called in another process.
 
-    ``name`` and ``capabilities``: what the target says, unless they are given. ``timeout``: seconds for
-    one call, None for no limit. Loading the target may take :data:`START_SECONDS` more.
-    ``own_processes``: whether the target computes in processes of its own (it has an attribute
-    ``timeout``); such a target is not called through this one. ``printed``: the end of what the last
-    call printed. OptionError where the target cannot be loaded.
+    ``name`` and ``capabilities``: by default those of the target. ``timeout``: seconds for one call, None
+    for no limit. Loading the target may take :data:`START_SECONDS` more. ``own_processes``: whether the
+    target has its own processes (an attribute ``timeout``); such a target is not called through this one.
+    ``printed``: the end of what the last call printed. Raises OptionError if the target cannot be loaded.
     """
 
     def __init__(
@@ -92,11 +91,11 @@ class ProcessTarget:
         self._program.timeout = math.inf if self.timeout is None else self.timeout
         try:
             return self._program.run(call)
-        except OptionError as error:  # it was loaded before, and is not any more
+        except OptionError as error:  # it was loaded earlier and cannot be loaded again
             raise Failed(str(error)) from None
 
     def close(self) -> None:
-        """No process is left, and none is started again."""
+        """End the process and start no other."""
         self._closed = True
         self._program.close()
 
@@ -109,14 +108,14 @@ class ProcessTarget:
         )
 
     def claims_of(self, answer: Answer, command: tuple[str, ...]) -> Claims:
-        """The claims of the target; OptionError, in its own words, where it was not loaded."""
+        """Return the claims of the target; raise the process's own OptionError if it was not loaded."""
         if answer.get("kind") == "error":
             raise refused(answer)
         self.own_processes = answer.pop("own_processes", False) is True
         return hello_answer(answer, command)
 
     def result_of(self, answer: Answer, folder: Path, call: Call) -> Result:
-        """The result of a call; raises Stop with the outcome that the process found instead."""
+        """Return the result of a call, or raise Stop with the outcome that the process reports."""
         check_form(answer, call)
         if answer["kind"] == "stop":
             raise Stop(answer["outcome"], answer["message"])
@@ -134,7 +133,7 @@ class ProcessTarget:
 
 
 def check_form(answer: Answer, call: Call) -> None:
-    """Garbage unless an answer has the form that the worker gives it."""
+    """Raise Garbage unless an answer has the form that ``target_worker`` writes."""
     texts = [answer.get(key, "") for key in ("id", "outcome", "message", "printed")]
     right = answer.keys() <= ANSWER_KEYS and all(isinstance(text, str) for text in texts)
     if right and answer.get("kind") == "stop":
@@ -147,15 +146,15 @@ def check_form(answer: Answer, call: Call) -> None:
             for name, said in answer["results"].items()
         )
     if not right or answer.get("id") != call.id:
-        raise Garbage(f"on the channel of the target's process came {shown(answer)[1:]}")
+        raise Garbage(f"unexpected answer of the target's process: {shown(answer)[1:]}")
 
 
 def array_of(array: NDArray | None, said: Any) -> NDArray | None:
-    """One array of one worker. Where its file could not hold it, zeros of that dtype and shape."""
+    """Return one array of one worker; zeros of its dtype and shape if the file could not hold it."""
     if said is None or array is not None:
         return array
     try:
         dtype, shape = said
         return np.broadcast_to(np.zeros((), np.dtype(dtype)), shape)
     except (TypeError, ValueError):
-        raise Garbage(f"a result that is described as {shown(said)}") from None
+        raise Garbage(f"an array described as {shown(said)}") from None

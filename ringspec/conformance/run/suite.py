@@ -1,4 +1,4 @@
-"""A run: every case once, each with one outcome, and nothing left out of the count."""
+"""A run: every case once, each with one outcome, and all of them counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole run: its ``records``. ``complete`` is False where Ctrl-C ended it: the rest is 'not run'.
+    """The ``records`` of a run. ``complete`` is False if Ctrl-C ended it; the remaining cases are 'not run'.
 
     ``coverage``: what the target claims and no executed case used. ``recipe``: the target's claim of
     that name.
@@ -42,7 +42,7 @@ class Summary:
 
     @property
     def claimed(self) -> int:
-        """Cases that were executed."""
+        """How many cases were executed."""
         return sum(record.outcome not in ("not claimed", "not run") for record in self.records)
 
     @property
@@ -52,9 +52,9 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0: every executed case passed, or failed as expected. 1: some did not. 3: none was executed.
+        """0: every executed case passed or failed as expected. 1: some did not. 3: none was executed.
 
-        130: the run was interrupted. (2 is a wrong command line, which makes no run.)
+        130: the run was interrupted. (2 is a wrong command line, before any run.)
         """
         if not self.complete:
             return INTERRUPTED
@@ -80,16 +80,16 @@ def run(
 ) -> Summary:
     """Run cases against a target.
 
-    ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id, or
-    count and reason by pattern (:func:`ringspec.conformance.run.expected.read_expected`). ``sink(record)`` is called for each record
-    in the order of the cases, ``progress(done, total, id)`` after it. With ``spec``, the name by
-    which :func:`ringspec.conformance.run.load.load_target` finds the target, a call that takes longer than
-    ``timeout`` seconds is a 'timeout', and ``jobs`` processes work at the same time: each has the target in a
-    process of its own, computes the truth and judges. They find the cases by ``profile``, the name of the profile
-    that all cases come from; OptionError without it. Records do not depend on ``jobs``. Without ``capture``,
-    what a target in this process prints goes to stdout, for a debugger. Ctrl-C ends the run; what is left is
-    'not run'. Wrong answers are shown to ``diagnose``
+    ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id, or count and reason by
+    pattern (:func:`ringspec.conformance.run.expected.read_expected`). ``sink(record)`` is called for each
+    record in the order of the cases, then ``progress(done, total, id)``. ``diagnose`` gets each mismatch
     (:class:`ringspec.conformance.diagnose.summary.Diagnoser`).
+
+    ``spec``: the text by which :func:`ringspec.conformance.run.load.load_target` finds the target. With it, a
+    call of more than ``timeout`` seconds is a 'timeout', and ``jobs`` processes work at the same time, each
+    with the target in another process. They find the cases by ``profile``, which several jobs require.
+    Records do not depend on ``jobs``. Without ``capture``, what a target in this process prints goes to
+    stdout, for a debugger. Ctrl-C ends the run; the remaining cases are 'not run'.
 
     >>> from ringspec.conformance.cases.profiles import run_cases
     >>> from ringspec.conformance.targets.reference import reference_float64
@@ -127,7 +127,7 @@ def report(records: list[Record], total: int, progress: Progress | None, sink: S
 
 
 def remedy(pattern: str, ids: Sequence[str]) -> str:
-    """The pattern with a star, if it is the beginning of an id, else the nearest id.
+    """Suggest the pattern with a star if some id begins with it, else the nearest id.
 
     >>> remedy("ring/a", ["ring/a-w2", "ring/a-w4"])
     "write 'ring/a*', which matches 2 cases"
@@ -138,7 +138,7 @@ def remedy(pattern: str, ids: Sequence[str]) -> str:
 
 
 def selected(cases: Sequence[RunCase], only: str | Sequence[str] | None) -> list[RunCase]:
-    """Cases whose id matches one of the patterns; a pattern that matches none is an error."""
+    """Return the cases whose id matches one of the patterns; each pattern must match one."""
     if only is None:
         return list(cases)
     patterns = [only] if isinstance(only, str) else list(only)

@@ -1,8 +1,8 @@
-"""What the process of a Python target does: load it, then answer one call after the other.
+"""The program of a Python target's process: load the target, then answer one call after the other.
 
-:class:`ringspec.conformance.run.process_target.ProcessTarget` starts it. It speaks the protocol of ``cmd:``
-targets (docs/conform/protocol.md) on what were standard input and output, with answers of its own
-form; whatever the target writes to these streams goes to the log.
+:class:`ringspec.conformance.run.process_target.ProcessTarget` starts it. It takes over standard input and output
+for the protocol of ``cmd:`` targets (docs/conform/protocol.md), with a different form of answers. What the target
+writes to these streams goes to the log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def loaded(spec: str, protocol: int) -> tuple[Target | None, Message]:
-    """The target and the answer to hello; or the parts of an OptionError."""
+    """Return the target and the answer to hello; or None and the parts of an OptionError."""
     try:
         target = load_target(spec)
         claims = {name: listed(value) for name, value in target.capabilities.as_dict().items()}
@@ -63,13 +63,13 @@ def loaded(spec: str, protocol: int) -> tuple[Target | None, Message]:
 
 
 def listed(value: Any) -> Any:
-    """A capability as JSON has it: whatever can be iterated, such as a range, is a list."""
+    """Convert a capability for JSON; anything that can be iterated, such as a range, becomes a list."""
     several = isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
     return plain(list(value) if several else value)
 
 
 def answer(target: Target, spec: str, message: Message) -> Message:
-    """The answer to one call, whatever the target does in it; its results lie in the file that it names."""
+    """Return the answer to one call, whatever the target does; write its results to the requested file."""
     call = call_from(message, read_tensors(message["inputs"]))
     try:
         result, printed = ask(target, call)
@@ -84,11 +84,10 @@ def answer(target: Target, spec: str, message: Message) -> Message:
 
 
 def described(result: Result, call: Call) -> tuple[dict[str, NDArray], Message]:
-    """The arrays of a result by name and worker, and dtype and shape of each.
+    """Return the arrays of a result by name and worker, and the dtype and shape of each.
 
-    What the call does not ask for, what the file cannot hold as it is, and what has no room there
-    because it is far too large, is described alone. Of a list that is too long one entry more than
-    it should have is told.
+    An array that the call does not request, that the file cannot hold, or that is far too large is only
+    described. A list that is too long is cut after one surplus entry.
     """
     asked = (RESULTS[:2] if "forward" in call.passes else ()) + (
         RESULTS[2:] if "backward" in call.passes else ()
@@ -109,7 +108,7 @@ def described(result: Result, call: Call) -> tuple[dict[str, NDArray], Message]:
 
 
 def form_of(x: NDArray | None) -> list[Any] | None:
-    """Dtype and shape of an array as plain data; None for None.
+    """Return dtype and shape of an array as plain data; None for None.
 
     >>> import numpy as np
     >>> form_of(np.zeros((2, 3), ">c8"))

@@ -1,7 +1,7 @@
-"""Capabilities: what a target claims, as data that is matched before anything is run.
+"""Capabilities: what a target claims, as data that is compared with a case before it runs.
 
-A claim is a tuple of names or numbers, or a single one; None claims everything. A case that asks for something else is
-"not claimed", with the first reason; a claimed case that the target refuses is a failure.
+A claim is a tuple of names or numbers, or a single one; None claims everything. A case that needs something else is
+"not claimed", with the first reason. A claimed case that the target refuses is a failure.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ SEVERAL = (
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target claims. The defaults claim a plain ring: no mask but causal, no feature.
+    """What a target claims. The defaults claim a plain ring, with or without a causal mask.
 
-    Names that it takes, of those in this module: ``operations``, ``layouts``, ``circulations`` (None:
-    any), ``masks``, ``features``, ``formats``. ``only_causal``: nothing without a causal mask;
-    ``value_dim_equals_head_dim``: Dv = D alone.
+    Names, each listed in this module: ``operations``, ``layouts``, ``circulations`` (None: any),
+    ``masks``, ``features``, ``formats``. ``only_causal``: a causal mask is required.
     Limits (None: no limit): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``,
-    ``batch``, ``directions``; ``tokens_multiple``: tokens of one worker are a multiple of it.
-    Conventions: ``lse`` natural, base2 or hidden (not exposed); ``lse_of_empty_rows``; ``axes`` of o and
-    the gradients, q, k, v and dy.
-    ``repeats_bitwise``: the same call gives the same bits.
-    ``recipe``: how the target computes. The name of a precision recipe; or by input format such a name,
-    or the rounding points and tiles that differ from those of the recipe ``base``; None: not declared,
-    and the format's own recipe is used. See :func:`ringspec.conformance.target.declared.declared_recipe`.
+    ``batch``, ``directions``. ``value_dim_equals_head_dim``: Dv = D is required. ``tokens_multiple``: the
+    number of tokens on a worker is a multiple of it.
+    Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows``; ``axes`` is the
+    order of axes of q, k, v, dy, o and the gradients.
+    ``repeats_bitwise``: equal calls give equal bits.
+    ``recipe``: how the target rounds. The name of a precision recipe; or, by input format, a name or the
+    rounding points and tiles that differ from the recipe ``base``. None: not declared; the recipe of the
+    input format is assumed. See :func:`ringspec.conformance.target.declared.declared_recipe`.
 
     >>> ours = {"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}
     >>> Capabilities(formats=("bfloat16", "float32"), recipe=ours).recipe["bfloat16"]["tile_k"]
@@ -113,18 +113,18 @@ class Capabilities:
         check_declared(self.recipe)
         if not (type(self.tokens_multiple) is int and self.tokens_multiple >= 1):
             raise OptionError(
-                "tokens_multiple >= 1", shown(self.tokens_multiple), "pass 1 where any length works"
+                "tokens_multiple >= 1", shown(self.tokens_multiple), "pass 1 if any length works"
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for reports and for programs in other languages."""
+        """Return plain data, for reports and for programs in other languages."""
         return dataclasses.asdict(self)
 
 
 def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
-    """Capabilities from plain data, as a program in another language writes them.
+    """Make capabilities from plain data, as a program in another language writes them.
 
-    Raises OptionError for a key that is no capability, and what :class:`Capabilities` raises.
+    Raises OptionError for an unknown key, and what :class:`Capabilities` raises.
 
     >>> capabilities_from({"layouts": ["zigzag"], "workers": [2, 4]}).workers
     (2, 4)
@@ -136,7 +136,7 @@ def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
 
 
 def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
-    """The first reason why a target does not claim what a case requires; None: it claims it.
+    """Return the first reason why a target does not claim what a case requires; None if it does.
 
     ``needs`` are the capabilities of ``ringspec.vectors.format.requires``.
 
@@ -175,7 +175,7 @@ def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
 
 
 def operations(needs: Mapping[str, Any]) -> tuple[str, ...]:
-    """The operations of a case under the names of :data:`OPERATIONS`."""
+    """List the operations of a case by their names in :data:`OPERATIONS`."""
     operation = needs["operation"]
     if operation == "merge":
         return ("merge",)

@@ -1,7 +1,7 @@
-"""What a target declares about its form, turned into the harness's own: never a value.
+"""Convert arrays between the conventions that a target declares and those of the suite.
 
-Axis orders, the base of the lse, what stands for the lse of an empty row, and whose arrays they are.
-dlse and dsinks are always with respect to the natural lse.
+The conventions are the order of axes, the base of the lse, the lse of an empty row, and the array library.
+Values do not change otherwise. dlse and dsinks always refer to the natural lse.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ LSE_INPUTS = ("lse", "parts_lse")
 
 
 def as_seen(call: Call, claims: Capabilities) -> Call:
-    """The call in the target's conventions: axes of q, k, v, dy, o; base of an lse that it is given.
+    """Convert a call to the target's conventions: axes of q, k, v, dy, o, and the base of an input lse.
 
-    Rows lse, dlse, delta stay [B, H, n], and lose B where the target's order has none. Merges and
-    everything indexed by pairs keep their axes. A base-2 lse is rounded once more to its format.
+    lse, dlse and delta stay [B, H, n], without B if the target's order has none. Merges and tensors
+    indexed by (query, key) keep their axes. A base-2 lse is rounded once more to its format.
     """
     plain = claims.axes == "BHSD" and claims.lse != "base2"
     if plain and claims.lse_of_empty_rows == "minus-infinity":
@@ -50,14 +50,14 @@ def as_seen(call: Call, claims: Capabilities) -> Call:
 
 
 def seen(name: str, x: NDArray, call: Call, claims: Capabilities) -> NDArray:
-    """One array of one worker as the target sees it."""
+    """Convert one array of one worker to the target's conventions."""
     if name in LSE_INPUTS:
         x = lse_out(x, claims)
     return x if call.operation == "merge" else turned(name, x, claims.axes)
 
 
 def turned(name: str, x: NDArray, axes: str) -> NDArray:
-    """[B, H, n, d] in the target's axis order.
+    """Convert [B, H, n, d] to the target's order of axes.
 
     >>> turned("q", np.zeros((1, 2, 5, 4)), "SHD").shape
     (5, 2, 4)
@@ -69,7 +69,7 @@ def turned(name: str, x: NDArray, axes: str) -> NDArray:
 
 
 def turned_back(name: str, x: NDArray, axes: str) -> NDArray:
-    """The inverse of :func:`turned`.
+    """Undo :func:`turned`.
 
     >>> turned_back("q", np.zeros((5, 2, 4)), "SHD").shape
     (1, 2, 5, 4)
@@ -81,7 +81,7 @@ def turned_back(name: str, x: NDArray, axes: str) -> NDArray:
 
 
 def shape_seen(name: str, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
-    """A shape [B, H, n, d] in the target's axis order.
+    """Convert a shape [B, H, n, d] to the target's order of axes.
 
     >>> shape_seen("o", (1, 2, 5, 4), "BSHD"), shape_seen("lse", (1, 2, 5), "SHD")
     ((1, 5, 2, 4), (2, 5))
@@ -90,7 +90,7 @@ def shape_seen(name: str, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
 
 
 def lse_out(x: NDArray, claims: Capabilities) -> NDArray:
-    """A natural lse as the target takes it."""
+    """Convert a natural lse to the target's convention."""
     values, storage = load(x, "lse"), name_of(x.dtype)
     assert storage is not None
     if claims.lse == "base2":
@@ -101,10 +101,9 @@ def lse_out(x: NDArray, claims: Capabilities) -> NDArray:
 
 
 def lse_back(x: NDArray, claims: Capabilities) -> NDArray:
-    """An lse as it came, natural and with -inf for empty rows, in float64 if anything changed.
+    """Convert a returned lse to a natural one with -inf in empty rows; float64 if anything changed.
 
-    Where the value for empty rows is finite, only who knows which rows are empty can tell:
-    :func:`settle_empty_rows`.
+    A finite value for empty rows is converted later, by :func:`settle_empty_rows`, which knows these rows.
     """
     if claims.lse == "natural" and claims.lse_of_empty_rows != "plus-infinity":
         return x
@@ -119,9 +118,9 @@ def lse_back(x: NDArray, claims: Capabilities) -> NDArray:
 
 
 def settle_empty_rows(got: NDArray, want: NDArray, claims: Capabilities) -> NDArray:
-    """-inf in the empty rows of an lse whose target declares a finite value for them.
+    """Write -inf into the empty rows of an lse if the target declares a finite value for them.
 
-    ``want`` is the true lse. NaN and infinities stay, so that they are seen.
+    ``want`` is the true lse. NaN and infinities stay, so that the comparison reports them.
     """
     if claims.lse_of_empty_rows != "finite":
         return got
@@ -130,9 +129,9 @@ def settle_empty_rows(got: NDArray, want: NDArray, claims: Capabilities) -> NDAr
 
 
 def to_numpy(x: Any, what: str = "array") -> NDArray:
-    """A NumPy, PyTorch or JAX array as a NumPy array of the same dtype, bit for bit.
+    """Convert a NumPy, PyTorch or JAX array to a NumPy array of the same dtype and bits.
 
-    Raises :class:`~ringspec.errors.DtypeError` for what is no array.
+    Raises :class:`~ringspec.errors.DtypeError` for anything that is not an array of numbers.
 
     >>> to_numpy([1.0, 2.0]).dtype
     dtype('float64')
@@ -155,7 +154,7 @@ def to_numpy(x: Any, what: str = "array") -> NDArray:
 
 
 def from_torch(x: Any) -> NDArray:
-    """A tensor of PyTorch: bfloat16, which NumPy does not have, goes by its bits."""
+    """Convert a PyTorch tensor; bfloat16, which NumPy lacks, by its bits."""
     plain = x.detach().cpu().contiguous()
     if str(plain.dtype) == "torch.bfloat16":
         bits: NDArray = plain.view(sys.modules["torch"].int16).numpy()
@@ -165,7 +164,7 @@ def from_torch(x: Any) -> NDArray:
 
 
 def due_formats(name: str, due: Due, recipe: Any) -> tuple[str, ...]:
-    """Formats in which a result may come: the call's, or that of the declared recipe's own results."""
+    """List the formats that a result may have: the call's, and that of the declared recipe."""
     if recipe is None:
         return (due.format,)
     own = {"o": recipe.outputs, "lse": recipe.lse, "dsinks": recipe.lse}

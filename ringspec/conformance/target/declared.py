@@ -1,7 +1,7 @@
-"""What a target says of its own arithmetic: nothing, one recipe, or one for each input format.
+"""The arithmetic that a target declares: nothing, one recipe, or one for each input format.
 
-A recipe is declared by its name, or by the rounding points and tiles in which it differs from a named
-one (``base``, by default the recipe of the input format). A program in another language writes the same
+A recipe is declared by its name, or by the rounding points and tiles that differ from those of a named
+recipe (``base``, by default that of the input format). A program in another language writes the same
 as JSON: ``{"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}``.
 """
 
@@ -22,7 +22,7 @@ Declared = str | Mapping[str, str | Mapping[str, Any]] | None
 
 
 def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
-    """The recipe that ``declared`` gives for calls of the input format ``inputs``; None: nothing.
+    """Return the recipe declared for the input format ``inputs``; None if there is none.
 
     Raises :class:`~ringspec.errors.OptionError` for another type, and what
     :func:`ringspec.recipes.recipe` and :meth:`~ringspec.recipes.Recipe.replace` raise.
@@ -51,10 +51,10 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
 
 
 def base_recipe(declared: Declared, inputs: str) -> Recipe:
-    """The declared recipe where it reads ``inputs`` without rounding, else that of the input format.
+    """Return the declared recipe if it reads ``inputs`` without rounding, else that of the input format.
 
-    Of the input format it is the sibling with partial results rounded between ring steps, where the
-    declared recipe does that.
+    If the declared recipe rounds partial results between ring steps, the variant of the input format's
+    recipe that does so is returned.
     """
     default = RECIPE_OF_FORMAT[inputs]
     one = declared_recipe(declared, inputs)

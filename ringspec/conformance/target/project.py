@@ -1,4 +1,4 @@
-"""``[tool.ringspec] target`` of an author's pyproject.toml: the TARGET that need not be typed.
+"""The default TARGET: ``[tool.ringspec] target`` in a project's pyproject.toml.
 
 .. code-block:: toml
 
@@ -20,11 +20,10 @@ MAX_BYTES = 1 << 20
 
 
 def default_target(start: Path | None = None) -> str | None:
-    """The target that the nearest pyproject.toml at or above ``start`` names; None: it names none.
+    """Return the target that the nearest pyproject.toml at or above ``start`` names, or None.
 
-    A path in it is relative to its folder. Raises :class:`~ringspec.errors.FileFormatError` where
-    the file is no TOML, and :class:`~ringspec.errors.OptionError` for another key of
-    ``[tool.ringspec]``.
+    A path in it is relative to its folder. Raises :class:`~ringspec.errors.FileFormatError` if the file is
+    not TOML, and :class:`~ringspec.errors.OptionError` for an unknown key of ``[tool.ringspec]``.
     """
     folder = (start or Path.cwd()).resolve()
     for above in (folder, *folder.parents):
@@ -36,7 +35,7 @@ def default_target(start: Path | None = None) -> str | None:
 
 
 def target_in(file: Path) -> str | None:
-    """``[tool.ringspec] target`` of one file."""
+    """Read ``[tool.ringspec] target`` from one file."""
     text = read_plain_file(file, MAX_BYTES)
     try:
         data = tomllib.loads(text.decode("utf-8"))
@@ -59,7 +58,7 @@ def target_in(file: Path) -> str | None:
 
 
 def relative_to(target: str, folder: Path) -> str:
-    """A target whose file, if it names one, is found from any folder.
+    """Resolve the path in a target, if it has one, against ``folder``.
 
     >>> relative_to("kernels/mine.py:run", Path("/a")), relative_to("package:run", Path("/a"))
     ('/a/kernels/mine.py:run', 'package:run')
@@ -74,7 +73,7 @@ def relative_to(target: str, folder: Path) -> str:
 
 
 def target_or_default(target: str | None) -> str:
-    """TARGET as it was given, else the project's; an error where there is neither."""
+    """Return the given TARGET, else the project's; raise OptionError if there is neither."""
     chosen = target if target is not None else default_target()
     if chosen is None:
         raise OptionError(

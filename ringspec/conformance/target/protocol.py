@@ -1,9 +1,9 @@
-"""The target protocol: what an implementation under test is asked, and what it answers.
+"""The target protocol: the calls that an implementation under test receives, and its results.
 
-A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It sees
-inputs, never expected values. Arrays of a call are read-only and lie per worker, in slot order; what
-it returns is per worker likewise, and the harness converts the conventions that the capabilities
-declare (axis order, base of the LSE), never values. The terms are those of docs/spec/index.md.
+A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It receives
+inputs, never expected values. A call holds one read-only array per worker, in slot order; so does a result.
+The suite converts the conventions that the capabilities declare (order of axes, base of the lse), never values.
+The terms are those of docs/spec/index.md.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ TABLES = ("index_q", "index_k", "position_q", "position_k")
 
 @dataclass(frozen=True)
 class Call:
-    """One evaluation that is asked of a target; ``id`` is that of its case.
+    """One evaluation for a target to compute; ``id`` is that of its case.
 
     ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge'
     ``passes``       ('forward',), ('forward', 'backward') or ('backward',)
     ``workers``      W; 1 for block and merge
-    ``layout``       its name; ``index_q``, ``index_k`` int64 [W, n]: token of each slot, -1 padding;
+    ``layout``       its name; ``index_q``, ``index_k`` int64 [W, n]: token in each slot, -1 for padding;
                      ``position_q``, ``position_k`` int64 [W, 1|B, n]: their global positions
     ``circulation``, ``direction``    'kv', 'q' or 'gather'; 1 or -1
-    ``terms``        plain values: ``scale`` always (block, ring); ``causal``, ``window`` (left,
+    ``terms``        plain values: ``scale`` in every ring and block; ``causal``, ``window`` (left,
                      right), ``softcap``, ``dropout_p``, ``dropout_seed``, ``q_offset``,
-                     ``cu_seqlens``, ``cu_seqlens_k`` where they are not the default
+                     ``cu_seqlens``, ``cu_seqlens_k`` if they are not the default
     ``formats``      names of formats: ``inputs``, ``outputs``, ``statistics``
-    ``tensors``      name -> one array a worker, in storage dtypes. q [B, H, n, D], k [B, Hkv, n, D],
-                     v [B, Hkv, n, Dv]; with a backward dy [B, H, n, Dv], perhaps dlse [B, H, n];
+    ``tensors``      name -> one array per worker, in storage dtypes. q [B, H, n, D], k [B, Hkv, n, D],
+                     v [B, Hkv, n, Dv]; with a backward dy [B, H, n, Dv] and optionally dlse [B, H, n];
                      ``segments_q``, ``segments_k``, ``bound_min``, ``bound_max`` [1|B, n]; ``bias``,
                      ``mask``, ``keep`` [1|B, 1|H, n|1, Sk|1] (own rows, global keys); ``sinks``
                      [H, N], the same on each worker. block backward: ``lse``, ``delta`` [B, H, n].
                      merge: ``parts_o`` [N, B, H, S, Dv], ``parts_lse`` [N, B, H, S] of one worker.
-                     ring backward alone: ``o``, ``lse`` of the rounded forward.
+                     backward pass of a ring alone: the rounded ``o``, ``lse`` of the forward.
     """
 
     id: str
@@ -75,17 +75,17 @@ class Call:
     position_k: NDArray[np.int64] | None = None
 
     def worker(self, name: str, worker: int) -> NDArray:
-        """One worker's array."""
+        """Return the array of one worker."""
         return self.tensors[name][worker]
 
 
 @dataclass
 class Result:
-    """What a target gives back: for each claimed tensor one array a worker.
+    """What a target returns: for each claimed tensor one array per worker.
 
-    Shapes as in the call: o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D], dk [B, Hkv, n, D],
-    dv [B, Hkv, n, Dv]; ``dsinks`` [H, N] and ``dbias`` are each worker's partial sums over its own query
-    rows. Padding slots are not compared. ``states``: whatever a target dumps for each step.
+    o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D], dk [B, Hkv, n, D], dv [B, Hkv, n, Dv]; ``dsinks``
+    [H, N] and ``dbias`` are each worker's sums over its query rows. Padding slots are not compared.
+    ``states``: anything that a target records for each step.
     """
 
     o: Sequence[Any] | None = None
@@ -99,11 +99,11 @@ class Result:
 
 
 class Refused(Exception):
-    """Raised by a target for a call that it does not take. For a claimed case that is a failure."""
+    """Raised by a target for a call that it does not support; a failure if it claims the case."""
 
 
 class Failed(Exception):
-    """Something of a target's process went wrong, as ``message`` says; ``log`` is what it wrote to stderr."""
+    """A failure of a target's process, described by ``message``; ``log`` is what it wrote to stderr."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
@@ -111,27 +111,27 @@ class Failed(Exception):
 
 
 class Crashed(Failed):
-    """The process was ended by a signal."""
+    """A signal ended the process."""
 
 
 class Exited(Failed):
-    """The process ended by itself, with any exit status, instead of answering."""
+    """The process exited, with any status, instead of answering."""
 
 
 class TimedOut(Failed):
-    """No answer came within the time limit."""
+    """The process did not answer within the time limit."""
 
 
 class Mutated(Failed):
-    """The target changed its inputs, in a process where the harness does not see it by itself."""
+    """The target changed its inputs, as its process reports."""
 
 
 class Garbage(Failed):
-    """The answer is not a result: not JSON, an unknown key, an invalid file, or no arrays."""
+    """The answer is not a result: not JSON, an unknown key, an invalid file, or not arrays."""
 
 
 def ended(who: str, status: int | None, when: str = "") -> Failed:
-    """Exited or Crashed, by the return code of a process that ended; below 0 it is a signal.
+    """Make the Exited or Crashed for a return code; below 0 it is the number of a signal.
 
     >>> ended("the program", 3, " before it answered")
     Exited('the program ended with exit status 3 before it answered')
@@ -152,9 +152,9 @@ def ended(who: str, status: int | None, when: str = "") -> Failed:
 class Target(Protocol):
     """``name`` for the report, ``capabilities`` as data, ``run`` for one call at a time.
 
-    Optional: ``close()``, called once at the end; ``notes``, sentences for the report; ``printed``, what
-    a target with processes of its own wrote during the last call; ``installed``
-    (:class:`~ringspec.conformance.target.versions.Installed`), which packages these processes have.
+    Optional: ``close()``, called once at the end; ``notes``, sentences for the report. A target that
+    computes in other processes may have ``printed``, what they wrote during the last call, and ``installed``
+    (:class:`~ringspec.conformance.target.versions.Installed`), the packages that they have.
     """
 
     @property
@@ -166,4 +166,4 @@ class Target(Protocol):
         """What the target claims, as data."""
 
     def run(self, call: Call) -> Result:
-        """Compute one call; raise :class:`Refused` for one that the target does not take."""
+        """Compute one call; raise :class:`Refused` for one that the target does not support."""

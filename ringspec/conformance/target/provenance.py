@@ -1,4 +1,4 @@
-"""What a target says of itself, and which versions of which packages computed its answers."""
+"""The name, notes and package versions of a target, for the header of a report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from ringspec.conformance.target.versions import Installed, installed, under_test
 
 CHANGING = ("versions", "files")
-LOADED = "ringspec_target_"  # before the name of a module that was loaded by its path
+LOADED = "ringspec_target_"  # prefix of the name of a module that was loaded by its path
 
 
 def said_by(target: Any, spec: str) -> dict[str, Any]:
-    """What a target says of itself beside its capabilities: name, notes, versions and files."""
+    """Return name, notes, versions and files of a target as plain data."""
     have = computed_with(target, spec)
     notes = getattr(target, "notes", ())
     versions = {str(name): str(one) for name, one in getattr(target, "versions", {}).items()}
@@ -25,10 +25,10 @@ def said_by(target: Any, spec: str) -> dict[str, Any]:
 
 
 def computed_with(target: Any, spec: str) -> Installed:
-    """What the process that computes has of the packages under test.
+    """Return the packages under test, as the process that computes has them.
 
-    The target says it in ``installed``, read in its own processes. Of a target that has none, and so
-    computes where it is loaded, it is the top package of its ``spec`` and of its ``function``.
+    A target with its own processes reports them in ``installed``. For a target that computes in this
+    process they are the top packages of its ``spec`` and of its ``function``.
     """
     have = getattr(target, "installed", None)
     if isinstance(have, Installed):
@@ -42,7 +42,7 @@ def computed_with(target: Any, spec: str) -> Installed:
 
 
 def changed_since(header: Mapping[str, Any], have: Installed) -> dict[str, dict[str, str]]:
-    """What a header does not say of the packages that the calls did import: versions and files.
+    """Return versions and files of imported packages that differ from those in a report's header.
 
     >>> header = {"versions": {"a": "2"}, "files": {"a": "/x/a.py"}}
     >>> changed_since(header, Installed({"a": "1"}, {"a": "/x/a.py"}))

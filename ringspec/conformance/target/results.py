@@ -1,4 +1,4 @@
-"""What a call must bring back (names, shapes, formats, no expected value), and its own digest."""
+"""The names, shapes and formats of the results of a call, and a digest of its inputs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ringspec.formats import format_of
 
 @dataclass(frozen=True)
 class Due:
-    """What a call must bring back of one tensor: ``shapes`` of each worker, name of its ``format``."""
+    """The form of one result: its shape on each worker (``shapes``) and the name of its ``format``."""
 
     shapes: tuple[tuple[int, ...], ...]
     format: str
 
 
 def due_of(call: Call) -> dict[str, Due]:
-    """The tensors that a call must bring back, with their shapes and formats, in a fixed order.
+    """Return the form of each result of a call, in a fixed order.
 
-    lse is among them; whether the target exposes it is the caller's matter.
+    lse is included, also for a target that does not return it.
     """
     outputs, statistics = call.formats["outputs"], call.formats["statistics"]
     if call.operation == "merge":
@@ -47,24 +47,24 @@ def due_of(call: Call) -> dict[str, Due]:
 
 
 def frozen(arrays: Iterable[NDArray]) -> PerWorker:
-    """Copy arrays, one for each worker, so that nobody can write to the copies."""
+    """Copy arrays, one for each worker; the copies are read-only."""
     return tuple(read_only(x) for x in arrays)
 
 
 def read_only(x: NDArray) -> NDArray:
-    """A copy of one's own, in C order, that cannot be written to."""
+    """Return a read-only copy in C order."""
     copy = np.array(x, order="C")
     copy.flags.writeable = False
     return copy
 
 
 def dtype_of(storage: str) -> np.dtype:
-    """The NumPy dtype of a format's name."""
+    """Return the NumPy dtype of a format."""
     return format_of(storage).dtype
 
 
 def fingerprint(call: Call) -> str:
-    """SHA-256 over all arrays of a call, by which a change of them is seen."""
+    """Return a SHA-256 over all arrays of a call, which shows whether a target changed them."""
     digest = hashlib.sha256()
     for name in sorted(call.tensors):
         for x in call.tensors[name]:

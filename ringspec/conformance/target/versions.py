@@ -1,7 +1,7 @@
-"""Which packages computed: versions and files, read in the process that has them imported.
+"""Versions and files of the packages that computed, for a report.
 
-A report names them. What the harness has installed says nothing about a worker, whose interpreter,
-import path and environment may be others; so each worker says what it has, and sends it along.
+They are read in the process that computes, because a worker may have another interpreter, import path and
+environment than the suite.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class Installed:
-    """Packages by name: their ``versions`` and the ``files`` that they are imported from.
+    """Packages by name: their ``versions``, and the ``files`` from which they are imported.
 
-    A package without a version, or without a file, is missing in that mapping.
+    A package without a version or a file is missing in that mapping.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
     def merged(self, later: Installed) -> Installed:
-        """Both; of a package in both, what ``later`` says.
+        """Merge two; ``later`` wins for a package in both.
 
         >>> Installed({"a": "1"}, {"a": "/x"}).merged(Installed({"a": "2"}, {"a": "/y"})).files
         {'a': '/y'}
@@ -45,7 +45,7 @@ class Installed:
         return Installed({**self.versions, **later.versions}, {**self.files, **later.files})
 
     def of(self, name: str) -> str:
-        """A package in words.
+        """Describe a package by name, version and file.
 
         >>> Installed({"a": "1.0"}, {"a": "/x/a.py", "b": "/x/b.py"}).of("a")
         'a 1.0 (/x/a.py)'
@@ -55,7 +55,7 @@ class Installed:
 
 
 def under_test(packages: Iterable[str], function: str) -> tuple[str, ...]:
-    """``packages``, and the top package of a function 'package.module:name'.
+    """Return ``packages`` and the top package of a function 'package.module:name'.
 
     >>> under_test(("torch",), "my_kernel.ring:attention"), under_test(("torch",), "/x/y.py:f")
     (('torch', 'my_kernel'), ('torch',))
@@ -66,11 +66,10 @@ def under_test(packages: Iterable[str], function: str) -> tuple[str, ...]:
 
 
 def installed(packages: Iterable[str], *, imported: bool = False) -> Installed:
-    """What this process has of Python, NumPy and ``packages`` (names of distributions).
+    """Return versions and files of Python, NumPy and ``packages`` (names of distributions) in this process.
 
-    A package that was imported already is described as it is; for another one the import path is
-    searched, without importing it, unless only ``imported`` ones are wanted. What is not there is
-    left out.
+    A package that is not imported yet is looked up on the import path, without importing it; with
+    ``imported`` it is left out. So is a package that is not installed.
 
     >>> sorted(installed(("no-such-package",)).versions)
     ['numpy', 'python']
@@ -94,7 +93,7 @@ def installed(packages: Iterable[str], *, imported: bool = False) -> Installed:
 
 @functools.cache
 def module_name(package: str) -> str:
-    """The name under which a distribution is imported: its own one, or what it says.
+    """Return the name under which a distribution is imported.
 
     >>> module_name("ring-attention-pytorch")
     'ring_attention_pytorch'
@@ -110,7 +109,7 @@ def module_name(package: str) -> str:
 
 
 def located(name: str) -> Any:
-    """The spec of a top-level module; None where there is none. Nothing is imported."""
+    """Find the spec of a top-level module without importing it; None if there is none."""
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):  # a module without a spec, such as one made by hand
@@ -118,7 +117,7 @@ def located(name: str) -> Any:
 
 
 def file_of(name: str) -> str | None:
-    """The file of a top-level module; the folder of a package that has no file."""
+    """Return the file of a top-level module, or the folder of a package without a file."""
     module = sys.modules.get(name)
     spec = None if module is not None else located(name)
     file = getattr(module, "__file__", None) if spec is None else spec.origin
@@ -130,9 +129,9 @@ def file_of(name: str) -> str | None:
 
 @functools.cache
 def version_of(package: str, file: str | None, own: str) -> str:
-    """The version of the distribution that lies beside a module's file, else the module's ``own``.
+    """Return the version of the distribution in the folder of a module's file, else the module's ``own``.
 
-    Another distribution of this name, which may lie elsewhere on the import path, comes last.
+    A distribution of this name elsewhere on the import path is the last choice.
     """
     if file is not None:
         place = Path(file)
@@ -165,7 +164,7 @@ def said_installed(message: Mapping[str, Any]) -> Installed:
 
 
 def agreed(workers: Sequence[Installed]) -> Installed:
-    """What all workers have; Failed where two of them have different versions of a package.
+    """Merge the packages of all workers; raise Failed if two have different versions of one.
 
     >>> agreed([Installed({"a": "1"}), Installed({"a": "2"}, {"a": "/y/a.py"})])
     Traceback (most recent call last):
@@ -183,10 +182,10 @@ def agreed(workers: Sequence[Installed]) -> Installed:
 
 
 def check_names(module: Any, names: Iterable[str], package: str, known: str) -> None:
-    """Refuse a call where a module of the package under test lacks one of the names.
+    """Raise Refused if a module of the package under test lacks one of the names.
 
-    ``known``: the versions that have them. Targets that use names which are not public call it, so
-    that another version gets a sentence and not a traceback.
+    ``known``: the versions that have them. Targets that use private names of a package call it, so that
+    another version gives a sentence instead of a traceback.
     """
     missing = [name for name in names if not hasattr(module, name)]
     if missing:
@@ -196,7 +195,7 @@ def check_names(module: Any, names: Iterable[str], package: str, known: str) -> 
 def check_keywords(
     function: Callable[..., Any], names: Iterable[str], package: str, known: str
 ) -> None:
-    """The same for the keywords that a function takes.
+    """Raise Refused if a function of the package under test lacks one of the keywords.
 
     >>> check_keywords(sorted, ("key", "reverse"), "python", "3.11")
     """
@@ -209,7 +208,7 @@ def check_keywords(
 
 
 def unknown_version(what: str, package: str, known: str) -> Refused:
-    """To raise where this version of a package lacks something that the ``known`` versions have."""
+    """Make the Refused for a package version that lacks something that the ``known`` versions have."""
     have = installed((package,)).of(package)
     return Refused(
         f"expected {what}, as {package} {known} has it; got {have} without it. "
@@ -218,9 +217,9 @@ def unknown_version(what: str, package: str, known: str) -> Refused:
 
 
 def require(modules: tuple[str, ...], package: str, floor: str, command: str) -> None:
-    """Return if the modules can be imported and the distribution has at least this version.
+    """Raise MissingPackageError unless the modules can be imported and the distribution is recent enough.
 
-    Else :class:`~ringspec.errors.MissingPackageError`, with the ``command`` that installs it.
+    ``floor``: its lowest version. ``command``: what installs it, for the error.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
@@ -234,7 +233,7 @@ def require(modules: tuple[str, ...], package: str, floor: str, command: str) ->
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, without zeros at their end.
+    """Return the leading numbers of a version, without trailing zeros.
 
     >>> release("0.42.1"), release("2.13.0+cpu"), release("1.0rc1") == release("1")
     ((0, 42, 1), (2, 13), True)
