@@ -1,1 +1,1 @@
-"""What stands between a target's author and the protocol: one module for each way to be called."""
+"""Adapters between an implementation and the target protocol: one for each way to be called."""

@@ -1,9 +1,8 @@
-"""``cmd:PROGRAM ARGUMENT...``: a program in any language, asked through its standard streams.
+"""``cmd:PROGRAM ARGUMENT...``: a program in any language, called through its standard streams.
 
-One JSON line asks, one JSON line answers, tensors go through safetensors files
-(docs/conform/protocol.md). The program runs without a shell, in a process group of its own; its
-error stream is a log. A process that crashed, hung or wrote what is no answer is ended with its
-group, and the next call starts another one.
+A request and an answer are one JSON line each; tensors are in safetensors files (docs/conform/protocol.md). The
+program runs without a shell, in a separate process group; its standard error is a log. After a crash, a
+timeout or an invalid answer its group is killed, and the next call starts another process.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ START_SECONDS = 120.0
 CALL_SECONDS = 60.0
 RESULT = "result.safetensors"
 MOST_LOG = 4000
-# After one of these the process gives no second answer.
+# After one of these the process is not used again.
 FATAL = (Crashed, Exited, TimedOut, Garbage)
 Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the answers of a program are read; ``who`` names the program in messages.
+    """How to read the answers of a program; ``who`` names the program in messages.
 
-    ``claims``: the answer to hello, for a command, as Claims. ``result``: the answer to a call, whose
-    files lie in a folder, as a Result. Both raise Garbage and other kinds of Failed. ``refusal``:
-    the error for a command that does not answer hello, of what went wrong.
+    ``claims`` converts the answer to hello to Claims, ``result`` the answer to a call, with the folder of
+    its files, to a Result. Both raise Garbage and other kinds of Failed. ``refusal`` makes the error for
+    a command that does not answer hello.
     """
 
     who: str
@@ -73,16 +72,16 @@ class Dialect:
 
 
 def hello_answer(answer: Answer, command: tuple[str, ...]) -> Claims:
-    """The claims in an answer to hello."""
+    """Read the claims in an answer to hello."""
     if answer.get("kind") != "hello":
-        raise Garbage(f"an answer to hello of kind {shown(answer.get('kind'))}")
+        raise Garbage(f"the answer to hello has the kind {shown(answer.get('kind'))}")
     if answer.get("protocol", PROTOCOL) != PROTOCOL:
         raise Garbage(f"protocol {shown(answer['protocol'])}; this is protocol {PROTOCOL}")
     return claims_from(answer, os.path.basename(command[0]))
 
 
 def call_answer(answer: Answer, folder: Path, call: Call) -> Result:
-    """The result of a call, in the file that it names."""
+    """Read the result of a call from its file."""
     check_answer(answer, call.id)
     return read_result(folder, RESULT, call)
 
@@ -103,12 +102,11 @@ class CommandTarget:
 
     ``command``: text (split as a shell would, but run without one) or a list of arguments.
     ``timeout``: seconds for the answer to one call; ``start_timeout``: for the answer to hello.
-    ``dialect``: how answers are read, by default as docs/conform/protocol.md says.
-    ``name``, ``capabilities``, ``notes`` and ``installed``, the versions that it says, come from the
-    program, which is started when they are first asked for; OptionError where it does not say them. ``run`` raises Refused, Crashed,
-    Exited, TimedOut, Garbage, Mutated where the inputs file is not as it was, and Failed where the
-    program says that it could not; ``log`` is what the
-    program wrote to stderr during the last call, at most its last 64 KiB.
+    ``dialect``: how to read answers, by default as docs/conform/protocol.md says.
+    The program reports ``name``, ``capabilities``, ``notes`` and ``installed`` (versions). It starts when one of
+    them is first read; OptionError if it does not answer. ``run`` raises Refused, Crashed, Exited, TimedOut,
+    Garbage, Mutated if the inputs file changed, and Failed if the program reports an error. ``log``: the last
+    64 KiB that the program wrote to stderr during the last call.
 
     >>> CommandTarget("python3 -c 'print()'").command
     ('python3', '-c', 'print()')
@@ -150,7 +148,7 @@ class CommandTarget:
         return self._installed
 
     def claims(self) -> Claims:
-        """What the program answered to hello."""
+        """Return the program's answer to hello."""
         with self._lock:
             try:
                 with self.guarded():
@@ -163,7 +161,7 @@ class CommandTarget:
             return self._claims
 
     def run(self, call: Call) -> Result:
-        """One call; its files are removed whatever happens."""
+        """Run one call; its files are always removed."""
         with self._lock:
             folder = Path(tempfile.mkdtemp(prefix="ringspec-"))
             try:
@@ -182,9 +180,9 @@ class CommandTarget:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the program's standard input, so that it ends by itself; then end it.
+        """Close the program's standard input and give it time to exit, then kill it.
 
-        Where another thread waits for an answer, the program is killed at once.
+        If another thread waits for an answer, the program is killed at once.
         """
         while not self._lock.acquire(timeout=0.1):
             if (waiting := self._program) is not None:
@@ -198,7 +196,7 @@ class CommandTarget:
             self._lock.release()
 
     def started(self) -> Program:
-        """The running program, started if there is none."""
+        """Return the running program, started if necessary."""
         if self._program is None:
             self._program = Program(self.command, self.dialect.who)
             message = {"kind": "hello", "protocol": PROTOCOL}
@@ -210,7 +208,7 @@ class CommandTarget:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """A process that crashed, hung or wrote garbage gives no second answer; keep its log."""
+        """End a process that crashed, hung or wrote garbage; keep its log."""
         try:
             yield
         except BaseException as error:
@@ -229,7 +227,7 @@ class CommandTarget:
 
 
 def check_unchanged(folder: Path, name: str, data: bytes) -> None:
-    """Raise Mutated unless the inputs file is as it was written, or gone."""
+    """Raise Mutated if the inputs file exists and differs from what was written."""
     if not os.path.lexists(folder / name):
         return
     try:
@@ -245,7 +243,7 @@ def asked(program: Program, message: dict[str, Any], seconds: float) -> dict[str
 
 
 def arguments_of(command: object) -> tuple[str, ...]:
-    """Program and arguments, checked without starting anything."""
+    """Split and check program and arguments without starting anything."""
     if isinstance(command, str):
         try:
             parts: Any = shlex.split(command)

@@ -1,6 +1,6 @@
-"""The control stream of a worker's process: JSON lines in what were standard input and output.
+"""The control stream of a worker's process: JSON lines on the original standard input and output.
 
-What the process prints from then on goes to its log, which is standard error.
+Anything else that the process prints goes to its log, standard error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_PART = 4000
 
 @dataclass(frozen=True)
 class Control:
-    """Requests in the order in which they came, and the descriptor that takes the replies."""
+    """The queue of requests, and the file descriptor for replies."""
 
     requests: queue.Queue[Message]
     out: int
@@ -41,10 +41,10 @@ class Control:
 
 
 def take_control() -> Control:
-    """Take the standard streams of this process, once.
+    """Take over the standard streams of this process; call it once.
 
-    The process and its group end with the control stream, also in the midst of a call. Ctrl-C is
-    the matter of whoever started it.
+    The process and its group end when the control stream closes, also during a call. Ctrl-C is left to
+    the process that started this one.
     """
     control = os.fdopen(os.dup(0), encoding="utf-8")
     out = os.dup(1)
@@ -66,11 +66,11 @@ def take_control() -> Control:
 
 
 def refusal(error: RingspecError) -> Message:
-    """The reply of a process that cannot do its work."""
+    """Make the reply of a process that cannot start its work."""
     parts = {name: str(getattr(error, name))[-MOST_PART:] for name in PARTS}
     return {"kind": "error"} | parts
 
 
 def refused(reply: Mapping[str, Any]) -> OptionError:
-    """The error that :func:`refusal` told."""
+    """Make the error from a reply of :func:`refusal`."""
     return OptionError(*(str(reply.get(name)) for name in PARTS))

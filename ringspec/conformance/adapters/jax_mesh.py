@@ -1,14 +1,13 @@
 """A JAX function as a target: ``shard_map`` over a named axis, forward and vjp.
 
-The author writes ``function(q, k, v, *, axis_name, call)``: what one worker computes on its own q
+The author writes ``function(q, k, v, *, axis_name, call)``: what one worker computes from its q
 [B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv], with collectives over ``axis_name``. ``call`` is a
-:class:`~ringspec.conformance.adapters.torch_worker.LocalCall` whose arrays, and whose ``rank``, are
-JAX's; further inputs lie in ``call.tensors``. It returns o, or (o, lse); lse is differentiated too where
-a call brings dlse.
+:class:`~ringspec.conformance.adapters.torch_worker.LocalCall` with JAX arrays and a traced ``rank``; further
+inputs are in ``call.tensors``. The function returns o, or (o, lse). lse is differentiated too if a call has dlse.
 
-One process of its own computes everything, on ``devices`` CPU devices or on the GPUs of this
-machine. It is started when the first call comes, and again after a crash. It is not forked: JAX
-cannot be forked, and the number of CPU devices is fixed when JAX starts.
+One separate process computes everything, on ``devices`` CPU devices or on the GPUs of this machine. The first
+call starts it, as does the first call after a crash. It is not forked: JAX cannot be forked, and the number of
+CPU devices is fixed when JAX starts.
 """
 
 from __future__ import annotations
@@ -45,17 +44,16 @@ class JaxTarget:
                       of a module or file
     ``capabilities``  what it claims; operations ring-forward, ring-backward and block-forward
     ``platform``      'cpu' or 'gpu'
-    ``devices``       how many CPU devices there are: the largest W. GPUs are as many as there are
+    ``devices``       number of CPU devices, which is the largest W; all GPUs are used
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report
-    ``timeout``       seconds for one call, which JAX compiles; ``start_timeout`` for importing JAX
-    ``python``        the interpreter of the process: one that has jax, NumPy and ml_dtypes; it
-                      needs no ringspec, and nothing that it has is shadowed
-    ``packages``      distributions whose versions the report names, beside the function's own package
+    ``timeout``       seconds for one call with its compilation; ``start_timeout``: for importing JAX
+    ``python``        the interpreter of the process; it needs jax, NumPy and ml_dtypes, but not
+                      ringspec, and none of its packages is shadowed
+    ``packages``      distributions whose versions the report names, in addition to the function's package
 
-    64-bit types are enabled for float64 calls and for no others. Results come back in the dtype that
-    the function gave them. ``run`` raises Refused, Failed (an exception, with its traceback), Crashed,
-    Exited and TimedOut. With a backward, the function computes its own forward; o and lse that a call of a
-    backward alone brings are not used.
+    64-bit types are enabled for float64 calls only. Results keep the dtype that the function gave them. ``run``
+    raises Refused, Failed (an exception, with its traceback), Crashed, Exited and TimedOut. A backward pass
+    computes its own forward; the o and lse of a call of the backward pass alone are ignored.
 
     >>> target = JaxTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
     >>> target.name, target.platform
@@ -92,28 +90,28 @@ class JaxTarget:
         self._program: CommandTarget | None = None
 
     def run(self, call: Call) -> Result:
-        """One call on the first ``call.workers`` devices."""
+        """Run one call on the first ``call.workers`` devices."""
         check_operation(call)
         program = self.program()
         program.timeout = self.timeout
         return program.run(call)
 
     def program(self) -> CommandTarget:
-        """The process, which starts when it is first asked something."""
+        """Return the process; it starts with the first request."""
         if self._program is None:
             self._program = CommandTarget(self.command(), start_timeout=self.start_timeout)
         return self._program
 
     @property
     def installed(self) -> Installed:
-        """What the process has of ``packages``, as far as it can be started."""
-        with contextlib.suppress(OptionError):  # which each case will tell
+        """The packages that the process has; empty if it cannot be started."""
+        with contextlib.suppress(OptionError):  # each case will report it
             return self.program().installed
         return Installed()
 
     @property
     def printed(self) -> str:
-        """What the process wrote during the last call."""
+        """The output of the process during the last call."""
         return "" if self._program is None else self._program.log
 
     def close(self) -> None:
@@ -123,7 +121,7 @@ class JaxTarget:
             program.close()
 
     def command(self) -> tuple[str, ...]:
-        """The process and what it is told first; OptionError without its Python."""
+        """Return the command line of the process; raise OptionError if its interpreter is missing."""
         if shutil.which(self.python) is None:
             raise OptionError("a Python interpreter", shown(self.python), "pass its path")
         setup = {

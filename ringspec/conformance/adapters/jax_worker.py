@@ -1,8 +1,8 @@
-"""What the process of a JAX target does: one call after the other, on as many devices as it asks.
+"""The program of a JAX target's process: one call after the other, on as many devices as the call has workers.
 
-:mod:`ringspec.conformance.adapters.jax_mesh` starts it. It speaks the protocol of ``cmd:`` targets
-(docs/conform/protocol.md) on what were standard input and output; whatever the function prints goes
-to the log. jax is imported when the process begins, not when this module is.
+:mod:`ringspec.conformance.adapters.jax_mesh` starts it. It takes over standard input and output for the protocol of
+``cmd:`` targets (docs/conform/protocol.md); what the function prints goes to the log. jax is imported by functions,
+so that this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Message = dict[str, Any]
 
 
 def prepare(setup: Mapping[str, Any]) -> None:
-    """What JAX reads from the environment when it starts."""
+    """Set the environment variables that JAX reads when it starts."""
     if setup["platform"] == "cpu":
         flags = os.environ.get("XLA_FLAGS", "")
         count = f"--xla_force_host_platform_device_count={setup['devices']}"
@@ -36,7 +36,7 @@ def prepare(setup: Mapping[str, Any]) -> None:
 
 
 def wide_types(wide: bool) -> Any:
-    """A context in which JAX has 64-bit types, or has none; under its older name where it must be."""
+    """Return a context in which JAX has 64-bit types or not; older versions have another name for it."""
     import jax
 
     if hasattr(jax, "enable_x64"):
@@ -47,7 +47,7 @@ def wide_types(wide: bool) -> Any:
 
 
 def mapped(local: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
-    """``local`` over the mesh, every argument and result split along its first axis."""
+    """Map ``local`` over the mesh, with every argument and result split along its first axis."""
     import jax
     from jax.sharding import PartitionSpec
 
@@ -62,7 +62,7 @@ def mapped(local: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
 
 
 def evaluate(function: Callable[..., Any], message: Message, given: Arrays) -> Arrays:
-    """Forward and, where it is asked for, vjp. Arrays in and out: [W, ...], one entry a worker."""
+    """Compute the forward pass and, if requested, the vjp. Inputs and results are [W, ...]."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -97,7 +97,7 @@ COMPILED: dict[str, Callable[..., Any]] = {}
 def compiled(
     function: Callable[..., Any], message: Message, mesh: Any, shapes: str
 ) -> Callable[..., Any]:
-    """The function over the mesh; one that JAX has compiled already where only the values differ."""
+    """Return the function over the mesh, already compiled if only the values of a call are new."""
     import jax
 
     from ringspec.conformance.adapters.torch_worker import Place, local_call
@@ -124,7 +124,7 @@ def compiled(
 def derived(
     ring: Callable[..., Any], leaves: Arrays, seeds: list[Any], passes: list[str]
 ) -> Arrays:
-    """o, lse and the gradients, as far as the passes and the function have them."""
+    """Return o, lse and the gradients, as the passes request and the function returns."""
     import jax
     import jax.numpy as jnp
 
@@ -132,8 +132,8 @@ def derived(
         return dict(zip(("o", "lse"), ring(leaves), strict=False))
     outputs, pull = jax.vjp(ring, leaves)
     if len(outputs) < 2 and seeds[1] is not None:
-        raise ValueError("the call brings dlse, and the function returned no lse")
-    # A dtype that is not the seed's own is told by the harness, from the results.
+        raise ValueError("the call has dlse, but the function returned no lse")
+    # The suite reports a wrong dtype from the results.
     cotangents = tuple(
         jnp.zeros_like(x) if seed is None else seed.astype(x.dtype)
         for x, seed in zip(outputs, seeds, strict=False)
@@ -147,9 +147,9 @@ def derived(
 def answer(
     function: Callable[..., Any] | str, message: Message, packages: tuple[str, ...] = ()
 ) -> Message:
-    """The answer to one call, whatever happens; its results lie in the file that it names.
+    """Return the answer to one call, whatever happens, and write the results to its file.
 
-    It says which of the ``packages`` this process has imported by then.
+    The answer names those of the ``packages`` that this process has imported.
     """
     from ringspec.conformance.target.protocol import Refused
     from ringspec.tensorfile import read_tensors, write_tensors
@@ -168,14 +168,14 @@ def answer(
 
 
 def last_of_traceback() -> str:
-    """The end of the present exception's traceback; the whole of it goes to the log."""
+    """Return the end of the current traceback, and write all of it to the log."""
     text = traceback.format_exc()
     sys.stderr.write(text)
     return text[-MOST_TEXT:]
 
 
 def loaded(setup: Mapping[str, Any]) -> Callable[..., Any] | str:
-    """The function, or why there is none."""
+    """Return the function, or the reason why it cannot be loaded."""
     try:
         import jax
 
@@ -188,7 +188,7 @@ def loaded(setup: Mapping[str, Any]) -> Callable[..., Any] | str:
 
 
 def hello(message: Message, setup: Mapping[str, Any]) -> Message:
-    """The answer to hello: the function's name, and what this process has of the packages."""
+    """Answer hello with the function's name and the packages of this process."""
     have = asdict(installed(setup["packages"]))
     return {"kind": "hello", "protocol": message["protocol"], "name": setup["function"]} | have
 

@@ -30,19 +30,18 @@ FROM_CALL = (
 
 
 class NumPyTarget:
-    """``function(q, k, v, **rest)`` for all workers at once, as a target.
+    """A function ``function(q, k, v, **rest)`` for all workers at once, as a target.
 
-    The function gets lists with one array a worker: q [B, H, n, D], k [B, Hkv, n, D], v
-    [B, Hkv, n, Dv] and by name whatever else of a call it has parameters for: tensors (``dy``,
-    ``dlse``, ``bias``...; ``sinks`` [H, N] once, not a list; None where a call has none), terms
-    (``scale``, ``causal``, ``window``...; the function's own default where a call has none) and
-    fields of a call (``workers``, ``layout``, ``index_q``, ``position_q``...). With ``call`` as a
-    parameter it gets the :class:`~ringspec.conformance.target.protocol.Call` itself. It returns a dict or a
+    The function gets lists with one array per worker: q [B, H, n, D], k [B, Hkv, n, D], v
+    [B, Hkv, n, Dv]. It gets further parts of a call if it has parameters of these names: tensors
+    (``dy``, ``dlse``, ``bias``...; None if the call has none; ``sinks`` [H, N] is one array, not a list),
+    terms (``scale``, ``causal``, ``window``...; the function's default if the call has none) and
+    fields of the call (``workers``, ``layout``, ``index_q``, ``position_q``...). A parameter ``call``
+    gets the :class:`~ringspec.conformance.target.protocol.Call` itself. The function returns a dict or a
     Result with lists of o, lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
 
-    ``capabilities`` says what it claims, ``name`` and ``notes`` are for the report. A term or a tensor
-    of a claimed call that the function has no parameter for is an error; where it returns something
-    else, ``run`` raises Garbage.
+    ``capabilities``: what it claims; ``name`` and ``notes``: for the report. ``run`` raises OptionError for
+    a term or tensor of a call without a parameter for it, and Garbage if the function returns something else.
 
     >>> import numpy as np
     >>> def local(q, k, v, scale):
@@ -73,7 +72,7 @@ class NumPyTarget:
 
 
 def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
-    """What a function gets of a call, by the names of its parameters."""
+    """Choose what a function gets of a call, by the names of its parameters."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     tensors = {
@@ -101,7 +100,7 @@ def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
 
 
 def result_from(value: Any) -> Result:
-    """A Result, a mapping by name, or a tuple in the order of the results' names."""
+    """Make a Result from a Result, a mapping by name, or a tuple in the order of RESULTS."""
     if isinstance(value, Result):
         return value
     if isinstance(value, Mapping):

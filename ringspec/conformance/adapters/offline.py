@@ -1,14 +1,14 @@
-"""``dir:FOLDER``: calls written for another machine, and results that it put beside them.
+"""``dir:FOLDER``: calls written to files, with the results that a program on another machine added.
 
-    FOLDER/README.md              what to do there
+    FOLDER/README.md              instructions
     FOLDER/index.json             profile, pattern, claims, and for each call its folder and digest
-    FOLDER/versions.json          from the other side, if it likes: which packages computed the results
+    FOLDER/versions.json          optional, from the other machine: the packages that computed the results
     FOLDER/calls/<case>[.n]/      call.json and inputs.safetensors; n counts further calls of a case
-                                  and result.safetensors, or refused.txt, from the other side
+                                  and result.safetensors or refused.txt, from the other machine
 
-call.json and the tensors are those of the command protocol (docs/conform/protocol.md), paths relative
-to the call's folder. A call finds its folder by the digest of what it asks, so a folder that was
-written by another version, or for other claims, is told apart from one in which a result is missing.
+call.json and the tensors are those of the command protocol (docs/conform/protocol.md), with paths relative to the
+call's folder. The folder of a call is found by a digest of its contents. So a folder that was written by another
+version, or for other claims, is not mistaken for one with missing results.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def digest(message: bytes, inputs: bytes) -> str:
 
 
 class OfflineTarget:
-    """A folder of calls, and whatever results lie in it, as a target.
+    """A folder of calls and results as a target.
 
-    ``directory``: a folder that :func:`ringspec.conformance.cases.write.write_cases` made. ``run`` gives an empty result where no result.safetensors lies (the runner says 'missing'),
-    raises Refused with the text of refused.txt where that lies instead, Mutated where the inputs beside
-    it are not those that were written (they may be gone), and Garbage for a file that is no result and
-    for a call that was never written. Raises FileFormatError for a folder without
-    a proper index.json, or with a versions.json that is none. ``profile`` and ``only``: those that it was
-    written with; ``installed``: what versions.json says. Nothing runs, so ``timeout`` is never reached.
+    ``directory``: a folder that :func:`ringspec.conformance.cases.write.write_cases` made. ``run`` returns an
+    empty result, which is 'missing', if there is no result.safetensors. It raises Refused with the text of
+    refused.txt if that exists instead, Mutated if the inputs were changed (they may be removed), and Garbage
+    for an invalid result and for a call that was not written. FileFormatError: index.json or versions.json
+    is invalid. ``profile`` and ``only``: those with which it was written; ``installed``: from versions.json.
+    Nothing runs, so ``timeout`` has no effect.
     """
 
     timeout: float | None = None
@@ -88,7 +88,7 @@ class OfflineTarget:
         self.installed = read_versions(self.root)
 
     def run(self, call: Call) -> Result:
-        """What the other machine says to this call."""
+        """Return the other machine's result of this call."""
         message, inputs = encoded(call)
         name = self.folders.get(digest(message, inputs))
         if name is None:
@@ -106,7 +106,7 @@ class OfflineTarget:
         return result
 
     def raise_refused(self, place: str) -> None:
-        """Raise Refused if refused.txt lies in the folder ``place``."""
+        """Raise Refused if the folder ``place`` has a refused.txt."""
         if not os.path.lexists(self.root / place / REFUSED):
             return
         try:
@@ -117,7 +117,7 @@ class OfflineTarget:
 
 
 def read_versions(root: Path) -> Installed:
-    """What the other machine says that it computed with; nothing where it does not say it."""
+    """Read versions.json, if it exists."""
     if not os.path.lexists(root / VERSIONS):
         return Installed()
     fix = 'write {"versions": {"package": "1.0"}}, or remove the file'
@@ -130,7 +130,7 @@ def read_versions(root: Path) -> Installed:
 
 
 def read_index(root: Path) -> dict[str, Any]:
-    """index.json, checked; nothing in it is taken on trust, for other machines wrote in its folder."""
+    """Read and check index.json, which is untrusted: another machine could write to its folder."""
     try:
         index = message_of(read_plain(root, INDEX, MAX_INDEX), INDEX)
     except Garbage as fault:

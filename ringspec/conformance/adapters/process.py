@@ -1,6 +1,6 @@
-"""A program connected by pipes: a line in, a line out, a deadline, a log, and an end to its whole group.
+"""A program connected by pipes: one line in, one line out, a deadline, a log, and a process group to kill.
 
-POSIX only: pipes that can be waited for together, and process groups.
+POSIX only, because it waits for several pipes together and uses process groups.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PROGRAM = "the program"
 class Program:
     """A running program. ``exchange`` raises Crashed, Exited, TimedOut, Garbage; then call ``end``.
 
-    ``who`` names it in these messages. Of a program that closed its stdout the exit status is awaited
-    for ``ending_seconds``. ``longest``: bytes of a line that it may write.
+    ``who`` names it in messages. ``ending_seconds``: how long to wait for the exit status after the program
+    closed its stdout. ``longest``: bytes of a line that it may write.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Program:
         return self.process.poll() is None
 
     def log(self) -> str:
-        """What came on stderr since the last question, at most its last 64 KiB."""
+        """Return the last 64 KiB written to stderr since the last request."""
         return self.errors.decode("utf-8", "replace")
 
     def exchange(self, line: bytes, seconds: float) -> bytes:
-        """Write a line, return the line that comes back."""
+        """Write a line and return the line that answers it."""
         deadline = time.monotonic() + seconds
         self.ask(line)
         while (answer := self.answer(deadline)) is None:
@@ -83,10 +83,10 @@ class Program:
         return answer
 
     def ask(self, line: bytes) -> None:
-        """Begin to write a line; the log is that of this question from now on."""
+        """Begin to write a line, and clear the log."""
         self.take(0.0)
         when = " after its last answer" if self.asked else " before it was asked"
-        if self.asked:  # what came before the first question belongs to it
+        if self.asked:  # output before the first request stays in its log
             self.errors.clear()
         self.asked = True
         self.refuse_noise("before it was asked")
@@ -95,7 +95,7 @@ class Program:
         self.unsent = memoryview(line)
 
     def answer(self, deadline: float) -> bytes | None:
-        """The line that came back, None where it is not whole yet."""
+        """Return the answering line; None if it is not complete yet."""
         if b"\n" not in self.received:
             if len(self.received) > self.longest:
                 raise Garbage(f"more than {self.longest} bytes on stdout without an end of line")
@@ -119,16 +119,16 @@ class Program:
             raise Garbage(f"stdout is for answers; {self.who} wrote {shown(first)[1:]} {when}")
 
     def send(self) -> None:
-        """Write what goes of the line."""
+        """Write as much of the line as the pipe takes."""
         try:
             self.unsent = self.unsent[os.write(self.stdin, self.unsent[:CHUNK]) :]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # the program ended, or will not listen: no answer will come
+        except BrokenPipeError:  # the program ended or closed its input: there will be no answer
             self.unsent = self.unsent[:0]
 
     def read(self, pipe: int) -> bool:
-        """Take one piece of what lies in a pipe; False where nothing does."""
+        """Read one piece from a pipe; return False if it is empty."""
         try:
             piece = os.read(pipe, CHUNK)
         except BlockingIOError:
@@ -143,7 +143,7 @@ class Program:
         return bool(piece)
 
     def take(self, seconds: float) -> None:
-        """Take what lies in the pipes; of a program that never stops writing, not for ever."""
+        """Read what the pipes hold, for a limited time in case the program never stops writing."""
         until = time.monotonic() + max(seconds, GLANCE_SECONDS)
         for pipe in tuple(self.open):
             while (
@@ -152,7 +152,7 @@ class Program:
                 pass
 
     def raise_ended(self, deadline: float) -> None:
-        """The program closed its stdout: because it ended, or so."""
+        """Raise the error for a program that closed its stdout."""
         left = max(deadline - time.monotonic(), 0.0)
         try:
             status = self.process.wait(min(left, self.ending_seconds))
@@ -161,7 +161,7 @@ class Program:
         raise ended(self.who, status, " before it answered")
 
     def close(self) -> None:
-        """Close the program's input, give it a moment to end, and end what is left."""
+        """Close the program's input, give it a moment to exit, then kill its group."""
         self.unsent = memoryview(b"")
         if self.process.stdin:
             with contextlib.suppress(OSError):
@@ -174,13 +174,13 @@ class Program:
         self.end()
 
     def kill(self) -> None:
-        """Kill the process group; any thread may, also while another one waits for an answer."""
-        # Also after the program ended: its children are of the same group.
+        """Kill the process group; safe in any thread, also while another waits for an answer."""
+        # Also after the program ended: its children are in the same group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill the process group, keep the last of the log, close the pipes."""
+        """Kill the process group, keep the end of the log, close the pipes."""
         self.kill()
         self.process.wait()
         self.received.clear()
@@ -193,7 +193,7 @@ class Program:
 
 
 def pump(programs: Sequence[Program], seconds: float) -> None:
-    """Send and take what goes, of all programs together, after waiting for at most ``seconds``."""
+    """Wait at most ``seconds`` for any program's pipes, then write and read what they allow."""
     with selectors.DefaultSelector() as selector:
         for program in programs:
             for pipe in program.open:

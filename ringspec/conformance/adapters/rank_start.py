@@ -1,16 +1,16 @@
-"""Start a worker: let its interpreter import ringspec, and nothing else of this environment.
+"""Start a worker whose interpreter can import this ringspec, and nothing else of this environment.
 
     python .../ringspec/conformance/adapters/rank_start.py MODULE ARGUMENT...
 
-The environment of a worker is the one under test, so no folder is added to its import path, and no
-package that it has is shadowed. The package ``ringspec`` that holds this file is loaded by its
-location. NumPy and ml_dtypes, which are all that ringspec needs in a worker, come from the worker's
-own environment; where they are missing the process ends with a sentence that says what to install.
+The environment of a worker is under test, so no folder is added to its import path and none of its packages is
+shadowed. The package ``ringspec`` that contains this file is loaded by its location. NumPy and ml_dtypes, which
+are all that ringspec needs in a worker, come from the worker's environment. If they are missing, the process
+exits with a sentence that says what to install.
 
-The rest is as with ``python -m``: the current folder is first on the import path (unless
-PYTHONSAFEPATH or ``-P`` forbids it), and PYTHONPATH means what it means elsewhere. A process that
-:mod:`multiprocessing` spawns in a worker runs this file again as ``__mp_main__``, so it imports the
-same ringspec. Any other program that a worker starts imports the ringspec that it finds itself.
+The rest is as with ``python -m``: the current folder is first on the import path (unless PYTHONSAFEPATH or ``-P``
+forbids it), and PYTHONPATH has its usual meaning. A process that :mod:`multiprocessing` spawns in a worker runs
+this file again as ``__mp_main__``, so it imports the same ringspec. Any other program that a worker starts imports
+the ringspec on its own import path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEEDED = ("numpy", "ml_dtypes")
 
 
 def load_ringspec() -> None:
-    """Make ``import ringspec`` mean the package in FOLDER, whatever lies on the import path."""
+    """Make ``import ringspec`` import the package in FOLDER, whatever the import path has."""
     check_environment()
     place = str(FOLDER / "__init__.py")
     spec = importlib.util.spec_from_file_location(
@@ -40,9 +40,9 @@ def load_ringspec() -> None:
 
 
 def check_environment() -> None:
-    """End the process with a sentence where ringspec cannot work in it."""
+    """Exit with a sentence if ringspec cannot work in this process."""
     python = sys.executable or "python"
-    if sys.version_info < OLDEST:  # the interpreter of `python=` may be any
+    if sys.version_info < OLDEST:  # `python=` may name any interpreter
         oldest, own = (".".join(map(str, one)) for one in (OLDEST, sys.version_info[:3]))
         raise SystemExit(f"expected Python >= {oldest} as {python}; got {own}. Fix: name another")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -55,9 +55,11 @@ def check_environment() -> None:
 
 
 def main() -> None:
-    """Run ``main()`` of the module of ringspec that the command line names."""
+    """Run ``main()`` of the ringspec module that the command line names."""
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.getcwd()  # it was this script's folder, where any name might lie
+        sys.path[0] = (
+            os.getcwd()
+        )  # instead of this script's folder, whose modules must not be found
     load_ringspec()
     del sys.argv[0]
     importlib.import_module(sys.argv[0]).main()

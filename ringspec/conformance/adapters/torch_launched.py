@@ -1,8 +1,8 @@
-"""A torch target on processes that torchrun started: rank 0 asks, all ranks answer.
+"""A torch target on processes that torchrun started: rank 0 sends calls, all ranks compute.
 
-Calls and results travel through a gloo group of their own, as JSON and safetensors bytes; no file
-and no port but torchrun's is needed, so the ranks may be on many hosts. A crash ends all of them
-(torchrun does that), a hang ends when the process group's timeout does.
+Calls and results are sent through a separate gloo group, as JSON and safetensors bytes. No file and no port other
+than torchrun's is needed, so the ranks may be on several hosts. After a crash torchrun ends all ranks; a hang ends
+with the timeout of the process group.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def receive_bytes(rank: int, control: Any) -> bytes:
 
 
 def joined(device: str, seconds: float) -> tuple[Place, Any]:
-    """Join torchrun's process group; the place of this rank, and the group for control."""
+    """Join torchrun's process group; return the place of this rank and the control group."""
     import torch
     import torch.distributed as dist
 
@@ -65,13 +65,13 @@ def joined(device: str, seconds: float) -> tuple[Place, Any]:
         torch.cuda.set_device(where)
     limit = timedelta(seconds=seconds)
     dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=limit)
-    # Between calls the others wait for rank 0, which may judge for long.
+    # Between calls the other ranks wait for rank 0, whose comparisons may take long.
     control = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     return Place(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, where), control
 
 
 def launched(target: Any) -> Any:
-    """The TorchTarget ``target`` on rank 0; on other ranks, answer until rank 0 is done and end (SystemExit)."""
+    """Return the TorchTarget ``target`` on rank 0; other ranks answer calls until rank 0 is done, then exit."""
     place, control = joined(target.device, target.timeout)
     function = load_function(target.function, target.options)
     have = installed(target.packages)
@@ -90,7 +90,7 @@ def launched(target: Any) -> Any:
 
 
 def serve(function: Any, place: Place, control: Any) -> None:
-    """Answer one call after the other, until an empty request comes."""
+    """Answer calls until an empty request arrives."""
     while request := receive_bytes(0, control):
         given = decode(receive_bytes(0, control))
         reply, arrays = answer(function, json.loads(request), place, given)
@@ -99,7 +99,7 @@ def serve(function: Any, place: Place, control: Any) -> None:
 
 
 class Driver:
-    """Rank 0: ask the others, answer too, gather."""
+    """Rank 0: send calls to the other ranks, compute too, gather the results."""
 
     def __init__(self, target: Any, function: Any, place: Place, control: Any) -> None:
         self.target, self.function, self.place, self.control = target, function, place, control
@@ -125,7 +125,7 @@ class Driver:
         return own.gathered([arrays for _, arrays in answers])
 
     def close(self) -> None:
-        """Let the other ranks end."""
+        """Tell the other ranks to exit."""
         if not self.closed:
             self.closed = True
             for rank in range(1, self.place.workers):

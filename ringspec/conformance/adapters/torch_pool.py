@@ -1,9 +1,8 @@
-"""W processes, one rank of a process group each: started once, asked many times, ended as one.
+"""W processes, each a rank of one process group: started once, used for many calls, ended together.
 
-A crash, a hang or an exception of one rank leaves the others waiting in a collective, so after
-any of them the whole pool is ended; whoever asks next starts another. The processes are started
-by :mod:`ringspec.conformance.adapters.rank_start` and not forked: the harness may hold threads, and
-``python`` may be that of another environment, of which nothing is shadowed.
+A crash, a hang or an exception of one rank leaves the others waiting in a collective. So the whole pool is ended
+after any of these, and the next call starts another. :mod:`ringspec.conformance.adapters.rank_start` starts the
+processes. They are not forked, because the suite may have threads and ``python`` may be another environment's.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from ringspec.errors import shown
 WORKER = "ringspec.conformance.adapters.torch_worker"
 LOG_BYTES = 1 << 14
 GRACE_SECONDS = 3.0
-ENDING_SECONDS = 20.0  # what torch still runs then takes its time on a busy machine
+ENDING_SECONDS = 20.0  # torch exits slowly on a busy machine
 Message = dict[str, Any]
 
 
 class RankHere:
-    """A rank in this process, where a debugger reaches it; asked as the :class:`Program` of another rank is.
+    """A rank in this process, for a debugger, with the methods of a :class:`Program`.
 
-    It computes while its answer is waited for: the others were asked before.
+    It computes in ``answer``, after the other ranks got their requests.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class RankHere:
         return ""
 
     def kill(self) -> None:
-        """This process stays."""
+        """Do nothing: this process stays."""
 
     def end(self) -> None:
         import torch.distributed as dist
@@ -67,10 +66,10 @@ class RankHere:
 class Pool:
     """W running processes. ``ask`` raises Refused, Failed, Crashed, Exited, TimedOut or Garbage.
 
-    ``setup`` is what each process is told first: ``function``, ``options``, ``device``, ``packages``.
-    ``alive`` is False once the pool has been ended. ``installed``: what the processes have of those
-    packages (Failed where two have different versions). ``printed`` is what the ranks wrote during the last call, with
-    stdout and stderr in one. ``here``: the rank that this process computes. ``folder`` is for the files of calls, and goes with the pool.
+    ``setup``, sent to each process first: ``function``, ``options``, ``device``, ``packages``. ``alive``: False
+    after the pool has ended. ``installed``: the packages of the processes (Failed if two have different
+    versions of one). ``printed``: the stdout and stderr of the ranks during the last call. ``here``: the rank
+    that this process computes. ``folder``: for the files of calls; it is removed with the pool.
     """
 
     def __init__(
@@ -97,10 +96,10 @@ class Pool:
         return Program(command, f"worker {rank}", environment(), ENDING_SECONDS)
 
     def ask(self, requests: list[Message], seconds: float) -> list[Message]:
-        """Send each rank its request, wait for all replies."""
+        """Send each rank its request and wait for all replies."""
         try:
             replies = self.exchanged(requests, seconds)
-        except Refused:  # by all of them: none waits for another
+        except Refused:  # all ranks refused, so none waits for another
             raise
         except Failed as failure:
             self.end(dump=isinstance(failure, TimedOut))
@@ -128,13 +127,13 @@ class Pool:
         return replies
 
     def logs(self) -> str:
-        """What each rank wrote during the last call, at most its last 16 KiB."""
+        """Return what each rank wrote during the last call, at most its last 16 KiB."""
         texts = [program.log()[-LOG_BYTES:] for program in self.processes]
         parts = [f"--- worker {rank}\n{text}" for rank, text in enumerate(texts) if text.strip()]
         return "\n".join(parts)
 
     def end(self, dump: bool = False) -> None:
-        """End all processes; with ``dump`` each first writes to its log where it is."""
+        """End all processes; with ``dump`` each first writes its stack to the log."""
         self.alive = False
         if dump and hasattr(signal, "SIGUSR1"):
             for program in self.processes:
@@ -155,7 +154,7 @@ class Pool:
 
 
 class Deadline:
-    """Until when replies are waited for."""
+    """The time until which replies are awaited."""
 
     def __init__(self, seconds: float) -> None:
         self.at = time.monotonic() + seconds
@@ -164,7 +163,7 @@ class Deadline:
         return self.at - time.monotonic()
 
     def note(self, reply: Message) -> Message:
-        """Others may wait for ever for a rank that gave up, or be the ones that crashed."""
+        """Shorten the deadline if a rank gave up: the others may wait for it forever, or have crashed."""
         if gave_up(reply):
             self.at = min(self.at, time.monotonic() + GRACE_SECONDS)
         return reply
@@ -175,7 +174,7 @@ def gave_up(reply: Message) -> bool:
 
 
 def collected(programs: Mapping[int, Program], deadline: Deadline) -> dict[int, Message]:
-    """The replies by rank that came before the deadline."""
+    """Return the replies, by rank, that arrive before the deadline."""
     replies: dict[int, Message] = {}
     while len(replies) < len(programs) and (left := deadline.left()) > 0:
         pump([*programs.values()], min(left, GLANCE_SECONDS))
@@ -189,9 +188,9 @@ def collected(programs: Mapping[int, Program], deadline: Deadline) -> dict[int, 
 def beside(
     here: Mapping[int, RankHere], others: Mapping[int, Program], deadline: Deadline
 ) -> dict[int, Message]:
-    """All replies, where this process computes a rank while a thread waits for the others.
+    """Compute a rank in this process while a thread waits for the others; return all replies.
 
-    Where one of these gives up, the others are killed: this rank, which may wait for it, sees the connection end.
+    If another rank gives up, all others are killed, so that this rank sees the connection end instead of waiting.
     """
 
     def watch() -> dict[int, Message]:
@@ -224,7 +223,7 @@ def reply_of(line: bytes, rank: int) -> Message:
 
 
 def checked_reply(reply: Message, rank: int) -> Message:
-    """The reply of a rank; Garbage unless it has the form that ``torch_worker`` gives it."""
+    """Return the reply of a rank; raise Garbage unless it has the form that ``torch_worker`` writes."""
     changed = reply.get("changed", [])
     texts = [reply.get(key, "") for key in ("error", "refused")]
     texts += changed if isinstance(changed, list) else [changed]
@@ -236,7 +235,7 @@ def checked_reply(reply: Message, rank: int) -> Message:
 
 
 def judge_replies(replies: dict[int, Message], workers: int, seconds: float) -> None:
-    """Raise what the replies say, in the order in which they came."""
+    """Raise the error that the replies report, if any; errors come before refusals and silence."""
     for rank, reply in replies.items():
         if "error" in reply:
             raise Failed(f"worker {rank} raised an exception\n{reply['error']}")
@@ -253,7 +252,7 @@ def judge_replies(replies: dict[int, Message], workers: int, seconds: float) -> 
 
 
 def environment() -> dict[str, str]:
-    """This environment, in which gloo needs no name service."""
+    """Return this process's environment variables, with gloo on the loopback interface."""
     chosen = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
     chosen.setdefault("OMP_NUM_THREADS", "1")
     if sys.platform == "linux":

@@ -1,9 +1,9 @@
 """A PyTorch function as a target: W processes, forward and autograd's backward on each.
 
-The author writes ``function(q, k, v, *, group, call)``: what one rank computes on its own q
-[B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv]. ``group`` is the process group (gloo on CPU, NCCL
-with one GPU a process), ``call`` a :class:`~ringspec.conformance.adapters.torch_worker.LocalCall`. It
-returns o, or (o, lse), connected to its inputs for autograd; lse too where dlse is claimed.
+The author writes ``function(q, k, v, *, group, call)``: what one rank computes from its q [B, H, n, D],
+k [B, Hkv, n, D] and v [B, Hkv, n, Dv]. ``group`` is the process group (gloo on CPU, NCCL with one GPU per
+process), ``call`` a :class:`~ringspec.conformance.adapters.torch_worker.LocalCall`. The function returns o, or
+(o, lse), differentiable by autograd; lse must be differentiable if dlse is claimed.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class TorchTarget:
     ``device``        'cpu' or 'cuda'
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report
     ``timeout``       seconds for one call, ``start_timeout`` for starting the processes
-    ``python``        the interpreter of the processes: one that has torch, NumPy and ml_dtypes; it
-                      needs no ringspec, and nothing that it has is shadowed
-    ``packages``      distributions whose versions the report names, beside the function's own package
-    ``pools``         so many pools (one for each W) stay alive between calls
+    ``python``        the interpreter of the processes; it needs torch, NumPy and ml_dtypes, but not
+                      ringspec, and none of its packages is shadowed
+    ``packages``      distributions whose versions the report names, in addition to the function's package
+    ``pools``         how many pools (one for each W) stay alive between calls
 
-    ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, Exited,
-    TimedOut, Garbage and Mutated; ``printed`` is what the ranks wrote during the last call. ``installed`` is read in
-    the ranks: before the first call it starts those of the smallest W. Ranks with different versions are
-    Failed. With a backward, the function computes its own forward; o and lse that a call of a
-    backward alone brings are not used.
+    ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, Exited, TimedOut,
+    Garbage and Mutated. ``printed``: what the ranks wrote during the last call. ``installed`` is read in the
+    ranks; before the first call it starts those of the smallest W. Different versions on two ranks raise
+    Failed. A backward pass computes its own forward; the o and lse of a call of the backward pass alone are
+    ignored.
 
     >>> target = TorchTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
     >>> target.name, target.device
@@ -104,7 +104,7 @@ class TorchTarget:
         self.here: int | None = None
 
     def run(self, call: Call) -> Result:
-        """One call on ``call.workers`` processes."""
+        """Run one call on ``call.workers`` processes."""
         check_operation(call)
         self.printed = ""
         pool = self.pool(call.workers)
@@ -112,7 +112,7 @@ class TorchTarget:
         for rank in range(call.workers):
             given, results = (pool.folder / f"{rank}.{kind}" for kind in ("given", "results"))
             write_tensors(given, local_arrays(call, rank))
-            results.unlink(missing_ok=True)  # those of an earlier call are no answer to this one
+            results.unlink(missing_ok=True)  # of an earlier call
             request = request_of(call) | {"packages": self.packages}
             requests.append(request | {"given": str(given), "results": str(results)})
         replies = pool.ask(requests, self.timeout)
@@ -123,7 +123,7 @@ class TorchTarget:
         return gathered([stored(pool.folder, file, most_bytes(call)) for file in files])
 
     def pool(self, workers: int) -> Pool:
-        """The pool of W processes, the most recently used last."""
+        """Return the pool of W processes; the least recently used pool is closed if there are too many."""
         pool = self.pools.pop(workers, None)
         if pool is None or not pool.alive:
             while len(self.pools) >= self.most_pools:
@@ -137,15 +137,15 @@ class TorchTarget:
 
     @property
     def installed(self) -> Installed:
-        """What the ranks have of ``packages``, as far as they can be started."""
+        """The packages that the ranks have; empty if they cannot be started."""
         if self._installed is None:
             self._installed = Installed()
-            with contextlib.suppress(Failed, OSError, OptionError):  # which each case will tell
+            with contextlib.suppress(Failed, OSError, OptionError):  # each case will report it
                 self.pool(min(self.capabilities.workers or (1,)))
         return self._installed
 
     def note(self, said: Installed) -> None:
-        """Keep what ranks have ``said`` of their packages; the latest counts."""
+        """Add the packages that ranks report; the latest report of a package counts."""
         self._installed = (self._installed or Installed()).merged(said)
 
     def close(self) -> None:
@@ -154,9 +154,9 @@ class TorchTarget:
             self.pools.popitem()[1].close()
 
     def debug(self, rank: int) -> None:
-        """Compute this rank of every call in this process, without a time limit; the others as always.
+        """Compute this rank of every call in this process, without a time limit.
 
-        Only where this process is of the interpreter ``python``: another one may have another torch.
+        It does nothing if this process runs another interpreter than ``python``, which may have another torch.
         """
         if self.python == sys.executable:
             self.close()
@@ -164,10 +164,10 @@ class TorchTarget:
             self.here, self.timeout, self.most_pools = rank, math.inf, 1
 
     def under_torchrun(self) -> TorchTarget:
-        """This target on the processes that torchrun started, on one host or many.
+        """Use the processes that torchrun started, on one host or many, instead of starting some.
 
-        Rank 0 gets a target that claims W = WORLD_SIZE alone and goes on; on all other ranks this
-        function answers calls until rank 0 closes its target, and then ends the process.
+        On rank 0, return a target that claims only W = WORLD_SIZE. On all other ranks, answer calls until rank 0
+        closes its target, then exit.
         """
         target: TorchTarget = launched(self)
         return target
@@ -176,7 +176,7 @@ class TorchTarget:
 def named(
     function: str | Callable[..., Any], name: str | None, python: str | None
 ) -> tuple[str, str, str]:
-    """Where a function is, the target's name, and the interpreter of its processes.
+    """Return where a function is found, the target's name, and the interpreter of its processes.
 
     >>> named("package.module:ring", None, "python3")
     ('package.module:ring', 'ring', 'python3')
@@ -187,7 +187,7 @@ def named(
 
 
 def function_spec(function: str | Callable[..., Any]) -> str:
-    """The text under which another process finds a function.
+    """Return the text by which another process finds a function.
 
     >>> function_spec("package.module:name")
     'package.module:name'
@@ -202,7 +202,7 @@ def function_spec(function: str | Callable[..., Any]) -> str:
     if not name or "<" in name:
         fix = "define it at the top level of a module, or pass 'module:name'"
         raise OptionError("a function that another process can import", shown(function), fix)
-    # A file that was loaded by its path has a module name that only this process knows.
+    # The module name of a file that was loaded by its path is known only in this process.
     top = function.__module__.partition(".")[0]
     importable = top != "__main__" and PathFinder.find_spec(top) is not None
     source = inspect.getsourcefile(function)

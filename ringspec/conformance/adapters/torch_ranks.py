@@ -1,4 +1,4 @@
-"""One call as the ranks of a torch target see it: a request, each rank's arrays, and their results."""
+"""Divide a call into a request and the arrays of each rank, and gather the results of the ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ringspec.conformance.target.protocol import RESULTS, TABLES, Call, Mutated,
 
 
 def check_operation(call: Call) -> None:
-    """Refuse what a differentiable function of one worker cannot be asked for."""
+    """Raise Refused for an operation that a differentiable function of one worker cannot compute."""
     if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
         raise Refused(f"{call.operation} {' and '.join(call.passes)}")
 
 
 def request_of(call: Call) -> dict[str, Any]:
-    """What one line of JSON says of a call."""
+    """Return the fields of a call that are sent as JSON."""
     names = ("id", "operation", "workers", "layout", "circulation", "direction")
     return {name: getattr(call, name) for name in names} | {
         "passes": list(call.passes),
@@ -27,7 +27,7 @@ def request_of(call: Call) -> dict[str, Any]:
 
 
 def local_arrays(call: Call, rank: int) -> dict[str, np.ndarray]:
-    """One rank's inputs, with its part of the layout's tables."""
+    """Return one rank's inputs and its rows of the layout tables."""
     arrays = {name: per_worker[rank] for name, per_worker in call.tensors.items()}
     for name in TABLES:
         table = getattr(call, name)
@@ -43,7 +43,7 @@ def raise_changed(replies: list[dict[str, Any]]) -> None:
 
 
 def gathered(arrays: list[dict[str, np.ndarray]]) -> Result:
-    """The results of all ranks; None for a rank that has none where another one has."""
+    """Gather the results of all ranks; a result that only some ranks have is None on the others."""
     result = Result()
     for name in RESULTS:
         if any(name in one for one in arrays):

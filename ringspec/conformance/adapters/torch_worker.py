@@ -1,8 +1,7 @@
-"""What one process of a PyTorch target does: one rank of a process group, one call after the other.
+"""The program of one process of a PyTorch target: one rank of a process group, one call after the other.
 
-:mod:`ringspec.conformance.adapters.torch_processes` starts it. Control goes as JSON
-lines through what were standard input and output; whatever the target prints goes to the log.
-torch is imported when a process begins, not when this module is.
+:mod:`ringspec.conformance.adapters.torch_processes` starts it. It takes over standard input and output for JSON lines;
+what the target prints goes to the log. torch is imported by functions, so that this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ LEAVES = ("q", "k", "v", "sinks", "bias")
 
 @dataclass(frozen=True)
 class LocalCall:
-    """What the author's function learns of a call, beside q, k and v: one rank's part of it.
+    """One rank's part of a call, for the author's function in addition to q, k and v.
 
     ``id``, ``operation``, ``passes``, ``workers``, ``layout``, ``circulation``, ``direction``, ``terms`` and
-    ``formats`` mean what they mean in :class:`~ringspec.conformance.target.protocol.Call`; ``causal`` and ``scale``
-    are terms. ``rank`` is the worker's number. ``tensors``: this rank's further inputs as torch tensors (``bias``, ``sinks``, ``mask``, ``segments_q``, ...);
-    ``index_q``, ``index_k`` [n] and ``position_q``, ``position_k`` [1|B, n], int64; ``options``: what the target
-    was made with.
+    ``formats`` are those of :class:`~ringspec.conformance.target.protocol.Call`; ``causal`` and ``scale`` are
+    terms. ``rank``: the worker's number. ``tensors``: this rank's further inputs as torch tensors (``bias``,
+    ``sinks``, ``mask``, ``segments_q``, ...); ``index_q``, ``index_k`` [n] and ``position_q``, ``position_k``
+    [1|B, n], int64.
     """
 
     id: str
@@ -78,7 +77,7 @@ class LocalCall:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank computes: its number, its process group, its device."""
+    """The number, process group and device of a rank."""
 
     rank: int
     workers: int
@@ -87,7 +86,7 @@ class Place:
 
 
 def to_torch(array: NDArray, device: Any) -> Any:
-    """A torch tensor of its own memory, the same bits."""
+    """Copy an array to a torch tensor with the same bits."""
     import torch
 
     copy = np.array(array, order="C")
@@ -104,7 +103,7 @@ def check_tensor(x: Any, name: str) -> None:
 
 
 def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function called ``package.module:name`` or ``path/file.py:name``."""
+    """Load the function ``package.module:name`` or ``path/file.py:name``."""
     place, _, name = spec.rpartition(":")
     if not place or not name:
         raise OptionError("package.module:name or path/file.py:name", spec, "add the name")
@@ -137,7 +136,7 @@ def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, A
 def evaluate(
     function: Callable[..., Any], request: Mapping[str, Any], place: Place, given: Arrays
 ) -> tuple[Arrays, list[str]]:
-    """Forward and, where it is asked for, autograd's backward on one rank.
+    """Compute the forward pass and, if requested, autograd's backward on one rank.
 
     Returns the results by name, and the names of inputs that the function changed.
     """
@@ -173,9 +172,9 @@ def evaluate(
 def answer(
     function: Callable[..., Any], request: Mapping[str, Any], place: Place, given: Arrays
 ) -> tuple[dict[str, Any], Arrays]:
-    """The reply to one request, whatever happens, and the results.
+    """Return the reply to one request, whatever happens, and the results.
 
-    It says which of the request's ``packages`` this process has imported by then.
+    The reply names those of the request's ``packages`` that this process has imported.
     """
     try:
         arrays, changed = evaluate(function, request, place, given)
@@ -197,7 +196,7 @@ def joined(setup: Mapping[str, Any]) -> Place:
     if setup["device"] == "cuda":
         if torch.cuda.device_count() < workers:
             got = f"{torch.cuda.device_count()}"
-            raise OptionError(f"{workers} GPUs, one a process", got, "claim fewer workers")
+            raise OptionError(f"{workers} GPUs, one per process", got, "claim fewer workers")
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     else:
@@ -212,14 +211,14 @@ def joined(setup: Mapping[str, Any]) -> Place:
 
 
 class Rank:
-    """A rank, in a process that answers for it: :func:`main`, or that of a debugger (``torch_pool.RankHere``)."""
+    """A rank in this process: of :func:`main`, or of a debugger (``torch_pool.RankHere``)."""
 
     def __init__(self) -> None:
         self.place: Place | None = None
         self.function: Callable[..., Any] | None = None
 
     def joined(self, setup: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to the first request, which makes it a rank; without a function where that failed."""
+        """Join the group and load the function, as the first request says; return the reply."""
         try:
             self.place = joined(setup)
             self.function = load_function(setup["function"], setup["options"])
@@ -228,7 +227,7 @@ class Rank:
         return {"ready": True} | dataclasses.asdict(installed(setup.get("packages", ())))
 
     def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a call, whose results lie in the file that it names."""
+        """Return the reply to a call, and write the results to its file."""
         assert self.function is not None and self.place is not None
         given = read_tensors(request["given"])
         message, arrays = answer(self.function, request, self.place, given)
@@ -237,7 +236,7 @@ class Rank:
 
 
 def main() -> None:
-    """Take the control stream, join, then answer requests until it ends."""
+    """Take over the control stream, join the group, then answer requests until the stream ends."""
     control = take_control()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)

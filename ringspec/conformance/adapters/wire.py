@@ -1,14 +1,13 @@
 """A call as one JSON line and one safetensors file; a result as one safetensors file.
 
-Any language can read and write these, so that a program under test needs nothing of ringspec. Each
-tensor stands in the file once, with the workers as its leading axis: ``q`` is [W, B, H, n, D] where
-one worker's array is [B, H, n, D]. The tables of the layout stand in the same file: ``index_q``,
-``index_k`` [W, n], ``position_q``, ``position_k`` [W, 1|B, n]. docs/conform/protocol.md is this for
-the reader who writes a program.
+Any language can read and write these, so a program under test needs nothing from ringspec. The file has each
+tensor once, with the workers as leading axis: ``q`` is [W, B, H, n, D] if one worker's array is [B, H, n, D]. It also
+has the layout tables ``index_q``, ``index_k`` [W, n] and ``position_q``, ``position_k`` [W, 1|B, n].
+docs/conform/protocol.md explains this to the author of a program.
 
-What comes back is hostile until checked: bounded in bytes before it is read, no symbolic link,
-nothing executed. What is no result is :class:`~ringspec.conformance.target.protocol.Garbage`; whether a tensor
-is there, and of the right shape and dtype, is for the runner to say.
+Answers are untrusted: their size is limited before they are read, links are not followed, nothing is executed.
+An invalid answer is :class:`~ringspec.conformance.target.protocol.Garbage`. Missing tensors, shapes and dtypes are
+checked later, by :mod:`ringspec.conformance.run.call`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ MAX_TEXT = 2000
 
 
 def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
-    """The call as plain data; ``inputs`` and ``result`` are paths of files."""
+    """Convert a call to plain data; ``inputs`` and ``result`` are paths of files."""
     return {
         "kind": "call",
         "id": call.id,
@@ -66,7 +65,7 @@ def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
 
 
 def call_from(message: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Call:
-    """The call that :func:`call_message` and :func:`inputs_file` were made of; arrays are read-only."""
+    """Rebuild the call from :func:`call_message` and :func:`inputs_file`; arrays are read-only."""
     each = {name: frozen(x) for name, x in tensors.items() if name not in TABLES}
     names = {"id", "operation", "workers", "layout", "circulation", "direction", "formats"}
     rest: dict[str, Any] = {name: message[name] for name in names}
@@ -98,7 +97,7 @@ def plain(value: Any) -> Any:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    r"""One line of ASCII JSON.
+    r"""Encode a message as one line of ASCII JSON.
 
     >>> line_of({"kind": "hello", "protocol": 1})
     b'{"kind":"hello","protocol":1}\n'
@@ -107,7 +106,7 @@ def line_of(message: Mapping[str, Any]) -> bytes:
 
 
 def inputs_file(call: Call) -> bytes:
-    """The bytes of a call's safetensors file; the same call gives the same bytes."""
+    """Return the bytes of a call's safetensors file; equal calls give equal bytes."""
     tensors = {name: np.stack(arrays) for name, arrays in call.tensors.items()}
     for name in TABLES:
         table = getattr(call, name)
@@ -117,7 +116,7 @@ def inputs_file(call: Call) -> bytes:
 
 
 def message_of(line: bytes, what: str) -> dict[str, Any]:
-    """The object in one line that a program wrote; Garbage for everything else.
+    """Decode one line of a program as a JSON object; raise Garbage for anything else.
 
     >>> message_of(b'{"kind": "result"}', "the answer")
     {'kind': 'result'}
@@ -135,7 +134,7 @@ def message_of(line: bytes, what: str) -> dict[str, Any]:
 
 
 def check_answer(message: Mapping[str, Any], id: str) -> None:
-    """Return if the answer says that there is a result; raise what else it says."""
+    """Return if the answer announces a result; else raise Refused, Failed or Garbage."""
     kind, texts = message.get("kind"), {"refused": "reason", "error": "message"}
     if kind != "result" and not (isinstance(kind, str) and kind in texts):
         raise Garbage(f"an answer of kind {shown(kind)}; known are result, refused, error")
@@ -156,7 +155,7 @@ def check_answer(message: Mapping[str, Any], id: str) -> None:
 
 
 def most_bytes(call: Call) -> int:
-    """Bytes that a result file of this call may have: each result twice, in float64, and spare."""
+    """Return the largest allowed size of a result file: each result twice, in float64, and a reserve."""
     elements = sum(array.size for arrays in call.tensors.values() for array in arrays)
     if "q" in call.tensors and "v" in call.tensors:
         for q, v in zip(call.tensors["q"], call.tensors["v"], strict=True):
@@ -165,10 +164,10 @@ def most_bytes(call: Call) -> int:
 
 
 def read_result(root: Path, name: str, call: Call) -> Result:
-    """The result in the file ``root/name``; an empty one where nothing lies at that path.
+    """Read the result in the file ``root/name``; an empty result if the file does not exist.
 
-    Raises Garbage for a link, a pipe, a file that is too large or no safetensors file, and for
-    tensors of names that no result has.
+    Raises Garbage for a link, a pipe, a file that is too large or not a safetensors file, and for unknown
+    names of tensors.
     """
     tensors = stored(root, name, most_bytes(call))
     for key in tensors:
@@ -178,7 +177,7 @@ def read_result(root: Path, name: str, call: Call) -> Result:
 
 
 def stored(root: Path, name: str, limit: int) -> dict[str, NDArray]:
-    """The tensors in a file that a target wrote, none where nothing lies at that path; else Garbage."""
+    """Read the tensors in a target's file, none if it does not exist; raise Garbage if it is invalid."""
     if not os.path.lexists(root / name):
         return {}
     try:
@@ -188,7 +187,7 @@ def stored(root: Path, name: str, limit: int) -> dict[str, NDArray]:
 
 
 def workers_of(array: NDArray, workers: int) -> tuple[NDArray, ...]:
-    """One array for each worker; of a leading axis that is too long, one more than there should be.
+    """Split an array by worker; a leading axis that is too long is cut after one surplus entry.
 
     >>> len(workers_of(np.zeros((10**9, 0)), 4))
     5
@@ -228,7 +227,7 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """What a program says of itself: a name, capabilities, sentences for the report, versions."""
+    """The name, capabilities, notes for the report and package versions of a program."""
 
     name: str
     capabilities: Capabilities
@@ -237,7 +236,7 @@ class Claims:
 
 
 def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
-    """Claims from the answer to hello, or from a target.json; Garbage for what is none.
+    """Read claims from the answer to hello or from a JSON file; raise Garbage if they are invalid.
 
     >>> claims_from({"name": "mine", "capabilities": {"workers": [2]}}, "").capabilities.workers
     (2,)
