@@ -1,7 +1,7 @@
 """The plugin of ``pytest --pyargs ringspec.conformance --ringspec-target TARGET``.
 
-An entry point of the group ``pytest11`` loads it; where ringspec lies on the path without being
-installed, ``-p ringspec.conformance.pytest.plugin`` does. It does nothing to other tests.
+An entry point of the group ``pytest11`` loads it. If ringspec is on the path but not installed, use
+``-p ringspec.conformance.pytest.plugin``. Other tests are not affected.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, metavar, text in (
         ("target", "TARGET", "what to test, as for 'ringspec check'"),
         ("profile", "PROFILE", "smoke, core (the default), full or seeds"),
-        ("timeout", "SECONDS", "for one call, which then runs in another process"),
-        ("expected-failures", "FILE", "TOML: ids of cases that fail, a reason each"),
+        ("timeout", "SECONDS", "time limit of one call, which then runs in another process"),
+        ("expected-failures", "FILE", "TOML: ids of cases that must fail, each with a reason"),
     ):
         group.addoption(PREFIX + name, default=None, metavar=metavar, help=text)
 
@@ -42,7 +42,7 @@ def ringspec_run(pytestconfig: pytest.Config) -> Iterator[PytestRun]:
 
 
 def session_run(config: pytest.Config) -> PytestRun:
-    """The run of this session; bad input ends pytest with a sentence."""
+    """Return the run of this session; raise UsageError for bad input."""
     # Imported here, so that other runs of pytest start as fast as before.
     from ringspec.conformance.pytest.session import start
     from ringspec.errors import RingspecError
@@ -65,7 +65,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def records_of(reporter: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    """(id, outcome, used values) of all cases that have come back, from other processes too."""
+    """Return (id, outcome, used values) of all finished cases, also from other processes."""
     return [
         (id, outcome, used)
         for reports in reporter.stats.values()
@@ -77,7 +77,7 @@ def records_of(reporter: Any) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The headline, which counts what is not claimed, and what is claimed and was not tested."""
+    """Print the headline, and the claims that were not tested."""
     found = {one[0]: one for one in records_of(terminalreporter)}
     if found:
         from ringspec.conformance.report.coverage import coverage_of
@@ -94,7 +94,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
-    """Zero executed cases is a failure: skips must not look like a pass."""
+    """Fail if no case was executed: skips must not look like a pass."""
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     found = [outcome for _, outcome, _ in records_of(reporter)] if reporter is not None else []

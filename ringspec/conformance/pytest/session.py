@@ -1,4 +1,4 @@
-"""One session of pytest against a target: the same cases and the same verdicts as ``ringspec check``."""
+"""A pytest session for one target, with the cases and verdicts of ``ringspec check``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringspec.errors import OptionError, shown
 
 @dataclass(frozen=True)
 class PytestRun:
-    """``target`` is in this process, or in one of its own where there is a time limit."""
+    """The cases of a session; ``target`` is in this process, or in another one if there is a time limit."""
 
     spec: str
     target: Target
@@ -30,7 +30,7 @@ class PytestRun:
     diagnose: Diagnoser = field(default_factory=Diagnoser)
 
     def record(self, case: RunCase) -> Record:
-        """One case."""
+        """Run one case and apply the list of expected failures."""
         return self.expected.settle(run_case(self.target, case, self.diagnose))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Claims that a run did not test: claimed values that no executed case used.
 
-A value counts as used where it can matter: a layout and a circulation from two workers on, a direction
-from three (with two, both directions are the same ring), the Q ring where a backward was called. Head
-dimensions and batch sizes are not listed: claims name whole ranges of them.
+A value counts as used only if it can matter: a layout or a circulation with two workers or more, a direction with
+three (with two, both directions are the same ring), the Q ring with a backward pass. Head dimensions and batch sizes
+are not listed, because claims name whole ranges of them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ FEW = 4  # names of one kind that the line of text lists
 class Coverage:
     """Claimed values that no executed case used, and 16-bit formats without a declared recipe.
 
-    ``untested``: the claimed values that no executed case used, by kind of claim (``workers``,
-    ``layouts``, ...); kinds without such values are left out. ``claimed``: how many values of each of these
-    kinds are claimed. ``undeclared``: 16-bit input formats in which some ring of two workers or more
-    passed and that no recipe is declared for; ``declared``: those that have one.
+    ``untested``: these values by kind of claim (``workers``, ``layouts``, ...); other kinds are left out.
+    ``claimed``: how many values of each of these kinds are claimed. ``undeclared``: 16-bit input formats
+    without a declared recipe in which some ring of two workers or more passed; ``declared``: those with one.
     """
 
     untested: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -66,7 +65,7 @@ class Coverage:
 
     @property
     def line(self) -> str:
-        """One short line of text; empty where every claimed value was used.
+        """One short line of text; empty if every claimed value was used.
 
         >>> Coverage({"workers": (8,), "directions": (-1,)}, {"workers": 3, "directions": 2}).line
         'claimed, but used by no executed case: workers 8; directions -1'
@@ -77,7 +76,7 @@ class Coverage:
         return f"claimed, but used by no executed case: {'; '.join(parts)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for the footer of a report."""
+        """Return plain data for the footer of a report."""
         return {
             "untested": {kind: list(values) for kind, values in self.untested.items()},
             "untested_line": self.line,
@@ -87,7 +86,7 @@ class Coverage:
 
 
 def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
-    """List a few values by name; of more than 4, say how many of the claimed ones.
+    """List up to 4 values by name; for more, give their number and that of the claimed ones.
 
     >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
     ('features bias, keep', 'features 7 of 9')
@@ -97,9 +96,9 @@ def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
 
 
 def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[Any]]:
-    """The values of each kind of claim that these calls of one case use, as plain data.
+    """Return the values of each kind of claim that the calls of one case use, as plain data.
 
-    ``needs`` of the case give its masks and features.
+    ``needs``, the requirements of the case, give its masks and features.
     """
     found: dict[str, set[Any]] = {}
     for call in calls:
@@ -114,7 +113,7 @@ def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[A
 
 
 def values_of(call: Call) -> Iterable[tuple[str, Any]]:
-    """Pairs (kind, value) of one call."""
+    """Yield pairs (kind, value) of one call."""
     yield "formats", call.formats["inputs"]
     yield "formats", call.formats["outputs"]
     if call.operation == "merge":
@@ -138,7 +137,7 @@ def values_of(call: Call) -> Iterable[tuple[str, Any]]:
 
 
 def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
-    """The values of each kind that the claims name; a claim of any number names none.
+    """Return the values of each kind that the claims name; kinds without a limit are left out.
 
     >>> claimed_values(Capabilities(workers=(1,)))
     {'operations': ('ring-forward', 'ring-backward'), 'workers': (1,), 'formats': ('float32',), 'masks': ('causal',)}
@@ -164,7 +163,7 @@ def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
 
 
 def coverage_of(claims: Capabilities, records: Iterable[Record]) -> Coverage:
-    """The claims that the executed cases among these records leave untested.
+    """Return the claims that the executed cases among these records do not test.
 
     >>> used = {"operations": ["ring-forward"], "workers": [2], "layouts": ["contiguous"]}
     >>> used |= {"circulations": ["kv"], "formats": ["float32"], "masks": ["causal"]}

@@ -1,7 +1,7 @@
-"""A report as JUnit XML, for dashboards that read nothing else.
+"""A report as JUnit XML, for dashboards.
 
 The type of a failure is its outcome, and its message ends with the diagnosis. 'error', 'garbage', 'exit', 'crash' and
-'timeout' are errors. Cases that are not claimed, expected failures and cases that were not run are skipped, with the reason.
+'timeout' are errors. Cases not claimed, expected failures and cases not run are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ringspec.conformance.report.words import record_text, verdict_lines
 from ringspec.conformance.target.provenance import CHANGING
 
 ERRORS = ("error", "garbage", "exit", "crash", "timeout")
-# What XML 1.0 cannot hold, not even escaped.
+# The characters that XML 1.0 cannot contain, not even escaped.
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: Report) -> str:
-    """The XML text. A run that did not reach its end has one more case, an error.
+    """Return the XML text. An incomplete run gets one additional case, an error.
 
     >>> xml = junit(Report({"target": {"name": "mine"}, "profile": "core"}, (Record("a", "pass"),), None))
     >>> 'tests="2" failures="0" errors="1"' in xml
@@ -60,7 +60,7 @@ def junit(report: Report) -> str:
 
 
 def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.Element:
-    """The verdict, the diagnosis, what was not tested, versions, and the files of imported packages."""
+    """List the verdict, the diagnosis, what was not tested, versions, and files of imported packages."""
     footer = report.footer or {}
     coverage = footer.get("coverage") or {}
     values = {
@@ -84,7 +84,7 @@ def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.E
 def case_element(
     record: Record, target: str, found: Mapping[str, Any] | None = None
 ) -> ElementTree.Element:
-    """One case; ``found`` is the diagnosis of the run, for failures that have none by themselves."""
+    """Make the element of one case; ``found`` is the diagnosis of the run, for failures without one."""
     case = element(
         "testcase", name=clean(record.id), classname=target, time=f"{record.seconds:.3f}"
     )
@@ -99,7 +99,7 @@ def case_element(
 
 
 def message_of(record: Record, found: Mapping[str, Any] | None) -> str:
-    """The line of a dashboard: first what is wrong, then the bug if one is named.
+    """Return the line for a dashboard: what is wrong, then the bug if one is named.
 
     >>> wrong = Record("ring/a", "mismatch", message="o is wrong", diagnosis={"id": "x", "title": "X"})
     >>> message_of(wrong, None)

@@ -1,4 +1,4 @@
-"""The lines of a report, read from untrusted bytes."""
+"""Read and check the lines of a report, which are untrusted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refuse(expected: str, got: object) -> NoReturn:
 
 
 def lines_of(data: bytes, what: str, partial: bool) -> list[dict[str, Any]]:
-    """One JSON object a line. A cut last line is dropped where the report may be partial."""
+    """Parse one JSON object per line; if ``partial``, drop an incomplete last line."""
     raw = data.split(b"\n")
     if raw.pop() != b"" and not partial:
         refuse(f"a newline at the end of {what}", "a last line that is cut")
@@ -71,7 +71,7 @@ def texts_by_name(value: Any, what: str) -> None:
 
 
 def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
-    """Only the fields of a dataclass, and those without a default."""
+    """Refuse unknown fields of a dataclass, and missing ones without a default."""
     known = {f.name: f for f in dataclasses.fields(of)}
     for name in line:
         if name not in known:
@@ -83,7 +83,7 @@ def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
 
 
 def read_record(line: dict[str, Any], what: str) -> Record:
-    """A record from one line."""
+    """Make a record from one line."""
     data = dict(line)
     if data.pop("kind", None) != "case":
         refuse(f"a case in {what}", line.get("kind"))
@@ -107,7 +107,7 @@ def read_record(line: dict[str, Any], what: str) -> Record:
 
 
 def check_diagnosis(found: dict[str, Any], what: str) -> None:
-    """What the verdict of a run is made of: ``id``, ``title``, ``alike``, ``links``, ``must_fail``."""
+    """Check the parts from which the verdict of a run is made: ``id``, ``title``, ``alike``, ``links``, ``must_fail``."""
     for name in ("title", "text"):
         text(found.get(name, ""), f"{name} of {what}")
     if found.get("id") is not None:
@@ -141,7 +141,7 @@ def read_finding(line: Any, what: str) -> Finding:
 
 
 def check_coverage(line: Any, what: str) -> None:
-    """What a run did not test: texts, and lists of names and numbers by kind of claim."""
+    """Check what a run did not test: texts, and lists of names and numbers by kind of claim."""
     if not isinstance(line, dict) or set(line) != {"untested", "untested_line", "clauses", "hints"}:
         refuse(f"untested, untested_line, clauses and hints as {what}", line)
     text(line["untested_line"], what)
@@ -175,7 +175,7 @@ def whole(value: Any, what: str) -> int:
 
 
 def number(value: Any, what: str) -> float:
-    """A number, or the name of one that JSON does not have."""
+    """Return a number; NaN and infinities, which JSON lacks, come as text."""
     if isinstance(value, str) and value in NUMBERS:
         return NUMBERS[value]
     if (

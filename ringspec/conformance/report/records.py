@@ -12,7 +12,7 @@ from ringspec.compare.verdict import TensorVerdict
 
 __all__ = ["Record"]
 
-# One tensor of one worker that was compared.
+# The comparison of one tensor of one worker.
 Finding = TensorVerdict
 OUTCOMES = {
     "pass": "every compared value is within its bound",
@@ -40,13 +40,12 @@ FAILURES = tuple(outcome for outcome in OUTCOMES if outcome not in NO_FAILURES)
 class Record:
     """The outcome of one case, as plain data.
 
-    ``id`` and ``outcome`` (one of :data:`OUTCOMES`) of the case; ``needs``: what it requires;
-    ``reason``: why it is not claimed, or on the list of expected failures. ``message`` says what is wrong;
-    for a pass it is what the target printed, if anything. ``findings``: one for each compared tensor and worker.
-    ``truth`` says which values it was compared with, ``seconds`` how long the case took, ``flags``
-    which known bugs the case would find, ``used`` the claimed values that its calls used, by kind
-    (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: attention pattern,
-    statistics and named bug where there are any, as plain data.
+    ``id`` and ``outcome`` (one of :data:`OUTCOMES`) of the case; ``needs``: what it requires. ``reason``: why it is
+    not claimed, or why its failure is expected. ``message``: what is wrong; for a pass, what the target printed.
+    ``findings``: one for each compared tensor and worker. ``truth``: the values with which it was compared.
+    ``seconds``: how long the case took. ``flags``: known bugs that the case would find. ``used``: the claimed
+    values that its calls used, by kind (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``,
+    ``noise``, ``diagnosis``: attention pattern, statistics and named bug as plain data, or None.
     """
 
     id: str

@@ -1,8 +1,8 @@
 """A report: JSON Lines with a header, one line a case, and a footer.
 
-A report without a footer is incomplete: the run, or the file, ended early. Readers outside
-Python need three things: each line is a JSON object with a ``kind``; a number that JSON does not have
-is one of the strings "NaN", "Infinity", "-Infinity"; the footer's counts are those of the lines.
+A report without a footer is incomplete: the run, or the file, ended early. Each line is a JSON object with a ``kind``.
+Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity". The counts in the footer are those of the
+lines.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ MAX_CASES = 100_000
 
 @dataclass(frozen=True)
 class Report:
-    """``header`` and ``footer`` as in the file (footer None: the file ends early).
-
-    ``records`` are the lines between: one for each case.
-    """
+    """A report: ``header``, one record for each case, and ``footer`` (None if the file ends early)."""
 
     header: dict[str, Any]
     records: tuple[Record, ...]
@@ -58,12 +55,12 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether the run reached its end and the file has its footer."""
+        """True if the run reached its end and the file has its footer."""
         return self.footer is not None and self.footer["complete"]
 
 
 def counts_of(records: Iterable[Record]) -> dict[str, int]:
-    """How many cases had each outcome, in the order of ``OUTCOMES``; all others are left out.
+    """Count the cases of each outcome, in the order of ``OUTCOMES``; outcomes without cases are left out.
 
     >>> counts_of([Record("a", "pass"), Record("b", "not claimed"), Record("c", "pass")])
     {'pass': 2, 'not claimed': 1}
@@ -76,7 +73,7 @@ def ordered(counts: Counter[str]) -> dict[str, int]:
 
 
 def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
-    """One sentence for a whole run, from ``counts`` of cases by outcome.
+    """Summarise a run in one sentence, from ``counts`` of cases by outcome.
 
     ``clauses`` say what was not tested (:attr:`ringspec.conformance.report.coverage.Coverage.clauses`).
 
@@ -104,10 +101,10 @@ def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
 def make_header(
     target: Any, *, spec: str, profile: str, vectors: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The first line: the target and the machine. ``spec`` is TARGET as it was written.
+    """Make the first line: the target and the machine. ``spec`` is TARGET as it was written.
 
-    ``vectors`` names the golden set: name, set_version, digest. ``versions`` and ``files`` are those of
-    the process that computes, where the target reports them (:func:`computed_with`).
+    ``vectors``: name, set_version and digest of the golden set. ``versions`` and ``files`` of the header are those
+    of the process that computes (:func:`ringspec.conformance.target.provenance.computed_with`).
     """
     claims: Capabilities = target.capabilities
     said = said_by(target, spec)
@@ -136,7 +133,7 @@ def make_header(
 
 
 class ReportWriter:
-    """Write a report line by line, so that it is valid whenever the run ends.
+    """A writer of a report, line by line, so that the file can be read whenever the run ends.
 
     >>> import io
     >>> stream = io.StringIO()
@@ -167,7 +164,8 @@ class ReportWriter:
     ) -> dict[str, Any]:
         """Write the footer and return it.
 
-        ``coverage``: what was not tested; None: not known. ``changed`` is from :func:`changed_since`.
+        ``coverage``: what was not tested; None if unknown. ``changed``: from
+        :func:`ringspec.conformance.target.provenance.changed_since`.
         """
         counts = ordered(self.outcomes)
         known = None if coverage is None else coverage.as_dict()
@@ -177,7 +175,7 @@ class ReportWriter:
 
 
 def case_line(record: Record) -> dict[str, Any]:
-    """One record as the line of a report."""
+    """Convert a record to the line of a report."""
     data: dict[str, Any] = plain({"kind": "case", **dataclasses.asdict(record)})
     return data
 
@@ -185,10 +183,10 @@ def case_line(record: Record) -> dict[str, Any]:
 def footer_of(
     counts: Mapping[str, int], complete: bool, coverage: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The last line. A run in which some cases were not run is not complete.
+    """Make the last line. A run in which some cases were not run is not complete.
 
-    ``coverage``: what the run did not test, as :meth:`ringspec.conformance.report.coverage.Coverage.as_dict`
-    gives it; None: not known, and left out of the line.
+    ``coverage``: what the run did not test, from :meth:`ringspec.conformance.report.coverage.Coverage.as_dict`;
+    None: unknown, and left out of the line.
     """
     known = {} if coverage is None else {"coverage": dict(coverage)}
     return {
@@ -220,10 +218,10 @@ def plain(value: Any) -> Any:
 
 
 def report_lines(report: Report) -> list[dict[str, Any]]:
-    """All lines of a report as plain data, which is what :mod:`ringspec.render` reads.
+    """Return all lines of a report as plain data, for :mod:`ringspec.render`.
 
-    Before the footer there is a line of the kind 'verdict' where failures were diagnosed: ``lines`` are the
-    verdict in words. The file has no such line, because it follows from the cases.
+    If failures were diagnosed, a line of the kind 'verdict' precedes the footer, with the verdict in words as
+    ``lines``. The file has no such line, because it follows from the cases.
     """
     lines = [plain(report.header), *map(case_line, report.records)]
     found = most_likely(report.records)
@@ -235,14 +233,14 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
 def read_report(path: Path, *, partial: bool = False) -> Report:
     """Read and check the report at ``path``; the file is untrusted.
 
-    ``partial``: accept a file that ends early (its last line may be cut); the default refuses it.
+    ``partial``: accept a file that ends early, also within a line.
     Raises :class:`~ringspec.errors.FileFormatError`.
     """
     return report_from(read_plain_file(path, MAX_BYTES), str(path), partial=partial)
 
 
 def report_from(data: bytes, what: str, *, partial: bool = False) -> Report:
-    """A report from bytes; see :func:`read_report`."""
+    """Parse a report; see :func:`read_report`."""
     lines = lines_of(data, what, partial)
     if not lines or lines[0].get("kind") != "header":
         refuse(f"a header in the first line of {what}", lines[0] if lines else "nothing")

@@ -1,4 +1,4 @@
-"""The outcome of a case in words: for the terminal, for JUnit and for an AssertionError."""
+"""The outcome of a case and the verdict of a run in words, for the terminal, JUnit and an AssertionError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEXT = (
 
 
 def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
-    """A paragraph: the outcome, the message, and where the tensors are wrong.
+    """Describe a record in a paragraph: the outcome, the message, and where the tensors are wrong.
 
     >>> from ringspec.conformance.report.records import Finding
     >>> wrong = Finding("lse", 2, "beyond bound", 31.5, (0, 1, 3), 0.5, 0.25, rows=4, of=12)
@@ -41,7 +41,7 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
 
 
 def diagnosis_lines(record: Record) -> list[str]:
-    """The diagnosis of a failure, if there is one; the name first."""
+    """Return the diagnosis of a failure, if there is one; the name first."""
     text = str((record.diagnosis or {}).get("text", ""))
     return [
         f"  {'diagnosis: ' if n == 0 else '  '}{line}" for n, line in enumerate(text.splitlines())
@@ -49,7 +49,7 @@ def diagnosis_lines(record: Record) -> list[str]:
 
 
 def verdict_lines(found: Mapping[str, Any]) -> list[str]:
-    r"""The verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`), and the other bugs named in it.
+    r"""Describe the verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`) and the other bugs in it.
 
     >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
     >>> print("\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
@@ -77,7 +77,7 @@ def diagnosed(count: int) -> str:
 
 
 def also_named(one: Mapping[str, Any]) -> str:
-    """A bug that a diagnosis names and the verdict of the run does not."""
+    """Describe a bug that a diagnosis names and the verdict of the run does not."""
     one_only = one["count"] == 1
     failures = "1 other failure looks" if one_only else f"{one['count']} other failures look"
     text = f"  {failures} like: {one['title']} [{one['id']}]"
@@ -89,7 +89,7 @@ def also_named(one: Mapping[str, Any]) -> str:
 
 
 def folded(lines: Sequence[str], width: int) -> list[str]:
-    """Lines of at most ``width`` characters, broken between words; continuation lines are indented.
+    """Break lines between words to at most ``width`` characters; continuation lines are indented.
 
     >>> folded(["one two three"], 9)
     ['one two', '  three']

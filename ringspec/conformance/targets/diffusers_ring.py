@@ -1,24 +1,21 @@
-"""Hugging Face diffusers' ring attention, of whatever version is installed, from 0.39.0 on.
+"""Hugging Face diffusers' ring attention, in the installed version, from 0.39.0 on.
 
-``TemplatedRingAttention`` is called as diffusers calls it, through
-``_templated_context_parallel_attention`` with its flash-attention operations, and nothing of it is
-changed. These operations call two functions of the flash-attn package, a forward and a backward kernel
-for CUDA. On a CPU there are no such kernels: here two functions of ours stand in for them
-(:func:`kernel_forward`, :func:`kernel_backward`), of the same signature, that compute in float64 and
-round once. So what is wrong in a result is wrong in the ring.
+``TemplatedRingAttention`` is called as diffusers calls it, unmodified, through
+``_templated_context_parallel_attention`` with its flash-attention operations. These operations call a forward and a
+backward CUDA kernel of the flash-attn package. A CPU has no such kernels: :func:`kernel_forward` and
+:func:`kernel_backward` replace them. They have the same signatures, compute in float64 and round once. So any error
+in a result is an error of the ring.
 
-What the harness sees of 0.39.0 (issue 14265): o and lse are right; dq, dk and dv are wrong from W = 2. The
-operation reads q, k, v, o and lse from ``ctx.saved_tensors``, which were saved at step 0, so that every step of the backward
-differentiates the worker's own block, with that block's own lse and o: dq is W times the gradient of
-that block alone, and dk and dv are on every worker the same sum of all workers' block gradients.
+Results of 0.39.0 (issue 14265): o and lse are right; dq, dk and dv are wrong from W = 2 on. The operation reads q, k, v,
+o and lse from ``ctx.saved_tensors``, which were saved at step 0. So every step of the backward differentiates the
+worker's own block, with the lse and o of that block: dq is W times the gradient of that block, and dk and dv are, on
+every worker, the same sum of all workers' block gradients.
 
-What it sees of 0.42.1: dk and dv are wrong from W = 3. Step i of worker r takes the block of r + i, but the
-sums of dk and dv go from r to r + 1, to the worker that is two blocks further on. With W = 2 that is the
-same block.
+Results of 0.42.1: dk and dv are wrong from W = 3 on. At step i worker r uses the block of r + i, but the sums of dk and
+dv are sent from r to r + 1, where the block two further on is computed. With W = 2 that is the same block.
 
-It takes no causal mask, as many key heads as query heads, and Dv = D. With one worker, which its configuration
-refuses, its ring is run all the same: there the gradients are right, which tells that the two
-functions are.
+It supports no causal mask, as many key heads as query heads, and Dv = D. The configuration refuses one worker, but the
+ring is run with one all the same: its gradients are right, which shows that the two functions are.
 
 Source: diffusers/models/attention_dispatch.py and _modeling_parallel.py of diffusers 0.39.0 and 0.42.1;
 https://github.com/huggingface/diffusers/issues/14265.
@@ -36,7 +33,7 @@ from ringspec.conformance.target.versions import check_names, require
 
 PACKAGE, FLOOR, KNOWN = "diffusers", "0.39.0", "0.39.0 and 0.42.1"
 COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"
-# What is taken of its attention_dispatch; these names are not public.
+# The names used from its attention_dispatch; they are not public.
 NAMES = (
     "TemplatedRingAttention",
     "_flash_attention_backward_op",
@@ -45,13 +42,13 @@ NAMES = (
     "_wrapped_flash_attn_backward",
     "_wrapped_flash_attn_forward",
 )
-# What diffusers asks of flash-attn for "no dropout, but do give the lse".
+# The dropout that diffusers passes to flash-attn to get the lse without dropout.
 NO_DROPOUT = 1e-30
 
 CLAIMS = Capabilities(
-    # Without a mask a layout is a naming of rows, and any will do.
+    # Without a mask the layout only names rows, so every layout works.
     layouts=("contiguous", "striped", "zigzag", "table"),
-    # Keys and values are gathered; their gradients travel.
+    # Keys and values are gathered; their gradients go round the ring.
     circulations=("kv", "gather"),
     workers=(1, 2, 3, 4),
     masks=(),
@@ -83,7 +80,7 @@ def kernel_forward(
     alibi_slopes: Any,
     return_softmax: bool,
 ) -> tuple[Any, Any, Any, Any]:
-    """flash-attn's ``_wrapped_flash_attn_forward``: o [B, n, H, D], lse [B, H, n], and two not used."""
+    """flash-attn's ``_wrapped_flash_attn_forward``: o [B, n, H, D], lse [B, H, n] and two unused results."""
     import torch
 
     check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)
@@ -115,11 +112,11 @@ def kernel_backward(
     deterministic: bool,
     rng_state: Any,
 ) -> None:
-    """flash-attn's ``_wrapped_flash_attn_backward``: fills dq, dk and dv, from o and lse as given."""
+    """flash-attn's ``_wrapped_flash_attn_backward``: fill dq, dk and dv from the given o and lse."""
     import torch
 
     check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)
-    # The kernel reads the memory of lse as [B, H, n], whatever view of it (0.39.0: [B, n, H]) it is given.
+    # The kernel reads the memory of lse as [B, H, n], whatever its view (0.39.0: [B, n, H]).
     batch, n, heads, _ = q.shape
     lse = lse.as_strided((batch, heads, n), (heads * n, n, 1))
     wide_q, wide_k, wide_v, wide_dy = (x.double() for x in (q, k, v, dy))
@@ -141,7 +138,7 @@ def check_plain(
     softcap: float,
     alibi_slopes: Any,
 ) -> None:
-    """Refuse what the two functions do not compute."""
+    """Raise NotImplementedError for features that the two functions do not compute."""
     plain = (window_left, window_right, softcap, alibi_slopes) == (-1, -1, 0.0, None)
     if causal or not plain or dropout_p > NO_DROPOUT:
         raise NotImplementedError("a mask, soft cap or dropout inside the kernel")
@@ -149,7 +146,7 @@ def check_plain(
 
 @functools.cache
 def dispatch() -> Any:
-    """diffusers' module with our pair in the place of flash-attn's."""
+    """Return diffusers' module with the two functions in place of flash-attn's."""
     from diffusers.models import attention_dispatch
 
     check_names(attention_dispatch, NAMES, PACKAGE, KNOWN)
@@ -160,7 +157,7 @@ def dispatch() -> Any:
 
 @functools.cache
 def configuration(rank: int, workers: int, in_float32: bool) -> Any:
-    """diffusers' own parallel configuration on a mesh of this process group."""
+    """Make diffusers' parallel configuration on a mesh of this process group."""
     import torch
     from diffusers.models import _modeling_parallel as theirs
     from torch.distributed.device_mesh import init_device_mesh
@@ -175,7 +172,7 @@ def configuration(rank: int, workers: int, in_float32: bool) -> Any:
 
 
 def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> tuple[Any, Any]:
-    """o [B, n, H, D] and lse [B, H, n] of one worker."""
+    """Compute o [B, n, H, D] and lse [B, H, n] of one worker."""
     import torch
 
     module = dispatch()

@@ -1,23 +1,22 @@
 """haoliuhl's ``ringattention``, from 0.1.2 on: the ring attention of the paper's authors, in JAX.
 
-The function under test is ``ring_attention`` of ``ringattention/ringattention_jax.py``, the blockwise
-one for CPU and any other platform. The package itself does not import on a JAX without
-``jax.lib.xla_bridge``, so this one file of the installed distribution is loaded by its path; nothing
-in it is changed. It takes [B, n, H, D], masks by the index of a token in contiguous order, always
-scales by 1/sqrt(D), needs as many key heads as query heads and Dv = D, and gives no lse.
+The function under test is ``ring_attention`` of ``ringattention/ringattention_jax.py``, the blockwise one for CPU
+and all other platforms. The package cannot be imported with a JAX without ``jax.lib.xla_bridge``, so this one file of
+the installed distribution is loaded by its path, unmodified. The function takes [B, n, H, D], masks by the index of a
+token in contiguous order, always scales by 1/sqrt(D), needs as many key heads as query heads and Dv = D, and returns
+no lse.
 
 How it is called here, and why:
 
-- with one query chunk and one key chunk a worker (``query_chunk_size``, ``key_chunk_size`` = n);
-- bfloat16 and float16 go in as float32, which is exact, and o and the gradients are rounded once. For
-  narrow inputs its backward gives float32 gradients, and with ``float32_logits=False`` it fails in
-  ``lax.cond``;
-- with ``float32_logits``, and without it in float64;
+- with one query chunk and one key chunk per worker (``query_chunk_size``, ``key_chunk_size`` = n);
+- bfloat16 and float16 inputs are converted to float32, which is exact, and o and the gradients are rounded once. With
+  narrow inputs its backward returns float32 gradients, and with ``float32_logits=False`` it fails in ``lax.cond``;
+- with ``float32_logits``, except in float64;
 - packed documents become its ``segment_ids``.
 
-Not claimed: causal attention with a chunk of one token skips the diagonal, so that the first row is NaN
-and others lack their own key (seen with JAX 0.10.2), hence ``tokens_multiple=2``. Its bias gets no gradient.
-Its masks cannot leave a row without keys.
+Not claimed: causal attention with a chunk of one token skips the diagonal, so that the first row is NaN and other rows
+lack their own key (JAX 0.10.2), hence ``tokens_multiple=2``. Its bias has no gradient. Its masks cannot leave a row
+without keys.
 
 Source: ringattention/ringattention_jax.py of ringattention 0.1.2, https://github.com/haoliuhl/ringattention.
 """
@@ -65,7 +64,7 @@ NOTES = (
 
 @functools.cache
 def module_file() -> ModuleType:
-    """The file of the installed distribution, as a module of its own."""
+    """Load the file of the installed distribution as a module."""
     path = importlib.metadata.distribution(PACKAGE).locate_file(FILE)
     spec = importlib.util.spec_from_file_location("ringattention_jax_file", str(path))
     if spec is None or spec.loader is None or not Path(str(path)).is_file():
@@ -77,7 +76,7 @@ def module_file() -> ModuleType:
 
 
 def attention(q: Any, k: Any, v: Any, *, axis_name: str, call: LocalCall) -> Any:
-    """o [B, n, H, D] of one worker."""
+    """Compute o [B, n, H, D] of one worker."""
     import jax
     import jax.numpy as jnp
 
@@ -102,7 +101,7 @@ def attention(q: Any, k: Any, v: Any, *, axis_name: str, call: LocalCall) -> Any
 
 
 def segment_ids(call: LocalCall, batch: int, length: int) -> Any:
-    """The document of each token of the whole sequence, [B, S], or None."""
+    """Return the document of each token of the whole sequence, [B, S]; None without documents."""
     import jax.numpy as jnp
 
     starts = call.terms.get("cu_seqlens")

@@ -1,9 +1,9 @@
-"""lucidrains' ring-attention-pytorch, from version 0.5.20 on: its ring in plain PyTorch, nothing changed.
+"""lucidrains' ring-attention-pytorch, from version 0.5.20 on: its ring in plain PyTorch, unmodified.
 
-``ring_flash_attn`` of ``ring_attention_pytorch.ring_flash_attention`` is called as its ``RingAttention``
-module calls it on a CPU, with one bucket a worker: contiguous blocks, or its striped order, which with one
-bucket a worker is token t * W + r. Query head h of G groups uses key head h mod Hkv there; the heads are
-put in the usual order before and after, which changes no number.
+``ring_flash_attn`` of ``ring_attention_pytorch.ring_flash_attention`` is called as its ``RingAttention`` module
+calls it on a CPU, with one bucket per worker: contiguous blocks, or its striped order, in which slot t of worker r is
+then token t * W + r. Its query head h uses key head h mod Hkv; the heads are permuted before and after the call, which
+changes no number.
 
 Source: https://github.com/lucidrains/ring-attention-pytorch.
 """
@@ -36,7 +36,7 @@ CLAIMS = Capabilities(
     workers=(2, 3, 4),
     masks=("causal",),
     features=("softcap",),
-    # Its start of the row maximum is no float32 number for float64 inputs: it raises.
+    # For float64 inputs it raises: the initial row maximum does not fit into float32.
     formats=("float32",),
     head_ratios=(1, 2, 4),
     value_dim_equals_head_dim=True,
@@ -50,7 +50,7 @@ NOTES = (
 
 
 def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> Any:
-    """o [B, n, H, D] of one worker."""
+    """Compute o [B, n, H, D] of one worker."""
     from ring_attention_pytorch import ring_flash_attention
 
     check_names(ring_flash_attention, ("ring_flash_attn",), PACKAGE, KNOWN)

@@ -1,7 +1,7 @@
-"""The program of which ``reference_mpi`` starts a copy on each rank.
+"""The program that ``reference_mpi`` starts on each rank.
 
-Rank 0 speaks the protocol of ``cmd:`` programs (docs/conform/protocol.md) and passes each call on; all
-ranks read the file of its inputs, and those of its workers compute.
+Rank 0 speaks the protocol of ``cmd:`` programs (docs/conform/protocol.md) and broadcasts each call. All ranks read the
+file of its inputs, and the ranks of its workers compute.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def passed_on(links: MpiLinks) -> dict[str, Any]:
-    """The next message, on every rank; none when standard input is closed."""
+    """Return the next message on every rank; an empty one when standard input is closed."""
     buffer = np.zeros(LINE_BYTES, np.uint8)
     if links.rank == 0:
         line = sys.stdin.readline().encode()[:LINE_BYTES]
@@ -82,7 +82,7 @@ def answer(message: dict[str, Any], links: MpiLinks) -> None:
 
 
 def serve(links: MpiLinks, rings: dict[int, Any], message: dict[str, Any]) -> None:
-    """One call: on the ranks of its workers the ring, on rank 0 the result."""
+    """Compute one call on the ranks of its workers, and write the result on rank 0."""
     workers = message["workers"]
     if workers not in rings:
         rings[workers] = links.comm.Split(int(links.rank >= workers), links.rank)
@@ -96,7 +96,9 @@ def serve(links: MpiLinks, rings: dict[int, Any], message: dict[str, Any]) -> No
         mpi.end_all(lost)
     except RingspecError as error:
         answer({"kind": "error", "message": str(error)[:1000]}, links)
-        if links.control.error is not None:  # messages are under way: a fresh start is needed
+        if (
+            links.control.error is not None
+        ):  # messages are still in flight, so the ranks must restart
             mpi.abort(1)
         return
     if run is not None:
@@ -108,7 +110,7 @@ def serve(links: MpiLinks, rings: dict[int, Any], message: dict[str, Any]) -> No
 
 
 def run_of(links: MpiLinks, call: Call) -> Run | None:
-    """The ring, or its backward pass alone from o and lse as they are given; the run on rank 0."""
+    """Run the ring, or its backward pass alone from the given o and lse; return the run on rank 0."""
     recipe = base_recipe(reference_float64.capabilities.recipe, call.formats["inputs"])
     q, k, v, dy, dlse = arrays_of(call)
     ways: dict[str, Any] = {"circulation": call.circulation, "direction": call.direction}

@@ -1,7 +1,7 @@
-"""The specification's own ring as a target, in each recipe: what a right implementation looks like.
+"""The specification's ring as a target, once for each recipe: examples of correct implementations.
 
-``reference_float64`` claims everything, for every input format. The others claim the formats that their
-recipe reads without rounding. Each is a name of this module; :data:`REFERENCES` has them all.
+``reference_float64`` claims everything, for every input format. The others claim the formats that their recipe
+reads without rounding. :data:`REFERENCES` has all of them by the name of the recipe.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ OF_KEYS = ("k", "v", "segments_k")
 PER_TOKEN = ("segments_q", "segments_k", "bound_min", "bound_max")
 PAIRS = ("bias", "mask", "keep")
 OPTIONS = (*PER_TOKEN, *PAIRS, "sinks")
-NOT_TERMS = ("q_offset",)  # positions say it
+NOT_TERMS = ("q_offset",)  # contained in the positions
 
 
 class Reference:
-    """``ringspec.ring``, block and merge under one recipe."""
+    """``ringspec.ring``, one block and a merge under one recipe."""
 
     def __init__(self, recipe: Recipe, **claims: Any) -> None:
         self.recipe = recipe
@@ -67,7 +67,7 @@ class Reference:
             "block": block_results,
             "merge": merge_results,
         }[call.operation]
-        # Results become narrow at the very end, so that an overflow there is an infinity.
+        # Results are rounded to narrow formats last, so that an overflow there is an infinity.
         results = evaluate(call, base_recipe(self.capabilities.recipe, call.formats["inputs"]))
         return Result(
             **{
@@ -78,7 +78,7 @@ class Reference:
 
 
 def whole(call: Call, name: str) -> NDArray:
-    """A tensor of all workers in global order; floats as float64."""
+    """Return a tensor of all workers in global order; floats as float64."""
     parts = [load(x) if x.dtype.kind in "fV" else x for x in call.tensors[name]]
     if name == "sinks" or (name in PAIRS and parts[0].shape[2] == 1):
         return parts[0]
@@ -88,20 +88,20 @@ def whole(call: Call, name: str) -> NDArray:
 
 
 def arrays_of(call: Call) -> tuple[NDArray, NDArray, NDArray, NDArray | None, NDArray | None]:
-    """q, k, v, dy and dlse of all workers in global order; None for a gradient that is not given."""
+    """Return q, k, v, dy and dlse of all workers in global order; None for a gradient that is not given."""
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
     return q, k, v, dy, dlse
 
 
 def tables_of(call: Call) -> tuple[Layout, Layout]:
-    """The layouts of queries and keys."""
+    """Return the layouts of queries and keys."""
     assert call.index_q is not None and call.index_k is not None
     return Layout("table", call.index_q), Layout("table", call.index_k)
 
 
 def given_forward(call: Call) -> list[WorkerResult]:
-    """The o and lse that a call of the backward pass alone brings, for each worker."""
+    """Return the o and lse in a call of the backward pass alone, for each worker."""
     outputs = zip(call.tensors["o"], call.tensors["lse"], strict=True)
     index_q, index_k = (layout.table for layout in tables_of(call))
     return [
@@ -111,7 +111,7 @@ def given_forward(call: Call) -> list[WorkerResult]:
 
 
 def options_of(call: Call) -> dict[str, Any]:
-    """The keywords of ``ringspec.ring`` that a call stands for; its positions are given ones."""
+    """Return the keywords of ``ringspec.ring`` for a call, with explicit positions."""
     assert call.index_q is not None and call.index_k is not None
     assert call.position_q is not None and call.position_k is not None
     options = {name: term for name, term in call.terms.items() if name not in NOT_TERMS}
@@ -125,7 +125,7 @@ def options_of(call: Call) -> dict[str, Any]:
 
 
 def ring_results(call: Call, recipe: Recipe) -> Results:
-    """The ring; or its backward pass alone, from the given o and lse."""
+    """Run the ring, or its backward pass alone from the given o and lse."""
     q, k, v, dy, dlse = arrays_of(call)
     options = options_of(call)
     if call.passes == ("backward",):
@@ -159,7 +159,7 @@ def workers_of(results: list[WorkerResult]) -> Results:
 
 
 def block_results(call: Call, recipe: Recipe) -> Results:
-    """One block: its normalised o and lse, or its share of the gradients from lse and delta."""
+    """Compute the normalised o and lse of one block, or its part of the gradients from lse and delta."""
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(call))
     tile = Tile(problem.rows, problem.columns, problem.terms, recipe)
@@ -180,7 +180,7 @@ def block_results(call: Call, recipe: Recipe) -> Results:
 
 
 def merge_results(call: Call, recipe: Recipe) -> Results:
-    """Normalised partial results, merged one after the other in the recipe's way."""
+    """Merge normalised partial results, one after the other, in the merge order of the recipe."""
     parts = zip(load(call.worker("parts_o", 0)), load(call.worker("parts_lse", 0)), strict=True)
     states = []
     for o, lse in parts:

@@ -1,8 +1,7 @@
-"""The specification's ring over real messages: ``mpiexec`` starts a rank for each worker.
+"""The specification's ring over MPI messages: ``mpiexec`` starts a rank for each worker.
 
-One program of ranks serves all calls; a call for W workers is computed by its first W ranks, a ring
-of their own by a split of the communicator. It needs the extra ``mpi`` and ``mpiexec`` on the path, or
-beside the Python that runs this.
+One program serves all calls. A call for W workers is computed by the first W ranks, which get a communicator by a
+split. It needs the extra ``mpi``, and ``mpiexec`` on the path or in the folder of this Python.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ReferenceMpi:
         self._program: CommandTarget | None = None
 
     def run(self, call: Call) -> Result:
-        """One call. Raises MissingPackageError without mpiexec."""
+        """Run one call. Raises MissingPackageError if there is no mpiexec."""
         if call.workers > self._ranks:
             self.close()
             self._ranks = max(4, call.workers)
@@ -52,7 +51,7 @@ class ReferenceMpi:
 
     @property
     def log(self) -> str:
-        """What the ranks wrote during the last call."""
+        """The output of the ranks during the last call."""
         return "" if self._program is None else self._program.log
 
     def close(self) -> None:
@@ -63,7 +62,7 @@ class ReferenceMpi:
 
 
 def launcher() -> list[str]:
-    """The words that start MPI programs. Raises MissingPackageError where there are none."""
+    """Return the command that starts MPI programs. Raises MissingPackageError if there is none."""
     words = shlex.split(os.environ.get(LAUNCHER, ""))
     if words:
         return words

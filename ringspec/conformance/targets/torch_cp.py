@@ -1,21 +1,21 @@
-"""PyTorch's context parallelism: ``torch.distributed.tensor.experimental``, as it is.
+"""PyTorch's context parallelism: ``torch.distributed.tensor.experimental``, unmodified.
 
-The ring is torch's own in every case: its loop, its merge, its rotation of keys and values, its load
-balance. What differs is how it is reached:
+The ring is torch's in every target: its loop, its merge, its rotation of keys and values, its load balance. The targets
+differ in how it is called:
 
 backend        device  how
-``cpu``        cpu     torch's ring functions, handed torch's CPU flash kernel as their operation;
+``cpu``        cpu     torch's ring functions with torch's CPU flash kernel as their operation;
                        float32
 ``16bit``      cpu     the same in bfloat16 and float16, without its LSE (see NOTES)
 ``flash``      cuda    torch's ring functions for its flash kernel
 ``cudnn``      cuda    torch's ring functions for its cuDNN kernel
-``sdpa-flash`` cuda    ``context_parallel`` and ``scaled_dot_product_attention``; no LSE comes out
+``sdpa-flash`` cuda    ``context_parallel`` and ``scaled_dot_product_attention``, which return no LSE
 ``sdpa-cudnn`` cuda    the same with the cuDNN kernel
 
-Layout ``contiguous`` is torch without load balance, ``zigzag`` with its head-tail load balance, which
-torch offers for causal attention only. The targets are called layout_rotation_backend, without
-``cpu``: ``zigzag_alltoall``, ``contiguous_allgather_16bit``, ``zigzag_alltoall_sdpa_flash``. Any torch is
-judged; known to run is 2.13.0. The names that it takes from torch are not public and move between versions.
+Layout ``contiguous`` is torch without load balance, ``zigzag`` with its head-tail load balance, which torch offers for
+causal attention only. A target is named layout_rotation_backend, without ``cpu``: ``zigzag_alltoall``,
+``contiguous_allgather_16bit``, ``zigzag_alltoall_sdpa_flash``. Any version of torch is accepted; 2.13.0 is known to work.
+The names used from torch are not public and change between versions.
 
 Source: torch/distributed/tensor/experimental/_context_parallel/_attention.py, PyTorch 2.13.0.
 """
@@ -41,7 +41,7 @@ BACKENDS = ("cpu", "16bit", "flash", "cudnn", "sdpa-flash", "sdpa-cudnn")
 ON_CPU = ("cpu", "16bit")
 SEQ_AXIS = 2
 KNOWN = "2.13.0"
-# What is taken of torch's module, each with its backward; these names are not public.
+# The functions used from torch's module, each with its backward; the names are not public.
 RINGS = {
     "cpu": "_templated_ring_attention",
     "16bit": "_templated_ring_attention",
@@ -58,7 +58,7 @@ EXPECTED = {
 def ring(
     q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, rotation: str, backend: str
 ) -> Any:
-    """One rank's o, and lse where the backend gives it."""
+    """Compute one rank's o, and lse if the backend returns it."""
     if call.layout == "zigzag" and not call.causal:
         raise Refused("load balance without a causal mask")
     function = sdpa_function() if backend.startswith("sdpa") else ring_function()
@@ -67,7 +67,7 @@ def ring(
 
 @contextmanager
 def options(call: LocalCall, rotation: str) -> Iterator[None]:
-    """torch reads these globals in the forward, and again in the backward."""
+    """Set the globals that torch reads in the forward and again in the backward."""
     from torch.distributed.tensor.experimental import _attention as cp
 
     check_names(cp, ("_cp_options", "set_rotate_method"), "torch", KNOWN)
@@ -82,7 +82,7 @@ def options(call: LocalCall, rotation: str) -> Iterator[None]:
 
 @functools.cache
 def operations(backend: str) -> SimpleNamespace:
-    """torch's ring functions, wherever this version keeps them."""
+    """Import torch's ring functions from where this version has them."""
     try:
         from torch.distributed.tensor.experimental._context_parallel import _attention
     except ImportError:  # before 2.10
@@ -101,7 +101,7 @@ def mesh_of(group: Any, device: str) -> Any:
 def forward_of(
     backend: str, group: Any, call: LocalCall, q: Any, k: Any, v: Any
 ) -> tuple[Any, ...]:
-    """(o, lse, what the backward needs further)."""
+    """Return (o, lse, further values for the backward)."""
     import torch
 
     chosen = {"is_causal": call.causal, "scale": call.scale}
@@ -119,7 +119,7 @@ def forward_of(
 def backward_of(
     backend: str, group: Any, call: LocalCall, dy: Any, saved: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """(dq, dk, dv); ``saved`` are q, k, v, o, lse and what else the forward gave."""
+    """Return (dq, dk, dv); ``saved`` are q, k, v, o, lse and the further values of the forward."""
     import torch
 
     q, k, v, o, lse, *rest = saved
@@ -151,7 +151,7 @@ def backward_of(
 
 @functools.cache
 def ring_function() -> Any:
-    """torch's forward and backward ring, joined for autograd."""
+    """Make an autograd function of torch's forward and backward ring."""
     import torch
 
     class Ring(torch.autograd.Function):
@@ -179,7 +179,7 @@ def ring_function() -> Any:
 
 @functools.cache
 def sdpa_function() -> Any:
-    """``scaled_dot_product_attention`` inside ``context_parallel``, also while its backward runs."""
+    """Make an autograd function that runs ``scaled_dot_product_attention`` in ``context_parallel``, both passes."""
     import torch
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -191,7 +191,7 @@ def sdpa_function() -> Any:
 
     @contextmanager
     def parallel(group: Any, call: LocalCall, rotation: str, q: Any) -> Iterator[None]:
-        # The local shards are there already; context_parallel wants a buffer to shard.
+        # The inputs are sharded already, but context_parallel requires a buffer to shard.
         tokens = torch.zeros(q.shape[SEQ_AXIS] * call.workers, device=q.device)
         with (
             options(call, rotation),
@@ -213,7 +213,7 @@ def sdpa_function() -> Any:
                 sdpa_kernel(kernels[backend]),
                 torch.enable_grad(),
             ):
-                # Looked up here: context_parallel has put another function in its place.
+                # Looked up here, because context_parallel replaces the function.
                 attention = torch.nn.functional.scaled_dot_product_attention
                 o = attention(*leaves, **chosen)
             ctx.tape = (leaves, o)
@@ -231,7 +231,7 @@ def sdpa_function() -> Any:
 
 
 def gpus() -> tuple[int, ...] | None:
-    """The W for which this machine has a GPU a process; None where torch is not here to say."""
+    """Return the W for which this machine has one GPU per process; None if torch is not installed."""
     try:
         import torch
     except ImportError:
@@ -239,11 +239,10 @@ def gpus() -> tuple[int, ...] | None:
     return tuple(range(1, torch.cuda.device_count() + 1))
 
 
-# What torch's CPU kernel gives for a block is of the input type, as are the sums over the kernel's tiles
-# of 32 queries (64 from 192 on, 256 from 768 on) and 512 keys in the backward
-# (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp); gradients travel in float32. In float32 nothing is
-# declared: torch merges by o - sigmoid(lse_b - lse) (o - o_b), whose rounding is that of o, however
-# little o weighs in the end, and no recipe says that.
+# The results of torch's CPU kernel for a block have the input dtype, as have the sums over its tiles of 32 queries
+# (64 from 192 on, 256 from 768 on) and 512 keys in the backward (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp);
+# gradients are sent in float32. In float32 no recipe is declared: torch merges by o - sigmoid(lse_b - lse) (o - o_b),
+# whose rounding error is that of o even if o has little weight in the end, and no recipe describes that.
 def sixteen_bit(base: str, narrow: str) -> dict[str, str | int]:
     points = ("block_o", "block_gradients", "tile_dq", "tile_dkv")
     tiles: dict[str, str | int] = {"merge_order": "normalised", "tile_q": 32, "tile_k": 512}
@@ -260,12 +259,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def claims(layout: str, rotation: str, backend: str) -> Capabilities:
-    """What torch takes: its kernels have one head dim, its ring one mask, its backward no dlse."""
+    """The claims of torch: Dv = D, no mask but causal, no dlse."""
     widest = 128 if backend.endswith("cudnn") else 256
     on_cpu = backend in ON_CPU
     return Capabilities(
         layouts=(layout,),
-        # By allgather the keys come all at once, and are used in the order of the ring.
+        # With allgather the keys arrive all at once and are used in the order of the ring.
         circulations=("kv",) if rotation == "alltoall" else ("kv", "gather"),
         directions=(1,),
         workers=None if on_cpu else gpus(),
@@ -286,14 +285,14 @@ DIRECT = (
     "torch's dispatcher has no ring for its CPU kernel: its ring functions are called directly, with"
     " aten._scaled_dot_product_flash_attention_for_cpu as their operation"
 )
-EXPOSED = "torch's ring functions are called directly, so that the LSE comes out"
+EXPOSED = "torch's ring functions are called directly, so that they return the LSE"
 PUBLIC = "through context_parallel; the shards are made by ringspec"
 NOTES = {
     "cpu": (DIRECT,),
     "16bit": (
         DIRECT,
-        "the LSE is not claimed: of 16-bit inputs torch's CPU kernel takes exp in a fast"
-        " approximation, which leaves an error near 4e-5 in the float32 LSE",
+        "the LSE is not claimed: for 16-bit inputs torch's CPU kernel approximates exp,"
+        " which leaves an error near 4e-5 in the float32 LSE",
     ),
     "flash": (EXPOSED,),
     "cudnn": (EXPOSED,),
@@ -303,7 +302,7 @@ NOTES = {
 
 
 def name_of(layout: str, rotation: str, backend: str) -> str:
-    """The name of a target in this module.
+    """Return the name of a target in this module.
 
     >>> name_of("zigzag", "alltoall", "cpu"), name_of("zigzag", "alltoall", "sdpa-flash")
     ('zigzag_alltoall', 'zigzag_alltoall_sdpa_flash')
@@ -313,7 +312,7 @@ def name_of(layout: str, rotation: str, backend: str) -> str:
 
 
 def target(layout: str, rotation: str, backend: str = "cpu", **settings: Any) -> TorchTarget:
-    """One of torch's rings as a target; ``settings`` go to TorchTarget."""
+    """Make a target of one of torch's rings; ``settings`` go to TorchTarget."""
     return TorchTarget(
         f"{__name__}:ring",
         claims(layout, rotation, backend),
@@ -338,7 +337,7 @@ TARGETS: dict[str, Callable[[], TorchTarget]] = {
 
 
 def on_cpu(name: str) -> bool:
-    """Whether the target of this name computes on the CPU.
+    """Tell whether the target of this name computes on the CPU.
 
     >>> on_cpu("zigzag_alltoall_16bit"), on_cpu("zigzag_alltoall_sdpa_cudnn")
     (True, False)
@@ -347,7 +346,7 @@ def on_cpu(name: str) -> bool:
 
 
 def __getattr__(name: str) -> TorchTarget:
-    """The targets by name, made when they are asked for."""
+    """Make a target when its name is read from the module."""
     if name in TARGETS:
         return TARGETS[name]()
     raise AttributeError(f"module {__name__} has no attribute {name}; known are {sorted(TARGETS)}")
