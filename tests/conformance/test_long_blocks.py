@@ -104,7 +104,7 @@ def test_smoke_asks_a_target_of_long_blocks_and_a_target_of_float32():
          "dk shows a wrong attention pattern"),
         (wrong.ones_for_dy, None, "probe/one-row-of-dy/long-zigzag-w2-d128-f32", "dq of worker"),
         (wrong.heads_dealt_round, wrong.heads_put_back, "probe/heads/long-4-over-2-contiguous-w2-d128-f32",
-         "query head 1 should read 1, the value of key head 0, and reads 2"),
+         "query head 1 should read 1, the value of key head 0, but reads 2"),
     ],
 )  # fmt: skip
 def test_a_wrong_target_fails_and_the_message_says_where(ask, answer, id, says):

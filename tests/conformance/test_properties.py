@@ -89,7 +89,7 @@ def test_a_merge_of_blocks_sees_a_swapped_lse():
 
     one = record(Wrong(answer=swapped), "property/blocks-merged/f32")
     assert one.outcome == "mismatch"
-    assert "do not belong together" in one.message
+    assert "of a block do not match" in one.message
 
 
 def test_the_third_dy_is_exactly_the_combination_of_the_other_two():

@@ -14,19 +14,7 @@ from ringspec.errors import OptionError, nearest, shown
 __all__ = ["NumPyTarget"]
 
 SHARED = ("sinks",)
-FROM_CALL = (
-    "operation",
-    "passes",
-    "workers",
-    "layout",
-    "circulation",
-    "direction",
-    "index_q",
-    "index_k",
-    "position_q",
-    "position_k",
-    "formats",
-)
+FROM_CALL = {f.name for f in dataclasses.fields(Call)} - {"id", "tensors", "terms"}
 
 
 class NumPyTarget:

@@ -19,6 +19,7 @@ import numpy as np
 from ringspec.conformance.adapters import torch_pool
 from ringspec.conformance.adapters import torch_ranks as own
 from ringspec.conformance.adapters.torch_worker import Place, answer, load_function
+from ringspec.conformance.adapters.wire import call_message
 from ringspec.conformance.target.protocol import Call, Refused, Result
 from ringspec.conformance.target.versions import agreed, installed, said_installed
 from ringspec.errors import OptionError
@@ -109,7 +110,7 @@ class Driver:
         own.check_operation(call)
         if call.workers != self.place.workers:
             raise Refused(f"{call.workers} workers: torchrun started {self.place.workers}")
-        request = own.request_of(call) | {"packages": self.target.packages}
+        request = call_message(call, "", "") | {"packages": self.target.packages}
         others = range(1, call.workers)
         for rank in others:
             send_bytes(json.dumps(request).encode(), rank, self.control)

@@ -24,9 +24,8 @@ from ringspec.conformance.adapters.torch_ranks import (
     gathered,
     local_arrays,
     raise_changed,
-    request_of,
 )
-from ringspec.conformance.adapters.wire import most_bytes, plain, stored
+from ringspec.conformance.adapters.wire import call_message, most_bytes, plain, stored
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.declared import check_name
 from ringspec.conformance.target.protocol import Call, Failed, Result
@@ -113,8 +112,8 @@ class TorchTarget:
             given, results = (pool.folder / f"{rank}.{kind}" for kind in ("given", "results"))
             write_tensors(given, local_arrays(call, rank))
             results.unlink(missing_ok=True)  # of an earlier call
-            request = request_of(call) | {"packages": self.packages}
-            requests.append(request | {"given": str(given), "results": str(results)})
+            message = call_message(call, str(given), str(results))
+            requests.append(message | {"packages": self.packages})
         replies = pool.ask(requests, self.timeout)
         self.printed = pool.printed
         raise_changed(replies)

@@ -1,4 +1,4 @@
-"""Divide a call into a request and the arrays of each rank, and gather the results of the ranks."""
+"""Divide a call into the arrays of each rank, and gather the results of the ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.adapters.wire import plain
 from ringspec.conformance.target.protocol import RESULTS, TABLES, Call, Mutated, Refused, Result
 
 
@@ -14,16 +13,6 @@ def check_operation(call: Call) -> None:
     """Raise Refused for an operation that a differentiable function of one worker cannot compute."""
     if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
         raise Refused(f"{call.operation} {' and '.join(call.passes)}")
-
-
-def request_of(call: Call) -> dict[str, Any]:
-    """Return the fields of a call that are sent as JSON."""
-    names = ("id", "operation", "workers", "layout", "circulation", "direction")
-    return {name: getattr(call, name) for name in names} | {
-        "passes": list(call.passes),
-        "terms": plain(call.terms),
-        "formats": dict(call.formats),
-    }
 
 
 def local_arrays(call: Call, rank: int) -> dict[str, np.ndarray]:

@@ -229,9 +229,9 @@ class Rank:
     def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to a call, and write the results to its file."""
         assert self.function is not None and self.place is not None
-        given = read_tensors(request["given"])
+        given = read_tensors(request["inputs"])
         message, arrays = answer(self.function, request, self.place, given)
-        write_tensors(request["results"], arrays)
+        write_tensors(request["result"], arrays)
         return message
 
 

@@ -1,8 +1,7 @@
-"""Golden cases as calls of a target, and what must come back.
+"""Convert golden cases to calls of a target and to the expected tensors of each worker.
 
-A case holds global tensors; a call holds what each worker holds, in slot order. Dense attention is
-called as a ring of one worker. Expected values stay on this side: no function here puts one into a
-call, but for the rounded o and lse that a backward pass alone takes.
+A case has global tensors; a call has those of each worker, in slot order. Dense attention is called as a ring of one
+worker. A call contains no expected values, except the rounded o and lse that a backward pass alone needs.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """Truth of one tensor, for each worker.
+    """The truth of one tensor, for each worker.
 
-    ``values`` in float64 and ``rounded`` in the case's own format, both correctly rounded;
-    ``scale``: row scales, without the last axis of o and the
-    gradients of q, k, v. ``real``: bool [n], which slots hold a token, None where there are no
-    slots (dsinks, a bias that is the same for all queries).
+    ``values`` in float64 and ``rounded`` in the format of the case, both correctly rounded. ``scale``: row
+    scales, without the last axis of o, dq, dk and dv. ``real``: bool [n], which slots hold a token; None if
+    the tensor has no slots (dsinks, a bias shared by all queries).
     """
 
     values: PerWorker
@@ -50,16 +48,16 @@ class ExpectedTensor:
 
 
 def whole_inputs(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """The global inputs by name: those that are stored, or drawn again from their recipes."""
+    """Return the global inputs by name, stored or drawn again from their recipes."""
     stored = {name[3:]: x for name, x in tensors.items() if name.startswith("in.")}
     return stored or inputs_of(case)
 
 
 def call_of(case: Case, tensors: Tensors) -> Call:
-    """The call that a golden case of any operation but 'schedule' stands for.
+    """Make the call of a golden case of any operation except 'schedule'.
 
-    ``tensors`` as :meth:`ringspec.vectors.VectorSet.tensors` gives them. Arrays of the call are
-    read-only copies in storage dtypes. Raises what drawing the inputs raises.
+    ``tensors``: from :meth:`ringspec.vectors.VectorSet.tensors`. Arrays of the call are read-only copies in
+    storage dtypes. Raises what drawing the inputs raises.
 
     >>> from ringspec.vectors import open_set
     >>> core = open_set("core")
@@ -93,7 +91,7 @@ def call_of(case: Case, tensors: Tensors) -> Call:
 
 
 def slot_tables(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """``layout.q``, ``layout.k`` [W, n] and ``position.q``, ``position.k`` [W, 1|B, n]; without a ring W = 1."""
+    """Return ``layout.q``, ``layout.k`` [W, n] and ``position.q``, ``position.k`` [W, 1|B, n]; W = 1 without a ring."""
     names = ("layout.q", "layout.k", "position.q", "position.k")
     if all(name in tensors for name in names):
         return {name: tensors[name] for name in names}
@@ -102,7 +100,7 @@ def slot_tables(case: Case, tensors: Tensors) -> dict[str, NDArray]:
 
 
 def held_by_workers(name: str, x: NDArray, index: Tensors) -> PerWorker:
-    """What each worker holds of a global input."""
+    """Divide a global input among the workers."""
     if name == "sinks":
         return frozen([x] * len(index["layout.q"]))
     if name in PAIRS and x.shape[2] == 1:
@@ -116,7 +114,7 @@ def held_by_workers(name: str, x: NDArray, index: Tensors) -> PerWorker:
 
 
 def expected_of(case: Case, tensors: Tensors) -> dict[str, ExpectedTensor]:
-    """Truth of each tensor that ``tensors`` has, by name; ``tensors`` are whole, not sampled rows."""
+    """Return the truth of each result in ``tensors``, by name; ``tensors`` are whole, not sampled rows."""
     sums = ("dsinks_sum", "dbias_sum")
     names = [name.split(".")[1] for name in sorted(tensors) if name.endswith(".float64")]
     return {name: expected_tensor(case, name, tensors) for name in names if name not in sums}
@@ -139,14 +137,14 @@ def expected_tensor(case: Case, name: str, tensors: Tensors) -> ExpectedTensor:
 
 
 def passes_for(case: Case, claims: Capabilities) -> tuple[str, ...]:
-    """The passes of a case that a target claims; all of them if it claims none."""
+    """Return the passes of a case that a target claims; all of them if it claims none."""
     if case.operation not in ("attention", "ring") or len(case.passes) == 1:
         return case.passes
     return tuple(one for one in case.passes if f"ring-{one}" in claims.operations) or case.passes
 
 
 def way(claims: Capabilities) -> dict[str, Any]:
-    """A circulation and a direction that the target claims: kv and 1 if it can choose."""
+    """Choose a circulation and a direction that the target claims: kv and 1 if possible."""
     ways, directions = claims.circulations or ("kv",), claims.directions or (1,)
     return {
         "circulation": "kv" if "kv" in ways else ways[0],
@@ -159,7 +157,7 @@ def with_claimed_passes(
 ) -> Call:
     """Limit a call to the passes that the target claims (:func:`passes_for`).
 
-    ``whole()`` gives the whole tensors of the case, from which a backward pass alone takes o and lse.
+    ``whole()`` returns the whole tensors of the case, from which a backward pass alone takes o and lse.
     """
     passes = passes_for(case, claims)
     if passes == case.passes:
@@ -168,13 +166,13 @@ def with_claimed_passes(
 
 
 def forward_alone(call: Call) -> Call:
-    """The forward pass of a call, for a target that claims no backward."""
+    """Limit a call to its forward pass."""
     tensors = {name: x for name, x in call.tensors.items() if name not in ("dy", "dlse")}
     return dataclasses.replace(call, passes=("forward",), tensors=tensors)
 
 
 def backward_alone(call: Call, case: Case, tensors: Tensors) -> Call:
-    """The backward pass of a call, with the correctly rounded o and lse of the forward (RING-13).
+    """Limit a call to its backward pass, with the correctly rounded o and lse of the forward (RING-13).
 
     ``tensors`` are whole: a sampled case has too few rows.
     """

@@ -1,11 +1,12 @@
-"""Probes whose results are known without an evaluation: means, constants, one row, whose head.
+"""Probes with results in closed form: means, constants, one row, one number per head.
 
-They are compared with the exact truth all the same; what a probe adds is the name of the fault.
+They are also compared with the exact truth; a probe adds a message that names the fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +25,12 @@ from ringspec.conformance.cases.problems import (
 )
 from ringspec.conformance.diagnose.picture import gathered
 from ringspec.vectors.catalogue.build import constant, merge, put, times
+from ringspec.vectors.format.case import Case
 
 HEADS = ((2, 4, 4), (2, 4, 2), (1, 4, 1))  # (B, H, Hkv)
 FEW_TOKENS = 24
 ONE_ROW = 29
-# Small scores, and dy in one column: what must cancel in dq is not hidden by the noise of large sums.
+# Small scores, and dy in one column: the noise of large sums must not hide a cancellation in dq.
 LITTLE_NOISE = {
     "q": (times(0.0625, None, None, None, None),),
     "dy": (put(0.0, None, None, None, (1, HEAD_DIM)),),
@@ -43,7 +45,8 @@ def known_cases() -> Iterator[RunCase]:
             name, ring = f"{layout}-w{workers}-{dtype}", (workers, layout)
             yield zero_queries(f"probe/zero-queries/{name}", dtype, ring)
             yield constant_values(f"probe/constant-values/{name}", dtype, ring)
-            yield one_row_of_dy(f"probe/one-row-of-dy/{name}", dtype, ring)
+            id = f"probe/one-row-of-dy/{name}"
+            yield one_row_of_dy(id, "one-row-of-dy", dtype, ring, ONE_ROW)
             yield sinks(f"probe/sinks/{name}", dtype, ring)
             for batch, heads, kv_heads in HEADS:
                 label = f"{heads}-over-{kv_heads}-{name}"
@@ -55,8 +58,8 @@ def zero_queries(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
     problem = drawn("zero-queries", dtype, causal=True, q=constant(0.0))
     return run_case(
         id,
-        "q = 0: every row is the mean of the values that it sees, lse is the log of how many, and "
-        "dk is exactly 0.",
+        "q = 0: each row of o is the mean of its visible values, lse is the log of their number, "
+        "and dk is exactly 0.",
         [dealt(problem, id, *ring)],
         rules=("FWD-4", "FWD-6"),
         flags=("log2-lse", "natural-lse-as-log2"),
@@ -70,20 +73,23 @@ def constant_values(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
     )  # fmt: skip
     return run_case(
         id,
-        "All values of a head are alike: o is that value, and in dq and dk delta cancels dp.",
+        "All values of a head are equal: o is that value, and in dq and dk delta cancels dp.",
         [dealt(problem, id, *ring)],
         rules=("BWD-1", "BWD-3", "RING-13"),
         flags=("block-local-delta",),
     )
 
 
-def one_row_of_dy(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
-    dy = constant(0.0, None, put(1.0, None, None, ONE_ROW, 3))
+def one_row_of_dy(
+    id: str, inputs: str, dtype: str, ring: tuple[int, str], row: int, **sizes: Any
+) -> RunCase:
+    """dy is zero except for one number of query ``row``; ``inputs`` names the draw of all others."""
+    dy = constant(0.0, None, put(1.0, None, None, row, 3))
     return run_case(
         id,
-        f"dy is one number, of query {ONE_ROW}: dv is that row of P, all other rows of dq and all "
-        "keys that it does not see get exactly 0.",
-        [dealt(drawn("one-row-of-dy", dtype, causal=True, dy=dy), id, *ring)],
+        f"dy is one number, of query {row}: dv is that row of P; all other rows of dq, and dk and "
+        "dv of keys that it does not see, are exactly 0.",
+        [dealt(drawn(inputs, dtype, causal=True, dy=dy, **sizes), id, *ring)],
         only_backward=True,
         rules=("BWD-3", "BWD-7"),
         flags=("dy-ignored", "stale-keys"),
@@ -91,16 +97,20 @@ def one_row_of_dy(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
 
 
 def head_case(id: str, dtype: str, sizes: tuple[int, int, int], ring: tuple[int, str]) -> RunCase:
-    """Each head of v is one number, so that o says which head it read."""
+    """Each head of v is one number, so that o shows which head was read."""
     batch, heads, kv_heads = sizes
     whose = [put(value_of(b, h), b, h, None, None) for b in range(batch) for h in range(kv_heads)]
     problem = drawn(
         f"heads-{heads}-over-{kv_heads}", dtype, S=FEW_TOKENS, B=batch, H=heads, Hkv=kv_heads,
         v=constant(0.0, None, *whose),
     )  # fmt: skip
+    return head_probe(id, problem, ring)
+
+
+def head_probe(id: str, problem: Case, ring: tuple[int, str]) -> RunCase:
     return run_case(
         id,
-        "Each head of v is a number of its own: o tells which one a query head reads.",
+        "Each head of v is a different number: o shows which one a query head reads.",
         [dealt(problem, id, *ring)],
         reads_heads,
         rules=("FWD-10", "BWD-6"),
@@ -113,7 +123,7 @@ def value_of(batch: int, head: int) -> float:
 
 
 def reads_heads(seen: Seen) -> tuple[str, None]:
-    """Whether each query head reads the values of its own key head and batch."""
+    """Check that each query head reads the values of its key head and batch."""
     [case], [output] = seen.cases, seen.outputs
     assert case.shape is not None
     if "o" not in output:
@@ -122,22 +132,22 @@ def reads_heads(seen: Seen) -> tuple[str, None]:
     group = case.shape.H // case.shape.Hkv
     for b in range(case.shape.B):
         for h in range(case.shape.H):
-            due = value_of(b, h // group)
-            if not (np.abs(o[b, h] - due) < 0.5).all():
-                text = f"Batch {b}, query head {h} should read {due:g}, the value of key head {h // group}"
-                return f"{text}, and reads {np.median(o[b, h]):g}.", None
+            want = value_of(b, h // group)
+            if not (np.abs(o[b, h] - want) < 0.5).all():
+                text = f"Batch {b}, query head {h} should read {want:g}, the value of key head {h // group}"
+                return f"{text}, but reads {np.median(o[b, h]):g}.", None
     return "", None
 
 
 def sinks(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
-    """q = 0 and one-hot v: each row of o is 1 / (n + exp(sink)) in the columns of n visible keys."""
+    """q = 0 and one-hot v: a row of o with n visible keys is 1 / (n + exp(sink)) in their columns."""
     problem = drawn(
         "sinks", dtype, S=FEW_TOKENS, causal=True, q=constant(0.0), v=one_hot(FEW_TOKENS),
         sinks=((0.0,), (1.0,)),
     )  # fmt: skip
     return run_case(
         id,
-        "A sink takes its share of every row once: the weights of the keys do not sum to 1.",
+        "A sink takes its share of each row once: the weights of the keys sum to less than 1.",
         [dealt(problem, id, *ring)],
         reads_sinks,
         rules=("FWD-5", "BWD-9"),
@@ -146,7 +156,7 @@ def sinks(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
 
 
 def reads_sinks(seen: Seen) -> tuple[str, None]:
-    """Whether the weights of each row sum to what the sink leaves of 1."""
+    """Check that the weights of each row sum to 1 minus the share of the sink."""
     [case], [output] = seen.cases, seen.outputs
     if "o" not in output:
         return "", None
@@ -157,13 +167,13 @@ def reads_sinks(seen: Seen) -> tuple[str, None]:
     for h in range(got.shape[1]):
         # Twice the sink, or none, moves row 0 by more than this.
         if not abs(got[0, h, 0] - want[0, h, 0]) < 0.1:
-            share = f"{1 - got[0, h, 0]:.3g} and not {1 - want[0, h, 0]:.3g}"
-            return f"The sink of head {h} takes {share} of query 0.", None
+            share = f"{1 - got[0, h, 0]:.3g} of query 0 instead of {1 - want[0, h, 0]:.3g}"
+            return f"The sink of head {h} takes {share}.", None
     return "", None
 
 
 def merge_weights(dtype: str) -> RunCase:
-    """Part n is one-hot in column n: o is the weight of each part; part 1 is empty everywhere."""
+    """Part n is one-hot in column n: o is the weight of each part; part 1 is empty in all rows."""
     parts = constant(0.0, None, *(put(1.0, n, None, None, None, n) for n in range(PARTS)))
     lse = constant(
         1.5, None, put(MINUS_INFINITY, 1, None, None, None), put(9.5, 3, None, None, (0, 4))

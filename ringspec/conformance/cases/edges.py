@@ -1,8 +1,8 @@
-"""Numeric parameters at, inside and beyond every boundary: the first token, half a shard, a shard, S.
+"""Numeric parameters at and around every boundary: the first token, half a shard, a shard, S.
 
-One case has one parameter, one layout and one choice of lengths, and calls the target once for each value.
-A window, an offset, key bounds and the lengths of documents are tried at 0 and at each boundary, one less
-and one more; the soft cap from far below the scores to far above them.
+One case has one parameter, one layout and one choice of lengths, and calls the target once for each value. Windows,
+offsets, key bounds and lengths of documents are 0, and each boundary minus one, plus zero and plus one. The soft cap
+ranges from far below the scores to far above them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ringspec.conformance.target.protocol import Call
 from ringspec.vectors.format.case import Case
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
-# Queries and keys of a worker. Zigzag deals them in two chunks.
+# Queries and keys per worker; zigzag divides them into two chunks.
 LENGTHS = {"": (4, 4), "-more-keys": (4, 8), "-more-queries": (8, 4)}
 LAYOUT_IN_CORE = {"-more-keys": "contiguous", "-more-queries": "zigzag"}
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16", "float64": "f64"}
-WORKERS = (3, 4, 2, 5, 6, 7, 8, 1)  # the first that is claimed
+WORKERS = (3, 4, 2, 5, 6, 7, 8, 1)  # the first claimed one is used
 HEAD_DIMS = (6, 12, 10, 5, 24, 48, 96, 32, 128, 8, 64, 16, 4)
 SOFTCAPS = (2.0**-10, 0.25, 1.0, 4.0, 2.0**10)
 Terms = dict[str, Any]
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """The cases, ``edges/<parameter>/<layout>``, those with the same truth side by side; none in 'smoke'.
+    """Return the cases ``edges/<parameter>/<layout>``; none in 'smoke'.
 
-    In 'core' unequal lengths have one layout each, in 'full' every layout.
+    In 'core' each choice of unequal lengths has one layout, in 'full' every layout.
 
     >>> [case.id for case in cases()][:2]
     ['edges/window-left/contiguous', 'edges/window-left/striped']
@@ -66,7 +66,7 @@ def edge_case(id: str, parameter: str, layout: str, each: tuple[int, int]) -> Ru
 def problems(
     id: str, parameter: str, layout: str, each: tuple[int, int], claims: Capabilities
 ) -> list[Case]:
-    """One problem for each value; a target takes those whose features it claims."""
+    """Return one problem for each value of the parameter, in sizes that the target claims."""
     workers = next((w for w in WORKERS if claims.workers is None or w in claims.workers), 3)
     multiple = math.lcm(4, claims.tokens_multiple) // 4
     lengths = (workers * each[0] * multiple, workers * each[1] * multiple)
@@ -80,7 +80,7 @@ def problems(
     found = []
     for n, terms in enumerate(PARAMETERS[parameter](workers, *lengths)):
         masked = ({"causal": True} if claims.only_causal else {}) | terms
-        name = id.replace(f"/{layout.replace('_', '-')}", "/")  # the same inputs in every layout
+        name = id.replace(f"/{layout.replace('_', '-')}", "/")  # equal inputs in every layout
         found.append(dealt(drawn(name, dtype, **sizes, **masked), f"{id}-{n}", workers, layout))
     return found
 
@@ -91,7 +91,7 @@ def head_dim(claims: Capabilities) -> int:
 
 
 def around(*boundaries: int) -> list[int]:
-    """0, and each boundary with its neighbours.
+    """Return 0, and each boundary with its neighbours.
 
     >>> around(4, 12)
     [0, 3, 4, 5, 11, 12, 13]
@@ -100,7 +100,7 @@ def around(*boundaries: int) -> list[int]:
 
 
 def distances(workers: int, queries: int, keys: int) -> list[int]:
-    """Sides of windows: boundaries are half a shard of keys, a shard, and all keys."""
+    """Return sides of windows; the boundaries are half a shard of keys, a shard, and all keys."""
     n = keys // workers
     return around(n // 2, n, keys)
 
@@ -118,7 +118,7 @@ def causal_windows(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Offsets of the queries to either side; 0 is the default and in other cases."""
+    """Return positive and negative offsets of the queries; other cases have 0, the default."""
     n = keys // workers
     sizes = {*around(n // 2, n, keys), queries, abs(keys - queries)} - {0}
     both = sorted({sign * size for size in sizes for sign in (1, -1)})
@@ -126,7 +126,7 @@ def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def key_bounds(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Lower bounds and upper bounds of all these values, one a row; first those that leave each row a key."""
+    """Return lower and upper bounds with all these values, one per row; first those that leave no row empty."""
     n = keys // workers
     every = around(n // 2, n, keys)
     inside, above = [x for x in every if x < keys], [x for x in every if x > 0]
@@ -150,7 +150,7 @@ def bounds_of(queries: int, lows: Sequence[int], highs: Sequence[int]) -> Terms:
 
 
 def document_lengths(workers: int, queries: int, keys: int) -> list[Terms]:
-    """A first document of each length, up to the whole; one that is empty; tokens after the last one."""
+    """Return first documents of each length up to the whole, an empty one, and tokens after the last one."""
     n_q, n_k = queries // workers, keys // workers
     found: list[Terms] = []
     for step in (-1, 0, 1):

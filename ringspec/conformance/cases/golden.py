@@ -1,12 +1,12 @@
 """Golden vectors as cases of a run.
 
-The ids are those of the sets. Profile 'core' has the core set, 'full' also the kernel set, whose
-expected values come out of the cache or are derived, and dense cases dealt to more workers.
-Schedules are no matter of a target, and withdrawn cases are left out.
+The ids are those of the sets. Profile 'core' has the core set. 'full' adds the kernel set, whose expected values are
+read from the cache or derived, and dense cases distributed over several workers. Schedules, which a target does not
+compute, and withdrawn cases are left out.
 
-A target that claims one of two passes is asked for that one: the forward alone, or the backward with
-the correctly rounded o and lse. A case of dense attention is asked in whichever layout the target
-claims, because on one worker all are the same.
+A target that claims one of two passes gets that one: the forward alone, or the backward with the correctly rounded
+o and lse. A case of dense attention is called in any layout that the target claims, because on one worker all
+layouts are equal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SAME_ON_ONE_WORKER = ("contiguous", "striped", "table", "zigzag")
 
 
 def cases(profile: str) -> list[RunCase]:
-    """The golden cases of a profile, 'smoke', 'core' or 'full'."""
+    """Return the golden cases of a profile, 'smoke', 'core' or 'full'."""
     core = open_set("core")
     ids = SMOKE if profile == "smoke" else core.ids
     chosen = [case for case in map(core.case, ids) if is_asked(case)]
@@ -80,13 +80,13 @@ def is_asked(case: Case) -> bool:
 
 @lru_cache(maxsize=2)
 def kernel_tensors(id: str) -> Tensors:
-    """Whole tensors of a case of the kernel set, with row scales; made once for call and verdict."""
+    """Return the whole tensors of a case of the kernel set with row scales, cached for call and verdict."""
     kernel = open_set("kernel")
     return with_scales(kernel.case(id), tensors_of(kernel, id))
 
 
 def resharded(cases: Sequence[Case]) -> list[Case]:
-    """Dense cases dealt to 2, 3 and 4 workers, contiguous, where their lengths allow it."""
+    """Distribute dense cases over 2, 3 and 4 workers, contiguous, if their lengths allow it."""
     dealt = []
     for case in cases:
         if case.operation != "attention" or case.shape is None:
@@ -101,7 +101,7 @@ def resharded(cases: Sequence[Case]) -> list[Case]:
 
 
 def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
-    """One golden case. ``stored`` gives what is compared, ``whole`` all tensors, sampled or not."""
+    """Make one golden case. ``stored`` returns the tensors to compare, ``whole`` those with all rows."""
 
     def make(claims: Capabilities) -> list[Call]:
         call = call_of(case, stored())
@@ -129,7 +129,7 @@ def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
 
 
 def needs_of(case: Case) -> dict[str, Any]:
-    """What a case requires; dense attention is a ring of one worker."""
+    """Return what a case requires; dense attention is a ring of one worker."""
     needs = dict(case.requires)
     if case.operation == "attention":
         needs |= {"workers": 1, "tokens_per_worker": needs["lengths"]}
@@ -137,7 +137,7 @@ def needs_of(case: Case) -> dict[str, Any]:
 
 
 def why_not_claimed(case: Case, claims: Capabilities) -> str | None:
-    """The first reason why a target does not claim a case, or the part of it that it would be asked."""
+    """Return the first reason why a target does not claim a case, limited to its passes; None if it does."""
     needs = needs_of(case) | {"passes": passes_for(case, claims)}
     if case.operation == "attention" and layout_on_one_worker(case, claims) is None:
         return f"layout {SAME_ON_ONE_WORKER[0]}"
@@ -147,7 +147,7 @@ def why_not_claimed(case: Case, claims: Capabilities) -> str | None:
 
 
 def layout_on_one_worker(case: Case, claims: Capabilities) -> str | None:
-    """The name by which a target claims a layout that leaves all tokens where they are."""
+    """Return a claimed layout that keeps the order of tokens on one worker; None if there is none."""
     assert case.shape is not None
     even = case.shape.Sq % 2 == 0 and case.shape.Sk % 2 == 0  # zigzag has two chunks
     fits = [name for name in SAME_ON_ONE_WORKER if name in claims.layouts]

@@ -1,7 +1,7 @@
-"""Probes that change what must not matter, and look at what must stay as it was.
+"""Probes that change inputs which must not affect certain results, and check that these stay unchanged.
 
-Where a target claims that the same call gives the same bits, what must stay the same must stay so bit
-for bit; otherwise it may differ by the noise of its two results.
+If a target claims that equal calls give equal bits, unchanged means bit for bit. Otherwise the two results may differ by
+their noise.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from ringspec.vectors.catalogue.build import put, times
 from ringspec.vectors.format.case import Case, Patch
 from ringspec.vectors.format.requires import visible
 
-# What is changed under each mask: keys that some queries cannot see, and queries that cannot see
-# some keys.
+# Changed under each mask: keys that some queries cannot see, and queries that cannot see some keys.
 CHANGED = {
     "causal": ((30, 48), (0, 30)),
     "window": ((0, 5), (40, 48)),
@@ -49,7 +48,7 @@ Whole = NDArray[np.float64]
 
 
 def isolation_cases() -> Iterator[RunCase]:
-    """Hidden keys, and the dy of queries that do not see a key, are changed a lot and a little."""
+    """Change hidden keys, and the dy of queries that do not see a key, by large and small amounts."""
     for mask, (keys, queries) in CHANGED.items():
         for dtype in DTYPES:
             base = drawn(f"isolation-{mask}", dtype, **MASKS[mask])
@@ -95,7 +94,7 @@ def hidden_queries(id: str, base: Case, queries: tuple[int, int], ring: tuple[in
 
 
 def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
-    """The same problem with some of its inputs changed; the words drawn are the same."""
+    """Change some inputs of a problem after they are drawn."""
     tensors = dict(case.inputs.tensors)
     for name, patches in changes.items():
         tensors[name] = dataclasses.replace(tensors[name], patches=patches)
@@ -104,7 +103,7 @@ def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Looks whether what cannot see tokens ``changed`` is what it was in the first call."""
+    """Checks that results which cannot depend on the tokens ``changed`` equal those of the first call."""
 
     what: str
     changed: tuple[int, int]
@@ -119,7 +118,7 @@ class Unchanged:
         return "", None
 
     def must_stay(self, case: Case, name: str) -> NDArray[np.bool_]:
-        """Which rows of a tensor cannot depend on the changed tokens."""
+        """Return the rows of a tensor that cannot depend on the changed tokens."""
         assert case.shape is not None
         part = slice(*self.changed)
         sees = np.asarray(visible(case, case.shape).any(axis=(0, 1)))
@@ -136,7 +135,7 @@ class Unchanged:
         same = "bit for bit the same" if seen.claims.repeats_bitwise else "the same within noise"
         return (
             f"When the {self.what} {self.changed[0]}-{self.changed[1] - 1} changed, {name} of "
-            f"{whose(seen, call, name, touched)} did not stay {same}, though nothing there "
+            f"{whose(seen, call, name, touched)} did not stay {same}, although nothing there "
             "depends on them."
         )
 
@@ -149,22 +148,22 @@ def whose(seen: Seen, call: int, name: str, touched: NDArray[np.int64]) -> str:
 
 
 def differing(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[np.bool_]:
-    """[B, H, S]: rows where a tensor of a call is not ``factor`` times that of the first call.
+    """Return [B, H, S]: rows in which a tensor of a call is not ``factor`` times that of the first call.
 
-    Bit for bit where the target claims to repeat so, else within the bounds of both.
+    Bit for bit if the target claims ``repeats_bitwise``, else within the bounds of both.
     """
     if not seen.claims.repeats_bitwise:
         return differs_in(seen, call, name, factor)
     first, later = (result_rows(seen, n, name) for n in (0, call))
     same = first * factor == later
-    if factor != 1.0:  # exact, but for subnormal numbers, which halving rounds once more
+    if factor != 1.0:  # exact, except for subnormal numbers, which halving rounds once more
         least = format_of(seen.calls[0].formats["outputs"]).smallest_subnormal
         same |= np.abs(first * factor - later) <= least
     return ~same.all(axis=3)
 
 
 def differs_in(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[np.bool_]:
-    """[B, H, S]: rows that differ by more than the bounds of both calls."""
+    """Return [B, H, S]: rows that differ by more than the bounds of both calls."""
     first, later = (result_rows(seen, n, name) for n in (0, call))
     bounds = [bound_rows(seen, n, name) for n in (0, call)]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -173,14 +172,14 @@ def differs_in(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray
 
 
 def result_rows(seen: Seen, call: int, name: str) -> Whole:
-    """A tensor of a call in global order, [B, H, S, d]; d = 1 for lse."""
+    """Return a tensor of a call in global order, [B, H, S, d]; d = 1 for lse."""
     table = tables_of(tensors_of(seen.cases[call]))[side_of(name)]
     x = gathered(seen.outputs[call][name], table)
     return x[..., None] if x.ndim == 3 else x
 
 
 def bound_rows(seen: Seen, call: int, name: str) -> Whole:
-    """The bound of each row of a call's tensor, [B, H, S, 1]."""
+    """Return the bound of each row of a call's tensor, [B, H, S, 1]."""
     case, bounds = seen.cases[call], bounds_of(seen.claims, seen.calls[call])
     tensors = tensors_of(case)
     expected = expected_of(case, tensors)[name]
@@ -189,7 +188,7 @@ def bound_rows(seen: Seen, call: int, name: str) -> Whole:
 
 
 def same_bits_cases() -> Iterator[RunCase]:
-    """The same call again, and powers of two moved from the scale into the queries."""
+    """Repeat a call, and move a power of two from the scale to the queries."""
     for dtype in DTYPES:
         base = drawn("same-bits", dtype, causal=True)
         for workers, layout in few_rings(dtype):
@@ -197,7 +196,7 @@ def same_bits_cases() -> Iterator[RunCase]:
             id = f"probe/repeat/{name}"
             yield run_case(
                 id,
-                "The same call three times: the same bits, where the target claims so.",
+                "The same call three times: the same bits, if the target claims repeats_bitwise.",
                 [dealt(base, f"{id}-{part}", *ring) for part in "abc"],
                 Multiplied({}),
                 flags=("delta-of-few-rows", "buffer-reuse"),
@@ -206,13 +205,13 @@ def same_bits_cases() -> Iterator[RunCase]:
 
 
 def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
-    """scale * <q, k> is exactly the same product, and dq = scale * dz k is exactly half as large."""
+    """scale * <q, k> does not change, and dq = scale * dz k is exactly half as large."""
     half = {"scale": default_scale(HEAD_DIM) / 2}
     twice = {"q": (times(2.0, None, None, None, None),)}
     moved = dataclasses.replace(patched(base, twice), terms=dict(base.terms) | half)
     return run_case(
         id,
-        "q twice as large and the scale half as large: no bit changes, but that dq is halved.",
+        "q twice as large and the scale half as large: no bit changes, except that dq is halved.",
         [dealt(base, f"{id}-a", *ring), dealt(moved, f"{id}-b", *ring)],
         Multiplied({"dq": 0.5}),
         rules=("FWD-1", "BWD-5"),
@@ -222,7 +221,7 @@ def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
 
 @dataclass(frozen=True)
 class Multiplied:
-    """Looks whether every tensor is a power of two times that of the first call (1 if not named)."""
+    """Checks that each tensor is a power of two times that of the first call (by default 1)."""
 
     factors: dict[str, float]
 
@@ -232,7 +231,10 @@ class Multiplied:
                 factor = self.factors.get(name, 1.0)
                 rows = differing(seen, call, name, factor).any(axis=(0, 1))
                 if rows.any():
-                    due = "that" if factor == 1.0 else f"{factor:g} times that"
+                    wanted = "that" if factor == 1.0 else f"{factor:g} times that"
                     where = whose(seen, call, name, np.flatnonzero(rows))
-                    return f"{name} of call {call + 1} is not {due} of call 1, for {where}.", None
+                    return (
+                        f"{name} of call {call + 1} is not {wanted} of call 1, for {where}.",
+                        None,
+                    )
         return "", None

@@ -1,8 +1,8 @@
-"""Probes at 128 tokens a worker, for kernels that take long blocks and large heads alone.
+"""Probes with 128 tokens per worker, for kernels that support only long blocks and large heads.
 
-A pattern of 256 or 384 keys does not fit into the 64 or 128 columns of one head. So the keys are dealt
-to heads: head h has the one-hot values of keys h * Dv to (h + 1) * Dv - 1 and zeros for all others, and
-the columns of all heads side by side are the pattern. As queries are zero, every head has the same weights.
+A pattern of 256 or 384 keys does not fit into the 64 or 128 columns of one head, so the keys are distributed over heads:
+head h has the one-hot values of keys h * Dv to (h + 1) * Dv - 1 and zeros for all others, and the columns of all heads
+side by side are the pattern. All queries are zero, so every head has the same weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.cases.closed_form import reads_heads, value_of
+from ringspec.conformance.cases.closed_form import head_probe, one_row_of_dy, value_of
 from ringspec.conformance.cases.invariance import hidden_keys, hidden_queries
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.patterns import FLAGS, Reads
@@ -25,14 +25,14 @@ BLOCK = 128
 LAYOUTS = ("contiguous", "striped", "zigzag")
 MASKS: dict[str, dict[str, Any]] = {"causal": {"causal": True}, "full": {}}
 SIZES = ((2, 128), (2, 64), (3, 128))  # (W, D)
-# The truth of a backward pass takes seconds: these three sizes cost as much as all other probes.
+# The truth of a backward pass takes seconds; these sizes cost as much as all other probes.
 GRADIENT_SIZES = {"causal": SIZES, "full": SIZES[:1]}
-# The border lies beyond the first 64 tokens of a worker, where a second tile may begin.
+# The boundary is after the first 64 tokens of a worker, where a second tile may begin.
 KEYS, QUERIES, ONE_ROW = (200, 256), (0, 200), 220
 
 
 def long_block_cases() -> Iterator[RunCase]:
-    """Patterns, then isolation, heads and one row of dy; problems of the same truth side by side."""
+    """Yield patterns, then isolation, heads and one row of dy; neighbours share their truth."""
     for mask in MASKS:
         for workers, width in SIZES:
             for dtype in USUAL_DTYPES:
@@ -56,7 +56,7 @@ def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> Run
     )  # fmt: skip
     return run_case(
         id,
-        "Queries of zero, one-hot values dealt to the heads: o of all heads is the attention pattern.",
+        "Queries of zero, one-hot values distributed over heads: o of all heads is the attention pattern.",
         [dealt(problem, id, workers, layout)],
         Reads(("o",), join=side_by_side),
         rules=("FWD-4", "MASK-9"),
@@ -67,9 +67,9 @@ def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> Run
 def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> RunCase:
     """Three calls: one-hot dy makes dv the pattern; one-hot k writes dZ to dq, one-hot q to dk.
 
-    In the last two dy is 1 in column 0 and v there is 2 and -1 in turn. dP of a key is that number,
-    delta the mean over the keys that a query sees, between 0.5 and 2: no dZ is small, but that of a query
-    that sees one key, which is 0.
+    In the last two calls dy is 1 in column 0, where v alternates between 2 and -1. dP of a key is that number,
+    and delta is its mean over the visible keys, between 0.5 and 2. So no dZ is small, except for a query that
+    sees one key, where it is 0.
     """
     id = f"probe/gradient-pattern/long-{mask}-{layout}-w{workers}-d{width}-{dtype}"
     name, tokens = f"long-gradient-{mask}-w{workers}-d{width}", workers * BLOCK
@@ -87,8 +87,8 @@ def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: st
     parts = zip(problems, "abc", strict=True)
     return run_case(
         id,
-        "Scores of zero, one-hot inputs dealt to the heads: dv, dq and dk show who sent a gradient to "
-        "whom.",
+        "Scores of zero, one-hot inputs distributed over heads: dv, dq and dk show which query "
+        "contributed to which key.",
         [dealt(problem, f"{id}-{part}", workers, layout) for problem, part in parts],
         Reads(("dv",), ("dq",), ("dk",), join=side_by_side),
         only_backward=True,
@@ -98,17 +98,17 @@ def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: st
 
 
 def sizes_of(workers: int, width: int) -> dict[str, Any]:
-    """As many heads as it takes to have a column for each key."""
+    """Return sizes with enough heads to have a column for each key."""
     return {"S": workers * BLOCK, "D": width, "H": workers * BLOCK // width}
 
 
 def dealt_to_heads(tokens: int, width: int) -> TensorRecipe:
-    """Token t is 1 in column t mod width of head t // width, and 0 elsewhere."""
+    """Make a tensor in which token t is 1 in column t mod width of head t // width, and 0 elsewhere."""
     return constant(0.0, None, *(put(1.0, None, t // width, t, t % width) for t in range(tokens)))
 
 
 def side_by_side(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[B, H, S, d] as one head [B, 1, S, H * d].
+    """Reshape [B, H, S, d] to one head [B, 1, S, H * d].
 
     >>> side_by_side(np.arange(8.0).reshape(1, 2, 2, 2)).tolist()
     [[[[0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]]]]
@@ -118,13 +118,11 @@ def side_by_side(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def others(dtype: str) -> Iterator[RunCase]:
-    """Two workers, D = 128, causal."""
+    """Yield the other probes with two workers, D = 128, causal."""
     sizes: dict[str, Any] = {"S": 2 * BLOCK, "D": 128, "causal": True}
     one_head = sizes | {"H": 1}
     forward = drawn("long-isolation", dtype, backward=False, **one_head)
     both = drawn("long-isolation", dtype, **one_head)
-    dy = constant(0.0, None, put(1.0, None, None, ONE_ROW, 3))
-    one_row = drawn("long-one-row-of-dy", dtype, dy=dy, **one_head)
     values = constant(0.0, None, *(put(value_of(0, h), None, h, None, None) for h in range(2)))
     heads = drawn("long-heads", dtype, H=4, Hkv=2, v=values, **sizes)
     for layout in LAYOUTS:
@@ -132,21 +130,5 @@ def others(dtype: str) -> Iterator[RunCase]:
         yield hidden_keys(f"probe/hidden-keys/long-causal-{name}", forward, KEYS, ring)
         yield hidden_queries(f"probe/hidden-queries/long-causal-{name}", both, QUERIES, ring)
         id = f"probe/one-row-of-dy/long-{name}"
-        yield run_case(
-            id,
-            f"dy is one number, of query {ONE_ROW}: dv is that row of P, all other rows of dq and "
-            "all keys that it does not see get exactly 0.",
-            [dealt(one_row, id, *ring)],
-            only_backward=True,
-            rules=("BWD-3", "BWD-7"),
-            flags=("dy-ignored", "stale-keys"),
-        )
-        id = f"probe/heads/long-4-over-2-{name}"
-        yield run_case(
-            id,
-            "Each head of v is a number of its own: o tells which one a query head reads.",
-            [dealt(heads, id, *ring)],
-            reads_heads,
-            rules=("FWD-10", "BWD-6"),
-            flags=("gqa-wrong-head", "gqa-not-summed"),
-        )
+        yield one_row_of_dy(id, "long-one-row-of-dy", dtype, ring, ONE_ROW, S=2 * BLOCK, D=128, H=1)
+        yield head_probe(f"probe/heads/long-4-over-2-{name}", heads, ring)

@@ -1,4 +1,4 @@
-"""The merge property: one row of queries against three blocks of keys is attention to all of them."""
+"""The merge property: results of three blocks of keys merge to attention over all of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def merge_cases() -> Iterator[RunCase]:
 
 
 def blocks_merged(id: str, dtype: str) -> RunCase:
-    """Three block calls, whose answers are merged in float64; and a merge call of exact parts."""
+    """Make three block calls, whose results are merged in float64, and a merge call of exact parts."""
     whole = drawn("blocks-merged", dtype, backward=False, Sq=QUERIES, Sk=KEYS)
     blocks = [block_of(whole, f"{id}-block-{n}", n) for n in range(BLOCKS)]
 
@@ -69,7 +69,7 @@ def blocks_merged(id: str, dtype: str) -> RunCase:
 
 
 def block_of(whole: Case, id: str, n: int) -> Case:
-    """All queries against the n-th part of the keys."""
+    """Make the block of all queries and the n-th part of the keys."""
     assert whole.shape is not None
     given = inputs_of(whole)
     keys = slice(n * QUERIES, (n + 1) * QUERIES)
@@ -90,7 +90,7 @@ def values(x: NDArray) -> TensorRecipe:
 
 
 def merge_of(blocks: Sequence[Case], id: str, dtype: str) -> Case:
-    """A merge of the blocks' correctly rounded results."""
+    """Make a merge of the blocks' correctly rounded results."""
     assert blocks[0].formats is not None
     parts = {}
     for name, storage in (("o", "outputs"), ("lse", "statistics")):
@@ -103,7 +103,7 @@ def merge_of(blocks: Sequence[Case], id: str, dtype: str) -> Case:
 
 
 def merges_to(whole: Case, seen: Seen) -> str:
-    """Whether the answers of the blocks, merged in float64, are those of the whole."""
+    """Check that the results of the blocks, merged in float64, are those of the whole; '' if they are."""
     truth = tensors_of(whole)
     if any("lse" not in output for output in seen.outputs[:BLOCKS]):
         return ""
@@ -116,7 +116,7 @@ def merges_to(whole: Case, seen: Seen) -> str:
         total = np.logaddexp.reduce(lse, axis=0)
         weight = np.exp(lse - total)
         merged = (weight[..., None] * o).sum(axis=0)
-        # First order: each weight is off by twice the largest error of an lse, and so is the total.
+        # To first order, a weight and the total each have twice the largest error of an lse.
         largest = noise_lse.max(axis=0)
         spread = (weight * (noise_o + 4 * largest * np.abs(o).max(axis=4))).sum(axis=0)
         far = ~(np.abs(merged - truth["out.o.float64"]) <= spread[..., None]).all(axis=3)
@@ -125,13 +125,13 @@ def merges_to(whole: Case, seen: Seen) -> str:
     if not rows.size:
         return ""
     return (
-        f"The answers of {BLOCKS} blocks do not merge to attention over all keys, for "
-        f"{numbers('query', rows)}: lse and o of a block do not belong together."
+        f"The results of {BLOCKS} blocks do not merge to attention over all keys, for "
+        f"{numbers('query', rows)}: lse and o of a block do not match."
     ).replace("querys", "queries")
 
 
 def noise(seen: Seen, name: str) -> NDArray[np.float64]:
-    """[blocks, B, H, S]: the bound of each row of each block."""
+    """Return [blocks, B, H, S]: the bound of each row of each block."""
     rows = []
     for case, call in zip(seen.cases[:BLOCKS], seen.calls[:BLOCKS], strict=True):
         bounds = bounds_of(seen.claims, call)

@@ -1,4 +1,4 @@
-"""A case of a run as data: what is called, and how the answer is judged."""
+"""A case of a run: the calls to make, and the function that judges their results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Outputs = Mapping[str, PerWorker]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a case says of the answers to its calls.
+    """The judgement of a case on the results of its calls.
 
-    ``passed`` decides; ``findings`` are the tensors that were compared, ``message`` says what is
-    wrong in one or two sentences (empty: the worst finding is told), ``picture`` is the attention
-    pattern where a probe read it, {"expected": 2-D list, "got": 2-D list}; ``noise`` what the
-    statistical tests saw (:class:`ringspec.conformance.cases.noise.Examined`), as plain data.
+    ``passed``: the verdict. ``findings``: one for each compared tensor. ``message``: what is wrong in one or two
+    sentences; if empty, the findings are described. ``picture``: the attention pattern if a probe read it,
+    {"expected": 2-D list, "got": 2-D list}. ``noise``: the statistical tests
+    (:class:`ringspec.conformance.judge.noise.Examined`) as plain data.
     """
 
     passed: bool
@@ -41,14 +41,16 @@ Judge = Callable[[Capabilities, Sequence[Call], Sequence[Outputs]], Judgement]
 class RunCase:
     """One case. Its id never changes and its inputs are fixed.
 
-    ``reason`` says why it is there, ``truth`` what it is compared with ('exact' or otherwise); ``flags``
-    and ``rules`` are known bugs that it would find, and rules that it shows. ``make(claims)`` gives the calls, which are made one after the other. ``judge(claims, calls,
-    outputs)`` sees their answers in the same order: for each tensor of ``calls.due_of(call)`` one
-    array a worker, of the due shape in axis order [B, H, n, d] and in its storage dtype (a hidden
-    lse is left out; a base-2 lse has become natural, float64). Missing tensors, wrong shapes and
-    dtypes, exceptions and changed inputs never reach a judge. ``claimed(claims)`` is the reason why
-    the case is not claimed, None if it is; by default it follows from ``needs``. ``narrowed(claims)``: what
-    the case needs as that target is given it, where this is less than ``needs``.
+    ``reason``: its purpose. ``truth``: what it is compared with ('exact' or otherwise). ``flags``: known bugs that
+    it would find; ``rules``: rules that it tests.
+
+    ``make(claims)`` returns the calls, which run one after the other. ``judge(claims, calls, outputs)`` gets their
+    results in the same order: for each expected tensor one array per worker, in axis order [B, H, n, d] and in
+    its storage dtype. A hidden lse is left out; a base-2 lse is converted to natural, float64. Missing tensors,
+    wrong shapes and dtypes, exceptions and changed inputs are handled before.
+
+    ``claimed(claims)``: the reason why the case is not claimed, None if it is; by default it follows from
+    ``needs``. ``narrowed(claims)``: what the case needs if the target gets only a part of it; by default ``needs``.
     """
 
     id: str
@@ -63,9 +65,9 @@ class RunCase:
     narrowed: Callable[[Capabilities], dict[str, Any]] | None = None
 
     def why_not(self, claims: Capabilities) -> str | None:
-        """The first reason why a target does not claim this case; None: it does."""
+        """Return the first reason why a target does not claim this case; None if it does."""
         return why_not(claims, self.needs) if self.claimed is None else self.claimed(claims)
 
     def needs_of(self, claims: Capabilities) -> dict[str, Any]:
-        """What the case requires as a target with these claims is given it."""
+        """Return what the case requires of a target with these claims."""
         return self.needs if self.narrowed is None else self.narrowed(claims)

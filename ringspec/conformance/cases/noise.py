@@ -1,12 +1,12 @@
-"""Cases whose errors are looked at as a whole: are they the rounding noise that the recipe predicts?
+"""Cases that test the errors of whole tensors: are they the rounding noise that the recipe predicts?
 
-Each case is one problem of a few hundred tokens with flat and peaked rows. Besides the bound of each row,
-the statistical tests of :mod:`ringspec.compare.statistics.tests` are made on o, lse, dq, dk and dv, over all of a
-tensor and over its heads, workers, ring steps and other parts. A kernel that declares its recipe must
-show no more noise than that; of one that declares none only systematic errors are looked for.
+Each case is one problem of a few hundred tokens with flat and peaked rows. In addition to the bound of each row, the
+statistical tests of :mod:`ringspec.compare.statistics.tests` run on o, lse, dq, dk and dv: on the whole tensor and on its
+heads, workers, ring steps and other parts. A kernel that declares its recipe must show no more noise than predicted. For
+one that declares none, only systematic errors raise an alarm.
 
-The false-alarm rate of all these cases of a run together is at most
-:data:`ringspec.compare.statistics.tests.RATE` = 1e-9: a case has its share of it, and a test its share of that.
+The false-alarm rate of all these cases of a run together is at most :data:`ringspec.compare.statistics.types.RATE` = 1e-9.
+It is divided among the cases, and the share of a case among its tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.generate import arguments_of
 
 TOKENS, HEAD_DIM = 384, 64
-MOST_CASES = 64  # each has this share of the false-alarm rate of a run
+MOST_CASES = 64  # the false-alarm rate of a run is divided by it
 PEAKED = 4.0  # q of a quarter of the rows is multiplied by it
 BITS = {"bf16": 8, "fp16": 10, "f32": 20}
 MASKS: dict[str, dict[str, Any]] = {
@@ -51,8 +51,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "documents": {"causal": True, "cu_seqlens": (0, 90, 96, 250, TOKENS)},
 }
 HEADS = 2
-# Mask, W, layout, key heads. Recipes do not say how dk and dv of a group's query heads are added: inside a
-# tile, or after each head's result was rounded. Where heads share keys these two are judged as undeclared.
+# Mask, W, layout, key heads. Recipes do not say how dk and dv are summed over the query heads of a group: inside a
+# tile, or after each head's result was rounded. With grouped heads these two are judged as undeclared.
 RINGS = (
     ("causal", 1, "contiguous", 2),
     ("causal", 2, "zigzag", 1),
@@ -68,7 +68,7 @@ FEW_RINGS = (("causal", 4, "zigzag", 2), ("full", 2, "contiguous", 1))
 
 
 def cases() -> Iterator[RunCase]:
-    """The cases of profile 'noise', in their order.
+    """Yield the cases of profile 'noise', in their order.
 
     >>> made = list(cases())
     >>> made[0].id, len(made) <= MOST_CASES
@@ -91,7 +91,7 @@ def problem(
     kv_heads: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """Numbers within 2 of 0; every fourth run of 32 rows has large scores, and so peaked rows."""
+    """Make a problem of numbers within 2 of 0; every fourth run of 32 rows has large scores, so is peaked."""
     bits = BITS[dtype]
     draw: dict[str, Any] = {name: numbers(bits, 2 - bits) for name in ("k", "v", "dy")}
     peaked = tuple(times(PEAKED, None, None, (t, t + 32), None) for t in range(32, tokens, 128))
@@ -104,7 +104,7 @@ def problem(
 def noise_call(
     id: str, dtype: str, workers: int, layout: str = "contiguous", mask: str = "full", **sizes: int
 ) -> Call:
-    """The call of such a problem, for a program of one's own.
+    """Make the call of such a problem, for measurements.
 
     >>> noise_call("mine", "bf16", 4, "zigzag", "causal").worker("q", 0).shape
     (1, 2, 96, 64)
@@ -113,7 +113,7 @@ def noise_call(
 
 
 def noise_case(id: str, case: Case) -> RunCase:
-    """One such case."""
+    """Make one such case."""
 
     def claimed(claims: Capabilities) -> str | None:
         return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
@@ -140,7 +140,7 @@ def noise_case(id: str, case: Case) -> RunCase:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of a problem, whatever the ring: its truth, row scales, directions."""
+    """The truth, row scales and directions of a problem, which do not depend on the ring."""
 
     dense: Expected
     question: Question
@@ -148,7 +148,7 @@ class Known:
 
 @lru_cache(maxsize=4)
 def known(key: Keyed) -> Known:
-    """The truth of a problem without its ring."""
+    """Compute the truth of a problem without its ring."""
     call = call_of(dealt(key.case, key.case.id, 1), {})
     dense = expected_of(*arguments_of(key.case, inputs_of(key.case)), limit=0)
     return Known(dense, question_of(call, dense.values))
@@ -159,7 +159,7 @@ def without_ring(case: Case) -> Keyed:
 
 
 def forward_tensors(case: Case, call: Call) -> dict[str, Any]:
-    """o and lse of the whole problem as the backward alone is given them, dealt to the workers."""
+    """Return o and lse of the whole problem, divided among the workers, for a backward pass alone."""
     truth = known(without_ring(case)).question.truth
     assert call.index_q is not None
     formats = {"o": call.formats["outputs"], "lse": call.formats["statistics"]}
@@ -170,7 +170,7 @@ def forward_tensors(case: Case, call: Call) -> dict[str, Any]:
 
 
 def judged(claims: Capabilities, case: Case, call: Call, outputs: Outputs) -> Judgement:
-    """Rows within their bounds, and errors that are noise."""
+    """Check that rows are within their bounds and errors are noise."""
     truth = known(without_ring(case))
     expected = expected_tensors(truth.dense, call)
     findings = findings_of(bounds_of(claims, call), expected, outputs, claims)
@@ -181,7 +181,7 @@ def judged(claims: Capabilities, case: Case, call: Call, outputs: Outputs) -> Ju
 
 
 def expected_tensors(dense: Expected, call: Call) -> dict[str, ExpectedTensor]:
-    """The truth of each result as the workers hold it."""
+    """Return the truth of each result, divided among the workers."""
     assert call.index_q is not None and call.index_k is not None
     tables = Tables(call.index_q, call.index_k)
     values, scales = (per_worker(x, tables, 0.0) for x in (dense.values, dense.scale))

@@ -1,4 +1,4 @@
-"""The problem of a row of :mod:`ringspec.conformance.cases.pairs`: lengths, positions, masks and features."""
+"""Make the problem of a row of :mod:`ringspec.conformance.cases.pairs`: lengths, positions, masks, features."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD_DIMS = (6, 12, 10, 3, 5, 7, 24, 48, 96, 20, 40, 80, 32, 128, 8, 64, 16, 4)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Lengths and the position of each token; a query's own index is always a key that it may see."""
+    """The lengths and the position of each token; a query may see the key of its own index."""
 
     queries: int
     keys: int
@@ -34,7 +34,7 @@ class Sizes:
 
 
 def case_of(one: Row, id: str, claims: Capabilities | None = None) -> Case:
-    """The problem of a row; ``claims`` choose head dimensions and lengths where they limit them."""
+    """Make the problem of a row, with head dimensions and lengths within the limits of ``claims``."""
     limits = Capabilities() if claims is None else claims
     sizes = sizes_of(one, limits)
     given: dict[str, Any] = masks_of(one, sizes) | features_of(one, sizes)
@@ -63,7 +63,9 @@ def sizes_of(one: Row, claims: Capabilities) -> Sizes:
         queries = max(queries, 2 * step)
     keys = 2 * queries if "unequal-lengths" in one.features else queries
     if {"positions", "q-offset"} <= set(one.features):
-        neighbours = tuple(t ^ 1 for t in range(keys))  # of keys alone: q_offset gives the queries'
+        neighbours = tuple(
+            t ^ 1 for t in range(keys)
+        )  # for keys only: q_offset sets those of queries
         return Sizes(queries, keys, tuple(t + OFFSET for t in range(queries)), neighbours)
     if "positions" in one.features:
         shuffle = [(5 * t + 2) % keys for t in range(keys)]
@@ -73,7 +75,7 @@ def sizes_of(one: Row, claims: Capabilities) -> Sizes:
 
 
 def offset_of(one: Row, queries: int, keys: int) -> int:
-    """q_offset: 2, or what leaves rows without keys where nothing else of the row does."""
+    """Return q_offset: 2, or a value that leaves rows without keys if nothing else in the row does."""
     if "q-offset" not in one.features:
         return 0
     if "empty-rows" not in one.features or emptied_by(one) is not None:
@@ -84,7 +86,7 @@ def offset_of(one: Row, queries: int, keys: int) -> int:
 
 
 def emptied_by(one: Row) -> str | None:
-    """The mask term that leaves a row without keys whatever the positions are."""
+    """Return the mask term that can leave a row without keys at any positions."""
     return next((name for name in EMPTYING if name in one.masks), None)
 
 
@@ -100,7 +102,7 @@ def ring_of(one: Row, sizes: Sizes) -> Ring:
 
 
 def table(length: int, workers: int, padded: bool) -> tuple[tuple[int, ...], ...]:
-    """A layout without a pattern; with ``padded`` one slot of each worker holds no token."""
+    """Return a layout without a pattern; if ``padded``, one slot of each worker holds no token."""
     rows = shuffled(length, workers)
     if not padded:
         return rows
@@ -109,7 +111,7 @@ def table(length: int, workers: int, padded: bool) -> tuple[tuple[int, ...], ...
 
 
 def masks_of(one: Row, sizes: Sizes) -> dict[str, Any]:
-    """Terms and tensors of the mask; every query sees the key of its own index, or is the empty row."""
+    """Return terms and tensors of the mask; each query sees the key of its index, except an empty row."""
     empties = emptied_by(one) if "empty-rows" in one.features else None
     made: dict[str, Callable[[bool], dict[str, Any]]] = {
         "causal": lambda empty: {"causal": True},
@@ -127,10 +129,10 @@ def masks_of(one: Row, sizes: Sizes) -> dict[str, Any]:
 
 
 def documents(one: Row, sizes: Sizes, empty: bool) -> dict[str, Any]:
-    """Three documents, or two of whole chunks where no slot may be padding."""
+    """Return three documents, or two of whole chunks if no slot may be padding."""
     if one.layout == "zigzag_per_document" and "padding-slots" not in one.features:
         half = sizes.queries // 2
-        if empty:  # what lies after the last document belongs to none
+        if empty:  # tokens after the last document belong to none
             return {"cu_seqlens": (0, half), "cu_seqlens_k": (0, half)}
         return {"cu_seqlens": (0, half, 2 * half), "cu_seqlens_k": (0, half, sizes.keys)}
     end_q, end_k = (sizes.queries - 1, sizes.keys - 1) if empty else (sizes.queries, sizes.keys)
@@ -138,7 +140,7 @@ def documents(one: Row, sizes: Sizes, empty: bool) -> dict[str, Any]:
 
 
 def segments(sizes: Sizes, empty: bool) -> dict[str, Any]:
-    """Three segments whose tokens alternate; the empty row belongs to none."""
+    """Return three segments whose tokens alternate; the empty row belongs to none."""
     rows = [t // 2 % 3 for t in range(sizes.queries)]
     if empty:
         rows[1] = -1
@@ -190,7 +192,7 @@ def features_of(one: Row, sizes: Sizes) -> dict[str, Any]:
 
 
 def hidden_pairs(one: Row, sizes: Sizes) -> tuple[Patch, ...]:
-    """Where the bias is -inf: the key before every third query's own, and all keys of the empty row."""
+    """Return where the bias is -inf: the key before that of every third query, and all keys of the empty row."""
     if "bias-minus-infinity" not in one.masks:
         return ()
     hidden = [put(-math.inf, 0, None, i, i - 1) for i in range(1, sizes.queries, 3)]

@@ -1,4 +1,4 @@
-"""The rows of the covering array of :mod:`ringspec.conformance.cases.pairs`, and what few claims leave of them."""
+"""The rows of the covering array of :mod:`ringspec.conformance.cases.pairs`, and how claims limit them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMPTYING = ("segments", "bounds", "dense", "documents", "bias-minus-infinity")
 
 @dataclass(frozen=True)
 class Row:
-    """One problem by its claims; ``operation`` is 'ring', 'block-forward' or 'block-backward'."""
+    """One problem by the claims it needs; ``operation`` is 'ring', 'block-forward' or 'block-backward'."""
 
     operation: str
     workers: int
@@ -30,7 +30,7 @@ class Row:
 
 
 def row_from(text: str) -> Row:
-    """A row from its line of :data:`TABLE`."""
+    """Parse a line of :data:`TABLE`."""
     ring, masks, features = (part.split() for part in text.split("|"))
     operation, workers, layout, circulation, direction, inputs, ratio = ring
     return Row(
@@ -91,7 +91,7 @@ ROWS = tuple(row_from(line) for line in TABLE.strip().splitlines())
 
 
 def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
-    """The row with its unclaimed values left out or, where there must be one, replaced.
+    """Remove the unclaimed values of a row, or replace them if one is required; None if no ring is claimed.
 
     >>> claims = Capabilities(layouts=("zigzag",), workers=(2,), features=("sinks",))
     >>> made = row_from("ring 4 striped q -1 bfloat16 2 | causal window | sinks dlse")
@@ -110,7 +110,7 @@ def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
         one,
         operation=operation,
         workers=workers,
-        # Where a value changes nothing it is the first one claimed, so that equal problems are seen.
+        # A value that changes nothing is the first claimed one, so that equal problems are recognised.
         layout=kept(one.layout if workers > 1 else "contiguous", layouts, number * (workers > 1)),
         circulation=kept(one.circulation if workers > 1 else "kv", claims.circulations, number),
         inputs=kept(one.inputs, claims.formats, number),
@@ -124,14 +124,14 @@ def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
 
 
 def kept(value: Any, claimed: Sequence[Any] | None, number: int) -> Any:
-    """The value where it is claimed, else one that is; None: any is."""
+    """Return the value if it is claimed, else a claimed one; ``claimed`` None claims any value."""
     if claimed is None or value in claimed or not claimed:
         return value
     return claimed[number % len(claimed)]
 
 
 def operation_for(one: Row, claims: Capabilities, number: int) -> str:
-    """A target of blocks alone gets the rows of rings as blocks."""
+    """Return the operation of a row; for a target of blocks only, a block instead of a ring."""
     blocks = [name for name in ("block-forward", "block-backward") if name in claims.operations]
     rings = any(name.startswith("ring-") for name in claims.operations)
     if one.operation == "ring" and not rings and blocks:
@@ -140,7 +140,7 @@ def operation_for(one: Row, claims: Capabilities, number: int) -> str:
 
 
 def with_terms(one: Row, claims: Capabilities) -> Row:
-    """The row with the masks and features that are claimed and can be had together."""
+    """Limit a row to the masks and features that are claimed and can be combined."""
     ring = one.operation == "ring"
     masks = {name for name in one.masks if name in claims.masks}
     if claims.only_causal:

@@ -1,13 +1,12 @@
-"""Pairs of features: small problems in which every two claims that can meet do meet.
+"""Pairs of features: small problems that combine every two claims that can occur together.
 
-The rows of :mod:`ringspec.conformance.cases.pair_rows` are a covering array: for every two values of
-operation, layout, circulation, direction, number of workers, format, head ratio, mask terms and features
-that can occur in one problem, some golden case or some row has both, and both change its result.
-tests/conformance/test_pairs.py computes this.
+The rows of :mod:`ringspec.conformance.cases.pair_rows` are a covering array. Take any two values of operation, layout,
+circulation, direction, number of workers, format, head ratio, mask terms and features that can occur in one problem:
+some golden case or some row has both, and both change its result. tests/conformance/test_pairs.py verifies this.
 
-A target that lacks a value of a row still gets the row: the value is left out or replaced by one that
-it claims. What it does claim stays, so that the rows cover all pairs of any target's claims. No default
-scale of these problems is a power of two, so that a missing scale is no factor of 2.
+A target that does not claim a value of a row still gets the row, with this value left out or replaced by a claimed one.
+Claimed values stay, so the rows cover all pairs of any target's claims. No default scale of these problems is a power of
+two, so that a missing scale is not a factor of 2.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MOST_TOKENS = 96
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """One case for each row, ``pairs/000`` and so on; none in 'smoke'."""
+    """Return one case for each row, ``pairs/000`` and so on; none in 'smoke'."""
     if profile == "smoke":
         return []
     return [pair_case(f"pairs/{n:03}", n) for n in range(len(ROWS))]
@@ -41,7 +40,7 @@ def pair_case(id: str, number: int) -> RunCase:
         if case is None:
             return f"workers {ROWS[number].workers}"
         if is_repeated(number, claims):
-            return "what is left of its features is in another case of pairs"
+            return "another case of pairs has all of its claimed features"
         if max(case.requires["lengths"]) > MOST_TOKENS:
             return f"no ring of at most {MOST_TOKENS} tokens"
         return why_not(claims, case.requires | {"passes": passes_for(case, claims)})
@@ -63,7 +62,7 @@ def pair_case(id: str, number: int) -> RunCase:
     everything = case_of(ROWS[number], id)
     return RunCase(
         id,
-        "Two features that are right alone can be wrong together.",
+        "Two features that are right separately can be wrong together.",
         everything.requires,
         make,
         judge,
@@ -74,7 +73,7 @@ def pair_case(id: str, number: int) -> RunCase:
 
 
 def call_for(case: Case, claims: Capabilities) -> Call:
-    """The call of a case with its own circulation and direction; of passes those that are claimed."""
+    """Make the call of a case with its circulation and direction, and the claimed passes."""
     tensors = tensors_of(case)
     return with_claimed_passes(call_of(case, tensors), case, claims, lambda: tensors)
 

@@ -1,8 +1,8 @@
-"""Probes that read the attention pattern back, of the forward and of the backward pass.
+"""Probes that read back the attention pattern of the forward and of the backward pass.
 
-With queries of zero every visible key has the same weight, and one-hot values write that weight into
-the column of its key: o *is* the attention pattern. One-hot dy makes dv the pattern that the backward
-used, one-hot keys write dZ into dq, one-hot queries into dk.
+With queries of zero every visible key has the same weight, and one-hot values write that weight into the column of its
+key: o *is* the attention pattern. One-hot dy makes dv the pattern of the backward pass; one-hot keys write dZ into dq,
+one-hot queries into dk.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ FLAGS = {
 
 
 def one_hot(tokens: int = TOKENS) -> TensorRecipe:
-    """Token t is 1 in column t, in every batch and head."""
+    """Make a tensor in which token t is 1 in column t, in every batch and head."""
     return constant(0.0, None, *(put(1.0, None, None, t, t) for t in range(tokens)))
 
 
 def grid() -> Iterator[tuple[str, str, int, str]]:
-    """(mask, dtype, workers, layout); problems that share their truth side by side."""
+    """Yield (mask, dtype, workers, layout); neighbours share their truth."""
     for mask in MASKS:
         for dtype in USUAL_DTYPES if mask in IN_FEW_RINGS else DTYPES:
             every = dtype in USUAL_DTYPES and mask not in IN_FEW_RINGS
@@ -76,7 +76,7 @@ def grid() -> Iterator[tuple[str, str, int, str]]:
 
 
 def pattern_cases() -> Iterator[RunCase]:
-    """The pattern of the forward pass, of every mask over the rings."""
+    """Yield the pattern of the forward pass, for every mask and ring."""
     for mask, dtype, workers, layout in grid():
         id = f"probe/pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
         problem = drawn(
@@ -93,7 +93,7 @@ def pattern_cases() -> Iterator[RunCase]:
 
 
 def gradient_pattern_cases() -> Iterator[RunCase]:
-    """Two calls: with q = 0 dv shows the pattern and dq shows dZ, with k = 0 dk shows dZ."""
+    """Yield cases of two calls: with q = 0 dv shows the pattern and dq shows dZ, with k = 0 dk shows dZ."""
     ones, zero = one_hot(), constant(0.0)
     for mask, dtype, workers, layout in grid():
         id = f"probe/gradient-pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
@@ -105,7 +105,7 @@ def gradient_pattern_cases() -> Iterator[RunCase]:
         parts = zip(problems, "ab", strict=True)
         yield run_case(
             id,
-            "Scores of zero and one-hot inputs: dv, dq and dk show who sent a gradient to whom.",
+            "Scores of zero and one-hot inputs: dv, dq and dk show which query contributed to which key.",
             [dealt(problem, f"{id}-{part}", workers, layout) for problem, part in parts],
             Reads(("dv", "dq"), ("dk",)),
             only_backward=True,
@@ -115,7 +115,7 @@ def gradient_pattern_cases() -> Iterator[RunCase]:
 
 
 def block_cases() -> Iterator[RunCase]:
-    """The diagonal block alone, forward and backward, from an lse and a delta that are given."""
+    """Yield the diagonal block alone, forward and backward, from a given lse and delta."""
     counts = np.arange(1, TOKENS + 1)
     rows = {"lse": np.log(counts).astype(np.float32), "delta": (1 / counts).astype(np.float32)}
     given = {
@@ -134,7 +134,7 @@ def block_cases() -> Iterator[RunCase]:
             id = f"probe/{label}/block-causal-{dtype}"
             yield run_case(
                 id,
-                "Queries of zero and one-hot inputs read the diagonal block back.",
+                "Queries of zero and one-hot inputs read back the diagonal block.",
                 [make(id, "", "", **sizes, **inputs, **extra)],
                 Reads(names),
                 rules=("MASK-1", "BWD-11"),
@@ -142,14 +142,14 @@ def block_cases() -> Iterator[RunCase]:
 
 
 def word(layout: str) -> str:
-    """A name as a part of an id."""
+    """Return a name as a part of an id."""
     return layout.replace("_", "-")
 
 
 class Reads:
-    """Looks for the first tensor, call after call, that shows another pattern than it should.
+    """Looks for the first tensor, call after call, with an unexpected pattern.
 
-    ``join`` makes one head of several where a pattern is dealt to them.
+    ``join`` combines the heads over which a pattern is distributed.
     """
 
     def __init__(self, *names: tuple[str, ...], join: Join = np.asarray) -> None:
@@ -168,7 +168,7 @@ class Reads:
 def read(
     name: str, tensors: Tensors, shards: Sequence[NDArray], join: Join
 ) -> tuple[str, dict[str, Any] | None]:
-    """What one tensor shows: ('', None) where it is the expected pattern."""
+    """Compare the pattern of one tensor; return message and picture, ('', None) if it is as expected."""
     tables = tables_of(tensors)
     rows, columns = (tables[side] for side in ("qk" if side_of(name) == "q" else "kq"))
     want = tensors[f"out.{name}.float64"]

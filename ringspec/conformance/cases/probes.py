@@ -1,8 +1,7 @@
-"""Exact probes: inputs on which the answer is known by structure, so that a failure names its cause.
+"""Exact probes: inputs whose results are known by structure, so that a failure names its cause.
 
-The attention pattern is read back (``patterns``), what must not matter is changed (``unchanged``),
-inputs are taken whose results are known numbers (``known``), and some of this is done once more at 128
-tokens a worker (``long_blocks``).
+Probes read back the attention pattern (``patterns``), change inputs that must not matter (``invariance``), or have
+results in closed form (``closed_form``). Some are repeated with 128 tokens per worker (``long_blocks``).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SMOKE = (
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """The probes of a profile, in the order in which they are run: few in 'smoke', else all.
+    """Return the probes of a profile in the order of a run: a few in 'smoke', else all.
 
     >>> made = cases()
     >>> made[0].id, len({case.id for case in made}) == len(made)

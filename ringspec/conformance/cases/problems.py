@@ -1,7 +1,6 @@
-"""Small problems of our own: drawn once, evaluated exactly once, dealt over many rings.
+"""Small problems for probes, properties and special cases: drawn once, evaluated exactly once, used in many rings.
 
-What attention computes does not depend on the ring, so that one exact evaluation serves all layouts
-and worker counts of a problem. Probes, properties and special cases are built from here.
+Results of attention do not depend on the ring, so one exact evaluation serves all layouts and numbers of workers.
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ FEW_RINGS = ((1, "contiguous"), (2, "contiguous"), (3, "striped"), (4, "zigzag")
 
 
 def few_rings(dtype: str) -> tuple[tuple[int, str], ...]:
-    """A choice of rings: four in the usual formats, two in the others."""
+    """Return four rings for the usual formats, two for the others."""
     return FEW_RINGS if dtype in USUAL_DTYPES else FEW_RINGS[1::2]
 
 
 def drawn(name: str, dtype: str, *, backward: bool = True, **rest: Any) -> Case:
-    """A problem without a ring, S = 48 and D = Dv = 64 unless said otherwise.
+    """Make a problem without a ring, by default with S = 48 and D = Dv = 64.
 
-    Its inputs depend on ``name`` alone: numbers of six bits, which every format holds. Keywords are
+    Its inputs depend only on ``name``; they are numbers of six bits, which every format holds. Keywords are
     those of ``ringspec.vectors.catalogue.build.case``.
 
     >>> drawn("example", "f32", causal=True).requires["masks"]
@@ -85,7 +84,7 @@ def drawn(name: str, dtype: str, *, backward: bool = True, **rest: Any) -> Case:
 
 
 def dealt(case: Case, id: str, workers: int, layout: str = "contiguous") -> Case:
-    """The same problem over a ring; the layout 'table' is a permutation without a pattern."""
+    """Distribute a problem over a ring; the layout 'table' is a permutation without a pattern."""
     assert case.shape is not None
     if layout == "table":
         return with_table(case, id, shuffled(case.shape.Sq, workers))
@@ -93,7 +92,7 @@ def dealt(case: Case, id: str, workers: int, layout: str = "contiguous") -> Case
 
 
 def with_table(case: Case, id: str, table: tuple[tuple[int, ...], ...]) -> Case:
-    """The same problem over a ring of as many workers as the table has rows."""
+    """Distribute a problem over a ring with one worker for each row of a layout table."""
     return over(case, id, Ring(len(table), "table", table_q=table, table_k=table))
 
 
@@ -103,7 +102,7 @@ def over(case: Case, id: str, ring: Ring) -> Case:
 
 
 def shuffled(length: int, workers: int) -> tuple[tuple[int, ...], ...]:
-    """A layout table in which neighbours lie on different workers.
+    """Return a layout table in which neighbouring tokens are on different workers.
 
     >>> shuffled(6, 2)
     ((0, 5, 4), (3, 2, 1))
@@ -128,22 +127,22 @@ class Keyed:
 
 
 def tensors_of(case: Case) -> Tensors:
-    """``in``, ``layout``, ``position``, ``out`` and ``scale`` tensors, as ``tensors_of_case``."""
+    """Return the ``in``, ``layout``, ``position``, ``out`` and ``scale`` tensors of a case, cached."""
     return evaluated(Keyed(case))
 
 
 @lru_cache(maxsize=24)
 def evaluated(key: Keyed) -> Tensors:
-    """The tensors of a case; those of a ring from the truth of its problem."""
+    """Compute the tensors of a case; those of a ring from the truth of its problem."""
     case = key.case
     truth = truth_of(problem_of(case)) if case.operation == "ring" else None
     return tensors_of_case(case, truth=truth)
 
 
 def problem_of(case: Case) -> Keyed:
-    """A case without its formats and its ring, neither of which changes a result.
+    """Remove formats and ring from a case; neither changes a result.
 
-    With sinks or a bias the ring stays: each worker has its own share of their gradients.
+    With sinks or a bias the ring stays, because each worker has a part of their gradients.
     """
     exact = CaseFormats("float64", "float64", "float64")
     bare = dataclasses.replace(case, id="", requires={}, formats=exact)
@@ -154,13 +153,13 @@ def problem_of(case: Case) -> Keyed:
 
 @lru_cache(maxsize=24)
 def truth_of(key: Keyed) -> Truth:
-    """Results in global order, correctly rounded to every format, and their row scales."""
+    """Compute results in global order, correctly rounded to every format, and their row scales."""
     asked = arguments_of(key.case, inputs_of(key.case))
     return attention(*asked, Wanted(FORMATS, STATISTICS, scales=True))
 
 
 def tables_of(tensors: Tensors) -> Tensors:
-    """Layouts 'q' and 'k' int64 [W, n]; those of one worker where there is no ring."""
+    """Return the layouts 'q' and 'k' int64 [W, n]; without a ring, those of one worker."""
     if "layout.q" in tensors:
         return {"q": tensors["layout.q"], "k": tensors["layout.k"]}
     q, k = tensors["in.q"], tensors["in.k"]
@@ -168,13 +167,13 @@ def tables_of(tensors: Tensors) -> Tensors:
 
 
 def side_of(name: str) -> str:
-    """Whose tokens the rows of a result are: 'q' or 'k'."""
+    """Return whether the rows of a result are queries ('q') or keys ('k')."""
     return "k" if name in ("dk", "dv") else "q"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """All calls of one case with their answers, in order, and what the target claims."""
+    """All calls of one case with their results, in order, and the claims of the target."""
 
     claims: Capabilities
     cases: tuple[Case, ...]
@@ -182,7 +181,7 @@ class Seen:
     outputs: tuple[Outputs, ...]
 
 
-# What a probe has to say beyond the comparison: (message, picture); an empty message is no finding.
+# The additional check of a probe: (message, picture); the message is empty if nothing is wrong.
 Look = Callable[[Seen], tuple[str, dict[str, Any] | None]]
 
 
@@ -195,10 +194,10 @@ def run_case(
     only_backward: bool = False,
     **rest: Any,
 ) -> RunCase:
-    """One case of a run from one or several problems, each compared with its own truth.
+    """Make one case of a run from one or several problems, each compared with its own truth.
 
-    Of the passes those are asked for that the target claims; with ``only_backward`` the backward
-    must be among them. Which way blocks travel is the target's choice: no result depends on it.
+    A target gets the passes that it claims; with ``only_backward`` it must claim the backward. Circulation and
+    direction are those that the target claims, because no result depends on them.
     """
     needs = needs_of(cases)
 
@@ -218,7 +217,7 @@ def run_case(
 
 
 def judged(seen: Seen, look: Look | None = None) -> Judgement:
-    """Every answer against its own truth, and what a probe sees in all of them."""
+    """Compare each result with its own truth, then apply the check of a probe to all of them."""
     findings: list[Finding] = []
     for case, call, output in zip(seen.cases, seen.calls, seen.outputs, strict=True):
         findings += compared(seen.claims, case, tensors_of(case), call, output)
@@ -228,7 +227,7 @@ def judged(seen: Seen, look: Look | None = None) -> Judgement:
 
 
 def judged_each(name: Callable[[Case, Call], str], seen: Seen) -> Judgement:
-    """Compare each answer with its own truth; the message is about the first failing call.
+    """Compare each result with its own truth; the message is about the first failing call.
 
     ``name`` describes this call, as in "With causal True" or "In bfloat16".
     """
@@ -243,7 +242,7 @@ def judged_each(name: Callable[[Case, Call], str], seen: Seen) -> Judgement:
 
 
 def call_for(claims: Capabilities, case: Case) -> Call:
-    """The call of a case: passes, circulation and direction that the target claims."""
+    """Make the call of a case with passes, circulation and direction that the target claims."""
     tensors = tensors_of(case)
     call = call_of(case, tensors)
     if case.operation == "ring":
@@ -252,7 +251,7 @@ def call_for(claims: Capabilities, case: Case) -> Call:
 
 
 def needs_of(cases: Sequence[Case]) -> dict[str, Any]:
-    """What all cases need together; they differ in masks and features at most."""
+    """Return what all cases need together; they differ at most in masks and features."""
     needs = dict(cases[0].requires)
     for name in ("circulation", "direction"):
         needs.pop(name, None)

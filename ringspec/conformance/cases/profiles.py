@@ -1,4 +1,4 @@
-"""The profiles of a run: which cases are run, and in which order."""
+"""The profiles: which cases run, and in which order."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["run_cases"]
 
 
 def run_cases(profile: str = "core") -> list[RunCase]:
-    """All cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order in which they are run.
+    """Return all cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order of a run.
 
-    Exact probes first, which say most about a fault, then golden vectors, properties, pairs and edges; each of
-    these modules has a function ``cases(profile)``. Then, but for 'smoke', the noise of whole tensors.
-    'noise' is that alone; 'seeds' has cases of its own. Raises OptionError for another name.
+    Exact probes come first, because they say most about a fault; then golden vectors, properties, pairs and edges;
+    then, except in 'smoke', the noise of whole tensors. 'noise' has only the last. 'seeds' has only random inputs.
+    Raises OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":

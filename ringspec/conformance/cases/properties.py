@@ -1,7 +1,7 @@
-"""Properties: what several answers of one target must have to do with each other.
+"""Properties: relations between several results of one target.
 
-The same problem on other rings and layouts, gradients of a sum of two dy, and blocks merged to the whole.
-Inputs are fixed, and each answer is compared with its own truth as well.
+The same problem over other rings and layouts, gradients of a sum of two dy, and blocks merged to the whole. Inputs are
+fixed, and each result is also compared with its own truth.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WORKER_PROBLEMS = (
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Properties and special values; in 'smoke' rings of three workers and more alone.
+    """Return properties and special values; in 'smoke' only rings of three workers or more.
 
     >>> [case.id for case in cases()][:2]
     ['property/rings/full-bf16', 'property/rings/full-f32']
@@ -69,7 +69,7 @@ def cases(profile: str = "core") -> list[RunCase]:
 
 
 def ring_cases() -> Iterator[RunCase]:
-    """One problem over all claimed rings and layouts."""
+    """Yield cases of one problem over all claimed rings and layouts."""
     for mask, terms in MASKS.items():
         for dtype in DTYPES:
             yield over_rings(f"property/rings/{mask}-{dtype}", f"rings-{mask}", dtype, terms)
@@ -90,13 +90,13 @@ def over_rings(id: str, name: str, dtype: str, terms: dict[str, Any]) -> RunCase
 
 
 def worker_cases() -> Iterator[RunCase]:
-    """One problem over claimed rings of three workers and more, whichever numbers these are."""
+    """Yield cases of one problem over claimed rings of three workers or more."""
     for mask, layout in WORKER_PROBLEMS:
         for dtype in DTYPES:
             id = f"property/workers/{mask}-{layout}-{dtype}"
             yield case_of_rings(
                 id,
-                "Rings of the claimed numbers of workers from three on, where the direction matters.",
+                "Rings of three workers or more, where the direction matters.",
                 partial(worker_rings, id, mask, layout, dtype),
                 rules=("RING-1", "RING-2", "RING-4"),
                 flags=("ring-direction", "dkv-not-home"),
@@ -104,7 +104,7 @@ def worker_cases() -> Iterator[RunCase]:
 
 
 def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabilities) -> list[Case]:
-    """The problem dealt to each of :func:`numbers_of_workers`."""
+    """Distribute the problem over each of :func:`numbers_of_workers`."""
     found = []
     for workers in numbers_of_workers(claims):
         tokens = tokens_for(workers, claims.tokens_multiple)
@@ -114,7 +114,7 @@ def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabiliti
 
 
 def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
-    """The two smallest claimed W >= 3 and the largest up to 8, as far as few tokens do for them.
+    """Return the two smallest claimed W >= 3 and the largest up to 8, if few tokens are enough for them.
 
     >>> numbers_of_workers(Capabilities(workers=(2, 4, 6, 8, 64)))
     (4, 6, 8)
@@ -128,20 +128,20 @@ def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
 
 
 def tokens_for(workers: int, multiple: int) -> int:
-    """At least 24 tokens, of which every worker has an even number that is a multiple of ``multiple``."""
+    """Return a length of at least 24, with an even multiple of ``multiple`` on every worker."""
     step = workers * math.lcm(2, multiple)
     return step * -(-24 // step)
 
 
 def agree(seen: Seen) -> tuple[str, None]:
-    """Whether all rings agree with the first one, within the bounds of both."""
+    """Check that all rings agree with the first one, within the bounds of both."""
     for call in range(1, len(seen.calls)):
         for name in seen.outputs[call]:
             rows = differs_in(seen, call, name).any(axis=(0, 1))
             if rows.any():
                 first, other = (ring_name(seen.calls[n]) for n in (0, call))
                 where = whose(seen, call, name, np.flatnonzero(rows))
-                return f"{name} over {other} is not that over {first}, for {where}.", None
+                return f"{name} over {other} differs from {name} over {first}, for {where}.", None
     return "", None
 
 
@@ -151,7 +151,7 @@ def ring_name(call: Call) -> str:
 
 
 def linearity_cases() -> Iterator[RunCase]:
-    """Gradients are linear in dy: of 2 dy + dy' they are 2 g + g'."""
+    """Yield cases that check that gradients are linear in dy: for 2 dy + dy' they are 2 g + g'."""
     for dtype in DTYPES:
         base = drawn("linearity", dtype, causal=True)
         assert base.shape is not None
@@ -164,7 +164,7 @@ def linearity_cases() -> Iterator[RunCase]:
             parts = zip(problems, "abc", strict=True)
             yield run_case(
                 id,
-                "The gradients of 2 dy + dy' are twice those of dy and those of dy' together.",
+                "The gradients of 2 dy + dy' are twice those of dy plus those of dy'.",
                 [dealt(problem, f"{id}-{part}", workers, layout) for problem, part in parts],
                 linear,
                 only_backward=True,
@@ -174,7 +174,7 @@ def linearity_cases() -> Iterator[RunCase]:
 
 
 def with_dy(case: Case, dy: NDArray[np.float64]) -> Case:
-    """A problem with a dy that is given number by number."""
+    """Replace the dy of a problem by the given numbers."""
     given = {"dy": TensorRecipe("values", values=dy.tolist())}
     inputs = dataclasses.replace(case.inputs, tensors=case.inputs.tensors | given)
     return dataclasses.replace(case, inputs=inputs)

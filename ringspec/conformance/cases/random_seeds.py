@@ -1,10 +1,9 @@
-"""Profile ``seeds``: twelve problems over twenty seeds, to see that a right target never fails.
+"""Profile ``seeds``: twelve problems with twenty seeds each, to test that a correct target never fails.
 
-A case asks its problem in every input format (float64 in two problems), layout and number of workers
-(2, 3, 4) that the target claims, one call each. 16-bit formats share one draw of 8 significant bits,
-float32 and float64 one of 24.
-The seed also says how peaked the softmax is (q from 2**-4 to 2**5 times its usual size, twice each), how
-large v and dy are, and from seed 10 on there is one key, one query and one value far larger than all others.
+A case calls its problem in every input format (float64 in two problems), layout and number of workers (2, 3, 4) that
+the target claims. The 16-bit formats share one draw of 8 significant bits, float32 and float64 one of 24.
+The seed also sets how peaked the softmax is (q from 2**-4 to 2**5 times its usual size, twice each) and the sizes of v
+and dy. From seed 10 on, one key, one query and one value are far larger than all others.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ BITS = {"bf16": 8, "fp16": 8, "f32": 24, "f64": 24}
 
 @dataclass(frozen=True)
 class SeededProblem:
-    """Sizes as in ``ringspec.vectors.catalogue.build.case``, what is masked, over which layouts."""
+    """One problem: sizes and terms for ``ringspec.vectors.catalogue.build.case``, layouts and formats."""
 
     name: str
     layouts: tuple[str, ...]
@@ -61,7 +60,7 @@ PROBLEMS = (
 
 
 def cases() -> list[RunCase]:
-    """The 240 cases, ``seeded/<problem>/<seed>``, problem after problem.
+    """Return the 240 cases, ``seeded/<problem>/<seed>``, problem after problem.
 
     >>> made = cases()
     >>> made[0].id, made[-1].id, len(made)
@@ -71,12 +70,12 @@ def cases() -> list[RunCase]:
 
 
 def case_of(problem: SeededProblem, seed: int) -> RunCase:
-    """One problem with one seed, in all that a target claims of formats, layouts and workers."""
+    """Make the case of one problem and one seed, in all formats, layouts and rings that a target claims."""
     id = f"seeded/{problem.name}/{seed:02}"
     every = list(variants(problem, seed, id))
     return case_of_rings(
         id,
-        "Random inputs: whatever the seed, a right target is within its bounds.",
+        "Random inputs: a correct target is within its bounds for every seed.",
         lambda claims: every,
         partial(judged_each, ring_name),
         varying=(*PER_RING, "inputs", "outputs", "statistics"),
@@ -85,7 +84,7 @@ def case_of(problem: SeededProblem, seed: int) -> RunCase:
 
 
 def variants(problem: SeededProblem, seed: int, id: str) -> Iterator[Case]:
-    """The same problem in each format over each ring; those with the same truth side by side."""
+    """Yield the problem in each format over each ring; neighbours share their truth."""
     for dtype in problem.dtypes:
         drawn_once = problem_in(problem, seed, dtype)
         for layout in problem.layouts:
@@ -95,7 +94,7 @@ def variants(problem: SeededProblem, seed: int, id: str) -> Iterator[Case]:
 
 
 def problem_in(problem: SeededProblem, seed: int, dtype: str) -> Case:
-    """The inputs of a seed: numbers within 2 of 0 but for the powers of two that the seed says."""
+    """Draw the inputs of a seed: numbers within 2 of 0, times powers of two that depend on the seed."""
     bits = BITS[dtype]
     powers = {"q": seed % 10 - 4, "k": 0, "v": 7 * seed % 5 - 2, "dy": 3 * seed % 5 - 2}
     given: dict[str, Any] = problem.sizes | problem.terms
@@ -105,7 +104,7 @@ def problem_in(problem: SeededProblem, seed: int, dtype: str) -> Case:
 
 
 def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
-    """One token of q and one of k four times, one of v sixteen times as large; none before seed 10."""
+    """Enlarge one token of q and one of k fourfold, one of v sixteenfold; none before seed 10."""
     if seed < 10:
         return {}
     tokens = problem.sizes["S"]

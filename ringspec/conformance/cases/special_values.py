@@ -1,6 +1,6 @@
-"""Special values in rings: rows and workers without anything, equal, low and high scores, garbage.
+"""Special values in rings: empty rows and workers, equal, low and high scores, garbage in padding.
 
-Each result is compared with the exact truth; -inf, 0 and the absence of NaN are judged by class.
+Each result is compared with the exact truth; -inf, 0 and NaN must be exactly where they are expected.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GARBAGE = {
 }
 WORKERS = 3
 BLOCK = TOKENS // WORKERS
-# Queries of worker r see the keys of worker r + 1 alone: with a ring 0 -> 1 those come last.
+# Queries of worker r see only the keys of worker r + 1, which arrive last in a ring 0 -> 1.
 NEXT_BLOCK = {
     "segments_q": tuple(i // BLOCK for i in range(TOKENS)),
     "segments_k": tuple((j // BLOCK - 1) % WORKERS for j in range(TOKENS)),
@@ -62,26 +62,25 @@ LAST_SLOTS_EMPTY = (tuple(range(0, 10)), tuple(range(10, 20)), (20, 21, 22, 23, 
 # name: (reason, what is special, rules, flags)
 PROBLEMS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
     "equal-scores": (
-        "All keys are alike, so that all scores of a row are: equal weights at a maximum that is "
-        "not 0.",
+        "All keys are equal, and so all scores of a row: equal weights at a maximum that is not 0.",
         {"causal": True, "k": constant(0.75), "patches": ONES},
         ("FWD-4",),
         (),
     ),
     "low-scores": (
-        "All scores lie near -200, where exp underflows unless the maximum is taken off first.",
+        "All scores are near -200, where exp underflows unless the maximum is subtracted first.",
         {"causal": True, "patches": SCORES_OF_MINUS_200},
         ("SOFT-1",),
         ("running-max-of-masked-block",),
     ),
     "high-scores": (
-        "All scores lie near 200, where exp overflows unless the maximum is taken off first.",
+        "All scores are near 200, where exp overflows unless the maximum is subtracted first.",
         {"causal": True, "patches": SCORES_OF_200},
         ("SOFT-4",),
         ("merge-overflow",),
     ),
     "one-empty-row-bounds": (
-        "One query sees no key, by its bounds: o = 0, lse = -inf, dq = 0, and nothing is sent.",
+        "One query sees no key because of its bounds: o = 0, lse = -inf, dq = 0, no contribution to dk and dv.",
         {
             "bound_min": (0,) * TOKENS,
             "bound_max": tuple(0 if i == EMPTY_ROW else i + 1 for i in range(TOKENS)),
@@ -90,7 +89,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]
         ("empty-row-nan", "plus-inf-lse-of-empty"),
     ),
     "one-empty-row-dense": (
-        "One query sees no key, by a dense mask: o = 0, lse = -inf, dq = 0, and nothing is sent.",
+        "One query sees no key because of a dense mask: o = 0, lse = -inf, dq = 0, no contribution to dk and dv.",
         {"mask": coins(0, 1, 1, TOKENS, TOKENS, patches=(put(False, 0, 0, EMPTY_ROW, None),))},
         ("FWD-8", "BWD-10"),
         ("empty-row-nan", "plus-inf-lse-of-empty"),
@@ -117,18 +116,18 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]
         (),
     ),
 }
-# Column 0 of v is 1 in these. The row scale grows with the scores, a sum of weights does not.
+# Column 0 of v is 1 in these. The row scale grows with the scores; the sum of weights stays 1.
 COARSE = 2.0**-20  # coarser statistics cannot tell an lse of 200 from its neighbours
 WITH_ONES = ("equal-scores", "low-scores", "high-scores")
 MASKED_BLOCK = (
-    "Scores near -200 after a wholly masked first block: a maximum kept from it loses the row.",
+    "Scores near -200 after a fully masked first block: a maximum kept from that block loses the row.",
     ("SOFT-1", "SOFT-2"),
     ("running-max-of-masked-block", "masked-block-nan"),
 )
 
 
 def special_cases() -> Iterator[RunCase]:
-    """All special cases; problems that share their truth side by side."""
+    """Yield all special cases; neighbours share their truth."""
     for name, (reason, what, rules, flags) in PROBLEMS.items():
         for dtype in USUAL_DTYPES if name == "garbage-in-padding" else DTYPES:
             problem = drawn(f"special-{name}", dtype, S=TOKENS, **what)
@@ -155,13 +154,13 @@ def masked_block(dtype: str) -> Iterator[RunCase]:
 
 
 def padded(dtype: str) -> Iterator[RunCase]:
-    """Workers without tokens, or with slots that hold none."""
+    """Yield cases with workers without tokens, and with slots that hold none."""
     problem = drawn("special-padded", dtype, S=TOKENS, causal=True)
     for name, table in (("empty-worker", NOBODY_ON_1), ("padding-slots", LAST_SLOTS_EMPTY)):
         id = f"special/{name}/causal-w3-{dtype}"
         yield run_case(
             id,
-            "Slots without a token see nothing, are seen by nothing, and change no result.",
+            "Slots without a token see no key, are not seen by any query, and change no result.",
             [with_table(problem, id, table)],
             rules=("LAYOUT-5", "FWD-8"),
             flags=("padding-nan", "padding-not-zero"),
@@ -169,20 +168,20 @@ def padded(dtype: str) -> Iterator[RunCase]:
 
 
 def short(dtype: str) -> Iterator[RunCase]:
-    """As few tokens as a layout can have."""
+    """Yield cases with as few tokens as a layout allows."""
     for layout, tokens in (("contiguous", 4), ("striped", 4), ("zigzag", 8)):
         problem = drawn(f"special-short-{tokens}", dtype, S=tokens, causal=True)
         id = f"special/one-token/{layout}-w4-{dtype}"
         yield run_case(
             id,
-            "One token a worker, or a chunk: the shortest sequence of the layout.",
+            "One token per worker or per chunk: the shortest sequence of the layout.",
             [dealt(problem, id, 4, layout)],
             flags=("short-or-uneven-length",),
         )
 
 
 def weights_sum_to_one(seen: Seen) -> tuple[str, None]:
-    """Whether column 0 of o, where v is 1, is 1 in every row, however large the scores are."""
+    """Check that column 0 of o, where v is 1, is 1 in every row."""
     [case], [output], [call] = seen.cases, seen.outputs, seen.calls
     statistics = recipe_for(seen.claims, call.formats).statistics
     if "o" not in output or unit_roundoff(statistics) > COARSE:

@@ -38,7 +38,7 @@ from ringspec.vectors.format.files import new_folder
 
 __all__ = ["write_cases"]
 
-# What a folder claims where nobody says what the program there can do.
+# The claims of a folder by default.
 EVERYTHING = Capabilities(
     operations=OPERATIONS,
     layouts=LAYOUTS,
@@ -53,7 +53,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Written:
-    """How much :func:`write_cases` wrote."""
+    """The numbers of cases, calls and bytes that :func:`write_cases` wrote."""
 
     cases: int
     calls: int
@@ -69,12 +69,13 @@ def write_cases(
     claims: Claims | None = None,
     progress: Progress | None = None,
 ) -> Written:
-    """Write the calls of all ``cases`` that ``claims`` cover to a new folder, whole or not at all.
+    """Write the calls of all ``cases`` that ``claims`` cover to the new folder ``directory``.
 
-    The folder is ``directory``; ``progress(done, total, id)`` is called after each case. No expected value is in it. ``claims``: what the program on the other machine can do, and in
-    which conventions it takes and gives arrays; None: everything. ``profile`` and
-    ``only``, the pattern by which ``cases`` were chosen, are kept: a check of the folder asks for the
-    same. Raises OptionError where the path exists, or its parent does not.
+    The folder contains no expected values. If writing fails, it does not appear. ``claims``: what the program on
+    the other machine supports, and its conventions; None: everything, in the conventions of the suite. ``profile``
+    and ``only``, the pattern by which ``cases`` were chosen, are stored for the check of the folder.
+    ``progress(done, total, id)`` is called after each case. Raises OptionError if the path exists or its parent
+    does not.
     """
     root, chosen = Path(directory), list(cases)
     said = claims or Claims(f"dir:{root.name}", EVERYTHING)
@@ -105,13 +106,13 @@ def write_cases(
 
 
 def named_calls(case: RunCase, claims: Capabilities) -> Iterator[tuple[str, Call]]:
-    """The calls of a case as the target sees them, each with the name of its folder."""
+    """Yield the calls of a case in the target's conventions, each with the name of its folder."""
     for number, call in enumerate(case.make(claims)):
         yield (case.id if number == 0 else f"{case.id}.{number}"), as_seen(call, claims)
 
 
 def write_call(folder: Path, call: Call, inputs: bytes) -> int:
-    """One call's two files; the number of their bytes."""
+    """Write the two files of a call and return their size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(call_message(call, INPUTS, RESULT), indent=1, allow_nan=False) + "\n"
     (folder / CALL).write_text(text, encoding="ascii")

@@ -64,9 +64,7 @@ def read_header(line: dict[str, Any], what: str, format: str) -> dict[str, Any]:
 
 
 def texts_by_name(value: Any, what: str) -> None:
-    if not isinstance(value, dict):
-        refuse(f"an object as {what}", value)
-    for entry in value.values():
+    for entry in mapping(value, what).values():
         text(entry, what)
 
 
@@ -93,16 +91,15 @@ def read_record(line: dict[str, Any], what: str) -> Record:
     if data["outcome"] not in OUTCOMES:
         refuse(f"an outcome in {what}", data["outcome"])
     for name in ("needs", "picture", "noise", "diagnosis", "used"):
-        if not isinstance(data.get(name) or {}, dict):
-            refuse(f"an object as {name} in {what}", data[name])
+        mapping(data.get(name) or {}, f"{name} in {what}")
     check_diagnosis(data.get("diagnosis") or {}, f"the diagnosis in {what}")
     if "seconds" in data:
         data["seconds"] = number(data["seconds"], f"seconds in {what}")
-    for name in ("flags", "findings"):
-        if not isinstance(data.get(name, []), list):
-            refuse(f"a list as {name} in {what}", data[name])
-    data["flags"] = tuple(text(flag, f"flags in {what}") for flag in data.get("flags", []))
-    data["findings"] = tuple(read_finding(one, what) for one in data.get("findings", []))
+    flags, findings = (
+        listed(data.get(name, []), f"{name} in {what}") for name in ("flags", "findings")
+    )
+    data["flags"] = tuple(text(flag, f"flags in {what}") for flag in flags)
+    data["findings"] = tuple(read_finding(one, what) for one in findings)
     return Record(**data)
 
 
@@ -113,19 +110,15 @@ def check_diagnosis(found: dict[str, Any], what: str) -> None:
     if found.get("id") is not None:
         text(found["id"], f"id of {what}")
         text(found.get("title"), f"title of {what}")
-    must_fail = found.get("must_fail", {})
-    if not isinstance(must_fail, dict):
-        refuse(f"an object as must_fail of {what}", must_fail)
+    must_fail = mapping(found.get("must_fail", {}), f"must_fail of {what}")
     for value in (found.get("alike", []), found.get("links", []), *must_fail.values()):
         for one in listed(value, f"alike, links and must_fail of {what}"):
             text(one, what)
 
 
 def read_finding(line: Any, what: str) -> Finding:
-    if not isinstance(line, dict):
-        refuse(f"an object as finding in {what}", line)
-    fields(line, Finding, "finding", what)
-    data = dict(line)
+    data = dict(mapping(line, f"finding in {what}"))
+    fields(data, Finding, "finding", what)
     for name in ("tensor", "kind"):
         text(data[name], f"{name} in {what}")
     for name in ("worker", "rows", "of"):
@@ -134,9 +127,8 @@ def read_finding(line: Any, what: str) -> Finding:
     for name in ("got", "want"):
         if data.get(name) is not None:
             data[name] = number(data[name], f"{name} in {what}")
-    if not isinstance(data.get("where", []), list):
-        refuse(f"a list as where in {what}", data["where"])
-    data["where"] = tuple(whole(one, f"where in {what}") for one in data.get("where", []))
+    where = listed(data.get("where", []), f"where in {what}")
+    data["where"] = tuple(whole(one, f"where in {what}") for one in where)
     return Finding(**data)
 
 
@@ -148,12 +140,16 @@ def check_coverage(line: Any, what: str) -> None:
     for name in ("clauses", "hints"):
         for one in listed(line[name], f"{name} of {what}"):
             text(one, f"{name} of {what}")
-    if not isinstance(line["untested"], dict):
-        refuse(f"an object as untested of {what}", line["untested"])
-    for kind, values in line["untested"].items():
+    for kind, values in mapping(line["untested"], f"untested of {what}").items():
         for value in listed(values, f"{kind} of {what}"):
             if not isinstance(value, str):
                 whole(value, f"{kind} of {what}")
+
+
+def mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        refuse(f"an object as {what}", value)
+    return value
 
 
 def listed(value: Any, what: str) -> list[Any]:

@@ -49,11 +49,6 @@ CONVENTIONS = {
     "lse_of_empty_rows": ("minus-infinity", "plus-infinity", "finite"),
     "axes": ("BHSD", "BSHD", "SBHD", "HSD", "SHD"),
 }
-# Claims of several names or numbers.
-SEVERAL = (
-    "operations", "layouts", "circulations", "directions", "workers", "masks", "features", "formats",
-    "head_ratios", "head_dims", "value_dims", "batch",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ class Capabilities:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name in SEVERAL and isinstance(value, (str, int)):
+            if str(f.type).startswith("tuple") and isinstance(value, (str, int)):
                 object.__setattr__(self, f.name, (value,))  # "causal" is one name, not six
             elif isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
                 object.__setattr__(self, f.name, tuple(value))
