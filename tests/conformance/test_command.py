@@ -222,7 +222,7 @@ def test_close_lets_the_program_end_by_itself(program, call):
         ("number", "not a JSON object: 17|after the line"),
         ("endless line", "more than 1048576 bytes on stdout without an end of line"),
         ("close stdout", "closed its stdout but is still running"),
-        ("other kind", "kind 'done'; known are result, refused, error"),
+        ("other kind", "kind 'done'; expected result, refused or error"),
         ("other id", "an answer to 'another', expected 'ring/float32-zigzag-w4'"),
         ("unknown key", "unknown key 'seconds'"),
         ("reason of no text", "the reason 5"),
@@ -232,7 +232,7 @@ def test_close_lets_the_program_end_by_itself(program, call):
         ("link", "no symbolic link at result.safetensors"),
         ("pipe", "a plain file at result.safetensors"),
         ("folder", "a plain file at result.safetensors"),
-        ("unknown tensor", "a tensor 'dscale' in the result"),
+        ("unknown tensor", "unknown tensor 'dscale' in the result"),
     ],
 )
 def test_what_is_no_result_is_garbage_and_said_to_be_what_it_is(program, call, mode, message):

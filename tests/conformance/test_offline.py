@@ -246,7 +246,7 @@ def test_a_result_wins_over_a_refusal(folder):
 
 def test_a_call_that_was_never_written_is_told_apart_from_a_missing_result(folder):
     record = outcome(folder, "ring/contiguous-w2")
-    assert record.outcome == "garbage" and "holds no call like this one" in record.message
+    assert record.outcome == "garbage" and "does not contain this call" in record.message
     shutil.rmtree(folder / "calls" / ID)
     assert outcome(folder).outcome == "missing"
 

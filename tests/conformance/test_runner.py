@@ -200,7 +200,7 @@ def test_options_outside_their_domain_are_refused(options):
 @pytest.mark.parametrize(
     ("profile", "says"),
     [
-        (None, "the profile that all cases come from"),
+        (None, "the name of the profile of all cases"),
         ("cor", "the name of a profile"),
         ("noise", "a case of the profile noise"),
     ],

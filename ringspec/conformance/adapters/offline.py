@@ -93,8 +93,8 @@ class OfflineTarget:
         name = self.folders.get(digest(message, inputs))
         if name is None:
             raise Garbage(
-                f"the folder holds no call like this one of {call.id}: it was written by another "
-                f"version, with --only, for another profile, or for other claims"
+                f"the folder does not contain this call of {call.id}: it was written by another version, "
+                f"with --only, for another profile, or for other claims"
             )
         place = f"{CALLS}/{name}"
         if not (self.root / place).is_dir():

@@ -85,11 +85,11 @@ class Program:
     def ask(self, line: bytes) -> None:
         """Begin to write a line, and clear the log."""
         self.take(0.0)
-        when = " after its last answer" if self.asked else " before it was asked"
+        when = " after its last answer" if self.asked else " before the first request"
         if self.asked:  # output before the first request stays in its log
             self.errors.clear()
         self.asked = True
-        self.refuse_noise("before it was asked")
+        self.refuse_noise("before the request")
         if not self.alive():
             raise ended(self.who, self.process.returncode, when)
         self.unsent = memoryview(line)

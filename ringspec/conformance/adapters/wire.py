@@ -137,18 +137,18 @@ def check_answer(message: Mapping[str, Any], id: str) -> None:
     """Return if the answer announces a result; else raise Refused, Failed or Garbage."""
     kind, texts = message.get("kind"), {"refused": "reason", "error": "message"}
     if kind != "result" and not (isinstance(kind, str) and kind in texts):
-        raise Garbage(f"an answer of kind {shown(kind)}; known are result, refused, error")
+        raise Garbage(f"the answer has the kind {shown(kind)}; expected result, refused or error")
     allowed = {"kind", "id", *([texts[kind]] if kind in texts else VERSIONS)}
     for key in message:
         if key not in allowed:
-            raise Garbage(f"an answer of kind {kind!r} with the unknown key {shown(key)}")
+            raise Garbage(f"the answer of kind {kind!r} has the unknown key {shown(key)}")
     if message.get("id", id) != id:
         raise Garbage(f"an answer to {shown(message['id'])}, expected {id!r}")
     if kind == "result":
         return
     text = message.get(texts[kind], "")
     if not isinstance(text, str):
-        raise Garbage(f"an answer of kind {kind!r} with the {texts[kind]} {shown(text)}")
+        raise Garbage(f"the {texts[kind]} in an answer of kind {kind!r} is not text: {shown(text)}")
     if kind == "refused":
         raise Refused(text[:MAX_TEXT])
     raise Failed(f"the program says: {text[:MAX_TEXT]}")
@@ -172,7 +172,9 @@ def read_result(root: Path, name: str, call: Call) -> Result:
     tensors = stored(root, name, most_bytes(call))
     for key in tensors:
         if key not in RESULTS:
-            raise Garbage(f"a tensor {shown(key)} in the result; known are {', '.join(RESULTS)}")
+            raise Garbage(
+                f"unknown tensor {shown(key)} in the result; expected {', '.join(RESULTS)}"
+            )
     return Result(**{key: workers_of(array, call.workers) for key, array in tensors.items()})
 
 
@@ -244,11 +246,11 @@ def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
     known = {"kind", "protocol", "name", "capabilities", "notes", *VERSIONS}
     for key in data:
         if key not in known:
-            raise Garbage(f"claims with the unknown key {shown(key)}")
+            raise Garbage(f"unknown key {shown(key)} in the claims")
     name, notes = data.get("name", default_name), data.get("notes", [])
     capabilities = data.get("capabilities", {})
     if not (text(name) and several(text)(notes) and isinstance(capabilities, dict)):
-        raise Garbage(f"claims with an invalid name, notes or capabilities: {shown(data)}")
+        raise Garbage(f"invalid name, notes or capabilities in the claims: {shown(data)}")
     for field in dataclasses.fields(Capabilities):
         value = capabilities.get(field.name, field.default)
         value = list(value) if isinstance(value, tuple) else value

@@ -23,15 +23,7 @@ from ringspec.conformance.adapters.offline import (
 from ringspec.conformance.adapters.wire import PROTOCOL, Claims, call_message
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.readme import README
-from ringspec.conformance.target.capabilities import (
-    CIRCULATIONS,
-    FEATURES,
-    FORMATS,
-    LAYOUTS,
-    MASKS,
-    OPERATIONS,
-    Capabilities,
-)
+from ringspec.conformance.target.capabilities import NAMES, Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Call
 from ringspec.vectors.format.files import new_folder
@@ -39,14 +31,7 @@ from ringspec.vectors.format.files import new_folder
 __all__ = ["write_cases"]
 
 # The claims of a folder by default.
-EVERYTHING = Capabilities(
-    operations=OPERATIONS,
-    layouts=LAYOUTS,
-    circulations=CIRCULATIONS,
-    masks=MASKS,
-    features=FEATURES,
-    formats=FORMATS,
-)
+EVERYTHING = Capabilities(**NAMES)
 
 Progress = Callable[[int, int, str], None]
 

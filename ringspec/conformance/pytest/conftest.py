@@ -1,4 +1,4 @@
-"""The cases are no tests of ringspec itself: they are collected where somebody asks for them."""
+"""Collect the conformance cases only on request: they do not test ringspec itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Without a target, and without ``--pyargs ringspec.conformance``, there is nothing to run."""
+    """Ignore the cases without a target, unless ``--pyargs ringspec.conformance`` is given."""
     target = config.getoption("--ringspec-target", default=None)
     if collection_path.name == "test_conformance.py" and target is None:
         return None if config.getoption("pyargs") else True

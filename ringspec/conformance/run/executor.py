@@ -36,7 +36,7 @@ def executed(
     if jobs > 1 and spec is not None:
         if profile is None:
             raise OptionError(
-                f"with {jobs} jobs, the profile that all cases come from",
+                f"the name of the profile of all cases, for {jobs} jobs",
                 "none",
                 "pass the profile that was given to run_cases",
             )

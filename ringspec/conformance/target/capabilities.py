@@ -36,7 +36,7 @@ FEATURES = (
     "padding-slots",
 )
 FORMATS = ("bfloat16", "float16", "float32", "float64")
-NAMES = {
+NAMES: dict[str, Any] = {
     "operations": OPERATIONS,
     "layouts": LAYOUTS,
     "circulations": CIRCULATIONS,
