@@ -211,7 +211,7 @@ def test_one_nan_of_one_worker_is_found(folder):
         (lambda path: (path.rename(f"{path}.x"), path.symlink_to(f"{path}.x")), "symbolic link"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "a plain file"),
         (lambda path: (path.unlink(), path.mkdir()), "a plain file"),
-        (lambda path: path.write_bytes(encode({"dz": np.zeros(4)})), "a tensor 'dz'"),
+        (lambda path: path.write_bytes(encode({"dz": np.zeros(4)})), "unknown tensor 'dz'"),
     ],
 )
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")

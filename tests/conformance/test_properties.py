@@ -36,7 +36,7 @@ WRONG = [
         None,
         wrong.larger_on_four,
         "property/rings/causal-bf16",
-        "o over 4 workers, contiguous is not",
+        "o over 4 workers, contiguous differs",
     ),
     (wrong.local_indices, None, "property/rings/causal-f32", "over 2 workers, contiguous"),
     (None, wrong.larger_on_four, "property/workers/causal-zigzag-bf16", "beyond"),

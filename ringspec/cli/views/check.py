@@ -91,7 +91,7 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     assert report.footer is not None
     show_changed(report.header, report.footer)
     show_coverage(report.footer.get("coverage", {}))
-    output.show([report.footer["headline"]])
+    output.echo([report.footer["headline"]])  # one line, which programs read
     output.echo(plain(f"{name}: {path}") for name, path in sorted(files.items()))
 
 
