@@ -140,8 +140,8 @@ class Recipe:
         """q, k, v or dy as stored; ``what`` is its name in the NonFiniteError for a value out of range."""
         return rounded_input(x, self.inputs, what)
 
-    def product(self, a: Array, b: Array) -> Array:
-        """The matrix product of a [..., n, k] and b [..., k, m], accumulated in the format ``products``."""
+    def matmul(self, a: Array, b: Array) -> Array:
+        """a @ b for a [..., n, k] and b [..., k, m], accumulated in the format ``products``."""
         return product(a, b, self.products)
 
     def to_products(self, x: Array) -> Array:

@@ -117,7 +117,7 @@ def attention_backward(
     row_term = dy_o_sum(seed, o) - dlse_rows
     share = backward_result(job, Seeds(seed, lse, row_term), count)
     sinks = problem.terms.sinks
-    dsinks = None if sinks is None else sink_gradient(sinks, lse, -row_term) + 0.0
+    dsinks = None if sinks is None else sink_gradient(sinks, lse, row_term) + 0.0
     refuse_overflow(share, dsinks)
     return as_given(Gradients(share.dq, share.dk, share.dv, dsinks, share.dbias), options)
 

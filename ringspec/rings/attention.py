@@ -93,7 +93,7 @@ def attention_block_backward(
     dy, delta = check_gradients(problem, dy, delta, "delta")
     lse, sinks = check_lse(problem, lse), problem.terms.sinks
     share = block_backward(problem.q, problem.k, problem.v, dy, lse, delta, problem.tile)
-    dsinks = None if sinks is None else sink_gradient(sinks, lse, -delta) + 0.0
+    dsinks = None if sinks is None else sink_gradient(sinks, lse, delta) + 0.0
     check_results(dsinks=dsinks)
     return as_given(Gradients(share.dq, share.dk, share.dv, dsinks, share.dbias), options)
 

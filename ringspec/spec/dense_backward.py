@@ -47,7 +47,7 @@ def dense_backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
     keep = keep_factor(problem.rows, problem.columns, terms, problem.q.shape[0])
     row_term = dy_o_sum(dy, (p * keep) @ v, tile.recipe) - dlse
     dz, dq, dk, dv = tile_gradients(problem.q, problem.k, problem.v, dy, p, t, row_term, tile)
-    dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, -row_term) + 0.0
+    dsinks = None if terms.sinks is None else sink_gradient(terms.sinks, lse, row_term) + 0.0
     dbias = None if problem.rows.bias is None else np.zeros(problem.rows.bias.shape)
     if dbias is not None:
         add_bias_gradient(dbias, dz, 0, dz.shape[2], problem.columns)
@@ -90,7 +90,7 @@ def tile_gradients(
     keep = keep_factor(tile.rows, tile.columns, terms, q.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
         # BWD-2, BWD-3: subtracting row_term adds dlse.
-        difference = recipe.product(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]
+        difference = recipe.matmul(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]
         if recipe.products == "float64":
             check_range(difference, p > 0, "dp - delta + dlse")
         dz = np.where(p == 0, 0.0, p * difference)
@@ -98,9 +98,9 @@ def tile_gradients(
         dz = dz * (1.0 - t * t)
     dz_operand, kept = recipe.to_ds(dz), recipe.to_p(p * keep)
     # BWD-5, BWD-6, BWD-7
-    dq = recipe.to_products(terms.scale * recipe.product(dz_operand, k))
-    dk = terms.scale * recipe.product(dz_operand.swapaxes(2, 3), q)
-    dv = recipe.product(kept.swapaxes(2, 3), dy)
+    dq = recipe.to_products(terms.scale * recipe.matmul(dz_operand, k))
+    dk = terms.scale * recipe.matmul(dz_operand.swapaxes(2, 3), q)
+    dv = recipe.matmul(kept.swapaxes(2, 3), dy)
     dk, dv = (recipe.to_products(over_group(x, terms.group)) for x in (dk, dv))
     return dz, dq, dk, dv
 
@@ -129,9 +129,9 @@ def add_bias_gradient(dbias: Array, dz: Array, q0: int, q1: int, columns: Column
     target[..., columns.index[real]] += share[..., real]
 
 
-def sink_gradient(sinks: Array, lse: Array, dlse_minus_delta: Array) -> Array:
-    """BWD-9: dsinks [H, N], dsink_hn = sum_{b, i} exp(sink_hn - lse_i) (dlse_i - delta_i)."""
+def sink_gradient(sinks: Array, lse: Array, row_term: Array) -> Array:
+    """BWD-9: dsinks [H, N], dsink_hn = sum_{b, i} exp(sink_hn - lse_i) (-row_term_i), row_term as above."""
     empty = np.isneginf(lse)  # only a caller's own lse can be -inf beside sinks (BWD-10)
     shift = np.where(empty, 0.0, lse)[..., None]
     p = np.where(empty[..., None], 0.0, np.exp(sinks[None, :, None, :] - shift))
-    return (p * dlse_minus_delta[..., None]).sum(axis=(0, 2))
+    return (p * -row_term[..., None]).sum(axis=(0, 2))

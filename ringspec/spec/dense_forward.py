@@ -49,7 +49,7 @@ def scores(q: Array, k: Array, tile: Tile) -> tuple[Array, Array | None]:
     rows, columns, terms, recipe = tile.rows, tile.columns, tile.terms, tile.recipe
     allowed = visible(rows, columns, terms)
     with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
-        z = terms.scale * recipe.product(q, k.swapaxes(2, 3))
+        z = terms.scale * recipe.matmul(q, k.swapaxes(2, 3))
         if rows.bias is not None:
             bias = columns_of(rows.bias, columns)
             z = z + np.where(np.isneginf(bias), 0.0, bias)

@@ -63,7 +63,7 @@ def absorb(
     e = recipe.to_statistics(np.exp(s - shift[..., None]))
     l = recipe.to_statistics(c * state.l + row_sum(e, recipe.statistics))
     p = recipe.to_p(e * keep)
-    o = recipe.to_products(c[..., None] * state.o + recipe.product(p, v))
+    o = recipe.to_products(c[..., None] * state.o + recipe.matmul(p, v))
     return SoftmaxState(m, l, o)
 
 

@@ -75,7 +75,7 @@ def backward_start(
     dbias = None if rows.bias is None else np.zeros(rows.bias.shape)
     query = QuerySide(worker, q, rows, dy, lse, row_term, np.zeros(q.shape), dbias)
     key = KeySide(worker, k, v, shard.columns, np.zeros(k.shape), np.zeros(v.shape))
-    dsinks = None if sinks is None else sink_gradient(sinks, lse, -row_term)  # RING-12
+    dsinks = None if sinks is None else sink_gradient(sinks, lse, row_term)  # RING-12
     return BackwardState(worker, 0, shard.terms, recipe, query, key, dsinks=dsinks)
 
 

@@ -62,8 +62,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "FWD-1",
         "spec/dense_forward.py",
-        "        z = terms.scale * recipe.product(q, k.swapaxes(2, 3))",
-        "        z = recipe.product(q, k.swapaxes(2, 3))",
+        "        z = terms.scale * recipe.matmul(q, k.swapaxes(2, 3))",
+        "        z = recipe.matmul(q, k.swapaxes(2, 3))",
     ),
     (
         "FWD-2",
@@ -146,14 +146,14 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-2",
         "spec/dense_backward.py",
-        "        difference = recipe.product(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]",
-        "        difference = recipe.product(dy, v.swapaxes(2, 3)) - row_term[..., None]",
+        "        difference = recipe.matmul(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]",
+        "        difference = recipe.matmul(dy, v.swapaxes(2, 3)) - row_term[..., None]",
     ),
     (
         "BWD-3",
         "spec/dense_backward.py",
-        "        difference = recipe.product(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]",
-        "        difference = recipe.product(dy, v.swapaxes(2, 3)) * keep + row_term[..., None]",
+        "        difference = recipe.matmul(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]",
+        "        difference = recipe.matmul(dy, v.swapaxes(2, 3)) * keep + row_term[..., None]",
     ),
     (
         "BWD-4",
@@ -164,8 +164,8 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "BWD-5",
         "spec/dense_backward.py",
-        "    dq = recipe.to_products(terms.scale * recipe.product(dz_operand, k))",
-        "    dq = recipe.to_products(recipe.product(dz_operand, k))",
+        "    dq = recipe.to_products(terms.scale * recipe.matmul(dz_operand, k))",
+        "    dq = recipe.to_products(recipe.matmul(dz_operand, k))",
     ),
     (
         "BWD-6",

@@ -211,7 +211,7 @@ def reduced(owner: int, parts: Sequence[KeySide]) -> Sequence[KeySide]:
 
 
 def sink_share(worker: int, sinks: Array, lse: Array, delta: Array) -> Array:
-    return sink_gradient(sinks, lse, -delta)
+    return sink_gradient(sinks, lse, delta)
 
 
 def same_results(results: Results) -> Results:
