@@ -49,7 +49,7 @@ def nothing(moment: Moment) -> None:
     """The default observer, which does nothing."""
 
 
-PIECES = ("block_forward", "block_backward", "absorb", "accumulate")
+PIECES = ("block_forward", "block_backward", "merge", "accumulate")
 
 
 @takes_options
@@ -73,7 +73,7 @@ def ring_over(
     schedule_backward: Schedule | None = None,
     block_forward: BlockForward = block_forward,
     block_backward: BlockBackward = block_backward,
-    absorb: Merge = merge_states,
+    merge: Merge = merge_states,
     accumulate: Accumulate = plus,
     each: Each = map,
     **options: Unpack[Options],
@@ -85,7 +85,7 @@ def ring_over(
     float dtype, in global order. With dy (or dlse) the backward pass is done as well. Keywords are those
     of :class:`~ringspec.problem.options.Options`; ``layout``, ``circulation``, ``recipe``, ``direction``,
     ``skip_masked``, ``schedule``, ``schedule_backward``, ``block_forward``, ``block_backward`` and
-    ``absorb``, ``accumulate`` as for :func:`ringspec.rings.ring.ring`, where W is the number of ranks of a ring; and:
+    ``merge``, ``accumulate`` as for :func:`ringspec.rings.ring.ring`, where W is the number of ranks of a ring; and:
 
     ``ring``       links among the W ranks of this rank's own ring, if the ranks of ``links`` form
                    several rings (rank r is worker r mod W of ring r div W), each of which takes
@@ -113,7 +113,7 @@ def ring_over(
         "direction": direction,
         "skip_masked": skip_masked,
         "schedules": (schedule, schedule_backward),
-        "blocks": (block_forward, block_backward, absorb, accumulate),
+        "blocks": (block_forward, block_backward, merge, accumulate),
     }
     setup, error = None, None
     try:

@@ -17,17 +17,17 @@ In reading order: ``plan`` (which tiles there are), ``job``, ``forward``, ``back
 
 from ringspec.fast.blocks import block_backward, block_forward, blocks
 from ringspec.fast.dense import attention, attention_backward
-from ringspec.fast.merge import absorb, accumulate, pieces
+from ringspec.fast.merge import accumulate, merge_states, pieces
 from ringspec.fast.plan import TileSizes
 
 __all__ = [
     "TileSizes",
-    "absorb",
     "accumulate",
     "attention",
     "attention_backward",
     "block_backward",
     "block_forward",
     "blocks",
+    "merge_states",
     "pieces",
 ]

@@ -33,10 +33,10 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 TASK, SLICE = 1 << 20, 1 << 17
 
 
-def absorb(
+def merge_states(
     running: SoftmaxState, part: SoftmaxState, recipe: Recipe, *, threads: int | None = None
 ) -> SoftmaxState:
-    """The state over the keys of both; ``absorb`` of ``ringspec.ring``.
+    """The state over the keys of both; ``merge`` of ``ringspec.ring``.
 
     ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n], float64,
     and o [B, H, n, Dv], float64 or float32, not normalised, with the results of ``spec.online_softmax.merge``
@@ -49,7 +49,7 @@ def absorb(
 
     >>> from ringspec.recipes import RECIPES
     >>> a = SoftmaxState(np.zeros((1, 1, 1)), np.ones((1, 1, 1)), np.ones((1, 1, 1, 1)))
-    >>> absorb(a, a, RECIPES["float64"]).o.tolist()
+    >>> merge_states(a, a, RECIPES["float64"]).o.tolist()
     [[[[2.0]]]]
     """
     dtype = computed_in(recipe)
@@ -121,7 +121,7 @@ class Pieces(TypedDict):
 
     block_forward: BlockForward
     block_backward: BlockBackward
-    absorb: Merge
+    merge: Merge
     accumulate: Accumulate
     each: Each
 
@@ -133,13 +133,13 @@ def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pie
     OptionError if ``threads`` is not an integer >= 1.
 
     >>> sorted(pieces(threads=2))
-    ['absorb', 'accumulate', 'block_backward', 'block_forward', 'each']
+    ['accumulate', 'block_backward', 'block_forward', 'each', 'merge']
     """
     forward, backward = blocks(threads=threads, sizes=sizes)
     return {
         "block_forward": forward,
         "block_backward": backward,
-        "absorb": functools.partial(absorb, threads=threads),
+        "merge": functools.partial(merge_states, threads=threads),
         "accumulate": functools.partial(accumulate, threads=threads),
         "each": functools.partial(each, threads=thread_count(threads)),
     }

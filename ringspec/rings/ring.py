@@ -81,7 +81,7 @@ def ring(
     schedule_backward: Schedule | None = None,
     block_forward: BlockForward = block_forward,
     block_backward: BlockBackward = block_backward,
-    absorb: Merge = merge_states,
+    merge: Merge = merge_states,
     accumulate: Accumulate = plus,
     each: Each = map,
     **options: Unpack[Options],
@@ -104,7 +104,7 @@ def ring(
     ``skip_masked``  leave out pairs of blocks that the mask makes wholly invisible
     ``schedule``, ``schedule_backward``    schedules of your own; they are validated first
     ``block_forward``, ``block_backward``  the block computation (see ``spec.block``)
-    ``absorb``, ``accumulate``  how a block's state is merged into the running one, and its gradients
+    ``merge``, ``accumulate``  how a block's state is merged into the running one, and its gradients
                      are added to the accumulators (see ``spec.ring_forward``, ``spec.ring_backward``)
     ``each``         a map-like function that runs independent work of the W workers: ``map``, one after
                      another (default), or ``map`` of an executor, side by side
@@ -122,7 +122,7 @@ def ring(
     record, skip_masked = flag(record, "record"), flag(skip_masked, "skip_masked")
     function(block_forward, "block_forward")
     function(block_backward, "block_backward")
-    function(absorb, "absorb")
+    function(merge, "merge")
     function(accumulate, "accumulate")
     function(each, "each")
     if observer is not None:
@@ -145,7 +145,7 @@ def ring(
             observer(moment)
 
     results = run_forward(
-        problem, used, layout_q, layout_k, forward, block_forward, observe, absorb, each
+        problem, used, layout_q, layout_k, forward, block_forward, observe, merge, each
     )
     if used.products == "float64":
         for result in results:
@@ -183,7 +183,7 @@ def ring(
         gradients,
         seeds,
         tuple(moments),
-        (block_forward, block_backward, absorb, accumulate),
+        (block_forward, block_backward, merge, accumulate),
     )
 
 

@@ -41,15 +41,7 @@ from ringspec.recipes import Recipe
 from ringspec.spec.block import BlockBackward, BlockGradients
 from ringspec.spec.dense_backward import dy_o_sum, sink_gradient
 from ringspec.spec.schedule import Schedule
-from ringspec.spec.worker import (
-    BackwardState,
-    KeySide,
-    Message,
-    QuerySide,
-    arrive,
-    held,
-    receive,
-)
+from ringspec.spec.worker import BackwardState, KeySide, Message, QuerySide, arrive, held, receive
 
 Accumulate = Callable[[Array, Array, str], Array]
 

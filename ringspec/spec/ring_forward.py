@@ -18,17 +18,11 @@ from collections.abc import Callable
 
 from ringspec.problem.model import Array, Problem, Tile
 from ringspec.recipes import Recipe
+from ringspec.spec import online_softmax
 from ringspec.spec.block import BlockForward
-from ringspec.spec.online_softmax import SoftmaxState, finish, merge, merge_normalised, start
+from ringspec.spec.online_softmax import SoftmaxState, finish, start
 from ringspec.spec.schedule import Schedule
-from ringspec.spec.worker import (
-    ForwardState,
-    KeySide,
-    Message,
-    QuerySide,
-    arrive,
-    held,
-)
+from ringspec.spec.worker import ForwardState, KeySide, Message, QuerySide, arrive, held
 
 Merge = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
 
@@ -49,8 +43,8 @@ def forward_start(worker: int, shard: Problem, recipe: Recipe) -> ForwardState:
 def merge_states(running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
     """Merge a block's state into the running one, in the recipe's ``merge_order``."""
     if recipe.merge_order == "normalised":
-        return merge_normalised(running, part, recipe)
-    return merge(running, part, recipe)
+        return online_softmax.merge_normalised(running, part, recipe)
+    return online_softmax.merge(running, part, recipe)
 
 
 def forward_step(

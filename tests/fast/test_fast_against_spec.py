@@ -153,7 +153,7 @@ def test_only_recipes_of_one_type_are_followed():
         with refuses((OptionError, "fast-recipe"), match="float64 or float32 throughout"):
             rs.ring(q, k, v, workers=3, recipe=recipe, block_forward=forward)
         with refuses((OptionError, "fast-recipe"), match="float64 or float32 throughout"):
-            rs.ring(q, k, v, workers=3, recipe=recipe, absorb=fast.absorb)
+            rs.ring(q, k, v, workers=3, recipe=recipe, merge=fast.merge_states)
 
 
 def bits(x):
@@ -176,13 +176,13 @@ def test_a_merge_has_the_bits_of_the_specification_also_with_empty_rows(recipe, 
     a, b = state([0]), state([0, n // 2])
     want = merge(a, b, rs.RECIPES[recipe])
     for threads in (1, 3):
-        got = fast.absorb(a, b, rs.RECIPES[recipe], threads=threads)
+        got = fast.merge_states(a, b, rs.RECIPES[recipe], threads=threads)
         assert (
             n == 1 or got.o.dtype == recipe
         )  # n = 1: all rows are empty, and b itself is returned
         assert all(bits(getattr(got, x)) == bits(getattr(want, x)) for x in "mlo")
     nothing = start(1, 2, n, 3)
-    assert fast.absorb(nothing, b, rs.RECIPES[recipe]) is b
+    assert fast.merge_states(nothing, b, rs.RECIPES[recipe]) is b
 
 
 @pytest.mark.rule("NUM-2")

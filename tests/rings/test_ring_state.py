@@ -153,8 +153,8 @@ def test_a_replay_merges_and_adds_as_the_run_did():
     """A run that merges and adds in another way, of which the specification's own knows nothing."""
     used = []
 
-    def absorb(running, part, recipe):
-        used.append("absorb")
+    def merge(running, part, recipe):
+        used.append("merge")
         return dataclasses.replace(merge_states(running, part, recipe), o=running.o + 2 * part.o)
 
     def accumulate(total, share, accumulator):
@@ -162,12 +162,12 @@ def test_a_replay_merges_and_adds_as_the_run_did():
         return total + 2 * share
 
     q, k, v, dy = tensors()
-    run = rs.ring(q, k, v, dy, workers=W, record=True, absorb=absorb, accumulate=accumulate)
+    run = rs.ring(q, k, v, dy, workers=W, record=True, merge=merge, accumulate=accumulate)
     used.clear()
     for moment, repeated in zip(run.moments, run.replay(), strict=True):
         assert same(moment, repeated)
     # dq, dk and dv of each pair
-    assert used == ["absorb"] * W * W + ["accumulate"] * 3 * W * W
+    assert used == ["merge"] * W * W + ["accumulate"] * 3 * W * W
 
 
 TINY = 2.0**-9  # half a unit in the last place of 1.0 in bfloat16
