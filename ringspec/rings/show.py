@@ -27,16 +27,18 @@ TERM_NAMES = ("scale", "causal", "window", "softcap", "dropout_p", "dropout_seed
 RESULT_NAMES = ("index_q", "index_k", "o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 
 
-def travelling(schedule: Schedule, step: int) -> str:
-    """What travels after a step, and where to: 'k v columns: r -> r+1 mod 4'."""
+def travelling(schedule: Schedule, step: int, absent: tuple[str, ...] = ()) -> str:
+    """What travels after a step, and where to: 'k v columns: r -> r+1 mod 4'; without the names that are ``absent``."""
     parts = []
     for transfer in schedule.steps[step].transfers:
         where = {"gather": "to all", "reduce_scatter": "to owners"}.get(transfer.kind)
         if where is None:
             shift = (transfer.pairs[0][1] - transfer.pairs[0][0]) % schedule.workers
             ring = all((a + shift) % schedule.workers == b for a, b in transfer.pairs)
-            where = f"r -> r+{shift} mod {schedule.workers}" if ring else str(transfer.pairs)
-        parts.append(f"{' '.join(transfer.carries)}: {where}")
+            hop = "r-1" if 1 < shift == schedule.workers - 1 else f"r+{shift}"
+            where = f"r -> {hop} mod {schedule.workers}" if ring else str(transfer.pairs)
+        carried = " ".join(name for name in transfer.carries if name not in absent)
+        parts.append(f"{carried}: {where}")
     return "; ".join(parts) or "nothing"
 
 
@@ -91,6 +93,11 @@ def schedules(run: Run) -> list[Schedule]:
     return [s for s in (run.schedule, run.backward_schedule) if s is not None]
 
 
+def absent_names(run: Run) -> tuple[str, ...]:
+    """The names in the run's schedules that it has no array for: dbias without a bias."""
+    return ("dbias",) if run.problem.rows.bias is None else ()
+
+
 def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
     """One row per worker, one cell per step: 'q2 x k1 (16)' = owners and visible pairs."""
     table = []
@@ -138,7 +145,7 @@ def run_as_text(run: Run) -> str:
         for r, row in enumerate(cells):
             lines.append(f"{r:>6}  " + "  ".join(c.ljust(width) for c in row).rstrip())
         for t in range(len(schedule.steps)):
-            lines.append(f"after step {t}: {travelling(schedule, t)}")
+            lines.append(f"after step {t}: {travelling(schedule, t, absent_names(run))}")
         lines.append(summary(counted))
     return "\n".join(line.rstrip() for line in lines)
 
@@ -159,7 +166,7 @@ def run_as_html(run: Run) -> str:
                 cells.append(f'<td style="{color}">{html.escape(cell)}</td>')
             rows.append(f"<tr><th>worker {r}</th>{''.join(cells)}</tr>")
         moves = "".join(
-            f"<td><small>{html.escape(travelling(schedule, t))}</small></td>"
+            f"<td><small>{html.escape(travelling(schedule, t, absent_names(run)))}</small></td>"
             for t in range(len(schedule.steps))
         )
         rows.append(f"<tr><th>then travel</th>{moves}</tr>")

@@ -1,6 +1,7 @@
 """Every worker's state in the open: one step is a pure function, and a run can be looked at."""
 
 import dataclasses
+import html
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -324,8 +325,17 @@ def test_print_shows_who_computes_what_and_what_travels():
         for t in range(W):
             assert f"q{r} x k{(r - t) % W}" in text and f"q{(r - t) % W} x k{r}" in text
     assert "after step 0: k v columns: r -> r+1 mod 3" in text
-    assert "after step 2: dq dbias: r -> r+1 mod 3" in text
+    assert "after step 2: dq: r -> r+1 mod 3" in text and "dbias" not in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("workers, hop", [(2, "r+1 mod 2"), (3, "r-1 mod 3"), (4, "r-1 mod 4")])
+def test_print_shows_the_hop_of_the_other_direction_and_dbias_of_a_bias(workers, hop):
+    q = np.ones((1, 1, 12, 2))
+    options = {"circulation": "q", "direction": -1, "bias": np.zeros((12, 12))}
+    run = rs.ring(q, q, q, q, workers=workers, **options)
+    last = f"after step {workers - 1}: dq dbias: r -> {hop}"
+    assert last in str(run) and html.escape(f"dq dbias: r -> {hop}") in run._repr_html_()
 
 
 def test_the_notebook_rendering_holds_the_same_cells():
