@@ -134,7 +134,10 @@ def backward_finish(
     ``state`` is the one after the last step of ``schedule``. The result holds dq, dbias, dk and dv of the worker's
     own tokens. ``accumulate`` adds the parts of a reduce-scatter in the order of their senders.
     """
-    state = receive(state, schedule, received)
+    # Drop the inputs, some of which are the last visitor's: accumulators of another owner arrive now.
+    query = QuerySide(state.query.owner, dq=state.query.dq, dbias=state.query.dbias)
+    key = KeySide(state.key.owner, dk=state.key.dk, dv=state.key.dv)
+    state = receive(dataclasses.replace(state, query=query, key=key), schedule, received)
     query, key, recipe = state.query, state.key, state.recipe
     returned = [message.side for message in received if message.kind == "reduce_scatter"]
     if returned:
@@ -146,7 +149,6 @@ def backward_finish(
         key = KeySide(state.worker, dk=dk, dv=dv)
     # + 0.0: zeros are +0
     dq, dk, dv = (recipe.to_gradients(held(x)) + 0.0 for x in (query.dq, key.dk, key.dv))
-    # The inputs that are still here belong to the last visitor.
     query = QuerySide(state.worker, dq=dq, dbias=query.dbias)
     key = KeySide(state.worker, dk=dk, dv=dv)
     return dataclasses.replace(state, query=query, key=key)
