@@ -150,9 +150,8 @@ BACKWARD = {
         where="Such a row also adds 0 to every dk, dv, dbias and dsink.",
     ),
     "BWD-11": formula(
-        r"p_{ij} = \exp(s_{ij} - \mathrm{lse}_i), \quad ds_{ij} = p_{ij} \, (dp_{ij} - \delta_i)",
-        where="lse and delta are arguments; the p of a row in one block need not add up to 1. The delta of the argument "
-        "has dlse subtracted if the loss reads lse (RING-7).",
+        r"p_{ij} = \exp(s_{ij} - \mathrm{lse}_i), \quad ds_{ij} = p_{ij} \, (dp_{ij} - \mathrm{row\_term}_i)",
+        where="lse and row_term = delta - dlse are arguments (RING-7); the p of a row in one block need not add up to 1.",
     ),
 }
 

@@ -2,7 +2,8 @@
 
 A *block* is what travels: the queries of one worker, or its keys with their values. A *tile* is a rectangle of the
 score matrix, and :class:`~ringspec.problem.model.Tile` says which queries and keys it is made of. A block of queries
-and a block of keys meet in one tile, which ``recipe.tile_q`` and ``recipe.tile_k`` cut into smaller ones.
+and a block of keys meet in one tile, which ``recipe.tile_q`` and ``recipe.tile_k`` cut into smaller ones. The forward
+cuts keys only: its rows are independent.
 
 This is the computation of one worker in one ring step. A kernel with the signatures of :func:`block_forward` and
 :func:`block_backward` can replace it. Arrays are float64.
@@ -38,6 +39,7 @@ class BlockGradients:
     dbias: Array | None
 
 
+# (q, k, v, tile) and (q, k, v, dy, lse, row_term, tile)
 BlockForward = Callable[[Array, Array, Array, Tile], SoftmaxState]
 BlockBackward = Callable[[Array, Array, Array, Array, Array, Array, Tile], BlockGradients]
 

@@ -1,8 +1,8 @@
 """The causal offset of two blocks: the mask of :mod:`~ringspec.spec.masks` in local indices (RING-8 to RING-10).
 
 Query i of worker a sees key j of worker b iff j <= i + offset, where i and j count from the start of their blocks.
-Kernels use the offset where the specification compares global positions; both give the same mask. ``n_q`` and ``n_k``
-are tokens of one of W = ``workers`` workers; query i of all has the position i + ``q_offset``.
+Context parallel (cp) kernels use this offset; the other files compare global positions, with the same result.
+``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position i + ``q_offset``.
 :mod:`ringspec.rings.schedules` checks the arguments of these functions.
 """
 
@@ -33,8 +33,8 @@ def zigzag_offsets(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds under 'zigzag'.
 
-    c n_q/2 - d n_k/2 + q_offset, for chunk c of worker a and chunk d of worker b. Local indices count from
-    the start of each chunk, which is n/2 long.
+    c n_q/2 - d n_k/2 + q_offset, for chunk c of worker a and chunk d of worker b, in the order of their slots: chunk a,
+    then 2W - 1 - a. Local indices count from the start of each chunk, which is n/2 long.
     """
     chunk_q, chunk_k = n_q // 2, n_k // 2
     low, high = (

@@ -65,14 +65,7 @@ def dy_o_sum(dy: Array, o: Array, recipe: Recipe) -> Array:
 
 
 def tile_gradients(
-    q: Array,
-    k: Array,
-    v: Array,
-    dy: Array,
-    p: Array,
-    t: Array | None,
-    row_term: Array,
-    tile: Tile,
+    q: Array, k: Array, v: Array, dy: Array, p: Array, t: Array | None, row_term: Array, tile: Tile
 ) -> tuple[Array, Array, Array, Array]:
     """dz and the shares of dq, dk, dv of one tile, from p, t and row_term [B, H, n_q] (BWD-2 to BWD-7)::
 

@@ -1,7 +1,8 @@
 """The counter-based keep mask of dropout: the same for every layout, ring size and block order.
 
-Each pair has a random word of its own, Philox4x32-10 of a counter made from its global coordinates
-(DROP-1). So forward and backward, and every worker, agree without storing or sending a mask.
+Each (key position, query position, head, batch) has one random word, Philox4x32-10 of a counter made from these four
+(DROP-1). So forward and backward, and every worker, agree without storing or sending a mask. The mask enters P V and
+dP; lse and p are those before dropout (FWD-7).
 
 ``generator``  Philox4x32-10, output word 0
 ``key``        (seed mod 2^32, seed >> 32)

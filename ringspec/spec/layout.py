@@ -11,7 +11,8 @@ a table [W, n]           the tokens in row r of the table
 
 Sharding, unsharding and unpermuting are exact permutations that follow the table. Queries and keys follow
 the same layout, with n_q and n_k tokens per worker. A length S counts tokens, not padding slots.
-:mod:`ringspec.rings.layouts` checks the arguments of these functions.
+:mod:`ringspec.rings.layouts` checks the preconditions: S is a multiple of W, for zigzag of 2W; cu_seqlens begins
+with 0 and never falls. Last comes a storage format of lse (LAYOUT-7).
 
 Sources: striped, Brandon et al., https://arxiv.org/abs/2311.09431; zigzag,
 https://github.com/zhuzilin/ring-flash-attention (issue 2); per document as in TransformerEngine's
@@ -56,7 +57,7 @@ class Layout:
 
 
 def contiguous(length: int, workers: int) -> Layout:
-    """LAYOUT-1: worker r holds tokens r * n + slot, for S = ``length`` tokens.
+    """LAYOUT-1: worker r holds tokens r * n + slot; S = ``length``, a multiple of W.
 
     >>> contiguous(4, 2).table.tolist()
     [[0, 1], [2, 3]]
@@ -65,7 +66,7 @@ def contiguous(length: int, workers: int) -> Layout:
 
 
 def striped(length: int, workers: int) -> Layout:
-    """LAYOUT-2: worker r holds tokens slot * W + r, for S = ``length`` tokens.
+    """LAYOUT-2: worker r holds tokens slot * W + r; S = ``length``, a multiple of W.
 
     >>> striped(4, 2).table.tolist()
     [[0, 2], [1, 3]]
@@ -74,7 +75,7 @@ def striped(length: int, workers: int) -> Layout:
 
 
 def zigzag(length: int, workers: int) -> Layout:
-    """LAYOUT-3: of 2W chunks, worker r holds chunks r and 2W - 1 - r, for S = ``length`` tokens.
+    """LAYOUT-3: of 2W chunks, worker r holds chunks r and 2W - 1 - r; S = ``length``, a multiple of 2W.
 
     >>> zigzag(8, 2).table.tolist()
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -87,8 +88,8 @@ def zigzag(length: int, workers: int) -> Layout:
 def zigzag_per_document(length: int, workers: int, cu_seqlens: Sequence[int]) -> Layout:
     """LAYOUT-4: zigzag inside each packed document, so that every document is balanced.
 
-    ``cu_seqlens`` int [N + 1]: starts of the documents, and the last one's end. A document whose length is not a
-    multiple of 2W is padded to one; tokens after the last document are placed like one more document.
+    ``cu_seqlens`` int [N + 1]: starts of the documents, the first 0, and the last one's end. A document whose length
+    is not a multiple of 2W is padded to one; tokens after the last document are placed like one more document.
 
     >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
     [[0, 3, 4, -1], [1, 2, 5, -1]]
@@ -138,7 +139,7 @@ def unpermute(shards: Sequence[NDArray], axis: int = 2) -> list[NDArray]:
 
 
 def lse_to_tiles(lse: Array) -> Array:
-    """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128]; row i lies at [i % 128, i // 128].
+    """LAYOUT-7: [B, H, S], S a multiple of 128, as tiles [B, H, 128, S // 128]; row i at [i % 128, i // 128].
 
     >>> lse_to_tiles(np.arange(256.0).reshape(1, 1, 256))[0, 0, 1].tolist()
     [1.0, 129.0]

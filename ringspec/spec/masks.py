@@ -9,10 +9,11 @@ A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and each conditi
 ``mask``      the entry of a dense mask is True
 ``bias``      the entry of the bias is not -inf; -inf hides the pair with a soft cap too, and its dbias is 0
 
-pq_i and pk_j are global positions, not array indices (MASK-8): pq_i = i + q_offset and pk_j = j unless the caller
-gives positions (``problem.options`` has added q_offset). q_offset = 0 lets queries and keys start together,
+pq_i and pk_j are global positions, not array indices (MASK-8): pq_i = i + q_offset and pk_j = j. Positions that the
+caller gives are used as they are, and q_offset is ignored. q_offset = 0 lets queries and keys start together,
 q_offset = Sk - Sq lets them end together. A block that another worker sent is masked like any other.
-Packed documents (cu_seqlens) are segments, in which tokens after the last document are padding (MASK-5).
+Packed documents (cu_seqlens) are segments, in which tokens after the last document are padding (MASK-5, computed by
+``segments_from_cu_seqlens`` of ``problem.checks``).
 
 A function of one condition takes int64 [B, n] or [1, n] of queries and keys, and returns booleans [B, n_q, n_k], True
 where it allows the pair.

@@ -30,7 +30,7 @@ class SoftmaxState:
 
     @property
     def lse(self) -> Array:
-        """m + log(l), natural; -inf for an empty row (SOFT-2)."""
+        """m + log(l), natural (FWD-4); -inf for an empty row (SOFT-2)."""
         empty = self.l == 0
         return np.where(empty, -np.inf, self.m + np.log(np.where(empty, 1.0, self.l)))
 
@@ -52,10 +52,13 @@ def finite_shift(m: Array) -> Array:
 def absorb(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """The state after one more tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] (SOFT-1).
+    """The state after one more tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] (SOFT-1)::
 
-    ``keep`` is the dropout factor: it enters o, never l (FWD-7). ``recipe`` rounds the new l once, to ``statistics``,
-    P to ``p``, and the new o once, to ``products``.
+        m' = max(m, max_j s_j)    c = exp(m - m')    e_j = exp(s_j - m')
+        l' = c l + sum_j e_j      o' = c o + sum_j e_j keep_j v_j
+
+    ``keep`` is the dropout factor: it enters o, never l (FWD-7). ``recipe`` rounds c, e and l' to ``statistics``,
+    P = e keep to ``p``, and o' once, to ``products``.
     """
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
@@ -68,9 +71,11 @@ def absorb(
 
 
 def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """The state over the keys of both (SOFT-1, SOFT-2, SOFT-4).
+    """The state over the keys of both (SOFT-1, SOFT-2, SOFT-4)::
 
-    Both weights are exp of a number <= 0, so nothing overflows however far apart a and b are.
+        m' = max(m_a, m_b)    c_a = exp(m_a - m')    l' = c_a l_a + c_b l_b    o' = c_a o_a + c_b o_b
+
+    Both weights are exp of a number <= 0, so nothing overflows. ``recipe`` rounds them and l' to ``statistics``.
     """
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
@@ -88,7 +93,7 @@ def weighted_sum(c_a: Array, o_a: Array, c_b: Array, o_b: Array, recipe: Recipe)
 
 
 def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """The same state written as (o, lse): m = lse, l = 1, o normalised by ``recipe``; empty as it is."""
+    """The same state as (o, lse): m = lse, rounded to ``statistics``; l = 1; o / l, not rounded; empty as it is."""
     lse = recipe.to_statistics(state.lse)
     empty = state.l == 0
     o = state.o / np.where(empty, 1.0, state.l)[..., None]
@@ -129,7 +134,7 @@ def merge_all(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Array, Array]:
-    """o [B, H, n, Dv] and lse [B, H, n] of a state that has seen all keys of its rows.
+    """The result o / l [B, H, n, Dv] and lse [B, H, n] of a state that has seen all keys of its rows (FWD-6).
 
     Sinks [H, N] join the denominator here, once per row (FWD-5); ``recipe`` rounds o and lse to its output formats.
     A row without keys and sinks ends as o = 0, lse = -inf (FWD-8); with sinks alone as o = 0, lse = theirs (FWD-9).

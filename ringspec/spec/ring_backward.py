@@ -1,29 +1,28 @@
 """The backward pass of one worker, step by step: RECEIVE, DIFFERENTIATE, ADD; then SEND, which is ``worker.send``.
 
-KV ring: K, V travel and dK, dV travel with them; dQ stays. Q ring: Q, dY, LSE and row_term travel
-and dQ follows them; K, V, dK, dV stay. Both are this one function: the schedule says which side
-visits. Accumulators make one hop more than inputs, the one that brings them home (RING-4, RING-5).
+One function serves the KV ring and the Q ring: the schedule says which side visits. Accumulators make one hop more
+than inputs, the one that brings them home (RING-4, RING-5).
 
-A KV ring of W = 3 that sends to r + 1 (the other direction has r + step for r - step), at worker r in each step;
-(a, b) is the share of queries a and keys b::
+A ring of W = 3 at worker r, in direction 1; in direction -1 read r + 1 for r - 1 and r + 2 for r - 2. (a, b) is the
+share of queries a and keys b. A KV ring::
 
     step  holds the keys of  dk, dv of these keys after the step  then sends
     0     r                  (r, r)                               k v columns, dk dv
     1     r - 1              (r-1, r-1) + (r, r-1)                k v columns, dk dv
-    2     r - 2 = r + 1      all three shares                     dk dv, which are then at their owner
+    2     r - 2              all three shares                     dk dv, which are then at their owner
 
-After step 2 dq of worker r has the shares of keys r, r - 1 and r - 2, in this order. A Q ring, in the same way::
+After step 2 dq of worker r has the shares of keys r, r - 1 and r - 2, in this order. A Q ring::
 
     step  holds the queries of  dq of these queries after the step  then sends
     0     r                     (r, r)                              q dy lse row_term rows, dq dbias
     1     r - 1                 (r-1, r-1) + (r-1, r)               q dy lse row_term rows, dq dbias
-    2     r - 2 = r + 1         all three shares                    dq dbias, which are then at their owner
+    2     r - 2                 all three shares                    dq dbias, which are then at their owner
 
 After step 2 dk and dv of worker r have the shares of queries r, r - 1 and r - 2, in this order.
 
 A pass that is given o and lse never recomputes them; both belong to the whole row, not to a block (RING-13). Each
-worker's dsinks and dbias are partial sums over its own query rows, which the caller adds (RING-12). dbias is
-accumulated in float64 and never rounded.
+worker's dsinks is a partial sum over its own query rows, which the caller adds; so is dbias if the bias is the same for
+all rows. Otherwise the caller puts the rows of dbias in their places (RING-12). dbias is float64, never rounded.
 
 Arrays are float64, in a worker's local order. Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
 """

@@ -5,8 +5,9 @@ that it received. The lockstep loop calls it for every worker in turn; a message
 calls the same function once per process.
 
 In each step worker r computes its own queries against the keys of worker (r - step) mod W. Then, unless it was the
-last step, every worker sends: ``k[r], v[r] = k[r - 1], v[r - 1]``, where k[-1] is that of worker W - 1. So after step 2
-of W = 3 each worker has merged the results of all three blocks of keys.
+last step, all workers send at once: ``k[r], v[r] = k[r - 1], v[r - 1]``, where k[-1] is that of worker W - 1. So after
+step 2 of W = 3 each worker has merged the results of all three blocks of keys. This is direction 1; in direction -1
+read r + step and r + 1.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
 """

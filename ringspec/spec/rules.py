@@ -1,14 +1,11 @@
 """The table of rules: one for each sentence of the specification that a kernel can break.
 
 The prefix of a rule leads to the file that computes it (``FILES``); ``ELSEWHERE`` lists the rules that another file
-computes, or more than one. A rule's id is written in the docstring or
-comment of the code that states it, on the tests that hold it (``@pytest.mark.rule("RING-1")``) and in golden cases.
-Ids never change their meaning.
+computes, or more than one. A rule's id is written in the docstring or comment of the code that states it, on the tests
+that hold it (``@pytest.mark.rule("RING-1")``) and in golden cases. Ids never change their meaning.
 
 >>> rule("SOFT-2").module
 'spec.online_softmax'
->>> rule("RING-9").module
-'spec.cp_offset'
 >>> rule("FWD-5").modules
 ('spec.dense_forward', 'spec.online_softmax')
 """
@@ -34,7 +31,9 @@ ELSEWHERE = {
     "MASK-5": ("problem.checks", "spec.masks"),
     "MASK-8": ("problem.options", "spec.masks"),
     "FWD-2": ("problem.options", "spec.dense_forward"),
+    "FWD-4": ("spec.dense_forward", "spec.online_softmax"),
     "FWD-5": ("spec.dense_forward", "spec.online_softmax"),
+    "FWD-6": ("spec.dense_forward", "spec.online_softmax"),
     "FWD-7": ("spec.dense_forward", "spec.online_softmax"),
     "FWD-8": ("spec.dense_forward", "spec.online_softmax"),
     "FWD-9": ("spec.dense_forward", "spec.online_softmax"),
@@ -83,7 +82,7 @@ SENTENCES = {
     "MASK-5": "Packed documents are segments; tokens after the last document are padding.",
     "MASK-6": "A dense mask lets a pair through where it is True.",
     "MASK-7": "A bias of -inf hides the pair, with a soft cap too; its dbias is 0.",
-    "MASK-8": "Global positions decide masks, not array indices; query i is at i + q_offset.",
+    "MASK-8": "Global positions decide masks, not array indices; query i is at i + q_offset unless positions are given.",
     "MASK-9": "A pair is visible iff every condition of the mask allows it.",
     "FWD-1": "z = scale * <q, k> + bias; the scale does not touch the bias.",
     "FWD-2": "The default scale is the float64 nearest to the real 1/sqrt(D).",
@@ -108,7 +107,7 @@ SENTENCES = {
     "BWD-8": "dbias = dz summed over the axes along which bias was broadcast.",
     "BWD-9": "dsink = sum over b, i of exp(sink - lse) * (dlse - delta).",
     "BWD-10": "An empty row contributes no gradient.",
-    "BWD-11": "A block's backward uses lse and delta as given; p is not renormalised.",
+    "BWD-11": "A block's backward uses lse and row_term as given; p is not renormalised.",
     "SOFT-1": "Absorbing and merging rescale l and o by exp(m_old - m_new).",
     "SOFT-2": "Merging two empty states gives the empty state, lse = -inf, never NaN.",
     "SOFT-3": "Normalised partials merge with weights exp(lse_n - lse), natural base.",
@@ -131,7 +130,7 @@ SENTENCES = {
     "RING-9": "striped, causal: query i of worker a sees key j of worker b iff j <= i + floor((a + q_offset - b) / W).",
     "RING-10": "zigzag, causal: an offset as in RING-8 for each pair of chunks, which are n/2 tokens long.",
     "RING-11": "A pair may be skipped only if the mask hides it wholly.",
-    "RING-12": "Each worker's dsinks and dbias are partial sums over its own query rows.",
+    "RING-12": "Each worker's dsinks, and dbias of a bias that all rows share, are partial sums over its own query rows.",
     "RING-13": "The backward of every block uses o and lse of the whole row.",
     "NUM-1": "A value is rounded once, to nearest even.",
     "NUM-2": "Partial results are rounded where the recipe says, and nowhere else.",

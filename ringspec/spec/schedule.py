@@ -1,19 +1,26 @@
 """Permute schedules as data: who computes with which block, and who sends what to whom (RING-1 to RING-7, RING-11).
 
 A schedule lists, for each ring step, which visiting block every worker computes with and what is
-transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out. In a ring in
-which r sends to r + 1, worker r has after ``step`` hops the block of owner (r - step) mod W, in the other direction
-that of (r + step) mod W (RING-1):
+transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out.
 
 ``KV ring, forward``   K, V travel; Q and its m, l, o stay
 ``KV ring, backward``  K, V travel, and dK, dV with their keys; Q, dY, LSE, row_term, dQ, dbias stay
 ``Q ring, backward``   Q, dY, LSE, row_term travel, and dQ, dbias with their queries; K, V, dK, dV stay
 ``gather``             K, V of all workers go to all before anything is computed; dK, dV are added at their owners
 
-Inputs make W - 1 hops, accumulators W: the last one takes each to its owner (RING-4). A schedule is
-valid when every pair (query owner, key owner) that is not skipped is computed once (RING-2), every accumulator ends at its
-owner, each permute is a permutation of the workers (RING-3), and every pair that it declares as skipped is
-hidden wholly by the mask (RING-11). :mod:`ringspec.rings.validator` verifies this, or reports the violation.
+The circulation 'kv' or 'q' chooses the backward ring; the forward is a KV ring for both. ``direction`` is that of both
+passes: 1 if r sends to r + 1, -1 if it sends to r - 1. After ``step`` hops worker r has the block of owner
+(r - direction * step) mod W (RING-1). Gathering has no direction, and a step more. The visitors at worker r for W = 3::
+
+    step                  0                 1      2      3
+    ring, direction 1     r                 r - 1  r - 2
+    gather                none: gather k v  r      r - 1  r - 2, then reduce_scatter dk dv
+
+Inputs make W - 1 hops, accumulators W: the last one takes each to its owner (RING-4). A schedule is valid when every
+pair (query owner, key owner) that is not skipped is computed once (RING-2), every accumulator ends at its owner, each
+permute is a permutation of the workers (RING-3), and every pair that it declares as skipped is hidden wholly by the
+mask (RING-11). :mod:`ringspec.rings.validator` verifies this. The schedules of this file skip nothing: a hidden pair is
+computed and contributes exactly 0. :func:`ringspec.rings.schedules.skip` (``skip_masked=True``) leaves it out.
 
 What belongs to a block travels with it (RING-6): of keys their ``columns`` (positions, segments), of queries their
 ``rows`` (positions, segments, bounds, and rows of bias, mask and keep). In place of delta = <dy, o> and dlse their
@@ -141,8 +148,6 @@ def gather_schedule(name: str, workers: int, accumulators: tuple[str, ...]) -> S
 
 def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
     """The forward pass: a KV ring for 'kv' and 'q', or gathered keys for 'gather'.
-
-    ``direction`` 1: worker r sends to r + 1, -1: to r - 1.
 
     >>> schedule = forward_schedule("kv", 3)
     >>> schedule.steps[1].uses, schedule.hops

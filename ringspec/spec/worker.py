@@ -3,8 +3,8 @@
 A worker has a query side and a key side. The schedule says which of them visits; the worker's step
 sees only this object, the schedule and the messages that it received. Arrays are float64, with one row for
 each of the owner's n slots. ``ringspec.ring(..., record=True)`` keeps these objects:
-``run.state(worker, step, phase="backward", when="computed")`` is one of them, and
-``run.moment(worker, step, phase="backward").sent`` is what a worker sent.
+``run.state(worker, step, phase="backward", when="computed")`` is one of them. ``when`` is 'before' anything arrives,
+'during' (arrived, nothing computed), 'computed' or 'after' sending. ``run.moment(worker, step).sent`` is what was sent.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ringspec.spec.schedule import Schedule, Transfer
 class QuerySide:
     """A block of queries of worker ``owner``, all that its rows need, and their gradients.
 
-    q [B, H, n, D]; dy [B, H, n, Dv]; lse, row_term [B, H, n], where row_term is delta - dlse (RING-7); the
-    accumulators dq [B, H, n, D] and dbias (rows of this block, global keys). None: the worker does not hold it.
+    q [B, H, n, D]; dy [B, H, n, Dv]; lse, row_term [B, H, n], where row_term is delta - dlse (RING-7); the accumulators
+    dq [B, H, n, D] and dbias [B|1, H|1, n|1, Sk|1], its rows and all keys. None: the worker does not hold it.
     """
 
     owner: int
@@ -73,7 +73,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ForwardState:
-    """One worker at one moment of the forward pass, in step ``step``; sending adds 1 to it.
+    """One worker at one moment of the forward pass, in step ``step``; sending adds 1. In a ring, step W means finished.
 
     Its own queries stay (``query``), blocks of keys come and go (``key``), and ``running`` is the softmax
     state of its queries over the keys seen so far. ``terms`` and ``recipe`` are what every worker knows. ``gathered``
@@ -100,7 +100,7 @@ class ForwardState:
 
 @dataclass(frozen=True)
 class BackwardState:
-    """One worker at one moment of the backward pass, in step ``step``; sending adds 1 to it.
+    """One worker at one moment of the backward pass; ``step`` as in the forward.
 
     ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
     the two visits. ``dsinks`` [H, N] is this worker's share, over its own query rows (RING-12), complete from the
@@ -155,7 +155,7 @@ def only(side: Side, names: tuple[str, ...]) -> Side:
 def joined(side: Side, arrived: Side) -> Side:
     """The side with what arrived, and the owner of that.
 
-    A schedule may send the parts of a block one by one: what is still here of an earlier block stays.
+    What does not arrive stays, because a schedule may send the parts of a block one by one.
     """
     came = {name: getattr(arrived, name) for name in names_of(arrived)}
     return dataclasses.replace(side, owner=arrived.owner, **came)
@@ -174,11 +174,7 @@ def with_visiting(state: State, side: Side) -> State:
 
 
 def send(state: State, schedule: Schedule) -> tuple[State, tuple[Message, ...]]:
-    """Do all transfers of the worker's current step: the state that stays, and the messages.
-
-    A KV ring sends k, v and columns, and in the backward dk and dv; a Q ring sends q, dy, lse, row_term and rows,
-    and dq and dbias. They go to worker r + 1, or to r - 1 for direction -1.
-    """
+    """Do all transfers of the worker's current step: the state that stays, and the messages."""
     transfers = schedule.steps[state.step].transfers
     sent = tuple(one for transfer in transfers for one in messages(state, schedule, transfer))
     gone = {name for one in transfers if one.kind == "permute" for name in one.carries}
@@ -201,7 +197,7 @@ def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tupl
 
 
 def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
-    """The state with the messages: a visiting block replaces the last one, gathered blocks are collected."""
+    """The state with the messages: what was sent joins the visiting side, gathered blocks are collected."""
     for message in received:
         if message.kind == "gather" and isinstance(message.side, KeySide):
             state = dataclasses.replace(state, gathered=(*state.gathered, message.side))
