@@ -37,8 +37,8 @@ class WorkerResult:
 
     ``o`` [B, H, n, Dv], ``lse`` [B, H, n], ``dq`` [B, H, n, D], ``dk`` [B, Hkv, n, D], ``dv`` [B, Hkv, n, Dv].
     ``index_q`` and ``index_k`` [n] name the global tokens of its slots, -1 for padding. ``dsinks``
-    and ``dbias`` are partial sums over its own query rows (RING-12); dbias keeps local rows and
-    global keys. Gradients are None without dy.
+    is a partial sum over its own query rows, and so is ``dbias`` of a bias that all rows share; other
+    dbias has local rows and global keys (RING-12). Gradients are None without dy.
     """
 
     worker: int
