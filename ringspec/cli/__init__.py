@@ -12,6 +12,7 @@ import click
 import ringspec
 from ringspec.cli.commands.cases import cases_group
 from ringspec.cli.commands.check import check_command
+from ringspec.cli.commands.explain import explain_command
 from ringspec.cli.commands.explore import explore_command
 from ringspec.cli.commands.plan import plan_command
 from ringspec.cli.commands.replay import replay_command
@@ -39,5 +40,6 @@ main.add_command(vectors_group)
 main.add_command(smoke_command)
 main.add_command(check_command)
 main.add_command(replay_command)
+main.add_command(explain_command)
 main.add_command(cases_group)
 main.add_command(plan_command)

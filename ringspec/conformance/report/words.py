@@ -11,8 +11,8 @@ from ringspec.conformance.report.records import OUTCOMES, Record
 
 MOST_FINDINGS = 8
 NEXT = (
-    "  next: read where the results of the first failure are wrong, "
-    "and repeat it with ringspec replay"
+    "  next: ringspec explain says what the target computes instead; "
+    "ringspec replay repeats one failure"
 )
 
 
@@ -54,7 +54,7 @@ def verdict_lines(found: Mapping[str, Any]) -> list[str]:
     >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
     >>> print("\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
     no known bug explains most of the 5 diagnosed failures
-      next: read where the results of the first failure are wrong, and repeat it with ringspec replay
+      next: ringspec explain says what the target computes instead; ringspec replay repeats one failure
       1 other failure looks like: a sign [dlse-sign]; but then ring/a would fail, and it passes
     """
     if found["id"] is None:

@@ -1,0 +1,35 @@
+"""``ringspec explain``: what a target computes, pair by pair, in sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ringspec.cli.commands.check import TARGETS, target_argument, timeout_option
+
+EXIT_CODES = """\b
+Exit codes:
+  0    every result is that of the definition
+  1    some result is not
+  2    bad input: no such target
+  3    nothing could be read: the target claims no ring that the readout needs"""
+
+
+@click.command(
+    "explain",
+    epilog=f"{TARGETS}\n\n{EXIT_CODES}",
+    short_help="Say in sentences what a target computes.",
+)
+@target_argument
+@timeout_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+def explain_command(**given: Any) -> None:
+    """Run TARGET on a few small problems whose results spell out the weight of each pair of tokens.
+
+    If they are wrong, say which block, mask, lse, delta, merge or transfer would give them. It takes
+    seconds. `ringspec check` tests more.
+    """
+    from ringspec.cli.views import explain
+
+    explain.run(**given)

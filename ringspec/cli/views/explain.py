@@ -1,0 +1,53 @@
+"""What ``ringspec explain`` prints."""
+
+from __future__ import annotations
+
+import sys
+
+from ringspec.cli.shared import output
+from ringspec.cli.views.check import plain
+from ringspec.conformance.readout.explain import Told, explain_target
+from ringspec.conformance.run.executor import close, opened
+from ringspec.conformance.target.project import target_or_default
+
+NOTHING = 3
+
+
+def run(target: str | None, timeout: float, as_json: bool) -> None:
+    """Load a target, read it, print what it computes; exit with 1 if that is wrong, with 3 if nothing was read."""
+    spec = target_or_default(target)
+    found = opened(spec, timeout or None, here=not timeout)
+    try:
+        name, told = found.name, explain_target(found)
+    finally:
+        close(found)
+    if as_json:
+        output.show_json({"target": {"name": name, "spec": spec}, **told.as_dict()})
+    else:
+        output.show(map(plain, lines(name, spec, told)))
+    if not told.right:
+        sys.exit(1 if told.reads else NOTHING)
+
+
+def lines(name: str, spec: str, told: Told) -> list[str]:
+    """The text of an explanation."""
+    head = name if name == spec else f"{name} ({spec})"
+    if told.unread:
+        return [head, f"nothing was read: {told.unread}"]
+    ids = ", ".join(read.problem.id.removeprefix("readout/") for read in told.reads)
+    found = [head, f"read with {ids}", ""]
+    if told.right:
+        return [*found, f"computes what the definition says, in {len(told.reads)} problems"]
+    found += told.sentences
+    found += [f"The same results also come about like this: {one}" for one in told.alternatives]
+    if told.explains:
+        found.append(
+            f"This accounts for every number of {told.explains} of {told.wrong} wrong problems."
+        )
+    if told.known is not None:
+        found += [
+            "",
+            f"known bug: {told.known['title']} [{told.known['id']}]",
+            *told.known["links"],
+        ]
+    return found

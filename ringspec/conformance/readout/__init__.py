@@ -1,0 +1,1 @@
+"""What a ring computed, pair by pair, read from one problem and told in sentences."""

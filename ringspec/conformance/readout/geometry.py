@@ -1,0 +1,132 @@
+"""The ring of a readout problem, and what belongs to it: steps, positions, and layouts that a kernel may believe in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.problem.model import Integers
+
+LATER = "contiguous, one token later"
+Window = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Who computes what, and the mask.
+
+    ``circulation`` and ``direction`` as in ``ringspec.ring``; ``position`` [W, n] of the slots under ``layout``.
+    ``causal`` and ``window`` (left, right) are the mask. ``heads`` query heads, ``group`` of them to a key head.
+    ``forward_travels``: 'keys', as in the specification; 'queries' for a kernel whose forward sends these.
+    """
+
+    workers: int
+    circulation: str
+    direction: int
+    layout: str
+    position: Integers
+    causal: bool
+    window: Window | None
+    heads: int
+    group: int
+    scale: float
+    forward_travels: str = "keys"
+
+    @property
+    def slots(self) -> int:
+        """Tokens of one worker."""
+        return int(self.position.shape[1])
+
+    @property
+    def tokens(self) -> int:
+        return int(self.position.size)
+
+    @property
+    def sees_all(self) -> bool:
+        """Tell whether nothing is masked."""
+        return not self.causal and self.window is None
+
+    def travels(self, phase: str) -> str:
+        """Which side visits in a pass, 'queries' or 'keys'."""
+        if phase == "forward":
+            return self.forward_travels
+        return "queries" if self.circulation == "q" else "keys"
+
+    def steps(self, phase: str) -> Integers:
+        """[a, b]: the step in which a pass computes the block of query worker a and key worker b (RING-1)."""
+        a, b = np.indices((self.workers, self.workers))
+        hops = b - a if self.travels(phase) == "queries" else a - b
+        return (self.direction * hops) % self.workers
+
+
+def positions(layout: str, workers: int, slots: int) -> Integers:
+    """Positions [W, n] of the slots under 'contiguous', 'striped' or 'zigzag'."""
+    return tables(workers, slots)[layout]
+
+
+def tables(workers: int, slots: int) -> dict[str, Integers]:
+    """Positions [W, n] by name of the layout, with the mistaken ones that kernels are known to use."""
+    r, i = np.indices((workers, slots))
+    half = max(slots // 2, 1)
+    first = i < half
+    late = (2 * workers - 1 - r) * half
+    return {
+        "contiguous": r * slots + i,
+        "striped": i * workers + r,
+        "zigzag": np.where(first, r * half + i, late + i - half),
+        "zigzag with chunks r and W + r": np.where(
+            first, r * half + i, (workers + r) * half + i - half
+        ),
+        "zigzag with its two chunks exchanged": np.where(first, late + i, r * half + i - half),
+        LATER: r * slots + i + 1,
+    }
+
+
+def believed(geometry: Geometry) -> dict[str, Integers]:
+    """Positions [W, n] under the layouts that the problem does not have."""
+    every = tables(geometry.workers, geometry.slots)
+    return {name: x for name, x in every.items() if not np.array_equal(x, geometry.position)}
+
+
+def dealt_otherwise(geometry: Geometry) -> list[Integers]:
+    """For the right layout and each of :func:`believed`: the slot, over all workers, of the token at each slot.
+
+    A layout that is not a permutation of the tokens stands for the right one.
+    """
+    slot_of = np.argsort(geometry.position.ravel())
+    maps = [np.arange(geometry.tokens)]
+    for name, table in believed(geometry).items():
+        maps.append(maps[0] if name == LATER else slot_of[table.ravel()])
+    return maps
+
+
+def relations(geometry: Geometry, phase: str, side: str) -> dict[str, Integers]:
+    """Wrong owners [a, b] of the queries ('q') or keys ('k') of a block, by what a sentence calls them."""
+    W, d = geometry.workers, geometry.direction
+    a, b = np.indices((W, W))
+    step = geometry.steps(phase)
+    own, other = (a, b) if side == "q" else (b, a)
+    if (side == "q") == (geometry.travels(phase) == "queries"):
+        tables = {
+            "the worker that computes": other,
+            "the visitor of the step before": (own + d) % W,
+            "the visitor of the step after": (own - d) % W,
+            "the visitor in a ring of the other direction": (other + d * step) % W,
+            "the worker whose number is that of the step": step % W,
+            "worker 0": np.zeros_like(a),
+            "the visitor of step 1": (other - d) % W,
+        }
+    else:
+        tables = {
+            "the visitor": other,
+            "the next worker": (own + 1) % W,
+            "the worker before": (own - 1) % W,
+            "worker 0": np.zeros_like(a),
+        }
+    left: dict[str, Integers] = {}
+    for words, table in tables.items():
+        same = any(np.array_equal(table, x) for x in (own, *left.values()))
+        if not same:
+            left[words] = table
+    return left

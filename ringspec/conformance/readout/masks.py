@@ -1,0 +1,151 @@
+"""Patterns of visible pairs: the right one, and those that kernels use by mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.conformance.readout.geometry import Geometry, Window, believed, relations
+from ringspec.problem.model import Booleans, Integers
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A pattern [a, b, 1, i, j], the words for a sentence and the cost of the words; the right one has none."""
+
+    words: str
+    pattern: Booleans
+    cost: float = 1.0
+
+
+def masks_of(geometry: Geometry) -> list[Mask]:
+    """The patterns, the right one first, none of them twice."""
+    left: list[Mask] = []
+    for mask in every_mask(geometry):
+        if not any(np.array_equal(mask.pattern, one.pattern) for one in left):
+            left.append(mask)
+    return left
+
+
+def seen(
+    query: Integers, key: Integers, causal: bool, window: Window | None, reach: int = 0
+) -> Booleans:
+    """The pattern of positions [a, b, n] as a block takes them; ``reach`` moves the causal edge."""
+    gap = key[:, :, None, None, :] - query[:, :, None, :, None]
+    pattern = np.ones(gap.shape, bool)
+    if causal:
+        pattern &= gap <= reach
+    if window is not None:
+        left, right = window
+        if left is not None:
+            pattern &= gap >= -left
+        if right is not None:
+            pattern &= gap <= right
+    return pattern
+
+
+def every_mask(geometry: Geometry) -> Iterator[Mask]:
+    W, n = geometry.workers, geometry.slots
+    causal, window = geometry.causal, geometry.window
+    q = np.broadcast_to(geometry.position[:, None, :], (W, W, n))
+    k = np.broadcast_to(geometry.position[None, :, :], (W, W, n))
+    slot = np.broadcast_to(np.arange(n), (W, W, n))
+    right = seen(q, k, causal, window)
+    yield Mask("", right)
+    if geometry.sees_all:
+        yield Mask("a causal mask is applied that was not asked for", seen(q, k, True, None))
+        yield Mask(
+            "a causal mask of slot numbers is applied that was not asked for",
+            seen(slot, slot, True, None),
+        )
+        return
+    yield Mask("no pair is masked", np.ones_like(right))
+    local = "the mask compares slot numbers within a worker, not global positions"
+    yield Mask(local, seen(slot, slot, causal, window))
+    yield Mask("the mask is inverted", ~right)
+    if causal:
+        yield from causal_masks(geometry, q, k, slot)
+    if window is not None:
+        yield from window_masks(geometry, q, k, slot)
+    for name, table in believed(geometry).items():
+        q_there = np.broadcast_to(table[:, None, :], (W, W, n))
+        k_there = np.broadcast_to(table[None, :, :], (W, W, n))
+        layout = f"those of the layout {name}"
+        yield Mask(f"the mask takes positions for {layout}", seen(q_there, k_there, causal, window))
+        yield Mask(f"the mask takes key positions for {layout}", seen(q, k_there, causal, window))
+        yield Mask(f"the mask takes query positions for {layout}", seen(q_there, k, causal, window))
+    for phase in ("forward", "backward"):
+        for owner, table in relations(geometry, phase, "k").items():
+            pattern = seen(q, geometry.position[table], causal, window)
+            yield Mask(f"the mask is that for keys of {owner}", pattern, 1.5)
+        for owner, table in relations(geometry, phase, "q").items():
+            pattern = seen(geometry.position[table], k, causal, window)
+            yield Mask(f"the mask is that for queries of {owner}", pattern, 1.5)
+
+
+def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
+    window = geometry.window
+    a, b = np.indices((geometry.workers, geometry.workers))[..., None, None, None]
+    shape = seen(q, k, True, window).shape
+    own = "the causal mask hides each query's own position (key < query)"
+    yield Mask(own, seen(q, k, True, window, -1))
+    yield Mask(
+        "the causal mask shows one key too many (key <= query + 1)", seen(q, k, True, window, 1)
+    )
+    yield Mask("the causal mask faces the other way (key >= query)", seen(-q, -k, True, window))
+    yield Mask("the causal mask faces the other way (key > query)", seen(-q, -k, True, window, -1))
+    strict = "the causal mask compares slot numbers strictly (slot of key < slot of query)"
+    yield Mask(strict, seen(slot, slot, True, None, -1))
+    yield Mask(
+        "the causal mask compares slot numbers and shows one key too many",
+        seen(slot, slot, True, None, 1),
+    )
+    for sign, table in (("<=", b <= a), ("<", b < a)):
+        words = f"the causal mask compares worker numbers alone (key's worker {sign} query's)"
+        yield Mask(words, np.broadcast_to(table, shape), 1.5)
+    yield Mask("query positions lack the worker's offset", seen(slot, k, True, window))
+    yield Mask("key positions lack the worker's offset", seen(q, slot, True, window))
+    if geometry.layout == "zigzag":
+        half = np.arange(geometry.slots) >= geometry.slots // 2
+        second_queries = np.broadcast_to(half[:, None], shape)
+        first_keys = np.broadcast_to(~half[None, :], shape)
+        swapped = np.where(
+            b < a, second_queries, np.where(b > a, first_keys, seen(q, k, True, window))
+        )
+        yield Mask(
+            "the two cases of a zigzag (keys of an earlier, of a later worker) are swapped", swapped
+        )
+
+
+def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
+    assert geometry.window is not None
+    causal, (left, right) = geometry.causal, geometry.window
+    if causal:
+        yield Mask("the window is ignored", seen(q, k, True, None))
+        yield Mask(
+            "the causal mask is ignored and the window kept", seen(q, k, False, geometry.window)
+        )
+    local = seen(q, k, causal, None) & seen(slot, slot, False, geometry.window)
+    yield Mask("the window compares slot numbers within a worker", local)
+    for where, more_left, more_right in (
+        ("on the left", 1, 0),
+        ("on the right", 0, 1),
+        ("on both sides", 1, 1),
+    ):
+        for words, sign in (("wide", 1), ("narrow", -1)):
+            changed = moved(left, sign * more_left), moved(right, sign * more_right)
+            yield Mask(f"the window is one too {words} {where}", seen(q, k, causal, changed))
+    yield Mask("the two sides of the window are swapped", seen(q, k, causal, (right, left)))
+    if left is not None:
+        yield Mask(
+            "the left side of the window is half as wide", seen(q, k, causal, (left // 2, right))
+        )
+        yield Mask(
+            "the left side of the window is twice as wide", seen(q, k, causal, (2 * left, right))
+        )
+
+
+def moved(side: int | None, by: int) -> int | None:
+    return None if side is None else side + by

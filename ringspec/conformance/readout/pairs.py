@@ -1,0 +1,141 @@
+"""The problem whose results spell out, pair by pair, what a ring computed, and how they are read.
+
+T = W n tokens in the order of workers and slots. For query head h and key head c, with matrices S and G of our choice,
+e_x a unit vector, and zeros up to D = Dv >= (H + 1) T::
+
+    q_i^h = e_{hT+i}        k_j^c = [S^{c,0}_{:j}/scale, ..., S^{c,H-1}_{:j}/scale, e_j]
+    v_j^c = [e_j, G^{c,0}_{:j}, ..., G^{c,H-1}_{:j}]        dy_i^h = e_{T+hT+i}
+
+so that s_ij = S_ij and <dy_i, v_j> = G_ij, and the results are matrices over pairs of tokens::
+
+    o_i[j] = A_ij                       the weights of the forward
+    o_i[T+hT+i] = delta_i               <dy_i, o_i>
+    dv_j[T+hT+i] = P_ij                 the weights that the backward used
+    dq_i[HT+j] / scale = dS_ij          as dq got it
+    dk_j[hT+i] / scale = dS_ij          as dk got it
+
+Matrices are cut into the blocks of workers: ``[a, b, h, i, j]`` is query i of worker a, key j of worker b, head h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringspec.conformance.readout.geometry import Geometry
+from ringspec.problem.model import Array, Integers
+
+LEVELS, OFFSETS, EIGHTHS = 9, 7, 16
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The numbers of a problem: ``s`` and ``g`` [Hkv, a, b, h, i, j], scores and <dy, v> with each key head."""
+
+    geometry: Geometry
+    s: Array
+    g: Array
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What results say: matrices [a, b, h, i, j], ``lse`` and ``delta`` [a, h, i].
+
+    ``through`` [a, h, i, x]: the other columns of o, products of the weights with G. ``lse`` is None if it is hidden; ``p``, ``ds_of_dq`` and ``ds_of_dk`` are None without a backward.
+    """
+
+    weights: Array
+    lse: Array | None
+    delta: Array
+    through: Array
+    p: Array | None = None
+    ds_of_dq: Array | None = None
+    ds_of_dk: Array | None = None
+
+
+def mixed(seed: int, count: int) -> Integers:
+    """``count`` integers of 31 bits that look random (SplitMix64), the same in every version of NumPy."""
+    with np.errstate(over="ignore"):
+        x = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(33)).astype(np.int64)
+
+
+def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
+    """S and G of a geometry.
+
+    S is a grid of nine values, about 3/8 apart, plus an offset for each row and key worker; it is a whole multiple of
+    the scale, so that keys are whole numbers. G is eighths up to 2. Every input format holds both exactly.
+    """
+    W, n, H = geometry.workers, geometry.slots, geometry.heads
+    shape = (H // geometry.group, W, W, H, n, n)
+    size = int(np.prod(shape))
+    unit = max(1, round(0.375 / geometry.scale)) * geometry.scale
+    grid = mixed(3 * seed, size).reshape(shape) % LEVELS
+    offset = mixed(3 * seed + 1, size // n).reshape(*shape[:5], 1) % OFFSETS
+    g = (mixed(3 * seed + 2, size).reshape(shape) % (2 * EIGHTHS + 1) - EIGHTHS) / 8
+    return Pairs(geometry, (unit * (grid + offset)).astype(np.float64), g.astype(np.float64))
+
+
+def inputs_of(pairs: Pairs, dim: int) -> dict[str, Array]:
+    """q, dy [W, H, n, dim] and k, v [W, Hkv, n, dim] of the workers, float64; dim >= (H + 1) T."""
+    geometry = pairs.geometry
+    W, n, H, T = geometry.workers, geometry.slots, geometry.heads, geometry.tokens
+    kv = H // geometry.group
+    q, dy = np.zeros((W, H, n, dim)), np.zeros((W, H, n, dim))
+    k, v = np.zeros((W, kv, n, dim)), np.zeros((W, kv, n, dim))
+    for w in range(W):
+        for i in range(n):
+            token = w * n + i
+            k[w, :, i, H * T + token] = 1.0
+            v[w, :, i, token] = 1.0
+            for h in range(H):
+                q[w, h, i, h * T + token] = 1.0
+                dy[w, h, i, T + h * T + token] = 1.0
+    # [c, a, b, h, i, j] becomes [b, c, j, (h, a, i)].
+    k[..., : H * T] = np.round(by_key(pairs.s, W, kv, n) / geometry.scale)
+    v[..., T : T + H * T] = by_key(pairs.g, W, kv, n)
+    return {"q": q, "k": k, "v": v, "dy": dy}
+
+
+def by_key(x: Array, workers: int, kv_heads: int, slots: int) -> Array:
+    return x.transpose(2, 0, 5, 3, 1, 4).reshape(workers, kv_heads, slots, -1)
+
+
+def seen_in(geometry: Geometry, results: Mapping[str, Array]) -> Seen:
+    """Matrices from results: o, dq [W, H, n, dim], dk, dv [W, Hkv, n, dim], lse [W, H, n]; those that there are."""
+    W, n, H, T = geometry.workers, geometry.slots, geometry.heads, geometry.tokens
+    o = results["o"]
+    column = T + T * np.arange(H)[None, :, None, None] + np.arange(T).reshape(W, 1, n, 1)
+    delta = np.take_along_axis(o, np.broadcast_to(column, (W, H, n, 1)), axis=3)[..., 0]
+    weights, through = of_rows(geometry, o[..., :T]), o[..., T : T + H * T]
+    if "dv" not in results:
+        return Seen(weights, results.get("lse"), delta, through)
+    return Seen(
+        weights,
+        results.get("lse"),
+        delta,
+        through,
+        of_columns(geometry, results["dv"][..., T : T + H * T]),
+        of_rows(geometry, results["dq"][..., H * T : H * T + T]) / geometry.scale,
+        of_columns(geometry, results["dk"][..., : H * T]) / geometry.scale,
+    )
+
+
+def of_rows(geometry: Geometry, x: Array) -> Array:
+    """[a, h, i, (b, j)] as [a, b, h, i, j]."""
+    W, n = geometry.workers, geometry.slots
+    return x.reshape(W, geometry.heads, n, W, n).transpose(0, 3, 1, 2, 4)
+
+
+def of_columns(geometry: Geometry, x: Array) -> Array:
+    """[b, c, j, (h, a, i)] as [a, b, h, i, j], from the key head c of each query head h."""
+    W, n, H, group = geometry.workers, geometry.slots, geometry.heads, geometry.group
+    y = x.reshape(W, H // group, n, H, W, n)
+    own = np.stack([y[:, h // group, :, h] for h in range(H)])  # [h, b, j, a, i]
+    return own.transpose(3, 1, 0, 4, 2)

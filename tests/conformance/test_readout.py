@@ -1,0 +1,155 @@
+"""What a target computes is read from a few problems and told in sentences, or said to be unexplained."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ringspec.cli import main
+from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.readout import pairs
+from ringspec.conformance.readout.explain import explain_target, read, unexplained
+from ringspec.conformance.readout.problems import problems_for
+from ringspec.conformance.target import Capabilities
+from ringspec.conformance.targets.reference import REFERENCES
+
+ROOT = Path(__file__).resolve().parents[2]
+WRONG = ROOT / "docs" / "examples" / "wrong_ring.py"
+BUGS = {
+    "dkv-not-home": "dk and dv are added to those of the visitor of the step after",
+    "stale-keys-alone": "keys and values are those of the worker that computes",
+    "last-step-dropped": "in the last step (2), the block is not computed",
+    "future-not-skipped": "from step 1 on, no pair is masked",
+    "diagonal-exclusive": "the causal mask hides each query's own position (key < query)",
+    "running-part-not-rescaled": "the running o and l are not rescaled when a new maximum comes",
+    "merge-averages": "the merge averages blocks with equal weights",
+    "lse-without-maximum": "lse is log l without the maximum",
+    "block-local-delta": "delta is summed over the block's keys alone",
+    "block-local-statistics": "p is made with the lse of the block alone, and so is delta",
+    "ds-not-transposed": "dS is not transposed in the product for dk",
+    "dy-ignored": "dy is taken as 1 everywhere",
+    "scale-missing-in-dk": "dk is not multiplied by the scale",
+    "values-one-step-late": "values are those of the visitor of the step before",
+}
+
+
+class Claiming:
+    """A target with other claims, and perhaps other results."""
+
+    def __init__(self, target, change=None, **claims):
+        self.target, self.change, self.name = target, change, target.name
+        self.capabilities = dataclasses.replace(target.capabilities, **claims)
+
+    def run(self, call):
+        result = self.target.run(call)
+        if self.change is not None:
+            self.change(result)
+        return result
+
+
+def ringspec(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def sentences(one):
+    return [f.told() for found in (one.forward, one.backward) if found for f in found.faults]
+
+
+@pytest.mark.parametrize("recipe", ["float64", "float32", "bf16", "fp16"])
+@pytest.mark.parametrize("circulation", ["kv", "q", "gather"])
+def test_a_right_ring_gets_no_explanation(recipe, circulation):
+    claims = {"circulations": (circulation,), "lse": "hidden" if circulation == "q" else "natural"}
+    told = explain_target(Claiming(REFERENCES[recipe], head_ratios=(2,), **claims))
+    assert told.right and len(told.reads) >= 4 and not told.sentences
+
+
+@pytest.mark.parametrize("id", BUGS)
+def test_a_bug_is_told_in_a_sentence_without_the_catalogue(id):
+    target = Claiming(
+        MutantTarget(MUTANTS[id], "float32"), formats=("float32",), circulations=("kv",)
+    )
+    one = read(target, problems_for(target.capabilities)[0][0])
+    assert not one.right and one.explained
+    assert any(BUGS[id] in sentence for sentence in sentences(one)), sentences(one)
+
+
+def test_two_faults_are_both_told():
+    def twice(result):
+        result.dk[1][...] = 0
+        for x in result.dv:
+            x[...] *= 2
+
+    target = Claiming(REFERENCES["float32"], twice, circulations=("kv",))
+    one = read(target, problems_for(target.capabilities)[0][0])
+    told = " ".join(sentences(one))
+    assert one.explained and "dv is twice too large" in told
+    assert "in blocks of keys of worker 1, the share of dk is lost" in told
+
+
+def test_what_no_fault_explains_is_said_to_be_unexplained_and_where():
+    def spoil(result):
+        result.dk[2][0, 0, 3] += np.linspace(0.1, 0.7, result.dk[2].shape[3], dtype=np.float32)
+
+    target = Claiming(REFERENCES["float32"], spoil, circulations=("kv",))
+    one = read(target, problems_for(target.capabilities)[0][0])
+    assert not one.right and not one.explained and sentences(one) == []
+    assert "not explained: dS as dk got it in the blocks" in unexplained([one])[0]
+
+
+def test_numbers_that_only_the_unread_columns_hold_are_compared_too():
+    def spoil(result):
+        result.dv[0][..., 0] += 0.5  # the columns of one-hot values, where dy has no entry
+
+    target = Claiming(REFERENCES["float32"], spoil, circulations=("kv",))
+    one = read(target, problems_for(target.capabilities)[0][0])
+    assert not one.right and not one.explained
+    assert "The readout does not see why" in unexplained([one])[0]
+
+
+def test_a_known_bug_has_its_name_and_link_beside_the_sentence():
+    printed = ringspec("explain", f"{WRONG}:target", "--timeout", "0")
+    assert printed.exit_code == 1
+    page = (ROOT / "docs" / "conform" / "readout.md").read_text(encoding="utf-8")
+    shown = page.split("target\n", 1)[1].split("```")[0]
+    assert printed.output.split()[2:] == shown.split()[2:]
+    text = " ".join(printed.output.split())
+    assert "dk and dv are added to those of the visitor of the step after." in text
+    assert "every number of 4 of 4 wrong problems" in text and "[dkv-not-home]" in text
+
+
+def test_a_right_target_ends_with_0_and_json_says_what_was_read():
+    printed = ringspec("explain", "reference-float32", "--timeout", "0", "--json")
+    found = json.loads(printed.output)
+    assert printed.exit_code == 0 and found["right"] and not found["sentences"]
+    assert {one["right"] for one in found["problems"]} == {True}
+
+
+def test_a_target_without_a_ring_that_can_be_read_is_told_why():
+    small = Claiming(REFERENCES["float32"], head_dims=(8,))
+    told = explain_target(small)
+    assert not told.right and not told.reads and "head dimension" in told.unread
+    assert problems_for(Capabilities(operations=("merge",)))[1].startswith(
+        "it needs a forward pass"
+    )
+
+
+def test_a_target_that_raises_has_no_results_and_the_reason():
+    class Raising:
+        name, capabilities = "raising", REFERENCES["float32"].capabilities
+
+        def run(self, call):
+            raise RuntimeError("out of luck")
+
+    told = explain_target(Raising())
+    assert told.wrong == len(told.reads) > 0 and "no results (error:" in told.sentences[0]
+
+
+def test_the_numbers_of_the_problems_never_change():
+    assert pairs.mixed(1, 3).tolist() == FIRST
+    assert problems_for(Capabilities())[0][0].id == "readout/causal-contiguous-w3-kv"
+
+
+FIRST = [587505276, 1946140839, 1291246069]
