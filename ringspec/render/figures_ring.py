@@ -103,9 +103,10 @@ def schedule_diagram(
     """Space and time: whose block is at each worker in each step, and where blocks are sent.
 
     ``uses`` [steps][W]: owner of the visiting block, None where a worker computes nothing; ``hops``
-    [steps]: the transfers after each step, as (what travels, pairs (source, target)). ``visitor`` is
-    the symbol of the visiting block. With ``home``, a symbol such as dk, a last column shows the
-    blocks that the transfers of the last step return to their owners; without it, these are not drawn.
+    [steps]: the transfers after each step, as (what travels, pairs (source, target)). ``visitor`` has
+    the symbols of the visiting block, such as "k" or "k dk". With ``home``, a symbol such as dk, a last
+    column shows the blocks that the transfers of the last step return to their owners; without it, these
+    are not drawn.
     """
     steps, workers = len(uses), len(uses[0])
     columns = steps + (home is not None)
@@ -134,7 +135,8 @@ def held_block(axes: Any, t: int, worker: int, owner: int | None, symbol: str) -
     words, ink = "–", "black"
     if owner is not None:
         look |= {"facecolor": COLOURS[owner % len(COLOURS)]}
-        words, ink = f"{symbol}{owner}", ink_on(owner)
+        words = ", ".join(f"{name}{owner}" for name in symbol.split())
+        ink = ink_on(owner)
         if owner == worker:  # a worker's own block has a heavy frame
             look |= {"edgecolor": BLACK, "linewidth": 2.0}
     rectangle(axes, t - 0.19, worker - 0.27, 0.38, 0.54, gid=f"block {owner}", **look)
@@ -228,7 +230,7 @@ def row_state(
 
     ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised, T = steps + 1 with the empty state first (its
     m = -inf is not drawn). ``lse`` (nats) and ``final_o`` [Dv] are the final values of m + log l and
-    o / l, drawn dashed. ``counted`` names what the horizontal axis counts.
+    o / l, drawn as thin horizontal lines. ``counted`` names what the horizontal axis counts.
     """
     m, l, o = (np.asarray(x, dtype=float) for x in (m, l, o))
     want_shape("l", l.shape, m.shape)
@@ -238,11 +240,11 @@ def row_state(
         *panels, unused = grid.flat
         unused.remove()
         lines(panels[0], np.where(np.isfinite(m), m, np.nan), "m, maximum (nats)", "m")
-        lines(panels[1], l, "l, sum of exp(s - m) (1)", "l")
+        lines(panels[1], l, "l, sum of exp(s - m) (no unit)", "l")
         lines(panels[2], o, "o, unnormalised (units of v)", "o")
-        end = "" if lse is None else "; dashed: lse"
+        end = "" if lse is None else "; thin line: lse"
         lines(panels[3], m + np.log(some), f"m + log l (nats{end})", "lse")
-        end = "" if final_o is None else "; dashed: o"
+        end = "" if final_o is None else "; thin lines: final o"
         lines(panels[4], o / some[:, None], f"o / l (units of v{end})", "o / l")
         if lse is not None:
             goal(panels[3], float(lse), 0)

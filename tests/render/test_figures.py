@@ -202,11 +202,11 @@ def test_the_schedule_draws_who_holds_what_and_where_it_goes(direction):
 @pytest.mark.parametrize(("circulation", "symbol"), [("kv", "k"), ("q", "q")])
 def test_the_last_column_shows_the_accumulators_at_home(circulation, symbol):
     schedule = rs.backward_schedule(circulation, W)
-    uses = [step.uses for step in schedule.steps]
-    (axes,) = figures.schedule_diagram(uses, hops(schedule), symbol, home=f"d{symbol}").axes
-    last = {int(text.get_position()[1]): text.get_text() for text in axes.texts
-            if text.get_position()[0] == W}  # fmt: skip
-    assert last == {r: f"d{symbol}{r}" for r in range(W)}
+    uses, both = [step.uses for step in schedule.steps], f"{symbol} d{symbol}"
+    (axes,) = figures.schedule_diagram(uses, hops(schedule), both, home=f"d{symbol}").axes
+    words = {text.get_position(): text.get_text() for text in axes.texts}
+    assert [words[0, r] for r in range(W)] == [f"{symbol}{r}, d{symbol}{r}" for r in range(W)]
+    assert [words[W, r] for r in range(W)] == [f"d{symbol}{r}" for r in range(W)]
     assert [tick.get_text() for tick in axes.get_xticklabels()][-1] == "home"
     assert len([patch for patch in patches(axes) if " to " in patch.get_gid()]) == W * W
 
