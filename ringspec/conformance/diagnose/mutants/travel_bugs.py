@@ -178,8 +178,8 @@ BUGS = (
     mutant(
         "dkv-not-home",
         "dk and dv stop one hop short of their owner",
-        "The accumulators make as many hops as the keys and skip the final hop that returns them "
-        "to their owner. Each worker returns the gradients of its neighbour's keys.",
+        "dk and dv skip the final hop, which would return them to their owner. Each worker returns "
+        "the gradients of its neighbour's keys.",
         "zhuzilin/ring-flash-attention/pull/10",
         flags=("dkv-not-home",),
         applies=KEY_RING,
