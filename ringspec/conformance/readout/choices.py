@@ -30,7 +30,7 @@ class Choices:
               result enters the running one
     Workers:  ``o_to``  where results are stored; ``o_times``; ``finish``, ``lse_out``  how a worker ends
     All:      ``put_back``  a result whose tokens are put back by another layout; ``stays``  what of 'l', 'm', 'o' a Q ring does not send; ``dy_tokens``  layout by which dy is dealt;
-              ``hidden_merge``  whether blocks without a visible pair are merged; ``dy_ones``  whether dy is 1 everywhere;
+              ``hidden_merge``  whether blocks without a visible pair are merged; ``started``  whether the running softmax starts with l = 1; ``dy_ones``  whether dy is 1 everywhere;
               ``turned``  bits: dS is not transposed for dk (1), P is not transposed for dv (2)
     """
 
@@ -76,6 +76,7 @@ class Choices:
     dy_tokens: int = 0
     put_back: tuple[str, int] = ("", 0)
     hidden_merge: bool = False
+    started: bool = False
     dy_ones: bool = False
     turned: int = 0
 
@@ -99,7 +100,7 @@ FINISHES = (
 )  # fmt: skip
 LSES_GIVEN = (
     "right", "maximum", "log l", "base 2", "last block", "first block", "log2 l", "read token first",
-    "written token first", "base 2 twice", "times ln 2", "negative", "last maximum",
+    "written token first", "base 2 twice", "times ln 2", "negative", "last maximum", "first of group",
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "read token first",
@@ -114,7 +115,7 @@ SLOT_MAPS = (
 )  # fmt: skip
 HEAD_MAPS = ("right", "modulo", "first", "own number", "last reads first")
 
-OF_ALL = ("hidden_merge", "dy_ones", "turned", "stays", "dy_tokens", "put_back")
+OF_ALL = ("hidden_merge", "started", "dy_ones", "turned", "stays", "dy_tokens", "put_back")
 OF_ROWS = ("lse", "delta", "delta_times", "merge")
 OF_BLOCKS = (
     "q", "k", "v", "dy", "heads", "v_heads", "lse_of", "delta_of", "dq_to", "dk_to", "dv_to", "dv_dy", "dk_q", "dq_k",

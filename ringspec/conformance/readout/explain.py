@@ -241,16 +241,15 @@ def best_of(phase: str, first: Read, explained: Sequence[Read]) -> tuple[list[st
         counted.append((-count, sum(fault.cost for fault in faults), faults))
     counted.sort(key=lambda one: one[:2])
     most, cheapest, best = counted[0]
-    others = [
-        " ".join(fault.told() for fault in faults)
-        for count, price, faults in counted[1:]
-        if count == most and price <= cheapest + ABOUT_AS_SIMPLE and kinds(faults) != kinds(best)
-    ]
-    return [fault.told() for fault in best], list(dict.fromkeys(others))[:MOST_ALTERNATIVES], -most
+    others: dict[tuple[str, ...], str] = {}
+    for count, price, faults in counted[1:]:
+        if count == most and price <= cheapest + ABOUT_AS_SIMPLE and kinds(faults) != kinds(best):
+            others.setdefault(kinds(faults), " ".join(fault.told() for fault in faults))
+    return [fault.told() for fault in best], list(others.values())[:MOST_ALTERNATIVES], -most
 
 
-def kinds(faults: Sequence[Fault]) -> list[str]:
-    return [fault.kind.words for fault in faults]
+def kinds(faults: Sequence[Fault]) -> tuple[str, ...]:
+    return tuple(fault.kind.words for fault in faults)
 
 
 def accounts(phase: str, faults: Sequence[Fault], one: Read) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from ringspec.problem.model import Integers
 
 LATER = "contiguous, one token later"
+SHORT = "contiguous, one token a worker fewer"
 Window = tuple[int | None, int | None]
 
 
@@ -80,6 +81,7 @@ def tables(workers: int, slots: int) -> dict[str, Integers]:
         ),
         "zigzag with its two chunks exchanged": np.where(first, late + i, r * half + i - half),
         LATER: r * slots + i + 1,
+        SHORT: r * (slots - 1) + i,
     }
 
 
@@ -97,7 +99,7 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
     slot_of = np.argsort(geometry.position.ravel())
     maps = [np.arange(geometry.tokens)]
     for name, table in believed(geometry).items():
-        maps.append(maps[0] if name == LATER else slot_of[table.ravel()])
+        maps.append(maps[0] if name in (LATER, SHORT) else slot_of[table.ravel()])
     return maps
 
 
@@ -114,6 +116,9 @@ def relations(geometry: Geometry, phase: str, side: str) -> dict[str, Integers]:
             "the visitor of the step after": (own - d) % W,
             "the visitor in a ring of the other direction": (other + d * step) % W,
             "the worker whose number is that of the step": step % W,
+            "the neighbour in pairs of workers (0 and 1, 2 and 3)": np.minimum(
+                other ^ (step % 2), W - 1
+            ),
             "worker 0": np.zeros_like(a),
             "the visitor of step 1": (other - d) % W,
         }

@@ -24,6 +24,8 @@ WRONG = {
     "first wins": "the new block is dropped in the merge",
     "o last wins": "the new block's o replaces the running o (l is right)",
     "lse last wins": "the new block's l replaces the running l (o is accumulated)",
+    "l not added": "the new block's l is not added to the running l (o is)",
+    "o not added": "the new block's o is not added to the running o (l is)",
     "running rescaled twice": "the running o and l are rescaled twice when a new maximum comes",
     "equal weights": "the merge averages blocks with equal weights",
     "half and half": "the merge takes half of the running o and half of the new one",
@@ -77,6 +79,8 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
         "first wins": (c, 0 * e, c, 0 * e),
         "o last wins": (0 * one, e, c, e),
         "lse last wins": (c, e, 0 * c, e),
+        "l not added": (c, e, c, 0 * e),
+        "o not added": (c, 0 * e, c, e),
         "running rescaled twice": (c * c, e, c * c, e),
     }
     if kind in simple:

@@ -195,7 +195,7 @@ class Model:
             "right": lse, "maximum": m, "log l": log_l, "base 2": lse / LN2, "last block": last, "first block": first,
             "log2 l": m + log_l / LN2, "read token first": by_token(lse), "written token first": of_token(lse),
             "base 2 twice": lse / LN2 / LN2, "times ln 2": lse * LN2, "negative": -lse,
-            "last maximum": last_m + log_l,
+            "last maximum": last_m + log_l, "first of group": self.of_other_heads(lse)[0],
         }  # fmt: skip
         return chosen(c.lse_out[:, None, None], LSES_GIVEN, of)
 
@@ -203,8 +203,8 @@ class Model:
         self, m: Array, l: Array, block_lse: Array, c: Choices, steps: int = 0
     ) -> tuple[Array, Array, Array, Array, Array]:
         """Weights [step, a, h, i] of the blocks' normalised results, running m and l, l of the last block, running lse."""
-        run_m = np.full(m[:, 0].shape, -np.inf)
-        run_l = np.zeros_like(run_m)
+        run_m = np.full(m[:, 0].shape, 0.0 if c.started else -np.inf)
+        run_l = np.full(run_m.shape, float(c.started))
         omega = np.zeros((self.workers, *run_m.shape))
         last_l, running = np.ones_like(run_l), np.full(m.shape, -np.inf)
         wrong = bool(c.merge.any())

@@ -20,7 +20,7 @@ from ringspec.conformance.readout.choices import (
     SLOT_MAPS,
     Choices,
 )
-from ringspec.conformance.readout.geometry import LATER, Geometry, believed, relations
+from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed, relations
 from ringspec.conformance.readout.masks import Mask
 from ringspec.conformance.readout.merges import LN2, MERGES
 from ringspec.conformance.readout.places import Place
@@ -209,6 +209,7 @@ LSE_GIVEN_WORDS = {
     "times ln 2": "lse is multiplied by ln 2",
     "negative": "lse has the wrong sign",
     "last maximum": "lse is the maximum of the last block, not the running one, plus log l",
+    "first of group": "lse is that of the first query head of each key head",
 }
 
 
@@ -238,6 +239,9 @@ def forward_kinds(geometry: Geometry) -> Iterator[Kind]:
         ):
             words = f"{names} (not sent with the queries) are what the worker computed for the last visitor"
             yield Kind(words, (("stays", what),), 1.1)
+    yield Kind(
+        "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
+    )
     r = np.arange(geometry.workers)
     for words, table in (("next worker", (r + 1) % len(r)), ("worker before", (r - 1) % len(r))):
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
@@ -246,7 +250,7 @@ def forward_kinds(geometry: Geometry) -> Iterator[Kind]:
 
 def put_back_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
     for number, layout in enumerate(believed(geometry), 1):
-        for name in names if layout != LATER else ():
+        for name in names if layout not in (LATER, SHORT) else ():
             words = f"tokens of {name} are put back into order as in the layout {layout}"
             yield Kind(words, (("put_back", (name, number)),), 1.2)
 
@@ -373,7 +377,9 @@ def route_kinds(geometry: Geometry) -> Iterator[Kind]:
     for owner, table in relations(geometry, "backward", "q").items():
         yield Kind(f"dq is added to that of {owner}", (("dq_to", table),))
     for owner, table in relations(geometry, "backward", "k").items():
-        yield Kind(f"dk and dv are added to those of {owner}", (("dk_to", table), ("dv_to", table)))
+        # Simpler than keys and values from elsewhere, which give the same where nothing is masked.
+        both = (("dk_to", table), ("dv_to", table))
+        yield Kind(f"dk and dv are added to those of {owner}", both, 0.95)
         yield Kind(f"dk is added to that of {owner}", (("dk_to", table),), 1.1)
         yield Kind(f"dv is added to that of {owner}", (("dv_to", table),), 1.1)
     for number, words in enumerate(ADDED):
@@ -382,8 +388,8 @@ def route_kinds(geometry: Geometry) -> Iterator[Kind]:
                 yield Kind(
                     f"the share of {name} is added {words}", ((f"{name}_slots", number),), 1.2
                 )
-            both = (("dk_slots", number), ("dv_slots", number))
-            yield Kind(f"the shares of dk and dv are added {words}", both, 1.15)
+            slots = (("dk_slots", number), ("dv_slots", number))
+            yield Kind(f"the shares of dk and dv are added {words}", slots, 1.15)
     group, kv = geometry.group, geometry.heads // geometry.group
     if group > 1 and kv > 1:
         h = np.arange(geometry.heads)
