@@ -118,6 +118,7 @@ def test_a_page_of_the_specification_has_each_line_of_its_file_once_and_in_order
             assert page.count(f".. auto{kind}:: ringspec.{room}.{path.stem}.{name}\n") == 1
 
 
+@pytest.mark.notebook  # needs Sphinx
 def test_no_source_page_is_written_for_a_file_that_has_a_page(module_of):
     links = module_of("source_links")
     modules = {
