@@ -117,7 +117,7 @@ def test_a_known_bug_has_its_name_and_link_beside_the_sentence():
     assert printed.output.split()[2:] == shown.split()[2:]
     text = " ".join(printed.output.split())
     assert "dk and dv are added to those of the visitor of the step after." in text
-    assert "every number of 4 of 4 wrong problems" in text and "[dkv-not-home]" in text
+    assert "every number in 4 of the 4 problems that failed" in text and "[dkv-not-home]" in text
 
 
 def test_a_right_target_ends_with_0_and_json_says_what_was_read():

@@ -39,10 +39,10 @@ def lines(name: str, spec: str, told: Told) -> list[str]:
     if told.right:
         return [*found, f"computes what the definition says, in {len(told.reads)} problems"]
     found += told.sentences
-    found += [f"The same results also come about like this: {one}" for one in told.alternatives]
+    found += [f"Another change gives the same results: {one}" for one in told.alternatives]
     if told.explains:
         found.append(
-            f"This accounts for every number of {told.explains} of {told.wrong} wrong problems."
+            f"This accounts for every number in {told.explains} of the {told.wrong} problems that failed."
         )
     if told.known is not None:
         found += [

@@ -280,7 +280,7 @@ def unexplained(wrong: Sequence[Read]) -> list[str]:
         rest = "the rest is not explained: " if found.faults else "not explained: "
         lines.append(f"{name}: {rest}{'; '.join(parts)}.")
     return lines or [
-        f"{name}: each pair has its right weight, but numbers differ by more than rounding allows. "
+        f"{name}: each pair has the correct weight, but the numbers differ by more than rounding allows. "
         "The readout does not see why; ringspec check measures it."
     ]
 
