@@ -1,9 +1,10 @@
 """The running softmax of a query tile: merging two partial results, and finishing.
 
 A partial result over some keys is (``o``, ``l``, ``n``): the unnormalised sum of exp(s - m) v, the sum
-of exp(s - m), and n = -m, the negated row maximum, as an exponent's bias wants it. Everything is
-float32. A row that has seen no key has o = 0, l = 0, m = FLOOR; merging such rows needs no special
-case, because exp(FLOOR - m) is 0 beside any real maximum and 1 beside another empty row.
+of exp(s - m), and n = -m, the negated row maximum, as the bias operand of the exponential requires.
+Everything is float32. A row that has seen no key has o = 0, l = 0, m = FLOOR; merging such rows needs
+no special case, because exp(FLOOR - m) is 0 when m is a real maximum and 1 when the other row is empty
+too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The MPI library, loaded on first use, which starts MPI."""
+"""The MPI library. It is loaded on first use; loading it starts MPI."""
 
 from __future__ import annotations
 

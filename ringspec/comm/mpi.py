@@ -1,7 +1,7 @@
 """Links over MPI, and ``ring_mpi``: one process for each worker, on one machine or on many.
 
 Only buffers are sent (``Isend``, ``Irecv``); no object is pickled. Waits poll, so that a rank that
-waits uses little of the processor, answers when another rank asks whether it is alive, and ends
+waits uses little CPU time, answers when another rank asks whether it is alive, and ends
 within a bounded time. Needs the extra ``mpi``; the first call starts MPI.
 
 Source: MPI 4.1, sections 3.7 and 7.4, https://www.mpi-forum.org/docs/.
@@ -119,7 +119,10 @@ class MpiLinks:
         return pending.buffer
 
     def look(self, pending: Pending) -> None:
-        """Receive side messages; raise another rank's error, with this rank's wait if a rank is lost."""
+        """Receive side messages; raise another rank's error.
+
+        If a rank is lost, add what this rank was waiting for.
+        """
         try:
             self.control.look()
         except LostWorkerError as error:

@@ -55,12 +55,12 @@ def attention(
 
     ``dtype``    'float64' or 'float32': the type of the computation and of the results
     ``threads``  Python threads; None: one for each core that the process may use. The results are
-                 the same bits for any number
+                 bit-identical for any number of threads
     ``sizes``    lengths of tiles; None: the fastest measured ones for the type and the mask
 
     Returns :class:`~ringspec.spec.dense_forward.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
-    in ``dtype``. A row's bits depend only on the keys that it
-    sees. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`, as there.
+    in ``dtype``. A row's bits depend only on the keys that it sees. Bad input raises a subclass of
+    :class:`~ringspec.errors.RingspecError`, as in :func:`ringspec.attention`.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = np.arange(8.0).reshape(1, 1, 2, 4)
@@ -138,7 +138,7 @@ def prepared(
     threads: int = 1,
     backward: bool = False,
 ) -> tuple[Problem, Job]:
-    """Check the problem, and make the job in the type of the computation.
+    """Check the problem, and build the job in the dtype of the computation.
 
     In a forward pass the threads that use a tensor search it for NaN and infinity, if it has that type already.
     """
@@ -157,8 +157,8 @@ def prepared(
 def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
     """Check the arguments like ``problem.options.check``, without its float64 copy of every tensor.
 
-    At S = 4096 these copies took a fifth of a float32 forward pass. Of arrays in the right form only shapes are
-    checked here; :func:`admitted` or the pass checks their values.
+    At S = 4096 these copies took a fifth of a float32 forward pass. For arrays that already have the right form,
+    only shapes are checked here; :func:`admitted` or the pass checks their values.
     """
     plain = is_plain(q) and is_plain(k) and is_plain(v)
     if not plain or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3] or 0 in q.shape:

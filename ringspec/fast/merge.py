@@ -36,7 +36,7 @@ TASK, SLICE = 1 << 20, 1 << 17
 def merge_states(
     running: SoftmaxState, part: SoftmaxState, recipe: Recipe, *, threads: int | None = None
 ) -> SoftmaxState:
-    """The state over the keys of both; ``merge`` of ``ringspec.ring``.
+    """The merged state over the keys of both; usable as the ``merge`` argument of ``ringspec.ring``.
 
     ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n], float64,
     and o [B, H, n, Dv], float64 or float32, not normalised, with the results of ``spec.online_softmax.merge``
@@ -105,10 +105,10 @@ def in_slices(
 
 
 def add_numbers(total: Array, share: Array, result: Array) -> None:
-    """Some of a total and of a share into the result.
+    """Add a slice of a share to the same slice of a total, into the result.
 
-    A sum in float64 that is rounded to float32 is the sum in float32 where both are float32 numbers: 53 bits are
-    more than twice 24 and 2 (Figueroa, https://doi.org/10.1145/221332.221334).
+    A sum in float64 that is rounded to float32 is the sum in float32 if both are float32 numbers:
+    53 >= 2 * 24 + 2 (Figueroa, https://doi.org/10.1145/221332.221334).
     """
     if result.dtype == total.dtype == share.dtype:
         np.add(total, share, out=result)

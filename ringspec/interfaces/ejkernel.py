@@ -310,7 +310,7 @@ def flash_attention_bwd(
     ``dropout_prob``, ``dropout_seed``, ``softmax_scale``, ``logits_soft_cap``, ``fwd_params``,
     ``bwd_params``, ``recipe``   as in :func:`ring_flash_attention_call`
 
-    Errors as there. Source: https://github.com/erfanzar/ejkernel
+    Raises the same errors. Source: https://github.com/erfanzar/ejkernel
     (kernels/_triton/flash_attention/_triton_impl_bwd.py, ``_bwd_attention_kernel_call``).
 
     >>> q = k = v = np.zeros((1, 2, 1, 2)); M = np.zeros((1, 1, 128)); M[..., 1] = 1.0

@@ -102,7 +102,7 @@ def pairs_in(problem: Problem) -> int:
 
 
 def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
-    """The rows in parts whose score matrix has about a million elements; one empty part of no rows."""
+    """The rows in parts whose score matrix has about a million elements; a single empty part if there are no rows."""
     per_row = max(pairs_in(problem) // max(problem.q.shape[2], 1), 1)
     size = max(PART // per_row, 1)
     return [rows[first : first + size] for first in range(0, max(rows.size, 1), size)]

@@ -74,8 +74,8 @@ def cross_checked(problem: Problem, upstream: Upstream, values: Named, scale: Na
     """Compare sampled rows with exact values; return their number, or raise UndecidedError.
 
     o, lse and dq of sampled query rows are those of the whole problem. dk, dv, dsinks and dbias are
-    sums over all query rows: of them the contribution of the sampled rows is compared with its exact
-    value; only the addition of contributions is not checked.
+    sums over all query rows: for these, the contribution of the sampled rows is compared with its exact
+    value; only the summation of the contributions is unchecked.
     """
     queries = problem.q.shape[2]
     sampled = np.unique(np.linspace(0, queries - 1, SAMPLED).astype(np.int64))

@@ -75,7 +75,7 @@ def derive(case: Case) -> Derived:
 
 
 def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = None) -> Tensors:
-    """Every tensor of a case, whole even if its storage is not: in, out, scale, layout and position.
+    """Every tensor of a case, in full, even if the set stores only part of it: in, out, scale, layout, position.
 
     ``scales=False`` leaves out ``scale.*``, which saves a third of the time. ``truth``: the results if they
     are known, in global order and at least in the formats of the case; None: they are computed.
@@ -187,7 +187,7 @@ def schedule_tensors(case: Case) -> Tensors:
 
 
 def derive_named(case: Case) -> Derived:
-    """:func:`derive`; an error that comes out names the case."""
+    """:func:`derive`; any error raised names the case."""
     try:
         return derive(case)
     except RingspecError as error:

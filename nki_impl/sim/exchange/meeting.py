@@ -1,12 +1,12 @@
 """How a collective happens: operands are checked, all cores meet, the last to arrive moves the data.
 
-A collective is a meeting of all cores of all ranks of its group. When everybody has come, the sources
+A collective is a meeting of all cores of all ranks of its group. When all have arrived, the sources
 are copied, then the destinations written, so the order in which ranks ran cannot matter. Each group
 counts its own collectives: the n-th that one core issues is the n-th of all, and must be the same
-operation on operands of the same number, shapes, dtypes and names.
+operation with equally many operands, of the same shapes, dtypes and names.
 
 Under LNC 2 both cores issue every collective. Operands in shared HBM are the same tensors on both,
-and move once; operands in SBUF are each core's own, and move between cores of equal number.
+and move once; operands in SBUF are each core's own, and move between cores with the same number.
 """
 
 from __future__ import annotations

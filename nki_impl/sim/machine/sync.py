@@ -25,13 +25,13 @@ from nki_impl.sim.tensor.views import NkiTensor
 def core_barrier(
     data: NkiTensor, cores: Any, engine: _engine = _engine.gpsimd, name: str | None = None
 ) -> None:
-    """Wait until both cores of the rank have come here.
+    """Wait until both cores of the rank have reached this point.
 
     ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). What either
     core did to *any* shared tensor before the barrier is ordered before what either does after it.
 
     Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` for data that
-    is not in shared HBM, :class:`CollectiveError` for other cores or when the cores name two tensors.
+    is not in shared HBM, :class:`CollectiveError` for other cores or when the cores name different tensors.
     """
     core = current()
     worker, machine = _pair_of(core, "core_barrier")

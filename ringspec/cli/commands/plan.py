@@ -234,7 +234,7 @@ def heading(one: Plan) -> list[str]:
 
 
 def table(one: Plan, width: int) -> list[str]:
-    """A line for each layout and circulation; columns go on below where the terminal is narrow."""
+    """A line for each layout and circulation; on a narrow terminal the remaining columns follow below."""
     from ringspec.plan.advice import amount, duration, percent
 
     labels, columns = [""], [[name] for name in COLUMNS]
@@ -314,7 +314,10 @@ def draw(one: Plan, path: Path) -> None:
 
 
 def title(one: Plan, workers: int) -> str:
-    """The title; a small ring with as many tokens on each worker is drawn for a large one."""
+    """The title of the drawing.
+
+    In place of a large ring, a small one with the same number of tokens per worker is drawn.
+    """
     best, work = one.best, one.work
     small = "" if workers == work.workers else f" (drawn with {workers} workers)"
     passes = "forward, then backward" if best.backward is not None else "forward"

@@ -89,7 +89,7 @@ def check_size(asked: Request) -> None:
 
 
 def shapes_only(asked: Request) -> spec_problem.Problem:
-    """The problem with tensors that have shapes and no memory."""
+    """The problem, its tensors having shapes but no storage."""
     check_size(asked)
     heads = {"q": asked.shape.heads, "k": asked.shape.kv_heads, "v": asked.shape.kv_heads}
     q, k, v = (np.zeros((1, n, asked.shape.of(name)[2], 1)) for name, n in heads.items())

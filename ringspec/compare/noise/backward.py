@@ -37,8 +37,8 @@ from ringspec.recipes import Recipe
 class PairNoise:
     """[G, Sq, Sk] each. ``private``: of dz but for its rounding ``of_ds``; ``kept``: of P * keep as operand.
 
-    ``dz``: all of dz's error before it is rounded. The bounds of ``private`` and ``kept`` hold all but the
-    first order of lse and delta, of which ``growth`` [G, Sq] = e^|d lse| - 1 is the factor.
+    ``dz``: all of dz's error before it is rounded. The bounds of ``private`` and ``kept`` include all terms of
+    lse and delta above first order; ``growth`` [G, Sq] = e^|d lse| - 1 is their factor.
     """
 
     private: Error
@@ -133,7 +133,7 @@ def whole_variance(
 def operand_rounding(
     x: Array, name: str, upstream: Array, reach: Array, truncated: bool
 ) -> tuple[Error, Array]:
-    """Rounding of an operand, or its truncation with the mean of that."""
+    """Rounding of an operand, or its truncation with the mean of the truncation error."""
     if not truncated:
         return rounding(x, name, upstream=upstream, reach=reach), np.zeros(x.shape)
     made, mean = truncation(x, name, 0.0)
@@ -143,7 +143,10 @@ def operand_rounding(
 def kept_noise(
     head: Head, recipe: Recipe, own: Error, mine: Array, growth: Array, truncated: bool
 ) -> tuple[Error, Array]:
-    """The error of P * keep as operand of dv. In a row of equal scores all P round alike, which is the mean."""
+    """The error of P * keep as operand of dv, and its mean.
+
+    In a row of equal scores all P round alike; this common error is the mean.
+    """
     p = head.p
     kept = p if head.keep is None else p * head.keep
     grid = spacing(p, recipe.statistics) if head.keep is None else 0.0

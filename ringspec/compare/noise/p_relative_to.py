@@ -95,7 +95,7 @@ def near(c: Array, m: Array) -> Array:
 class POperand:
     """P = ``x`` = e * keep [G, n, keys] before it is rounded; ``kept``: whether there is a dropout factor.
 
-    ``top``: where e is exactly 1 or hidden; ``reach``: a bound of the error that P has already.
+    ``top``: where e is exactly 1 or hidden; ``reach``: a bound on the error that P has already.
     """
 
     x: Array

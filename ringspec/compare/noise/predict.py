@@ -17,8 +17,8 @@
 
 **Bound.** The worst case of every rounding (half a spacing at the largest value that it can meet) and of every
 sum (n r sum |x|), carried through the same linear maps with absolute values, and through exp, quotients
-and products without dropping higher orders of what rows and pairs share. It is proven for a kernel that
-rounds where the recipe says, except for errors of its exp and log beyond half a spacing.
+and products, keeping the higher-order terms of errors that rows and pairs share. It is proven for a kernel
+that rounds where the recipe says, except for errors of its exp and log beyond half a spacing.
 
 **Measured** on 260 random problems of the specification's ring (S of 64 to 192, W of 1, 2, 4, 8, all layouts and
 circulations, logits of standard deviation 0.01 to 8, tiles, masks, sinks, soft cap, bias, dropout, dlse), errors
@@ -94,7 +94,7 @@ class Noise:
     ``sd``     standard deviation; 0 where the result must be exact
     ``bound``  of the absolute error
     ``mean``   the predictable part of the error: truncation, the rounding of 1 / (1 - dropout_p), and of P in
-               rows of equal scores. ``sd`` is relative to it; ``bound`` includes it
+               rows of equal scores. ``sd`` is the deviation about it; ``bound`` includes it
     ``drift``  another part that is known with its sign but counted in ``sd`` as random: the rounding of a
                value whose place between two neighbours is known. Rows that see one key, or that share a
                factor, round alike, so it adds up over a tensor. Subtract it from errors before summing;

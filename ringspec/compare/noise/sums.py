@@ -10,7 +10,7 @@ map from roundings to results (its adjoint): a few matrix products. With C the w
   three: var sigma (B x - p (g X + h))^2.
 - dk: the same with B = scale q C^T, and with h, g *per group*: the rows of P and dS cross the groups of keys,
   so a row's delta moves each group's sum by its own g.
-- dv: B = dy C^T weighs P * keep, whose rows share lse alone.
+- dv: B = dy C^T weights P * keep, whose rows share lse alone.
 
 The last rounding removes part of the earlier errors: C is C * gain in all of these, and the rest of that rounding
 belongs to the element alone (:func:`~ringspec.compare.noise.rounding.known_rounding`).
@@ -43,7 +43,7 @@ class Elementary:
 
     ``zeta``, ``sigma``, ``eta``, ``private``, ``of_ds``, ``kept`` [G, Sq, Sk]; ``lam``, ``lse`` (of the
     result), ``lse_read``, ``delta``, ``covariance`` [G, Sq]; ``output`` and ``dq``, ``dk``, ``dv``: of elements, and
-    ``gain`` by tensor: the share of all earlier errors that passes the last rounding.
+    ``gain`` by tensor: the share of all earlier errors that survives the last rounding.
     """
 
     zeta: Small
@@ -70,7 +70,7 @@ class Elementary:
 def deviation(variance: Array) -> Small:
     """Standard deviations in float32; only one or two of their digits are known.
 
-    The relative error of an exp far below the least number of its format is larger than float32 holds.
+    The relative error of an exp far below the smallest number of its format is larger than float32 holds.
     """
     return np.minimum(np.sqrt(variance), np.finfo(np.float32).max).astype(np.float32)
 
@@ -87,7 +87,7 @@ def squared(deviation: NDArray | None) -> Array:
 
 @dataclass(frozen=True)
 class OfO:
-    """What weighs in sums of o: variances of P as operand and of e, times p^2 [G, Sq, Sk], and of rows."""
+    """The terms that enter sums of o: variances of P as operand and of e, times p^2 [G, Sq, Sk], and of rows."""
 
     head: Head
     at: Elementary
@@ -102,7 +102,7 @@ class OfO:
 
 @dataclass(frozen=True)
 class OfDz:
-    """What weighs in sums of dq and dk, [G, Sq, Sk]: dz and y, by which lse and delta move it.
+    """The terms that enter sums of dq and dk, [G, Sq, Sk]: dz and y, by which lse and delta move it.
 
     ``own``: variance that a pair does not share with its row. ``direct``: covariance of a score's error
     with that of lse, ``turned``: with that of delta.
@@ -136,7 +136,7 @@ class OfDz:
 
 @dataclass(frozen=True)
 class OfP:
-    """What weighs in sums of dv, [G, Sq, Sk]: P * keep, its own variance, covariance with lse's error."""
+    """The terms that enter sums of dv, [G, Sq, Sk]: P * keep, its own variance, covariance with lse's error."""
 
     head: Head
     at: Elementary
@@ -195,7 +195,7 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Integers) -> Groups:
-        """``single``: where no two keys have one label, the key of each."""
+        """The groups of keys with the same label; ``single``: if no two keys share a label, the key of each label."""
         present = np.unique(labels[labels >= 0])
         if present.size == 1 and (labels >= 0).all():
             return cls(present, None)

@@ -103,7 +103,7 @@ def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Checks that results which cannot depend on the tokens ``changed`` equal those of the first call."""
+    """Checks that results that cannot depend on the ``changed`` tokens are equal to those of the first call."""
 
     what: str
     changed: tuple[int, int]

@@ -1,6 +1,6 @@
 """Properties: relations between several results of one target.
 
-The same problem over other rings and layouts, gradients of a sum of two dy, and blocks merged to the whole. Inputs are
+The same problem over other rings and layouts, gradients of a sum of two dy, and blocks merged into the whole. Inputs are
 fixed, and each result is also compared with its own truth.
 """
 
@@ -114,7 +114,7 @@ def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabiliti
 
 
 def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
-    """Return the two smallest claimed W >= 3 and the largest up to 8, if few tokens are enough for them.
+    """Return the two smallest claimed W >= 3 and the largest up to 8, if they do not need too many tokens.
 
     >>> numbers_of_workers(Capabilities(workers=(2, 4, 6, 8, 64)))
     (4, 6, 8)

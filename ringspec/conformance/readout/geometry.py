@@ -1,4 +1,4 @@
-"""The ring of a readout problem, and what belongs to it: steps, positions, and layouts that a kernel may believe in."""
+"""The ring of a readout problem, and what belongs to it: steps, positions, and layouts that a kernel may wrongly assume."""
 
 from __future__ import annotations
 
@@ -92,9 +92,10 @@ def believed(geometry: Geometry) -> dict[str, Integers]:
 
 
 def dealt_otherwise(geometry: Geometry) -> list[Integers]:
-    """For the right layout and each of :func:`believed`: the slot, over all workers, of the token at each slot.
+    """For the correct layout and each of :func:`believed`: where the tokens of its slots really are.
 
-    A layout that is not a permutation of the tokens stands for the right one.
+    One array per layout: for each slot of that layout, the slot (counted over all workers) where its token
+    really is. A layout that is not a permutation of the tokens is replaced by the correct one.
     """
     slot_of = np.argsort(geometry.position.ravel())
     maps = [np.arange(geometry.tokens)]
@@ -104,7 +105,7 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
 
 
 def relations(geometry: Geometry, phase: str, side: str) -> dict[str, Integers]:
-    """Wrong owners [a, b] of the queries ('q') or keys ('k') of a block, by what a sentence calls them."""
+    """Wrong owners [a, b] of the queries ('q') or keys ('k') of a block, keyed by their name in the sentences."""
     W, d = geometry.workers, geometry.direction
     a, b = np.indices((W, W))
     step = geometry.steps(phase)

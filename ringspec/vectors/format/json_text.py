@@ -51,7 +51,10 @@ def parse(text: str | bytes, what: str, limit: int, *, code: str) -> Any:
 
 
 def check_items(data: Any, what: str, *, code: str) -> None:
-    """No container below MAX_DEPTH levels and no odd character; level by level, not recursive."""
+    """Refuse containers nested deeper than MAX_DEPTH and characters that are not allowed.
+
+    Goes through the levels one by one, not recursively.
+    """
     level = [data]
     for _ in range(MAX_DEPTH + 1):
         for item in level:
@@ -84,7 +87,7 @@ def check_schema(data: Any, schema: str, what: str, *, code: str) -> None:
 
 @functools.cache
 def validator(schema: str) -> Any:
-    """A validator for which an integer is an int: JSON Schema itself takes 1.0 for one."""
+    """A validator for which an integer is an int: JSON Schema itself accepts 1.0 as an integer."""
     # Loading jsonschema takes as long as loading ringspec, and only reading a set needs it.
     import jsonschema
 
