@@ -250,7 +250,7 @@ def errors_figure(picture: RowErrors) -> Any:
 
 
 def bars_figure(picture: WorstErrors | Ratios) -> Any:
-    """Draw one bar for each tensor, and the line that a right program does not exceed."""
+    """Draw one bar for each tensor, and the line that a correct program does not exceed."""
     figure = Figure(figsize=(5.8, 1.5 + 0.22 * len(picture.tensors)), layout="constrained")
     axes = figure.subplots()
     y = np.arange(len(picture.tensors))

@@ -94,8 +94,8 @@ Each picture is a run of the bug on a case that detects it, drawn when this page
   one-hot keys, dq shows dZ; with one-hot queries, dk does. The left panel is the specification, the right one
   the bug. Blue: visible. Cross: visible but should be masked. Dot: missing. Star: NaN or infinite. A pair of P
   counts unless its weight is 0, a pair of dZ unless it is only rounding.
-* **Factors.** If the pairs are right but their numbers are not, the right panel shows the number with the bug
-  divided by the right one: white is 1, grey is masked. The left panel shows the square root of the right
+* **Factors.** If the pairs are correct but their numbers are not, the right panel shows the number with the bug
+  divided by the correct one: white is 1, grey is masked. The left panel shows the square root of the right
   magnitude, so that small ones are visible.
 * **Errors.** For bugs that neither shows, and all bugs of rounding: the error of each row in units of its bound,
   in the recipe in which the case fails.
@@ -145,11 +145,11 @@ def about(mutant: Mutant, draw: Draw) -> str:
 
 
 def step_through(mutant: Mutant) -> list[str]:
-    """A link to the page that shows the bug beside the right ring, if there is one."""
+    """A link to the page that shows the bug beside the correct ring, if there is one."""
     if not has_page(mutant.id):
         return []
     return [
-        f"`Step through a ring with this bug <../../../{page_name(mutant.id)}>`__, beside the right ring.\n"
+        f"`Step through a ring with this bug <../../../{page_name(mutant.id)}>`__, beside the correct ring.\n"
     ]
 
 

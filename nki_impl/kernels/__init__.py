@@ -58,7 +58,7 @@ Backward, from q, k, v, dy, o and lse as given:
 - B10 dq, dk, dv are float32.
 
 Rows that see no key: o = 0, lse = -inf, and no gradient goes anywhere. A row whose given lse is -inf
-sends no gradient. Scores up to half of the largest float32 in size are told apart from hidden keys.
+sends no gradient. Scores up to half of the largest float32 in size are distinguished from hidden keys.
 Positions are exact up to 2^24 tokens in a ring.
 
 What travels

@@ -1,6 +1,6 @@
 """One exception class for each way in which a kernel breaks a rule of the machine.
 
-Every message names the operation, the operand, the limit, what came, the line of the kernel and how
+Every message names the operation, the operand, the limit, what was given, the line of the kernel and how
 to fix it. All classes derive from :class:`SimulatorError`, which is an :class:`NkiValidationError`
 (``nki.isa.NkiValidationError``: "raised when hardware constraints are violated").
 """
@@ -45,7 +45,7 @@ class SimulatorError(NkiValidationError):
     """A rule of the machine is broken.
 
     ``operand`` is the argument at fault ("dst", "stationary"...), ``limit`` the rule, ``got`` what
-    came and ``fix`` what to do. ``operation`` defaults to the simulator's function that the kernel
+    was given and ``fix`` what to do. ``operation`` defaults to the simulator's function that the kernel
     called, ``line`` is where it called it. All five and ``line`` are attributes.
 
     >>> try:

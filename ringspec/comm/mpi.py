@@ -139,7 +139,7 @@ class MpiLinks:
             raise self.lost(pending, f"{names} {'does' if len(silent) == 1 else 'do'} not answer")
 
     def lost(self, pending: Pending, what: str) -> LostWorkerError:
-        """The error to raise; the other ranks are told, so that each says what it waits for."""
+        """The error to raise; it is sent to the other ranks, so that each says what it waits for."""
         answer = self.control.answers.get(self.first + pending.peer)
         alive = "" if answer is None else f"; {self.name(pending.peer)} is alive and {answer}"
         error = LostWorkerError(

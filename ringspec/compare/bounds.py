@@ -16,7 +16,7 @@ rounding contributes to ``factor`` the unit roundoff u of its point times the nu
 With u_x for the point x, f = ``products``, t = ``statistics`` and L = max(1, log(keys))::
 
     s    score  = (walk(D) + 3) u_f + 2 u_scores   of kappa (scale, bias and soft cap; |dt| <= u_scores)
-    e    weight = score + LIBRARY u_t              exp(s - m) of kappa: s - m has an error of its own
+    e    weight = score + LIBRARY u_t              exp(s - m) of kappa: s - m adds its own error
     lse  = weight + (walk(keys) + LIBRARY walk(W + tiles_k)) u_t + u_lse
     o    = 2 weight + u_p + (walk(keys) + LIBRARY) u_f + walk(keys) u_t + LIBRARY walk(tiles_k) u_f
            + u_block_o + walk(W - 1) (2 u_merge or u_carried_o) + LIBRARY walk(W) u_t + u_outputs
@@ -52,7 +52,7 @@ exact truth. Worst error in units of the bound; in brackets the median over prob
     nki             0.33 (1/28)    0.02 (1/127)    0.14 (1/79)     0.11 (1/190)    0.63 (1/17)
 
 fp16 and fp8 are as bf16. dbias stays below 0.09, dsinks below 0.13, and their bounds are the loosest (median
-1/50 to 1/2500). On the core vectors no recipe came above 0.72.
+1/50 to 1/2500). On the core vectors no recipe exceeded 0.72.
 
 The table leaves out tensors with an overflow (below). :data:`MARGIN` of dq, dk, dsinks and dbias is not
 derived: it was chosen after the first 100 of these problems (and 320 others); the last 100 are new.

@@ -99,8 +99,8 @@ def block_backward(
     delta - dlse (RING-7). q, k, v, ``tile``, ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
 
     Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type of the
-    computation, dbias in float64. Raises :class:`~ringspec.errors.OptionError` as there, and NonFiniteError if
-    a gradient in float64 overflows.
+    computation, dbias in float64. Raises :class:`~ringspec.errors.OptionError` as :func:`block_forward` does,
+    and NonFiniteError if a gradient in float64 overflows.
     """
     dtype = computed_in(tile.recipe)
     job = make_job(

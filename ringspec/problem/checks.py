@@ -1,4 +1,4 @@
-"""Checks of single arguments: what was expected, what came, how to fix it.
+"""Checks of single arguments: what was expected, what was received, how to fix it.
 
 Each function takes one argument as the caller gave it and returns it in the one form that the
 specification works with, or raises the error of its kind.

@@ -2,7 +2,7 @@
 
 ``attention``, ``attention_backward`` and ``ring`` accept exactly the keywords of :class:`Options`;
 :func:`check` turns q, k, v and options into a :class:`~ringspec.problem.model.Problem`, or raises an
-error that says what was expected, what came and how to fix it. Code called after this check may
+error that says what was expected, what was received and how to fix it. Code called after this check may
 assume valid arguments.
 
 Source: :mod:`ringspec.spec.masks` and :mod:`ringspec.spec.dense_forward` say what each option means (MASK-9, FWD-1).

@@ -102,7 +102,7 @@ def ring(
     ``record``       keep every worker's state before and after every step
     ``observer``     a function that is called with each :class:`~ringspec.rings.lockstep.Moment`
     ``skip_masked``  leave out pairs of blocks that the mask makes wholly invisible
-    ``schedule``, ``schedule_backward``    schedules of your own; they are validated first
+    ``schedule``, ``schedule_backward``    your own schedules; they are validated first
     ``block_forward``, ``block_backward``  the block computation (see ``spec.block``)
     ``merge``, ``accumulate``  how a block's state is merged into the running one, and its gradients
                      are added to the accumulators (see ``spec.ring_forward``, ``spec.ring_backward``)

@@ -94,7 +94,7 @@ def zigzag_per_document(length: int, workers: int, cu_seqlens: Sequence[int]) ->
     >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
     [[0, 3, 4, -1], [1, 2, 5, -1]]
     """
-    starts = sorted({*cu_seqlens, length})  # an empty document has no start of its own
+    starts = sorted({*cu_seqlens, length})  # an empty document adds no start
     parts = [np.zeros((workers, 0), dtype=np.int64)]
     for first, stop in zip(starts[:-1], starts[1:], strict=True):
         chunk = -(-(stop - first) // (2 * workers))

@@ -220,7 +220,7 @@ def fill(path: Path, jobs: int, mutants: list[str], cases_like: str, tokens: int
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown: a line for each mutant and recipe, and one for the right program."""
+    """Markdown: a line for each mutant and recipe, and one for the correct program."""
     rules = [rule.name for rule in RULES]
     rows = [f"| mutant | recipe | cases that kill it | first | {' | '.join(rules)} |"]
     rows.append("|" + " --- |" * (4 + len(rules)))
@@ -238,7 +238,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             rows.append(f"| {name} | {recipe} | {count} | {first} | {' | '.join(cells)} |")
     seconds = sum(line.get("seconds", 0.0) for line in lines)
     rows += ["", "Of a rule: on how many of the ring problems to which the bug applies it passes the bug "
-             f"(of the right program: on how many it passes). {seconds / 60:.0f} minutes of one core."]  # fmt: skip
+             f"(of the correct program: on how many it passes). {seconds / 60:.0f} minutes of one core."]  # fmt: skip
     return "\n".join(rows)
 
 

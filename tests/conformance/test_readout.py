@@ -24,7 +24,7 @@ BUGS = {
     "last-step-dropped": "in the last step (2), the block is not computed",
     "future-not-skipped": "from step 1 on, no pair is masked",
     "diagonal-exclusive": "the causal mask hides each query's own position (key < query)",
-    "running-part-not-rescaled": "the running o and l are not rescaled when a new maximum comes",
+    "running-part-not-rescaled": "the running o and l are not rescaled when the maximum rises",
     "merge-averages": "the merge averages blocks with equal weights",
     "lse-without-maximum": "lse is log l without the maximum",
     "block-local-delta": "delta is summed over the block's keys alone",

@@ -17,7 +17,7 @@ Rings = tuple[tuple[int, ...], ...]
 
 @dataclass
 class ReplicaGroup(NKIObject):
-    """Disjoint lists of ranks; each list is a group of its own, and its order is the ring's order.
+    """Disjoint lists of ranks; each list is a separate group, and its order is the ring's order.
 
     Every rank of the run belongs to one list. No lists at all, ``ReplicaGroup(())``, is one group of
     all ranks in their order.

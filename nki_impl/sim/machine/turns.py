@@ -1,7 +1,7 @@
 """Ranks and cores that take turns: one thread each, and one baton.
 
 A run has W ranks with one or two physical cores each; every (rank, core) executes the kernel's
-function from its first line to its last. Each has a thread of its own, but only the thread that
+function from its first line to its last. Each has its own thread, but only the thread that
 holds the baton runs: a run is a function of the program and its inputs, and nothing is computed twice
 at once. The baton changes hands
 
@@ -11,7 +11,7 @@ at once. The baton changes hands
 Without ``interleave`` the next worker is the next one in the order (rank, core) that can run. A
 correct kernel gives the same bits under every order.
 
-What ends a run early, always with one error and never with a thread left behind:
+What ends a run early, always with one error and never with a thread left running:
 
 - an error in one worker: all others are stopped where they stand;
 - nobody can run and somebody waits: :class:`~nki_impl.sim.errors.DeadlockError` says who waits for whom,

@@ -7,7 +7,7 @@ reading it for arithmetic is an error (see :mod:`nki_impl.sim.tensor.access`).
 Capacity: SBUF counts live bytes per partition; PSUM counts live bytes per bank of 2 KiB, a tile up to
 one bank never straddles two. A storage is freed when the last Python reference to it (the tensor and
 its views) goes away; CPython's reference counts make that moment a function of the program alone.
-Tensors placed by hand (``address=``) each keep bytes of their own, so two that overlap do not disturb
+Tensors placed by hand (``address=``) each keep separate bytes, so two that overlap do not disturb
 each other; they count as the highest byte that a live one reaches.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory-hierarchy-overview.html

@@ -78,7 +78,7 @@ class WorkersType(click.ParamType):
 @click.option(
     "--bug",
     metavar="NAME",
-    help="A known bug: the page shows a ring with it beside the right one, step by step.",
+    help="A known bug: the page shows a ring with it beside the correct one, step by step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the records as one JSON document.")
 def explore_command(
@@ -94,7 +94,7 @@ def explore_command(
     The page offers W, layout, mask, circulation and pass. For each step it shows which worker holds
     which blocks, the pairs it computes, the state of a row, the bytes sent and which workers wait.
     Every number comes from a recorded run of one small problem in float64. With --bug it shows one ring
-    in which the known bug changes a number, and marks what differs from the right ring.
+    in which the known bug changes a number, and marks what differs from the correct ring.
     """
     from ringspec.cli.shared.options import in_range
     from ringspec.render.explore import explore_page

@@ -136,7 +136,7 @@ def generate_command(**given: Any) -> None:
     vectors_derive.generate_set(**given)
 
 
-@vectors_group.command("make", short_help="Derive golden values for one shape of your own.")
+@vectors_group.command("make", short_help="Derive golden values for your shape.")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @some_problem_options("recipe", "skip_masked")
 @click.option("--dense", is_flag=True, help="Attention without a ring: no workers, no layout.")
@@ -160,7 +160,7 @@ def generate_command(**given: Any) -> None:
 )
 @json_option
 def make_command(**given: Any) -> None:
-    """Derive correctly rounded results for one problem of your own, and write them to a new folder.
+    """Derive correctly rounded results for your own problem, and write them to a new folder.
 
     The folder holds one case: case.json, and a safetensors file with the inputs, the results in the
     output format and in float64, and the row scales. The same options give the same bytes on every

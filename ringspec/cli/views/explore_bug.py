@@ -1,6 +1,6 @@
-"""The records of a page that shows a known bug beside the right ring, step by step.
+"""The records of a page that shows a known bug beside the correct ring, step by step.
 
-The wrong ring is recorded by :mod:`~ringspec.cli.views.bug_record`, and told here in the words of
+The wrong ring is recorded by :mod:`~ringspec.cli.views.bug_record`, and described here in the words of
 :mod:`~ringspec.cli.views.explore_records`: stops, meetings, transfers and traces.
 """
 
@@ -119,7 +119,7 @@ def where_it_shows(bug: Mutant, workers: int, tokens: int, seed: int) -> Ring:
 
 @functools.cache
 def right_results(*ring: Any) -> dict[str, list[list[Row]]]:
-    """The results of a right ring, which many bugs are compared with."""
+    """The results of a correct ring, which many bugs are compared with."""
     return shown_results(call_of_ring(*ring), Hooks())
 
 
@@ -209,7 +209,7 @@ def used_blocks(record: Record, where: Where) -> list[list[Any]]:
 
 
 def blocks_at_the_end(record: Record, phase: str, worker: int, moves: str) -> list[list[Any]]:
-    """What a worker still holds after the last step, and what came with the last transfer."""
+    """What a worker still holds after the last step, and what arrived with the last transfer."""
     last = len({step for of_phase, step, _ in record.met if of_phase == phase}) - 1
     blocks = used_blocks(record, (phase, last, worker))
     if phase == "forward":  # m, l and the unnormalised o became o and lse
@@ -250,7 +250,7 @@ def by_owner(named: list[list[Any]]) -> list[list[Any]]:
 
 
 def wrong_traces(record: Record, phase: str, table: list[list[int]]) -> Traces:
-    """The traces of one pass, as of a right ring."""
+    """The traces of one pass, as of a correct ring."""
     with np.errstate(all="ignore"):
         if phase == "forward":
             return {"softmax": softmax_traces(record, table)}

@@ -315,7 +315,7 @@ def block_of(side: Side) -> list[Any]:
 
 
 def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> list[list[Any]]:
-    """What a worker still holds after the last step, and what came home with the last transfer."""
+    """What a worker still holds after the last step, and what arrived with the last transfer."""
     last = len(schedule.steps) - 1
     blocks = held(run.state(worker, last, phase))
     if phase == "forward":  # m, l and the unnormalised o became o and lse

@@ -47,7 +47,7 @@ in float32. Sums of error - ``drift`` (slope on truth and random signs; whole te
 each of five 16-bit recipes, W = 4): root mean square of sum / sd between 0.8 and 1.2.
 
 **Not covered**: overflow; truncating accumulators; an exp or log that errs by more than its last digit. In
-float32 recipes sd is known within a factor of 2, and so are sums. Rounding to nearest has a slope of its own of
+float32 recipes sd is known within a factor of 2, and so are sums. Rounding to nearest itself has a slope of
 about -0.2 u^2 on a smooth distribution of values (u = 2^-8 in bfloat16: -3e-6), which is not predicted here.
 """
 

@@ -45,7 +45,7 @@ class GradientNoise:
     """One gradient: its true ``value``, its whole ``error``, and the known part of it.
 
     ``local``: variance of its own roundings without the known part (``drift``); ``gain``: the share of all earlier
-    errors that passes the last rounding.
+    errors that survives the last rounding.
     """
 
     value: Array

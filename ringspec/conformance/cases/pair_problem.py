@@ -25,7 +25,7 @@ HEAD_DIMS = (6, 12, 10, 3, 5, 7, 24, 48, 96, 20, 40, 80, 32, 128, 8, 64, 16, 4)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The lengths and the position of each token; a query may see the key of its own index."""
+    """The lengths and the position of each token; a query may see the key at its own index."""
 
     queries: int
     keys: int

@@ -1,4 +1,4 @@
-"""What programs give for the calls of a case, and how far that is from what came back.
+"""What programs give for the calls of a case, and how far that is from the results of the target.
 
 A suspect is a mutant in one of its guises, in one way of going round. Two answers are alike where they differ
 by no more than rounding: see :mod:`~ringspec.conformance.diagnose.match`.
@@ -75,14 +75,14 @@ class View:
         self.noises: dict[str, dict[str, list[Array]]] = {}
 
     def shown(self, suspect: Suspect | None) -> Suspect | None:
-        """The suspect, or None where its results are the right ones."""
+        """The suspect, or None where its results are the correct ones."""
         shows = suspect is not None and suspect.program.applies(self.call)
         return suspect if shows else None
 
     def of(self, suspect: Suspect | None, exact: bool = False) -> dict[str, list[Array]]:
         """Results of a program under the recipe, as they would be stored, or in float64.
 
-        A suspect that does not apply to the call gives the right program's.
+        A suspect that does not apply to the call gives the correct program's.
         """
         suspect = self.shown(suspect)
         key = ("" if suspect is None else suspect.key, exact)
@@ -125,7 +125,7 @@ class View:
         return found
 
     def coarse(self, suspect: Suspect) -> float:
-        """A distance by the right program's noise, to choose which suspects are looked at closely."""
+        """A distance by the correct program's noise, to choose which suspects are looked at closely."""
         rms, _ = self.compared(self.of(suspect), self.noise(None))
         return sum(rms.values())
 

@@ -1,13 +1,13 @@
-"""How much of an answer's deviation from the right program a suspect explains.
+"""How much of an answer's deviation from the correct program a suspect explains.
 
-Suspects of rounding stay within noise of the right program, so that a distance in units of noise cannot tell
+Suspects of rounding stay within noise of the correct program, so that a distance in units of noise cannot tell
 them apart. Their rounding errors can: they are the same numbers, element by element, in every kernel that has
 the bug. With e = got - right and d = suspect - right, both under the recipe of the target::
 
     slope = <e, d> / <d, d>                    1 where the answer moved as far as the suspect does
     share = <e, d>^2 / (<e, e> <d, d>)         the part of e that the suspect explains
 
-in each tensor. The right program explains nothing on this measure. Other tiles or another order of merging add
+in each tensor. The correct program explains nothing on this measure. Other tiles or another order of merging add
 to e what is independent of d: the share falls, and the slope stays near 1.
 """
 
@@ -27,7 +27,7 @@ LEAST_SLOPE = 0.5
 NEAR_ONE = 0.8  # slope that one of these tensors has at least
 LARGEST_SLOPE = 1.5
 ENOUGH = 64.0  # elements times share: the slope is then at least eight standard errors from 0
-EXTRA = 1.25  # error / right program's error, above which an untouched tensor has a fault as well
+EXTRA = 1.25  # error / correct program's error, above which an untouched tensor has a fault as well
 EXTRA_LSE = (
     4.0  # its float32 error is that of one exp, one log and the order of a sum, which are free
 )
@@ -38,8 +38,8 @@ SAME = 0.95  # share of one suspect's deviation that another has, where they can
 class InTensor:
     """What a suspect explains of one tensor: ``share`` and ``slope`` of ``elements`` numbers.
 
-    ``size``: mean square of e in units of the right program's noise; ``touched``: whether the suspect changes
-    the tensor; ``extra``: rms error of the answer over the right program's, above ``most`` a fault.
+    ``size``: mean square of e in units of the correct program's noise; ``touched``: whether the suspect changes
+    the tensor; ``extra``: rms error of the answer over the correct program's, above ``most`` a fault.
     """
 
     share: float
@@ -68,7 +68,7 @@ class Explained:
     def part(self) -> float:
         """The part of the squared deviation that the suspect explains.
 
-        Tensors that it does not change, and whose error is as large as the right program's, are left out.
+        Tensors that it does not change, and whose error is as large as the correct program's, are left out.
         """
         counted = [one for one in self.tensors.values() if one.touched or not one.plain]
         whole = sum(one.size for one in counted)
@@ -77,7 +77,7 @@ class Explained:
 
     @property
     def enough(self) -> bool:
-        """Whether the suspect explains the answer where the right program does not."""
+        """Whether the suspect explains the answer where the correct program does not."""
         touched = [one for one in self.tensors.values() if one.touched]
         return (
             all(one.plain for one in self.tensors.values())
@@ -87,9 +87,9 @@ class Explained:
 
 
 def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = None) -> Explained:
-    """What ``suspect`` explains of the answers' deviation from ``right`` (None: the right program).
+    """What ``suspect`` explains of the answers' deviation from ``right`` (None: the correct program).
 
-    Nothing where an answer is infinite or NaN and the right program's is not: no rounding gives that.
+    Nothing where an answer is infinite or NaN and the correct program's is not: no rounding gives that.
     """
     if any(spoilt(view, right) for view in views):
         return Explained({})
@@ -119,7 +119,7 @@ def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = N
 def deviations(
     view: View, name: str, suspect: Suspect, right: Suspect | None
 ) -> tuple[Array, Array, Array]:
-    """got - right, suspect - right, and right - float64, in units of the right program's noise by row."""
+    """got - right, suspect - right, and right - float64, in units of the correct program's noise by row."""
     if name not in view.formats:
         return (np.zeros(0),) * 3
     base, exact, noise = view.of(right), view.of(None, exact=True), view.noise(None)
@@ -137,7 +137,7 @@ def deviations(
 
 
 def spoilt(view: View, right: Suspect | None) -> bool:
-    """Whether an answer is not finite where the right program is."""
+    """Whether an answer is not finite where the correct program is."""
     return any(
         bool((np.isfinite(ours) & ~np.isfinite(got)).any())
         for name in view.formats
@@ -161,7 +161,7 @@ def ratio(square: float, other: float) -> float:
 
 
 def alike(views: Sequence[View], one: Suspect, other: Suspect) -> bool:
-    """Whether two suspects deviate from the right program by the same numbers."""
+    """Whether two suspects deviate from the correct program by the same numbers."""
     for view in views:
         right, first, second = view.of(None), view.of(one), view.of(other)
         for name in view.formats:

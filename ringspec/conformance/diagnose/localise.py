@@ -136,7 +136,7 @@ def blocks_that_count_wrongly(
 ) -> Iterator[str]:
     """Blocks whose missing, or counting twice, explains a worker's error.
 
-    Where a block is all of a worker's result, a missing factor explains the error as well, and is told.
+    Where a block is all of a worker's result, a missing factor explains the error as well, and is reported.
     """
     if name == "lse":
         return

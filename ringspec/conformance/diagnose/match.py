@@ -1,4 +1,4 @@
-"""Which known bug gives what came back? A failing case beside what each mutant would have given.
+"""Which known bug gives the results of a failing case: they are compared with those of each mutant.
 
 Every mutant (:mod:`ringspec.conformance.diagnose.mutants`) that applies to the case's calls is run under the
 recipe by which the target is judged. Two answers are alike where they differ by no more than rounding:
@@ -9,11 +9,11 @@ recipe by which the target is judged. Two answers are alike where they differ by
 
 The noise is that of the mutant itself, so that large wrong numbers are allowed their large roundings. A
 mutant *fits* where every tensor lies within :data:`FIT` of such standard deviations, and it is *named*
-where it fits and is clearly nearer than the right program. Mutants that cannot be told from the named
+where it fits and is clearly nearer than the correct program. Mutants that cannot be told from the named
 one on this case are listed beside it. Where none fits as it is, the guises of mutants are tried, and the
 ways of going round that are left open (:mod:`ringspec.conformance.diagnose.mutants.variants`).
 
-Where the right program fits as well, or is within the noise of the mutant, a distance in units of noise
+Where the correct program fits as well, or is within the noise of the mutant, a distance in units of noise
 decides nothing. The mutant is then named only if its rounding errors are those of the answers, element by
 element (:func:`by_rounding`, :mod:`ringspec.conformance.diagnose.explained`).
 """
@@ -45,18 +45,18 @@ from ringspec.recipes import RECIPES
 
 FIT = 3.0
 FURTHEST = 100.0  # of a single element: sigma is an estimate from few numbers
-NEARER = 0.5  # of the right program's distance
+NEARER = 0.5  # of the correct program's distance
 ABOUT_AS_MUCH = 0.7  # of what a form explains
 REFINED = 10  # suspects that are also run in float64
 OF_ONE = 2  # of them of the same mutant
 MANY_PAIRS = 1 << 16  # B * H * Sq * Sk from which on only bugs of rounding are tried
-RIGHT = made("", "the right program", "", applies=lambda call: True)
+RIGHT = made("", "the correct program", "", applies=lambda call: True)
 IN_NOISE, UNEXPLAINED = "units of rounding noise", "part left unexplained"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A suspect (None: the right program) and its distance; ``fits``: within noise in every tensor."""
+    """A suspect (None: the correct program) and its distance; ``fits``: within noise in every tensor."""
 
     suspect: Suspect | None
     distance: float
@@ -82,10 +82,10 @@ class Diagnosis:
 
     ``named``      the mutant that fits, or None; ``alike``: others that give the same here
     ``runner_up``  the nearest one that is not alike
-    ``right``      the right program, with its distance
+    ``right``      the correct program, with its distance
     ``tried``      how many mutants could show in the case
     ``measure``    what all three distances are: units of rounding noise; or the part of the deviation from
-                   the right program that stays unexplained, 1 for the right program itself
+                   the correct program that stays unexplained, 1 for the correct program itself
     ``dropped``    mutants that raised an exception, which is ringspec's fault, with its text
     """
 
@@ -210,7 +210,7 @@ def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None
 
 
 def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates that the right program is not within the noise of, or that explain the answers.
+    """The candidates that the correct program is not within the noise of, or that explain the answers.
 
     The own noise of a bug of rounding is large: answers with any other fault fit it as well.
     """
@@ -253,7 +253,7 @@ def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspec
 
 
 def right_in_forward(view: View) -> bool:
-    """Whether o and lse are the right ones, where they were asked for."""
+    """Whether o and lse are correct, where they were asked for."""
     rms, _ = view.compared(view.of(None), view.noise(None))
     return all(rms[name] <= FIT for name in ("o", "lse") if name in rms)
 
@@ -277,7 +277,7 @@ def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidat
 
 
 def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
-    """Of each mutant the nearest form."""
+    """The nearest form of each mutant."""
     first: dict[str, Candidate] = {}
     for one in found:
         first.setdefault(one.id, one)
@@ -285,7 +285,7 @@ def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def simplest_of_each(found: Sequence[Candidate]) -> list[Candidate]:
-    """Of each mutant the nearest form, or the mutant as it is where that explains about as much."""
+    """The nearest form of each mutant, or the mutant as it is if that explains about as much."""
     first = {one.id: one for one in reversed(found)}
     for one in found:
         plain = one.suspect is not None and one.suspect.guise is None
@@ -299,7 +299,7 @@ def guised(one: Candidate) -> bool:
 
 
 def named(found: Sequence[Candidate], right: Candidate) -> bool:
-    """Whether the nearest is clearly nearer than the right program, and within noise."""
+    """Whether the nearest is clearly nearer than the correct program, and within noise."""
     return bool(found) and found[0].fits and found[0].distance < NEARER * right.distance
 
 
@@ -358,11 +358,11 @@ def agree(views: Sequence[View], one: Suspect, other: Suspect | None) -> bool:
 def by_rounding(
     views: Sequence[View], suspects: Sequence[Suspect], right: Candidate, tried: int
 ) -> Diagnosis:
-    """The suspect whose rounding errors the answers have, where the right program fits as well.
+    """The suspect whose rounding errors the answers have, where the correct program fits as well.
 
-    Distances are parts of the deviation from the right program that stay unexplained, so that the right
+    Distances are parts of the deviation from the correct program that stay unexplained, so that the correct
     program is at 1. Bugs of rounding are tried in every form, and all in both orders of merging, each beside
-    the right program in the same order.
+    the correct program in the same order.
     """
     forms = [
         Suspect(one.mutant, form)

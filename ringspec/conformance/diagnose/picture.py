@@ -40,7 +40,7 @@ def patterns(name: str, want: NDArray, got: NDArray, columns: int) -> tuple[Bool
     """Expected and read pattern [B, H, queries, keys] from the first columns of a tensor.
 
     A pair counts as seen from half of the least weight that any pair should have. NaN counts as seen in the
-    picture; in words it is told as NaN (:func:`not_a_number`).
+    picture; in words it is reported as NaN (:func:`not_a_number`).
     """
     size, read = np.abs(want[..., :columns]), np.abs(got[..., :columns])
     least = size[size > 0].min(initial=np.inf)

@@ -1,1 +1,1 @@
-"""What a ring computed, pair by pair, read from one problem and told in sentences."""
+"""What a ring computed, pair by pair, read from one problem and described in sentences."""

@@ -1,4 +1,4 @@
-"""Every choice that a ring makes, as data: the right ones, and how one is changed somewhere.
+"""Every choice that a ring makes, as data: the correct ones, and how one is changed somewhere.
 
 Blocks are [a, b]: query worker a, key worker b. Choices of pairs have the axes [a, b, h, i, j], those of rows
 [a, b, h, i], of blocks [a, b, h], of workers [a]; an axis of length 1 stands for all.
@@ -94,7 +94,7 @@ class Choices:
         return dataclasses.replace(self, **changed)
 
 
-# The kinds of row constants and endings that choices number; the right one is number 0.
+# The kinds of row constants and endings that choices number; the correct one is number 0.
 FINISHES = (
     "right", "not divided", "divided twice", "divided by the last block's l", "before the last merge",
 )  # fmt: skip

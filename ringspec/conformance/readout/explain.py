@@ -25,7 +25,7 @@ from ringspec.recipes import RECIPES
 
 MOST_CANDIDATES = 40
 MOST_ALTERNATIVES = 2
-ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is told, too
+ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
 MATRICES = {
     "A": "the weights of the forward",
     "lse": "lse",

@@ -1,4 +1,4 @@
-"""Patterns of visible pairs: the right one, and those that kernels use by mistake."""
+"""Patterns of visible pairs: the correct one, and those that kernels use by mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringspec.problem.model import Booleans, Integers
 
 @dataclass(frozen=True)
 class Mask:
-    """A pattern [a, b, 1, i, j], the words for a sentence and the cost of the words; the right one has none."""
+    """A pattern [a, b, 1, i, j], the words for a sentence and the cost of the words; the correct one has none."""
 
     words: str
     pattern: Booleans
@@ -21,7 +21,7 @@ class Mask:
 
 
 def masks_of(geometry: Geometry) -> list[Mask]:
-    """The patterns, the right one first, none of them twice."""
+    """The patterns, the correct one first, none of them twice."""
     left: list[Mask] = []
     for mask in every_mask(geometry):
         if not any(np.array_equal(mask.pattern, one.pattern) for one in left):

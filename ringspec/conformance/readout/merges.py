@@ -11,9 +11,9 @@ from ringspec.problem.model import Array
 LN2 = math.log(2.0)
 # Wrong ways by name, with the words that complete "In the forward pass, ...".
 WRONG = {
-    "running not rescaled": "the running o and l are not rescaled when a new maximum comes",
-    "o not rescaled": "the running o is not rescaled when a new maximum comes (l is)",
-    "l not rescaled": "the running l is not rescaled when a new maximum comes (o is)",
+    "running not rescaled": "the running o and l are not rescaled when the maximum rises",
+    "o not rescaled": "the running o is not rescaled when the maximum rises (l is)",
+    "l not rescaled": "the running l is not rescaled when the maximum rises (o is)",
     "block not rescaled": "the new block's o and l are not rescaled to the common maximum",
     "o of block not rescaled": "the new block's o is not rescaled to the common maximum (l is)",
     "l of block not rescaled": "the new block's l is not rescaled to the common maximum (o is)",
@@ -26,11 +26,11 @@ WRONG = {
     "lse last wins": "the new block's l replaces the running l (o is accumulated)",
     "l not added": "the new block's l is not added to the running l (o is)",
     "o not added": "the new block's o is not added to the running o (l is)",
-    "running rescaled twice": "the running o and l are rescaled twice when a new maximum comes",
+    "running rescaled twice": "the running o and l are rescaled twice when the maximum rises",
     "equal weights": "the merge averages blocks with equal weights",
     "half and half": "the merge takes half of the running o and half of the new one",
-    "exp(lse ln 2)": "the merge weighs blocks by 2**lse, where lse is natural",
-    "exp(lse / ln 2)": "the merge weighs blocks by exp(lse), where lse is in base 2",
+    "exp(lse ln 2)": "the merge weights blocks by 2**lse, where lse is natural",
+    "exp(lse / ln 2)": "the merge weights blocks by exp(lse), where lse is in base 2",
     "added": "normalised results are added without weights",
     "lse added": "the lse of the blocks are added",
     "rescaled by l too": "the running o is multiplied by its l once more",

@@ -48,7 +48,7 @@ class Forward:
 class Model:
     """The model of one problem.
 
-    ``masks``: the patterns [a, b, 1, i, j] that choices number, the right one first; ``tokens``: the orders of tokens
+    ``masks``: the patterns [a, b, 1, i, j] that choices number, the correct one first; ``tokens``: the orders of tokens
     that they number (:func:`ringspec.conformance.readout.geometry.dealt_otherwise`).
     """
 
@@ -448,7 +448,7 @@ class Model:
 
 
 def chosen(number: Integers, names: Sequence[str], of: Mapping[str, Array]) -> Array:
-    """Of each element the array that ``number`` names."""
+    """For each element, its value in the array that ``number`` names."""
     return np.select([number == x for x in range(len(names))], [of[name] for name in names])
 
 
@@ -486,7 +486,7 @@ def of_token(x: Array) -> Array:
 
 
 def moved_by(source: Integers, last: Integers, right: Integers) -> Integers:
-    """Whose block the last product uses: that of ``last`` where it is not the right one, else ``source``."""
+    """Whose block the last product uses: that of ``last`` where it is not the correct one, else ``source``."""
     return np.where(last == right, source, last)
 
 

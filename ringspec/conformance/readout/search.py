@@ -41,7 +41,7 @@ CARRIED = (
 class Match:
     """How far a prediction agrees with what was seen.
 
-    ``equal``: elements, by matrix. ``alike`` [a, b]: blocks whose rows have the right shape. ``ours``: the prediction.
+    ``equal``: elements, by matrix. ``alike`` [a, b]: blocks whose rows have the correct shape. ``ours``: the prediction.
     ``zeros``: in a forward, where one of the two sees a pair and the other does not.
     """
 
@@ -239,8 +239,8 @@ class Reader:
     ) -> Iterator[Fault]:
         """Faults that may account for more.
 
-        Unless it moves shares, a kind does in a block the same wherever else it is done: one evaluation tells in which
-        blocks it comes right.
+        Unless it moves shares, a kind does in a block the same wherever else it is done: one evaluation shows in which
+        blocks it gives the correct numbers.
         """
         kinds, places, parts = self.tried("backward")
         parts = [one for one in parts if allows(one, match)]

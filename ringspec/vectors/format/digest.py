@@ -1,6 +1,6 @@
 """SHA-256 of files, tensors, cases and sets.
 
-The content digest of a case does not depend on its files: a case that comes out of another container
+The content digest of a case does not depend on its files: a case read from another container
 with the same meaning and the same bits has the same digest. Tensors have any dtype of a tensor file.
 """
 

@@ -121,7 +121,7 @@ def made_of(hooks: Make | None, pieces: Mapping[str, Any]) -> Make:
 def run_mutant(mutant: Mutant | Guise, call: Call, recipe: Recipe, way: Way = USUAL) -> Results:
     """What the mutant gives for a call under a recipe: results by name, one float64 array a worker.
 
-    Where the mutant does not apply, the right results. NaN and infinities come without a warning.
+    Where the mutant does not apply, the correct results. NaN and infinities raise no warning.
     """
     hooks = mutant.hooks(call, recipe) if mutant.applies(call) else Hooks()
     with np.errstate(all="ignore"):
@@ -129,7 +129,7 @@ def run_mutant(mutant: Mutant | Guise, call: Call, recipe: Recipe, way: Way = US
 
 
 class MutantTarget:
-    """A mutant as a target: the claims are those of the right program in the same recipe."""
+    """A mutant as a target: the claims are those of the correct program in the same recipe."""
 
     def __init__(self, mutant: Mutant, recipe: str) -> None:
         right = REFERENCES[recipe]

@@ -1,6 +1,6 @@
 """What the definition leaves free in a ring, and through which a bug may look different.
 
-A right program gives the same in all of these ways, up to rounding. A bug of a merge, of empty rows or of an
+A correct program gives the same in all of these ways, up to rounding. A bug of a merge, of empty rows or of an
 accumulator does not: two empty parts meet in one order of merging and not in another, and a block that is
 skipped cannot spoil a row.
 """
