@@ -19,7 +19,7 @@ from ringspec.conformance.targets.reference import REFERENCES
 ROOT = Path(__file__).resolve().parents[2]
 WRONG = ROOT / "docs" / "examples" / "wrong_ring.py"
 BUGS = {
-    "dkv-not-home": "dk and dv are added to those of the visitor of the step after",
+    "dkv-not-home": "dk and dv are added to those of the next step's visitor",
     "stale-keys-alone": "keys and values are those of the worker that computes",
     "last-step-dropped": "in the last step (2), the block is not computed",
     "future-not-skipped": "from step 1 on, no pair is masked",
@@ -32,7 +32,7 @@ BUGS = {
     "ds-not-transposed": "dS is not transposed in the product for dk",
     "dy-ignored": "dy is taken as 1 everywhere",
     "scale-missing-in-dk": "dk is not multiplied by the scale",
-    "values-one-step-late": "values are those of the visitor of the step before",
+    "values-one-step-late": "values are those of the previous step's visitor",
 }
 
 
@@ -116,7 +116,7 @@ def test_a_known_bug_has_its_name_and_link_beside_the_sentence():
     shown = page.split("target\n", 1)[1].split("```")[0]
     assert printed.output.split()[2:] == shown.split()[2:]
     text = " ".join(printed.output.split())
-    assert "dk and dv are added to those of the visitor of the step after." in text
+    assert "dk and dv are added to those of the next step's visitor." in text
     assert "every number in 4 of the 4 problems that failed" in text and "[dkv-not-home]" in text
 
 

@@ -113,8 +113,8 @@ def relations(geometry: Geometry, phase: str, side: str) -> dict[str, Integers]:
     if (side == "q") == (geometry.travels(phase) == "queries"):
         tables = {
             "the worker that computes": other,
-            "the visitor of the step before": (own + d) % W,
-            "the visitor of the step after": (own - d) % W,
+            "the previous step's visitor": (own + d) % W,
+            "the next step's visitor": (own - d) % W,
             "the visitor in a ring of the other direction": (other + d * step) % W,
             "the worker whose number is that of the step": step % W,
             "the neighbour in pairs of workers (0 and 1, 2 and 3)": np.minimum(
