@@ -58,15 +58,28 @@ def sentences(one):
     return [f.told() for found in (one.forward, one.backward) if found for f in found.faults]
 
 
-@pytest.mark.parametrize("recipe", ["float64", "float32", "bf16", "fp16"])
-@pytest.mark.parametrize("circulation", ["kv", "q", "gather"])
+@pytest.mark.parametrize(
+    ("recipe", "circulation"),
+    [
+        ("float32", "kv"),
+        ("bf16", "q"),
+        *(
+            pytest.param(recipe, circulation, marks=pytest.mark.slow)
+            for recipe in ("float64", "float32", "bf16", "fp16", "nki_low")
+            for circulation in ("kv", "q", "gather")
+        ),
+    ],
+)
 def test_a_right_ring_gets_no_explanation(recipe, circulation):
     claims = {"circulations": (circulation,), "lse": "hidden" if circulation == "q" else "natural"}
     told = explain_target(Claiming(REFERENCES[recipe], head_ratios=(2,), **claims))
     assert told.right and len(told.reads) >= 4 and not told.sentences
 
 
-@pytest.mark.parametrize("id", BUGS)
+@pytest.mark.parametrize(
+    "id",
+    [id if n % 3 == 0 else pytest.param(id, marks=pytest.mark.slow) for n, id in enumerate(BUGS)],
+)
 def test_a_bug_is_told_in_a_sentence_without_the_catalogue(id):
     target = Claiming(
         MutantTarget(MUTANTS[id], "float32"), formats=("float32",), circulations=("kv",)
