@@ -80,6 +80,16 @@ class Choices:
     dy_ones: bool = False
     turned: int = 0
 
+    @property
+    def map_of_heads(self) -> int:
+        """The number of the map of heads, which all blocks have."""
+        return int(self.heads.flat[0])
+
+    @property
+    def map_of_values(self) -> int:
+        """The number of the map of heads of the values."""
+        return int(self.v_heads.flat[0]) or self.map_of_heads
+
     def with_value(self, slot: str, where: Booleans, value: Any) -> Choices:
         """The same choices but ``value`` in the slot where ``where``, [a, b, h, i, j] or [a]."""
         if slot in OF_ALL:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,12 +121,12 @@ def read(target: Target, problem: Problem) -> Read:
         outputs = outputs_of(result, problem.call, claims)
     except Stop as stop:
         return Read(problem, False, stopped=f"{stop.outcome}: {stop.message.splitlines()[0]}")
-    results = {name: np.concatenate([load(x) for x in arrays]) for name, arrays in outputs.items()}
+    results = {name: joined(map(load, arrays)) for name, arrays in outputs.items()}
     seen = seen_in(problem.pairs.geometry, results)
-    if agrees(problem, results, problem.tolerance):
-        return Read(problem, True, outputs=outputs)
-    found = Read(problem, False, outputs=outputs)
-    if agrees(problem, results, COARSE):
+    right, sizes = run_right(problem.call, RECIPES["float64"]), sizes_of(problem)
+    expected = {name: (joined(right[name]), sizes[name]) for name in results}
+    found = Read(problem, agrees(results, expected, problem.tolerance), outputs=outputs)
+    if found.right or agrees(results, expected, COARSE):
         return found
     for tolerance in dict.fromkeys((problem.tolerance, COARSE)):
         with np.errstate(all="ignore"):  # wrong choices overflow
@@ -140,18 +140,19 @@ def read(target: Target, problem: Problem) -> Read:
     return found
 
 
-def agrees(problem: Problem, results: dict[str, Array], tolerance: float) -> bool:
-    """Tell whether results are those of the specification.
+def joined(shards: Iterable[Any]) -> Array:
+    """[1, heads, n, ..] of the workers as [W, heads, n, ..]."""
+    return np.concatenate([np.asarray(x) for x in shards])
+
+
+def agrees(
+    results: Mapping[str, Array], expected: Mapping[str, tuple[Array, Array]], tolerance: float
+) -> bool:
+    """Tell whether results are the expected ones; ``expected``: values and sizes by name.
 
     ``tolerance`` is relative to the size of an element's parts: its sums with absolute values in them.
     """
-    right = run_right(problem.call, RECIPES["float64"])
-    for name, size in sizes_of(problem).items():
-        if name in results:
-            ours = np.concatenate([np.asarray(x) for x in right[name]])
-            if not near(results[name], ours, size, tolerance).all():
-                return False
-    return True
+    return all(near(x, *expected[name], tolerance).all() for name, x in results.items())
 
 
 def sizes_of(problem: Problem) -> dict[str, Array]:
@@ -160,13 +161,11 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     model = Reader(pairs, problem.tolerance).model
     forward = model.forward(model.right)
     dim = problem.call.worker("q", 0).shape[3]
-    q, k, v, dy = (np.abs(inputs_of(pairs, dim)[name]) for name in ("q", "k", "v", "dy"))
+    inputs = inputs_of(pairs, dim)
+    q, k, v, dy = (np.abs(inputs[name]) for name in ("q", "k", "v", "dy"))
     k, v = (np.repeat(x, geometry.group, axis=1) for x in (k, v))
-    p = forward.weights
-    ds = p * (
-        np.abs(model.of_heads("g", 0))
-        + (p * np.abs(model.of_heads("g", 0))).sum(axis=(1, 4))[:, None, ..., None]
-    )
+    p, g = forward.weights, np.abs(model.of_heads("g", 0))
+    ds = p * (g + (p * g).sum(axis=(1, 4))[:, None, ..., None])
     per_head = {
         "dk": geometry.scale * np.einsum("abhij,ahid->bhjd", ds, q),
         "dv": np.einsum("abhij,ahid->bhjd", p, dy),

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringspec.problem.model import Integers
+from ringspec.spec.layout import contiguous, striped, zigzag
 
+LAYOUTS = {"contiguous": contiguous, "striped": striped}  # zigzag takes an even number of slots
 LATER = "contiguous, one token later"
 SHORT = "contiguous, one token a worker fewer"
 Window = tuple[int | None, int | None]
@@ -69,20 +71,14 @@ def positions(layout: str, workers: int, slots: int) -> Integers:
 def tables(workers: int, slots: int) -> dict[str, Integers]:
     """Positions [W, n] by name of the layout, with the mistaken ones that kernels are known to use."""
     r, i = np.indices((workers, slots))
-    half = max(slots // 2, 1)
-    first = i < half
-    late = (2 * workers - 1 - r) * half
-    return {
-        "contiguous": r * slots + i,
-        "striped": i * workers + r,
-        "zigzag": np.where(first, r * half + i, late + i - half),
-        "zigzag with chunks r and W + r": np.where(
-            first, r * half + i, (workers + r) * half + i - half
-        ),
-        "zigzag with its two chunks exchanged": np.where(first, late + i, r * half + i - half),
-        LATER: r * slots + i + 1,
-        SHORT: r * (slots - 1) + i,
-    }
+    length, half = workers * slots, slots // 2
+    found = {name: make(length, workers).table for name, make in LAYOUTS.items()}
+    if slots % 2 == 0:
+        chunks = zigzag(length, workers).table
+        found["zigzag"] = chunks
+        found["zigzag with chunks r and W + r"] = np.where(i < half, r, workers + r - 1) * half + i
+        found["zigzag with its two chunks exchanged"] = np.roll(chunks, half, axis=1)
+    return found | {LATER: r * slots + i + 1, SHORT: r * (slots - 1) + i}
 
 
 def believed(geometry: Geometry) -> dict[str, Integers]:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ringspec.problem.model import Array
+from ringspec.spec.online_softmax import finite_shift
 
 LN2 = math.log(2.0)
 # Wrong ways by name, with the words that complete "In the forward pass, ...".
@@ -54,7 +55,7 @@ State = tuple[Array, Array, Array]
 def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t: int) -> State:
     """(m, l, weights) after block t of m_b, l_b joins the running m, l and weights [step, a, h, i]."""
     new_m = np.maximum(m, m_b)
-    shift = np.where(np.isneginf(new_m), 0.0, new_m)
+    shift = finite_shift(new_m)
     c, e = np.exp(m - shift), np.exp(m_b - shift)
     one = np.ones_like(c)
     omega = omega.copy()

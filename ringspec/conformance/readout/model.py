@@ -24,6 +24,7 @@ from ringspec.conformance.readout.choices import (
 from ringspec.conformance.readout.merges import AT_FIRST, LN2, MERGES, State, merge
 from ringspec.conformance.readout.pairs import Pairs
 from ringspec.problem.model import Array, Booleans, Integers
+from ringspec.spec.online_softmax import finite_shift
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Model:
 
     def scores(self, c: Choices) -> Array:
         """s where a pair is computed and visible, else -inf."""
-        s = self.of_heads("s", int(c.heads.flat[0]))[c.q, c.k, self.each_head]
+        s = self.of_heads("s", c.map_of_heads)[c.q, c.k, self.each_head]
         s = self.permuted(self.permuted(s, c.q_slots, 3), c.k_slots, 4)
         s = np.where(self.shown(c.mask), c.times * s, c.hidden_score)
         return np.where(c.count != 0, s, -np.inf)
@@ -101,7 +102,7 @@ class Model:
         free = self.scores(
             dataclasses.replace(c, mask=np.where(c.value_mask < 0, c.mask, c.value_mask))
         )
-        return np.exp(free - finite(m)[..., None]) * c.count / nonzero(l)[..., None]
+        return np.exp(free - finite_shift(m)[..., None]) * c.count / nonzero(l)[..., None]
 
     def permuted(self, x: Array, slots: Integers, axis: int) -> Array:
         """Rows (axis 3) or columns (4) taken from other slots of the same block, where ``slots`` says which map."""
@@ -120,7 +121,7 @@ class Model:
     def forward(self, c: Choices) -> Forward:
         s = self.scores(c)
         m = s.max(axis=4)
-        e = np.exp(s - finite(m)[..., None]) * c.count
+        e = np.exp(s - finite_shift(m)[..., None]) * c.count
         l = e.sum(axis=4)
         p = e / nonzero(l)[..., None]
         block_lse = log_of(m, l)
@@ -158,9 +159,7 @@ class Model:
 
     def through(self, c: Choices, weights: Array) -> Array:
         """[a, h, i, (g, x, y)]: the weights times the G of query y of worker x in head g, which tells the head of v."""
-        g = self.pairs.g[
-            self.head_map(int(c.v_heads.flat[0]) or int(c.heads.flat[0]))
-        ]  # [h, x, b, g, y, j]
+        g = self.pairs.g[self.head_map(c.map_of_values)]  # [h, x, b, g, y, j]
         a, b, h, n, m = weights.shape
         flat = weights.transpose(2, 0, 3, 1, 4).reshape(h, a * n, b * m)
         values = g.transpose(0, 3, 1, 4, 2, 5).reshape(h, -1, b * m)
@@ -252,9 +251,7 @@ class Model:
         """P, dS as dq saw it and as dk saw it, from what the forward saved: ``lse``, ``delta`` [a, h, i]."""
         s, g = (
             self.scores(c),
-            self.of_heads("g", int(c.v_heads.flat[0]) or int(c.heads.flat[0]))[
-                c.dy, c.v, self.each_head
-            ],
+            self.of_heads("g", c.map_of_values)[c.dy, c.v, self.each_head],
         )
         g = self.permuted(self.permuted(g, c.dy_slots, 3), c.v_slots, 4)
         if c.dy_ones:
@@ -263,15 +260,15 @@ class Model:
             rows = self.token_maps[c.dy_tokens]
             g = of_rows(g, rows)
             delta = (forward.weights * of_rows(self.of_heads("g", 0), rows)).sum(axis=(1, 4))
+        used = self.row_lse(c, s, forward, lse)
         with np.errstate(over="ignore", invalid="ignore"):
-            p = np.exp(s - self.row_lse(c, s, forward, lse)[..., None])
+            p = np.exp(s - used[..., None])
             p = np.where(np.isneginf(s), 0.0, p)
             d = c.delta_times * self.row_delta(c, p, g, forward, delta)
             p = p * c.count
             ds = c.ds_times * p * (g - d[..., None])
         of_dv, of_dk = p, ds
         if (c.value_mask >= 0).any():
-            used = self.row_lse(c, s, forward, lse)
             of_dv = self.for_values(c, p, used, np.ones_like(used))
         if c.dy_tokens:
             of_dv = of_rows(p, np.argsort(rows))
@@ -350,7 +347,7 @@ class Model:
         if not c.lse.any():
             return saved
         m = s.max(axis=4)
-        local = log_of(m, np.exp(s - finite(m)[..., None]).sum(axis=4))
+        local = log_of(m, np.exp(s - finite_shift(m)[..., None]).sum(axis=4))
         top, last, first, turned, written, of_group, next_head, group_first, halves = (
             x[c.lse_of, self.each_head]
             for x in (
@@ -409,8 +406,7 @@ class Model:
         found = np.empty((self.workers, self.workers, *weights.shape[2:4]))
         for a in range(self.workers):
             for other in range(self.workers):
-                dot = (weights[a] * g[other]).sum(axis=(0, 3))
-                found[a, other] = dot
+                found[a, other] = (weights[a] * g[other]).sum(axis=(0, 3))
         return found[c.delta_of, c.dy, self.each_head]
 
     def placed(
@@ -430,7 +426,7 @@ class Model:
 
     def gradient_of_forward(self, c: Choices) -> tuple[Array, Array, Array]:
         """P, dS, dS of the derivative of the forward with these choices, by central differences of the scores."""
-        kind = int(c.heads.flat[0])
+        kind = c.map_of_heads
         base, s = self.forward(c).weights, self.of_heads("s", kind)
         g = self.of_heads("g", kind)
         ds, step = np.zeros_like(base), 1e-5
@@ -461,17 +457,13 @@ def where_changed(changed: Booleans, other: State, right: State) -> State:
     )
 
 
-def finite(m: Array) -> Array:
-    return np.where(np.isneginf(m), 0.0, m)
-
-
 def nonzero(l: Array) -> Array:
     return np.where(l == 0, 1.0, l)
 
 
 def log_of(m: Array, l: Array) -> Array:
     """m + log l, -inf where l is 0."""
-    return np.where(l == 0, -np.inf, finite(m) + np.log(np.abs(nonzero(l))))
+    return np.where(l == 0, -np.inf, finite_shift(m) + np.log(np.abs(nonzero(l))))
 
 
 def by_token(x: Array) -> Array:
