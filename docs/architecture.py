@@ -117,7 +117,7 @@ PACKAGES = {
     "ringspec.fast": Package(
         3,
         1,
-        "the same functions, near the speed of matrix products",
+        "the same results, near the speed of matrix products",
         ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
     ),
     "ringspec.plan": Package(
@@ -130,7 +130,7 @@ PACKAGES = {
     "ringspec": Package(
         3,
         4,
-        "the public names, in `ringspec/__init__.py`",
+        "the public names that `ringspec/__init__.py` exports",
         ("ringspec.rings", "ringspec.spec", "ground"),
     ),
     "ringspec.rings": Package(

@@ -5,10 +5,10 @@ from bug_runs import Pattern, Ratios, RowErrors, WorstErrors, factors, pairs_of
 
 Picture = Pattern | RowErrors | WorstErrors | Ratios
 READ_FROM = {
-    "o": "P of the forward, read from o by one-hot values",
-    "dv": "P of the backward, read from dv by one-hot dy",
-    "dq": "dZ, read from dq by one-hot keys (queries of zero)",
-    "dk": "dZ, read from dk by one-hot queries (keys of zero)",
+    "o": "P of the forward pass, read from o with one-hot values",
+    "dv": "P of the backward pass, read from dv with one-hot dy",
+    "dq": "dZ, read from dq with one-hot keys and zero queries",
+    "dk": "dZ, read from dk with one-hot queries and zero keys",
 }
 
 
@@ -27,7 +27,7 @@ def caption(picture: Picture) -> str:
         return f"Largest error of each tensor in units of its bound: {worst} ({picture.case}, in {picture.recipe})."
     ratios = ", ".join(f"{n} {r:.2f}" for n, r in zip(picture.tensors, picture.got, strict=True))
     return (
-        f"Root mean square of error / predicted noise with the bug: {ratios}; every single value is within its "
+        f"Root mean square of error / predicted noise with the bug: {ratios}. Every single value is within its "
         f"bound. First alarm: {picture.alarm} ({picture.case}, in {picture.recipe})."
     )
 
@@ -49,11 +49,11 @@ def pairs_words(picture: Pattern) -> str:
     if want == 0:
         return f"no pair should be visible, and {extra + bad} are"
     parts = [
-        f"{n} {what}"
+        f"{what}: {n}"
         for n, what in ((extra, "extra"), (missing, "missing"), (bad, "not finite"))
         if n
     ]
-    return f"of {want} pairs, {' and '.join(parts)}"
+    return f"{want} pairs should be visible; {', '.join(parts)}"
 
 
 def weights_words(picture: Pattern) -> str:
@@ -64,11 +64,15 @@ def weights_words(picture: Pattern) -> str:
     finite = ratio[np.isfinite(ratio)]
     words = f"{int(off.sum())} of {ratio.size} numbers are wrong by factors from {finite.min():.3g} to {finite.max():.3g}"
     more = [
-        f"{n} {what}"
-        for n, what in ((extra, "that should be 0"), (missing, "missing"), (bad, "not finite"))
+        f"{what}: {n}"
+        for n, what in (
+            (extra, "nonzero but expected 0"),
+            (missing, "missing"),
+            (bad, "not finite"),
+        )
         if n
     ]
-    return f"{words}{', ' if more else ''}{', '.join(more)}"
+    return f"{words}{'; ' if more else ''}{', '.join(more)}"
 
 
 def errors_words(picture: RowErrors) -> str:
@@ -76,7 +80,7 @@ def errors_words(picture: RowErrors) -> str:
     failing = int((~(errors <= 1)).sum())
     rows = "elements" if picture.axis.startswith("element") else "rows"
     worst = (
-        f"the worst {errors[~bad].max(initial=0.0):.3g} bounds" if (~bad).any() else "none finite"
+        f"the largest is {errors[~bad].max(initial=0.0):.3g}" if (~bad).any() else "none is finite"
     )
     if bad.any():
         worst += f", {int(bad.sum())} infinite or NaN"
@@ -86,6 +90,6 @@ def errors_words(picture: RowErrors) -> str:
     others = [name for name in picture.failing if name != picture.tensor]
     also = f" {', '.join(others)} {'fails' if len(others) == 1 else 'fail'} too." if others else ""
     return (
-        f"Error of {picture.tensor} in units of its bound: {failing} of {errors.size} {rows} exceed it, "
+        f"Error of {picture.tensor} in units of its bound: {failing} of {errors.size} {rows} exceed 1, "
         f"{worst} ({where}).{also}"
     )

@@ -35,7 +35,7 @@ MASKS = {
     ),
     "MASK-3": formula(
         r"\mathrm{seg}^q_i = \mathrm{seg}^k_j \geq 0",
-        where="Equal, hence both >= 0.",
+        where="The two segments are equal and not negative.",
     ),
     "MASK-4": formula(
         r"\mathrm{min}_i \leq pk_j < \mathrm{max}_i",
@@ -46,19 +46,21 @@ MASKS = {
         r"\mathrm{seg}_t = -1 \quad (t \geq c_N)",
         where="Token t; `cu_seqlens` is c_0 = 0, .., c_N.",
     ),
-    "MASK-6": formula(r"M_{bhij} = 1", where="M is the mask of the caller, broadcast; 1 is True."),
+    "MASK-6": formula(
+        r"M_{bhij} = 1", where="M is the mask that the caller passes, broadcast; 1 means True."
+    ),
     "MASK-7": formula(
         r"\mathrm{bias}_{bhij} = -\infty \ \Rightarrow\ s_{ij} = -\infty,\quad p_{ij} = dz_{ij} = 0",
-        where="Also with a soft cap: s is then not softcap * tanh(-inf).",
+        where="This also holds with a soft cap: s is -inf, not softcap * tanh(-inf).",
     ),
     "MASK-8": formula(
         r"pq_i = i + q_{\mathrm{offset}}, \quad pk_j = j",
-        where="i and j count global tokens. Position arrays of the caller replace both.",
+        where="i and j count global tokens. If the caller passes arrays of positions, these replace pq and pk.",
     ),
     "MASK-9": formula(
         r"\mathrm{visible}_{ij} = \bigwedge_{\mathrm{terms}} \mathrm{term}_{ij}",
         r"s_{ij} = -\infty \ \mathrm{and}\ p_{ij} = ds_{ij} = dz_{ij} = 0 \quad \mathrm{unless\ visible}",
-        where="The terms that are given; and both slots must hold a token (LAYOUT-5).",
+        where="The terms are those that the caller gives. In addition, both slots must hold a token (LAYOUT-5).",
     ),
 }
 
@@ -76,19 +78,19 @@ FORWARD = {
     ),
     "FWD-4": formula(
         r"\mathrm{lse}_i = \log \left( \sum_j \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}) \right)",
-        where="j runs over all visible keys of the row, on whichever worker; the second sum exists only with sinks (FWD-5).",
+        where="j runs over all visible keys of the row, on all workers; the second sum exists only with sinks (FWD-5).",
     ),
     "FWD-5": formula(
         r"\exp(\mathrm{lse}_i) = \sum_j \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}), \quad "
         r"o_i = \frac{\sum_j \exp(s_{ij}) \, v_j}{\exp(\mathrm{lse}_i)}",
-        where="Without dropout. A block's own sum has no sinks.",
+        where="This is the formula without dropout. The sum of a single block does not include the sinks.",
     ),
     "FWD-6": formula(
         r"o_i = \sum_j p_{ij} \frac{\mathrm{keep}_{ij}}{1 - \mathrm{dropout\_p}} \, v_j"
     ),
     "FWD-7": formula(
         r"p_{ij} = \exp(s_{ij} - \mathrm{lse}_i)",
-        where="Neither lse nor p has a factor `keep`.",
+        where="Neither lse nor p contains the factor `keep`.",
     ),
     "FWD-8": formula(
         r"\{j : \mathrm{visible}_{ij}\} = \emptyset, \ N = 0 \quad \Rightarrow \quad o_i = 0, \quad \mathrm{lse}_i = -\infty",
@@ -108,25 +110,27 @@ DROPOUT = {
     "DROP-1": formula(
         r"w_{bhij} = \mathrm{Philox4x32}_{10} \left( (pk_j, pq_i, h, b), \ (\mathrm{seed} \ \mathrm{mod}\ 2^{32}, "
         r"\lfloor \mathrm{seed} / 2^{32} \rfloor) \right)_0",
-        where="Counter, then key; each word of the counter is taken modulo 2^32, and output word 0 is used.",
+        where="The first tuple is the counter, the second the key. Each word of the counter is taken modulo 2^32; output word 0 is used.",
     ),
     "DROP-2": formula(
         r"\mathrm{keep}_{bhij} = 1 \ \Leftrightarrow \ w_{bhij} \geq \lfloor \mathrm{dropout\_p} \cdot 2^{32} \rfloor"
     ),
     "DROP-3": formula(
         r"\mathrm{keep}_{bhij} = K_{bhij}",
-        where="K is the mask of the caller, broadcast; no random word is drawn.",
+        where="K is the mask that the caller passes, broadcast; no random word is drawn.",
     ),
 }
 
 BACKWARD = {
-    "BWD-1": formula(r"\delta_i = \langle dy_i, o_i \rangle", where="Also with dropout."),
+    "BWD-1": formula(
+        r"\delta_i = \langle dy_i, o_i \rangle", where="This also holds with dropout."
+    ),
     "BWD-2": formula(
         r"dp_{ij} = \langle dy_i, v_j \rangle \frac{\mathrm{keep}_{ij}}{1 - \mathrm{dropout\_p}}"
     ),
     "BWD-3": formula(
         r"ds_{ij} = p_{ij} \, (dp_{ij} - \delta_i + \mathrm{dlse}_i)",
-        where="dlse = dL/dlse; 0 if the loss does not read lse.",
+        where="dlse = dL/dlse; it is 0 if the loss does not depend on lse.",
     ),
     "BWD-4": formula(r"dz_{ij} = ds_{ij} \, (1 - t_{ij}^2)", where="Without a soft cap dz = ds."),
     "BWD-5": formula(r"dq_i = \mathrm{scale} \sum_j dz_{ij} \, k_j"),
@@ -158,7 +162,7 @@ BACKWARD = {
 SOFTMAX = {
     "SOFT-1": formula(
         r"m = \max(m_a, m_b), \quad l = e^{m_a - m} l_a + e^{m_b - m} l_b, \quad o = e^{m_a - m} o_a + e^{m_b - m} o_b",
-        where="Two states over disjoint keys; o is not normalised. An absorbed tile is the state b.",
+        where="a and b are two states over disjoint keys; o is not normalised. When a tile is absorbed, the tile is b.",
     ),
     "SOFT-2": formula(
         r"(-\infty, 0, 0) \oplus (-\infty, 0, 0) = (-\infty, 0, 0), \quad \mathrm{lse} = m + \log l = -\infty",
@@ -170,7 +174,7 @@ SOFTMAX = {
     ),
     "SOFT-4": formula(
         r"m_a - \max(m_a, m_b) \leq 0, \quad m_b - \max(m_a, m_b) \leq 0",
-        where="For normalised parts, the same with lse_n in place of m.",
+        where="For normalised parts, the same holds with lse_n in place of m.",
     ),
 }
 
@@ -191,11 +195,11 @@ LAYOUTS = {
     ),
     "LAYOUT-5": formula(
         r"|\{(r, t) : T_{r,t} = x\}| = 1 \ \ (0 \leq x < S), \quad T_{r,t} < 0 \ \Rightarrow \ \mathrm{not\ visible}",
-        where="As a query and as a key.",
+        where="A slot without a token is visible neither as a query nor as a key.",
     ),
     "LAYOUT-6": formula(
         r"y_{r}[t] = x_{r'}[t'], \quad r' = (r n + t) \ \mathrm{mod}\ W, \quad t' = \lfloor (r n + t) / W \rfloor",
-        where="x striped, y contiguous, n = S/W tokens each.",
+        where="x is striped, y is contiguous; each worker has n = S/W tokens.",
     ),
     "LAYOUT-7": formula(
         r"Y_{b, h, \, t \ \mathrm{mod}\ 128, \, \lfloor t / 128 \rfloor} = \mathrm{lse}_{b, h, t}"
@@ -209,23 +213,23 @@ RING = {
     ),
     "RING-2": formula(
         r"|\{(r, t) : \mathrm{pair}(r, t) = (a, b)\}| = 1 \quad \forall\, a, b \in \{0, \ldots, W - 1\}",
-        where="pair(r, t): owner of the queries and owner of the keys that worker r computes in step t. 0 for a pair that is "
-        "declared as skipped (RING-11).",
+        where="pair(r, t) is the owner of the queries and the owner of the keys that worker r computes with in step t. For a "
+        "pair that is declared as skipped (RING-11), the number is 0.",
     ),
     "RING-3": formula(
         r"\{\mathrm{sources}\} = \{\mathrm{targets}\} = \{0, \ldots, W - 1\}",
-        where="Each exactly once.",
+        where="Each worker occurs exactly once in each.",
     ),
     "RING-4": formula(
         r"\mathrm{hops}(\mathrm{inputs}) = W - 1, \quad \mathrm{hops}(\mathrm{accumulators}) = W, \quad (r + \sigma W) \ \mathrm{mod}\ W = r",
-        where="The accumulators that begin at worker r; sigma as in RING-1.",
+        where="The last equation: accumulators that start at worker r return to it. sigma is as in RING-1.",
     ),
     "RING-5": formula(
         r"\mathrm{hops}(dq) = \mathrm{hops}(\mathrm{dbias}) = W, \quad \mathrm{hops}(dk) = \mathrm{hops}(dv) = 0"
     ),
     "RING-6": words(
-        "No formula: the terms MASK-1 to MASK-9 read positions, segments, bounds and bias of the two blocks "
-        "that are computed, by their owners, never those of the computing worker."
+        "No formula: the terms MASK-1 to MASK-9 read the positions, segments, bounds and bias that belong to the "
+        "owners of the two blocks, never those of the worker that computes."
     ),
     "RING-7": formula(
         r"ds_{ij} = p_{ij} \, (dp_{ij} - \gamma_i), \quad \gamma_i = \delta_i - \mathrm{dlse}_i",
@@ -233,16 +237,16 @@ RING = {
     ),
     "RING-8": formula(
         r"j \leq i + a \, n_q - b \, n_k + q_{\mathrm{offset}}",
-        where="Queries of worker a, keys of worker b; i and j count from the start of their blocks.",
+        where="For queries of worker a and keys of worker b; i and j count from the start of their blocks.",
     ),
     "RING-9": formula(
         r"j \leq i + \left\lfloor \frac{a + q_{\mathrm{offset}} - b}{W} \right\rfloor",
-        where="From j W + b <= i W + a + q_offset; i and j are local.",
+        where="This follows from j W + b <= i W + a + q_offset; i and j are local.",
     ),
     "RING-10": formula(
         r"j \leq i + c \, \frac{n_q}{2} - d \, \frac{n_k}{2} + q_{\mathrm{offset}}",
         r"c \in \{a, \ 2W - 1 - a\}, \quad d \in \{b, \ 2W - 1 - b\}",
-        where="Chunks c of the queries and d of the keys; i and j count from the start of their chunks.",
+        where="For chunk c of the queries and chunk d of the keys; i and j count from the start of their chunks.",
     ),
     "RING-11": formula(
         r"(a, b) \ \mathrm{skipped} \quad \Rightarrow \quad \mathrm{visible}_{ij} = 0 \ \ \forall\, i \in a, \ j \in b"
@@ -250,21 +254,22 @@ RING = {
     "RING-12": formula(
         r"\mathrm{dsink}^{(r)}_{hn} = \sum_b \sum_{i \in r} \exp(\mathrm{sink}_{hn} - \mathrm{lse}_i) \, (\mathrm{dlse}_i - \delta_i), \quad "
         r"\mathrm{dsink} = \sum_r \mathrm{dsink}^{(r)}",
-        where="i over the rows of worker r. dbias likewise: i runs over the rows of worker r, for all global keys.",
+        where="i runs over the rows of worker r. dbias is summed likewise; it covers all global keys.",
     ),
     "RING-13": formula(
         r"\mathrm{lse}_i = \log \left( \sum_{b} \sum_{j \in b} \exp(s_{ij}) + \sum_n \exp(\mathrm{sink}_{hn}) \right), \quad "
         r"\delta_i = \langle dy_i, o_i \rangle",
-        where="The first sum is over the blocks b of all workers: these are the lse and the o that enter the backward of "
-        "each single block.",
+        where="The first sum is over the blocks b of all workers. This lse, and the o of the whole row, enter the backward "
+        "pass of each single block.",
     ),
 }
 
 NUMBERS = {
     "NUM-1": formula(
         r"|\mathrm{fl}(x) - x| = \min_{y \in F} |y - x|",
-        where="F: the numbers of the format, with unbounded exponent above; of two nearest ones, the one whose last bit "
-        "is 0. Beyond the largest number of the format: infinity, or NaN in a format without infinity.",
+        where="F is the set of numbers of the format, without an upper limit on the exponent. Of two equally near numbers, "
+        "the one whose last bit is 0 is taken. A result beyond the largest number of the format becomes infinity, or NaN in "
+        "a format without infinity.",
     ),
     "NUM-2": words(
         "No formula: a recipe names a format for each rounding point; every other value stays float64."
@@ -272,7 +277,7 @@ NUMBERS = {
     "NUM-3": formula(
         r"o = \mathrm{fl}_c \left( \mathrm{fl}_m \left( \mathrm{fl}_m(c_a o_a) + \mathrm{fl}_m(c_b o_b) \right) \right)",
         r"c_a = \mathrm{fl}_s(e^{m_a - m}), \quad c_b = \mathrm{fl}_s(e^{m_b - m}), \quad l = \mathrm{fl}_s(c_a l_a + c_b l_b)",
-        where="fl_m, fl_s, fl_c: rounding at the points `merge`, `statistics` and `carried_o` of the recipe. For normalised "
+        where="fl_m, fl_s and fl_c round at the points `merge`, `statistics` and `carried_o` of the recipe. For normalised "
         "parts c_n = fl_s(e^(lse_n - lse)), and lse takes the place of l.",
     ),
 }

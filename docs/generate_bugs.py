@@ -72,9 +72,9 @@ def known_bugs() -> str:
     parts = [
         ".. _known-bugs:\n",
         heading("Known bugs"),
-        f"{len(MUTANTS)} bugs as small mutations of the specification (``ringspec.conformance.diagnose.mutants``), "
-        f"{reported} of them with links to public reports. The tests confirm that each fails the cases listed "
-        "with it. :doc:`The kill table <../kill_table>` lists which cases and which tolerance rules detect "
+        f"This page lists {len(MUTANTS)} known bugs, {reported} of them with links to public reports. Each is implemented as a small "
+        "mutation of the specification (``ringspec.conformance.diagnose.mutants``). The tests confirm that it fails "
+        "the cases listed with it. :doc:`The kill table <../kill_table>` lists which cases and which tolerance rules detect "
         "each bug. To look up a bug from a report, search this page for its name.\n",
         table(families, "34 66"),
         READING_THE_PICTURES,
@@ -88,21 +88,22 @@ def known_bugs() -> str:
 READING_THE_PICTURES = """The pictures
 ------------
 
-Each picture is a run of the bug on a case that detects it, drawn when this page was built.
+Each picture shows a run with the bug on a case that detects it. It was drawn when this page was built.
 
-* **Pairs.** With one-hot values, o is the weight matrix P; with one-hot dy, dv shows the P of the backward. With
-  one-hot keys, dq shows dZ; with one-hot queries, dk does. The left panel is the specification, the right one
-  the bug. Blue: visible. Cross: visible but should be masked. Dot: missing. Star: NaN or infinite. A pair of P
-  counts unless its weight is 0, a pair of dZ unless it is only rounding.
-* **Factors.** If the pairs are correct but their numbers are not, the right panel shows the number with the bug
-  divided by the correct one: white is 1, grey is masked. The left panel shows the square root of the right
-  magnitude, so that small ones are visible.
-* **Errors.** For bugs that neither shows, and all bugs of rounding: the error of each row in units of its bound,
-  in the recipe in which the case fails.
+* **Pairs.** With one-hot values, o is the weight matrix P; with one-hot dy, dv shows the P of the backward pass. With
+  one-hot keys, dq shows dZ, the gradient of the scores before the soft cap; with one-hot queries, dk does. The left
+  panel is the specification, the right one the bug. Blue: visible. Cross: visible but should be masked. Dot: missing.
+  Star: NaN or infinite. A pair of P counts as visible if its weight is not 0, a pair of dZ if its value is more than
+  rounding.
+* **Factors.** If the pairs are correct but their numbers are not, the right panel shows each number with the bug
+  divided by the correct number: white is 1, grey is masked. The left panel shows the square roots of the correct
+  magnitudes, so that small ones are visible.
+* **Errors.** For bugs that show neither in pairs nor in factors, and for all rounding bugs: the error of each row in
+  units of its bound, in the recipe in which the case fails.
 
 The numbers beside the rows and above the columns are the workers that own the tokens. Pairs and factors are
-computed in float64, without the recipe's rounding. P includes the factors of dropout, dZ the scale. If query heads share
-keys, dv and dk show the sum over the group. The head that differs most is drawn.
+computed in float64, without the recipe's rounding. P includes the factors of dropout, and dZ
+includes the scale. If query heads share keys, dv and dk show the sum over the group. The head that differs most is drawn.
 """
 
 
@@ -138,7 +139,7 @@ def about(mutant: Mutant, draw: Draw) -> str:
             f"Reported in: {', '.join(map(report_link, mutant.links)) or 'no known public report'}.\n",
             "Found by:\n",
             *[f"* in {recipe}: {case_link(id)}" for recipe, id in mutant.kills.items()],
-            *[f"* not in {recipe}: {plain(why)}" for recipe, why in mutant.unseen.items()],
+            *[f"* not detected in {recipe}: {plain(why)}" for recipe, why in mutant.unseen.items()],
             "",
         ]
     )

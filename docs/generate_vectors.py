@@ -14,8 +14,8 @@ from ringspec.vectors.catalogue.flags import FLAGS
 EXACT = ROOT / "ringspec" / "exact"
 THEMES = {
     "attention": "Dense attention: masks, features, shapes, formats.",
-    "ring": "Rings: layouts, circulations, directions, and the features in them.",
-    "block": "One block; its backward takes lse and delta of the whole rows.",
+    "ring": "Rings: layouts, circulations, directions, and features in a ring.",
+    "block": "One block; its backward pass takes lse and delta of the whole rows.",
     "merge": "Merging normalised partial results.",
     "schedule": "The block that each worker computes with, and the worker that it sends to.",
     "adversarial": "Inputs for which common shortcuts fail.",
@@ -89,7 +89,7 @@ def flags_page() -> str:
     parts = [
         heading("All flags"),
         "A flag is a class of bugs that real implementations had, or that the definition makes "
-        "likely. A case with the flag detects it. Click a flag to see its reports and cases. The word after a report says how certain it is: a fix was "
+        "likely. A case with the flag detects bugs of this class. Click a flag to see its reports and cases. The word after a report says how certain the report is: a fix was "
         "merged (fixed), the maintainers agreed (agreed), the public source shows it (code), "
         "it was reported with an analysis or a reproduction (reported), or stated in a code review "
         "(review). For a flag without reports, no public bug is known.\n",

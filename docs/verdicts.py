@@ -96,7 +96,7 @@ FRONT = ("lucidrains", "diffusers-ring", "haoliuhl")
 def table(rows: list[dict]) -> str:
     """All rows in Markdown, for docs/conform/verdicts.md."""
     lines = [
-        "| implementation | versions, day | passed of claimed | what is wrong | the command |",
+        "| implementation | versions; date | cases passed, of those claimed | what is wrong | command |",
         "|---|---|---|---|---|",
     ]
     for row in rows:
@@ -113,7 +113,7 @@ def table(rows: list[dict]) -> str:
 def front_table(rows: list[dict]) -> str:
     """The first row of each target in FRONT, for the README."""
     lines = [
-        "| implementation, date of the run | passed of claimed | what is wrong |",
+        "| implementation, versions, date of the run | cases passed, of those claimed | what is wrong |",
         "|---|---|---|",
     ]
     for target in FRONT:

@@ -13,7 +13,7 @@ from ringspec.conformance.report.report import ReportWriter, headline, make_head
 from ringspec.conformance.run.suite import run
 
 profile, path = sys.argv[1], Path(sys.argv[2])
-# On every rank but 0 this call answers until rank 0 closes the target, and then ends the process.
+# On every rank but 0, this call computes for rank 0 until rank 0 closes the target, and then ends the process.
 ring = target.under_torchrun()
 header = make_header(ring, spec="example_torch.py:target", profile=profile)
 with path.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Compare two reports of `ringspec check --report`: exit with 1 if a case that passed does not pass any more.
+"""Compare two reports of `ringspec check --report`: exit with 1 if a case that passed no longer passes.
 
 python docs/conform/example_compare.py before.jsonl after.jsonl
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringspec.conformance.report.report import read_report
 
-# An error that grows by this factor, to at least this part of its bound, is printed although the case still passes.
+# If an error grows by this factor, and to at least this part of its bound, it is printed although the case passes.
 GROWTH, LEAST = 2.0, 0.01
 
 

@@ -2,8 +2,8 @@
 
     ringspec smoke docs/conform/example_flex.py:target
 
-On a CPU FlexAttention has no backward, so only the forward is claimed; on a GPU leave ``operations`` out and pass
-``device="cuda"``.
+On a CPU FlexAttention has no backward pass, so only the forward pass is claimed; on a GPU, omit ``operations`` and
+pass ``device="cuda"``.
 """
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
@@ -11,7 +11,7 @@ from ringspec.conformance.target import Capabilities
 
 
 def gathered(x, group, dim):
-    """The blocks of all ranks, in the order of the ranks; in the backward, gradients are summed."""
+    """The blocks of all ranks, in the order of the ranks; in the backward pass, gradients are summed."""
     import torch
     from torch.distributed.nn.functional import all_gather
 

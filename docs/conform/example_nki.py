@@ -3,8 +3,8 @@
     ringspec smoke docs/conform/example_nki.py:target
     ringspec check docs/conform/example_nki.py:target
 
-The kernel is what one rank runs. On a Trainium instance the same source takes NKI from the official
-packages (RINGSPEC_NKI=device); only `of_all_ranks`, which launches it, is then another.
+The kernel is the program of one rank. On a Trainium instance (RINGSPEC_NKI=device) the same source takes NKI
+from the official packages; only `of_all_ranks`, which launches the kernel, must then be replaced.
 """
 
 import numpy as np
@@ -14,11 +14,9 @@ from nki_impl.sim.machine.launch import run_ranks
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
 from ringspec.conformance.target import Capabilities
 
-ROWS, KEYS = 128, 512  # of a query tile, and of a key tile
-HIDDEN, FLOOR = (
-    -1e30,
-    -1e29,
-)  # a masked score; the least row maximum, so that exp(HIDDEN - FLOOR) = 0
+ROWS, KEYS = 128, 512  # length of a query tile, and of a key tile
+# A masked score, and the least row maximum: exp(HIDDEN - FLOOR) = 0.
+HIDDEN, FLOOR = -1e30, -1e29
 
 
 @nki.jit
@@ -65,7 +63,7 @@ def on_chip(x):
 
 
 def two_buffers(name, x):
-    """Two buffers: the block in use, and the block that arrives meanwhile."""
+    """Two buffers: one for the block in use, one for the block that is arriving."""
     form = {"shape": x.shape, "dtype": x.dtype, "buffer": nl.private_hbm}
     pair = [nl.ndarray(name=name + end, **form) for end in ("_even", "_odd")]
     nisa.dma_copy(dst=pair[0], src=x)
@@ -100,7 +98,7 @@ def hide(s, own, positions):
 
 
 def absorb(state, s, values):
-    """Update the state by these keys: m, then p = exp(s - m), l and o."""
+    """Update the state with these keys: m, then p = exp(s - m), l and o."""
     m, l, o = state
     new, minus, shrink, sums = tile(1), tile(1), tile(1), tile(1)
     nisa.tensor_reduce(dst=new, op=nl.maximum, data=s, axis=1, keepdims=True)

@@ -10,9 +10,9 @@ from ringspec.conformance.target import Capabilities
 
 
 def ring_attention(q, k, v, scale, position_q, position_k, formats, causal=False):
-    """Lists with one array per worker: o [B, H, n, D] in the call's type, lse [B, H, n] in float32.
+    """Lists with one array per worker: o [B, H, n, D] in the output format of the call, lse [B, H, n] in float32.
 
-    One state per worker is carried through all steps. 16-bit inputs are widened: all arithmetic is float32.
+    One state per worker is carried through all steps. 16-bit inputs are widened: all arithmetic is in float32.
     """
     workers, o, lse = len(q), [], []
     q, k, v = ([x.astype(np.float32) for x in given] for given in (q, k, v))

@@ -12,7 +12,7 @@ from ringspec.conformance.target import Capabilities
 
 
 def rotated(x, group, call):
-    """The block of the previous rank; in the backward, its gradient goes the other way."""
+    """The block of the previous rank; in the backward pass, its gradient travels in the other direction."""
     import torch
     from torch.distributed.nn.functional import all_to_all_single
 
@@ -42,7 +42,7 @@ def ring_attention(q, k, v, *, group, call):
         if call.causal:
             s = s.masked_fill(columns[:, None, None, :] > rows, -torch.inf)
         both = torch.logaddexp(lse, torch.logsumexp(s, dim=3))
-        # A row without keys so far has lse -inf; 0 in its place keeps its weights 0.
+        # A row that has seen no key has lse -inf; with 0 in its place, its weights are 0, not NaN.
         base = both.masked_fill(both == -torch.inf, 0.0)
         o = o * torch.exp(lse - base)[..., None] + torch.exp(s - base[..., None]) @ values
         lse = both

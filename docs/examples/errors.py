@@ -22,12 +22,12 @@ def shape_error():
 
 
 def dtype_error():
-    """Convert the array before the call. ringspec never converts silently, because that rounds."""
+    """Convert the array before the call. ringspec never converts silently, because a conversion may round."""
     rs.attention(x.astype(np.int64), x, x)
 
 
 def non_finite_error():
-    """Find the step that made the NaN. To hide a pair, pass a mask; never put infinity into q, k or v."""
+    """Find the step that produced the NaN or infinity. To hide a pair, pass a mask; never put infinity into q, k or v."""
     rs.attention(x, np.where(x > 0.9, np.inf, x), x)
 
 
@@ -61,7 +61,7 @@ def not_recorded_error():
 
 
 def refused_error():
-    """Change the call as the message says. The real system refuses it as well, or computes something else."""
+    """Change the call as the message says. The real system also refuses it, or computes something else."""
     from ringspec.interfaces import nkilib
 
     q, k, v = np.ones((3, 2, 1, 2, 100, 4))  # 100 tokens on each of two ranks
@@ -91,7 +91,7 @@ def communication_error():
 
 
 def lost_worker_error():
-    """Find out why that rank does not answer. If it only computes for long, raise the time limit."""
+    """Find out why that rank does not answer. If it is only busy with a long computation, raise the time limit."""
     import time
 
     from ringspec.comm.threads import ring_in_threads
@@ -112,7 +112,7 @@ def undecided_error():
 
 
 def file_format_error():
-    """Write the file again with the program that made it, or pass the right path."""
+    """Write the file again with the program that made it, or pass the correct path."""
     from pathlib import Path
 
     Path("run.safetensors").write_bytes(b"not tensors")

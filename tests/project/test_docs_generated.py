@@ -248,7 +248,7 @@ def test_a_triangle_on_every_step_is_seen_as_missing_pairs(module_of):
     assert (seen.tensor, seen.weights, seen.expected.shape) == ("o", False, (16, 16))
     assert pictures.counts(seen) == (136, 0, 28, 0)
     assert (np.argwhere((seen.got == 0) & (seen.expected != 0)) // 8 == [1, 0]).all()
-    assert "of 136 pairs, 28 missing" in pictures.caption(seen)
+    assert "136 pairs should be visible; missing: 28" in pictures.caption(seen)
 
 
 def test_stale_keys_are_seen_in_dq_at_the_keys_of_the_other_worker(module_of):
