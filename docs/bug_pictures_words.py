@@ -2,6 +2,7 @@
 
 import numpy as np
 from bug_runs import Pattern, Ratios, RowErrors, WorstErrors, factors, pairs_of
+from numpy.typing import NDArray
 
 Picture = Pattern | RowErrors | WorstErrors | Ratios
 READ_FROM = {
@@ -61,8 +62,8 @@ def weights_words(picture: Pattern) -> str:
     ratio = ratio[~np.isnan(ratio)]
     off = ~(np.abs(ratio - 1) <= 1e-9)
     _, extra, missing, bad = counts(picture)
-    finite = ratio[np.isfinite(ratio)]
-    words = f"{int(off.sum())} of {ratio.size} numbers are wrong by factors from {finite.min():.3g} to {finite.max():.3g}"
+    wrong = ratio[off & np.isfinite(ratio)]
+    words = f"{int(off.sum())} of {ratio.size} numbers are wrong{by_factors(wrong)}"
     more = [
         f"{what}: {n}"
         for n, what in (
@@ -73,6 +74,18 @@ def weights_words(picture: Pattern) -> str:
         if n
     ]
     return f"{words}{'; ' if more else ''}{', '.join(more)}"
+
+
+def by_factors(wrong: NDArray[np.float64]) -> str:
+    """The range of the wrong numbers divided by the correct ones.
+
+    >>> by_factors(np.array([-1.0, -1.0])), by_factors(np.array([2.0, 0.5]))
+    (' by the factor -1', ' by factors from 0.5 to 2')
+    """
+    if not wrong.size:
+        return ""
+    least, most = f"{wrong.min():.3g}", f"{wrong.max():.3g}"
+    return f" by the factor {least}" if least == most else f" by factors from {least} to {most}"
 
 
 def errors_words(picture: RowErrors) -> str:

@@ -137,7 +137,7 @@ def about(mutant: Mutant, draw: Draw) -> str:
             *also(mutant),
             *step_through(mutant),
             f"Reported in: {', '.join(map(report_link, mutant.links)) or 'no known public report'}.\n",
-            "Found by:\n",
+            "Detected by:\n",
             *[f"* in {recipe}: {case_link(id)}" for recipe, id in mutant.kills.items()],
             *[f"* not detected in {recipe}: {plain(why)}" for recipe, why in mutant.unseen.items()],
             "",
