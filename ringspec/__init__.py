@@ -1,8 +1,7 @@
 """ringspec: the executable specification of ring attention.
 
-``ringspec/spec/`` is the specification: short files for reading, whose order :mod:`ringspec.spec` lists.
-:mod:`ringspec.problem` validates the arguments of a call before they reach it, and :mod:`ringspec.rings` runs a whole
-ring in one process.
+``ringspec/spec/`` is the specification: short files, to be read in the order that :mod:`ringspec.spec` lists.
+:mod:`ringspec.problem` validates the arguments of a call, and :mod:`ringspec.rings` runs a whole ring in one process.
 
 >>> import numpy as np
 >>> import ringspec as rs

@@ -1,4 +1,4 @@
-"""The classes of errors, one for each kind that a caller may want to catch separately.
+"""The classes of errors: one for each kind that a caller may want to catch separately.
 
 Every message has the same three parts: what was expected, what was given, how to fix it. All classes
 derive from :class:`RingspecError`, which is a :class:`ValueError`. ``error.code`` distinguishes errors
@@ -35,7 +35,7 @@ class RingspecError(ValueError):
     """Base of all errors of ringspec.
 
     Attributes ``expected``, ``got`` and ``fix`` hold the three parts of the message. ``code`` is a
-    short text that stays the same between releases, such as 'window'; by default that of the class.
+    short identifier that stays the same between releases, such as 'window'; each class has a default.
 
     >>> raise RingspecError("W >= 1 workers", "0", "pass workers=1 or more")
     Traceback (most recent call last):
@@ -56,7 +56,7 @@ class RingspecError(ValueError):
         self.code = type(self).code if code is None else code
 
     def __reduce__(self) -> tuple[object, tuple[str, str, str], dict[str, Any]]:
-        # The attributes, code among them, are set again from the third item.
+        # Unpickling passes the three parts to the class; the third item restores the other attributes, such as code.
         return type(self), (self.expected, self.got, self.fix), self.__dict__
 
 
@@ -85,7 +85,7 @@ class OptionError(RingspecError):
 
 
 class UnknownKeywordError(RingspecError, TypeError):
-    """A keyword that no function of ringspec takes."""
+    """A keyword argument that no function of ringspec accepts."""
 
     code = "unknown-keyword"
 
@@ -124,19 +124,19 @@ class NotRecordedError(RingspecError):
 
 
 class RefusedError(RingspecError):
-    """A modelled public interface refuses this call (``ringspec.interfaces``)."""
+    """The public interface that a function of ``ringspec.interfaces`` models refuses this call."""
 
     code = "refused"
 
 
 class MissingPackageError(RingspecError):
-    """A package that only this use of ringspec needs is not installed, or in another version."""
+    """An optional package is missing, or its installed version is not the one required."""
 
     code = "missing-package"
 
 
 class CommunicationError(RingspecError):
-    """Something went wrong between the ranks of ``ringspec.comm``."""
+    """The ranks of ``ringspec.comm`` could not communicate, or did not agree."""
 
     code = "communication"
 
@@ -166,7 +166,7 @@ class VectorError(RingspecError):
 
 
 def shown(x: object, width: int = 80) -> str:
-    """``repr(x)`` for a message: short, and safe for any object and for integers of any length.
+    """Return a short ``repr(x)`` for an error message; safe for any object and for integers of any length.
 
     >>> shown(10**400), shown([1, 2])
     ('an int of 1329 bits', '[1, 2]')
@@ -175,13 +175,13 @@ def shown(x: object, width: int = 80) -> str:
         return f"an int of {x.bit_length()} bits"
     try:
         text = repr(x)
-    except Exception:  # a __repr__ that raises, or an integer inside that is too long
+    except Exception:  # a __repr__ that raises, or an integer inside that is too long to print
         return f"a {type(x).__name__}"
     return text if len(text) <= width else text[: width - 4] + " ..."
 
 
 def described(x: object, cause: BaseException) -> str:
-    """An object and why it could not be read, for a message; safe for any object."""
+    """Say what an object is and why it could not be read; safe for any object."""
     try:
         return f"{type(x).__name__} ({cause})"[:200]
     except Exception:  # an exception that cannot be printed
@@ -192,7 +192,7 @@ MOST_LISTED = 40
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A sentence that names the closest known name, or lists them: all, or of many the first.
+    """Suggest the known name closest to ``name``, or list the known names (the first 8 if there are many).
 
     >>> nearest("casual", ["causal", "window"])
     "write 'causal'"
@@ -215,7 +215,7 @@ def refuse_unknown(
 ) -> None:
     """Raise :class:`UnknownKeywordError` for the first name in ``unknown``.
 
-    ``instead``: the remedy by name, for names whose nearest in ``known`` means something else.
+    ``instead`` maps a name to its fix, where the nearest of the ``known`` names would mean something else.
     """
     names = tuple(known)
     for name in unknown:

@@ -1,4 +1,4 @@
-"""Reading one plain file safely: the path may be a pipe or device, the file too large."""
+"""Read one plain file safely: refuse pipes, devices and files that are too large."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a soc
 
 
 def read_plain_file(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
-    """The bytes of the plain file at ``path``, at most ``limit``.
+    """Return the bytes of the plain file at ``path``, which may be at most ``limit`` bytes long.
 
-    Raises :class:`~ringspec.errors.FileFormatError` for a folder, a pipe, a socket or a device, on which
-    reading could block forever, and for a longer file; OSError if the file cannot be opened.
+    Raises :class:`~ringspec.errors.FileFormatError` for a longer file, and for a folder, a pipe, a socket
+    or a device, because reading one of these could block forever. Raises OSError if the file cannot be opened.
 
     >>> read_plain_file(".")
     Traceback (most recent call last):

@@ -1,8 +1,8 @@
 """Precision recipes: how an implementation computes, as data.
 
-A recipe names every point at which a value is rounded, and the tile sizes and the merge order where
-they matter (NUM-2). :mod:`ringspec.spec` applies it; the comparison and the conformance
-suite read it. A format name means: rounded once, to nearest even, to this format at this point.
+A recipe names the format at every point where a value is rounded, and tile sizes and merge order
+where they matter (NUM-2). :mod:`ringspec.spec` computes with a recipe; the comparison and the conformance
+suite read it. A format name at a point means: rounded there once, to nearest even, to this format.
 
 >>> recipe("bf16").p
 'bfloat16'
@@ -27,51 +27,56 @@ P_REFERENCES = ("block", "running", "stale", "row", "lse", "block_lse", "any")
 class Recipe:
     """The rounding points of one implementation, in the order of the computation.
 
-    ``name`` is that of the table, ``note`` describes it. Each point has the name of a format
-    (:data:`ringspec.formats.FORMATS`). OptionError for another name, a key of ``changes`` in
-    :meth:`replace` that is not a point, or an invalid size of a tile.
+    ``name`` is the name of the recipe and ``note`` describes it. The value of each rounding point below
+    is the name of a format (:data:`ringspec.formats.FORMATS`). Raises OptionError for an unknown format,
+    for an invalid tile size, and in :meth:`replace` for a keyword that is not a field of a recipe.
 
     ``inputs``              q, k, v, dy as they are stored
-    ``products``            accumulator of every matrix product (float64, or float32 with the
-                            summation order of this machine's BLAS: the order is not declared)
-    ``scores``              s, after scale, bias and soft cap, and t = tanh
+    ``products``            accumulator of every matrix product: float64, or float32 in the summation
+                            order of this machine's BLAS (a recipe does not declare the order)
+    ``scores``              s, after scale, bias and soft cap, and t = tanh(z / softcap)
     ``statistics``          exp(s - m), m, l and lse of the running softmax
     ``p``                   P as operand of P V and of P^T dy
-    ``block_o``             o of one block as it leaves the block
-    ``merge``               each product and each sum of a merge of two partial results (NUM-3)
+    ``block_o``             o of one block, as the block's computation returns it
+    ``merge``               each product and each sum in a merge of two partial results (NUM-3)
     ``carried_o``           o as it is kept between ring steps
-    ``outputs``             the final o, which is also the o that the backward reads
-    ``lse``                 the final lse, which is also the lse that leaves the forward
-    ``backward_lse``        lse as exp(s - lse) reads it
-    ``dy_o_products``       each product dy * o before their row sum
+    ``outputs``             the final o, which the backward reads too
+    ``lse``                 the final lse, as the forward returns it
+    ``backward_lse``        lse as the backward's exp(s - lse) reads it
+    ``dy_o_products``       each product dy * o before the products of a row are summed
     ``delta``               dy_o_sum, or dy_o_sum - dlse
-    ``ds``                  dZ (dS without soft cap) as operand of its two products
+    ``ds``                  dZ (dS without a soft cap) as operand of its two products
     ``tile_dq``             the accumulator of dq over the key tiles of one block
     ``tile_dkv``            the accumulators of dk, dv over the query tiles of one block
-    ``block_gradients``     dq, dk, dv of one block as they leave the block
+    ``block_gradients``     dq, dk, dv of one block, as the block's computation returns them
     ``carried_dq``          the accumulator of dq between ring steps
     ``carried_dkv``         the accumulators of dk, dv between ring steps
     ``gradients``           the final dq, dk, dv
-    ``merge_order``         'state': blocks give unnormalised (m, l, o), which are merged;
-                            'normalised': blocks give normalised (o, lse), which are merged
-    ``tile_q``, ``tile_k``  rows and columns of a tile inside a block, None for the whole block.
-                            With ``tile_k`` the softmax is online inside the block as well.
-    ``p_relative_to``       the number c of a row when P = exp(s - c) of the forward is rounded, which
-                            decides the binade that P is rounded in: 'block', the maximum of its
-                            block (a fresh state for each block, then a merge); 'running', the maximum
-                            so far (one state carried through the ring); 'stale', a maximum so far that
-                            is replaced only by one larger by 8 log(2) (lazy rescaling);
-                            'row', the maximum of the whole row (two passes); 'lse', the final lse;
-                            'block_lse', the lse of its block (a softmax of each block, then a merge).
-                            'any': one of these. All are right. None: not declared; a judge accepts each.
+    ``merge_order``         'state': a block returns its unnormalised (m, l, o), and these are merged;
+                            'normalised': a block returns its normalised (o, lse), and these are merged
+    ``tile_q``, ``tile_k``  rows and columns of a tile inside a block; None: one tile is the whole block.
+                            With ``tile_k``, the softmax is online inside the block as well.
+    ``p_relative_to``       the number c of a row in the forward's P = exp(s - c) at the moment when P is
+                            rounded; it determines the binade in which P is rounded. One of:
+                            'block', the row's maximum in the block (each block starts a fresh state,
+                            and the states are merged);
+                            'running', the row's maximum so far (one state is carried through the ring);
+                            'stale', an earlier maximum, replaced only when the new one is larger by
+                            more than 8 log(2) (lazy rescaling);
+                            'row', the maximum of the whole row (two passes);
+                            'lse', the final lse of the row;
+                            'block_lse', the row's lse in the block (each block has its own softmax,
+                            and the results are merged);
+                            'any', any of these, all of which are right.
+                            None: not declared, and a judge accepts each of them.
                             The specification itself rounds relative to the block's maximum.
 
-    A method ``to_`` with the name of a point, such as ``to_p(x)``, rounds x [..] float64 there: to_products,
+    The method ``to_`` plus the name of a point, such as ``to_p(x)``, rounds x [..] float64 at that point: to_products,
     to_scores, to_statistics, to_p, to_block_o, to_merge, to_carried_o, to_outputs, to_lse, to_backward_lse,
     to_dy_o_products, to_delta, to_ds, to_tile_dq, to_tile_dkv, to_block_gradients, to_gradients.
 
-    Inputs that the input format cannot hold are refused. Where products accumulate in float32, an
-    overflow gives infinity or NaN, as it does in a kernel; in float64 it is refused.
+    Inputs that the input format cannot hold are refused. An overflow in a product gives infinity or NaN
+    if products accumulate in float32, as in a kernel; in float64 it is refused.
     """
 
     name: str
@@ -133,15 +138,15 @@ class Recipe:
                     f"pass {size_name}=128",
                 )
 
-    # One method for each point at which the specification rounds; in float64 each is the identity. x is a
-    # float64 array of any shape.
+    # One method for each point at which the specification rounds; in the recipe float64, each is the identity.
+    # x is a float64 array of any shape.
 
     def to_inputs(self, x: Array, what: str) -> Array:
-        """q, k, v or dy as stored; ``what`` is its name in the NonFiniteError for a value out of range."""
+        """Round q, k, v or dy as they are stored; ``what`` names the tensor in the NonFiniteError for a value out of range."""
         return rounded_input(x, self.inputs, what)
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """a @ b for a [..., n, k] and b [..., k, m], accumulated in the format ``products``."""
+        """Return a @ b for a [..., n, k] and b [..., k, m], accumulated in the format ``products``."""
         return product(a, b, self.products)
 
     def to_products(self, x: Array) -> Array:
@@ -196,7 +201,7 @@ class Recipe:
         return round_to(x, self.gradients)
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy with some rounding points changed; give it a new ``name``."""
+        """Return a copy with some fields changed; give it a new ``name``."""
         known = {f.name for f in dataclasses.fields(self)}
         for field_name in changes:
             if field_name not in known:
@@ -209,7 +214,7 @@ class Recipe:
         return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, str | int | None]:
-        """The recipe as plain data, for reports and files."""
+        """Return the recipe as plain data, for reports and files."""
         return dataclasses.asdict(self)
 
 
@@ -217,10 +222,10 @@ ROUNDING_POINTS = tuple(f.name for f in dataclasses.fields(Recipe) if f.default 
 
 
 def _mixed(name: str, narrow: str, note: str) -> Recipe:
-    """16-bit operands, float32 everywhere else: FlashAttention's arithmetic.
+    """Build a recipe with 16-bit operands and float32 everywhere else: FlashAttention's arithmetic.
 
-    Source: Dao, FlashAttention-2 (https://arxiv.org/abs/2307.08691), section 3; inputs, P and dS
-    in 16 bits on the matrix units, accumulators and statistics in float32.
+    Source: Dao, FlashAttention-2 (https://arxiv.org/abs/2307.08691), section 3: inputs, P and dS
+    enter the matrix units in 16 bits; accumulators and statistics are float32.
     """
     return Recipe(
         name,
@@ -249,9 +254,9 @@ def _mixed(name: str, narrow: str, note: str) -> Recipe:
 
 
 def _partials(name: str, narrow: str) -> Recipe:
-    """Each block's results are 16-bit and are rounded again on every ring step.
+    """Build a recipe whose block results are 16-bit and are rounded again in every ring step.
 
-    Public rings around an existing kernel compute like this, and the error grows with W
+    Public rings that call an existing kernel compute like this. The error grows with W
     (https://github.com/zhuzilin/ring-flash-attention/issues/42).
     """
     return _mixed(name, narrow, "partials rounded to the input type between ring steps").replace(
@@ -265,19 +270,20 @@ def _partials(name: str, narrow: str) -> Recipe:
 
 
 def _float8(name: str, narrow: str) -> Recipe:
-    """8-bit inputs; P, dS and results in bfloat16."""
+    """Build a recipe with 8-bit inputs; P, dS and results are bfloat16."""
     return _mixed(name, "bfloat16", "8-bit inputs, bfloat16 operands and results").replace(
         inputs=narrow
     )
 
 
 def _public_nki(name: str, mixed_precision: bool) -> Recipe:
-    """The public ring attention kernels of AWS's NKI library, as their sources describe them.
+    """Build the recipe of the public ring attention kernels of AWS's NKI library, as their sources describe them.
 
-    P and dS are bfloat16; a block's o leaves it unnormalised in the type of q; the merge holds its
-    o operands, products and sums in bfloat16; statistics and final gradients are float32. Without
-    ``mixed_precision`` the accumulators of dk and dv, and the lse and dy_o_sum that the backward
-    reads, are of the input type; the dq that is sent is float32 in either case. Queries go in tiles of 128; the row maximum is taken over the whole block.
+    P and dS are bfloat16. A block returns its o unnormalised, in the type of q. The merge holds its
+    o operands, products and sums in bfloat16. Statistics and final gradients are float32. Without
+    ``mixed_precision``, the accumulators of dk and dv, and the lse and dy_o_sum that the backward
+    reads, have the input type. The dq that a worker sends is always float32. Queries are cut into tiles of 128
+    rows; the row maximum is taken over the whole block.
     Source: https://github.com/aws-neuron/nki-library (ring attention, context encoding).
     """
     accumulator = "float32" if mixed_precision else "bfloat16"
@@ -297,19 +303,19 @@ def _public_nki(name: str, mixed_precision: bool) -> Recipe:
 
 
 def nki_impl(name: str, narrow: str, mixed_precision: bool = True) -> Recipe:
-    """The ring attention kernels of the package nki_impl, as ``nki_impl.kernels`` describes them.
+    """Build the recipe of the ring attention kernels of the package nki_impl (``nki_impl.kernels``).
 
-    P and dS are of the input type, dS from P before it is rounded; a block's o leaves it in
-    float32, the merge and all that is carried between ring steps are float32, o is rounded once, and
+    P and dS have the input type; dS is computed from P before P is rounded. A block returns its o in
+    float32. The merge and all that is carried between ring steps are float32. o is rounded once, and
     dq, dk, dv are float32. The row maximum is taken over the whole block; dk and dv are summed over 128
-    query rows at a time. Without ``mixed_precision`` lse, dy_o_sum, its products and the carried dk
-    and dv are of the input type.
+    query rows at a time. Without ``mixed_precision``, lse, dy_o_sum, its products and the carried dk
+    and dv have the input type.
 
-    Not modelled: o and dq are summed over 128 keys at a time, the final division is a reciprocal and a
-    product, dP - dy_o_sum is rounded before it is multiplied; all of these are roundings of float32.
-    More than 2048 keys on a worker count as several blocks, each with its own maximum. Without
-    ``mixed_precision`` each query head of a group, and each 2048 rows, are added to the carried dk and
-    dv separately; the recipe adds the sum of a block once.
+    The recipe omits some roundings to float32: o and dq are summed over 128 keys at a time, the final
+    division is a reciprocal and a product, and dP - dy_o_sum is rounded before it is multiplied. It also
+    ignores that more than 2048 keys on a worker count as several blocks, each with its own maximum.
+    Without ``mixed_precision``, the kernels add each query head of a group and each 2048 rows to the
+    carried dk and dv separately; the recipe adds the sum of a block once.
     """
     changes: dict[str, Any] = {"gradients": "float32", "tile_q": 128}
     if not mixed_precision:
@@ -339,7 +345,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-# The recipe of a number format, by the names of the format in libraries.
+# The recipe for each number format, under the names that libraries use for the format.
 OF_FORMAT = {
     "bf16": ("bfloat16",),
     "fp16": ("float16", "half", "f16"),
@@ -351,10 +357,10 @@ OF_FORMAT = {
 
 
 def recipe(which: str | Recipe) -> Recipe:
-    """The recipe of the name ``which``, or the given recipe itself.
+    """Return the recipe called ``which``, or ``which`` itself if it is a recipe.
 
-    Raises :class:`~ringspec.errors.OptionError` with the nearest name, which for the name of a
-    number format is the recipe of that format.
+    Raises :class:`~ringspec.errors.OptionError` for an unknown name, with the nearest known name. For the
+    name of a number format, that is the recipe of the format.
 
     >>> recipe("bfloat16")
     Traceback (most recent call last):
@@ -373,7 +379,7 @@ def recipe(which: str | Recipe) -> Recipe:
 
 
 def _nearest_to(which: object) -> str:
-    """The remedy for a name that no recipe has.
+    """Return the fix for a name that no recipe has.
 
     >>> _nearest_to("torch.bfloat16"), _nearest_to("FP64"), _nearest_to("bf16-partials")
     ("write 'bf16'", "write 'float64'", "write 'bf16_partials'")

@@ -1,4 +1,4 @@
-"""Strict JSON: no duplicate key, no NaN or infinity, no number beyond float64 or 64 bits."""
+"""Strict JSON: no duplicate key, no NaN or infinity, no number beyond float64, no integer beyond 64 bits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse a JSON text (UTF-8); ValueError for anything that is not strictly JSON.
+    """Parse JSON text (UTF-8); raise ValueError for anything that is not strict JSON.
 
-    The caller must bound its length.
+    The caller must limit the length of the text.
 
     >>> loads(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     >>> loads('{"a": 1, "a": 2}')
     Traceback (most recent call last):
-    ValueError: the duplicate key 'a'
+    ValueError: duplicate key 'a'
     """
     try:
         return json.loads(
@@ -27,14 +27,14 @@ def loads(text: str | bytes) -> Any:
             parse_int=_within_64_bits,
         )
     except RecursionError:
-        raise ValueError("too many levels") from None
+        raise ValueError("too many nested levels") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"the duplicate key {key[:40]!r}")
+            raise ValueError(f"duplicate key {key[:40]!r}")
         result[key] = value
     return result
 

@@ -1,12 +1,12 @@
 """Named tensors in one file, in the safetensors format: read strictly, written deterministically.
 
-Layout of the format: 8 bytes little-endian length of a JSON header, the header, then the data.
+A file is the length of a JSON header (8 bytes, little endian), the header, and the data.
 The header maps each name to its dtype, shape and [begin, end) offsets into the data;
 ``__metadata__`` maps strings to strings. Source: https://github.com/huggingface/safetensors
-(README, "Format"). Equal tensors give equal bytes: names in sorted order, no gaps, no time stamps.
+(README, "Format"). Equal tensors give equal bytes: names are sorted, and there are no gaps or time stamps.
 
-Files are not trusted: the reader checks that the header is bounded, keys are unique and known, and
-offsets are contiguous and within the file; nothing is executed.
+Files are not trusted. The reader limits the header's length, requires unique and known keys, and requires
+offsets that are contiguous and within the file. It executes nothing.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def dtype_code(dtype: np.dtype) -> str:
 
 
 def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) -> bytes:
-    """The bytes of a file. Arrays are written in C order, little endian.
+    """Return the bytes of a file that holds the given tensors, in C order and little endian.
 
     ``tensors``: arrays of any shape by name; ``metadata``: text by name. Raises FileFormatError for a name,
-    a text or a header that the format does not take, DtypeError and ShapeError for an array.
+    a text or a header that the format cannot hold, DtypeError or ShapeError for such an array.
 
     >>> sorted(decode(encode({"b": np.zeros(2), "a": np.ones((1, 2), np.float32)})))
     ['a', 'b']
@@ -111,7 +111,7 @@ def _check_writable(tensors: Any, metadata: Any) -> None:
 
 
 def _plain_array(x: Any, name: str) -> NDArray:
-    """An array that the format can store."""
+    """Return ``x`` as an array that the format can store."""
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(f"tensor {name!r} as a plain array", "a masked array", "pass .data")
     try:
@@ -132,10 +132,10 @@ def write_tensors(
     tensors: dict[str, NDArray],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write a file completely or not at all: an interrupted call leaves the old file or none.
+    """Write tensors to a file, completely or not at all: an interrupted call keeps the old file, if there was one.
 
-    ``tensors`` of any shape, ``metadata`` and errors as in :func:`encode`; OptionError if ``path`` is not a path,
-    FileNotFoundError if its folder does not exist.
+    ``tensors`` (any shape), ``metadata`` and errors are as in :func:`encode`. Raises OptionError if ``path`` is
+    not a path, FileNotFoundError if its folder does not exist.
     """
     data = encode(tensors, metadata)
     if not isinstance(path, (str, os.PathLike)):
@@ -147,7 +147,7 @@ def write_tensors(
 
 
 def replace_file(target: Path, data: bytes) -> None:
-    """Write a file completely or not at all, with the permissions of a new file."""
+    """Write bytes to a file, completely or not at all, with the permissions of a new file."""
     handle, temporary = tempfile.mkstemp(prefix=target.name + ".", dir=target.parent or None)
     try:
         with os.fdopen(handle, "wb") as out:
@@ -163,23 +163,23 @@ def replace_file(target: Path, data: bytes) -> None:
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray]:
-    """The tensors, arrays of any shape, of the file at ``path`` by name.
+    """Return the tensors (arrays of any shape) of the file at ``path`` by name.
 
-    Raises FileFormatError for anything that is not such a file.
+    Raises FileFormatError if the file is not a valid safetensors file.
     """
     return decode(read_plain_file(path), str(path))
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The ``__metadata__`` of the file at ``path``; an empty dict without it."""
+    """Return the ``__metadata__`` of the file at ``path``; an empty dict if it has none."""
     header, _ = split(read_plain_file(path), str(path))
     return _check_metadata(header.get("__metadata__", {}), str(path))
 
 
 def decode(data: bytes, what: str = "bytes") -> dict[str, NDArray]:
-    """The tensors in the bytes of a file. Arrays, of any shape, are read-only views of ``data``.
+    """Return the tensors in ``data``, the bytes of a file, by name. Arrays (any shape) are read-only views of ``data``.
 
-    ``what`` names the file in an error. Raises FileFormatError.
+    ``what`` names the file in an error. Raises FileFormatError if the bytes are not a valid safetensors file.
     """
     header, body = split(data, what)
     _check_metadata(header.pop("__metadata__", {}), what)
@@ -206,12 +206,12 @@ def decode(data: bytes, what: str = "bytes") -> dict[str, NDArray]:
 
 def _refuse(what: str, expected: str, got: str) -> None:
     raise FileFormatError(
-        f"{expected} in {what}", got, "write the file again with a program that keeps the format"
+        f"{expected} in {what}", got, "write the file again with a program that follows the format"
     )
 
 
 def split(data: bytes, what: str) -> tuple[dict[str, Any], memoryview]:
-    """Header and body, the header parsed with unique keys and without NaN."""
+    """Return the header and the data. The header's keys must be unique, and NaN is refused."""
     if len(data) < 8:
         _refuse(what, "a safetensors file", f"{len(data)} bytes")
     (length,) = struct.unpack("<Q", data[:8])
@@ -240,7 +240,7 @@ def _whole(value: Any) -> bool:
 
 
 def _check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int, ...], int, int]:
-    """(dtype, shape, begin, end) of one header entry, checked for consistency."""
+    """Check one header entry for consistency and return its (dtype, shape, begin, end)."""
     keys = {"dtype", "shape", "data_offsets"}
     if not isinstance(entry, dict) or set(entry) != keys:
         _refuse(what, f"keys {sorted(keys)} for {name!r}", repr(entry)[:80])
@@ -258,7 +258,7 @@ def _check_entry(name: str, entry: Any, what: str) -> tuple[np.dtype, tuple[int,
     begin, end = offsets
     span = math.prod(
         length for length in shape if length
-    )  # NumPy multiplies these even if another length is 0
+    )  # NumPy refuses lengths whose product is too large, even if another length is 0
     if max(begin, end, span * dtype.itemsize) >= 2**62 or end - begin != size:
         got = f"{shown(end - begin)} bytes"
         _refuse(what, f"{shown(size)} bytes for {name!r} of shape {shown(shape)}", got)

@@ -1,9 +1,10 @@
 """Assertions for test files and notebooks.
 
 :func:`check` runs the conformance suite on a target. :func:`assert_ring_attention` compares given tensors with
-ring attention, for tests that you already have.
+ring attention; call it from your own tests.
 
-Expected values follow :mod:`ringspec.spec.dense_forward` and ``dense_backward``; bounds are from :mod:`ringspec.compare.bounds`.
+Expected values follow :mod:`ringspec.spec.dense_forward` and :mod:`~ringspec.spec.dense_backward`; bounds are from
+:mod:`ringspec.compare.bounds`.
 
 >>> import numpy as np
 >>> from ringspec.rings.ring import ring
@@ -53,7 +54,7 @@ GRADIENTS = ("dq", "dk", "dv")
 OVER_ROWS = {"dsinks": "sinks", "dbias": "bias"}
 OF_KEYS = ("k", "v", "dk", "dv")
 LSE_BASES = ("natural", "base2")
-INPUTS = {"q": 4, "k": 4, "v": 4, "dy": 4, "dlse": 3}  # how many axes each has
+INPUTS = {"q": 4, "k": 4, "v": 4, "dy": 4, "dlse": 3}  # number of axes
 
 
 def assert_ring_attention(
@@ -75,29 +76,29 @@ def assert_ring_attention(
 
     ``got``      a mapping with some of o, lse, dq, dk, dv, dsinks, dbias; or o only
     ``q``        [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv], ``dy`` like o: the
-                 upstream gradient of the gradients in ``got``
-    ``workers``  W; ``layout``: 'contiguous', 'striped', 'zigzag', 'zigzag_per_document' or a table
-                 [W, n] of tokens
-    ``recipe``   the number formats of the kernel (:data:`ringspec.RECIPES`); it decides the bounds and
+                 upstream gradient from which the gradients in ``got`` were computed
+    ``workers``  W
+    ``layout``   'contiguous', 'striped', 'zigzag', 'zigzag_per_document' or a table [W, n] of tokens
+    ``recipe``   the number formats of the kernel (:data:`ringspec.RECIPES`); it determines the bounds and
                  the dtypes of results
     ``lse``      'natural', or 'base2' for a kernel that returns lse to base 2
     ``dlse``     [B, H, Sq], the upstream gradient of the natural lse; None: 0
-    ``diagnose`` compare a mismatch with every known bug. This takes seconds, and is left out if
-                 B * H * Sq * Sk > 2**19. False saves time if many mismatches are expected
+    ``diagnose`` True: compare a mismatch with every known bug, which takes seconds and is omitted if
+                 B * H * Sq * Sk > 2**19. False: omit it, which saves time if many mismatches are expected
     ``options``  those of :func:`ringspec.attention`: causal, window, scale, softcap, cu_seqlens, sinks...
 
     Each input and result is a NumPy, PyTorch or JAX array of any float dtype: one array in token order,
-    or a list of W arrays (or a stack [W, ...]) in slot order. dsinks, and dbias of a bias that all queries
-    share, are sums over queries: one array, of the shape of sinks or bias, is the whole sum; a list has
-    the contribution of each worker.
+    or a list of W arrays (or a stack [W, ...]) in slot order. Two gradients are sums over queries: dsinks, and
+    dbias if all queries share the bias. For these, one array in the shape of sinks or bias is the
+    whole sum, and a list has the contribution of each worker.
 
-    Every element of every worker is compared: with exact values for small problems, else with float64
-    (the error text says which). The dtype of a result may be wider than the recipe's; one that cannot
-    hold the recipe's numbers, such as float16 under 'float32', is a 'wrong dtype'.
+    Every element of every worker is compared: with exact values if the problem is small, otherwise with float64
+    (the error text says which). The dtype of a result may be wider than the recipe's. A dtype that cannot
+    hold the recipe's numbers, such as float16 under 'float32', is reported as 'wrong dtype'.
 
-    Raises OptionError for an unknown name of a result, and another :class:`~ringspec.errors.RingspecError`
-    for invalid inputs. Inputs that the recipe's input format cannot hold are invalid, because the kernel
-    would round them and compute with other numbers.
+    Raises OptionError for an unknown name in ``got``, and another :class:`~ringspec.errors.RingspecError`
+    for invalid inputs. Inputs that the recipe's input format cannot hold exactly are invalid, because the
+    kernel would round them and compute with other numbers.
     """
     used = recipe_of(recipe)
     if lse not in LSE_BASES:
@@ -137,7 +138,7 @@ def assert_ring_attention(
 
 
 def _results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors by name; the gradients are required if ``dy`` is given."""
+    """Return the tensors by name; the gradients are required if ``dy`` is given."""
     results = dict(got) if isinstance(got, Mapping) else {"o": got}
     for name in results:
         if name not in RESULTS:
@@ -162,7 +163,7 @@ def _results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> d
 
 
 def _shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | NDArray:
-    """One array per worker if ``x`` is a list or a stack, else the gathered array."""
+    """Return one array per worker if ``x`` is a list or a stack, else the gathered array."""
     if isinstance(x, (list, tuple)) and len(x) == workers and np.ndim(x[0]) == rank:
         return [to_numpy(one, name) for one in x]
     array = to_numpy(x, name)
@@ -174,7 +175,7 @@ def _shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | ND
 def _gathered(
     name: str, x: Any, workers: int, layout: Any, cu_seqlens: Any, recipe: Recipe
 ) -> NDArray[np.float64]:
-    """An input in token order, in float64; values that the recipe would round are refused."""
+    """Return an input in token order, in float64; refuse values that the recipe would round."""
     rank = INPUTS[name]
     shards = _shards_of(x, workers, name, rank)
     if isinstance(shards, list):
@@ -210,7 +211,7 @@ def _number(name: str, x: NDArray) -> NDArray[np.float64]:
 def _table_for(
     shards: list[NDArray[np.float64]], workers: int, layout: Any, cu_seqlens: Any, rank: int
 ) -> NDArray[np.int64]:
-    """The token in each slot. Padded documents end at the last entry of ``cu_seqlens``."""
+    """Return the token in each slot. Padded documents end at the last entry of ``cu_seqlens``."""
     length = sum(one.shape[2] if one.ndim == rank else 0 for one in shards)
     if isinstance(layout, str) and layout == "zigzag_per_document" and cu_seqlens is not None:
         length = int(np.asarray(cu_seqlens)[-1])
@@ -261,14 +262,14 @@ class Judge:
             self.floors[name] = bound_floors(recipe, sizes, largest, **due)[name]
 
     def due(self, name: str) -> str:
-        """The format of a result in the recipe; a gradient of sinks or bias may be narrower."""
+        """Return the format of a result in the recipe; a gradient of sinks or bias may be narrower."""
         own = {"o": self.recipe.outputs, "lse": self.recipe.lse, "dsinks": self.recipe.lse}
         due = own.get(name, self.recipe.gradients)
         parameter = name_of(self.given[name].dtype) if name in self.given else None
         return due if parameter is None else narrower(due, parameter)
 
     def verdicts(self, name: str, x: Any) -> Sequence[TensorVerdict]:
-        """One verdict per worker, or a single one for a sum over all workers."""
+        """Return one verdict per worker, or a single one for a sum over all workers."""
         table = self.tables["k" if name in OF_KEYS else "q"]
         rank = self.given[name].ndim if name in self.given else 3 if name == "lse" else 4
         shards = _shards_of(x, len(table), name, rank)
@@ -290,7 +291,7 @@ class Judge:
     def outputs(
         self, results: Mapping[str, Any], verdicts: Sequence[TensorVerdict]
     ) -> dict[str, tuple[NDArray, ...]]:
-        """One array per worker of o, lse, dq, dk and dv; results of a wrong shape or dtype are left out."""
+        """Return one array per worker for o, lse, dq, dk and dv; omit results of a wrong shape or dtype."""
         formless = {one.tensor for one in verdicts if one.kind in ("wrong shape", "wrong dtype")}
         outputs = {}
         for name in ("o", "lse", *GRADIENTS):
@@ -372,7 +373,7 @@ def _told(
     options: Mapping[str, Any],
     diagnosis: Sequence[str] = (),
 ) -> str:
-    """The error text: what was compared, where it differs, and the diagnosis."""
+    """Return the error text: what was compared, where it differs, and the diagnosis."""
     names = [name for name, value in options.items() if value is not None and value is not False]
     words = [f"W = {workers}", layout if isinstance(layout, str) else "a layout table", *names]
     words += [

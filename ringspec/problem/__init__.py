@@ -1,5 +1,5 @@
 """What a call consists of: ``model`` defines it, and two files check a caller's arguments.
 
-1. ``checks``          each argument in the one form that the rest works with, or an error
+1. ``checks``          convert each argument to the one form that the specification works with, or raise an error
 2. ``options``         the keywords of every function
 """

@@ -1,6 +1,6 @@
-"""Checks of single arguments: what was expected, what was received, how to fix it.
+"""Checks of single arguments. An error says what was expected, what was received and how to fix it.
 
-Each function takes one argument as the caller gave it and returns it in the one form that the
+Each function takes one argument as the caller gave it. It returns the argument in the one form that the
 specification works with, or raises the error of its kind.
 """
 
@@ -35,7 +35,7 @@ def as_array(x: Any, what: str) -> NDArray:
         )
     try:
         values = np.asarray(x)
-    except Exception as cause:  # ragged lists, tensors on a device, anything with a hostile hook
+    except Exception as cause:  # ragged lists, tensors on a device, any object whose hooks raise
         raise DtypeError(
             f"{what} that NumPy can read as an array",
             described(x, cause),
@@ -51,7 +51,7 @@ def as_array(x: Any, what: str) -> NDArray:
 def float_array(
     x: Any, what: str, rank: int | None = None, finite: bool = True
 ) -> NDArray[np.float64]:
-    """Return float input as a float64 array; refuse another rank, and NaN or infinities if ``finite``."""
+    """Return float input as a float64 array; refuse a wrong rank, and NaN or infinities if ``finite``."""
     values = load(as_array(x, what), what)
     if rank is not None and values.ndim != rank:
         names = {3: "[B, H, S]", 4: "[B, H, S, D]"}
@@ -93,11 +93,11 @@ def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
 
 
 def position_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
-    """Validate positions as :func:`int_rows` does, at most 2**61 in size so that no difference overflows."""
+    """Validate positions as :func:`int_rows` does, with magnitudes of at most 2**61, so that no difference overflows."""
     values = int_rows(x, what, batch, length)
     if values.size and not (-LARGEST_POSITION <= values.min() and values.max() <= LARGEST_POSITION):
         raise OptionError(
-            f"{what} of at most 2**61 in size",
+            f"{what} of at most 2**61 in magnitude",
             "a larger position",
             "subtract one number from all positions",
         )
@@ -118,7 +118,7 @@ def pair_array(x: NDArray, what: str, full: tuple[int, int, int, int]) -> NDArra
 
 
 def bool_pairs(x: Any, what: str, full: tuple[int, int, int, int]) -> NDArray[np.bool_]:
-    """Validate a bool array that broadcasts to the shape ``full``, True = keep the pair; return a copy."""
+    """Validate a bool array that broadcasts to the shape ``full`` (True = keep the pair); return a copy."""
     values = as_array(x, what)
     if values.dtype != np.bool_:
         raise DtypeError(
@@ -141,7 +141,7 @@ def number(x: Any, what: str) -> float:
 
 
 def is_integer(x: Any) -> bool:
-    """Whether ``x`` is an int or a NumPy integer, and not a bool."""
+    """Return whether ``x`` is an int or a NumPy integer, and not a bool."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
@@ -172,7 +172,7 @@ def check_workers(workers: Any) -> int:
 
 
 def function(x: Any, what: str) -> Any:
-    """Validate that ``x`` can be called and return it."""
+    """Validate that ``x`` is callable and return it."""
     if not callable(x):
         raise OptionError(f"{what} as a function", shown(x), f"pass a function as {what}")
     return x
@@ -193,9 +193,9 @@ def check_window(window: Any) -> tuple[int | None, int | None] | None:
     right_kind = all(side is None or is_integer(side) for side in sides)
     if len(sides) != 2 or not right_kind or any(side is not None and side < 0 for side in sides):
         raise OptionError(
-            "window as None, an int >= 0 or a pair (left, right) of such, None = unbounded side",
+            "window as None, an int >= 0 or a pair (left, right) of ints >= 0 or None",
             shown(window),
-            "write window=(left, right); -1 for 'unbounded' is written None here",
+            "write window=(left, right), with None (not -1) for an unbounded side",
             code="window",
         )
     left, right = (None if side is None else int(side) for side in sides)
@@ -203,7 +203,7 @@ def check_window(window: Any) -> tuple[int | None, int | None] | None:
 
 
 def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray[np.int64]:
-    """Document number of each token; -1 after the last document (MASK-5).
+    """Return the document number of each token; -1 after the last document (MASK-5).
 
     >>> segments_from_cu_seqlens([0, 2, 3], 4, "cu_seqlens").tolist()
     [0, 0, 1, -1]
@@ -220,7 +220,7 @@ def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray
     ordered = starts.size >= 1 and starts[0] == 0 and bool((starts[1:] >= starts[:-1]).all())
     if not ordered or starts[-1] > length:
         raise OptionError(
-            f"{what} that begins with 0, never falls and ends at most at {length}",
+            f"{what} that begins with 0, never decreases and ends at most at {length}",
             shown(starts.tolist()),
             "give the cumulative lengths of the documents in order",
             code="packing",

@@ -1,10 +1,10 @@
-"""What a problem consists of: tensors, what belongs to a query row, what belongs to a key column.
+"""What a problem consists of: tensors, rows (what belongs to a query) and columns (what belongs to a key).
 
-Rows and columns are cut into blocks and travel with the block that they index (RING-6); the terms
+Rows and columns are cut into blocks and travel with the block that they index (RING-6). The terms
 are the same on every worker. Indices and positions are int64, masks bool, all else float64.
 
 Sizes: B batches, H query heads, Hkv key and value heads, Sq queries, Sk keys, D entries of a query or key, Dv of a
-value, N sinks of a head, n tokens of one block. ``B|1`` is an axis of length B, or 1 for all.
+value, N sinks of a head, n tokens of one block. ``B|1`` is an axis whose length is B, or 1 if all share the entry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Booleans = NDArray[np.bool_]
 class Terms:
     """The parameters that every worker knows: H = ``heads``, Hkv = ``kv_heads``, and those of the definition.
 
-    ``scale`` of <q, k>; ``causal`` and ``window`` (left, right; None = unbounded) of the mask;
+    ``scale`` multiplies <q, k>; ``causal`` and ``window`` (left, right; None = unbounded) define the mask;
     ``softcap`` or None; ``sinks`` [H, N] or None; ``dropout_p`` and ``dropout_seed``.
     """
 
@@ -47,11 +47,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Rows:
-    """What belongs to n queries: index and position, and their rows of the pairwise bias, mask and keep.
+    """What belongs to n queries: index and position, and the queries' rows of the bias, mask and keep of all pairs.
 
     ``index`` [n] is the place in the global arrays, -1 for a padding slot. ``position``,
     ``segment``, ``bound_min``, ``bound_max`` are [B, n] or [1, n]. ``bias``, ``mask``, ``keep`` are
-    [B|1, H|1, n|1, Sk|1]: local rows, all global keys.
+    [B|1, H|1, n|1, Sk|1]: the rows of these queries, the columns of all global keys.
     """
 
     index: Integers
@@ -64,7 +64,7 @@ class Rows:
     keep: Booleans | None = None
 
     def take(self, index: Integers) -> Rows:
-        """The rows with these global indices; -1 makes a padding slot."""
+        """Return the rows with these global indices; -1 makes a padding slot."""
         return Rows(
             index,
             take(self.position, index, axis=1),
@@ -77,7 +77,7 @@ class Rows:
         )
 
     def slice(self, start: int, stop: int) -> Rows:
-        """The rows start..stop-1, counted inside these rows."""
+        """Return the rows start..stop-1, counted inside these rows."""
         return Rows(
             self.index[start:stop],
             self.position[:, start:stop],
@@ -99,7 +99,7 @@ class Columns:
     segment: Integers | None = None
 
     def take(self, index: Integers) -> Columns:
-        """The columns with these global indices; -1 makes a padding slot."""
+        """Return the columns with these global indices; -1 makes a padding slot."""
         return Columns(
             index,
             take(self.position, index, axis=1),
@@ -107,7 +107,7 @@ class Columns:
         )
 
     def slice(self, start: int, stop: int) -> Columns:
-        """The columns start..stop-1, counted inside these columns."""
+        """Return the columns start..stop-1, counted inside these columns."""
         return Columns(
             self.index[start:stop],
             self.position[:, start:stop],
@@ -117,9 +117,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class Tile:
-    """A rectangle of the score matrix: which queries meet which keys, and how they are computed.
+    """A rectangle of the score matrix: its queries, its keys, and the parameters of the computation.
 
-    ``rows`` [n_q] belong to the queries, ``columns`` [n_k] to the keys, ``terms`` to the whole problem;
+    ``rows`` [n_q] belong to the queries, ``columns`` [n_k] to the keys, and ``terms`` to the whole problem.
     ``recipe`` says where values are rounded.
     """
 
@@ -129,7 +129,7 @@ class Tile:
     recipe: Recipe
 
     def part(self, rows: tuple[int, int], columns: tuple[int, int]) -> Tile:
-        """The smaller tile of rows start..stop-1 and columns start..stop-1, counted inside this one."""
+        """Return the tile of these rows start..stop-1 and columns start..stop-1, counted inside this tile."""
         return Tile(self.rows.slice(*rows), self.columns.slice(*columns), self.terms, self.recipe)
 
 
@@ -148,7 +148,7 @@ class Problem:
     terms: Terms
 
     def take(self, index_q: Integers, index_k: Integers) -> Problem:
-        """The shard of one worker: the queries and the keys with these global indices; -1 makes a padding slot."""
+        """Return the shard of one worker: the queries and keys with these global indices; -1 makes a padding slot."""
         return Problem(
             take(self.q, index_q, axis=2),
             take(self.k, index_k, axis=2),
@@ -160,12 +160,12 @@ class Problem:
 
     @property
     def tile(self) -> Tile:
-        """All queries against all keys, in float64."""
+        """The tile of all queries and all keys, in float64."""
         return Tile(self.rows, self.columns, self.terms, RECIPES["float64"])
 
 
 def take(x: NDArray, index: Integers, axis: int, fill: float = 0) -> NDArray:
-    """Entries of ``x`` along an axis; ``fill`` where the index is -1.
+    """Return the entries of ``x`` at ``index`` along an axis; ``fill`` where the index is -1.
 
     >>> take(np.array([[5, 6, 7]]), np.array([2, -1]), axis=1, fill=9).tolist()
     [[7, 9]]
@@ -180,19 +180,19 @@ def take(x: NDArray, index: Integers, axis: int, fill: float = 0) -> NDArray:
 
 
 def take_rows(x: NDArray, index: Integers) -> NDArray:
-    """Rows of [b, h, Sq, Sk] pairs; a broadcast row axis stays as it is."""
+    """Return rows of ``x`` [b, h, Sq, Sk]; a row axis of length 1 stays as it is."""
     return x if x.shape[2] == 1 else take(x, index, axis=2)
 
 
 def cut(x: NDArray, start: int, stop: int) -> NDArray:
-    """Rows start..stop-1 of [b, h, n, Sk]; a broadcast row axis stays as it is."""
+    """Return rows start..stop-1 of ``x`` [b, h, n, Sk]; a row axis of length 1 stays as it is."""
     return x if x.shape[2] == 1 else x[:, :, start:stop]
 
 
 def columns_of(x: NDArray, columns: Columns) -> NDArray:
-    """The entries of x [b, h, n, Sk] for the keys of ``columns``; a broadcast key axis stays as it is."""
+    """Return the entries of ``x`` [b, h, n, Sk] for the keys of ``columns``; a key axis of length 1 stays as it is."""
     if x.shape[3] == 1:
         return x
-    if x.shape[3] == 0:  # no key at all: only padding slots can ask
+    if x.shape[3] == 0:  # there is no key, so all columns are padding slots
         return np.zeros((*x.shape[:3], columns.index.size), dtype=x.dtype)
     return np.take(x, np.maximum(columns.index, 0), axis=3)

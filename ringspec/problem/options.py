@@ -1,11 +1,11 @@
 """The keywords that every function accepts, and their checks.
 
-``attention``, ``attention_backward`` and ``ring`` accept exactly the keywords of :class:`Options`;
+``attention``, ``attention_backward`` and ``ring`` accept exactly the keywords of :class:`Options`.
 :func:`check` turns q, k, v and options into a :class:`~ringspec.problem.model.Problem`, or raises an
-error that says what was expected, what was received and how to fix it. Code called after this check may
+error that says what was expected, what was received and how to fix it. Code that runs after it may
 assume valid arguments.
 
-Source: :mod:`ringspec.spec.masks` and :mod:`ringspec.spec.dense_forward` say what each option means (MASK-9, FWD-1).
+:mod:`ringspec.spec.masks` and :mod:`ringspec.spec.dense_forward` define what each option does (MASK-9, FWD-1).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Options(TypedDict, total=False):
     ``bias=None``             float, broadcastable to [B, H, Sq, Sk], added to the scaled scores; -inf
                           masks the pair
     ``mask=None``             bool, broadcastable to [B, H, Sq, Sk]; True = may attend
-    ``segments_q=None``       int [Sq] or [B, Sq]: document of each query, which attends to keys of the
-                          same number; negative = padding
-    ``segments_k=None``       int [Sk] or [B, Sk]: document of each key; default segments_q if Sq == Sk
+    ``segments_q=None``       int [Sq] or [B, Sq]: document of each query, which attends only to keys of the
+                          same document; negative = padding
+    ``segments_k=None``       int [Sk] or [B, Sk]: document of each key; None: segments_q, if Sq == Sk
     ``cu_seqlens=None``       int [N + 1]: starts of N packed documents, and the end of the last one
-    ``cu_seqlens_k=None``     the same for the keys; default cu_seqlens
+    ``cu_seqlens_k=None``     the same for the keys; None: cu_seqlens
     ``bound_min=None``        int [Sq] or [B, Sq]: first key position that is visible to each query
     ``bound_max=None``        int [Sq] or [B, Sq]: one past the last visible key position
     ``sinks=None``            float [H] or [H, N]: logits that enter only the softmax denominator
@@ -66,8 +66,8 @@ class Options(TypedDict, total=False):
     ``dropout_seed=0``        seed of the counter-based keep mask, 0 <= seed < 2**64
     ``keep=None``             bool, broadcastable to [B, H, Sq, Sk]: explicit keep mask, True = keep
     ``q_offset=0``            position of query 0; Sk - Sq aligns the last query with the last key
-    ``positions_q=None``      int [Sq] or [B, Sq]: replaces 0, 1, 2, ... + q_offset
-    ``positions_k=None``      int [Sk] or [B, Sk]: replaces 0, 1, 2, ...
+    ``positions_q=None``      int [Sq] or [B, Sq]: replaces the positions q_offset, q_offset + 1, ...
+    ``positions_k=None``      int [Sk] or [B, Sk]: replaces the positions 0, 1, 2, ...
     """
 
     causal: bool
@@ -98,13 +98,13 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(Options.__annotations__) | {
     "q_offset": 0,
 }
 
-# Keywords of other libraries whose nearest name here means something else.
+# Keywords of other libraries, where the nearest known name would mean something else.
 INSTEAD = {
     "cp_offset": "leave it out: layout, worker and step decide it (ringspec.cp_offset shows it)",
     "softmax_scale": "write 'scale'",
     "cu_seqlens_q": "write 'cu_seqlens'",
     "seed": "write 'dropout_seed'",
-    "recipe": "leave it out: ringspec.ring takes a recipe, dense attention is not rounded on the way",
+    "recipe": "leave it out: ringspec.ring takes a recipe, dense attention rounds nothing",
     "workers": "leave it out: ringspec.ring takes it, dense attention has no workers",
     "layout": "leave it out: ringspec.ring takes it, dense attention has no workers",
     "dtype": "leave it out: ringspec.fast takes dtype, ringspec.exact takes formats=('float32',)",
@@ -114,7 +114,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_options(function: Function) -> Function:
-    """Refuse unknown keywords with the nearest known name, and show the options in ``help``."""
+    """Make a function refuse unknown keywords, with the nearest known name, and show the options in its ``help``."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
@@ -133,10 +133,10 @@ def takes_options(function: Function) -> Function:
 
 
 def default_scale(head_dim: int) -> float:
-    """The float64 nearest to the real number 1/sqrt(D), D = ``head_dim`` (rule FWD-2).
+    """Return the float64 nearest to the real number 1/sqrt(D), D = ``head_dim`` (FWD-2).
 
     >>> import math
-    >>> default_scale(128) == 1 / math.sqrt(128)  # two roundings miss it
+    >>> default_scale(128) == 1 / math.sqrt(128)  # which rounds twice
     False
     """
     with decimal.localcontext(decimal.Context(prec=60)):
@@ -146,8 +146,8 @@ def default_scale(head_dim: int) -> float:
 def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
     """Check all arguments and return them as a Problem.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; ``options`` by the names of
-    :class:`Options`. Raises OptionError, or another subclass of RingspecError.
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; ``options``: a dict with the
+    keywords of :class:`Options`. Raises OptionError, or another subclass of RingspecError.
     """
     refuse_unknown((name for name in options if name not in DEFAULTS), DEFAULTS, INSTEAD)
     values = DEFAULTS | options
@@ -158,7 +158,7 @@ def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
     q_offset = integer(values["q_offset"], "q_offset")
     if abs(q_offset) > LARGEST_POSITION:
         raise OptionError(
-            "q_offset of at most 2**61 in size",
+            "q_offset of at most 2**61 in magnitude",
             shown(q_offset),
             "subtract one number from all positions",
         )

@@ -1,11 +1,11 @@
 """One block of queries against one block of keys, forward and backward, under a recipe (BWD-10, BWD-11).
 
 A *block* is what travels: the queries of one worker, or its keys with their values. A *tile* is a rectangle of the
-score matrix, and :class:`~ringspec.problem.model.Tile` says which queries and keys it is made of. A block of queries
-and a block of keys meet in one tile, which ``recipe.tile_q`` and ``recipe.tile_k`` cut into smaller ones. The forward
-cuts keys only: its rows are independent.
+score matrix; :class:`~ringspec.problem.model.Tile` says which queries and keys it covers. A block of queries and a
+block of keys define one tile, which ``recipe.tile_q`` and ``recipe.tile_k`` cut into smaller tiles. The forward cuts
+only the keys, because its rows are independent.
 
-This is the computation of one worker in one ring step. A kernel with the signatures of :func:`block_forward` and
+This file is what one worker computes in one ring step. A kernel with the signatures of :func:`block_forward` and
 :func:`block_backward` can replace it. Arrays are float64.
 
 Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
@@ -28,9 +28,9 @@ from ringspec.spec.online_softmax import SoftmaxState, absorb, normalised, start
 
 @dataclass(frozen=True)
 class BlockGradients:
-    """One block's shares: ``dq`` [B, H, n_q, D], ``dk`` [B, Hkv, n_k, D], ``dv`` [B, Hkv, n_k, Dv].
+    """One block's contributions: ``dq`` [B, H, n_q, D], ``dk`` [B, Hkv, n_k, D], ``dv`` [B, Hkv, n_k, Dv].
 
-    ``dbias`` has the shape of the block's bias rows with all global keys, or is None.
+    ``dbias`` has one row for each query of the block and one column for each global key; None without a bias.
     """
 
     dq: Array
@@ -45,7 +45,7 @@ BlockBackward = Callable[[Array, Array, Array, Array, Array, Array, Tile], Block
 
 
 def ranges(length: int, size: int | None) -> list[tuple[int, int]]:
-    """(start, stop) of each piece of ``length``; one piece for the whole length if ``size`` is None.
+    """Return (start, stop) of each piece of ``length`` that is ``size`` long; None: one piece.
 
     >>> ranges(5, 2)
     [(0, 2), (2, 4), (4, 5)]
@@ -55,10 +55,10 @@ def ranges(length: int, size: int | None) -> list[tuple[int, int]]:
 
 
 def block_forward(q: Array, k: Array, v: Array, tile: Tile) -> SoftmaxState:
-    """The softmax state of queries q [B, H, n_q, D] over keys k [B, Hkv, n_k, D] and v [B, Hkv, n_k, Dv] alone.
+    """Return the softmax state of queries q [B, H, n_q, D] over one block of keys k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv].
 
-    Key tiles are absorbed one after the other. Sinks are added once per row, when the ring finishes a row, never
-    here (FWD-5).
+    Key tiles are absorbed one after another. Sinks are not added here, but once per row when the ring finishes the
+    row (FWD-5).
     """
     recipe, (batch, heads, n_q, _) = tile.recipe, q.shape
     k, v = (per_query_head(x, tile.terms) for x in (k, v))
@@ -76,9 +76,9 @@ def block_forward(q: Array, k: Array, v: Array, tile: Tile) -> SoftmaxState:
 def block_backward(
     q: Array, k: Array, v: Array, dy: Array, lse: Array, row_term: Array, tile: Tile
 ) -> BlockGradients:
-    """One block's share of every gradient, from lse and row_term [B, H, n_q] as given (BWD-11), float64.
+    """Return one block's contribution to every gradient; lse and row_term [B, H, n_q] are used as given (BWD-11).
 
-    q, k, v and ``tile`` as in :func:`block_forward`; dy [B, H, n_q, Dv]. ``row_term`` is delta - dlse (RING-7).
+    q, k, v and ``tile`` are as in :func:`block_forward`; dy [B, H, n_q, Dv]; ``row_term`` is delta - dlse (RING-7).
     """
     recipe = tile.recipe
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
@@ -105,7 +105,7 @@ def block_backward(
 
 
 def probabilities(s: Array, lse: Array, tile: Tile) -> Array:
-    """p_ij = exp(s_ij - lse_i) with lse as given, not renormalised (BWD-11); 0 in an empty row (BWD-10)."""
+    """p_ij = exp(s_ij - lse_i), with lse as given and p not renormalised (BWD-11); 0 in an empty row (BWD-10)."""
     empty = np.isneginf(lse)[..., None]
     with np.errstate(over="ignore", invalid="ignore"):
         p = np.where(empty, 0.0, np.exp(s - np.where(empty, 0.0, lse[..., None])))

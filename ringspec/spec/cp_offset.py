@@ -1,9 +1,8 @@
-"""The causal offset of two blocks: the mask of :mod:`~ringspec.spec.masks` in local indices (RING-8 to RING-10).
+"""The causal offset of two blocks: the causal mask of :mod:`~ringspec.spec.masks` in local indices (RING-8 to RING-10).
 
-Query i of worker a sees key j of worker b iff j <= i + offset, where i and j count from the start of their blocks.
+Query i of worker a attends to key j of worker b iff j <= i + offset, where i and j count from the start of their blocks.
 Context parallel (cp) kernels use this offset; the other files compare global positions, with the same result.
-``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position i + ``q_offset``.
-:mod:`ringspec.rings.schedules` checks the arguments of these functions.
+One of W = ``workers`` workers holds ``n_q`` queries and ``n_k`` keys. Global query i has position i + ``q_offset``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 def cp_offset(
     layout: str, a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
 ) -> int:
-    """RING-8, RING-9: the offset for queries of worker a and keys of worker b in one of two layouts::
+    """RING-8, RING-9: the offset for queries of worker a and keys of worker b in the given layout::
 
         contiguous    a n_q - b n_k + q_offset, which is (a - b) n for equal blocks:
                       all pairs are visible if a > b, the triangle if a = b, none if a < b
@@ -31,10 +30,10 @@ def cp_offset(
 def zigzag_offsets(
     a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds under 'zigzag'.
+    """RING-10: offsets [query chunk][key chunk] between the two chunks of worker a and the two of worker b under 'zigzag'.
 
-    c n_q/2 - d n_k/2 + q_offset, for chunk c of worker a and chunk d of worker b, in the order of their slots: chunk a,
-    then 2W - 1 - a. Local indices count from the start of each chunk, which is n/2 long.
+    The offset is c n_q/2 - d n_k/2 + q_offset for query chunk c and key chunk d. A worker r holds chunks r and
+    2W - 1 - r, in this order. Local indices count from the start of each chunk, which is n/2 long.
     """
     chunk_q, chunk_k = n_q // 2, n_k // 2
     low, high = (

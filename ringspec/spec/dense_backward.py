@@ -3,7 +3,7 @@
 Symbols, shapes and limits are those of :mod:`~ringspec.spec.dense_forward`; dy = dL/do and dlse = dL/dlse for a
 loss L. :func:`tile_gradients` holds the formulas. ``block`` calls it on its tiles, with the roundings of a recipe.
 
-A check of the gradients without a second implementation, for each row with a visible key or a sink::
+This identity checks gradients without a second implementation, in each row with a visible key or a sink::
 
     sum_j ds_ij + sum_n exp(sink_hn - lse_i) (dlse_i - delta_i) = dlse_i
 
@@ -25,10 +25,10 @@ from ringspec.spec.dropout import keep_factor
 
 @dataclass(frozen=True)
 class Gradients:
-    """float64 gradients of the loss in the shapes of what they belong to.
+    """float64 gradients of the loss, each in the shape of its tensor.
 
     ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D], ``dv`` [B, Hkv, Sk, Dv]; ``dsinks`` and ``dbias``
-    in the shape of sinks and bias as they were given, None without them.
+    in the shape of the sinks and the bias that the caller gave, or None without them.
     """
 
     dq: Array
@@ -39,7 +39,7 @@ class Gradients:
 
 
 def dense_backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
-    """Gradients of a validated problem, from dy [B, H, Sq, Dv] and dlse [B, H, Sq]."""
+    """Return the gradients of a validated problem, from dy [B, H, Sq, Dv] and dlse [B, H, Sq]."""
     terms, tile = problem.terms, problem.tile
     k, v = (per_query_head(x, terms) for x in (problem.k, problem.v))
     s, t = scores(problem.q, k, tile)
@@ -56,9 +56,9 @@ def dense_backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
 
 
 def dy_o_sum(dy: Array, o: Array, recipe: Recipe) -> Array:
-    """BWD-1: delta_i = <dy_i, o_i> [B, H, n], from dy and the o [B, H, n, Dv] of whole rows (RING-13).
+    """BWD-1: delta_i = <dy_i, o_i> [B, H, n], where o [B, H, n, Dv] is the output over all keys of the row (RING-13).
 
-    The AWS NKI library calls delta ``dy_o_sum``. The expression is the same with dropout. ``recipe`` says how each
+    The AWS NKI library calls delta ``dy_o_sum``. Dropout does not change the formula. ``recipe`` says how each
     product and the sum are rounded.
     """
     return row_sum(recipe.to_dy_o_products(dy * o), recipe.delta)
@@ -67,21 +67,21 @@ def dy_o_sum(dy: Array, o: Array, recipe: Recipe) -> Array:
 def tile_gradients(
     q: Array, k: Array, v: Array, dy: Array, p: Array, t: Array | None, row_term: Array, tile: Tile
 ) -> tuple[Array, Array, Array, Array]:
-    """dz and the shares of dq, dk, dv of one tile, from p, t and row_term [B, H, n_q] (BWD-2 to BWD-7)::
+    """Return dz and one tile's contributions to dq, dk, dv, from p, t and row_term [B, H, n_q] (BWD-2 to BWD-7)::
 
         dp_ij = <dy_i, v_j> keep_ij / (1 - dropout_p)      ds_ij = p_ij (dp_ij - row_term_i)
         dz_ij = ds_ij (1 - t_ij^2), or ds_ij without a soft cap
         dq_i = scale sum_j dz_ij k_j                       dk_j = scale sum_{i, h in group} dz_ij q_i
         dv_j = sum_{i, h in group} p_ij keep_ij / (1 - dropout_p) dy_i
 
-    row_term_i = delta_i - dlse_i. *h in group* are the query heads that use the key head. ds and dz are 0 where p is 0:
-    at a hidden pair, in an empty row (BWD-10), or where exp underflows. Under a recipe dq is rounded after the scale;
-    dk and dv after the scale and the sum over the group, which are computed in float64.
+    row_term_i = delta_i - dlse_i. *h in group* ranges over the query heads that use the key head. ds and dz are 0 where
+    p is 0: at a hidden pair, in an empty row (BWD-10), or where exp underflows. Under a recipe, dq is rounded after the
+    scale is applied; dk and dv after the scale and the sum over the group, both computed in float64.
     """
     terms, recipe = tile.terms, tile.recipe
     k, v = (per_query_head(x, terms) for x in (k, v))
     keep = keep_factor(tile.rows, tile.columns, terms, q.shape[0])
-    with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
+    with np.errstate(over="ignore", invalid="ignore"):  # check_range finds overflow
         # BWD-2, BWD-3: subtracting row_term adds dlse.
         difference = recipe.matmul(dy, v.swapaxes(2, 3)) * keep - row_term[..., None]
         if recipe.products == "float64":
@@ -99,15 +99,15 @@ def tile_gradients(
 
 
 def over_group(x: Array, group: int) -> Array:
-    """[B, H, S, D] summed over the query heads of each key head: [B, Hkv, S, D] (BWD-6, BWD-7)."""
+    """Sum [B, H, S, D] over the query heads of each key head: [B, Hkv, S, D] (BWD-6, BWD-7)."""
     batch, heads, length, width = x.shape
     return x.reshape(batch, heads // group, group, length, width).sum(axis=2)
 
 
 def add_bias_gradient(dbias: Array, dz: Array, q0: int, q1: int, columns: Columns) -> None:
-    """BWD-8: add dz, summed over the axes along which bias was broadcast, to dbias in place.
+    """BWD-8: add dz, summed over the axes along which the bias was broadcast, to dbias in place.
 
-    dz [B, H, q1 - q0, n_k] belongs to rows q0..q1-1 of dbias [B|1, H|1, n|1, Sk|1] and to the global keys of
+    dz [B, H, q1 - q0, n_k] is added to rows q0..q1-1 of dbias [B|1, H|1, n|1, Sk|1], at the global keys of
     ``columns``.
     """
     b, h, n_rows, n_keys = dbias.shape
@@ -123,8 +123,8 @@ def add_bias_gradient(dbias: Array, dz: Array, q0: int, q1: int, columns: Column
 
 
 def sink_gradient(sinks: Array, lse: Array, row_term: Array) -> Array:
-    """BWD-9: dsinks [H, N], dsink_hn = sum_{b, i} exp(sink_hn - lse_i) (-row_term_i), row_term as above."""
-    empty = np.isneginf(lse)  # only a caller's own lse can be -inf beside sinks (BWD-10)
+    """BWD-9: dsinks [H, N], dsink_hn = sum_{b, i} exp(sink_hn - lse_i) (-row_term_i), with row_term = delta - dlse."""
+    empty = np.isneginf(lse)  # with sinks, only an lse that the caller gives can be -inf (BWD-10)
     shift = np.where(empty, 0.0, lse)[..., None]
     p = np.where(empty[..., None], 0.0, np.exp(sinks[None, :, None, :] - shift))
     return (p * -row_term[..., None]).sum(axis=(0, 2))

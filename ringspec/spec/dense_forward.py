@@ -2,7 +2,7 @@
 
 One worker, no blocks, every S x S matrix written out. Everything else in ringspec is tested against this file and
 :mod:`~ringspec.spec.dense_backward`, and both are tested against an oracle that shares no code with them. ``block``
-calls :func:`scores` on its tiles, with the roundings of a recipe; here the recipe is float64, which rounds nothing.
+calls :func:`scores` on its tiles with the roundings of a recipe. Here the recipe is float64, which rounds nothing.
 
 Symbols: b a batch, h a query head, i a query row, j a key, n a sink of the head, d an entry of a vector.
 ``<x, y>`` is the dot product over d, and every logarithm is natural. Arrays are [B, H, S, D]: q, dy and o
@@ -10,9 +10,9 @@ have H heads and Sq rows, k and v have Hkv heads and Sk rows, D is the width of 
 
 scale, softcap, bias, sinks and dropout_p are float64 numbers, each taken exactly. The default scale is the
 float64 nearest to the real 1/sqrt(D) (FWD-2); ``1 / math.sqrt(D)`` is rounded twice and misses it at
-D = 128. q, k, v, dy, dlse and sinks are finite, and so is the bias, in which -inf alone has a meaning (a
-mask). Finite inputs have finite scores and gradients: a score at a visible pair, a dp or a gradient that
-overflows float64 is refused with a NonFiniteError. Scores of masked pairs may be of any size. Zeros in results are +0.
+D = 128. q, k, v, dy, dlse, sinks and bias must be finite, except that a bias of -inf masks its pair. Finite
+inputs must give finite scores and gradients: if a score at a visible pair, a dp or a gradient overflows float64,
+the call raises NonFiniteError. Scores of masked pairs may overflow. Zeros in results are +0.
 
 Sources: Vaswani et al., https://arxiv.org/abs/1706.03762 (section 3.2.1); sinks as in GPT-OSS
 (https://arxiv.org/abs/2508.10925), in the denominator only.
@@ -39,21 +39,21 @@ class Forward:
 
 
 def scores(q: Array, k: Array, tile: Tile) -> tuple[Array, Array | None]:
-    """s [B, H, n_q, n_k], -inf where the mask forbids, and t [B, H, n_q, n_k] or None (FWD-1, FWD-3, MASK-9)::
+    """Return s [B, H, n_q, n_k], -inf where the mask forbids, and t of the same shape or None (FWD-1, FWD-3, MASK-9)::
 
         z_ij = scale <q_i, k_j> + bias_ij          t_ij = tanh(z_ij / softcap)      s_ij = softcap t_ij
 
-    Without a soft cap s = z, and t is None. The scale does not touch the bias. k has one head for each
-    query head here (FWD-10).
+    Without a soft cap, s = z and t is None. The scale does not multiply the bias. Here k already has one head for
+    each query head (FWD-10).
     """
     rows, columns, terms, recipe = tile.rows, tile.columns, tile.terms, tile.recipe
     allowed = visible(rows, columns, terms)
-    with np.errstate(over="ignore", invalid="ignore"):  # check_range sees what matters
+    with np.errstate(over="ignore", invalid="ignore"):  # check_range finds overflow
         z = terms.scale * recipe.matmul(q, k.swapaxes(2, 3))
         if rows.bias is not None:
             bias = columns_of(rows.bias, columns)
             z = z + np.where(np.isneginf(bias), 0.0, bias)
-    if recipe.products == "float64":  # in a narrower recipe an overflow is what a kernel shows too
+    if recipe.products == "float64":  # narrower products overflow in the result, as in a kernel
         check_range(z, allowed, "scores")
     t = None
     if terms.softcap is not None:
@@ -64,19 +64,19 @@ def scores(q: Array, k: Array, tile: Tile) -> tuple[Array, Array | None]:
 
 
 def per_query_head(x: Array, terms: Terms) -> Array:
-    """k or v [B, Hkv, n, D] with one head for each query head: [B, H, n, D] (FWD-10)."""
+    """Repeat the heads of k or v [B, Hkv, n, D] so that each query head has one: [B, H, n, D] (FWD-10)."""
     return np.repeat(x, terms.group, axis=1)
 
 
 def softmax(problem: Problem, s: Array) -> tuple[Array, Array]:
-    """lse [B, H, Sq] and p [B, H, Sq, Sk] of scores (FWD-4, FWD-5, FWD-7)::
+    """Return lse [B, H, Sq] and p [B, H, Sq, Sk] of scores (FWD-4, FWD-5, FWD-7)::
 
         lse_i = log(sum_j exp(s_ij) + sum_n exp(sink_hn))            p_ij = exp(s_ij - lse_i)
 
-    Sinks are logits in the domain of s: neither scale nor soft cap applies to them. They join the
-    denominator once per row, and nothing else. A row with no visible key and no sink has lse = -inf (FWD-8), a
-    row with sinks alone their log-sum-exp (FWD-9); p is 0 in both. p and lse are those before dropout. p is
-    computed as exp(s - m) / sum, the same number with a smaller rounding error than exp(s - lse).
+    Sinks are logits like s: neither scale nor soft cap applies to them. They enter only the denominator, once
+    per row. A row with no visible key and no sink has lse = -inf (FWD-8); in a row with sinks alone, lse is their
+    log-sum-exp (FWD-9). In both, p is 0. p and lse are those before dropout. p is computed as exp(s - m) / sum,
+    which equals exp(s - lse) and has a smaller rounding error.
     """
     sinks = problem.terms.sinks
     m = s.max(axis=3, initial=-np.inf)
@@ -94,7 +94,7 @@ def softmax(problem: Problem, s: Array) -> tuple[Array, Array]:
 
 
 def dense_forward(problem: Problem) -> Forward:
-    """o and lse of a validated problem (FWD-6, FWD-8)::
+    """Return o and lse of a validated problem (FWD-6, FWD-8)::
 
         o_i = sum_j p_ij keep_ij / (1 - dropout_p) v_j
 

@@ -1,13 +1,13 @@
 """The counter-based keep mask of dropout: the same for every layout, ring size and block order.
 
-Each (key position, query position, head, batch) has one random word, Philox4x32-10 of a counter made from these four
-(DROP-1). So forward and backward, and every worker, agree without storing or sending a mask. The mask enters P V and
-dP; lse and p are those before dropout (FWD-7).
+Each (key position, query position, head, batch) has one random word: Philox4x32-10 of a counter made from these four
+numbers (DROP-1). Forward and backward, on every worker, therefore agree without storing or sending a mask. The mask
+multiplies P in P V and also dP; lse and p are those before dropout (FWD-7).
 
 ``generator``  Philox4x32-10, output word 0
 ``key``        (seed mod 2^32, seed >> 32)
-``counter``    (pk_j, pq_i, query head, batch), each modulo 2^32, so that position -1 (of a negative
-               q_offset) enters as 2^32 - 1
+``counter``    (pk_j, pq_i, query head, batch), each modulo 2^32; position -1, which a negative q_offset
+               can give, becomes 2^32 - 1
 ``kept``       iff word >= floor(dropout_p 2^32), with 0 <= dropout_p < 1 (DROP-2)
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),
@@ -31,7 +31,7 @@ HALF = np.uint64(32)
 
 
 def philox4x32_10(counter: NDArray, key: NDArray) -> NDArray[np.uint32]:
-    """Ten rounds of Philox: counter [..., 4] and key [..., 2] of 32-bit words to uint32 [..., 4].
+    """Apply ten rounds of Philox to counter [..., 4] and key [..., 2] of 32-bit words; return uint32 [..., 4].
 
     >>> philox4x32_10(np.zeros(4, np.uint32), np.zeros(2, np.uint32)).tolist()
     [1713891541, 3781805453, 3159862348, 2600524760]
@@ -63,9 +63,8 @@ def keep_mask(
 ) -> Booleans:
     """DROP-1, DROP-2: which entries of P are kept, [B, H, n_q, n_k].
 
-    ``position_q`` and ``position_k`` are int64 [B, n] or [1, n]; ``heads`` and ``batches`` hold the global indices
-    of query heads and batches, int64. ``dropout_seed`` is below 2**64. Counter, key and threshold are those of the
-    module's table.
+    ``position_q`` and ``position_k`` are int64 [B, n] or [1, n]; ``heads`` and ``batches`` are the int64 global indices
+    of query heads and batches. ``dropout_seed`` is below 2**64. The module docstring defines counter, key and threshold.
     """
     words = np.broadcast_arrays(
         position_k[:, None, None, :] % 2**32,
@@ -79,10 +78,10 @@ def keep_mask(
 
 
 def keep_factor(rows: Rows, columns: Columns, terms: Terms, batch: int) -> Array | float:
-    """keep / (1 - dropout_p), the factor of P and of dP; 1.0 if dropout_p is 0 and no keep is given.
+    """Return keep / (1 - dropout_p), the factor of P and of dP; 1.0 if dropout_p is 0 and no keep is given.
 
-    float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``. A keep mask that the caller gave takes the place of
-    the counter-based one (DROP-3). Only tokens are sharded, so that local head and batch indices are the global ones.
+    The result is float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``. A keep mask from the caller replaces
+    the counter-based one (DROP-3). Only tokens are sharded, so local head and batch indices are the global ones.
     """
     if rows.keep is not None:
         return columns_of(rows.keep, columns) / (1.0 - terms.dropout_p)

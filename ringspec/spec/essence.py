@@ -1,13 +1,13 @@
 """Ring attention in one page: forward, and backward in both circulations, in float64.
 
-``q[r]`` is what worker r holds, and every worker's arrays are visible at once. There are no options: one
-causal mask, the default scale, as many key heads as query heads. Arrays are [..., S, D], where the
+``q[r]`` is what worker r holds, and the arrays of all workers are in one process. There are no options: only a
+causal mask, the default scale, and as many key heads as query heads. Arrays are [..., S, D], where the
 leading axes (batch, heads) are left to NumPy's broadcasting; m, l, lse and delta keep a last axis of
-length 1. :func:`ringspec.ring` has the options, and its results equal these bit for bit, for
-every D whose ``D ** -0.5`` is the float64 nearest to 1/sqrt(D) (all below 1769).
+length 1. :func:`ringspec.ring` has the options. Its results equal these bit for bit for
+every D whose ``D ** -0.5`` is the float64 nearest to 1/sqrt(D), which holds for all D below 1769.
 
-To stay short, this page sends every block W times, so that all are home at the end. ``schedule`` sends k and v (or q,
-dy, lse and delta) W - 1 times: only the gradients make the last hop.
+To stay short, this page sends every block W times, so that each ends at its owner. ``schedule`` sends k and v (or q,
+dy, lse and delta) only W - 1 times: the last hop is for the gradients alone.
 
     s_ij   = scale <q_i, k_j>  where key j is visible to query i, else -infinity; scale = 1/sqrt(D)
     lse_i  = log sum_j exp(s_ij)                          p_ij = exp(s_ij - lse_i)
@@ -37,7 +37,7 @@ def visible(token_q: Tokens, token_k: Tokens) -> NDArray[np.bool_]:
 
 
 def scores(q: Array, k: Array, mask: NDArray[np.bool_]) -> Array:
-    """s [..., n_q, n_k], -infinity where the mask hides the pair."""
+    """s [..., n_q, n_k], with -infinity where the mask hides the pair."""
     scale = q.shape[-1] ** -0.5
     return np.where(mask, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
 
@@ -56,7 +56,7 @@ def attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
 
 
 def attention_backward(q: Array, k: Array, v: Array, dy: Array) -> tuple[Array, Array, Array]:
-    """dq, dk, dv of a loss L with dy = dL/do."""
+    """Return dq, dk, dv of a loss L, from dy = dL/do."""
     token = np.arange(q.shape[-2])
     o, lse = attention(q, k, v)
     delta = (dy * o).sum(axis=-1, keepdims=True)
@@ -75,25 +75,25 @@ def block_forward(q: Array, k: Array, v: Array, mask: NDArray[np.bool_]) -> Stat
 
 
 def finite(m: Array) -> Array:
-    """m, or 0 for a row that has seen no key: exp(-inf - 0) is 0, exp(-inf + inf) would be NaN."""
+    """Replace m by 0 in a row that has seen no key: exp(-inf - 0) is 0, but exp(-inf + inf) would be NaN."""
     return np.where(np.isneginf(m), 0.0, m)
 
 
 def start(q: Array, v: Array) -> State:
-    """The state of rows that have seen no key."""
+    """Return the state of rows that have seen no key."""
     rows = q.shape[:-1]
     return np.full((*rows, 1), -np.inf), np.zeros((*rows, 1)), np.zeros((*rows, v.shape[-1]))
 
 
 def merge(a: State, b: State) -> State:
-    """Online softmax: the state over the keys of both. No exponent is above 0."""
+    """Return the state over the keys of both states (online softmax). No exponent is above 0."""
     m = np.maximum(a[0], b[0])
     weight_a, weight_b = np.exp(a[0] - finite(m)), np.exp(b[0] - finite(m))
     return m, weight_a * a[1] + weight_b * b[1], weight_a * a[2] + weight_b * b[2]
 
 
 def finish(state: State) -> tuple[Array, Array]:
-    """o and lse of rows that have seen all of their keys; each sees at least its own."""
+    """Return o and lse of rows that have seen all of their keys; each has at least one, that of its own token."""
     m, l, o = state
     return o / l, m + np.log(l)
 
@@ -101,19 +101,19 @@ def finish(state: State) -> tuple[Array, Array]:
 def block_backward(
     q: Array, k: Array, v: Array, dy: Array, lse: Array, delta: Array, mask: NDArray[np.bool_]
 ) -> tuple[Array, Array, Array]:
-    """The block's share of dq, dk, dv. lse and delta are of whole rows, over the keys of all blocks."""
+    """Return the block's contributions to dq, dk, dv. lse and delta are those of the whole row, over the keys of all blocks."""
     p = np.exp(scores(q, k, mask) - lse)
     ds = p * (dy @ v.swapaxes(-1, -2) - delta)
     scale = q.shape[-1] ** -0.5
     return scale * (ds @ k), scale * (ds.swapaxes(-1, -2) @ q), p.swapaxes(-1, -2) @ dy
 
 
-# W workers. Every worker computes; then every worker sends to the next one (direction 1) and receives from
-# the one before: x[r] = x[r - 1] on all workers at once (worker 0 receives from worker W - 1).
+# W workers. First every worker computes; then each sends to the next one (direction 1) and receives from the
+# previous one: x[r] = x[r - 1] on all workers at once (worker 0 receives from worker W - 1).
 
 
 def shards(layout: str, length: int, workers: int) -> list[Tokens]:
-    """The global token in each slot of each worker, which is also its position."""
+    """Return the global tokens in the slots of each worker; a token's index is also its position."""
     token = np.arange(length)
     if layout == "contiguous":
         return list(token.reshape(workers, -1))
@@ -124,7 +124,7 @@ def shards(layout: str, length: int, workers: int) -> list[Tokens]:
 
 
 def ring_forward(q: Shards, k: Shards, v: Shards, token: list[Tokens]) -> tuple[Shards, Shards]:
-    """o[r] and lse[r] of every worker. k and v travel; at step t worker r holds those of r - t."""
+    """Return o[r] and lse[r] of every worker. k and v travel; at step t worker r holds those of worker r - t."""
     ranks, token_k = range(len(q)), token
     state = [start(q[r], v[r]) for r in ranks]
     for _step in ranks:
@@ -140,7 +140,7 @@ def ring_forward(q: Shards, k: Shards, v: Shards, token: list[Tokens]) -> tuple[
 def ring_backward_kv(
     q: Shards, k: Shards, v: Shards, dy: Shards, o: Shards, lse: Shards, token: list[Tokens]
 ) -> tuple[Shards, Shards, Shards]:
-    """dq stays. k and v travel, and dk and dv with them: after W hops each is home, with all shares."""
+    """dq stays. k and v travel with their dk and dv, which after W hops are complete and at their owner."""
     ranks, token_k = range(len(q)), token
     delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in ranks]
     dq, dk, dv = ([np.zeros_like(x[r]) for r in ranks] for x in (q, k, v))
@@ -158,7 +158,7 @@ def ring_backward_kv(
 def ring_backward_q(
     q: Shards, k: Shards, v: Shards, dy: Shards, o: Shards, lse: Shards, token: list[Tokens]
 ) -> tuple[Shards, Shards, Shards]:
-    """dk and dv stay. q, dy, lse and delta travel, and dq follows them home."""
+    """dk and dv stay. q, dy, lse and delta travel with their dq, which after W hops is complete and at its owner."""
     ranks, token_q = range(len(q)), token
     delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in ranks]
     dq, dk, dv = ([np.zeros_like(x[r]) for r in ranks] for x in (q, k, v))
@@ -177,7 +177,7 @@ def ring_backward_q(
 def ring(
     q: Array, k: Array, v: Array, dy: Array, workers: int, layout: str, circulation: str
 ) -> tuple[Array, ...]:
-    """o, lse, dq, dk, dv in global order: cut into shards, run the ring, put together again."""
+    """Return o, lse, dq, dk, dv in global order: cut into shards, run the ring, gather the results."""
     token = shards(layout, q.shape[-2], workers)
     q_r, k_r, v_r, dy_r = ([x.take(own, axis=-2) for own in token] for x in (q, k, v, dy))
     o, lse = ring_forward(q_r, k_r, v_r, token)

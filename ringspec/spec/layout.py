@@ -1,7 +1,8 @@
 """Layouts: which token lies in which slot of which worker (LAYOUT-1 to LAYOUT-7).
 
-A layout is a table ``index[worker, slot]`` of global token indices, which holds each token once, and -1
-in a padding slot, which sees nothing and is seen by nothing (LAYOUT-5). With W workers of n slots each, worker r holds
+A layout is a table ``index[worker, slot]`` of global token indices. It holds each token once, and -1 in a padding
+slot. A padding slot attends to nothing, and nothing attends to it (LAYOUT-5). With W workers of n slots each, worker r
+holds:
 
 ``contiguous``           in each slot: token r * n + slot
 ``striped``              in each slot: token slot * W + r
@@ -9,14 +10,14 @@ in a padding slot, which sees nothing and is seen by nothing (LAYOUT-5). With W 
 ``zigzag_per_document``  zigzag inside each packed document
 a table [W, n]           the tokens in row r of the table
 
-Sharding, unsharding and unpermuting are exact permutations that follow the table. Queries and keys follow
+Sharding, unsharding and unpermuting move values without changing them. Queries and keys follow
 the same layout, with n_q and n_k tokens per worker. A length S counts tokens, not padding slots.
-:mod:`ringspec.rings.layouts` checks the preconditions: S is a multiple of W, for zigzag of 2W; cu_seqlens begins
-with 0 and never falls. Last comes a storage format of lse (LAYOUT-7).
+:mod:`ringspec.rings.layouts` checks the preconditions: S is a multiple of W (of 2W for zigzag); cu_seqlens begins
+with 0 and never decreases. The file ends with a storage format of lse (LAYOUT-7).
 
-Sources: striped, Brandon et al., https://arxiv.org/abs/2311.09431; zigzag,
-https://github.com/zhuzilin/ring-flash-attention (issue 2); per document as in TransformerEngine's
-THD context parallelism.
+Sources: striped: Brandon et al., https://arxiv.org/abs/2311.09431; zigzag:
+https://github.com/zhuzilin/ring-flash-attention (issue 2); zigzag per document: TransformerEngine's
+context parallelism for THD tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TILE_ROWS = 128
 
 @dataclass(frozen=True)
 class Layout:
-    """``table`` int64 [W, n]: global index of the token in each slot, -1 = padding; and a ``name``."""
+    """A ``name``, and a ``table`` int64 [W, n] with the global index of the token in each slot, -1 = padding."""
 
     name: str
     table: Integers
@@ -57,7 +58,7 @@ class Layout:
 
 
 def contiguous(length: int, workers: int) -> Layout:
-    """LAYOUT-1: worker r holds tokens r * n + slot; S = ``length``, a multiple of W.
+    """LAYOUT-1: worker r holds tokens r * n + slot; ``length`` S must be a multiple of W.
 
     >>> contiguous(4, 2).table.tolist()
     [[0, 1], [2, 3]]
@@ -66,7 +67,7 @@ def contiguous(length: int, workers: int) -> Layout:
 
 
 def striped(length: int, workers: int) -> Layout:
-    """LAYOUT-2: worker r holds tokens slot * W + r; S = ``length``, a multiple of W.
+    """LAYOUT-2: worker r holds tokens slot * W + r; ``length`` S must be a multiple of W.
 
     >>> striped(4, 2).table.tolist()
     [[0, 2], [1, 3]]
@@ -75,7 +76,7 @@ def striped(length: int, workers: int) -> Layout:
 
 
 def zigzag(length: int, workers: int) -> Layout:
-    """LAYOUT-3: of 2W chunks, worker r holds chunks r and 2W - 1 - r; S = ``length``, a multiple of 2W.
+    """LAYOUT-3: worker r holds chunks r and 2W - 1 - r of 2W equal chunks; ``length`` S must be a multiple of 2W.
 
     >>> zigzag(8, 2).table.tolist()
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -88,8 +89,8 @@ def zigzag(length: int, workers: int) -> Layout:
 def zigzag_per_document(length: int, workers: int, cu_seqlens: Sequence[int]) -> Layout:
     """LAYOUT-4: zigzag inside each packed document, so that every document is balanced.
 
-    ``cu_seqlens`` int [N + 1]: starts of the documents, the first 0, and the last one's end. A document whose length
-    is not a multiple of 2W is padded to one; tokens after the last document are placed like one more document.
+    ``cu_seqlens`` int [N + 1]: the starts of the documents, beginning with 0, and the end of the last one. A document whose
+    length is not a multiple of 2W is padded to one. Tokens after the last document are placed like one more document.
 
     >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
     [[0, 3, 4, -1], [1, 2, 5, -1]]
@@ -104,7 +105,7 @@ def zigzag_per_document(length: int, workers: int, cu_seqlens: Sequence[int]) ->
 
 
 def shard(x: NDArray, layout: Layout, axis: int = 2) -> list[NDArray]:
-    """One local array [.., n, ..] per worker of x [.., S, ..]; padding slots hold zeros.
+    """Cut x [.., S, ..] into one local array [.., n, ..] per worker; padding slots hold zeros.
 
     >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), striped(4, 2))]
     [[0.0, 2.0], [1.0, 3.0]]
@@ -113,7 +114,7 @@ def shard(x: NDArray, layout: Layout, axis: int = 2) -> list[NDArray]:
 
 
 def unshard(shards: Sequence[NDArray], layout: Layout, axis: int = 2) -> NDArray:
-    """The global array of local ones, without what padding slots hold. Inverse of :func:`shard`.
+    """Gather local arrays into the global one, without the contents of padding slots. Inverse of :func:`shard`.
 
     >>> unshard([np.array([0, 2]), np.array([1, 3])], striped(4, 2), axis=0).tolist()
     [0, 1, 2, 3]
@@ -128,7 +129,7 @@ def unshard(shards: Sequence[NDArray], layout: Layout, axis: int = 2) -> NDArray
 
 
 def unpermute(shards: Sequence[NDArray], axis: int = 2) -> list[NDArray]:
-    """LAYOUT-6: local arrays of a striped sequence become those of the contiguous one.
+    """LAYOUT-6: redistribute the local arrays of a striped sequence into those of the contiguous layout.
 
     >>> [s.tolist() for s in unpermute([np.array([0, 2]), np.array([1, 3])], axis=0)]
     [[0, 1], [2, 3]]
@@ -139,7 +140,7 @@ def unpermute(shards: Sequence[NDArray], axis: int = 2) -> list[NDArray]:
 
 
 def lse_to_tiles(lse: Array) -> Array:
-    """LAYOUT-7: [B, H, S], S a multiple of 128, as tiles [B, H, 128, S // 128]; row i at [i % 128, i // 128].
+    """LAYOUT-7: store lse [B, H, S], S a multiple of 128, as tiles [B, H, 128, S // 128]; row i is at [i % 128, i // 128].
 
     >>> lse_to_tiles(np.arange(256.0).reshape(1, 1, 256))[0, 0, 1].tolist()
     [1.0, 129.0]
@@ -149,6 +150,6 @@ def lse_to_tiles(lse: Array) -> Array:
 
 
 def lse_from_tiles(tiles: Array) -> Array:
-    """Tiles [B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`."""
+    """Return lse [B, H, S] of tiles [B, H, 128, S // 128]. Inverse of :func:`lse_to_tiles`."""
     batch, heads, rows, columns = tiles.shape
     return tiles.swapaxes(2, 3).reshape(batch, heads, rows * columns).copy()

@@ -1,22 +1,22 @@
-"""Who may attend to whom: the conjunction of conditions on global positions (MASK-1 to MASK-9).
+"""Which query may attend to which key: conditions on global positions, all of which must hold (MASK-1 to MASK-9).
 
-A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and each condition that is in use allows it:
+A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and every condition in use allows it:
 
 ``causal``    pk_j <= pq_i
-``window``    -left <= pk_j - pq_i <= right, both ends inclusive, either side may be unbounded
+``window``    -left <= pk_j - pq_i <= right, both ends inclusive; either side may be unbounded
 ``segments``  seg_q_i == seg_k_j, and both >= 0; a negative id is padding
 ``bounds``    bound_min_i <= pk_j < bound_max_i
 ``mask``      the entry of a dense mask is True
-``bias``      the entry of the bias is not -inf; -inf hides the pair with a soft cap too, and its dbias is 0
+``bias``      the entry of the bias is not -inf; -inf hides the pair even with a soft cap, and its dbias is 0
 
-pq_i and pk_j are global positions, not array indices (MASK-8): pq_i = i + q_offset and pk_j = j. Positions that the
-caller gives are used as they are, and q_offset is ignored. q_offset = 0 lets queries and keys start together,
-q_offset = Sk - Sq lets them end together. A block that another worker sent is masked like any other.
-Packed documents (cu_seqlens) are segments, in which tokens after the last document are padding (MASK-5, computed by
+pq_i and pk_j are global positions, not array indices (MASK-8): pq_i = i + q_offset and pk_j = j. If the caller gives
+positions, they are used as they are, and q_offset is ignored. With q_offset = 0 queries and keys start together;
+with q_offset = Sk - Sq they end together. A block from another worker is masked by the same conditions.
+Packed documents (cu_seqlens) are segments, and tokens after the last document are padding (MASK-5, computed by
 ``segments_from_cu_seqlens`` of ``problem.checks``).
 
-A function of one condition takes int64 [B, n] or [1, n] of queries and keys, and returns booleans [B, n_q, n_k], True
-where it allows the pair.
+The function of one condition takes int64 [B, n] or [1, n] of queries and keys. It returns booleans [B, n_q, n_k], True
+where the condition allows the pair.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def causal(position_q: Integers, position_k: Integers) -> Booleans:
 def window(
     position_q: Integers, position_k: Integers, sides: tuple[int | None, int | None]
 ) -> Booleans:
-    """MASK-2: -left <= position_k - position_q <= right; ``sides`` is (left, right), None = unbounded side."""
+    """MASK-2: -left <= position_k - position_q <= right; ``sides`` is (left, right), None for an unbounded side."""
     left, right = sides
     distance = position_k[:, None, :] - position_q[:, :, None]
     allowed = np.ones(distance.shape, dtype=np.bool_)
@@ -58,7 +58,7 @@ def bounds(bound_min: Integers, bound_max: Integers, position_k: Integers) -> Bo
 
 
 def padding(index_q: Integers, index_k: Integers) -> Booleans:
-    """LAYOUT-5: a slot without a token sees nothing and is seen by nothing. [n_q, n_k].
+    """LAYOUT-5: True [n_q, n_k] where both slots hold a token.
 
     ``index_q`` [n_q] and ``index_k`` [n_k] are global tokens, -1 for a padding slot.
     """
@@ -66,7 +66,7 @@ def padding(index_q: Integers, index_k: Integers) -> Booleans:
 
 
 def visible(rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """MASK-9: pairs that every condition allows, [B|1, H|1, n_q, n_k].
+    """MASK-9: True for pairs that every condition allows, [B|1, H|1, n_q, n_k].
 
     >>> from ringspec.problem.options import check
     >>> problem = check(np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)),

@@ -1,9 +1,9 @@
 """The running softmax of a block of query rows: start, absorb, merge, finish (SOFT-1 to SOFT-4).
 
 A state holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised
-o = sum of exp(s - m) v, over all keys seen so far. A state *absorbs* a tile of scores; two states over different keys
-*merge* into the state over both, in any order, up to rounding. The empty state has m = -inf, l = 0, o = 0; no
-operation here makes NaN of it (SOFT-2). Arrays are float64, rounded where ``recipe`` says.
+o = sum of exp(s - m) v, over all keys seen so far. A state *absorbs* a tile of scores. Two states over different keys
+*merge* into the state over both; up to rounding, the order does not matter. The empty state has m = -inf, l = 0, o = 0,
+and no operation here turns it into NaN (SOFT-2). Arrays are float64, rounded where ``recipe`` says.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Rabe and Staats,
 https://arxiv.org/abs/2112.05682; Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889.
@@ -22,7 +22,7 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class SoftmaxState:
-    """``m`` and ``l`` [B, H, n], ``o`` [B, H, n, Dv], float64; o is unnormalised, but see :func:`normalised`."""
+    """``m`` and ``l`` [B, H, n], ``o`` [B, H, n, Dv], float64; o is unnormalised, except after :func:`normalised`."""
 
     m: Array
     l: Array
@@ -30,13 +30,13 @@ class SoftmaxState:
 
     @property
     def lse(self) -> Array:
-        """m + log(l), natural (FWD-4); -inf for an empty row (SOFT-2)."""
+        """m + log(l), natural logarithm (FWD-4); -inf for an empty row (SOFT-2)."""
         empty = self.l == 0
         return np.where(empty, -np.inf, self.m + np.log(np.where(empty, 1.0, self.l)))
 
 
 def start(batch: int, heads: int, length: int, width: int) -> SoftmaxState:
-    """The empty state of B = ``batch``, H = ``heads``, n = ``length``, Dv = ``width``: no key seen yet."""
+    """Return the empty state, which has seen no key, for B = ``batch``, H = ``heads``, n = ``length``, Dv = ``width``."""
     return SoftmaxState(
         np.full((batch, heads, length), -np.inf),
         np.zeros((batch, heads, length)),
@@ -45,20 +45,20 @@ def start(batch: int, heads: int, length: int, width: int) -> SoftmaxState:
 
 
 def finite_shift(m: Array) -> Array:
-    """m where it is finite, else 0: exp(-inf - 0) = 0 where exp(-inf + inf) would be NaN."""
+    """Replace m by 0 where it is -inf: exp(-inf - 0) is 0, but exp(-inf + inf) would be NaN."""
     return np.where(np.isneginf(m), 0.0, m)
 
 
 def absorb(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """The state after one more tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] (SOFT-1)::
+    """Return the state after one more tile of scores s [B, H, n, n_k] and values v [B, H, n_k, Dv] (SOFT-1)::
 
         m' = max(m, max_j s_j)    c = exp(m - m')    e_j = exp(s_j - m')
         l' = c l + sum_j e_j      o' = c o + sum_j e_j keep_j v_j
 
-    ``keep`` is the dropout factor: it enters o, never l (FWD-7). ``recipe`` rounds c, e and l' to ``statistics``,
-    P = e keep to ``p``, and o' once, to ``products``.
+    ``keep`` is the dropout factor: it multiplies P in o, but not in l (FWD-7). ``recipe`` rounds c, e and l' to
+    ``statistics``, P = e keep to ``p``, and o' once, to ``products``.
     """
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
@@ -71,11 +71,11 @@ def absorb(
 
 
 def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """The state over the keys of both (SOFT-1, SOFT-2, SOFT-4)::
+    """Return the state over the keys of both states (SOFT-1, SOFT-2, SOFT-4)::
 
         m' = max(m_a, m_b)    c_a = exp(m_a - m')    l' = c_a l_a + c_b l_b    o' = c_a o_a + c_b o_b
 
-    Both weights are exp of a number <= 0, so nothing overflows. ``recipe`` rounds them and l' to ``statistics``.
+    Both weights are exp of a number <= 0, so nothing overflows. ``recipe`` rounds the weights and l' to ``statistics``.
     """
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
@@ -86,14 +86,17 @@ def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
 
 def weighted_sum(c_a: Array, o_a: Array, c_b: Array, o_b: Array, recipe: Recipe) -> Array:
-    """c_a o_a + c_b o_b, each product and the sum rounded to ``merge``, the result to ``carried_o`` (NUM-3)."""
+    """c_a o_a + c_b o_b: each product and the sum are rounded to ``merge``, then the result to ``carried_o`` (NUM-3)."""
     part_a = recipe.to_merge(c_a[..., None] * o_a)
     part_b = recipe.to_merge(c_b[..., None] * o_b)
     return recipe.to_carried_o(recipe.to_merge(part_a + part_b))
 
 
 def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """The same state as (o, lse): m = lse, rounded to ``statistics``; l = 1; o / l, not rounded; empty as it is."""
+    """Return the normalised state: lse (rounded to ``statistics``) as m, o / l (not rounded) as o, and l = 1.
+
+    Empty rows stay empty.
+    """
     lse = recipe.to_statistics(state.lse)
     empty = state.l == 0
     o = state.o / np.where(empty, 1.0, state.l)[..., None]
@@ -101,7 +104,7 @@ def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
 
 def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """SOFT-3: the same for two normalised states, whose m is their lse.
+    """SOFT-3: return the state over the keys of two normalised states, whose m is their lse.
 
     lse = log(exp(lse_a) + exp(lse_b)) and o = exp(lse_a - lse) o_a + exp(lse_b - lse) o_b.
     """
@@ -118,9 +121,9 @@ def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> Softma
 
 
 def merge_all(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """SOFT-3 for any number of normalised results, in float64: o and lse over all keys.
+    """SOFT-3 for any number of normalised partial results, in float64: return o and lse over all keys.
 
-    ``parts`` are pairs o [B, H, S, Dv] and lse [B, H, S], -inf where a part saw no key.
+    ``parts`` are pairs (o [B, H, S, Dv], lse [B, H, S]); lse is -inf in a row where a part saw no key.
     """
     m = np.max([lse for _, lse in parts], axis=0)
     shift = finite_shift(m)
@@ -134,10 +137,11 @@ def merge_all(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Array, Array]:
-    """The result o / l [B, H, n, Dv] and lse [B, H, n] of a state that has seen all keys of its rows (FWD-6).
+    """Return o / l [B, H, n, Dv] and lse [B, H, n] of a state that has seen all keys of its rows (FWD-6).
 
-    Sinks [H, N] join the denominator here, once per row (FWD-5); ``recipe`` rounds o and lse to its output formats.
-    A row without keys and sinks ends as o = 0, lse = -inf (FWD-8); with sinks alone as o = 0, lse = theirs (FWD-9).
+    Sinks [H, N] join the denominator here, once per row (FWD-5). ``recipe`` rounds o and lse to its output formats.
+    A row without keys and sinks gets o = 0, lse = -inf (FWD-8); a row with sinks alone gets o = 0 and their
+    log-sum-exp as lse (FWD-9).
     """
     if sinks is not None:
         m = np.maximum(state.m, sinks.max(axis=1)[None, :, None])

@@ -1,28 +1,29 @@
 """The backward pass of one worker, step by step: RECEIVE, DIFFERENTIATE, ADD; then SEND, which is ``worker.send``.
 
-One function serves the KV ring and the Q ring: the schedule says which side visits. Accumulators make one hop more
-than inputs, the one that brings them home (RING-4, RING-5).
+The KV ring and the Q ring share these functions: the schedule says which side visits. Accumulators make one hop more
+than inputs; this last hop brings them to their owner (RING-4, RING-5).
 
-A ring of W = 3 at worker r, in direction 1; in direction -1 read r + 1 for r - 1 and r + 2 for r - 2. (a, b) is the
-share of queries a and keys b. A KV ring::
+The tables show a ring of W = 3 at worker r in direction 1; in direction -1 read r + 1 for r - 1 and r + 2 for r - 2.
+(a, b) is the contribution of queries a and keys b. A KV ring::
 
     step  holds the keys of  dk, dv of these keys after the step  then sends
     0     r                  (r, r)                               k v columns, dk dv
     1     r - 1              (r-1, r-1) + (r, r-1)                k v columns, dk dv
-    2     r - 2              all three shares                     dk dv, which are then at their owner
+    2     r - 2              all three contributions              dk dv, which are then at their owner
 
-After step 2 dq of worker r has the shares of keys r, r - 1 and r - 2, in this order. A Q ring::
+After step 2, dq of worker r has the contributions of keys r, r - 1 and r - 2, added in this order. A Q ring::
 
     step  holds the queries of  dq of these queries after the step  then sends
     0     r                     (r, r)                              q dy lse row_term rows, dq dbias
     1     r - 1                 (r-1, r-1) + (r-1, r)               q dy lse row_term rows, dq dbias
-    2     r - 2                 all three shares                    dq dbias, which are then at their owner
+    2     r - 2                 all three contributions             dq dbias, which are then at their owner
 
-After step 2 dk and dv of worker r have the shares of queries r, r - 1 and r - 2, in this order.
+After step 2, dk and dv of worker r have the contributions of queries r, r - 1 and r - 2, added in this order.
 
-A pass that is given o and lse never recomputes them; both belong to the whole row, not to a block (RING-13). Each
-worker's dsinks is a partial sum over its own query rows, which the caller adds; so is dbias if the bias is the same for
-all rows. Otherwise the caller puts the rows of dbias in their places (RING-12). dbias is float64, never rounded.
+The backward pass takes o and lse as given and never recomputes them; both are those of the whole row, not of a block
+(RING-13). Each worker's dsinks is a partial sum over its own query rows, and the caller adds the workers' sums. The same
+holds for dbias if all rows share the bias. Otherwise the caller puts each worker's rows of dbias in their places
+(RING-12). dbias is float64 and never rounded.
 
 Arrays are float64, in a worker's local order. Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
 """
@@ -53,13 +54,13 @@ def plus(total: Array, share: Array, accumulator: str) -> Array:
 def backward_start(
     worker: int, shard: Problem, dy: Array, dlse: Array, o: Array, lse: Array, recipe: Recipe
 ) -> BackwardState:
-    """A worker with its shard, o and lse of the whole row as given (RING-13), and empty accumulators.
+    """Return a worker's initial state: its shard, o and lse of the whole row as given (RING-13), and zero accumulators.
 
-    ``shard`` and ``recipe`` as in the forward; dy and o [B, H, n, Dv], dlse and lse [B, H, n].
+    ``shard`` and ``recipe`` are as in the forward; dy and o [B, H, n, Dv], dlse and lse [B, H, n].
     """
     q, k = recipe.to_inputs(shard.q, "q"), recipe.to_inputs(shard.k, "k")
     v, dy = recipe.to_inputs(shard.v, "v"), recipe.to_inputs(dy, "dy")
-    # One number per row holds all that ds needs of delta and dlse (RING-7).
+    # ds needs delta and dlse only as their difference: one number per row (RING-7).
     row_term = recipe.to_delta(dy_o_sum(dy, o, recipe) - dlse)
     lse = recipe.to_backward_lse(lse)
     rows, sinks = shard.rows, shard.terms.sinks
@@ -77,9 +78,9 @@ def backward_step(
     compute: BlockBackward,
     accumulate: Accumulate = plus,
 ) -> BackwardState:
-    """One worker's step: the state when it has computed, before it sends.
+    """Return one worker's state after it has computed a step and before it sends.
 
-    ``compute`` is a function such as ``spec.block.block_backward``; ``accumulate`` adds a share to a total, as
+    ``compute`` is a function such as ``spec.block.block_backward``. ``accumulate`` adds a contribution to a total, as
     :func:`plus` does.
     """
     # RECEIVE
@@ -93,9 +94,9 @@ def backward_step(
 def differentiate_block(
     state: BackwardState, schedule: Schedule, compute: BlockBackward
 ) -> BlockGradients | None:
-    """The share of the two blocks at this worker; None if the worker is idle in this step.
+    """Return the gradient contributions of the two blocks at this worker; None if the worker is idle in this step.
 
-    It reads the inputs alone, so that a program may receive the accumulators at the same time.
+    Only the inputs are read, so a program may receive the accumulators at the same time.
     """
     if schedule.pair(state.step, state.worker) is None:
         return None
@@ -108,7 +109,7 @@ def differentiate_block(
 def add_block(
     state: BackwardState, share: BlockGradients, accumulate: Accumulate = plus
 ) -> BackwardState:
-    """Add one block's share to the accumulators that are here, each addition rounded (NUM-2)."""
+    """Add one block's contributions to the accumulators at this worker, rounding each addition (NUM-2)."""
     query, key, recipe = state.query, state.key, state.recipe
     dbias = query.dbias
     if share.dbias is not None:
@@ -130,10 +131,10 @@ def backward_finish(
 ) -> BackwardState:
     """Receive the accumulators of the last transfer, which belong to this worker, and round the results.
 
-    ``state`` is the one after the last step of ``schedule``. The result holds dq, dbias, dk and dv of the worker's
+    ``state`` is the state after the last step of ``schedule``. The result holds dq, dbias, dk and dv of the worker's
     own tokens. ``accumulate`` adds the parts of a reduce-scatter in the order of their senders.
     """
-    # Drop the inputs, some of which are the last visitor's: accumulators of another owner arrive now.
+    # Drop the inputs, some of which belong to the last visitor: the accumulators that arrive now have another owner.
     query = QuerySide(state.query.owner, dq=state.query.dq, dbias=state.query.dbias)
     key = KeySide(state.key.owner, dk=state.key.dk, dv=state.key.dv)
     state = receive(dataclasses.replace(state, query=query, key=key), schedule, received)

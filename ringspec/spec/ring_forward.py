@@ -4,10 +4,10 @@
 that it received. The lockstep loop calls it for every worker in turn; a message-passing program
 calls the same function once per process.
 
-In each step worker r computes its own queries against the keys of worker (r - step) mod W. Then, unless it was the
-last step, all workers send at once: ``k[r], v[r] = k[r - 1], v[r - 1]``, where k[-1] is that of worker W - 1. So after
-step 2 of W = 3 each worker has merged the results of all three blocks of keys. This is direction 1; in direction -1
-read r + step and r + 1.
+In step t worker r computes its own queries against the keys of worker (r - t) mod W. Then, except in the last
+step, all workers send at once: ``k[r], v[r] = k[r - 1], v[r - 1]``, where worker 0 receives from worker W - 1. So after
+step W - 1 each worker has merged the results of all W blocks of keys. This is direction 1; in direction -1
+read r + t and r + 1.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
 """
@@ -29,9 +29,9 @@ Merge = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
 
 
 def forward_start(worker: int, shard: Problem, recipe: Recipe) -> ForwardState:
-    """A worker with its own shard, rounded to the recipe's input format, and an empty softmax.
+    """Return a worker's initial state: its own shard, rounded to the recipe's input format, and an empty softmax state.
 
-    ``shard`` is ``problem.take(..)`` of the worker's slots: q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv].
+    ``shard`` is ``problem.take(..)`` for the worker's slots: q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv].
     """
     q, k = recipe.to_inputs(shard.q, "q"), recipe.to_inputs(shard.k, "k")
     v = recipe.to_inputs(shard.v, "v")
@@ -55,10 +55,10 @@ def forward_step(
     compute: BlockForward,
     merge: Merge = merge_states,
 ) -> ForwardState:
-    """One worker's step: the state when it has computed, before it sends.
+    """Return one worker's state after it has computed a step and before it sends.
 
-    ``received`` are the messages that it received under ``schedule``; ``compute`` is a function such as
-    ``spec.block.block_forward``; ``merge`` merges the block's state into the running one.
+    ``received`` are the messages that it received under ``schedule``. ``compute`` is a function such as
+    ``spec.block.block_forward``. ``merge`` merges the block's softmax state into the running one.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
@@ -71,7 +71,7 @@ def forward_step(
 def score_block(
     state: ForwardState, schedule: Schedule, compute: BlockForward
 ) -> SoftmaxState | None:
-    """The softmax state of the two blocks at this worker alone; None if the worker is idle in this step."""
+    """Return the softmax state of the two blocks at this worker alone; None if the worker is idle in this step."""
     if schedule.pair(state.step, state.worker) is None:
         return None
     query, key = state.query, state.key
@@ -82,10 +82,10 @@ def score_block(
 def merge_block(
     state: ForwardState, part: SoftmaxState, merge: Merge = merge_states
 ) -> ForwardState:
-    """The worker with one block's softmax state merged into the running one."""
+    """Return the worker's state with one block's softmax state merged into the running one."""
     return dataclasses.replace(state, running=merge(state.running, part, state.recipe))
 
 
 def forward_finish(state: ForwardState) -> tuple[Array, Array]:
-    """The worker's local o [B, H, n, Dv] and lse [B, H, n], float64, from its last ``state``."""
+    """Return the worker's local o [B, H, n, Dv] and lse [B, H, n], float64, from its last ``state``."""
     return finish(state.running, state.terms.sinks, state.recipe)

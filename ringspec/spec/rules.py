@@ -1,8 +1,8 @@
 """The table of rules: one for each sentence of the specification that a kernel can break.
 
-The prefix of a rule leads to the file that computes it (``FILES``); ``ELSEWHERE`` lists the rules that another file
-computes, or more than one. A rule's id is written in the docstring or comment of the code that states it, on the tests
-that hold it (``@pytest.mark.rule("RING-1")``) and in golden cases. Ids never change their meaning.
+The prefix of a rule leads to the file that computes it (``FILES``). ``ELSEWHERE`` lists the rules that are computed in
+another file or in several. A rule's id appears in the docstring or comment of the code that states it, in the mark of
+each test of the rule (``@pytest.mark.rule("RING-1")``) and in golden cases. Ids never change their meaning.
 
 >>> rule("SOFT-2").module
 'spec.online_softmax'
@@ -26,7 +26,7 @@ FILES = {
     "RING": "spec.schedule",
     "NUM": "recipes",
 }
-# The file that computes the rule comes first; with several, each computes it for its own purpose.
+# The first file is the rule's main one; each of the others computes the rule for its own purpose.
 ELSEWHERE = {
     "MASK-5": ("problem.checks", "spec.masks"),
     "MASK-8": ("problem.options", "spec.masks"),
@@ -58,14 +58,14 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Rule:
-    """``id``, and what must hold in one ``sentence``."""
+    """A rule: its ``id``, and one ``sentence`` that says what must hold."""
 
     id: str
     sentence: str
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules of ringspec that compute the rule, such as 'spec.masks'; the first of them first."""
+        """The modules of ringspec that compute the rule, such as 'spec.masks'; the main one first."""
         return ELSEWHERE.get(self.id) or (FILES[self.id.partition("-")[0]],)
 
     @property
@@ -80,21 +80,21 @@ SENTENCES = {
     "MASK-3": "Segments: equal ids, both >= 0; a negative id is padding.",
     "MASK-4": "Bounds: bound_min <= key position < bound_max, half open.",
     "MASK-5": "Packed documents are segments; tokens after the last document are padding.",
-    "MASK-6": "A dense mask lets a pair through where it is True.",
-    "MASK-7": "A bias of -inf hides the pair, with a soft cap too; its dbias is 0.",
-    "MASK-8": "Global positions decide masks, not array indices; query i is at i + q_offset unless positions are given.",
+    "MASK-6": "A dense mask allows a pair where it is True.",
+    "MASK-7": "A bias of -inf hides the pair, even with a soft cap; its dbias is 0.",
+    "MASK-8": "Global positions decide masks, not array indices; query i has position i + q_offset unless positions are given.",
     "MASK-9": "A pair is visible iff every condition of the mask allows it.",
-    "FWD-1": "z = scale * <q, k> + bias; the scale does not touch the bias.",
+    "FWD-1": "z = scale * <q, k> + bias; the scale does not multiply the bias.",
     "FWD-2": "The default scale is the float64 nearest to the real 1/sqrt(D).",
-    "FWD-3": "Soft cap: s = softcap * tanh(z / softcap), after the bias.",
+    "FWD-3": "Soft cap: s = softcap * tanh(z / softcap), applied after the bias is added.",
     "FWD-4": "lse is the natural log of the sum of exp(s) over all visible keys.",
     "FWD-5": "Sinks join the denominator only, once per row and never per block.",
     "FWD-6": "o = sum of p * keep / (1 - dropout_p) * v.",
     "FWD-7": "lse and p are those of the row before dropout.",
-    "FWD-8": "A row without keys and sinks: o = 0, lse = -inf, no NaN.",
-    "FWD-9": "A row with sinks alone: o = 0, lse = their log-sum-exp.",
+    "FWD-8": "A row without keys and sinks has o = 0 and lse = -inf, and no NaN.",
+    "FWD-9": "A row with sinks alone has o = 0 and their log-sum-exp as lse.",
     "FWD-10": "Query head h uses key/value head h // (H / Hkv).",
-    "DROP-1": "The keep mask is Philox4x32-10 of (key position, query position, head, batch) under the seed, whatever layout, ring size and block order.",
+    "DROP-1": "The keep mask is Philox4x32-10 of (key position, query position, head, batch) under the seed; it does not depend on layout, ring size or block order.",
     "DROP-2": "An entry is kept iff its word >= floor(dropout_p * 2**32).",
     "DROP-3": "A keep mask that the caller gives replaces the counter-based one.",
     "BWD-1": "delta (dy_o_sum) = <dy, o> with the o of the whole row.",
@@ -109,38 +109,38 @@ SENTENCES = {
     "BWD-10": "An empty row contributes no gradient.",
     "BWD-11": "A block's backward uses lse and row_term as given; p is not renormalised.",
     "SOFT-1": "Absorbing and merging rescale l and o by exp(m_old - m_new).",
-    "SOFT-2": "Merging two empty states gives the empty state, lse = -inf, never NaN.",
-    "SOFT-3": "Normalised partials merge with weights exp(lse_n - lse), natural base.",
-    "SOFT-4": "Every exponent in a merge is <= 0: no overflow at any gap.",
+    "SOFT-2": "Merging two empty states gives the empty state, with lse = -inf, never NaN.",
+    "SOFT-3": "Normalised partial results merge with weights exp(lse_n - lse), natural base.",
+    "SOFT-4": "Every exponent in a merge is <= 0, so that no difference of the maxima overflows.",
     "LAYOUT-1": "contiguous: worker r holds tokens r*n + slot.",
     "LAYOUT-2": "striped: worker r holds tokens slot*W + r.",
     "LAYOUT-3": "zigzag: worker r holds chunks r and 2W-1-r of 2W.",
     "LAYOUT-4": "zigzag_per_document: zigzag inside each packed document.",
-    "LAYOUT-5": "A layout is any table; a negative entry is padding and sees nothing.",
-    "LAYOUT-6": "unpermute: local rows of a striped sequence become contiguous.",
-    "LAYOUT-7": "LSE tiles [B, H, 128, S/128]: row i at [i % 128, i // 128].",
-    "RING-1": "After t hops worker r holds the block of owner (r - t) mod W; (r + t) mod W where r sends to r - 1. Gathered: r - t in step t + 1.",
+    "LAYOUT-5": "Any table is a layout; a negative entry is a padding slot, which attends to nothing and which nothing attends to.",
+    "LAYOUT-6": "unpermute: local rows of a striped sequence become those of the contiguous layout.",
+    "LAYOUT-7": "lse in tiles [B, H, 128, S/128]: row i is at [i % 128, i // 128].",
+    "RING-1": "After t hops worker r holds the block of owner (r - t) mod W, or (r + t) mod W if r sends to r - 1. With gathered keys it uses the block of owner r - t in step t + 1.",
     "RING-2": "Every (query owner, key owner) pair that is not skipped is computed exactly once.",
     "RING-3": "Each permute is a permutation of all workers.",
     "RING-4": "Accumulators travel with their block, one hop more than inputs, and end at its owner.",
-    "RING-5": "Q ring: dq (and dbias) follow their Q home; dk, dv stay.",
+    "RING-5": "Q ring: dq (and dbias) travel with their queries and return to the owner; dk, dv stay.",
     "RING-6": "Positions, segments, bounds and rows of bias, mask and keep travel with the block that they index.",
     "RING-7": "row_term = delta - dlse travels in place of delta and dlse.",
-    "RING-8": "contiguous, causal: query i of worker a sees key j of worker b iff j <= i + a*n_q - b*n_k + q_offset.",
-    "RING-9": "striped, causal: query i of worker a sees key j of worker b iff j <= i + floor((a + q_offset - b) / W).",
+    "RING-8": "contiguous, causal: query i of worker a attends to key j of worker b iff j <= i + a*n_q - b*n_k + q_offset.",
+    "RING-9": "striped, causal: query i of worker a attends to key j of worker b iff j <= i + floor((a + q_offset - b) / W).",
     "RING-10": "zigzag, causal: an offset as in RING-8 for each pair of chunks, which are n/2 tokens long.",
-    "RING-11": "A pair may be skipped only if the mask hides it wholly.",
+    "RING-11": "A pair of blocks may be skipped only if the mask hides all of it.",
     "RING-12": "Each worker's dsinks, and dbias of a bias that all rows share, are partial sums over its own query rows.",
     "RING-13": "The backward of every block uses o and lse of the whole row.",
     "NUM-1": "A value is rounded once, to nearest even.",
     "NUM-2": "Partial results are rounded where the recipe says, and nowhere else.",
-    "NUM-3": "A merge rounds each product and each sum of o as the recipe says.",
+    "NUM-3": "In a merge, each product and each sum of o is rounded as the recipe says.",
 }
 RULES = tuple(Rule(id, sentence) for id, sentence in SENTENCES.items())
 
 
 def rule(which: str) -> Rule:
-    """The rule whose id is ``which``; OptionError, with the nearest id, for another."""
+    """Return the rule whose id is ``which``; raise OptionError, with the nearest id, for an unknown one."""
     for candidate in RULES:
         if candidate.id == which:
             return candidate

@@ -1,30 +1,30 @@
 """Permute schedules as data: who computes with which block, and who sends what to whom (RING-1 to RING-7, RING-11).
 
 A schedule lists, for each ring step, which visiting block every worker computes with and what is
-transferred afterwards. It moves nothing itself: the lockstep loop, and MPI, carry it out.
+transferred afterwards. It moves nothing itself; the lockstep loop or MPI executes it.
 
 ``KV ring, forward``   K, V travel; Q and its m, l, o stay
 ``KV ring, backward``  K, V travel, and dK, dV with their keys; Q, dY, LSE, row_term, dQ, dbias stay
 ``Q ring, backward``   Q, dY, LSE, row_term travel, and dQ, dbias with their queries; K, V, dK, dV stay
 ``gather``             K, V of all workers go to all before anything is computed; dK, dV are added at their owners
 
-The circulation 'kv' or 'q' chooses the backward ring; the forward is a KV ring for both. ``direction`` is that of both
-passes: 1 if r sends to r + 1, -1 if it sends to r - 1. After ``step`` hops worker r has the block of owner
-(r - direction * step) mod W (RING-1). Gathering has no direction, and a step more. The visitors at worker r for W = 3::
+The circulation 'kv' or 'q' chooses the backward ring; with either, the forward is a KV ring. ``direction`` applies to
+both passes: 1 if r sends to r + 1, -1 if it sends to r - 1. After ``step`` hops worker r has the block of owner
+(r - direction * step) mod W (RING-1). Gathering has no direction, and one step more. The visitors at worker r for W = 3::
 
     step                  0                 1      2      3
     ring, direction 1     r                 r - 1  r - 2
     gather                none: gather k v  r      r - 1  r - 2, then reduce_scatter dk dv
 
-Inputs make W - 1 hops, accumulators W: the last one takes each to its owner (RING-4). A schedule is valid when every
-pair (query owner, key owner) that is not skipped is computed once (RING-2), every accumulator ends at its owner, each
-permute is a permutation of the workers (RING-3), and every pair that it declares as skipped is hidden wholly by the
-mask (RING-11). :mod:`ringspec.rings.validator` verifies this. The schedules of this file skip nothing: a hidden pair is
-computed and contributes exactly 0. :func:`ringspec.rings.schedules.skip` (``skip_masked=True``) leaves it out.
+Inputs make W - 1 hops and accumulators W: the last hop takes each accumulator to its owner (RING-4). A schedule is valid
+when every pair (query owner, key owner) that is not skipped is computed once (RING-2), every accumulator ends at its
+owner, each permute is a permutation of the workers (RING-3), and the mask hides all of every pair that is declared as
+skipped (RING-11). :mod:`ringspec.rings.validator` verifies this. The schedules of this file skip nothing: a hidden pair
+is computed and contributes exactly 0. :func:`ringspec.rings.schedules.skip` (``skip_masked=True``) omits it.
 
-What belongs to a block travels with it (RING-6): of keys their ``columns`` (positions, segments), of queries their
-``rows`` (positions, segments, bounds, and rows of bias, mask and keep). In place of delta = <dy, o> and dlse their
-difference travels, row_term = delta - dlse, because ds needs nothing else of the two (RING-7).
+What belongs to a block travels with it (RING-6): with keys their ``columns`` (positions, segments), with queries their
+``rows`` (positions, segments, bounds, and rows of bias, mask and keep). delta = <dy, o> and dlse travel as their
+difference row_term = delta - dlse, because ds needs nothing else of the two (RING-7).
 
 Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of AWS's NKI library
 (Q ring); Llama 3 (gathered keys), https://arxiv.org/abs/2407.21783, section 3.3.2.
@@ -45,7 +45,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Transfer:
-    """One collective: ``pairs`` (source, target) of a permute, and the names that it carries.
+    """One collective operation: its ``pairs`` (source, target), and the names of the tensors that it carries.
 
     ``kind`` is 'permute', 'gather' or 'reduce_scatter'. A 'gather' copies every worker's own block to all; a
     'reduce_scatter' sends each worker's accumulators for an owner to that owner, where they are added in the
@@ -59,9 +59,9 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Step:
-    """``uses[r]``: owner of the visiting block that worker r computes with, None where it is idle.
+    """``uses[r]``: owner of the visiting block that worker r computes with; None where the worker is idle.
 
-    ``transfers`` are made after all workers have computed.
+    ``transfers`` take place after all workers have computed.
     """
 
     uses: tuple[int | None, ...]
@@ -72,9 +72,9 @@ class Step:
 class Schedule:
     """A whole pass of W = ``workers``. ``moves`` says which side visits: 'keys' or 'queries'.
 
-    ``name`` is the label shown in output. ``inputs`` (read only) and ``accumulators`` (added to) are the names of
-    what travels with a visitor; ``steps`` say when. ``skipped`` lists the (query owner, key owner) pairs that no
-    step computes because the mask hides them wholly.
+    ``name`` is the label shown in output. ``inputs`` (only read) and ``accumulators`` (added to) are the names of the
+    tensors that travel with a visitor; ``steps`` say when. ``skipped`` lists the (query owner, key owner) pairs that no
+    step computes because the mask hides all of each.
     """
 
     name: str
@@ -86,14 +86,14 @@ class Schedule:
     skipped: frozenset[Pair] = frozenset()
 
     def pair(self, step: int, worker: int) -> Pair | None:
-        """(query owner, key owner) that a worker computes in a step; None where it is idle."""
+        """(query owner, key owner) of the pair that a worker computes in a step; None where it is idle."""
         visitor = self.steps[step].uses[worker]
         if visitor is None:
             return None
         return (worker, visitor) if self.moves == "keys" else (visitor, worker)
 
     def pairs(self, step: int) -> list[tuple[int, Pair]]:
-        """(worker, (query owner, key owner)) of all that is computed in a step."""
+        """(worker, (query owner, key owner)) for each pair that is computed in a step."""
         pairs = [(r, self.pair(step, r)) for r in range(self.workers)]
         return [(r, pair) for r, pair in pairs if pair is not None]
 
@@ -104,7 +104,7 @@ class Schedule:
 
 
 def visitor(worker: int, step: int, workers: int, direction: int = 1) -> int:
-    """RING-1: owner of the block that a worker of ``workers`` holds after ``step`` hops in ``direction``.
+    """RING-1: owner of the block that ``worker`` holds after ``step`` hops in ``direction``, with W = ``workers``.
 
     >>> [visitor(0, step, 4) for step in range(4)]
     [0, 3, 2, 1]
@@ -113,7 +113,7 @@ def visitor(worker: int, step: int, workers: int, direction: int = 1) -> int:
 
 
 def ring_permute(workers: int, direction: int) -> tuple[Pair, ...]:
-    """(source, target) of each of ``workers`` workers to its neighbour r + direction (RING-3)."""
+    """(source, target) for each of ``workers`` workers, which sends to its neighbour r + direction (RING-3)."""
     return tuple((r, (r + direction) % workers) for r in range(workers))
 
 
@@ -125,7 +125,7 @@ def ring_schedule(
     accumulators: tuple[str, ...],
     direction: int = 1,
 ) -> Schedule:
-    """A ring: ``inputs`` take W - 1 hops, ``accumulators`` W, the last brings them home (RING-4)."""
+    """A ring: ``inputs`` make W - 1 hops and ``accumulators`` W, the last one to their owner (RING-4)."""
     pairs = ring_permute(workers, direction)
     steps = []
     for step in range(workers):
@@ -137,7 +137,7 @@ def ring_schedule(
 
 
 def gather_schedule(name: str, workers: int, accumulators: tuple[str, ...]) -> Schedule:
-    """All keys are gathered first; their gradients, () in a forward pass, are reduced and scattered last."""
+    """A pass that gathers all keys first. A backward pass reduces and scatters ``accumulators`` last; a forward pass has none."""
     steps = [Step((None,) * workers, (Transfer("gather", (), KEY_INPUTS),))]
     for step in range(workers):
         uses = tuple(visitor(r, step, workers) for r in range(workers))
@@ -161,7 +161,7 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
 def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
     """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
 
-    >>> backward_schedule("q", 3).hops  # dq needs one more to come home
+    >>> backward_schedule("q", 3).hops  # dq needs one hop more than q, to return to its owner
     3
     """
     if circulation == "gather":

@@ -1,9 +1,9 @@
 """What one worker holds before and after a step, what it sends and what it receives: frozen data (RING-6).
 
-A worker has a query side and a key side. The schedule says which of them visits; the worker's step
-sees only this object, the schedule and the messages that it received. Arrays are float64, with one row for
+A worker has a query side and a key side. The schedule says which of them visits. The worker's step
+reads only this object, the schedule and the messages that the worker received. Arrays are float64, with one row for
 each of the owner's n slots. ``ringspec.ring(..., record=True)`` keeps these objects:
-``run.state(worker, step, phase="backward", when="computed")`` is one of them. ``when`` is 'before' anything arrives,
+``run.state(worker, step, phase="backward", when="computed")`` returns one. ``when`` is 'before' (nothing has arrived),
 'during' (arrived, nothing computed), 'computed' or 'after' sending. ``run.moment(worker, step).sent`` is what was sent.
 """
 
@@ -24,10 +24,10 @@ from ringspec.spec.schedule import Schedule, Transfer
 
 @dataclass(frozen=True)
 class QuerySide:
-    """A block of queries of worker ``owner``, all that its rows need, and their gradients.
+    """The block of queries of worker ``owner``, all that its rows need, and their gradients.
 
-    q [B, H, n, D]; dy [B, H, n, Dv]; lse, row_term [B, H, n], where row_term is delta - dlse (RING-7); the accumulators
-    dq [B, H, n, D] and dbias [B|1, H|1, n|1, Sk|1], its rows and all keys. None: the worker does not hold it.
+    q [B, H, n, D]; dy [B, H, n, Dv]; lse and row_term [B, H, n], where row_term is delta - dlse (RING-7); the accumulators
+    dq [B, H, n, D] and dbias [B|1, H|1, n|1, Sk|1] (the block's rows, all keys). None: the worker does not hold it.
     """
 
     owner: int
@@ -42,7 +42,7 @@ class QuerySide:
 
 @dataclass(frozen=True)
 class KeySide:
-    """A block of keys of worker ``owner``: k [B, Hkv, n, D], v [B, Hkv, n, Dv], and dk, dv.
+    """The block of keys of worker ``owner``: k [B, Hkv, n, D], v [B, Hkv, n, Dv], and the accumulators dk, dv.
 
     ``columns`` are their positions and segments. None: the worker does not hold it.
     """
@@ -60,9 +60,9 @@ Side = QuerySide | KeySide
 
 @dataclass(frozen=True)
 class Message:
-    """A block on its way: ``side`` holds the names that the transfer carries, of those that exist (dbias only with a bias).
+    """A block in transit: ``side`` holds the tensors that the transfer carries and that exist (dbias only with a bias).
 
-    ``kind`` is that of the transfer, from worker ``source`` to worker ``target``.
+    ``kind`` is that of the transfer. ``source`` and ``target`` are the workers that send and receive it.
     """
 
     source: int
@@ -75,9 +75,9 @@ class Message:
 class ForwardState:
     """One worker at one moment of the forward pass, in step ``step``; sending adds 1. In a ring, step W means finished.
 
-    Its own queries stay (``query``), blocks of keys come and go (``key``), and ``running`` is the softmax
+    Its own queries stay (``query``), visiting blocks of keys come and go (``key``), and ``running`` is the softmax
     state of its queries over the keys seen so far. ``terms`` and ``recipe`` are what every worker knows. ``gathered``
-    holds every block when keys were gathered, else nothing. ``state.q`` is short for ``state.query.q``, and so on.
+    holds every block if keys were gathered, and is empty otherwise. ``state.q`` is short for ``state.query.q``, and so on.
     """
 
     worker: int
@@ -100,11 +100,11 @@ class ForwardState:
 
 @dataclass(frozen=True)
 class BackwardState:
-    """One worker at one moment of the backward pass; ``step`` as in the forward.
+    """One worker at one moment of the backward pass; ``step`` is as in the forward.
 
     ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
-    the two visits. ``dsinks`` [H, N] is this worker's share, over its own query rows (RING-12), complete from the
-    start; None without sinks. ``terms``, ``recipe``, ``gathered`` and short names as in the forward pass.
+    the two visits. ``dsinks`` [H, N] is this worker's contribution, over its own query rows (RING-12). It is complete
+    from the start, and None without sinks. ``terms``, ``recipe``, ``gathered`` and short names are as in the forward pass.
     """
 
     worker: int
@@ -133,7 +133,7 @@ Held = TypeVar("Held")
 
 
 def held(x: Held | None) -> Held:
-    """x, which a valid schedule brings to the worker before it computes with it (RING-2)."""
+    """Return x, which must not be None: a valid schedule brings it to the worker before it is needed (RING-2)."""
     assert x is not None, (
         "a step needs a tensor that this worker does not hold; validate the schedule"
     )
@@ -141,40 +141,40 @@ def held(x: Held | None) -> Held:
 
 
 def names_of(side: Side) -> tuple[str, ...]:
-    """The names of what a side holds."""
+    """Return the names of the tensors that a side holds."""
     fields = [f.name for f in dataclasses.fields(side) if f.name != "owner"]
     return tuple(name for name in fields if getattr(side, name) is not None)
 
 
 def only(side: Side, names: tuple[str, ...]) -> Side:
-    """A copy of a side that holds only these names, of those that it held (RING-6)."""
+    """Return a copy of a side that keeps only the tensors called ``names`` (RING-6)."""
     dropped = {name: None for name in names_of(side) if name not in names}
     return dataclasses.replace(side, **dropped)  # type: ignore[arg-type]
 
 
 def joined(side: Side, arrived: Side) -> Side:
-    """The side with what arrived, and the owner of that.
+    """Return the side with the tensors that arrived, and with their owner.
 
-    What does not arrive stays, because a schedule may send the parts of a block one by one.
+    Tensors that did not arrive stay, because a schedule may send the parts of a block one by one.
     """
     came = {name: getattr(arrived, name) for name in names_of(arrived)}
     return dataclasses.replace(side, owner=arrived.owner, **came)
 
 
 def visiting(state: WorkerState, schedule: Schedule) -> Side:
-    """The side that travels under this schedule."""
+    """Return the side that travels under this schedule."""
     return state.key if schedule.moves == "keys" else state.query
 
 
 def with_visiting(state: State, side: Side) -> State:
-    """The state with another block of keys, or of queries."""
+    """Return the state with another block of keys, or of queries."""
     if isinstance(side, KeySide):
         return dataclasses.replace(state, key=side)
     return dataclasses.replace(state, query=side)
 
 
 def send(state: State, schedule: Schedule) -> tuple[State, tuple[Message, ...]]:
-    """Do all transfers of the worker's current step: the state that stays, and the messages."""
+    """Do all transfers of the worker's current step: return the state that stays, and the messages."""
     transfers = schedule.steps[state.step].transfers
     sent = tuple(one for transfer in transfers for one in messages(state, schedule, transfer))
     gone = {name for one in transfers if one.kind == "permute" for name in one.carries}
@@ -184,7 +184,7 @@ def send(state: State, schedule: Schedule) -> tuple[State, tuple[Message, ...]]:
 
 
 def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tuple[Message, ...]:
-    """The messages of one worker for one transfer."""
+    """Return the messages of one worker for one transfer."""
     r, block = state.worker, only(visiting(state, schedule), transfer.carries)
     if transfer.kind == "permute":
         return (Message(r, dict(transfer.pairs)[r], "permute", block),)
@@ -197,7 +197,7 @@ def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tupl
 
 
 def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
-    """The state with the messages: what was sent joins the visiting side, gathered blocks are collected."""
+    """Return the state after the messages: what a permute sent joins the visiting side, gathered blocks are collected."""
     for message in received:
         if message.kind == "gather" and isinstance(message.side, KeySide):
             state = dataclasses.replace(state, gathered=(*state.gathered, message.side))
@@ -220,7 +220,7 @@ def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> S
 
 
 def with_accumulators(side: KeySide) -> KeySide:
-    """A gathered block of keys with dk and dv: it arrives without them, and each worker starts its own at 0."""
+    """Give a gathered block of keys dk and dv: it arrives without them, and each worker starts its own at 0."""
     if side.dk is not None:
         return side
     k, v = held(side.k), held(side.v)
