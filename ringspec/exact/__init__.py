@@ -10,10 +10,11 @@ whose masks are arrays.
 >>> attention(q, k, v, scale=1.0, causal=False).tensors["o"]["float64"].ravel().tolist()
 [0.7310585786300049, 0.8807970779778824]
 
-The method is fixed-point arithmetic on integers with an error bound for every number, and with more bits if the bound
-does not decide the rounding. In reading order, each file with its part of the proof: ``integers`` (exact products),
-``elementary`` (exp, log, tanh), ``problem``, ``logits``, ``softmax``, ``head`` (o and gradients of one head),
-``evaluate`` (the whole problem), ``rounding``, ``rational`` (ties), ``ziv``, ``row_scale``, ``truth``, ``keywords``.
+The method is fixed-point arithmetic on integers with an error bound for every number. If a bound does not decide
+the rounding, the computation is repeated with more bits. In reading order, each file with its part of the proof:
+``integers`` (exact products), ``elementary`` (exp, log, tanh), ``problem``, ``logits``, ``softmax``, ``head`` (o and
+gradients of one head), ``evaluate`` (the whole problem), ``rounding``, ``rational`` (ties), ``ziv``, ``row_scale``,
+``truth``, ``keywords``.
 """
 
 from ringspec.exact.keywords import attention, attention_backward, attention_block_backward

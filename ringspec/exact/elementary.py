@@ -1,17 +1,17 @@
 """exp, log, tanh in fixed point, each with a proven bound on its error.
 
 A number is ``units * 2**-bits``. "One unit at F" is 2**-F. Every function works at w = F + 32 bits
-(or more) and rounds down to F bits at its end; ``//`` and ``>>`` round down, so each of them is
-off by less than one unit of its place, to one side.
+(or more) and at its end rounds down to F bits. ``//`` and ``>>`` round down, so each such result is
+too small by less than one unit of its last place.
 
-**exp**, claim: off by at most 2 units at F, and exactly 2**F at x = 0. Let k = floor(x / ln 2),
-r = x - k ln 2 in [0, ln 2), in units at w:
+**exp**, claim: off by at most 2 units at F, and exactly 2**F at x = 0. Let k = floor(x / ln 2) and
+r = x - k ln 2 in [0, ln 2). Errors are in units at w:
 
-1. x is cut to w bits: off by < 1. ln 2 is off by <= 1.01, so r is off by < 1.01 |k| + 1. Where
+1. x is cut to w bits: off by < 1. ln 2 is off by <= 1.01, so r is off by < 1.01 |k| + 1. For
    x < -(F + 8), 0 is returned: exp(x) < 2**-F, one unit. Otherwise |k| <= (F + 8) / ln 2 + 1
-   < 2**13 for F <= 5600, and for k > 0 w is raised by k with |k| < 2**13 required.
+   < 2**13 for F <= 5600. For k > 0, w is increased by k, and |k| < 2**13 is required.
 2. r = a/2**8 + b/2**16 + f exactly, f < 2**-16. Tables of exp(a/2**8) < 2.01 and
-   exp(b/2**16) < 1.004 are off by <= 1.01 each (they are made with 64 more bits).
+   exp(b/2**16) < 1.004 are off by <= 1.01 each (they are computed with 64 more bits).
 3. exp(f) by Horner's rule over C_i = floor(2**w / i!): e_i <= e_{i+1} * 2**-16 + 2, so < 2.001; the
    series is cut where its tail is < 1. Off by < 3.001.
 4. Product of both tables: 1.01 * 1.004 + 1.01 * 2.01 + 1 < 4.1. Times exp(f):
@@ -20,17 +20,17 @@ r = x - k ln 2 in [0, ln 2), in units at w:
 5. The factor 2**k only changes the exponent: 2**15 * 2**(k - w) <= 2**-17 units at F (for k > 0
    because w = F + 32 + k). The last cut to F bits adds < 1. Together < 1.01.
 
-**log**, claim: off by at most 2 units at F, exactly 0 at z = 1. z = 2**k * y with y in [1/2, 1):
-log z = k ln 2 + 2 atanh(t), t = (y - 1)/(y + 1) in [-1/3, 0]. In units at w: t is off by < 1, t**2
-by < 2, each power of the series by e_i <= e_{i-1}/9 + 2/3 + 1 < 2, each of its quotients by < 3; the
-series has at most w/3 + 2 terms and a tail < 1. Twice that and 1.01 |k| <= 34: < 2 w + 60 < 2**14,
+**log**, claim: off by at most 2 units at F, and exactly 0 at z = 1. Let z = 2**k * y with y in [1/2, 1).
+Then log z = k ln 2 + 2 atanh(t) with t = (y - 1)/(y + 1) in [-1/3, 0]. In units at w: t is off by < 1, t**2
+by < 2, each power of the series by e_i <= e_{i-1}/9 + 2/3 + 1 < 2, each of its quotients by < 3. The
+series has at most w/3 + 2 terms and a tail < 1. Twice its error and 1.01 |k| <= 34 add up to < 2 w + 60 < 2**14,
 which is 2**-18 units at F; the last cut adds < 1.
 
 **tanh** and its derivative 1 - tanh**2, of x = z / c >= 0 by symmetry: e = exp(-2x). The quotient 2x
 is off by < 1 unit at w, so e is off by <= 3. tanh = (1 - e)/(1 + e), slope <= 2: off by <= 7.
 1 - tanh**2 = 4e/(1 + e)**2, slope <= 4: off by <= 13. Both are units at w.
 
-Source of the arrangement: R. P. Brent and P. Zimmermann, Modern Computer Arithmetic, chapter 4,
+The arrangement follows R. P. Brent and P. Zimmermann, Modern Computer Arithmetic, chapter 4,
 https://members.loria.fr/PZimmermann/mca/pub226.html.
 """
 
@@ -53,7 +53,7 @@ MOST_DOUBLINGS = 1 << 13
 
 @dataclass(frozen=True)
 class ExpTables:
-    """What exp needs at ``bits``: ln 2, exp(a/2**8), exp(b/2**16), 1/i! from the last to the first."""
+    """The constants of exp with ``bits`` bits: ln 2, exp(a/2**8), exp(b/2**16), and 1/i! from the last i to the first."""
 
     bits: int
     ln2: int
@@ -64,7 +64,7 @@ class ExpTables:
 
 @functools.lru_cache(maxsize=32)
 def ln2(bits: int) -> int:
-    """ln 2 = 2 atanh(1/3), off by less than 1.01 units.
+    """Compute ln 2 = 2 atanh(1/3), off by less than 1.01 units.
 
     >>> ln2(8) / 2**8
     0.69140625
@@ -79,7 +79,7 @@ def ln2(bits: int) -> int:
 
 
 def powers_of_exp(log2_step: int, count: int, bits: int) -> tuple[int, ...]:
-    """exp(n * 2**-log2_step) for n < count, each off by less than 1.01 units."""
+    """Compute exp(n * 2**-log2_step) for n < count, each off by less than 1.01 units."""
     work = bits + 64
     term = step = one = 1 << work
     n = 1
@@ -112,7 +112,7 @@ def exp_tables(bits: int) -> ExpTables:
 
 
 def exp(values: Iterable[int], bits: int, out_bits: int) -> list[int]:
-    """Exponential e**(x * 2**-bits) of each integer x, in units of 2**-out_bits, off by at most EXP_ERROR.
+    """Compute e**(x * 2**-bits) for each integer x, in units of 2**-out_bits, off by at most EXP_ERROR.
 
     >>> [value / 2**64 for value in exp([0, -1, 1], 0, 64)]
     [1.0, 0.36787944117144233, 2.718281828459045]
@@ -126,7 +126,7 @@ def exp(values: Iterable[int], bits: int, out_bits: int) -> list[int]:
         raise OptionError(
             f"exponents below {MOST_DOUBLINGS // 2}",
             f"an exponent of about 2**{doublings.bit_length()}",
-            "give an lse that is not so far below the scores",
+            "give an lse that is closer to the scores",
         )
     tables = exp_tables(out_bits + GUARD + doublings)
     work, ln_2 = tables.bits, tables.ln2
@@ -149,15 +149,15 @@ def exp(values: Iterable[int], bits: int, out_bits: int) -> list[int]:
         for coefficient in inverse:
             series = ((series * f) >> work) + coefficient
         table = coarse[r >> below_coarse] * fine[(r >> below_fine) & 255]
-        # One cut for all: less is lost than the argument above allows.
+        # One cut instead of several: the error is smaller than the bound of step 4 allows.
         result.append((table * series) >> (last - k))
     return result
 
 
 def log(values: Iterable[int], bits: int) -> list[int]:
-    """Natural logarithm of z * 2**-bits, in units of 2**-bits, off by at most LOG_ERROR.
+    """Compute the natural logarithm of each z * 2**-bits, in units of 2**-bits, off by at most LOG_ERROR.
 
-    z: integers with 1/2 <= z * 2**-bits < 2**31.
+    Each z is an integer with 1/2 <= z * 2**-bits < 2**31.
 
     >>> log([1 << 64, 3 << 64], 64)[0], log([3 << 64], 64)[0] / 2**64
     (0, 1.0986122886681098)
@@ -168,7 +168,8 @@ def log(values: Iterable[int], bits: int) -> list[int]:
     result = []
     for z in values:
         k = z.bit_length() - bits
-        if z == 1 << (bits + k - 1):  # a power of two: y = 1 rather than 1/2, so that log 1 = 0
+        # For a power of two use y = 1 rather than 1/2, so that log 1 is exactly 0.
+        if z == 1 << (bits + k - 1):
             k -= 1
         y = (z << GUARD) >> k if k >= 0 else (z << GUARD) << -k
         t = ((y - one) << work) // (y + one)
@@ -192,9 +193,10 @@ class Capped:
 
 
 def tanh(values: list[int], value_bits: int, cap: int, cap_bits: int, bits: int) -> Capped:
-    """Hyperbolic tangent t of z / c.
+    """Compute the hyperbolic tangent t of each z / c, and 1 - t**2.
 
-    z = value * 2**-value_bits and c = cap * 2**-cap_bits > 0. Off by at most TANH_ERROR and SLOPE_ERROR units of 2**-bits; exactly 0 and 1 at z = 0.
+    z = value * 2**-value_bits and c = cap * 2**-cap_bits > 0. The results are off by at most TANH_ERROR and SLOPE_ERROR
+    units of 2**-bits; at z = 0 they are exactly 0 and 1.
 
     >>> capped = tanh([1, -2], 0, 2, 0, 64)
     >>> [t / 2**64 for t in capped.t]

@@ -1,4 +1,4 @@
-"""Intervals (balls) of every result of a whole problem at F bits, summed over heads, batches and blocks of rows.
+"""Every result of a whole problem as an interval (ball) at F bits, summed over heads, batches and blocks of rows.
 
 Sums of integers are associative, so neither the block length nor the order of heads changes the result.
 """
@@ -28,7 +28,7 @@ from ringspec.exact.problem import Array, Problem
 from ringspec.exact.rounding import Ball
 from ringspec.exact.softmax import Weights, given_weights, softmax
 
-BLOCK = 256  # rows at a time: bounds the memory, by BLOCK * Sk Python integers
+BLOCK = 256  # rows at a time; limits the memory to about BLOCK * Sk Python integers
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Groups:
 
 
 class Sums:
-    """Running sums of middles and radii, with one common exponent."""
+    """Running sums of balls: their middles and radii, with one common exponent."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.middle, self.radius, self.bits = zeros(shape), zeros(shape), 0
@@ -69,7 +69,7 @@ class Sums:
 
 
 def blocks(prepared: Prepared) -> list[tuple[int, int, slice]]:
-    """(b, h, rows) of every block of query rows."""
+    """Return (b, h, rows) of every block of query rows."""
     batch, heads, length, _ = prepared.problem.pairs
     return [
         (b, h, slice(first, min(first + BLOCK, length)))
@@ -80,7 +80,7 @@ def blocks(prepared: Prepared) -> list[tuple[int, int, slice]]:
 
 
 class Results:
-    """o [B, H, Sq, Dv] and lse [B, H, Sq] of the blocks so far; lse is 0 in empty rows."""
+    """o [B, H, Sq, Dv] and lse [B, H, Sq] of the blocks evaluated so far; lse is 0 in empty rows."""
 
     def __init__(self, prepared: Prepared) -> None:
         shape = prepared.problem.q.shape[:3]
@@ -88,7 +88,7 @@ class Results:
         self.o, self.lse = Sums((*shape, prepared.problem.v.shape[3])), Sums(shape)
 
     def block(self, b: int, h: int, rows: slice, bits: int) -> tuple[Weights, Digits]:
-        """Evaluate some rows of one head; P and P' in digits for the backward."""
+        """Evaluate some rows of one head; return P, and P' in digits for the backward."""
         problem = self.prepared.problem
         v, kept = self.prepared.v.units[b, h // problem.group], problem.kept(b, h, rows)
         weights = softmax(self.prepared, b, h, rows, bits)
@@ -103,7 +103,7 @@ class Results:
 
 
 def forward_balls(prepared: Prepared, bits: int) -> dict[str, Ball]:
-    """o and lse."""
+    """Evaluate o and lse."""
     results = Results(prepared)
     for b, h, rows in blocks(prepared):
         results.block(b, h, rows, bits)
@@ -118,7 +118,7 @@ def times_kept(x: Fixed, kept: tuple[int, int]) -> Fixed:
 def backward_balls(
     prepared: Prepared, seeds: Seeds, bits: int, groups: Groups | None
 ) -> dict[str, Ball]:
-    """o, lse and the gradients, from one softmax."""
+    """Evaluate o, lse and the gradients from one softmax."""
     problem, results = prepared.problem, Results(prepared)
     a_dlse = times_kept(seeds.dlse, prepared.kept)
 
@@ -135,7 +135,7 @@ def backward_balls(
 
 @dataclass(frozen=True)
 class Given:
-    """Given lse [B, H, Sq] in integers, the rows where it is -inf (``empty``), and delta [B, H, Sq]."""
+    """The caller's lse [B, H, Sq] in integers, the rows where it is -inf (``empty``), and delta [B, H, Sq]."""
 
     lse: Fixed
     empty: NDArray[np.bool_]
@@ -143,7 +143,7 @@ class Given:
 
 
 def given(lse: Array, delta: Array) -> Given:
-    """lse and delta of a block backward as exact integers."""
+    """Convert lse and delta of a block backward to exact integers."""
     empty = np.isneginf(lse)
     return Given(fixed(np.where(empty, 0.0, lse)), empty, fixed(delta))
 
@@ -151,7 +151,7 @@ def given(lse: Array, delta: Array) -> Given:
 def block_backward_balls(
     prepared: Prepared, dy: Fixed, by: Given, bits: int, groups: Groups | None
 ) -> dict[str, Ball]:
-    """Gradients with lse and delta [B, H, Sq] as given."""
+    """Evaluate the gradients with lse and delta [B, H, Sq] as given."""
     problem = prepared.problem
     a_delta = times_kept(by.delta, prepared.kept)
 
@@ -174,7 +174,7 @@ def gradient_balls(
     groups: Groups | None,
     rows_of: Callable[[int, int, slice], tuple[Weights, Subtracted, Digits]],
 ) -> dict[str, Ball]:
-    """The sums over blocks, heads of a group, batches and broadcast axes, divided by A."""
+    """Sum over blocks, heads of a group, batches and broadcast axes, and divide by A."""
     problem = prepared.problem
     sums = {
         name: Sums(x.shape) for name, x in (("dq", problem.q), ("dk", problem.k), ("dv", problem.v))
@@ -199,7 +199,7 @@ def gradient_balls(
 
 
 def partial_shapes(problem: Problem, groups: Groups | None) -> dict[str, tuple[int, ...]]:
-    """Shapes of the sums over rows: dsinks, dbias, and with groups their parts."""
+    """Return the shapes of dsinks and dbias, and with groups those of their partial sums."""
     shapes: dict[str, tuple[int, ...]] = {}
     bias, sinks = problem.bias, problem.sinks
     if sinks is not None:
@@ -222,7 +222,7 @@ def add_partial(
     place: tuple[int, int, slice],
     groups: Groups | None,
 ) -> None:
-    """Add one block's dsinks [n, N], and its dz as dbias, to the totals and to the sums of each group of rows."""
+    """Add one block's dsinks [n, N], and its dz to dbias, in the totals and in the sums of each group of rows."""
     _, h, rows = place
     everything = np.ones(weights.error.size, dtype=np.bool_)
     choices: list[tuple[str, tuple[int, ...], NDArray[np.bool_]]] = [("", (), everything)]
@@ -237,7 +237,7 @@ def add_partial(
 
 
 def summed_rows(ball: Ball, chosen: NDArray[np.bool_]) -> Ball:
-    """The sum over the chosen rows of [n, N]."""
+    """Return the sum over the chosen rows of [n, N]."""
     return Ball(
         ball.middle[chosen].sum(axis=0, initial=0),
         ball.radius[chosen].sum(axis=0, initial=0),
@@ -254,7 +254,7 @@ def add_bias(
     place: tuple[int, int, slice],
     chosen: NDArray[np.bool_],
 ) -> None:
-    """dz of the chosen rows, summed over the axes along which bias was broadcast."""
+    """Add dz of the chosen rows, summed over the axes along which the bias was broadcast."""
     bias = prepared.problem.bias
     assert bias is not None
     b, h, rows = place

@@ -1,4 +1,4 @@
-"""o and the gradients of some rows of one head: exact integer products around P.
+"""o and the gradients of some rows of one head: exact integer products with P.
 
 Write A = 1 - dropout_p, a dyadic number, and g' = keep * <dy, v>, so that dp = g'/A. Everything is
 multiplied by A, which keeps it dyadic, and divided by A once, at the end (:func:`divide`):
@@ -9,19 +9,19 @@ multiplied by A, which keeps it dyadic, and divided by A once, at the end (:func
     T_ij = P_ij D_ij = A ds_ij           A dz = T (1 - t**2) with a soft cap
     A dq = scale dz k                    A dk = scale dz^T q      A dsink = - sum_i P_sink c_i
 
-Errors, with e_i that of P in row i (units of 2**-F) and sums over visible pairs:
+The errors follow, with e_i that of P in row i (in units of 2**-F) and sums over visible pairs:
 
-1. Products of P with exact numbers are exact: A o is off by e_i sum_j keep |v|, A dv by
-   sum_i keep e_i |dy|, N_i by e_i sum_j |g'|. A row whose g' are all equal to g (and that has no
-   sinks) has N_i = g exactly.
-2. T: |P^ D^ - P D| <= |P^ - P| |D^| + P |D^ - D| <= e_i max_j |D^_ij| + err(c_i), as P <= 1; in
-   a block backward c_i is exact and P may be larger. The cut to F bits adds less than 1, and the
-   cut of the bound less than 1: hence + 2, or + 0 in a row where e_i and err(c_i) are 0 and nothing
+1. Products of P with exact numbers add no error. So A o is off by e_i sum_j keep |v|, A dv by
+   sum_i keep e_i |dy|, N_i by e_i sum_j |g'|. In a row without sinks whose g' all equal one g,
+   N_i = g exactly.
+2. T: |P^ D^ - P D| <= |P^ - P| |D^| + P |D^ - D| <= e_i max_j |D^_ij| + err(c_i), because P <= 1. In
+   a block backward c_i is exact, and P may be larger. The cut to F bits adds less than 1, and so does
+   the cut of the bound: hence + 2, or + 0 in a row where e_i and err(c_i) are 0 and nothing
    was cut.
-3. dz: |T^ w^ - T w| <= err(T) w^ + |T| |w^ - w| <= err(T) + 2 (max_j |T^| + err(T)) units, as
-   w <= 1 is off by at most 2; + 2 for the cuts. Without soft cap dz = T.
+3. dz: |T^ w^ - T w| <= err(T) w^ + |T| |w^ - w| <= err(T) + 2 (max_j |T^| + err(T)) units, because
+   w <= 1 is off by at most 2; + 2 for the cuts. Without a soft cap, dz = T.
 4. dq, dk, dbias and dsinks as in 1: sums of the row's bound times |k|, |q|, 1, or of
-   e_i |c_i| + err(c_i) (P_sink <= 1; in a block backward c_i is exact).
+   e_i |c_i| + err(c_i) (because P_sink <= 1; in a block backward c_i is exact).
 """
 
 from __future__ import annotations
@@ -73,32 +73,32 @@ class Subtracted:
 
 
 def dense(values: Units, pairs: Logits, shape: tuple[int, ...]) -> Units:
-    """Flat values of the visible pairs as a matrix [n, Sk], 0 elsewhere."""
+    """Return flat values of the visible pairs as a matrix [n, Sk], 0 elsewhere."""
     matrix = zeros(shape)
     matrix[pairs.i, pairs.j] = values
     return matrix
 
 
 def visible(pairs: Logits, shape: tuple[int, ...], kept: NDArray | None) -> NDArray[np.bool_]:
-    """The visible pairs that dropout keeps, [n, Sk]."""
+    """Return [n, Sk], True at visible pairs that dropout keeps."""
     mask = np.zeros(shape, dtype=np.bool_)
     mask[pairs.i, pairs.j] = True
     return mask if kept is None else mask & kept
 
 
 def dropped(values: Units, pairs: Logits, kept: NDArray | None) -> Units:
-    """Flat values, 0 where dropout drops the pair."""
+    """Return flat values, 0 where dropout drops the pair."""
     return values if kept is None else where(kept[pairs.i, pairs.j], values, 0)
 
 
 def kept_digits(weights: Weights, kept: NDArray | None, shape: tuple[int, int]) -> Digits:
-    """P' = P keep as a matrix [n, Sk], in digits: a factor of o and of dv."""
+    """Return P' = P keep as a matrix [n, Sk], in digits: a factor of o and of dv."""
     pairs = weights.logits
     return digits_of(dense(dropped(weights.p, pairs, kept), pairs, shape))
 
 
 def output(prepared: Prepared, weights: Weights, v: Units, kept: NDArray | None, p: Digits) -> Ball:
-    """A o of some rows, [n, Dv]; v [Sk, Dv], p from :func:`kept_digits`."""
+    """Compute A o of some rows, [n, Dv]; v [Sk, Dv], and p from :func:`kept_digits`."""
     mask = visible(weights.logits, p.shape[1:], kept)
     radius = weights.error[:, None] * masked_sums(mask, abs(v))
     return Ball(multiply(p, digits_of(v)), radius, weights.bits + prepared.v.bits)
@@ -107,7 +107,7 @@ def output(prepared: Prepared, weights: Weights, v: Units, kept: NDArray | None,
 def subtracted(
     prepared: Prepared, weights: Weights, v: Units, dy: Fixed, a_dlse: Fixed, kept: NDArray | None
 ) -> Subtracted:
-    """c = N - A dlse for rows whose forward is ``weights``; dy [n, Dv], a_dlse [n]."""
+    """Compute c = N - A dlse of the rows whose forward is ``weights``; dy [n, Dv], a_dlse [n]."""
     pairs = weights.logits
     g = products(prepared, pairs, v, dy, kept)
     n = per_row(np.add, weights.p * g.units, pairs, 0)
@@ -126,13 +126,13 @@ def subtracted(
 
 
 def products(prepared: Prepared, pairs: Logits, v: Units, dy: Fixed, kept: NDArray | None) -> Fixed:
-    """g' = keep <dy, v> flat over the visible pairs, exact."""
+    """Compute g' = keep <dy, v>, flat over the visible pairs, exactly."""
     g = matmul(dy.units, v.T)[pairs.i, pairs.j]
     return Fixed(dropped(g, pairs, kept), dy.bits + prepared.v.bits)
 
 
 def shares(prepared: Prepared, weights: Weights, by: Subtracted, operands: Operands) -> Shares:
-    """The contribution of the rows to every gradient, times A."""
+    """Compute the contribution of the rows to every gradient, times A."""
     dz = score_gradient(weights, by)
     dq, dk, dv = gradient_products(prepared, weights, dz, operands, prepared.factor)
     return Shares(dq, dk, dv, dz.flat(weights.logits), sink_shares(weights, by.c))
@@ -141,7 +141,7 @@ def shares(prepared: Prepared, weights: Weights, by: Subtracted, operands: Opera
 def gradient_products(
     prepared: Prepared, weights: Weights, dz: RowBall, operands: Operands, scale: int
 ) -> tuple[Ball, Ball, Ball]:
-    """scale dz k, scale dz^T q and P'^T dy (step 4), where ``scale`` is in units of the problem's scale."""
+    """Compute scale dz k, scale dz^T q and P'^T dy (step 4); ``scale`` is in units of the problem's scale."""
     pairs, q, k, dy = weights.logits, operands.q, operands.k, operands.dy
     shape = (weights.error.size, len(k))
     mask = visible(pairs, shape, None)
@@ -166,7 +166,7 @@ def gradient_products(
 
 @dataclass(frozen=True)
 class Operands:
-    """The rows' q [n, D] and dy [n, Dv], their head's k [Sk, D], keep [n, Sk] or None, and P'."""
+    """The operands of the gradients of some rows: q [n, D], dy [n, Dv], their head's k [Sk, D], keep [n, Sk] or None, P'."""
 
     q: Units
     k: Units
@@ -184,24 +184,24 @@ class RowBall:
     bits: int
 
     def flat(self, pairs: Logits) -> Ball:
-        """The same with one radius for each pair."""
+        """Return a ball with one radius for each pair instead of each row."""
         return Ball(self.middle, self.radius[pairs.i], self.bits)
 
 
 def score_gradient(weights: Weights, by: Subtracted) -> RowBall:
-    """A dz of the visible pairs in units of 2**-F: steps 2 and 3."""
+    """Compute A dz of the visible pairs in units of 2**-F (steps 2 and 3)."""
     pairs, bits = weights.logits, weights.bits
     t = times_p(weights, at_bits(by.g, by.c.bits) - by.c.middle[pairs.i], by.c.radius, by.c.bits)
     if pairs.slope is None:
         return t
     largest_t = per_row(np.maximum, abs(t.middle), pairs, 0) + t.radius
-    lost = ((2 * largest_t) >> bits) + 3  # the bound's own cut included
+    lost = ((2 * largest_t) >> bits) + 3  # includes the cut of the bound itself
     radius = where(largest_t == 0, 0, t.radius + lost)
     return RowBall((t.middle * pairs.slope) >> bits, radius, bits)
 
 
 def times_p(weights: Weights, d: Units, radius: Units, bits: int) -> RowBall:
-    """P d of the visible pairs, cut to units of 2**-F (step 2); d is flat, with one radius for each row, at ``bits``."""
+    """Compute P d of the visible pairs, cut to units of 2**-F (step 2); d is flat, one radius for each row, at ``bits``."""
     pairs = weights.logits
     uncut = weights.p * d
     t = uncut >> bits
@@ -211,21 +211,21 @@ def times_p(weights: Weights, d: Units, radius: Units, bits: int) -> RowBall:
 
 
 def sink_shares(weights: Weights, c: Ball) -> Ball:
-    """- P_sink c of each row, [n, N]."""
+    """Compute - P_sink c of each row, [n, N]."""
     radius = weights.error * abs(c.middle) + (c.radius << weights.bits)
     middle = -weights.sinks * c.middle[:, None]
     return Ball(middle, radius[:, None] + 0 * weights.sinks, weights.bits + c.bits)
 
 
 def divide(ball: Ball, kept: tuple[int, int]) -> Ball:
-    """A ball divided by A = units * 2**-bits, exactly where the quotient is dyadic."""
+    """Divide a ball by A = units * 2**-bits, exactly if the quotient is dyadic."""
     units, bits = kept
     if units == 1 << bits:  # A = 1
         return ball
     if units & (units - 1) == 0:
         up = bits - (units.bit_length() - 1)  # 1/A = 2**up
         return Ball(ball.middle << up, ball.radius << up, ball.bits)
-    more = units.bit_length()  # at least as fine a unit as before
+    more = units.bit_length()  # the unit of the quotient is at least as fine as before
     up = bits + more
     raised = ball.middle << up
     middle = raised // units

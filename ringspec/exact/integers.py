@@ -1,19 +1,19 @@
 """Numbers as integers times a power of two, and exact matrix products of them.
 
 Every finite float64 is an integer times 2**-bits. Sums and products of such numbers are again such
-numbers, so everything here is exact; only :mod:`~ringspec.exact.elementary` and divisions round,
-and they say by how much.
+numbers, so everything here is exact. Only :mod:`~ringspec.exact.elementary` and divisions round,
+and they state their error.
 
-Exactness of :func:`matmul`. The operands are cut into digits of 16 bits, the low ones in
+:func:`matmul` is exact for this reason. The operands are cut into digits of 16 bits, the low ones in
 [0, 2**16), the top one in [-2**15, 2**15). One float64 matrix product of two digit matrices sums
-k <= 2**20 products of size < 2**32: every partial sum, in any order, is an integer of size
-< 2**52, which float64 holds exactly; so are sums and differences of two of them. So no order of
-summation, blocking, fused multiply-add or number of threads can change it. At most 2**9 such
-products are added in int64: size <= 2**61. Carries and Python integers do the rest.
+k <= 2**20 products of magnitude < 2**32. Every partial sum, in any order, is an integer of magnitude
+< 2**52, which float64 holds exactly; the same is true of sums and differences of two of them. So no order of
+summation, blocking, fused multiply-add or number of threads can change the result. At most 2**9 such
+products are added in int64: magnitude <= 2**61. Carries and Python integers do the rest.
 
 A BLAS that computes float64 products by other means (low-precision tensor units) would break this.
-So each product is checked: the sums of its columns are computed once more in int64, modulo 2**64,
-from the digits. A product that fails is computed again in int64, where it is exact by itself.
+Each product is therefore checked: the sums of its columns are computed again from the digits, in int64
+modulo 2**64. A product that fails the check is computed again in int64, which is always exact.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Fixed:
 
 
 def fixed(x: Array) -> Fixed:
-    """Finite float64 numbers, exactly; one exponent for the whole array, as small as possible.
+    """Convert finite float64 numbers exactly; the whole array has one exponent, as small as possible.
 
-    Raises RingspecError ('arithmetic-mode') where this process takes subnormal numbers for zeros.
+    Raises RingspecError ('arithmetic-mode') if this process treats subnormal numbers as zero.
 
     >>> fixed(np.array([0.75, -3.0])).units.tolist(), fixed(np.array([0.75, -3.0])).bits
     ([3, -12], 2)
@@ -59,7 +59,7 @@ def fixed(x: Array) -> Fixed:
     whole = np.ldexp(fraction, 53).astype(np.int64)
     lowest_bit = np.frexp((whole & -whole).astype(np.float64))[1] - 1
     nonzero = whole != 0
-    place = exponent.astype(np.int64) - 53 + lowest_bit  # of the lowest set bit of each number
+    place = exponent.astype(np.int64) - 53 + lowest_bit  # exponent of each lowest set bit
     lowest = int(place[nonzero].min()) if nonzero.any() else 0
     bits = max(0, -lowest)
     odd = np.where(nonzero, whole >> np.where(nonzero, lowest_bit, 0), 0)
@@ -82,7 +82,7 @@ def check_subnormals() -> None:
 
 
 def objects(values: list[int], shape: tuple[int, ...]) -> Units:
-    """An object array of Python integers."""
+    """Return Python integers as an object array."""
     flat = np.empty(len(values), dtype=object)
     flat[:] = values
     return flat.reshape(shape)
@@ -93,19 +93,19 @@ def zeros(shape: tuple[int, ...]) -> Units:
 
 
 def where(condition: NDArray, chosen: Units | int, otherwise: Units | int) -> Units:
-    """numpy.where for Python integers."""
+    """Select as numpy.where does, for Python integers."""
     return np.asarray(np.where(condition, chosen, otherwise), dtype=object)
 
 
 def at_bits(x: Fixed, bits: int) -> Units:
-    """The units of x at a finer exponent."""
+    """Return the units of x at a finer exponent."""
     return x.units if bits == x.bits else x.units << (bits - x.bits)
 
 
 def digits_of(x: Units) -> Digits:
-    """16-bit digits, lowest first, [L, *x.shape]; read the top one as int16."""
+    """Return the 16-bit digits of x, lowest first, [L, *x.shape]; the top digit must be read as int16."""
     largest = max(int(x.max(initial=0)).bit_length(), int(x.min(initial=0)).bit_length())
-    count = largest // DIGIT_BITS + 1  # one bit more, for the sign
+    count = largest // DIGIT_BITS + 1  # includes one bit for the sign
     width = 2 * count
     raw = b"".join([value.to_bytes(width, "little", signed=True) for value in x.ravel().tolist()])
     pairs = np.frombuffer(raw, dtype="<u2").reshape(*x.shape, count)
@@ -113,23 +113,23 @@ def digits_of(x: Units) -> Digits:
 
 
 def transposed(digits: Digits) -> Digits:
-    """The digits of the transposed matrix. Making them anew would take a third of a product's time."""
+    """Transpose a matrix given by its digits. Computing new digits would take a third of a product's time."""
     return np.swapaxes(digits, 1, 2)
 
 
 def digit(digits: Digits, place: int) -> NDArray[np.int64]:
-    """One digit matrix as numbers."""
+    """Return the matrix of one digit as signed integers."""
     top = place == len(digits) - 1
     return (digits[place].view("<i2") if top else digits[place]).astype(np.int64)
 
 
 def blas_product(a: Array, b: Array) -> Array:
-    """The only product of this package whose exactness depends on float64 arithmetic."""
+    """Multiply by BLAS: the only product of this package whose exactness depends on float64 arithmetic."""
     return a @ b
 
 
 def times(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The exact product of digit matrices [n, k] and [k, m], by BLAS where that is exact."""
+    """Return the exact product of digit matrices [n, k] and [k, m], by BLAS if that is exact."""
     fast = blas_product(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
     if (fast.sum(axis=0) == a.sum(axis=0) @ b).all():
         return fast
@@ -137,7 +137,7 @@ def times(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def matmul(a: Units, b: Units) -> Units:
-    """The exact product of integer matrices [n, k] and [k, m].
+    """Return the exact product of integer matrices [n, k] and [k, m].
 
     >>> matmul(np.array([[2**70, -1]], object), np.array([[3], [2**70]], object)).item() == 2**71
     True
@@ -146,7 +146,7 @@ def matmul(a: Units, b: Units) -> Units:
 
 
 def multiply(left: Digits, right: Digits) -> Units:
-    """The exact product of matrices that are given by their digits, [L, n, k] and [M, k, m]."""
+    """Return the exact product of matrices given by their digits, [L, n, k] and [M, k, m]."""
     _, n, k = left.shape
     m = right.shape[2]
     if 0 in (n, k, m):
@@ -155,7 +155,7 @@ def multiply(left: Digits, right: Digits) -> Units:
         raise ShapeError(
             f"at most {MOST_TERMS} terms of at most {MOST_DIGITS * DIGIT_BITS} bits",
             f"{k} terms of {len(left) * DIGIT_BITS} and {len(right) * DIGIT_BITS} bits",
-            "use fewer keys, or numbers of a smaller range",
+            "use fewer keys, or numbers with a smaller range of magnitudes",
         )
     sums = np.zeros((len(left) + len(right) - 1, n, m), dtype=np.int64)
     side_by_side = np.concatenate([digit(right, place) for place in range(len(right))], axis=1)
@@ -169,7 +169,7 @@ def multiply(left: Digits, right: Digits) -> Units:
 
 
 def masked_sums(mask: NDArray[np.bool_], x: Units) -> Units:
-    """For each row of the mask [n, k], the exact sum of the rows of x [k, m] that it selects.
+    """Return, for each row of the mask [n, k], the exact sum of the rows of x [k, m] that it selects.
 
     >>> masked_sums(np.array([[True, False, True]]), np.array([[1], [2], [2**80]], object)).item()
     1208925819614629174706177
@@ -183,14 +183,14 @@ def masked_sums(mask: NDArray[np.bool_], x: Units) -> Units:
 
 
 def joined(sums: NDArray[np.int64]) -> Units:
-    """sum over l of sums[l] * 2**(16 l) as Python integers; |sums| < 2**62."""
+    """Return the sum over l of sums[l] * 2**(16 l) as Python integers; |sums| < 2**62."""
     count = len(sums) + 4  # the last carry has 62 bits
     digits = np.empty((*sums.shape[1:], count), dtype="<u2")
     carry = np.zeros(sums.shape[1:], dtype=np.int64)
     for place in range(count):
         total = carry + sums[place] if place < len(sums) else carry
         digits[..., place] = total & 0xFFFF
-        carry = total >> DIGIT_BITS  # rounds down, so that digits are never negative
+        carry = total >> DIGIT_BITS  # rounds down, so digits are never negative
     raw = digits.tobytes()
     width = 2 * count
     values = [

@@ -1,6 +1,6 @@
 """Attention and its gradients with the keywords of ``ringspec.attention``, correctly rounded.
 
-:mod:`ringspec.problem.options` validates the keywords. :mod:`ringspec.spec` says which pairs the mask terms leave
+:mod:`ringspec.problem.options` validates the keywords. :mod:`ringspec.spec` decides only which pairs are
 visible (MASK-9) and which of them dropout keeps (DROP-1); it computes no number of a result.
 """
 
@@ -31,12 +31,12 @@ def attention(
     scales: bool = False,
     **options: Unpack[Options],
 ) -> Truth:
-    """The correctly rounded result of :func:`ringspec.attention` for the same arguments and keywords.
+    """Compute the correctly rounded result of :func:`ringspec.attention` for the same arguments and keywords.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype, and the keywords of
-    :class:`~ringspec.problem.options.Options`; ``formats``, ``statistics`` and ``scales`` as in :func:`forward`. A
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] are of any float dtype; keywords are those of
+    :class:`~ringspec.problem.options.Options`. ``formats``, ``statistics`` and ``scales`` are as in :func:`forward`. A
     keyword that only a ring or the fast path takes (recipe, workers, layout, dtype, threads) raises
-    UnknownKeywordError; other bad input raises the errors of ``ringspec.attention``, or UndecidedError.
+    UnknownKeywordError. Other bad input raises the errors of ``ringspec.attention``, or UndecidedError.
 
     >>> q = k = np.zeros((1, 1, 2, 4)); v = np.arange(8.0).reshape(1, 1, 2, 4)
     >>> attention(q, k, v, causal=True).tensors["o"]["float64"][0, 0].tolist()
@@ -59,7 +59,7 @@ def attention_backward(
     scales: bool = False,
     **options: Unpack[Options],
 ) -> Truth:
-    """The correctly rounded gradients of :func:`ringspec.attention_backward`, and o and lse.
+    """Compute the correctly rounded gradients of :func:`ringspec.attention_backward`, with o and lse.
 
     dy = dL/do [B, H, Sq, Dv], dlse = dL/dlse [B, H, Sq] (None: zeros), both of any float dtype. The other arguments
     and the errors are those of :func:`attention`. dsinks and dbias have the shapes of sinks and bias as given.
@@ -90,10 +90,10 @@ def attention_block_backward(
     scales: bool = False,
     **options: Unpack[Options],
 ) -> Truth:
-    """The correctly rounded result of :func:`ringspec.attention_block_backward` (BWD-11).
+    """Compute the correctly rounded result of :func:`ringspec.attention_block_backward` (BWD-11).
 
-    lse (-inf: an empty row) and delta [B, H, Sq], of any float dtype, belong to the whole rows, of which these keys may
-    be a part. The other arguments and the errors are those of :func:`attention_backward`.
+    lse (-inf: an empty row) and delta [B, H, Sq], of any float dtype, are those of the whole rows, even if k and v are
+    only a part of the keys. The other arguments and the errors are those of :func:`attention_backward`.
 
     >>> q = k = np.zeros((1, 1, 1, 1)); v = dy = np.ones((1, 1, 1, 1))
     >>> block = attention_block_backward(q, k, v, dy, lse=[[[1.0]]], delta=[[[0.0]]])
@@ -109,7 +109,7 @@ def attention_block_backward(
 
 
 def problem_of(checked: model.Problem) -> Problem:
-    """The problem with one visibility mask and one keep mask in place of the keywords."""
+    """Return the problem with one visibility mask and one keep mask in place of the keywords."""
     rows, columns, terms = checked.rows, checked.columns, checked.terms
     keep = rows.keep
     if keep is None and terms.dropout_p > 0:
@@ -136,7 +136,7 @@ def problem_of(checked: model.Problem) -> Problem:
 
 
 def as_given(truth: Truth, options: Mapping[str, Any]) -> Truth:
-    """The results with dsinks and dbias, and their scales, in the shapes of sinks and bias as given."""
+    """Return the results with dsinks and dbias, and their scales, in the shapes of sinks and bias as given."""
     shapes = {
         name: np.shape(options[of])
         for name, of in (("dsinks", "sinks"), ("dbias", "bias"))

@@ -1,4 +1,4 @@
-"""Logits of the visible pairs of one head, some rows at a time; exact unless there is a soft cap."""
+"""Logits of the visible pairs of one head, for some rows at a time; exact without a soft cap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A problem in integers. ``softcap`` and ``kept`` = 1 - dropout_p are (units, bits)."""
+    """A problem in integers. ``softcap`` and ``kept`` = 1 - dropout_p are pairs (units, bits)."""
 
     problem: Problem
     q: Fixed
@@ -31,12 +31,12 @@ class Prepared:
 
     @property
     def factor(self) -> int:
-        """The scale's integer."""
+        """The scale as an integer; its exponent is ``scale.bits``."""
         return int(self.scale.units.item())
 
 
 def prepare(problem: Problem) -> Prepared:
-    """Every number of the problem as an integer times a power of two, exactly."""
+    """Convert every number of the problem to an integer times a power of two, exactly."""
     bias = problem.bias
     return Prepared(
         problem,
@@ -52,7 +52,7 @@ def prepare(problem: Problem) -> Prepared:
 
 
 def dyadic(x: Fraction) -> tuple[int, int]:
-    """A fraction whose denominator is a power of two as (units, bits).
+    """Return a fraction whose denominator is a power of two as (units, bits).
 
     >>> dyadic(1 - Fraction(0.25))
     (3, 2)
@@ -62,10 +62,10 @@ def dyadic(x: Fraction) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Logits:
-    """Visible pairs (i, j) in row order, and flat arrays over them.
+    """The visible pairs (i, j) in row order, and flat arrays over them.
 
-    ``z`` before the soft cap as exact integers in one unit. ``s`` in units of 2**-s_bits, off by at
-    most ``error`` units of 2**-F (0 without soft cap). ``slope`` is 1 - t**2 in units of 2**-F, off
+    ``z``: logits before the soft cap, as exact integers in one unit. ``s``: logits in units of 2**-s_bits, off by at
+    most ``error`` units of 2**-F (0 without a soft cap). ``slope``: 1 - t**2 in units of 2**-F, off
     by at most 2, or None. ``starts``, ``filled``: where each row with a visible key begins.
     """
 
@@ -82,7 +82,7 @@ class Logits:
 
 
 def logits(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Logits:
-    """s of the visible pairs of rows [n] of query head h, for F = bits."""
+    """Compute s of the visible pairs of ``rows`` of query head h, for F = bits."""
     problem = prepared.problem
     mask = problem.mask(b, h, rows)
     i, j = np.nonzero(mask)
@@ -102,16 +102,16 @@ def logits(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Logits
 
 
 def plus(a: Fixed, b: Fixed) -> Fixed:
-    """The exact sum."""
+    """Return the exact sum."""
     bits = max(a.bits, b.bits)
     return Fixed(at_bits(a, bits) + at_bits(b, bits), bits)
 
 
 def capped(z: Fixed, softcap: tuple[int, int], bits: int) -> tuple[Units, int, Units]:
-    """c * tanh(z / c) at bits + 8, off by less than one unit of 2**-bits, and 1 - t**2 at bits.
+    """Compute c * tanh(z / c) at bits + 8, off by less than one unit of 2**-bits, and 1 - t**2 at bits.
 
-    At w = bits + 32 + log2 c: c * 7 units <= 7 * 2**-32 units of 2**-bits; the cut to bits + 8 adds
-    2**-8. The slope is off by 13 units at w and the cut: less than 2 units of 2**-bits.
+    With w = bits + 32 + log2 c, the error c * 7 units at w is <= 7 * 2**-32 units of 2**-bits; the cut to bits + 8 adds
+    2**-8. The slope is off by 13 units at w and by the cut: less than 2 units of 2**-bits.
     """
     cap, cap_bits = softcap
     work = bits + GUARD + max(0, cap.bit_length() - cap_bits)
@@ -123,7 +123,7 @@ def capped(z: Fixed, softcap: tuple[int, int], bits: int) -> tuple[Units, int, U
 
 
 def per_row(function: np.ufunc, x: Units, logits: Logits, otherwise: int) -> Units:
-    """``function.reduce`` over the pairs of each row; ``otherwise`` for rows without pairs."""
+    """Apply ``function.reduce`` to the pairs of each row; ``otherwise`` is the result for rows without pairs."""
     result = np.full(logits.count.shape, otherwise, dtype=object)
     if logits.filled.size:
         result[logits.filled] = function.reduceat(x, logits.starts)

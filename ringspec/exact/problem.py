@@ -17,9 +17,9 @@ Booleans = NDArray[np.bool_]
 class Problem:
     """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64, with masks and terms.
 
-    ``visible``: bool, broadcastable to [B, H, Sq, Sk] with four axes, the whole mask (None: all);
-    ``bias``: float64, likewise, -inf hides the pair; ``keep``: bool, likewise, the dropout mask;
-    ``sinks``: float64 [H, N]; ``scale``, ``softcap``, ``dropout_p``: float64 numbers.
+    ``visible``: the whole mask, bool with four axes, broadcastable to [B, H, Sq, Sk] (None: all visible).
+    ``bias``: float64 of such a shape; -inf hides the pair. ``keep``: bool of such a shape, the dropout mask.
+    ``sinks``: float64 [H, N]. ``scale``, ``softcap``, ``dropout_p``: float64 numbers.
     Raises ShapeError, NonFiniteError or OptionError.
     """
 
@@ -64,7 +64,7 @@ class Problem:
         return self.q.shape[1] // self.k.shape[1]
 
     def mask(self, b: int, h: int, rows: slice) -> Booleans:
-        """The visible pairs of some ``rows`` of head h in batch b, [n, Sk]."""
+        """Return the visible pairs of some ``rows`` of head h in batch b, [n, Sk]."""
         shape = self.pairs
         allowed = np.ones((len(range(*rows.indices(shape[2]))), shape[3]), dtype=np.bool_)
         if self.visible is not None:
@@ -74,14 +74,14 @@ class Problem:
         return allowed
 
     def kept(self, b: int, h: int, rows: slice) -> Booleans | None:
-        """The entries of P that dropout keeps, [n, Sk] for b, h and ``rows``; None: all."""
+        """Return which entries of P dropout keeps, [n, Sk] for b, h and ``rows``; None: all."""
         if self.keep is None:
             return None
         return np.broadcast_to(self.keep, self.pairs)[b, h, rows]
 
 
 def check_number(x: object, name: str) -> None:
-    """Require a finite Python float or NumPy float64; other types may convert to another number."""
+    """Require a finite Python float or NumPy float64, because another type may convert to another number."""
     if x is None and name == "softcap":
         return
     if not isinstance(x, float):
@@ -91,7 +91,7 @@ def check_number(x: object, name: str) -> None:
 
 
 def check_array(x: Array, name: str, shape: tuple[int, ...]) -> None:
-    """Require a finite float64 array of that shape."""
+    """Require a finite float64 array of the given shape."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float64 or x.shape != shape:
         got = f"{getattr(x, 'dtype', type(x).__name__)} of shape {np.shape(x)}"
         raise ShapeError(f"{name} as float64 of shape {shape}", got, "convert or reshape it")
@@ -115,7 +115,7 @@ def check_tensors(q: Array, k: Array, v: Array) -> None:
 
 
 def check_pairs(x: NDArray | None, name: str, pairs: tuple[int, ...]) -> None:
-    """Require four axes, each 1 or the whole length, and float64 for bias or bool."""
+    """Require four axes, each of length 1 or full length, and dtype float64 for bias, else bool."""
     if x is None:
         return
     dtype = np.float64 if name == "bias" else np.bool_

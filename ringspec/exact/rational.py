@@ -1,21 +1,21 @@
-"""Prove that an element is a rational number, and give its value.
+"""Prove that an element of a result is a rational number, and compute its value.
 
-An interval never decides a value that lies exactly on a midpoint, however narrow it is. Such values
-are rational, and results are rational only where the exponentials drop out. These cases are proven
-here, from exact integers; each needs only that P of a row sums to 1 (with the sinks' shares):
+If a value lies exactly on a midpoint of a format, no interval decides its rounding, however narrow it is. Such
+values are rational, and a result is rational only if the exponentials cancel. This file proves such cases from exact
+integers. Every proof uses only that P of a row sums to 1 (including the sinks' part):
 
-- o: where the mean of keep v/A is the same in every group of equal logits, o is that mean. A sink
-  is a key with v = 0 in this.
-- P: where all logits of a row (and its sinks) are equal, P = 1/n.
-- dz: where P of the row is 1/n; or where every dp - delta + dlse of the row is 0 because all dp are
-  equal (and there is no sink, or they are 0). With a soft cap dz is rational where ds = 0 or z = 0.
+- o: if the mean of keep v/A is the same in every group of equal logits, o is that mean. Here a sink
+  counts as a key with v = 0.
+- P: if all logits of a row (and its sinks) are equal, P = 1/n.
+- dz: if P of the row is 1/n; or if every dp - delta + dlse of the row is 0 because all dp are
+  equal (and there is no sink, or those of the sinks are 0 too). With a soft cap, dz is rational where ds = 0 or z = 0.
 - dbias with a broadcast key axis: sum_j ds = dlse over a row with keys, without sinks and soft cap.
-- dq where all visible k are one number: scale k sum_j ds = scale k dlse, under the same conditions.
+- dq if all visible k are one number: scale k sum_j ds = scale k dlse, without sinks and soft cap.
 - dq, dk, dv, dbias, dsinks: sums in which every term is rational or has a factor 0.
 
-An element without a proof here may still be rational: it is refused if no precision decides it.
-(That nothing else can be rational without a soft cap follows from Lindemann and Weierstrass for o;
-for sums over rows of dk and dv cancellations are conceivable. They would be refused.)
+An element without a proof here may still be rational. If no precision decides it, it is refused.
+(For o without a soft cap, the theorem of Lindemann and Weierstrass shows that nothing else can be rational.
+In the sums over rows of dk and dv other cancellations are conceivable; these would be refused.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Numbers = list[Fraction]
 
 @dataclass(frozen=True)
 class Row:
-    """One query row in fractions: visible keys ``j``, their logits z, factors keep/A, and sinks."""
+    """One query row in fractions: visible keys ``j``, their logits z, their factors keep/A, and the sinks."""
 
     j: list[int]
     z: Numbers
@@ -44,16 +44,16 @@ class Row:
 
     @cached_property
     def terms_as_keys(self) -> list[object]:
-        """One key a term; terms with equal keys are provably equal. Sinks come last.
+        """One dictionary key for each term; terms with equal ones are provably equal. Sinks come last.
 
-        With a soft cap a logit is c tanh(z/c): provably equal to a sink only where both are 0.
+        With a soft cap a logit is c tanh(z/c), which is provably equal to a sink only if both are 0.
         """
         sinks = [sink if not self.capped or sink == 0 else ("sink", sink) for sink in self.sinks]
         return [*self.z, *sinks]
 
     @cached_property
     def uniform(self) -> bool:
-        """All terms are provably equal."""
+        """Whether all terms are provably equal."""
         return len(set(self.terms_as_keys)) <= 1
 
     @property
@@ -70,7 +70,7 @@ def dot(xs: Numbers, ys: Numbers) -> Fraction:
 
 
 class Prover:
-    """Fractions of a problem's elements, or None. ``dy``, ``dlse`` are None without a backward.
+    """Computes an element of a result as a Fraction, or None without a proof. No ``dy`` and ``dlse``: forward only.
 
     ``of_row`` [Sq]: the group of each row, for the partial sums ``dsinks_parts``, ``dbias_parts``.
     """
@@ -107,7 +107,7 @@ class Prover:
         return self.rows[b, h, i]
 
     def read(self, b: int, h: int, i: int) -> Row:
-        """Row i of head h, from the exact inputs."""
+        """Read row i of head h from the exact inputs."""
         problem, one = self.problem, slice(i, i + 1)
         j = np.flatnonzero(problem.mask(b, h, one)[0]).tolist()
         q, scale = fractions(problem.q[b, h, i]), Fraction(problem.scale)
@@ -123,7 +123,7 @@ class Prover:
         return Row(j, z, factor, sinks, problem.softcap is not None)
 
     def common_mean(self, row: Row, values: Numbers) -> Fraction | None:
-        """The mean of ``values`` over the keys, where it is the same in each group of equal terms."""
+        """Return the mean of ``values`` over the keys if every group of equal terms has the same mean, else None."""
         if not row.j and not row.sinks:
             return Fraction(0)
         groups: dict[object, Numbers] = {}
@@ -142,7 +142,7 @@ class Prover:
         )
 
     def score_gradients(self, b: int, h: int, i: int) -> tuple[Numbers, Numbers] | None:
-        """dz over the visible keys and (dlse - delta) / n where P is 1/n; None if not rational."""
+        """Return dz over the visible keys, and (dlse - delta) / n if P is 1/n; None if not provably rational."""
         if (b, h, i) not in self.gradients:
             self.gradients[b, h, i] = self.find_score_gradients(b, h, i)
         return self.gradients[b, h, i]
@@ -213,7 +213,7 @@ class Prover:
         return self.sums("dbias", index, list(range(self.problem.pairs[2])))
 
     def sums(self, tensor: str, index: tuple[int, ...], rows: list[int]) -> Fraction | None:
-        """dsinks[h, n] or dbias[b, h, i, j] (0 on broadcast axes) over the given rows."""
+        """Return dsinks[h, n] or dbias[b, h, i, j] (index 0 on broadcast axes) summed over the given rows."""
         batch, heads, _, _ = self.problem.pairs
         bias = self.problem.bias
         if tensor == "dsinks":
@@ -237,7 +237,7 @@ class Prover:
         return None if found is None else found[1][0]
 
     def bias_part(self, place: tuple[int, int, int], j: int) -> Fraction | None:
-        """One row's dz at key j, or summed over the keys where the key axis is broadcast."""
+        """Return one row's dz at key j, or its sum over the keys if the key axis is broadcast."""
         row = self.row(*place)
         assert self.problem.bias is not None and self.dlse is not None
         if self.problem.bias.shape[3] == 1 and not row.sinks and not row.capped:
@@ -254,7 +254,7 @@ class Prover:
         )
 
     def rows_of(self, b: int, kv: int, j: int) -> list[tuple[int, int]]:
-        """(h, i) of the rows that see key j."""
+        """Return (h, i) of the rows to which key j is visible."""
         group, everything = self.problem.group, slice(None)
         return [
             (h, int(i))

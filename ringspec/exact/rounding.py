@@ -1,13 +1,13 @@
-"""From an interval of integers to the correctly rounded number, once, or 'undecided'.
+"""Round an interval of integers once, to the correctly rounded number, or report 'undecided'.
 
-Rounding to nearest even is monotone: if both ends of an interval that holds the true value round to
-the same number, the true value does (Ziv's test). Zero is always +0, so an interval inside half the
+Rounding to nearest even is monotone: if both ends of an interval around the true value round to
+the same number, the true value does too (Ziv's test). Zero is always +0, so an interval inside half the
 least subnormal number is decided as well.
 
-One end is rounded directly from its integer: its 64 leading bits with a sticky last bit (which is
-1 where anything was cut; "rounding to odd") decide nearest even for every format of at most 61
-significant bits, subnormal or not: the code merges the two lowest bits, and a midpoint of such a
-format has at most 62.
+Each end is rounded directly from its integer. Its 64 leading bits decide nearest even, if the last one is
+sticky: 1 if any lower bit was set ("rounding to odd"). They decide it for every format of at most 61
+significant bits, subnormal or not: the code merges the two lowest bits, which leaves 63, and a midpoint of such
+a format has at most 62.
 Source: S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
 using rounding to odd" (IEEE Transactions on Computers 57, 2008), https://doi.org/10.1109/TC.2007.70819.
 """
@@ -46,7 +46,7 @@ class Ball:
 
 @dataclass(frozen=True)
 class Leading:
-    """Sign, 64 leading bits (the last one sticky) and exponent: about word * 2**(exponent - 63)."""
+    """Sign, 64 leading bits (the last one sticky) and exponent: the value is about word * 2**(exponent - 63)."""
 
     negative: Booleans
     word: NDArray[np.uint64]
@@ -54,7 +54,7 @@ class Leading:
 
 
 def leading_bits(x: int) -> tuple[int, int]:
-    """The 64 leading bits of x > 0 with a sticky last one, and the number of bits of x."""
+    """Return the 64 leading bits of x > 0, with a sticky last one, and the number of bits of x."""
     length = x.bit_length()
     if length <= 64:
         return x << (64 - length), length
@@ -64,7 +64,7 @@ def leading_bits(x: int) -> tuple[int, int]:
 
 
 def leading(units: Units, bits: int) -> Leading:
-    """Each integer times 2**-bits; zeros have word 0."""
+    """Return the leading bits of each integer times 2**-bits; a zero has word 0."""
     flat = units.ravel().tolist()
     pairs = [leading_bits(abs(x)) for x in flat]
     word = np.array([top for top, _ in pairs], dtype=np.uint64)
@@ -74,16 +74,16 @@ def leading(units: Units, bits: int) -> Leading:
 
 
 def nearest_even(x: Leading, target: Format) -> Array:
-    """The numbers of a format nearest to x, ties to even, as float64; zeros are +0.
+    """Return the numbers of a format nearest to x, ties to even, as float64; zeros are +0.
 
     >>> one_and_a_bit = objects_of(2**40 + 2**32 + 1)  # 1 + 2**-8 + 2**-40
     >>> float(nearest_even(leading(one_and_a_bit, 40), format_of("bfloat16"))[0])
     1.0078125
     """
     quantum = np.maximum(x.exponent, target.min_exponent) - (target.precision - 1)
-    # How many of the 64 bits lie below the quantum; 65 and more: less than half of it.
+    # Number of the 64 bits that lie below the quantum; with 65 or more, the value is less than half a quantum.
     below = np.minimum(quantum - (x.exponent - 63), 65)
-    # The lowest bit is sticky already, so two bits may become one: then shifts stay below 64.
+    # The lowest bit is sticky already, so the two lowest bits can be merged; this keeps shifts below 64.
     word = (x.word >> np.uint64(1)) | (x.word & np.uint64(1))
     shift = np.minimum(below - 1, 63).astype(np.uint64)
     kept = word >> shift
@@ -93,13 +93,14 @@ def nearest_even(x: Leading, target: Format) -> Array:
     size = kept.astype(np.float64)
     size[(x.word == 0) | (below >= 65)] = 0.0
     with np.errstate(over="ignore"):
-        value = np.ldexp(size, np.minimum(quantum, 2000).astype(np.int32))  # beyond every format
+        # 2**2000 is beyond every format.
+        value = np.ldexp(size, np.minimum(quantum, 2000).astype(np.int32))
     value = np.where(value > target.largest, np.inf if target.has_infinity else np.nan, value)
     return np.where(x.negative & (value != 0), -value, value)
 
 
 def objects_of(*values: int) -> Units:
-    """Integers as an object array, for examples and single numbers."""
+    """Return integers as an object array, for examples and single numbers."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
@@ -107,7 +108,7 @@ def objects_of(*values: int) -> Units:
 
 @dataclass(frozen=True)
 class Rounded:
-    """``values`` as float64 whose numbers are those of the format; NaN where not ``decided``."""
+    """``values``: float64 arrays that contain numbers of the format; NaN where not ``decided``."""
 
     values: Array
     decided: Booleans
@@ -130,7 +131,7 @@ def round_ball(ball: Ball, names: tuple[str, ...]) -> dict[str, Rounded]:
         values = nearest_even(low, target)
         decided = np.ones(values.shape, dtype=np.bool_)
         if high is not low:
-            # As bits: no mode of the processor can take a subnormal number for zero here.
+            # Compare as bits: no mode of the processor can then treat a subnormal number as zero.
             decided = values.view(np.uint64) == nearest_even(high, target).view(np.uint64)
         values = np.where(decided, values, np.nan)
         result[name] = Rounded(values.reshape(shape), decided.reshape(shape))

@@ -1,18 +1,18 @@
-"""The row scales (docs/spec/numbers.md), evaluated like the results: absolute values in every sum.
+"""The row scales (docs/spec/numbers.md), evaluated like the results, with absolute values in every sum.
 
-kappa_i = 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|) is dyadic, hence exact. With
+kappa_i = 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|) is dyadic, so it is exact. With
 A = 1 - dropout_p, g = keep sum_d |dy||v| and O_i = sum_j P keep |v| (= A times the scale of o
 without kappa):
 
     a_ij A = P_ij (g_ij + sum_d |dy| O_i + A |dlse_i|)
     o: kappa_i O_i / A        lse: kappa_i + |lse_i|       dv: sum_i kappa_i P keep |dy| / A
     dq: scale kappa_i sum_j a|k|        dk: scale sum_i kappa_i a|q|
-    dbias: kappa_i a summed as dbias    dsinks: sum_i P_sink kappa_i (sum|dy| O_i / A + |dlse_i|)
+    dbias: kappa_i a, summed as dbias   dsinks: sum_i P_sink kappa_i (sum|dy| O_i / A + |dlse_i|)
 
-and the largest over d. Errors as in ``head``: e_i of P in row i times exact sums; for a, with
+and then the largest over d. Errors are those of ``head``: e_i of P in row i times exact sums. For a, with
 b_ij = g_ij + sum|dy| O_i + A|dlse_i| off by err(b_i) = e_i sum|dy| sum_j keep|v|:
 err(a_ij A) <= e_i max_j b^_ij + err(b_i) max(P, 1). The largest of many balls lies between the
-largest of their lower and the largest of their upper ends.
+largest of their lower ends and the largest of their upper ends.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def scale_balls(
     groups: Groups | None = None,
     by: Given | None = None,
 ) -> dict[str, Ball]:
-    """Scales of o, lse [B, H, Sq], and with seeds of dq, dk, dv, dsinks, dbias.
+    """Compute the scales of o and lse [B, H, Sq], and with seeds those of dq, dk, dv, dsinks, dbias.
 
-    ``by``: of a block backward, without o and lse. P is then exp(s - lse), and A |delta| stands in
-    the place of sum|dy| O + A |dlse|.
+    ``by``: lse and delta of a block backward. The result is then without o and lse, P is exp(s - lse), and A |delta|
+    replaces sum|dy| O + A |dlse|.
     """
     problem = prepared.problem
     kept = prepared.kept
@@ -101,7 +101,7 @@ def scale_balls(
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of one head: P, kappa [n], and P keep in digits."""
+    """The weights of some rows of one head, with kappa [n], and with P keep in digits."""
 
     prepared: Prepared
     weights: Weights
@@ -111,7 +111,7 @@ class Block:
 
 
 def condition(prepared: Prepared, weights: Weights, place: Place) -> Fixed:
-    """kappa [n] of the rows."""
+    """Compute kappa [n] of the rows."""
     b, h, rows = place
     problem, pairs = prepared.problem, weights.logits
     q, k = prepared.q.units[b, h, rows], prepared.k.units[b, h // problem.group]
@@ -131,13 +131,13 @@ def condition(prepared: Prepared, weights: Weights, place: Place) -> Fixed:
 
 
 def scaled_rows(ball: Ball, kappa: Fixed) -> Ball:
-    """Each row times its kappa."""
+    """Multiply each row by its kappa."""
     factor = kappa.units.reshape(-1, *[1] * (ball.middle.ndim - 1))
     return Ball(ball.middle * factor, ball.radius * factor, ball.bits + kappa.bits)
 
 
 def absolute_lse(weights: Weights, kappa: Fixed) -> Ball:
-    """kappa + |lse|; an empty row's lse counts as 0."""
+    """Compute kappa + |lse|; an empty row's lse counts as 0."""
     lse = weights.lse
     bits = max(lse.bits, kappa.bits)
     up = bits - lse.bits
@@ -147,7 +147,7 @@ def absolute_lse(weights: Weights, kappa: Fixed) -> Ball:
 def add_gradients(
     sums: dict[str, Sums], block: Block, row: Ball, seed: Fixed, groups: Groups | None
 ) -> None:
-    """Add the contribution of this block to the scales of the gradients; row [n] from row_term, seed = dy."""
+    """Add this block's contribution to the scales of the gradients; row [n] is from row_term, seed is dy."""
     prepared, weights, place, kappa = block.prepared, block.weights, block.place, block.kappa
     b, h, rows = place
     kv = h // prepared.problem.group
@@ -173,7 +173,7 @@ def add_gradients(
 
 
 def row_term(block: Block, values: Ball, seeds: Seeds) -> Ball:
-    """sum|dy| O + A|dlse| of each row [n]; 0 in an empty row, which contributes no gradient."""
+    """Compute sum|dy| O + A|dlse| of each row [n]; 0 in an empty row, which contributes no gradient."""
     b, h, rows = block.place
     dy = abs(seeds.dy.units[b, h, rows])
     a_dlse = times_kept(seeds.dlse[b, h, rows], block.prepared.kept)
@@ -186,14 +186,14 @@ def row_term(block: Block, values: Ball, seeds: Seeds) -> Ball:
 
 
 def given_term(block: Block, by: Given) -> Ball:
-    """A|delta| of each row [n]."""
+    """Compute A|delta| of each row [n]."""
     delta = times_kept(by.delta[block.place], block.prepared.kept)
     middle = where(block.weights.empty, 0, abs(delta.units))
     return Ball(middle, zeros(middle.shape), delta.bits)
 
 
 def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
-    """a A of the visible pairs."""
+    """Compute a A of the visible pairs."""
     prepared, weights = block.prepared, block.weights
     b, h, rows = block.place
     problem, pairs = prepared.problem, weights.logits
@@ -207,13 +207,13 @@ def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
 
 
 def sink_part(weights: Weights, row: Ball) -> Ball:
-    """P_sink times a number of each row, [n, N]."""
+    """Compute P_sink times a number of each row, [n, N]."""
     negative = sink_shares(weights, row)
     return Ball(-negative.middle, negative.radius, negative.bits)
 
 
 def largest_of_row(ball: Ball) -> Ball:
-    """The largest over the last axis: between the largest lower and the largest upper end."""
+    """Return the largest over the last axis; it lies between the largest lower end and the largest upper end."""
     if ball.middle.shape[-1] == 0:
         nothing = zeros(ball.middle.shape[:-1])
         return Ball(nothing, nothing, ball.bits)

@@ -1,18 +1,19 @@
 """P and lse of some rows of one head, with the error of each row.
 
-Let m be the largest computed logit of the row (a definite number, whatever its error), e_j =
-exp(s_j - m) the true terms (keys and sinks, n of them) and z their sum. In units of 2**-F:
+Let m be the largest computed logit of the row (a definite number, whatever its error). Let e_j =
+exp(s_j - m) be the true terms (keys and sinks, n of them) and z their sum; E and Z are the computed ones.
+In units of 2**-F:
 
-1. Terms. Without soft cap s_j - m is exact and exp is off by at most 2. With it, s_j is off by at
-   most 1 unit, and exp(s_j - m) <= e**(2**-F), so that e_j is off by less than 2 + 2 = 4. Call the
-   bound eps. The sum of the terms is off by at most n eps. The term of the maximum is computed as
+1. Terms. Without a soft cap, s_j - m is exact and exp is off by at most 2. With one, s_j is off by at
+   most 1 unit and exp(s_j - m) <= e**(2**-F), so e_j is off by less than 2 + 2 = 4. Let eps be
+   this bound. The sum of the terms is off by at most n eps. The term of the maximum is computed as
    exactly 1, and its true value is at least exp(-2**-F): so z >= 1/2.
-2. P. E/Z - e/z = (E - e)/z + (E/Z)(z - Z)/z, of size <= (eps + n eps)/z <= 2 (n + 1) eps; rounding
-   the quotient down adds 1. The same holds for the shares of the sinks.
+2. P. E/Z - e/z = (E - e)/z + (E/Z)(z - Z)/z, of magnitude <= (eps + n eps)/z <= 2 (n + 1) eps; rounding
+   the quotient down adds 1. The same holds for the sinks' P.
 3. lse = m + log z: log is off by at most 2, and log Z - log z by at most n eps / min(Z, z) <= 2 n eps.
 
-A row whose logits (and sinks) are all equal has E = 2**F exactly, so P = 1/n is off by less than 1,
-or exact where n divides 2**F; in particular a row with one key has P = 1 exactly. Such a row's lse
+A row whose logits (and sinks) are all equal has E = 2**F exactly. So P = 1/n is off by less than 1,
+and exact if n divides 2**F; in particular a row with one key has P = 1 exactly. The lse of such a row
 is m + log n, where only log n (and m, with a soft cap) is not exact.
 """
 
@@ -29,7 +30,7 @@ from ringspec.exact.integers import Fixed, Units, at_bits, objects, where, zeros
 from ringspec.exact.logits import Logits, Prepared, logits, per_row
 from ringspec.exact.rounding import Ball
 
-LARGEST_ROW = 1 << 30  # log wants sums below 2**31
+LARGEST_ROW = 1 << 30  # log requires sums below 2**31
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Weights:
 
 
 def softmax(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Weights:
-    """P and lse of rows of query head h in batch b, for F = bits."""
+    """Compute P and lse of ``rows`` of query head h in batch b, for F = bits."""
     pairs = logits(prepared, b, h, rows, bits)
     n = pairs.count.size
     sink_logits = Fixed(zeros((0,)), 0)
@@ -85,7 +86,7 @@ def softmax(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Weigh
 
 
 def largest(s: Units, sink: Units, pairs: Logits) -> Units:
-    """The largest logit of each row, sinks included; 0 for a row without any."""
+    """Return the largest logit of each row, sinks included; 0 for a row without terms."""
     floor = min(int(s.min(initial=0)), int(sink.min(initial=0)))
     m = per_row(np.maximum, s, pairs, floor)
     if sink.size:
@@ -97,9 +98,9 @@ def largest(s: Units, sink: Units, pairs: Logits) -> Units:
 def all_equal(
     pairs: Logits, s: Units, m: Units, sink: Units, has_softcap: bool
 ) -> NDArray[np.bool_]:
-    """Rows whose terms are provably all the same number; s, m and sink have one exponent.
+    """Find rows whose terms are provably all equal; s, m and sink have one exponent.
 
-    Keys are compared by z, which is exact. Of capped logits only z = 0 is provably equal to a sink, 0.
+    Keys are compared by z, which is exact. With a soft cap, a key is provably equal to a sink only if z and the sink are 0.
     """
     low, high = (per_row(f, pairs.z, pairs, 0) for f in (np.minimum, np.maximum))
     same = (low == high).astype(np.bool_)
@@ -115,7 +116,7 @@ def all_equal(
 
 
 def added(m: Fixed, log_z: Fixed, error: Units, empty: NDArray[np.bool_]) -> Ball:
-    """m + log z; the error is in units of log z."""
+    """Return m + log z; the error is in units of log z."""
     bits = max(m.bits, log_z.bits)
     middle = at_bits(m, bits) + at_bits(log_z, bits)
     return Ball(where(empty, 0, middle), error << (bits - log_z.bits), bits)
@@ -124,12 +125,12 @@ def added(m: Fixed, log_z: Fixed, error: Units, empty: NDArray[np.bool_]) -> Bal
 def given_weights(
     prepared: Prepared, b: int, h: int, rows: slice, bits: int, lse: Fixed, empty: NDArray[np.bool_]
 ) -> Weights:
-    """P = exp(s - lse) with an lse [n] that the caller gives, exactly (BWD-11).
+    """Compute P = exp(s - lse) with the lse [n] that the caller gives, which is exact (BWD-11).
 
-    s - lse is exact without soft cap, so P is off by at most 2 units. With it s is off by at most 1
-    unit of 2**-F, which moves P by less than 2 max(P, 1) units. exp(0) = 1 is exact.
+    s - lse is exact without a soft cap, so P is off by at most 2 units. With one, s is off by at most 1
+    unit of 2**-F, which changes P by less than 2 max(P, 1) units. exp(0) = 1 is exact.
 
-    Raises OptionError where a logit is above lse by more than about 5400.
+    Raises OptionError if a logit is above lse by more than about 5400.
     """
     pairs = logits(prepared, b, h, rows, bits)
     sink_logits = Fixed(zeros((0,)), 0) if prepared.sinks is None else prepared.sinks[h]

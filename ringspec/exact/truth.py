@@ -1,6 +1,6 @@
 """Correctly rounded results of a problem, in every requested format.
 
-Source: the definition (docs/spec/index.md), of which each result is the real number, rounded once.
+Each result is the real number that the definition (docs/spec/index.md) gives, rounded once.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def forward(
     statistics: Sequence[str] | None = None,
     scales: bool = False,
 ) -> Truth:
-    """o [B, H, Sq, Dv] and lse [B, H, Sq], each correctly rounded to each format.
+    """Compute o [B, H, Sq, Dv] and lse [B, H, Sq], each correctly rounded to each format.
 
     ``formats``: names of :data:`ringspec.formats.FORMATS`. ``statistics``: formats of lse and dsinks,
-    if they differ from ``formats``. ``scales``: also the row scales of o and lse, [B, H, Sq]. An empty row has o = 0, lse = -inf.
-    Raises UndecidedError where an element of ``problem`` cannot be decided.
+    if they differ from ``formats``. ``scales``: return the row scales of o and lse as well, [B, H, Sq]. An empty row
+    has o = 0, lse = -inf. Raises UndecidedError if the rounding of an element cannot be decided.
 
     >>> q = np.zeros((1, 1, 1, 2)); v = np.array([[[[1.0], [2.0], [4.0]]]])
     >>> truth = forward(Problem(q, np.ones((1, 1, 3, 2)), v, 1.0), ("float64", "bfloat16"))
@@ -80,12 +80,12 @@ def backward(
     row_groups: NDArray | None = None,
     groups: int = 0,
 ) -> Truth:
-    """o, lse and dq, dk, dv, dsinks [H, N], dbias (in bias's shape), each correctly rounded.
+    """Compute o, lse and dq, dk, dv, dsinks [H, N], dbias (in the bias's shape), each correctly rounded.
 
-    dy [B, H, Sq, Dv] and dlse [B, H, Sq] float64; ``problem``, ``formats``, ``statistics`` and ``scales`` as
-    in :func:`forward`, and its errors. ``row_groups`` [Sq] with ``groups`` = W: the worker
-    of each query row (-1: none); then also ``dsinks_parts`` [W, H, N] and, where bias is broadcast
-    over rows, ``dbias_parts`` [W, ...], the sums over each worker's own rows.
+    dy [B, H, Sq, Dv] and dlse [B, H, Sq] are float64. ``problem``, ``formats``, ``statistics``, ``scales`` and errors
+    are as in :func:`forward`. ``row_groups`` [Sq] with ``groups`` = W: the worker of each query row
+    (-1: none). The result then also has ``dsinks_parts`` [W, H, N] and, if the bias is broadcast
+    over rows, ``dbias_parts`` [W, ...]: the sums over each worker's own rows.
 
     >>> q = k = np.zeros((1, 1, 2, 1)); v = np.array([[[[1.0], [3.0]]]])
     >>> truth = backward(Problem(q, k, v, 1.0), np.ones((1, 1, 2, 1)))
@@ -125,11 +125,11 @@ def block_backward(
     row_groups: NDArray | None = None,
     groups: int = 0,
 ) -> Truth:
-    """Gradients with lse and delta [B, H, Sq] of the whole rows as given: p = exp(s - lse).
+    """Compute the gradients with lse and delta [B, H, Sq] of the whole rows as given: p = exp(s - lse).
 
     lse may be -inf (an empty row); a logit that exceeds lse by more than about 5400 is refused. ``problem``,
-    ``formats``, ``statistics``, ``scales``, ``row_groups`` and ``groups`` as in :func:`backward`, without o
-    and lse in the result.
+    ``formats``, ``statistics``, ``scales``, ``row_groups`` and ``groups`` are as in :func:`backward`; the result has
+    no o and lse.
 
     >>> q = k = np.zeros((1, 1, 1, 1)); v = dy = np.ones((1, 1, 1, 1))
     >>> truth = block_backward(Problem(q, k, v, 1.0), dy, np.ones((1, 1, 1)), np.zeros((1, 1, 1)))
@@ -167,11 +167,11 @@ def merge(
     statistics: Sequence[str] | None = None,
     scales: bool = False,
 ) -> Truth:
-    """Merge of normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (natural log, or -inf).
+    """Merge normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (natural log, or -inf).
 
-    lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n: that is attention of one query per row over N
-    keys with logits lse_n and values o_n, and it is evaluated as such; so are its row scales. ``formats``, ``statistics`` and
-    ``scales`` as in :func:`forward`. Raises ShapeError and NonFiniteError.
+    lse = log sum exp lse_n and o = sum exp(lse_n - lse) o_n. For each row this is attention of one query over N
+    keys with logits lse_n and values o_n; results and row scales are computed in this way. ``formats``,
+    ``statistics`` and ``scales`` are as in :func:`forward`. Raises ShapeError and NonFiniteError.
 
     >>> truth = merge(np.array([1.0, 3.0]).reshape(2, 1, 1, 1, 1), np.zeros((2, 1, 1, 1)))
     >>> truth.tensors["o"]["float64"].item()
@@ -184,7 +184,9 @@ def merge(
             "stack the parts along a first axis",
         )
     if np.isnan(lse).any() or np.isposinf(lse).any():
-        raise NonFiniteError("an lse that is finite or -inf", "NaN or +inf", "mark empty with -inf")
+        raise NonFiniteError(
+            "an lse that is finite or -inf", "NaN or +inf", "write -inf for an empty row"
+        )
     parts, batch, heads, length, width = o.shape
     rows = batch * heads * length  # each row becomes one batch entry
     v = np.moveaxis(o, 0, 3).reshape(rows, 1, parts, width)
@@ -203,12 +205,12 @@ def merge(
 
 
 def unproven(tensor: str, index: tuple[int, ...]) -> Fraction | None:
-    """No proof: P of a block backward is an exponential of given numbers."""
+    """Return None: P of a block backward is an exponential of given numbers, so nothing is provably rational."""
     return None
 
 
 def factors(problem: Problem) -> tuple[NDArray | float, ...]:
-    """The factors of P in the gradients."""
+    """Return the factors that multiply P in the gradients."""
     return problem.q, problem.k, problem.v, problem.scale
 
 
@@ -220,7 +222,7 @@ def settled_scales(
 
 
 def with_empty_rows(tensors: Tensors, problem: Problem) -> Tensors:
-    """lse = -inf where a row sees no key and has no sink."""
+    """Set lse = -inf in rows that have no visible key and no sink."""
     if problem.sinks is not None and problem.sinks.shape[1] > 0:
         return tensors
     batch, heads = problem.q.shape[:2]
@@ -233,7 +235,7 @@ def with_empty_rows(tensors: Tensors, problem: Problem) -> Tensors:
 
 
 def check_formats(formats: Sequence[str], statistics: Sequence[str] | None) -> Names:
-    """The formats of each tensor."""
+    """Return the formats of each tensor."""
     outputs = check_names(formats)
     others = outputs if statistics is None else check_names(statistics)
     return lambda tensor: others if tensor in ("lse", "dsinks", "dsinks_parts") else outputs
@@ -250,7 +252,7 @@ def check_names(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_seeds(problem: Problem, dy: Array, per_row: Array | None, what: str) -> Array:
-    """dy of o's shape and one number per query row, both finite."""
+    """Check dy of o's shape and one number per query row, both finite."""
     check_array(dy, "dy", (*problem.q.shape[:3], problem.v.shape[3]))
     if per_row is None:
         return np.zeros(problem.q.shape[:3])

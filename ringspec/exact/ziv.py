@@ -1,4 +1,4 @@
-"""Ziv's strategy: evaluate with F bits, round the decided elements, repeat with more bits for the rest.
+"""Ziv's strategy: evaluate with F bits, round the elements that are decided, repeat with more bits for the rest.
 
 Source: A. Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last
 bit" (ACM TOMS 17, 1991), https://doi.org/10.1145/114697.116813.
@@ -21,16 +21,16 @@ from ringspec.formats import format_of
 
 LADDER = (256, 640, 1408)
 SCALE_LADDER = (128, 256, 640, 1408)
-MOST_BITS = 4096  # tanh needs up to 1056 more, and exp takes 5600
-FINE = 4096  # bits at which an exact fraction is cut: finer than any format
+MOST_BITS = 4096  # tanh needs up to 1056 more, and exp accepts 5600
+FINE = 4096  # number of bits to which a fraction that is not dyadic is cut; finer than any format
 
 
 def ladder_for(base: tuple[int, ...], *factors: NDArray | float) -> tuple[int, ...]:
-    """The numbers of bits to try for results that are products of these factors.
+    """Return the numbers of bits to try for results that are products of these factors.
 
-    2**-F is an absolute error, before the exact products with the inputs. With 1408 bits it is below
-    the least float64 subnormal 2**-1074 by 2**-334, for sums, divisions and bounds; a factor
-    above 1 costs as many bits as its integer part has, which are added here.
+    2**-F is an absolute error, before the exact products with the inputs. 1408 bits are 334 more than the
+    least float64 subnormal 2**-1074 needs, a reserve for sums, divisions and bounds. A factor
+    above 1 costs as many bits as its integer part has; these are added.
 
     >>> ladder_for((256, 640, 1408), np.array([0.5]), 2.0**100)
     (256, 640, 1509)
@@ -47,7 +47,7 @@ Prover = Callable[[str, tuple[int, ...]], Fraction | None]
 
 @dataclass
 class Progress:
-    """Values so far and where they are decided, by format; one tensor."""
+    """The values of one tensor so far, by format, and which of them are decided."""
 
     values: dict[str, NDArray]
     decided: dict[str, NDArray[np.bool_]]
@@ -57,7 +57,7 @@ class Progress:
         return tuple(self.values)
 
     def take(self, ball: Ball) -> None:
-        """Fill in the elements that this ball decides; those decided earlier stay, they are the same numbers."""
+        """Fill in the elements that this ball decides. Elements decided earlier stay, because they cannot change."""
         open_places = ~np.logical_and.reduce([self.decided[name] for name in self.names])
         part = Ball(ball.middle[open_places], ball.radius[open_places], ball.bits)
         for name, rounded in round_ball(part, self.names).items():
@@ -67,7 +67,7 @@ class Progress:
             self.decided[name][open_places] = decided | fresh
 
     def left(self) -> list[tuple[int, ...]]:
-        """Indices at which some format is undecided."""
+        """Return the indices at which some format is undecided."""
         undecided = ~np.logical_and.reduce(list(self.decided.values()))
         return [tuple(int(n) for n in index) for index in np.argwhere(undecided)]
 
@@ -78,10 +78,10 @@ def settle(
     ladder: tuple[int, ...],
     prove: Prover,
 ) -> Tensors:
-    """Every tensor of ``evaluate(F)`` correctly rounded to each of its formats, in storage dtypes.
+    """Round every tensor of ``evaluate(F)`` correctly to each of its formats, in storage dtypes.
 
-    ``prove(tensor, index)`` gives the value of an element as a fraction, where it can be proven to
-    be rational: only such an element can lie exactly on a midpoint of a format. Raises UndecidedError
+    ``prove(tensor, index)`` returns the value of an element as a fraction if the element is provably
+    rational, else None: only a rational element can lie exactly on a midpoint of a format. Raises UndecidedError
     for an element that is neither proven nor decided with the last F.
     """
     progress: dict[str, Progress] = {}
@@ -110,7 +110,7 @@ def start(shape: tuple[int, ...], names: tuple[str, ...]) -> Progress:
 
 
 def take_fraction(state: Progress, index: tuple[int, ...], value: Fraction) -> None:
-    """Round a rational number: exactly if it is dyadic, else from its two neighbours at FINE bits."""
+    """Round a rational number: exactly if it is dyadic, else from its two neighbours with FINE bits."""
     raised = value * (1 << FINE)
     below = raised.numerator // raised.denominator
     radius = 0 if raised.denominator == 1 else 1
@@ -123,7 +123,7 @@ def take_fraction(state: Progress, index: tuple[int, ...], value: Fraction) -> N
 
 
 def stored(state: Progress) -> dict[str, NDArray]:
-    """The values in the storage dtype of each format; they are exact in it already."""
+    """Return the values in the storage dtype of each format, where they are already exact."""
     with np.errstate(over="ignore"):
         return {name: state.values[name].astype(format_of(name).dtype) for name in state.names}
 

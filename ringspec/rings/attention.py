@@ -1,8 +1,8 @@
 """Dense attention and its gradient, block gradients and the merge of partial results: the public functions.
 
-Each checks its arguments and calls the function of the specification that computes.
+Each function checks its arguments and calls the function of the specification that computes.
 
-Results are float64. Source: the formulas are in :mod:`ringspec.spec.dense_forward` and :mod:`ringspec.spec.dense_backward`.
+Results are float64. The formulas are in :mod:`ringspec.spec.dense_forward` and :mod:`ringspec.spec.dense_backward`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringspec.spec.online_softmax import merge_all
 
 @takes_options
 def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[Options]) -> Forward:
-    """Dense softmax attention, as :mod:`ringspec.spec.dense_forward` defines it.
+    """Compute dense softmax attention, as :mod:`ringspec.spec.dense_forward` defines it.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; keywords are those of
     :class:`~ringspec.problem.options.Options`. Returns :class:`Forward` in float64. Bad input raises a
@@ -49,7 +49,7 @@ def attention_backward(
     dlse: ArrayLike | None = None,
     **options: Unpack[Options],
 ) -> Gradients:
-    """Gradients of a loss L with dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq].
+    """Compute the gradients of a loss L with dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq].
 
     The other arguments are those of :func:`attention`, keywords as in
     :class:`~ringspec.problem.options.Options`. Returns :class:`Gradients` in float64.
@@ -75,13 +75,13 @@ def attention_block_backward(
     delta: ArrayLike,
     **options: Unpack[Options],
 ) -> Gradients:
-    """The share of queries q and keys k, v in the gradients, from lse and delta as given (BWD-11).
+    """Compute the contribution of queries q and keys k, v to the gradients, from lse and delta as given (BWD-11).
 
-    ``lse`` and ``delta`` [B, H, Sq] belong to the whole rows, of which these keys may be a part;
-    delta is dy_o_sum, less dlse where the loss reads lse. p = exp(s - lse) is not renormalised. The
-    other arguments are those of :func:`attention_backward`, keywords as in
-    :class:`~ringspec.problem.options.Options`. The shares of all key blocks add up to its result
-    (dsinks is that of the rows, not of the block).
+    ``lse`` and ``delta`` [B, H, Sq] are those of the whole rows, even if k and v are only a part of the keys.
+    delta is dy_o_sum, or dy_o_sum - dlse if the loss depends on lse. p = exp(s - lse) is not renormalised. The
+    other arguments are those of :func:`attention_backward`, with keywords as in
+    :class:`~ringspec.problem.options.Options`. The contributions of all key blocks add up to the result of
+    :func:`attention_backward`. The exception is dsinks: each call returns that of the whole rows.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 1, 4)); v = dy = np.ones((1, 1, 1, 4))
@@ -99,11 +99,11 @@ def attention_block_backward(
 
 
 def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
-    """The result over all keys of normalised partial results (o_n, lse_n) over disjoint keys.
+    """Merge normalised partial results (o_n, lse_n) over disjoint keys into the result over all keys.
 
     ``parts`` is a list of pairs o_n [B, H, S, Dv], lse_n [B, H, S] (natural log; -inf where a part
     saw no key). lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n (SOFT-2, SOFT-3, SOFT-4).
-    Raises :class:`~ringspec.errors.ShapeError` without a pair, or for unlike shapes.
+    Raises :class:`~ringspec.errors.ShapeError` if the list is empty or the shapes differ.
 
     >>> import numpy as np
     >>> o, lse = np.ones((1, 1, 1, 2)), np.zeros((1, 1, 1))
@@ -121,7 +121,7 @@ def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
 
 
 def as_given(result: Gradients, options: Any) -> Gradients:
-    """The gradients with dsinks and dbias in the shapes in which sinks and bias were given."""
+    """Return the gradients, with dsinks and dbias in the shapes in which the caller gave sinks and bias."""
     dsinks, dbias = result.dsinks, result.dbias
     if dsinks is not None:
         dsinks = dsinks.reshape(np.shape(options["sinks"]))

@@ -1,10 +1,9 @@
 """What a ring costs: hops, bytes, visible pairs per worker and step, imbalance, a timeline.
 
-Counts come from the same schedule and the same masks that the ring runs with; nothing is estimated
-except times, which follow from rates that the caller gives. Payload is counted without headers, each
-number with the bytes of its format in the recipe.
+Counts come from the schedule and the masks that the ring runs with. Only times are estimated, from rates that
+the caller gives. Bytes are payload without headers; each number has the size of its format in the recipe.
 
-Source: :mod:`ringspec.spec.schedule` says what travels (RING-4 to RING-7).
+:mod:`ringspec.spec.schedule` says what travels (RING-4 to RING-7).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from ringspec.spec.schedule import Schedule, Transfer
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of one pass, which the schedule calls ``name``.
+    """Counts of one pass; ``name`` is that of its schedule.
 
     ``pairs`` int64 [steps, W]: visible (query, key) pairs over all batches and query heads.
     ``sent`` int64 [steps, W]: payload bytes that each worker sends after each step.
-    ``hops``: steps after which something travels. ``copies``: how many heads with the same mask ``pairs`` is
-    summed over, B H; 1 if masks differ between heads or batch entries.
+    ``hops``: number of steps after which something travels. ``copies``: number of heads with the same mask over
+    which ``pairs`` is summed: B H, or 1 if masks differ between heads or batch entries.
     """
 
     name: str
@@ -41,24 +40,24 @@ class Cost:
 
     @property
     def imbalance(self) -> float:
-        """Work of the busiest worker over the mean, summed over steps; 1.0 is perfect balance."""
+        """Total work of the busiest worker divided by the mean over workers; 1.0 is perfect balance."""
         return ratio(self.pairs.sum(axis=0))
 
     @property
     def lockstep_imbalance(self) -> float:
-        """The same when all workers wait for the busiest one in every step."""
+        """The same ratio if all workers wait for the busiest one in every step."""
         if self.pairs.sum() == 0:
             return 1.0
         return float(self.pairs.max(axis=1).sum() / self.pairs.mean(axis=1).sum())
 
 
 def ratio(work: Integers) -> float:
-    """Divide the largest work of a worker by the mean; 1 where there is no work."""
+    """Divide the largest work of a worker by the mean; 1 if there is no work."""
     return float(work.max() / work.mean()) if work.sum() else 1.0
 
 
 def pairs_of_block(problem: Problem, layout_q: Layout, layout_k: Layout, a: int, b: int) -> int:
-    """Visible pairs of queries of worker a and keys of worker b, over all B and H."""
+    """Count the visible pairs of queries of worker a and keys of worker b, over all B and H."""
     rows, columns = problem.rows.take(layout_q.table[a]), problem.columns.take(layout_k.table[b])
     allowed = visible(rows, columns, problem.terms)
     batch, heads = problem.q.shape[:2]
@@ -67,14 +66,14 @@ def pairs_of_block(problem: Problem, layout_q: Layout, layout_k: Layout, a: int,
 
 
 def copies_of(problem: Problem) -> int:
-    """B H if all batch entries and heads have one mask, else 1."""
+    """Return B H if all batch entries and heads have one mask, else 1."""
     first = visible(problem.rows.take(problem.rows.index[:1]), problem.columns, problem.terms)
     batch, heads = problem.q.shape[:2]
     return batch * heads if first.shape[:2] == (1, 1) else 1
 
 
 def pairs_text(copies: int) -> str:
-    """What a printed number of pairs, divided by ``copies``, counts.
+    """Return what a printed number of pairs counts, after division by ``copies``.
 
     >>> pairs_text(6), pairs_text(1)
     ('visible pairs per head, times B H = 6', 'visible pairs')
@@ -83,10 +82,10 @@ def pairs_text(copies: int) -> str:
 
 
 def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
-    """Payload bytes per slot of one travelling name, over all B and heads.
+    """Return the payload bytes per slot of one travelling tensor, over all B and heads.
 
-    Positions, segments and bounds count 8 bytes each where they travel; bias rows, masks and keep
-    masks count their stored rows.
+    Positions, segments and bounds count 8 bytes each if they travel. Bias rows, masks and keep
+    masks count only the rows that are stored.
     """
     batch, heads, _, width = problem.q.shape
     kv_heads, value_width = problem.v.shape[1], problem.v.shape[3]
@@ -122,14 +121,14 @@ def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
 
 
 def row_bytes(x: np.ndarray) -> float:
-    """Bytes of one row of [b, h, n, Sk] pairs; a broadcast row is known everywhere and is free."""
+    """Return the bytes of one row of pairs x [b, h, n, Sk]; 0 if all rows share it, because then every worker has it."""
     return 0.0 if x.shape[2] == 1 else float(x.shape[0] * x.shape[1] * x.shape[3] * x.itemsize)
 
 
 def transfer_bytes(
     transfer: Transfer, slots: int, workers: int, problem: Problem, recipe: Recipe
 ) -> int:
-    """Payload bytes that one worker sends in one transfer; what it keeps itself is not counted."""
+    """Return the payload bytes that one worker sends in one transfer, without what it keeps itself."""
     block = sum(token_bytes(name, problem, recipe) for name in transfer.carries) * slots
     copies = 1 if transfer.kind == "permute" else workers - 1
     return int(block * copies)
@@ -138,10 +137,10 @@ def transfer_bytes(
 def cost(
     problem: Problem, schedule: Schedule, layout_q: Layout, layout_k: Layout, recipe: Recipe
 ) -> Cost:
-    """Count one pass of a schedule, without computing it.
+    """Count one pass of a schedule without computing the attention.
 
-    ``problem`` gives shapes and masks, ``layout_q`` and ``layout_k`` the tokens of each worker,
-    ``recipe`` the bytes of a number that travels.
+    ``problem`` gives shapes and masks, ``layout_q`` and ``layout_k`` the tokens of each worker, and
+    ``recipe`` the number of bytes of each number that travels.
     """
     workers = schedule.workers
     pairs = np.zeros((len(schedule.steps), workers), dtype=np.int64)
@@ -157,7 +156,7 @@ def cost(
 
 @dataclass(frozen=True)
 class Span:
-    """One bar of a timeline: worker r is busy with ``what`` in ``step``, from ``start`` to ``stop`` (s)."""
+    """One bar of a timeline: ``worker`` is busy with ``what`` in ``step`` from ``start`` to ``stop`` (seconds)."""
 
     worker: int
     step: int
@@ -169,11 +168,11 @@ class Span:
 def timeline(
     counted: Cost, *, pairs_per_second: float, bytes_per_second: float, overlap: bool = True
 ) -> tuple[Span, ...]:
-    """When each worker computes and sends, all workers waiting for the slowest after each step.
+    """Compute when each worker computes and sends, if all workers wait for the slowest after each step.
 
-    ``counted`` is what :func:`cost` gives; rates are per worker, times in seconds. With ``overlap``
-    the inputs of the next step travel during the computation, which holds for inputs that the step
-    does not change. Raises :class:`~ringspec.errors.OptionError` for rates that are not above 0.
+    ``counted`` is a result of :func:`cost`. Rates are per worker, times in seconds. With ``overlap``,
+    the inputs of the next step travel during the computation, which is possible if the step does
+    not change them. Raises :class:`~ringspec.errors.OptionError` for rates that are not above 0.
 
     >>> import numpy as np
     >>> c = Cost("x", np.array([[10, 20], [20, 10]]), np.array([[5, 5], [0, 0]]), 1)

@@ -1,6 +1,6 @@
-"""Layouts as a caller names them: every argument checked, then the function of :mod:`ringspec.spec.layout`.
+"""Public layout functions: check every argument, then call the function of :mod:`ringspec.spec.layout`.
 
-LAYOUT-1 to LAYOUT-7 are stated there. Arrays may be anything that NumPy reads.
+That module states LAYOUT-1 to LAYOUT-7. Arrays may be anything that NumPy can read.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ringspec.spec.layout import LAYOUTS, TILE_ROWS, Layout
 
 
 def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
-    """LAYOUT-5: any table [W, n] in which each token 0..S-1 occurs exactly once, the rest -1.
+    """LAYOUT-5: make a layout of any table [W, n] in which each token 0..S-1 occurs exactly once and the rest is -1.
 
-    S = ``length``; ``workers``: W, where it is known. Raises LayoutError for any other table, and
-    OptionError for None.
+    S = ``length``; ``workers`` is W, or None if the table decides it. Raises LayoutError for any other table, and
+    OptionError if ``table`` is None.
 
     >>> from_table([[3, 0], [1, 2]], 4).table.tolist()
     [[3, 0], [1, 2]]
@@ -66,7 +66,7 @@ def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
 
 
 def describe_tokens(held: Integers, length: int) -> str:
-    """Which tokens a table misses, doubles or invents."""
+    """Say which token a table lacks, repeats or should not have."""
     unique, counts = np.unique(held, return_counts=True)
     missing = np.setdiff1d(np.arange(length), unique)
     if missing.size:
@@ -77,10 +77,10 @@ def describe_tokens(held: Integers, length: int) -> str:
 
 
 def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
-    """A layout by name, from a table [W, n], or as it is, for ``length`` tokens and ``workers`` workers.
+    """Return a layout of ``length`` tokens and ``workers`` workers, from a name, a table [W, n] or a Layout.
 
     ``cu_seqlens`` int [N + 1] is for 'zigzag_per_document', which raises OptionError without it. Raises
-    OptionError for another name too, and LayoutError where W (2W for 'zigzag') does not divide the length.
+    OptionError for an unknown name, and LayoutError if the length is not a multiple of W (of 2W for 'zigzag').
 
     >>> make_layout("striped", 4, 2).table.tolist()
     [[0, 2], [1, 3]]
@@ -124,10 +124,10 @@ def starts(cu_seqlens: Any, length: int) -> list[int]:
 
 
 def shard(x: ArrayLike, layout: Layout, axis: int = 2) -> list[NDArray]:
-    """One local array per worker of ``layout``; padding slots hold zeros.
+    """Cut a global array into one local array per worker of ``layout``; padding slots hold zeros.
 
-    ``x`` [.., S, ..] of any dtype has its tokens on ``axis``; the result has W arrays [.., n, ..] of
-    that dtype. Raises ShapeError for an axis of another length, LayoutError for what is no Layout.
+    ``x`` [.., S, ..] of any dtype has its tokens on ``axis``. Returns W arrays [.., n, ..] of the same
+    dtype. Raises ShapeError for an axis of another length, LayoutError if ``layout`` is not a Layout.
 
     >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), make_layout("striped", 4, 2))]
     [[0.0, 2.0], [1.0, 3.0]]
@@ -139,10 +139,10 @@ def shard(x: ArrayLike, layout: Layout, axis: int = 2) -> list[NDArray]:
 
 
 def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArray:
-    """The global array of local ones; what padding slots hold is dropped. Inverse of shard.
+    """Gather local arrays into the global array, without the contents of padding slots. Inverse of :func:`shard`.
 
-    ``shards``: W arrays [.., n, ..] of one shape and dtype, with the slots of ``layout`` on ``axis``;
-    the result is [.., S, ..] of that dtype. Raises ShapeError otherwise.
+    ``shards``: W arrays [.., n, ..] of one shape and dtype, with the slots of ``layout`` on ``axis``.
+    Returns an array [.., S, ..] of the same dtype. Raises ShapeError for other arrays.
 
     >>> unshard([[0, 2], [1, 3]], make_layout("striped", 4, 2), axis=0).tolist()
     [0, 1, 2, 3]
@@ -158,9 +158,9 @@ def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArr
 
 
 def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
-    """LAYOUT-6: local arrays of a striped sequence become those of the contiguous one.
+    """LAYOUT-6: redistribute the local arrays of a striped sequence into those of the contiguous layout.
 
-    ``shards``: W arrays [.., n, ..] of one shape and dtype, tokens on ``axis``; so is the result.
+    ``shards``: W arrays [.., n, ..] of one shape and dtype, with tokens on ``axis``. Returns W such arrays.
 
     >>> [s.tolist() for s in unpermute([np.array([0, 2]), np.array([1, 3])], axis=0)]
     [[0, 1], [2, 3]]
@@ -193,7 +193,7 @@ def check_shards(shards: Sequence[ArrayLike], axis: int) -> list[NDArray]:
 
 
 def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
-    """Raise ShapeError unless ``x`` has the axis, and with ``length`` that many entries on it."""
+    """Raise ShapeError unless ``x`` has the axis, with ``length`` entries on it if that is given."""
     known = isinstance(axis, int) and 0 <= axis < x.ndim
     if not known or (length is not None and x.shape[axis] != length):
         raise ShapeError(
@@ -204,9 +204,9 @@ def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
 
 
 def lse_to_tiles(lse: Array) -> Array:
-    """LAYOUT-7: [B, H, S] as tiles [B, H, 128, S // 128], row i at [i % 128, i // 128].
+    """LAYOUT-7: store lse [B, H, S] as tiles [B, H, 128, S // 128]; row i is at [i % 128, i // 128].
 
-    ``lse`` is float64. Raises ShapeError where S is no multiple of 128.
+    ``lse`` is float64. Raises ShapeError unless S is a multiple of 128.
     """
     lse = float_array(lse, "lse", rank=3, finite=False)
     if lse.shape[2] % TILE_ROWS != 0:
@@ -215,11 +215,11 @@ def lse_to_tiles(lse: Array) -> Array:
 
 
 def lse_from_tiles(tiles: Array) -> Array:
-    """``tiles`` [B, H, 128, S // 128] back to [B, H, S]. Inverse of :func:`lse_to_tiles`.
+    """Return lse [B, H, S] of ``tiles`` [B, H, 128, S // 128]. Inverse of :func:`lse_to_tiles`.
 
-    Both are float64. Raises ShapeError where axis 2 is not 128.
+    Both are float64. Raises ShapeError unless axis 2 has length 128.
     """
-    tiles = float_array(tiles, "LSE tiles", rank=4, finite=False)
+    tiles = float_array(tiles, "lse tiles", rank=4, finite=False)
     if tiles.shape[2] != TILE_ROWS:
         raise ShapeError(
             "tiles [B, H, 128, S // 128]",

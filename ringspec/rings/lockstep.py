@@ -1,7 +1,7 @@
-"""The loop over workers and steps, in one process: every worker's step, then every message delivered.
+"""The loop over steps and workers, in one process: every worker computes its step, then all messages are delivered.
 
-A step is a pure function of the specification; here is what may run the workers' steps side by side, what
-records them, and what makes their inputs immutable. Source: RING-1; arrays are float64.
+The specification defines a step as a pure function. This file calls it for every worker, possibly in
+parallel, records the states, and makes inputs immutable (RING-1). Arrays are float64.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ringspec.problem.model import Array
 from ringspec.spec.schedule import Schedule
 from ringspec.spec.worker import Message, State, WorkerState, arrive, send
 
-# The states of a moment, in their order.
+# The states that a moment records, in order of time.
 WHEN = ("before", "during", "computed", "after")
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One worker's step on record: everything that went in and everything that came out.
+    """The record of one worker's step: its states, and the messages that it received and sent.
 
-    ``phase`` is 'forward' or 'backward'; ``pair`` the (query owner, key owner) that was computed, None where the
-    worker was idle; ``received`` and ``sent`` are messages. The states, in their order: ``before`` anything arrives;
+    ``phase`` is 'forward' or 'backward'. ``pair`` is the (query owner, key owner) that was computed, None if the
+    worker was idle. ``received`` and ``sent`` are messages. The states, in order of time: ``before`` anything arrives;
     ``during``, when everything has arrived and nothing is computed; ``computed``; and ``after``, when the worker has
-    sent, and no longer holds what it sent.
+    sent its messages and no longer holds what it sent.
     """
 
     phase: str
@@ -45,7 +45,7 @@ class Moment:
 
 
 Observer = Callable[[Moment], None]
-# As ``map``: the function's results for all values, in their order.
+# A function like ``map``: it returns the function's results for all values, in order.
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
@@ -58,11 +58,11 @@ def lockstep(
     observer: Observer,
     each: Each = map,
 ) -> tuple[list[State], list[tuple[Message, ...]]]:
-    """All workers do one step, then everything that they sent is delivered; then the next step.
+    """Run all steps: in each, all workers compute, then everything that they sent is delivered.
 
-    Returns the last states and what is still to be received. It serves both passes: ``one_step`` is
-    ``forward_step`` or ``backward_step``. A worker needs nothing that another computes in the same step, so
-    ``each`` may do them side by side.
+    Returns the last states, and the messages that are still to be received. ``one_step`` is ``forward_step`` or
+    ``backward_step``. No worker needs a result that another computes in the same step, so ``each`` may run the
+    workers in parallel.
     """
     states = list(states)
     inboxes: list[tuple[Message, ...]] = [() for _ in states]
@@ -85,7 +85,7 @@ def lockstep(
 
 
 def of_all(workers: int, function: Callable[[int], Any], each: Each) -> Iterator[Any]:
-    """The results of ``function`` for workers 0 to W - 1, in this order, computed by ``each``."""
+    """Yield the results of ``function`` for workers 0 to W - 1, in this order; ``each`` computes them."""
     results, missing = iter(each(function, range(workers))), object()
     for r in range(workers):
         result = next(results, missing)
@@ -99,7 +99,7 @@ def of_all(workers: int, function: Callable[[int], Any], each: Each) -> Iterator
 
 
 def deliver(outboxes: list[tuple[Message, ...]], workers: int) -> list[tuple[Message, ...]]:
-    """Each worker's messages, in the order of the senders."""
+    """Return each worker's incoming messages, in the order of the senders."""
     inboxes: list[list[Message]] = [[] for _ in range(workers)]
     for outbox in outboxes:
         for message in outbox:
@@ -108,9 +108,9 @@ def deliver(outboxes: list[tuple[Message, ...]], workers: int) -> list[tuple[Mes
 
 
 def with_immutable_inputs(state: State) -> State:
-    """A worker at its start, whose inputs nobody can write to, wherever they travel.
+    """Return the initial state of a worker with immutable inputs, which stay immutable wherever they travel.
 
-    What is made of an immutable array may be kept as long as the array lives; ``ringspec.fast`` does.
+    Values derived from an immutable array may be cached as long as the array lives; ``ringspec.fast`` does this.
     """
     query = {name: getattr(state.query, name) for name in ("q", "dy", "lse", "row_term")}
     key = {name: getattr(state.key, name) for name in ("k", "v")}
@@ -122,10 +122,10 @@ def with_immutable_inputs(state: State) -> State:
 
 
 def read_only_values(arrays: dict[str, Array | None]) -> dict[str, Any]:
-    """Copy the arrays that are there, by name, so that nobody can write to the copies."""
+    """Return immutable copies of the arrays that are not None, by name."""
     return {name: read_only(x) for name, x in arrays.items() if x is not None}
 
 
 def read_only(x: Array) -> Array:
-    """A copy of an array in memory that nobody can write to."""
+    """Return a copy of an array that nobody can write to."""
     return np.ndarray(x.shape, x.dtype, x.tobytes())

@@ -1,6 +1,6 @@
-"""The whole ring in one process: shard, run every worker in lockstep, gather what they hold.
+"""The whole ring in one process: shard, run every worker in lockstep, gather the results.
 
-:func:`ring` is the public entry; a :class:`Run` is its result, with every worker's numbers and, on
+:func:`ring` is the public entry. A :class:`Run` is its result, with every worker's numbers and, on
 request, every worker's state before and after every step.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889.
@@ -86,10 +86,10 @@ def ring(
     each: Each = map,
     **options: Unpack[Options],
 ) -> Run:
-    """Ring attention over ``workers`` workers; with dy (or dlse) its backward pass as well.
+    """Compute ring attention over ``workers`` workers; with dy (or dlse), its backward pass as well.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], dlse [B, H, Sq] of any
-    float dtype, in global order; keywords of :class:`~ringspec.problem.options.Options` as in
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], dlse [B, H, Sq] are of any
+    float dtype, in global order. Keywords are those of :class:`~ringspec.problem.options.Options`, as in
     :func:`~ringspec.rings.attention.attention`, and:
 
     ``workers``      W >= 1
@@ -98,16 +98,16 @@ def ring(
     ``circulation``  'kv' (backward: K, V, dK, dV travel), 'q' (backward: Q, dY, LSE, row_term, dQ
                      travel), 'gather' (all keys are gathered first)
     ``recipe``       name or :class:`~ringspec.recipes.Recipe`: where values are rounded
-    ``direction``    of a ring, 1: r sends to r + 1; -1: r sends to r - 1
+    ``direction``    1: worker r sends to r + 1; -1: worker r sends to r - 1
     ``record``       keep every worker's state before and after every step
     ``observer``     a function that is called with each :class:`~ringspec.rings.lockstep.Moment`
-    ``skip_masked``  leave out pairs of blocks that the mask makes wholly invisible
-    ``schedule``, ``schedule_backward``    your own schedules; they are validated first
-    ``block_forward``, ``block_backward``  the block computation (see ``spec.block``)
-    ``merge``, ``accumulate``  how a block's state is merged into the running one, and its gradients
-                     are added to the accumulators (see ``spec.ring_forward``, ``spec.ring_backward``)
-    ``each``         a map-like function that runs independent work of the W workers: ``map``, one after
-                     another (default), or ``map`` of an executor, side by side
+    ``skip_masked``  do not compute pairs of blocks that the mask hides entirely
+    ``schedule``, ``schedule_backward``    your own schedules, which are validated first
+    ``block_forward``, ``block_backward``  functions that compute one block (see ``spec.block``)
+    ``merge``, ``accumulate``  functions that merge a block's state into the running one, and add its
+                     gradients to the accumulators (see ``spec.ring_forward``, ``spec.ring_backward``)
+    ``each``         a map-like function that runs the independent work of the W workers: ``map``, one after
+                     another (default), or ``map`` of an executor, in parallel
 
     Returns a :class:`Run`. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`.
 
@@ -195,7 +195,7 @@ def schedules_for(
     skip_masked: bool,
     given: tuple[Schedule | None, Schedule | None],
 ) -> tuple[Schedule, Schedule]:
-    """The schedules of both passes, checked: those ``given``, or the circulation's."""
+    """Return the schedules of both passes, checked: the ``given`` ones, or those of the circulation."""
     check_circulation(circulation)
     direction = check_direction(direction)
     workers = layouts[0].workers
@@ -215,7 +215,7 @@ def schedules_for(
 
 
 def layouts_for(problem: Problem, layout: Any, workers: Any, options: Any) -> tuple[Layout, Layout]:
-    """The layout of the queries and the layout of the keys."""
+    """Return the layout of the queries and the layout of the keys."""
     n_q, n_k = problem.q.shape[2], problem.k.shape[2]
     for_q, for_k = layout if isinstance(layout, tuple) and len(layout) == 2 else (layout, layout)
     one_table = not isinstance(for_k, str) and for_k is for_q
@@ -231,13 +231,13 @@ def layouts_for(problem: Problem, layout: Any, workers: Any, options: Any) -> tu
 
 
 def block_visible(problem: Problem, layout_q: Layout, layout_k: Layout, a: int, b: int) -> bool:
-    """Whether the mask lets any pair of queries of worker a and keys of worker b through."""
+    """Return whether any pair of queries of worker a and keys of worker b is visible."""
     rows, columns = problem.rows.take(layout_q.table[a]), problem.columns.take(layout_k.table[b])
     return bool(visible(rows, columns, problem.terms).any())
 
 
 def invisible_pairs(problem: Problem, layout_q: Layout, layout_k: Layout) -> list[tuple[int, int]]:
-    """(query owner, key owner) of all pairs of blocks that the mask makes wholly invisible."""
+    """Return (query owner, key owner) of each pair of blocks that the mask hides entirely."""
     workers = range(layout_q.workers)
     return [
         (a, b)
@@ -250,7 +250,7 @@ def invisible_pairs(problem: Problem, layout_q: Layout, layout_k: Layout) -> lis
 def check_schedule(
     schedule: Schedule, phase: str, problem: Problem, layout_q: Layout, layout_k: Layout
 ) -> None:
-    """Validate a schedule against the problem's own mask and the pass that it is for."""
+    """Validate a schedule against the mask of the problem and the pass that it is for."""
     if not isinstance(schedule, Schedule):
         raise ScheduleError("a Schedule", shown(schedule), f"make it with {phase}_schedule")
     if (phase == "backward") != bool(schedule.accumulators):
@@ -279,7 +279,7 @@ def run_forward(
     merge: Merge = merge_states,
     each: Each = map,
 ) -> list[WorkerResult]:
-    """Shard, run the forward loop, finish every row."""
+    """Shard the problem, run the forward loop, finish every row."""
 
     def begin(r: int) -> ForwardState:
         own = problem.take(layout_q.table[r], layout_k.table[r])
@@ -308,7 +308,7 @@ def run_backward(
     accumulate: Accumulate = plus,
     each: Each = map,
 ) -> list[WorkerResult]:
-    """Run the backward loop on the forward's own o and lse, as they were rounded (RING-13)."""
+    """Run the backward loop from the o and lse of the forward, rounded as the forward returns them (RING-13)."""
     dy, dlse = (shard(x, layout_q) for x in seeds)
 
     def begin(r: int) -> BackwardState:
@@ -333,7 +333,7 @@ def run_backward(
 def collect(
     problem: Problem, results: list[WorkerResult], layout_q: Layout, layout_k: Layout
 ) -> Gradients:
-    """Global gradients: unshard what is per token, add what is a partial sum (RING-12)."""
+    """Return the global gradients: unshard what is per token, add what is a partial sum (RING-12)."""
     dq, dk, dv = [], [], []
     dsinks: Array | None = None
     for w in results:
@@ -350,7 +350,7 @@ def collect(
 
 
 def collect_bias(problem: Problem, results: list[WorkerResult], layout_q: Layout) -> Array | None:
-    """Rows of dbias in global order, or their sum where bias was the same for all rows."""
+    """Return the rows of dbias in global order, or their sum if all rows share the bias."""
     if problem.rows.bias is None:
         return None
     parts = [w.dbias for w in results if w.dbias is not None]
@@ -363,6 +363,6 @@ def collect_bias(problem: Problem, results: list[WorkerResult], layout_q: Layout
 
 
 def rounded_inputs(problem: Problem, recipe: Recipe) -> Problem:
-    """The problem with q, k, v rounded to the recipe's input format: what the ring really sees."""
+    """Return the problem with q, k, v rounded to the recipe's input format, as the ring computes with it."""
     q, k, v = (round_to(x, recipe.inputs) for x in (problem.q, problem.k, problem.v))
     return dataclasses.replace(problem, q=q, k=k, v=v)

@@ -1,6 +1,6 @@
 """The result of a ring: every worker's numbers, the recorded states, and their replay.
 
-Source: :mod:`ringspec.spec.worker` says what a worker holds at each step (RING-6).
+:mod:`ringspec.spec.worker` says what a worker holds at each step (RING-6).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ringspec.tensorfile import write_tensors
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What ``worker`` ends with, in its local order: the usual shapes with n slots for S, float64.
+    """The final results of one worker in its local order, float64: the usual shapes, with n slots in place of S.
 
     ``o`` [B, H, n, Dv], ``lse`` [B, H, n], ``dq`` [B, H, n, D], ``dk`` [B, Hkv, n, D], ``dv`` [B, Hkv, n, Dv].
-    ``index_q`` and ``index_k`` [n] name the global tokens of its slots, -1 for padding. ``dsinks``
-    is a partial sum over its own query rows, and so is ``dbias`` of a bias that all rows share; other
-    dbias has local rows and global keys (RING-12). Gradients are None without dy.
+    ``index_q`` and ``index_k`` [n] are the global tokens of its slots, -1 for padding. ``dsinks``
+    is a partial sum over the worker's own query rows, and so is ``dbias`` if all rows share the bias. Otherwise
+    ``dbias`` has local rows and global keys (RING-12). Gradients are None without dy.
     """
 
     worker: int
@@ -58,12 +58,12 @@ class Run:
     """The result of :func:`ring`.
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in
-    global order; gradients are None without dy. Values are float64 arrays whose numbers are those of
-    the recipe's output formats. ``gradients`` has them together; ``seeds`` are dy and dlse as used.
-    ``workers`` holds each worker's results, ``moments`` the recorded steps; ``problem``, ``recipe``,
-    ``layout_q``, ``layout_k``, ``schedule``, ``backward_schedule`` and ``blocks`` (with how they are merged
-    and added) are what was run.
-    A ``phase`` is 'forward' or 'backward'. ``print(run)`` shows who computes what in which step.
+    global order; gradients are None without dy. Arrays are float64, and their values are numbers of the
+    recipe's output formats. ``gradients`` holds all gradients; ``seeds`` are dy and dlse as used.
+    ``workers`` holds each worker's results, and ``moments`` the recorded steps. ``problem``, ``recipe``,
+    ``layout_q``, ``layout_k``, ``schedule``, ``backward_schedule`` and ``blocks`` (the functions that compute, merge
+    and add blocks) say what was run.
+    A ``phase`` is 'forward' or 'backward'. ``print(run)`` shows which worker computes what in which step.
     """
 
     problem: Problem
@@ -111,12 +111,12 @@ class Run:
         return None if self.gradients is None else self.gradients.dbias
 
     def worker(self, worker: int) -> WorkerResult:
-        """The local results of one worker; NotRecordedError where there is no such worker."""
+        """Return the local results of one worker; raise NotRecordedError if there is no such worker."""
         check_number("worker", worker, len(self.workers))
         return self.workers[worker]
 
     def moment(self, worker: int, step: int, phase: str = "forward") -> Moment:
-        """The recorded step of one worker; NotRecordedError without ``ring(..., record=True)``."""
+        """Return the recorded step of one worker; raise NotRecordedError without ``ring(..., record=True)``."""
         if not self.moments:
             raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
         phases = list(dict.fromkeys(moment.phase for moment in self.moments))
@@ -131,14 +131,14 @@ class Run:
     def state(
         self, worker: int, step: int, phase: str = "forward", when: str = "after"
     ) -> WorkerState:
-        """One worker's state 'after' a step, or 'before', 'during' or 'computed' in it.
+        """Return one worker's state 'after' a step, or 'before', 'during' or 'computed' in it.
 
-        'during': everything has arrived, and nothing is computed yet. 'computed': the worker has computed with
-        the keys (or queries) that visit it, and not sent them on yet. 'after': it has sent them. ``phase`` is
-        'forward' or 'backward'. Raises OptionError for another word, NotRecordedError for a step that is not
-        on record.
+        'before': nothing has arrived. 'during': everything has arrived, and nothing is computed. 'computed': the worker has
+        computed with the keys (or queries) that visit it, and has not sent them. 'after': it has sent them. ``phase`` is
+        'forward' or 'backward'. Raises OptionError for another ``when``, NotRecordedError for another phase or a step that
+        was not recorded.
 
-        What the worker does not hold is None. After a step of a KV ring k and v are None: they are in the message to
+        What the worker does not hold is None. After a step of a KV ring, k and v are None: they are in the message to
         the next worker, and in the state 'computed'.
 
         >>> import numpy as np
@@ -158,7 +158,7 @@ class Run:
         return state
 
     def cost(self, phase: str = "forward") -> Cost:
-        """Hops, bytes and visible pairs of a phase (``rings.cost``); NotRecordedError if it was not run."""
+        """Return hops, bytes and visible pairs of a phase (``rings.cost``); raise NotRecordedError if it was not run."""
         schedule = {"forward": self.schedule, "backward": self.backward_schedule}.get(
             phase if isinstance(phase, str) else ""
         )
@@ -171,7 +171,7 @@ class Run:
         return cost(self.problem, schedule, self.layout_q, self.layout_k, self.recipe)
 
     def replay(self) -> Iterator[Moment]:
-        """Do every recorded step again, from the recorded state and messages alone.
+        """Compute every recorded step again, from the recorded state and messages alone.
 
         Yields the recomputed moments in order; they equal the recorded ones bit for bit.
         Raises NotRecordedError without ``ring(..., record=True)``.

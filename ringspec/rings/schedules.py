@@ -1,6 +1,6 @@
-"""Schedules and causal offsets as a caller asks for them: arguments checked, then the specification.
+"""Public functions for schedules and causal offsets: check the arguments, then call the specification.
 
-The functions have the names and results of those that they check for (RING-1 to RING-10).
+Each function has the name and the result of the one that it calls (RING-1 to RING-10).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ringspec.spec.schedule import CIRCULATIONS, Pair, Schedule
 
 
 def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
-    """The forward pass: a KV ring, or gathered keys.
+    """Return the schedule of the forward pass: a KV ring, or gathered keys.
 
-    ``circulation`` is 'kv' or 'q' (the same forward) or 'gather', W = ``workers``; ``direction`` 1: worker
-    r sends to r + 1, -1: to r - 1. Raises OptionError or LayoutError.
+    ``circulation`` is 'kv' or 'q' (which have the same forward) or 'gather'; W = ``workers``. ``direction`` 1: worker
+    r sends to r + 1; -1: to r - 1. Raises OptionError or LayoutError.
 
     >>> schedule = forward_schedule("kv", 3)
     >>> schedule.steps[1].uses, schedule.hops
@@ -31,11 +31,11 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
 
 
 def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
-    """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
+    """Return the schedule of the backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
 
-    ``circulation``, ``workers``, ``direction`` and errors as in :func:`forward_schedule`.
+    ``circulation``, ``workers``, ``direction`` and errors are as in :func:`forward_schedule`.
 
-    >>> backward_schedule("q", 3).hops  # dq needs one more to come home
+    >>> backward_schedule("q", 3).hops  # dq needs one hop more than q, to return to its owner
     3
     """
     check_circulation(circulation)
@@ -43,7 +43,7 @@ def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Sch
 
 
 def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
-    """The same schedule with these (query owner, key owner) pairs declared as skipped (RING-11)."""
+    """Return the schedule with these (query owner, key owner) pairs declared as skipped (RING-11)."""
     skipped = frozenset(invisible)
     steps = []
     for number, step in enumerate(schedule.steps):
@@ -56,7 +56,7 @@ def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
 
 
 def check_circulation(circulation: str) -> None:
-    """Raise OptionError unless ``circulation`` is the name of one."""
+    """Raise OptionError unless ``circulation`` is 'kv', 'q' or 'gather'."""
     if not isinstance(circulation, str) or circulation not in CIRCULATIONS:
         raise OptionError(
             "a circulation ('kv', 'q' or 'gather')",
@@ -78,12 +78,12 @@ def check_direction(direction: Any) -> int:
 def cp_offset(
     layout: str, a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
 ) -> int:
-    """Offset of the causal diagonal between queries of worker a and keys of worker b.
+    """Return the offset of the causal diagonal between queries of worker a and keys of worker b.
 
-    With local indices i and j the pair is visible iff j <= i + offset. RING-8 for 'contiguous',
+    In local indices i and j, the pair is visible iff j <= i + offset. The offset follows RING-8 for 'contiguous',
     RING-9 for 'striped'; 'zigzag' has four offsets, see :func:`zigzag_offsets`.
-    ``n_q`` and ``n_k`` are tokens of one of W = ``workers`` workers; query i of all has the position
-    i + ``q_offset``. Raises OptionError for another ``layout`` and for a worker that is none.
+    One of W = ``workers`` workers holds ``n_q`` queries and ``n_k`` keys. Global query i has position
+    i + ``q_offset``. Raises OptionError for another ``layout``, and for an a or b that is not a worker.
 
     >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
     8
@@ -102,11 +102,10 @@ def cp_offset(
 def zigzag_offsets(
     a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """RING-10: offsets [query chunk][key chunk] of the two chunks that each worker holds.
+    """RING-10: return offsets [query chunk][key chunk] between the two chunks of worker a and the two of worker b.
 
-    Local indices count from the start of each chunk, which is n/2 long, of queries of worker a and keys of
-    worker b. ``workers``, ``n_q``, ``n_k``, ``q_offset`` and errors as in :func:`cp_offset`; LayoutError
-    where n_q or n_k is odd.
+    Local indices count from the start of each chunk, which is n/2 long. ``workers``, ``n_q``, ``n_k``, ``q_offset``
+    and errors are as in :func:`cp_offset`; raises LayoutError if n_q or n_k is odd.
     """
     a, b, lengths = check_pair(a, b, workers, n_q, n_k, q_offset)
     if lengths["n_q"] % 2 or lengths["n_k"] % 2:
@@ -121,7 +120,7 @@ def zigzag_offsets(
 def check_pair(
     a: Any, b: Any, workers: Any, n_q: Any, n_k: Any, q_offset: Any
 ) -> tuple[int, int, dict[str, int]]:
-    """Workers a and b, and the other arguments of an offset by name."""
+    """Check workers a and b, and return them and the other arguments of an offset by name."""
     workers, a, b = check_workers(workers), integer(a, "a"), integer(b, "b")
     n_q, n_k, q_offset = length_of(n_q, "n_q"), length_of(n_k, "n_k"), integer(q_offset, "q_offset")
     if not (0 <= a < workers and 0 <= b < workers):

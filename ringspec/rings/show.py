@@ -1,6 +1,6 @@
-"""Runs, schedules, states and moments as text; runs as an HTML table and as named tensors.
+"""Text for runs, schedules, states and moments; an HTML table and named tensors for runs.
 
-This is what ``print`` of each and ``run.save`` use.
+``print`` uses the texts, and ``run.save`` the tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULT_NAMES = ("index_q", "index_k", "o", "lse", "dq", "dk", "dv", "dsinks", "d
 
 
 def travelling(schedule: Schedule, step: int, absent: tuple[str, ...] = ()) -> str:
-    """What travels after a step, and where to: 'k v columns: r -> r+1 mod 4'; without the names that are ``absent``."""
+    """Say what travels after a step and where to, as in 'k v columns: r -> r+1 mod 4'; omit the names in ``absent``."""
     parts = []
     for transfer in schedule.steps[step].transfers:
         where = {"gather": "to all", "reduce_scatter": "to owners"}.get(transfer.kind)
@@ -43,7 +43,7 @@ def travelling(schedule: Schedule, step: int, absent: tuple[str, ...] = ()) -> s
 
 
 def schedule_as_text(schedule: Schedule) -> str:
-    """One line per step: the visitor at each worker, and what travels afterwards."""
+    """Return one line per step: the visitor at each worker, and what travels afterwards."""
     lines = [f"{schedule.name}, {schedule.workers} workers, {schedule.moves} move"]
     for t, step in enumerate(schedule.steps):
         owners = " ".join("-" if b is None else str(b) for b in step.uses)
@@ -52,7 +52,7 @@ def schedule_as_text(schedule: Schedule) -> str:
 
 
 def state_as_text(state: WorkerState) -> str:
-    """Whose queries and keys a worker holds."""
+    """Say whose queries and keys a worker holds."""
     held = [
         f"{name} of {side.owner}" if here else f"no {name} (those of {side.owner} were sent on)"
         for name, side, here in (
@@ -66,7 +66,7 @@ def state_as_text(state: WorkerState) -> str:
 
 
 def moment_as_text(moment: Moment) -> str:
-    """What one worker computed, received and sent in one step."""
+    """Say what one worker computed, received and sent in one step."""
     what = "idle" if moment.pair is None else f"q of {moment.pair[0]} x k of {moment.pair[1]}"
     target = ", ".join(map(message_as_text, moment.sent)) or "nothing"
     source = ", ".join(sorted({str(m.source) for m in moment.received})) or "nobody"
@@ -77,11 +77,11 @@ def moment_as_text(moment: Moment) -> str:
 
 
 def message_as_text(message: Message) -> str:
-    """What a message holds and to whom it goes."""
+    """Say what a message holds and which worker it goes to."""
     return f"{'+'.join(names_of(message.side))} to {message.target}"
 
 
-# The specification states no form of printing: ``print(schedule)`` is a matter of this file.
+# Printing is not part of the specification, so this file gives its classes their ``__str__``.
 Schedule.__str__ = schedule_as_text  # type: ignore[assignment,method-assign]
 ForwardState.__str__ = state_as_text  # type: ignore[assignment,method-assign]
 BackwardState.__str__ = state_as_text  # type: ignore[assignment,method-assign]
@@ -89,17 +89,17 @@ Moment.__str__ = moment_as_text  # type: ignore[assignment,method-assign]
 
 
 def schedules(run: Run) -> list[Schedule]:
-    """The schedules of the passes that were run."""
+    """Return the schedules of the passes that were run."""
     return [s for s in (run.schedule, run.backward_schedule) if s is not None]
 
 
 def absent_names(run: Run) -> tuple[str, ...]:
-    """The names in the run's schedules that it has no array for: dbias without a bias."""
+    """Return the names in the run's schedules for which the run has no array: dbias without a bias."""
     return ("dbias",) if run.problem.rows.bias is None else ()
 
 
 def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
-    """One row per worker, one cell per step: 'q2 x k1 (16)' = owners and visible pairs."""
+    """Return one row per worker with one cell per step: 'q2 x k1 (16)' = owners and visible pairs."""
     table = []
     for r in range(schedule.workers):
         row = []
@@ -112,7 +112,7 @@ def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
 
 
 def heading(run: Run) -> str:
-    """Sizes, layout and recipe of a run in one line."""
+    """Return sizes, layout and recipe of a run in one line."""
     batch, heads, n_q, width = run.problem.q.shape
     what = f"B={batch} H={heads} Sq={n_q} Sk={run.problem.k.shape[2]} D={width}"
     return (
@@ -122,7 +122,7 @@ def heading(run: Run) -> str:
 
 
 def summary(counted: Cost) -> str:
-    """Hops, bytes and balance in one line."""
+    """Return hops, bytes and balance in one line."""
     return (
         f"{counted.hops} hops, {int(counted.sent.sum())} bytes sent in all, "
         f"imbalance {counted.imbalance:.2f} (lockstep {counted.lockstep_imbalance:.2f})"
@@ -130,7 +130,7 @@ def summary(counted: Cost) -> str:
 
 
 def run_as_text(run: Run) -> str:
-    """Who computes what in which step, what travels, and how even the work is."""
+    """Return text that says who computes what in which step, what travels, and how even the work is."""
     lines = [heading(run)]
     for schedule in schedules(run):
         counted = cost(run.problem, schedule, run.layout_q, run.layout_k, run.recipe)
@@ -151,7 +151,7 @@ def run_as_text(run: Run) -> str:
 
 
 def run_as_html(run: Run) -> str:
-    """The same as tables for a notebook; darker cells hold more visible pairs."""
+    """Return the same as tables for a notebook; darker cells have more visible pairs."""
     parts = [f"<p>{html.escape(heading(run))}</p>"]
     for schedule in schedules(run):
         counted = cost(run.problem, schedule, run.layout_q, run.layout_k, run.recipe)
@@ -180,7 +180,7 @@ def run_as_html(run: Run) -> str:
 
 
 def run_tensors(run: Run) -> tuple[dict[str, NDArray], dict[str, str]]:
-    """Every array of a run by a readable name, and what the run was, as metadata."""
+    """Return every array of a run by a readable name, and as metadata the arguments of the run."""
     tensors: dict[str, NDArray] = {}
 
     def add(name: str, value: object) -> None:

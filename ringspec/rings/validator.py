@@ -1,8 +1,8 @@
-"""The validator of schedules: every pair meets once, and every accumulator returns to its owner.
+"""The validator of schedules: every pair is computed once, and every accumulator returns to its owner.
 
-It follows every name that travels, worker by worker and step by step, and so proves coverage
-(RING-2, RING-11), ownership (RING-4, RING-5) and that each permute is a permutation (RING-3) for
-any schedule that it is given, or names what is missed, doubled or lost.
+It follows every tensor that travels, worker by worker and step by step. For any schedule it proves coverage
+(RING-2, RING-11), ownership (RING-4, RING-5) and that each permute is a permutation (RING-3), or lists what is
+missing, repeated or lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringspec.spec.schedule import (
 )
 
 KINDS = ("permute", "gather", "reduce_scatter")
-# What may travel under a schedule that moves keys, or queries: inputs and accumulators.
+# The inputs and the accumulators that may travel in a schedule that moves keys, or queries.
 SIDES = {
     "keys": (KEY_INPUTS, KEY_ACCUMULATORS),
     "queries": (QUERY_INPUTS, QUERY_ACCUMULATORS),
@@ -35,7 +35,7 @@ SIDES = {
 class Defect:
     """One reason why a schedule is invalid; ``kind`` is one of DEFECTS.
 
-    ``where`` says it in words, ``pair`` is the (query owner, key owner) that it is about, if any.
+    ``where`` describes it in words. ``pair`` is the (query owner, key owner) concerned, or None.
     """
 
     kind: str
@@ -48,22 +48,22 @@ class Defect:
 
 DEFECTS = (
     "malformed",  # lengths, names or kinds that no schedule can have
-    "not a permutation",  # a permute with a source or target missing, doubled or out of range
+    "not a permutation",  # a source or target of a permute is missing, repeated or out of range
     "absent block",  # a worker computes with a block that it does not hold
-    "torn block",  # inputs of different owners, or accumulators apart from their block
-    "missed pair",
-    "doubled pair",
+    "torn block",  # a worker holds only a part of the block that it computes with
+    "missed pair",  # a pair of blocks that is neither computed nor skipped
+    "doubled pair",  # a pair of blocks that is computed more than once
     "skipped pair is computed",
     "skipped pair is visible",
-    "accumulator not at home",
+    "accumulator not at home",  # an accumulator that does not end at its owner
 )
 
 
 def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = None) -> None:
-    """Prove a schedule, or raise ScheduleError with every defect found.
+    """Prove that a schedule is valid, or raise ScheduleError with every defect found.
 
-    ``visible(query_owner, key_owner)`` says whether the mask lets any pair of the two blocks
-    through; without it every declared skip is refused, because nothing proves it (RING-11).
+    ``visible(query_owner, key_owner)`` returns whether any pair of the two blocks is visible. Without it, every
+    declared skip is refused, because nothing proves it (RING-11).
 
     >>> from ringspec.rings.schedules import forward_schedule
     >>> validate(forward_schedule("kv", 4))
@@ -71,7 +71,7 @@ def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = No
     defects = find_defects(schedule, visible)
     if defects:
         raise ScheduleError(
-            "a schedule in which every pair of blocks meets once and every accumulator returns to its owner",
+            "a schedule in which every pair of blocks is computed once and every accumulator returns to its owner",
             "; ".join(str(p) for p in defects[:8]) + (" ..." if len(defects) > 8 else ""),
             "correct the named steps; forward_schedule and backward_schedule make valid ones",
             tuple(defects),
@@ -81,7 +81,7 @@ def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = No
 def find_defects(
     schedule: Schedule, visible: Callable[[int, int], bool] | None = None
 ) -> list[Defect]:
-    """All defects of a schedule in the order of the steps; ``visible`` as in :func:`validate`."""
+    """Return all defects of a schedule in the order of the steps; ``visible`` is as in :func:`validate`."""
     if visible is not None:
         function(visible, "visible")
     defects = malformed(schedule)
@@ -114,7 +114,7 @@ def find_defects(
 
 
 def malformed(schedule: Schedule) -> list[Defect]:
-    """Data that no schedule can have; checked first so that the rest may rely on it."""
+    """Find values that no schedule can have; checked first, so that the other checks can rely on them."""
     if not well_typed(schedule):
         return [Defect("malformed", "a Schedule of Steps of Transfers of (int, int) pairs needed")]
     defects = []
@@ -142,7 +142,7 @@ def malformed(schedule: Schedule) -> list[Defect]:
 
 
 def misplaced(schedule: Schedule) -> list[Defect]:
-    """Transfers at a place where the worker's step cannot carry them out."""
+    """Find transfers at a step where the worker cannot execute them."""
     defects, last = [], len(schedule.steps) - 1
     for t, step in enumerate(schedule.steps):
         carried = [name for transfer in step.transfers for name in transfer.carries]
@@ -167,7 +167,7 @@ def misplaced(schedule: Schedule) -> list[Defect]:
 
 
 def well_typed(schedule: object) -> bool:
-    """Every field is of the type that its annotation says."""
+    """Return whether every field has the type of its annotation."""
     if not isinstance(schedule, Schedule):
         return False
     names = (schedule.inputs, schedule.accumulators)
@@ -179,27 +179,27 @@ def well_typed(schedule: object) -> bool:
 
 
 def is_int(x: object) -> bool:
-    """Whether ``x`` is an int and no bool."""
+    """Return whether ``x`` is an int and not a bool."""
     return type(x) is int
 
 
 def are_tuples(*values: object) -> bool:
-    """Whether all values are tuples."""
+    """Return whether all values are tuples."""
     return all(isinstance(value, tuple) for value in values)
 
 
 def are_names(names: object) -> bool:
-    """Whether ``names`` is a tuple of texts."""
+    """Return whether ``names`` is a tuple of strings."""
     return isinstance(names, tuple) and all(isinstance(name, str) for name in names)
 
 
 def is_pair(pair: object) -> bool:
-    """Whether ``pair`` is a tuple of two ints."""
+    """Return whether ``pair`` is a tuple of two ints."""
     return isinstance(pair, tuple) and len(pair) == 2 and all(map(is_int, pair))
 
 
 def is_step(step: object) -> bool:
-    """Whether ``step`` is a :class:`Step` of well-formed parts."""
+    """Return whether ``step`` is a :class:`Step` of well-formed parts."""
     if not isinstance(step, Step) or not are_tuples(step.uses, step.transfers):
         return False
     owners = all(b is None or is_int(b) for b in step.uses)
@@ -207,7 +207,7 @@ def is_step(step: object) -> bool:
 
 
 def is_transfer(transfer: object) -> bool:
-    """Whether ``transfer`` is a :class:`Transfer` of well-formed parts."""
+    """Return whether ``transfer`` is a :class:`Transfer` of well-formed parts."""
     if not isinstance(transfer, Transfer) or not are_tuples(transfer.pairs):
         return False
     return (
@@ -220,7 +220,7 @@ def is_transfer(transfer: object) -> bool:
 def check_holds(
     schedule: Schedule, held: dict[str, list[set[int]]], t: int, worker: int, block: int
 ) -> list[Defect]:
-    """The defect if a worker computes with a block of which it lacks an input or an accumulator."""
+    """Return the defect if a worker computes with a block of which it lacks an input or an accumulator."""
     inputs = [name for name in schedule.inputs if block not in held[name][worker]]
     lost = [name for name in schedule.accumulators if block not in held[name][worker]]
     where = f"step {t}: worker {worker} computes with block {block} but does not hold its "
@@ -234,7 +234,7 @@ def check_holds(
 def move(
     schedule: Schedule, held: dict[str, list[set[int]]], t: int, transfer: Transfer
 ) -> list[Defect]:
-    """Follow one transfer: update who holds what, or say why it cannot be carried out."""
+    """Follow one transfer: update who holds what, or say why it cannot be executed."""
     workers = schedule.workers
     if transfer.kind == "permute":
         sources = sorted(source for source, _ in transfer.pairs)
@@ -252,7 +252,7 @@ def move(
             if name in transfer.carries:
                 everything = set().union(*held[name])
                 held[name] = [set(everything) for _ in range(workers)]
-        # With gathered inputs every worker opens accumulators for all owners.
+        # If inputs are gathered, every worker starts accumulators for all owners.
         for name in schedule.accumulators:
             held[name] = [set(range(workers)) for _ in range(workers)]
     else:
@@ -264,7 +264,7 @@ def move(
 def coverage(
     schedule: Schedule, met: dict[Pair, int], visible: Callable[[int, int], bool] | None
 ) -> list[Defect]:
-    """RING-2, RING-11: every pair exactly once, or skipped and wholly invisible."""
+    """RING-2, RING-11: every pair is computed exactly once, or is skipped and entirely hidden by the mask."""
     defects = []
     for a in range(schedule.workers):
         for b in range(schedule.workers):

@@ -1,7 +1,7 @@
-"""Results of the definition in float64: of all query rows at once, or part by part with their row scales.
+"""Results of the definition in float64: for all query rows at once, or part by part with their row scales.
 
-By rows the Sq x Sk matrix is never stored: o, lse and dq of a row depend on that row alone, and dk, dv, dsinks are
-sums over rows.
+Part by part, the Sq x Sk matrix is never stored: o, lse and dq of a row depend only on that row, and dk, dv, dsinks
+are sums over rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ringspec.truth.sharded import Tables
 
 Named = dict[str, Array]
 PART = 1 << 20
-# Of log(scale), in a difference quotient, whose error is of second order in it.
+# The step of log(scale) in a central difference quotient, whose error is of second order in it.
 STEP = 2.0**-13
 OVER_ROWS = ("dsinks", "dbias")
 
 
 def results_of(problem: Problem, upstream: Upstream) -> Named:
-    """o, lse and, with dy, the gradients, all rows at once."""
+    """Compute o, lse and, with dy, the gradients, for all rows at once."""
     named = by_name(dense_forward(problem))
     if upstream.dy is not None:
         named |= by_name(dense_backward(problem, *upstream.filled(problem)))
@@ -37,18 +37,18 @@ def results_of(problem: Problem, upstream: Upstream) -> Named:
 
 
 def by_name(results: Forward | Gradients | AbsoluteSums | RowScale) -> Named:
-    """The fields that are not None, by name."""
+    """Return the fields that are not None, by name."""
     return {name: x for name, x in vars(results).items() if x is not None}
 
 
 def rescaled(problem: Problem, factor: float) -> Problem:
-    """The same problem with its softmax scale times ``factor``."""
+    """Return the same problem with its softmax scale times ``factor``."""
     terms = replace(problem.terms, scale=problem.terms.scale * factor)
     return replace(problem, terms=terms)
 
 
 def directions_of(problem: Problem, upstream: Upstream) -> dict[str, Array]:
-    """The derivative of each result by log(scale), in float64; NaN in the lse of an empty row."""
+    """Compute the derivative of each result with respect to log(scale), in float64; NaN for the lse of an empty row."""
     more, less = (results_of(rescaled(problem, by), upstream) for by in (1 + STEP, 1 - STEP))
     with np.errstate(invalid="ignore"):  # the lse of an empty row
         return {name: (more[name] - less[name]) / (2 * STEP) for name in more}
@@ -58,8 +58,8 @@ def directions_of(problem: Problem, upstream: Upstream) -> dict[str, Array]:
 class Weights:
     """Scores, probabilities and lse of a problem.
 
-    Of every pair [B, H, Sq, Sk]: scores ``s``, ``t`` = tanh(z / softcap) or None, probabilities ``p``
-    before dropout and the factor ``keep`` of dropout; ``lse`` [B, H, Sq].
+    For every pair [B, H, Sq, Sk]: scores ``s``, ``t`` = tanh(z / softcap) or None, probabilities ``p``
+    before dropout and the dropout factor ``keep``; ``lse`` is [B, H, Sq].
     """
 
     s: Array
@@ -70,7 +70,7 @@ class Weights:
 
 
 def weights_of(problem: Problem) -> Weights:
-    """The weights of all rows at once."""
+    """Compute the weights of all rows at once."""
     s, t = scores(problem.q, per_query_head(problem.k, problem.terms), problem.tile)
     lse, p = softmax(problem, s)
     keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
@@ -78,7 +78,7 @@ def weights_of(problem: Problem) -> Weights:
 
 
 def sums_of(problem: Problem, upstream: Upstream) -> AbsoluteSums:
-    """The absolute sums from which the row scales of these rows follow."""
+    """Compute the absolute sums that determine the row scales of these rows."""
     at, rows, terms = weights_of(problem), problem.rows, problem.terms
     return absolute_sums(
         problem.q,
@@ -102,7 +102,7 @@ def pairs_in(problem: Problem) -> int:
 
 
 def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
-    """The rows in parts whose score matrix has about a million elements; a single empty part if there are no rows."""
+    """Split rows into parts whose score matrix has about a million elements; return one empty part if there are no rows."""
     per_row = max(pairs_in(problem) // max(problem.q.shape[2], 1), 1)
     size = max(PART // per_row, 1)
     return [rows[first : first + size] for first in range(0, max(rows.size, 1), size)]
@@ -110,7 +110,7 @@ def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
 
 @dataclass
 class Gathered:
-    """Results of one part of the query rows after another: rows are concatenated, everything else is added."""
+    """Results collected part by part over the query rows: tensors by row are concatenated, all others are added."""
 
     by_row: tuple[str, ...]
     rows: dict[str, list[Array]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Gathered:
                 of_worker[worker] = of_worker.get(worker, 0.0) + x
 
     def whole(self, order: NDArray[np.int64], with_parts: bool) -> Named:
-        """All tensors, with the rows back in the order of the tokens."""
+        """Return all tensors, with the rows back in the order of the tokens."""
         back = np.argsort(order)
         rows = {name: np.concatenate(parts, axis=2) for name, parts in self.rows.items()}
         whole = {name: np.take(x, back, axis=2) for name, x in rows.items()} | self.sums
@@ -145,10 +145,10 @@ def in_float64(
     tables: Tables | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> tuple[Named, Named]:
-    """Results and their row scales, by name, part by part of the query rows.
+    """Return results and their row scales, by name, computed part by part over the query rows.
 
-    With the ``tables`` of a ring also ``dsinks_parts`` and ``dbias_parts``, as
-    :func:`ringspec.truth.exactly.attention` has them. ``tick`` is called after each part.
+    With the ``tables`` of a ring, the results also include ``dsinks_parts`` and ``dbias_parts``, as in
+    :func:`ringspec.truth.exactly.attention`. ``tick`` is called after each part.
     """
     bias = problem.rows.bias
     by_row = ("o", "lse", "dq") + (("dbias",) if bias is not None and bias.shape[2] > 1 else ())
@@ -167,7 +167,7 @@ def in_float64(
 
 
 def largest_of_rows(sums: Named) -> Named:
-    """Row scales of whole sums, by name."""
+    """Return row scales by name, from absolute sums over all rows."""
     parts = {name: x for name, x in sums.items() if name.endswith("_parts")}
     scale = row_scale(AbsoluteSums(**{n: x for n, x in sums.items() if n not in parts}))
     return by_name(scale) | parts

@@ -18,9 +18,9 @@ STATISTICS = ("lse", "dsinks", "dsinks_parts")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to evaluate: ``formats`` of the results, and ``scales``: whether with row scales.
+    """What to evaluate: the ``formats`` of the results, and with ``scales`` also their row scales.
 
-    ``statistics``: formats of lse and dsinks where they are others than ``formats``.
+    ``statistics``: formats of lse and dsinks, if they differ from ``formats``.
     """
 
     formats: tuple[str, ...] = ("float64",)
@@ -28,7 +28,7 @@ class Wanted:
     scales: bool = False
 
     def formats_of(self, name: str) -> tuple[str, ...]:
-        """The formats of one result."""
+        """Return the formats of one result."""
         if self.statistics is None or name not in STATISTICS:
             return self.formats
         return self.statistics
@@ -40,10 +40,10 @@ FLOAT64 = Wanted()
 def attention(
     problem: Problem, upstream: Upstream, tables: Tables | None = None, wanted: Wanted = FLOAT64
 ) -> Truth:
-    """o, lse and, with ``upstream.dy``, the gradients.
+    """Return o, lse and, with ``upstream.dy``, the gradients.
 
-    With the ``tables`` of a ring also ``dsinks_parts`` [W, H, N] and, of a bias that is the same for all queries,
-    ``dbias_parts`` [W, ...]: the sums over each worker's own rows. Raises what :func:`ringspec.exact.backward` raises.
+    With the ``tables`` of a ring also ``dsinks_parts`` [W, H, N] and, if all queries share the bias,
+    ``dbias_parts`` [W, ...]: the sums over each worker's own rows. Raises the errors of :func:`ringspec.exact.backward`.
     """
     asked = problem_of(problem)
     if upstream.dy is None:
@@ -62,10 +62,10 @@ def attention(
 def block_gradients(
     problem: Problem, dy: Array, lse: Array, delta: Array, wanted: Wanted = FLOAT64
 ) -> Truth:
-    """The share of a block in the gradients, from lse and delta [B, H, Sq] of the whole rows."""
+    """Return the contribution of a block to the gradients, from lse and delta [B, H, Sq] of the whole rows."""
     return exact.block_backward(problem_of(problem), dy, lse, delta, **vars(wanted))
 
 
 def merge(o: Array, lse: Array, wanted: Wanted = FLOAT64) -> Truth:
-    """o and lse of partial results o [N, B, H, S, Dv] and lse [N, B, H, S]."""
+    """Return o and lse merged from partial results o [N, B, H, S, Dv] and lse [N, B, H, S]."""
     return exact.merge(o, lse, **vars(wanted))

@@ -1,6 +1,6 @@
 """Expected values for any inputs: exact if the problem is small enough, else float64.
 
-Sampled rows of float64 values are compared with exact ones before the values are used.
+Before float64 values are used, sampled rows of them are compared with exact ones.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ringspec.truth.exactly import attention
 from ringspec.truth.problem import Upstream, rows_of
 from ringspec.truth.sharded import Tables
 
-# B * H * Sq * Sk * (D + Dv) up to which the exact values take a second or two.
+# Up to this B * H * Sq * Sk * (D + Dv), the exact values take a second or two.
 EXACT_LIMIT = 1 << 23
 SAMPLED = 2
-# What float64 may differ from the exact values, in units of the row scale; measured below 1e-15.
+# Largest accepted difference between float64 and exact values, in row scales; the measured one is below 1e-15.
 AGREEMENT = 1e-13
 WITH_LAST_AXIS = ("o", "dq", "dk", "dv")
 
@@ -31,8 +31,8 @@ class Expected:
     ``values`` by name: o, lse; with dy also dq, dk, dv, dsinks, dbias. ``scale``: their row scales.
     ``source``: how they were computed, in words.
 
-    With the tables of a ring also ``dsinks_parts`` [W, H, N] and, of a bias that is the same for all
-    queries, ``dbias_parts`` [W, ...]: the sums over each worker's own rows.
+    With the tables of a ring also ``dsinks_parts`` [W, H, N] and, if all queries share the bias,
+    ``dbias_parts`` [W, ...]: the sums over each worker's own rows.
     """
 
     values: Named
@@ -46,9 +46,9 @@ def expected_of(
     tables: Tables | None = None,
     limit: int | None = None,
 ) -> Expected:
-    """Results of a checked problem; the exact ones up to ``limit`` terms, else those in float64.
+    """Return the results of a checked problem: exact ones up to ``limit`` terms, else float64.
 
-    ``limit``: None is :data:`EXACT_LIMIT`. Raises UndecidedError where float64 is not close to the exact values.
+    ``limit``: None is :data:`EXACT_LIMIT`. Raises UndecidedError if float64 is not close to the exact values.
 
     >>> from ringspec.problem.options import check
     >>> one = np.ones((1, 1, 4, 2))
@@ -65,7 +65,7 @@ def expected_of(
 
 
 def exact_values(problem: Problem, upstream: Upstream, tables: Tables | None = None) -> Named:
-    """Exact results by name, rounded to float64."""
+    """Return exact results by name, rounded to float64."""
     truth = attention(problem, upstream, tables)
     return {name: x["float64"] for name, x in truth.tensors.items()}
 
@@ -73,9 +73,9 @@ def exact_values(problem: Problem, upstream: Upstream, tables: Tables | None = N
 def cross_checked(problem: Problem, upstream: Upstream, values: Named, scale: Named) -> int:
     """Compare sampled rows with exact values; return their number, or raise UndecidedError.
 
-    o, lse and dq of sampled query rows are those of the whole problem. dk, dv, dsinks and dbias are
-    sums over all query rows: for these, the contribution of the sampled rows is compared with its exact
-    value; only the summation of the contributions is unchecked.
+    For o, lse and dq, a sampled row is compared as it is. dk, dv, dsinks and dbias are sums over all query
+    rows: for these, the contribution of the sampled rows is compared with its exact value, and only the
+    summation over all rows is unchecked.
     """
     queries = problem.q.shape[2]
     sampled = np.unique(np.linspace(0, queries - 1, SAMPLED).astype(np.int64))
@@ -91,7 +91,7 @@ def cross_checked(problem: Problem, upstream: Upstream, values: Named, scale: Na
 
 
 def check_agreement(name: str, got: Array, want: Array, scale: Array) -> None:
-    """Raises UndecidedError unless float64 values agree with exact ones."""
+    """Raise UndecidedError unless float64 values agree with exact ones."""
     bound = AGREEMENT * (scale[..., None] if name in WITH_LAST_AXIS else scale)
     with np.errstate(invalid="ignore"):
         agrees = (got == want) | (np.abs(got - want) <= bound)

@@ -1,4 +1,4 @@
-"""A schedule as two tables: whose block each worker computes with, and where it sends."""
+"""A schedule as two tables: the owner of the block that each worker computes with, and where each worker sends."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NOBODY, EVERYBODY = -1, -2
 
 
 def schedule_of(name: str, circulation: str, workers: int, direction: int) -> Schedule:
-    """The schedule of the pass ``name``, 'forward' or 'backward'.
+    """Return the schedule of the pass ``name``, 'forward' or 'backward'.
 
-    The forward pass of a Q ring is a KV ring (RING-5): circulation 'q' changes the backward alone.
+    The forward pass of a Q ring is a KV ring (RING-5): circulation 'q' changes only the backward.
     """
     made = forward_schedule if name == "forward" else backward_schedule
     return made(circulation, workers, direction)
 
 
 def visitors(schedule: Schedule) -> NDArray[np.int64]:
-    """[steps, W]: owner of the visiting block; -1: none.
+    """Return [steps, W]: the owner of the visiting block; -1: none.
 
     >>> visitors(schedule_of("forward", "kv", 3, 1)).tolist()
     [[0, 1, 2], [2, 0, 1], [1, 2, 0]]
@@ -31,9 +31,9 @@ def visitors(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def targets(schedule: Schedule) -> NDArray[np.int64]:
-    """[steps, W]: the worker to which each worker sends after the step.
+    """Return [steps, W]: the worker to which each worker sends after the step.
 
-    -1: nothing is sent; -2: to everybody (a gather), or to each owner its own (a reduce-scatter).
+    -1: nothing is sent; -2: sent to everybody (a gather), or to each owner its accumulators (a reduce-scatter).
     """
     table = np.full((len(schedule.steps), schedule.workers), NOBODY, dtype=np.int64)
     for row, step in zip(table, schedule.steps, strict=True):

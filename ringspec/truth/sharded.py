@@ -17,7 +17,7 @@ OF_QUERIES, OF_KEYS = ("o", "lse", "dq"), ("dk", "dv")
 
 @dataclass(frozen=True)
 class Tables:
-    """Layouts of queries and keys: int64 [W, n_q] and [W, n_k], token of each slot, -1 padding."""
+    """Layouts of queries and keys: int64 [W, n_q] and [W, n_k], the token in each slot, -1 for padding."""
 
     q: NDArray[np.int64]
     k: NDArray[np.int64]
@@ -27,7 +27,7 @@ class Tables:
         return len(self.q)
 
     def worker_of_query(self) -> NDArray[np.int64]:
-        """[Sq]: the worker that holds each query.
+        """Return [Sq]: the worker that holds each query.
 
         >>> Tables(np.array([[0, 2], [1, -1]]), np.zeros((2, 0), np.int64)).worker_of_query().tolist()
         [0, 1, 0]
@@ -39,16 +39,16 @@ class Tables:
 
 
 def tables_for(problem: Problem, layout: Any, workers: int, options: Mapping[str, Any]) -> Tables:
-    """The tables of a layout, named or given, as ``ringspec.ring`` takes it; ``options`` are the problem's.
+    """Return the tables of a layout, in any form that ``ringspec.ring`` accepts; ``options`` are the problem's.
 
-    Raises what :func:`ringspec.ring` raises for a layout that does not fit.
+    Raises the errors of :func:`ringspec.ring` for a layout that does not fit.
     """
     for_q, for_k = layouts_for(problem, layout, workers, options)
     return Tables(for_q.table, for_k.table)
 
 
 def slots_of(x: NDArray, table: NDArray[np.int64], axis: int, fill: float) -> NDArray:
-    """[W, ...]: the entries of each worker's slots along ``axis``; ``fill`` in padding slots.
+    """Return [W, ...]: the entries of each worker's slots along ``axis``; ``fill`` in padding slots.
 
     >>> slots_of(np.array([[5, 6, 7]]), np.array([[0, 2], [1, -1]]), 1, 9).tolist()
     [[[5, 7]], [[6, 9]]]
@@ -57,7 +57,7 @@ def slots_of(x: NDArray, table: NDArray[np.int64], axis: int, fill: float) -> ND
 
 
 def layout_tensors(problem: Problem, tables: Tables) -> dict[str, NDArray]:
-    """Token of each slot [W, n], and its position [W, 1|B, n]; -1 in padding slots."""
+    """Return the token of each slot [W, n], and its position [W, 1|B, n]; -1 in padding slots."""
     return {
         "layout.q": tables.q,
         "layout.k": tables.k,
@@ -69,10 +69,10 @@ def layout_tensors(problem: Problem, tables: Tables) -> dict[str, NDArray]:
 def per_worker(
     values: Mapping[str, NDArray], tables: Tables | None, lse_of_padding: float
 ) -> dict[str, NDArray]:
-    """Results, or their row scales, by name. Without tables they stay global.
+    """Return results, or their row scales, by name, as the workers hold them; unchanged without tables.
 
-    In a ring ``dsinks_parts`` becomes dsinks [W, H, N] and the total dsinks_sum; likewise for a bias
-    that is the same for all queries. Other rows of dbias go to the worker of their query.
+    In a ring ``dsinks_parts`` becomes dsinks [W, H, N], and the total becomes dsinks_sum; likewise dbias if
+    all queries share the bias. Otherwise each row of dbias goes to the worker of its query.
     """
     if tables is None:
         return dict(values)
