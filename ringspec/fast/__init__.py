@@ -1,8 +1,8 @@
-"""Attention near the speed of this machine's matrix products, under the definition of ``ringspec.spec``.
+"""Attention near the speed of this machine's matrix products; :mod:`ringspec.spec` remains the definition.
 
 The specification is written to be read; this package is for long sequences. It computes the same results
-blockwise with NumPy and threads, in float64 or float32, in memory that grows linearly with S. Nothing in
-``ringspec.spec`` imports it; a ring takes its functions as arguments:
+in blocks, with NumPy and threads, in float64 or float32, and its memory grows linearly with S. Nothing in
+``ringspec.spec`` imports it. A ring takes its functions as arguments:
 
 >>> import numpy as np, ringspec as rs
 >>> from ringspec import fast
@@ -11,7 +11,7 @@ blockwise with NumPy and threads, in float64 or float32, in memory that grows li
 >>> bool(abs(run.dq - fast.attention_backward(q, k, v, v, causal=True).dq).max() < 1e-15)
 True
 
-In reading order: ``plan`` (which tiles there are), ``job``, ``forward``, ``backward``, ``passes`` (tasks),
+In reading order: ``plan`` (classifies tiles), ``job``, ``forward``, ``backward``, ``passes`` (tasks),
 ``dense``, ``blocks`` and ``merge`` (the public functions), ``team``, ``threads``, ``forks`` and ``kept``.
 """
 

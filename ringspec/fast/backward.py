@@ -1,11 +1,11 @@
 """The backward pass of one key head: a loop over chunks of keys, row blocks and tiles.
 
-In the plain case -lse and -delta are one more column of the operands (q | -lse times k | 1, dy | -delta
-times v | 1), so the elementwise passes over a tile are exp and one multiplication. A product over 129 columns
-costs less than 1 % more than one over 128.
+Without soft cap, dropout and bias, -lse and -delta are one more column of the operands (q | -lse times k | 1,
+dy | -delta times v | 1). The elementwise work on a tile is then only exp and one multiplication. A product over 129
+columns costs less than 1 % more than one over 128.
 
 A task owns dk and dv of its keys. If several tasks share the rows, each has its own dq, and these are added
-in a fixed order. So no update is atomic and no result depends on the threads.
+in a fixed order. So no update is atomic, and no result depends on the number of threads.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithm 2).
 """
@@ -24,7 +24,7 @@ from ringspec.fast.threads import SCRATCH
 from ringspec.problem.model import Array
 from ringspec.spec.dense_backward import add_bias_gradient
 
-# exp(-NEVER) is 0, and NEVER is finite: the lse of a row without keys, whose p is 0 (BWD-10).
+# In a row without keys -NEVER replaces lse: NEVER is finite, and exp(-NEVER) is 0, so p is 0 (BWD-10).
 NEVER = 1e30
 
 
@@ -41,8 +41,8 @@ class Seeds:
 class Shares:
     """The accumulators of the gradients.
 
-    One dq [B, H, n_q, D] without the factor scale for each part, dk, dv of k's and v's shapes, in the
-    job's type; dbias in float64, of the shape of the rows' bias.
+    One dq [B, H, n_q, D] for each part, without the factor scale; dk and dv in the shapes of k and v. These have the
+    job's type. dbias is float64, in the shape of the rows' bias.
     """
 
     dq: list[Floats]
@@ -56,7 +56,7 @@ class Operands:
     """The operands of the products of one key head and its G query heads, in the job's type.
 
     q times scale | -lse [G, n_q, D + 1], dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1],
-    v | 1 [n_k, Dv + 1]. ``finite`` is False if k was to be searched for NaN and infinity and has one.
+    v | 1 [n_k, Dv + 1]. ``finite`` is False if k was searched for NaN and infinity and contains one.
     """
 
     q_lse: Floats
@@ -67,7 +67,7 @@ class Operands:
 
 
 def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
-    """Build the operands once: each row block needs them for every chunk of keys, in a ring for every worker's."""
+    """Build the operands once: each row block needs them for every chunk of keys, and in a ring for every worker's keys."""
     group, scale = job.terms.group, job.terms.scale
     heads = slice(key_head * group, (key_head + 1) * group)  # FWD-10
 
@@ -94,7 +94,7 @@ def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
 
 
 def wide(x: Floats, column: Array | float, job: Job) -> Floats:
-    """x [..., D] with one more column, in the job's type."""
+    """Return x [..., D] with one more column, in the job's type."""
     made = np.empty((*x.shape[:-1], x.shape[-1] + 1), job.dtype)
     made[..., :-1] = x
     made[..., -1] = column
@@ -109,9 +109,9 @@ def chunks(job: Job) -> list[tuple[int, int]]:
 def backward_keys(
     job: Job, operands: Operands, shares: Shares, batch: int, key_head: int, part: int
 ) -> bool:
-    """Add all gradients of one key head's chunks part, part + parts, part + 2 parts, ...; return if they are finite.
+    """Add all gradients of one key head's chunks part, part + parts, part + 2 parts, ...; return whether they are finite.
 
-    The accumulators are cleared here, by the task that uses them next.
+    The task clears dq of its part, and dk and dv of its chunks, before it uses them.
     """
     group = job.terms.group
     numbers = range(key_head * group, (key_head + 1) * group)
@@ -135,7 +135,7 @@ def backward_keys(
 def backward_tile(
     head: Head, operands: Operands, shares: Shares, q0: int, q1: int, tile: Tile, part: int
 ) -> None:
-    """One tile's shares of dq, dk, dv and dbias (BWD-2 to BWD-8)."""
+    """Add one tile's contributions to dq, dk, dv and dbias (BWD-2 to BWD-8)."""
     job, rows, keys = head.job, slice(q0, q1), slice(tile.start, tile.stop)
     key_head, of_group = divmod(head.head, job.terms.group)
     of_rows, of_keys = (head.batch, head.head, rows), (head.batch, key_head, keys)
@@ -149,7 +149,7 @@ def backward_tile(
     np.add(dv, np.matmul(p.T, dy_delta[:, :-1], out=one), out=dv)  # BWD-7
     one = SCRATCH.get("part", (tile.stop - tile.start, job.k.shape[3]), job.dtype)
     dk = shares.dk[of_keys]
-    np.add(dk, np.matmul(dz.T, q_lse[:, :-1], out=one), out=dk)  # BWD-6: q holds scale
+    np.add(dk, np.matmul(dz.T, q_lse[:, :-1], out=one), out=dk)  # BWD-6: q includes the scale
     one = SCRATCH.get("part", (q1 - q0, job.q.shape[3]), job.dtype)
     dq = shares.dq[part][of_rows]
     np.add(dq, product(dz, k_one[:, :-1], tile, operands.finite, one), out=dq)  # BWD-5
@@ -160,7 +160,7 @@ def backward_tile(
 
 
 def bias_of(dbias: Array, head: Head) -> Array:
-    """The entries of dbias that belong to one head, a view."""
+    """Return a view of the entries of dbias that belong to one head."""
     batch = head.batch if dbias.shape[0] > 1 else 0
     number = head.head if dbias.shape[1] > 1 else 0
     return dbias[batch : batch + 1, number : number + 1]
@@ -169,7 +169,7 @@ def bias_of(dbias: Array, head: Head) -> Array:
 def plain_tile(
     job: Job, q_lse: Floats, dy_delta: Floats, k_one: Floats, v_one: Floats, tile: Tile
 ) -> tuple[Floats, Floats]:
-    """p and dz of a tile without soft cap, dropout and bias: two products, exp, one multiplication."""
+    """Compute p and dz of a tile without soft cap, dropout and bias: two products, exp, one multiplication."""
     shape = (q_lse.shape[0], k_one.shape[0])
     p = SCRATCH.get("s", shape, job.dtype)
     np.matmul(q_lse, k_one.T, out=p)
@@ -185,7 +185,7 @@ def plain_tile(
 def featured_tile(
     job: Job, q_lse: Floats, dy_delta: Floats, k_one: Floats, v_one: Floats, tile: Tile
 ) -> tuple[Floats, Floats]:
-    """p times keep, and dz, with soft cap, dropout and bias."""
+    """Compute p times keep, and dz, with soft cap, dropout and bias."""
     shape = (q_lse.shape[0], k_one.shape[0])
     p = SCRATCH.get("s", shape, job.dtype)
     np.matmul(q_lse[:, :-1], k_one[:, :-1].T, out=p)

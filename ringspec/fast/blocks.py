@@ -32,10 +32,10 @@ from ringspec.spec.online_softmax import SoftmaxState
 
 
 def computed_in(recipe: Recipe) -> str:
-    """The type, 'float64' or 'float32', that a recipe has at every rounding point.
+    """Return the type, 'float64' or 'float32', that a recipe has at every rounding point.
 
-    Any other recipe raises :class:`~ringspec.errors.OptionError` ('fast-recipe'): products in BLAS and elementwise
-    passes round in no other type.
+    Any other recipe raises :class:`~ringspec.errors.OptionError` ('fast-recipe'), because BLAS products and elementwise
+    operations round to no other type.
     """
     types = {getattr(recipe, point) for point in ROUNDING_POINTS}
     whole = recipe.tile_q is None and recipe.tile_k is None and recipe.merge_order == "state"
@@ -60,17 +60,18 @@ def block_forward(
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> SoftmaxState:
-    """The softmax state of queries q over keys k and values v alone; o is not normalised.
+    """Return the softmax state of queries q over keys k and values v alone; o is not normalised.
 
-    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` as for
-    :func:`ringspec.spec.block.block_forward`. Its recipe must have one type, float64 or float32, at every rounding point: the type of the computation.
-    ``threads`` and ``sizes`` as in :func:`blocks`; ``kept``: a cache of values derived from read-only arrays.
+    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` is as in
+    :func:`ringspec.spec.block.block_forward`. Its recipe must have one type, float64 or float32, at every rounding
+    point; this is the type of the computation. ``threads`` and ``sizes`` are as in :func:`blocks`; ``kept`` is a cache of
+    values derived from read-only arrays.
 
-    Returns m and l [B, H, n_q], float64 arrays, and o [B, H, n_q, Dv] in the type of the computation. m is a shift of the row's
-    scores, not always their maximum: (m, l, o) represent the same softmax for any m, because l and o are sums
+    Returns m and l [B, H, n_q] in float64, and o [B, H, n_q, Dv] in the type of the computation. m is a shift of the row's
+    scores, and not always their maximum: (m, l, o) represent the same softmax for any m, because l and o are sums
     of exp(s - m) and exp(s - m) v.
 
-    Raises :class:`~ringspec.errors.OptionError`; with the code 'fast-recipe' for another recipe.
+    Raises :class:`~ringspec.errors.OptionError`, with the code 'fast-recipe' for another recipe.
     """
     dtype = computed_in(tile.recipe)
     job = make_job(q, k, v, tile.rows, tile.columns, tile.terms, dtype, sizes, kept=kept)
@@ -93,10 +94,10 @@ def block_backward(
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> BlockGradients:
-    """The contribution of one block to every gradient, from given lse and row_term of the whole rows (BWD-11).
+    """Compute the contribution of one block to every gradient, from lse and row_term of the whole rows (BWD-11).
 
     dy [B, H, n_q, Dv]; lse (natural log) and row_term [B, H, n_q], float64, where ``row_term`` is
-    delta - dlse (RING-7). q, k, v, ``tile``, ``threads``, ``sizes`` and ``kept`` as in :func:`block_forward`.
+    delta - dlse (RING-7). q, k, v, ``tile``, ``threads``, ``sizes`` and ``kept`` are as in :func:`block_forward`.
 
     Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type of the
     computation, dbias in float64. Raises :class:`~ringspec.errors.OptionError` as :func:`block_forward` does,
@@ -115,14 +116,14 @@ def block_backward(
 def blocks(
     *, threads: int | None = None, sizes: TileSizes | None = None
 ) -> tuple[BlockForward, BlockBackward]:
-    """:func:`block_forward` and :func:`block_backward` with a number of threads and tile sizes.
+    """Return :func:`block_forward` and :func:`block_backward` with a fixed number of threads and fixed tile sizes.
 
-    ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles, see
-    :class:`~ringspec.fast.TileSizes`; None: the fastest measured ones for the type and the mask. Raises
+    ``threads``: None is one for each core that the process may use. ``sizes``: lengths of tiles, see
+    :class:`~ringspec.fast.TileSizes`; None: those measured as fastest for the type and the mask. Raises
     OptionError if ``threads`` is not an integer >= 1.
 
-    Both keep what they derive from read-only arrays as long as these arrays live, because the workers of a ring
-    pass the same inputs to every block. Writable arrays are read anew by each call.
+    Both functions cache what they derive from read-only arrays as long as these arrays live, because the workers of a
+    ring pass the same inputs to every block. Nothing is cached for writable arrays.
 
     >>> forward, backward = blocks(threads=2)
     """

@@ -1,6 +1,6 @@
-"""Dense attention and its gradient, blockwise: the results of ``ringspec.attention`` at the speed of BLAS.
+"""Dense attention and its gradient, in blocks: the results of ``ringspec.attention`` at the speed of BLAS.
 
-Memory grows with S, not with S * S. The tests compare it with the definition in ``ringspec.spec``.
+Memory grows with S, not with S * S. Tests compare the results with the definition in ``ringspec.spec``.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 """
@@ -48,18 +48,18 @@ def attention(
     sizes: TileSizes | None = None,
     **options: Unpack[Options],
 ) -> Forward:
-    """Softmax attention as :func:`ringspec.attention` defines it, with its arguments and options.
+    """Compute softmax attention as :func:`ringspec.attention` defines it, with its arguments and options.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; keywords of
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] are of any float dtype. Keywords are those of
     :class:`~ringspec.problem.options.Options`, and:
 
     ``dtype``    'float64' or 'float32': the type of the computation and of the results
-    ``threads``  Python threads; None: one for each core that the process may use. The results are
+    ``threads``  number of threads; None: one for each core that the process may use. The results are
                  bit-identical for any number of threads
-    ``sizes``    lengths of tiles; None: the fastest measured ones for the type and the mask
+    ``sizes``    lengths of tiles; None: those measured as fastest for the type and the mask
 
     Returns :class:`~ringspec.spec.dense_forward.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
-    in ``dtype``. A row's bits depend only on the keys that it sees. Bad input raises a subclass of
+    in ``dtype``. A row's bits depend only on the keys visible to it. Bad input raises a subclass of
     :class:`~ringspec.errors.RingspecError`, as in :func:`ringspec.attention`.
 
     >>> import numpy as np
@@ -90,11 +90,11 @@ def attention_backward(
     sizes: TileSizes | None = None,
     **options: Unpack[Options],
 ) -> Gradients:
-    """Gradients as :func:`ringspec.attention_backward` defines them, with its arguments and options.
+    """Compute gradients as :func:`ringspec.attention_backward` defines them, with its arguments and options.
 
-    dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq] (None: zeros) of any float dtype; q, k, v,
-    ``dtype``, ``threads``, ``sizes`` and keywords of :class:`~ringspec.problem.options.Options` as in
-    :func:`attention`. ``forward``: its result on the same input; None: run the forward pass first.
+    dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq] (None: zeros) are of any float dtype. q, k, v,
+    ``dtype``, ``threads``, ``sizes`` and keywords of :class:`~ringspec.problem.options.Options` are as in
+    :func:`attention`. ``forward``: the result of :func:`attention` on the same input; None: run the forward pass first.
 
     Returns :class:`~ringspec.spec.dense_backward.Gradients`: dq, dk, dv in ``dtype``, dsinks and dbias in
     float64. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`; ShapeError if
@@ -138,9 +138,9 @@ def prepared(
     threads: int = 1,
     backward: bool = False,
 ) -> tuple[Problem, Job]:
-    """Check the problem, and build the job in the dtype of the computation.
+    """Check the problem and build the job in the dtype of the computation.
 
-    In a forward pass the threads that use a tensor search it for NaN and infinity, if it has that type already.
+    In a forward pass a tensor that already has this dtype is searched for NaN and infinity by the threads that use it.
     """
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError("dtype 'float64' or 'float32'", shown(dtype), nearest(dtype, DTYPES))
@@ -155,10 +155,10 @@ def prepared(
 
 
 def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
-    """Check the arguments like ``problem.options.check``, without its float64 copy of every tensor.
+    """Check the arguments like ``problem.options.check``, but without its float64 copy of every tensor.
 
     At S = 4096 these copies took a fifth of a float32 forward pass. For arrays that already have the right form,
-    only shapes are checked here; :func:`admitted` or the pass checks their values.
+    this function checks only shapes; :func:`admitted` or the pass checks their values.
     """
     plain = is_plain(q) and is_plain(k) and is_plain(v)
     if not plain or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3] or 0 in q.shape:
@@ -177,7 +177,7 @@ def is_plain(x: Any) -> bool:
 
 
 def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Floats]:
-    """Round tensors once to the type of the computation; refuse one that contains or becomes infinity."""
+    """Round tensors once to the type of the computation; refuse a tensor that contains or becomes infinity."""
     if not all_finite(list(tensors.values()), threads):
         for name, x in tensors.items():
             float_array(x, name, rank=4)
@@ -190,7 +190,7 @@ def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Float
 
 
 def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
-    """Refuse gradients that overflowed; dq, dk and dv are searched only if the pass saw a non-finite one."""
+    """Refuse gradients that overflowed; search dq, dk and dv only if the pass saw a non-finite value."""
     if not share.finite:
         check_results(dq=share.dq, dk=share.dk, dv=share.dv)
     check_results(dsinks=dsinks, dbias=share.dbias)
@@ -199,7 +199,7 @@ def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
 def admitted_seeds(
     problem: Problem, dy: Any, dlse: ArrayLike | None, dtype: str, threads: int
 ) -> tuple[Floats, Array]:
-    """dy in the type of the computation, and dlse (None = zeros) in float64."""
+    """Return dy in the type of the computation, and dlse (None = zeros) in float64."""
     if not is_plain(dy) or dy.shape != (*problem.q.shape[:3], problem.v.shape[3]):
         dy, dlse_rows = check_gradients(problem, dy, dlse)
     elif dlse is None:
@@ -210,7 +210,7 @@ def admitted_seeds(
 
 
 def given(forward: Forward, problem: Problem, dtype: str) -> tuple[Floats, Array]:
-    """o and lse of a forward pass that the caller ran."""
+    """Return o and lse of a forward pass that the caller ran."""
     o, lse = np.asarray(forward.o, dtype), np.asarray(forward.lse)
     want = (*problem.q.shape[:3], problem.v.shape[3])
     if o.shape != want or lse.shape != want[:3]:

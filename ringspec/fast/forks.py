@@ -1,7 +1,7 @@
 """Let a fork wait until no thread of the fast path computes.
 
-The child of a fork has only the forking thread, and copies of all locks in their current state. BLAS takes
-locks in products: a child with a copy of a locked one would wait forever in its first product.
+The child of a fork has only the forking thread, and a copy of every lock in its current state. BLAS takes
+locks in products, so a child that copies a locked one would wait forever in its first product.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import threading
 
-# A task of a user may wait for the thread that forks, so the fork continues after this many seconds.
+# A user's task may wait for the thread that forks, so the fork continues after this many seconds in any case.
 PATIENCE = 10.0
 
 
 class Gate:
-    """Track the threads that compute; between two tasks they wait while another thread forks.
+    """Track the threads that compute; let them wait between two tasks while another thread forks.
 
     Both sets contain thread ids, so leaving twice, or without having entered, has no effect.
     """

@@ -1,12 +1,12 @@
 """The forward pass of one row block of one head: a loop over its runs of keys.
 
-Softmax needs no maximum where no score can leave the range in which exp neither overflows nor gives
-a subnormal. By Cauchy and Schwarz |s_ij| <= |q_i| max |k_j|; where that is at most :data:`BOUNDED`, a
-tile takes exp(s) as it is: one pass over the scores where the textbook has three (maximum, difference,
-exp). If NumPy's exp2 is faster than its exp, scores are in units of log 2 (``Job.unit``). In other tiles the
-shift of a row is its maximum. A row must not depend on keys that it does not see. So in a mixed tile the bound
-of each row covers only its visible keys, and rows within the bound keep the shift 0: subtracting 0 and
-multiplying by exp(0) change no bit.
+Softmax needs no maximum if no score can be so large or so small that its exp overflows or is subnormal. By Cauchy and
+Schwarz |s_ij| <= |q_i| max |k_j|. If that is at most :data:`BOUNDED`, a tile computes exp(s) without a shift: one pass over
+the scores instead of the usual three (maximum, difference, exp). If NumPy's exp2 is faster than its exp, scores are in
+units of log 2 (``Job.unit``). In other tiles the shift of a row is its maximum.
+
+A row must not depend on keys hidden from it. So in a mixed tile the bound of each row covers only its visible keys,
+and rows within the bound keep the shift 0: subtracting 0 and multiplying by exp(0) change no bit.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Dao, FlashAttention-2,
 https://arxiv.org/abs/2307.08691 (algorithm 1).
@@ -28,7 +28,7 @@ from ringspec.fast.plan import Run, starts
 from ringspec.fast.threads import SCRATCH
 from ringspec.problem.model import Array, Booleans
 
-# exp(-BOUNDED) is a normal number with room to spare, and 2**40 times exp(BOUNDED) is finite.
+# exp(-BOUNDED) is a normal number with a margin, and 2**40 times exp(BOUNDED) is finite.
 BOUNDED = {"float32": 40.0, "float64": 300.0}
 
 
@@ -36,8 +36,8 @@ BOUNDED = {"float32": 40.0, "float64": 300.0}
 class State:
     """A row block's running softmax: ``m``, ``l`` [n] in float64, ``o`` [n, Dv] in the job's type.
 
-    ``at_zero``: so far every tile used exp(s) without a shift, so m is 0 in every row. ``finite`` is False if
-    the queries have no finite norm, or k and v were searched and contain NaN or infinity.
+    ``at_zero``: every tile so far used exp(s) without a shift, so m is 0 in every row. ``finite`` is False if
+    a query's norm is not finite, or if k and v were searched and contain NaN or infinity.
     """
 
     m: Array
@@ -52,8 +52,8 @@ class State:
 class Keys:
     """All keys of one key head.
 
-    k [n, D] and v [n, Dv] in the job's type, every |k_j| [n], and the greatest of these in each
-    granule (infinity where one is NaN). ``finite`` is False if k and v were to be searched and contain
+    k [n, D] and v [n, Dv] in the job's type, every |k_j| [n], and the greatest |k_j| in each
+    granule (infinity if one is NaN). ``finite`` is False if k and v were searched and contain
     NaN or infinity.
     """
 
@@ -74,7 +74,7 @@ def keys_of(job: Job, batch: int, key_head: int) -> Keys:
     def lengths() -> tuple[Floats, list[float], bool]:
         norms = norms_of(k)
         peaks = np.maximum.reduceat(norms, starts(norms.size, job.sizes.granule))
-        finite = is_finite(norms) or is_finite(k)  # a square may leave the type
+        finite = is_finite(norms) or is_finite(k)  # the square of a finite number may overflow
         return norms, np.where(np.isnan(peaks), np.inf, peaks).tolist(), finite
 
     key = "lengths", job.dtype.name, job.sizes.granule, at
@@ -87,7 +87,7 @@ def keys_of(job: Job, batch: int, key_head: int) -> Keys:
 
 
 def typed(job: Job, x: Floats, at: tuple[int, int]) -> Floats:
-    """One head of x [B, H, n, D] in the job's type."""
+    """Return one head of x [B, H, n, D] in the job's type."""
     if x.dtype == job.dtype:
         return np.ascontiguousarray(x[at])
     key = "typed", job.dtype.name, at
@@ -96,9 +96,9 @@ def typed(job: Job, x: Floats, at: tuple[int, int]) -> Floats:
 
 @dataclass(frozen=True)
 class Queries:
-    """A row block's queries times scale, in the job's unit of scores; every |q_i|, and the greatest.
+    """A row block's queries times scale, in the job's unit of scores; every |q_i|, and the greatest one.
 
-    ``limit`` is that of :data:`BOUNDED` in that unit, ``ones`` as many as a run has keys at most.
+    ``limit`` is :data:`BOUNDED` in that unit. ``ones`` is as long as the longest run of keys.
     """
 
     q: Floats
@@ -116,7 +116,7 @@ def queries_of(head: Head, q0: int, q1: int) -> Queries:
 
 def scaled_queries(head: Head, q0: int, q1: int) -> Queries:
     job, shape = head.job, (q1 - q0, head.job.q.shape[3])
-    # Values that are not cached may use the scratch memory of this thread.
+    # Values that are not cached may use this thread's scratch memory.
     q = np.empty(shape, job.dtype) if is_immutable(job.q) else SCRATCH.get("q", shape, job.dtype)
     np.multiply(head.q[q0:q1], job.terms.scale * job.unit, out=q, casting="same_kind")
     norms = norms_of(q)
@@ -132,7 +132,7 @@ def ones_of(n: int, dtype: np.dtype[Any]) -> Floats:
 
 
 def forward_rows(head: Head, keys: Keys, q0: int, q1: int, runs: tuple[Run, ...]) -> State:
-    """The softmax state of queries q0..q1-1 over all their runs; ``o`` is scratch of this thread."""
+    """Compute the softmax state of queries q0..q1-1 over all their runs; ``o`` is in this thread's scratch memory."""
     job = head.job
     n, width = q1 - q0, job.v.shape[3]
     queries = queries_of(head, q0, q1)
@@ -157,7 +157,7 @@ def forward_rows(head: Head, keys: Keys, q0: int, q1: int, runs: tuple[Run, ...]
 
 
 def is_plain(head: Head) -> bool:
-    """Whether scores are q k^T, and nothing but positions hides any."""
+    """Return whether scores are q k^T and only positions hide pairs."""
     terms, rows = head.job.terms, head.rows
     dense = (rows.mask, rows.bias, rows.keep)
     features = (
@@ -175,9 +175,9 @@ def plain_rows(
     q1: int,
     runs: tuple[Run, ...],
 ) -> None:
-    """All runs of a row block without features, of scores for which exp needs no shift.
+    """Compute all runs of a row block without features, whose scores need no shift before exp.
 
-    The products evict the interpreter from the caches, so each Python statement costs microseconds here: few
+    The products evict the interpreter from the caches, so each Python statement costs microseconds here. Fewer
     statements saved a tenth of a float32 pass.
     """
     q, k, v, ones = queries.q, keys.k, keys.v, queries.ones
@@ -204,7 +204,7 @@ def plain_rows(
 
 
 def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -> None:
-    """One tile into the state (SOFT-1)."""
+    """Absorb one tile into the state (SOFT-1)."""
     job = head.job
     e = SCRATCH.get("s", (queries.q.shape[0], tile.stop - tile.start), job.dtype)
     np.matmul(queries.q, keys.k[tile.start : tile.stop].T, out=e)
@@ -233,17 +233,17 @@ def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -
 
 
 def bounded_rows(head: Head, queries: Queries, keys: Keys, tile: Tile) -> Booleans | None:
-    """Rows whose visible scores are all so small that exp needs no shift.
+    """Return which rows have visible scores so small that exp needs no shift.
 
-    [n], or [1] for all of them; None if all rows are such.
+    The result is bool [n], or [1] if all rows are alike; None if all rows are within the limit.
     """
     terms, limit = head.job.terms, queries.limit
-    if terms.softcap is not None:  # true of every key, seen or not
+    if terms.softcap is not None:  # the soft cap bounds the scores of every key, visible or hidden
         return None if terms.softcap * head.job.unit <= limit else np.array([False])
     if tile.bias is not None:
         return np.array([False])
-    # A row within the limit over all keys is within it over its visible keys: its shift is 0 either way.
-    if queries.peak * keys.peak(tile, head.job.sizes.granule) <= limit:  # NaN is not
+    # A row within the limit over all keys is also within it over its visible keys, so its shift is 0 either way.
+    if queries.peak * keys.peak(tile, head.job.sizes.granule) <= limit:  # False for NaN
         return None
     if tile.hidden is None:
         return np.array([False])
@@ -259,20 +259,20 @@ def hide(x: Floats, tile: Tile, value: float) -> None:
 
 
 def shifted_exp(s: Floats, tile: Tile, bounded: Booleans, unit: float) -> Array:
-    """Put exp(s - m) in place of s, 0 at hidden pairs, and return m [n].
+    """Replace s by exp(s - m), 0 at hidden pairs, and return m [n].
 
-    m is 0 in bounded rows, and in others the maximum over the visible keys. s is in ``unit``, m is
-    not.
+    m is 0 in bounded rows; in other rows it is the maximum over the visible keys. s is in units of ``unit``, m
+    is not.
     """
     hide(s, tile, -np.inf)
     m = np.where(bounded, s.dtype.type(0), s.max(axis=1))
     shift = np.where(np.isneginf(m), m.dtype.type(0), m)
     s -= shift[:, None]
-    hide(s, tile, 0.0)  # exp of -inf is slow
+    hide(s, tile, 0.0)  # because exp of -inf is slow
     if unit == 1:
         np.exp(s, out=s)
     else:
-        # exp2 is slow where it underflows, as it may in rows with a shift.
+        # exp2 is slow where it underflows, which can happen in rows with a shift.
         if bounded.any():
             np.exp2(s, out=s, where=bounded[:, None])
         shifted = ~bounded[:, None]
@@ -283,7 +283,7 @@ def shifted_exp(s: Floats, tile: Tile, bounded: Booleans, unit: float) -> Array:
 
 
 def exponential_of(job: Job) -> Callable[..., Floats]:
-    """exp of scores in the job's unit."""
+    """Return the function that computes exp of scores in the job's unit."""
     return np.exp if job.unit == 1 else np.exp2
 
 
@@ -295,7 +295,7 @@ def add(state: State, m: Array | None, l: Array, o: Floats) -> None:
         np.add(state.l, l, out=state.l)
         np.add(state.o, o, out=state.o)
     else:
-        # A row that has seen no key yet is empty, whatever its m says (SOFT-2).
+        # A row that has seen no key yet is empty, whatever its m is (SOFT-2).
         old_m = np.where(state.l == 0, -np.inf, state.m)
         new_m = np.where(l == 0, -np.inf, 0.0 if m is None else m)
         both = np.maximum(old_m, new_m)

@@ -20,7 +20,7 @@ from ringspec.spec.dropout import keep_mask
 from ringspec.spec.masks import visible
 
 Floats = NDArray[Any]  # of Job.dtype, float32 or float64
-# Whether any pair of a tile is visible, the hidden pairs (None: none), and the first key with a hidden pair.
+# Of a tile: whether any pair is visible, the hidden pairs (None: none), and the first key with a hidden pair.
 Pattern = tuple[bool, Booleans | None, int]
 MAX_PATTERNS = 64
 
@@ -29,10 +29,10 @@ MAX_PATTERNS = 64
 class Job:
     """One block of queries and keys, and its tiles.
 
-    q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as given; ``dtype``:
+    q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as given. ``dtype``:
     the type of the computation. ``runs`` [P][row block] from :func:`~ringspec.fast.plan.plan`. ``look``: search k
-    and v for NaN and infinity before use. ``unit``: of the forward's scores, log2(e) if it uses exp2, else 1.
-    ``kept``: values derived from read-only arrays; ``patterns``: the hidden pairs of some tiles, for all heads.
+    and v for NaN and infinity before use. ``unit`` of the forward's scores: log2(e) if it uses exp2, else 1.
+    ``kept``: values derived from read-only arrays. ``patterns``: the hidden pairs of some tiles, for all heads.
     """
 
     q: Floats
@@ -71,7 +71,7 @@ def make_job(
     *,
     backward: bool = False,
 ) -> Job:
-    """Prepare a block. ``look`` None: search k and v if keys can be hidden, whose NaN must not reach a result."""
+    """Prepare a block. ``look`` None: search k and v if keys can be hidden, because their NaN must not reach a result."""
     sizes = fastest(dtype, terms, q.shape[2], backward) if sizes is None else sizes
     runs = plan(rows, columns, terms, sizes)
     dense = rows.mask is not None or rows.bias is not None
@@ -83,10 +83,10 @@ def make_job(
 
 @functools.cache
 def unit_of(dtype: str) -> float:
-    """log2(e) if NumPy's exp2 has a special loop for AVX-512 (Intel's SVML, on Linux), else 1.
+    """Return log2(e) if NumPy's exp2 has a special loop for AVX-512 (Intel's SVML, on Linux), else 1.
 
-    There exp2 takes 0.20 ns a float32 number and exp 0.36, in float64 0.50 and 0.56; without it exp2 takes 1.8 in
-    float32. The choice does not use a clock, because the bits of a run must not depend on the load of the machine.
+    With this loop, exp2 takes 0.20 ns for a float32 number and exp 0.36, in float64 0.50 and 0.56; without it, exp2 takes
+    1.8 ns in float32. The choice uses no clock, because the bits of a run must not depend on the load of the machine.
     """
     if sys.platform != "linux":
         return 1.0
@@ -97,19 +97,19 @@ def unit_of(dtype: str) -> float:
 
 
 def norms_of(x: Floats) -> Floats:
-    """|x_j| of each row; NaN or infinity where x holds such or its square leaves the type."""
+    """Return |x_j| of each row; NaN or infinity if x contains one or its square overflows the type."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sqrt(np.vecdot(x, x))
 
 
 def is_finite(x: Floats) -> bool:
-    """Whether x contains neither NaN nor infinity; its sum tells unless the sum overflows."""
+    """Return whether x contains neither NaN nor infinity; its sum decides unless the sum overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
 
 
 def all_finite(tensors: Sequence[Floats], threads: int) -> bool:
-    """:func:`is_finite` of tensors [B, H, n, D], their heads over threads."""
+    """Apply :func:`is_finite` to tensors [B, H, n, D], with their heads distributed over threads."""
     found: list[bool] = []
 
     def look(x: Floats) -> None:
@@ -124,7 +124,7 @@ def all_finite(tensors: Sequence[Floats], threads: int) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """One query head of one batch: q [n, D], a view; rows [1, n], columns [1, n]."""
+    """One query head of one batch: q [n, D], a view; its rows [1, n] and columns [1, n]."""
 
     job: Job
     batch: int
@@ -158,7 +158,7 @@ def head_of(job: Job, batch: int, head: int) -> Head:
 
 
 def one(x: Any, *where: int) -> Any:
-    """Leading axes of x cut to one entry each; an axis of 1 is broadcast."""
+    """Cut each leading axis of x to one entry; an axis of length 1 is broadcast."""
     if x is None:
         return None
     index = (n if x.shape[axis] > 1 else 0 for axis, n in enumerate(where))
@@ -169,8 +169,8 @@ def one(x: Any, *where: int) -> Any:
 class Tile:
     """Row block q0..q1-1 against a run of keys, with its masks, dropout factors and bias.
 
-    ``hidden`` [n, keys]: invisible pairs, None if there are none; no key before ``first`` has one. ``keep``: the
-    factor of dropout; ``bias``: finite. Both are broadcastable to [n, keys], or None.
+    ``hidden`` [n, keys]: invisible pairs, None if there are none; all pairs before key ``first`` are visible. ``keep``: the
+    dropout factor; ``bias``: finite. Both are broadcastable to [n, keys], or None.
     """
 
     start: int
@@ -182,7 +182,7 @@ class Tile:
 
 
 def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
-    """The tile, or None if a dense mask or a bias hides all of it."""
+    """Return the tile, or None if a dense mask or a bias hides all of it."""
     terms, dtype = head.job.terms, head.job.dtype
     hidden, first = None, 0
     if not run.whole or head.rows.mask is not None or head.rows.bias is not None:
@@ -200,7 +200,7 @@ def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
 
 
 def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> Pattern:
-    """The pattern of a tile. Without a dense mask or a bias all heads share it."""
+    """Return the pattern of a tile. Without a dense mask or a bias, all heads share it."""
     job = head.job
     if head.rows.mask is not None or head.rows.bias is not None:
         return pattern_of(head, q0, q1, run)
@@ -208,7 +208,7 @@ def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> Pattern:
     pattern = job.patterns.get(at)
     if pattern is None:
         pattern = pattern_of(head, q0, q1, run)
-        if len(job.patterns) >= MAX_PATTERNS:  # all of them would be a matrix of S times S
+        if len(job.patterns) >= MAX_PATTERNS:  # all patterns together would need S * S memory
             job.patterns.clear()
         job.patterns[at] = pattern
     return pattern
@@ -230,7 +230,7 @@ def pattern_of(head: Head, q0: int, q1: int, run: Run) -> Pattern:
 
 
 def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pattern:
-    """The pattern of a tile with ``before`` more keys before the given columns, all of them visible."""
+    """Compute the pattern of a tile that has ``before`` more keys, all visible, before the given columns."""
     hidden = ~visible(rows, columns, terms)[0, 0]
     if not hidden.any():
         return True, None, 0
@@ -240,10 +240,10 @@ def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pat
 
 
 def likeness(rows: Rows, columns: Columns, terms: Terms) -> tuple[Any, ...]:
-    """The key under which the mask pattern of a tile is kept.
+    """Return the cache key of a tile's mask pattern.
 
-    Two tiles have the same key if one is the other moved along the diagonal, so they hide the same pairs: all
-    diagonal tiles of a causal mask are alike, and making a pattern took as long as the products of its tile.
+    Two tiles have the same key if one is the other moved along the diagonal, because they hide the same pairs: all
+    diagonal tiles of a causal mask are alike. Computing a pattern took as long as the products of its tile.
     """
     base = columns.position[0, 0]
     from_base = rows.position, columns.position, rows.bound_min, rows.bound_max
@@ -258,7 +258,7 @@ def likeness(rows: Rows, columns: Columns, terms: Terms) -> tuple[Any, ...]:
 
 
 def keep_of(head: Head, q0: int, q1: int, run: Run) -> Floats:
-    """keep / (1 - dropout_p) of a tile, as ``spec.dropout.keep_factor`` has it (DROP-1, DROP-3)."""
+    """Return keep / (1 - dropout_p) of a tile, as ``spec.dropout.keep_factor`` does (DROP-1, DROP-3)."""
     terms = head.job.terms
     rows, columns = head.rows.slice(q0, q1), head.columns.slice(run.start, run.stop)
     if rows.keep is not None:
@@ -276,9 +276,9 @@ def keep_of(head: Head, q0: int, q1: int, run: Run) -> Floats:
 
 
 def product(p: Floats, x: Floats, tile: Tile, finite: bool, out: Floats) -> Floats:
-    """p [n, keys] times x [keys, D], where p is 0 at hidden pairs.
+    """Compute p [n, keys] times x [keys, D], where p is 0 at hidden pairs.
 
-    0 times a hidden NaN would be NaN in a row that must not see it. So keys that are not finite are added row by
+    0 times a hidden NaN would put NaN into a row that must not depend on it. So keys that are not finite are added row by
     row, only where they are visible.
     """
     if finite or tile.hidden is None:

@@ -1,7 +1,7 @@
 """A cache of values derived from immutable arrays, which a ring passes to one block after another.
 
-A worker's queries meet W blocks of keys, and its keys W blocks of queries. Without the cache each block of a
-float32 ring built its operands anew: conversions, norms and extra columns took a tenth of a ring of W = 8.
+A worker's queries are computed with W blocks of keys, and its keys with W blocks of queries. Without the cache, each
+block of a float32 ring built its operands again: conversions, norms and extra columns took a tenth of a ring of W = 8.
 
 Only arrays in immutable memory are cached, such as the inputs of a ring's worker
 (``rings.lockstep.read_only``). A read-only flag is not enough: the array may be a view of a writable one.
@@ -22,7 +22,7 @@ Made = tuple[tuple["weakref.ref[NDArray[Any]]", ...], Any]
 
 
 def is_immutable(x: NDArray[Any]) -> bool:
-    """Whether the memory of x belongs, through all its bases, to a bytes object, which is immutable.
+    """Return whether the memory of x belongs, through all its bases, to a bytes object, which is immutable.
 
     >>> import numpy as np
     >>> is_immutable(np.frombuffer(bytes(8))[:1]), is_immutable(np.broadcast_to(np.ones(1), 2))
@@ -35,12 +35,12 @@ def is_immutable(x: NDArray[Any]) -> bool:
 
 
 class Kept:
-    """Values by the arrays that they derive from; a value is dropped when one of its arrays is.
+    """Values, by the arrays from which they derive; a value is dropped when one of these arrays is.
 
     ``patterns`` of tiles are derived from positions: see ``job.likeness``.
 
-    Every operation on ``made`` is one call, so threads need no lock: two that ask at the same time may both
-    compute the value, which is the same.
+    Every operation on ``made`` is one call, so threads need no lock. Two threads that need a value at the same time may
+    both compute it, with the same result.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Kept:
         self.patterns: dict[tuple[Any, ...], Any] = {}
 
     def get(self, arrays: tuple[NDArray[Any], ...], key: Any, make: Callable[[], Value]) -> Value:
-        """``make()``, or its earlier result for the same immutable arrays and key.
+        """Return ``make()``, or its earlier result for the same immutable arrays and key.
 
         The value must not contain one of the arrays or a view of it, which would keep the array alive.
         """
@@ -56,12 +56,12 @@ class Kept:
             return make()
         at = (key, *map(id, arrays))
         found = self.made.get(at)
-        # Another array may have the id of one that is gone.
+        # The id may belong to an array that no longer exists.
         if found is not None and all(ref() is x for ref, x in zip(found[0], arrays, strict=True)):
             return found[1]
         value = make()
-        # A reference calls this only while its own entry exists, so a newer entry is safe. It is pop(at, reference),
-        # because an interrupt that arrives in a Python callback would be lost.
+        # A weak reference calls this only while its own entry exists, so a newer entry is safe. It is pop(at, reference)
+        # rather than a Python function, because an interrupt that arrives in a Python callback would be lost.
         forget = functools.partial(self.made.pop, at)
         self.made[at] = tuple(weakref.ref(x, forget) for x in arrays), value
         return value

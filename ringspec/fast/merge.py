@@ -1,6 +1,6 @@
-"""Merging a block's result into the running state, in slices of rows and over threads.
+"""Merge a block's result into the running state, in slices of rows and with threads.
 
-The specification makes about eight arrays of the size of o for a merge, this file two. The rounding points are
+The specification creates about eight arrays of the size of o for a merge, this file two. The rounding points are
 the same (NUM-3): in float32 the machine rounds a product and a sum of two float32 numbers once.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Liu et al., Ring Attention,
@@ -28,18 +28,18 @@ from ringspec.spec.ring_backward import Accumulate, plus
 from ringspec.spec.ring_forward import Merge
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-# Elements of one task, and of a slice that fits a core's cache. For less than a task, waking a thread takes
-# longer than the thread would save.
+# Elements of one task, and of a slice that fits a core's cache. For less than one task, waking a thread takes
+# longer than the thread saves.
 TASK, SLICE = 1 << 20, 1 << 17
 
 
 def merge_states(
     running: SoftmaxState, part: SoftmaxState, recipe: Recipe, *, threads: int | None = None
 ) -> SoftmaxState:
-    """The merged state over the keys of both; usable as the ``merge`` argument of ``ringspec.ring``.
+    """Merge two states into the state over the keys of both; usable as the ``merge`` argument of ``ringspec.ring``.
 
-    ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n], float64,
-    and o [B, H, n, Dv], float64 or float32, not normalised, with the results of ``spec.online_softmax.merge``
+    ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n] in float64,
+    and o [B, H, n, Dv] in float64 or float32, not normalised. Results are those of ``spec.online_softmax.merge``
     (SOFT-1, SOFT-2, SOFT-4). The merged o has the type in which ``recipe`` computes. If ``running`` has seen no
     key, ``part`` itself is returned. ``threads``: None is one for each core that the process may
     use; the bits are the same for any number.
@@ -69,9 +69,9 @@ def merge_states(
 def accumulate(
     total: Array, share: Array, accumulator: str, *, threads: int | None = None
 ) -> Array:
-    """``total + share`` rounded to the format ``accumulator``; ``accumulate`` of ``ringspec.ring``.
+    """Return ``total + share``, rounded to the format ``accumulator``; usable as ``accumulate`` of ``ringspec.ring``.
 
-    total, share: float64 or float32 of one shape, [B, H, n, D] or that of a bias. The results are those of
+    ``total`` and ``share``: float64 or float32 of one shape, [B, H, n, D] or that of a bias. Results are those of
     ``spec.ring_backward.plus`` (NUM-2), in the type ``accumulator`` if that is float32 or float64. Raises
     OptionError if ``threads`` is not an integer >= 1.
 
@@ -105,9 +105,9 @@ def in_slices(
 
 
 def add_numbers(total: Array, share: Array, result: Array) -> None:
-    """Add a slice of a share to the same slice of a total, into the result.
+    """Add a slice of ``share`` to the same slice of ``total``, into ``result``.
 
-    A sum in float64 that is rounded to float32 is the sum in float32 if both are float32 numbers:
+    A float64 sum of two float32 numbers, rounded to float32, is their float32 sum:
     53 >= 2 * 24 + 2 (Figueroa, https://doi.org/10.1145/221332.221334).
     """
     if result.dtype == total.dtype == share.dtype:
@@ -117,7 +117,7 @@ def add_numbers(total: Array, share: Array, result: Array) -> None:
 
 
 class Pieces(TypedDict):
-    """Keyword arguments of ``ringspec.ring``."""
+    """Keyword arguments for ``ringspec.ring``."""
 
     block_forward: BlockForward
     block_backward: BlockBackward
@@ -127,7 +127,7 @@ class Pieces(TypedDict):
 
 
 def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pieces:
-    """All functions of this package that ``ringspec.ring`` takes, as its keyword arguments.
+    """Return all functions of this package that ``ringspec.ring`` accepts, as its keyword arguments.
 
     ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles. Raises
     OptionError if ``threads`` is not an integer >= 1.
@@ -160,7 +160,7 @@ def merge_rows(
     l: Array,
     o: Array,
 ) -> None:
-    """Some rows of a merge: (m, l) of a and of b, o of a and of b, into m, l, o."""
+    """Merge some rows: (m, l) of a and of b, and o of a and of b, into m, l, o."""
     np.maximum(m_a, m_b, out=m)
     shift = np.where(np.isneginf(m), 0.0, m)
     c_a, c_b = np.exp(m_a - shift), np.exp(m_b - shift)
@@ -169,7 +169,7 @@ def merge_rows(
         l[...] = (c_a.astype(FLOAT64) * l_a + c_b.astype(FLOAT64) * l_b).astype(FLOAT32)
     else:
         l[...] = c_a * l_a + c_b * l_b
-    if c_a.min() == 1 and c_b.min() == 1:  # both shifts are 0 where the scores are small
+    if c_a.min() == 1 and c_b.min() == 1:  # with small scores both shifts are 0
         np.add(o_a, o_b, out=o)
         return
     np.multiply(o_a, c_a[:, None], out=o)

@@ -1,4 +1,4 @@
-"""Both passes over a whole job: the tasks, their order, and their result arrays."""
+"""Both passes over a whole job: their tasks, the order of these, and the result arrays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ringspec.problem.model import Array
 
 Store = Callable[[tuple[int, int, slice], State], None]
 
-# A backward pass has at least this many tasks if there are as many chunks of keys. The number does not depend
-# on the threads, because the order of the sums depends on it.
+# A backward pass has at least this many tasks if there are as many chunks of keys. The number must not depend
+# on the number of threads, because the order of the sums depends on it.
 LEAST_TASKS = 8
 
 
 def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
-    """m, l [B, H, n_q] in float64 and o [B, H, n_q, Dv], unnormalised, in the job's type."""
+    """Compute m, l [B, H, n_q] in float64 and o [B, H, n_q, Dv], unnormalised, in the job's type."""
     m, l, o = results(job)
 
     def store(at: tuple[int, int, slice], state: State) -> None:
@@ -34,10 +34,10 @@ def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
 
 
 def forward_result(job: Job, threads: int) -> tuple[Floats, Array, bool]:
-    """Results of the forward pass of a job (FWD-4 to FWD-9).
+    """Compute the results of the forward pass of a job (FWD-4 to FWD-9).
 
-    o [B, H, n_q, Dv] in the job's type, lse [B, H, n_q] in float64, and whether o and everything that
-    was searched is finite; False: perhaps not.
+    Returns o [B, H, n_q, Dv] in the job's type, lse [B, H, n_q] in float64, and a bool: True if o and everything
+    that was searched is certainly finite.
     """
     lse, _, o = results(job)
     finite: list[bool] = []
@@ -94,7 +94,7 @@ def run_forward(job: Job, store: Store, threads: int) -> None:
 
 @dataclass(frozen=True)
 class Backward:
-    """dq, dk, dv in the job's type, dbias in float64 (None without bias); ``finite``: dq, dk and dv are."""
+    """dq, dk, dv in the job's type, dbias in float64 (None without bias); ``finite``: whether dq, dk and dv are finite."""
 
     dq: Floats
     dk: Floats
@@ -129,7 +129,8 @@ def backward_result(job: Job, seeds: Seeds, threads: int) -> Backward:
         for other in shares.dq[1:]:
             np.add(dq, other[b, heads], out=dq)
         np.multiply(dq, job.dtype.type(job.terms.scale), out=dq)
-        np.add(dq, 0.0, out=dq)  # zeros are +0; those of dk and dv are, as sums that began with +0
+        # Zeros are +0; those of dk and dv already are, because their sums began with +0.
+        np.add(dq, 0.0, out=dq)
         finite.append(is_finite(dq))
 
     run_tasks(
@@ -149,13 +150,13 @@ def backward_result(job: Job, seeds: Seeds, threads: int) -> Backward:
 
 
 def parts_of(job: Job) -> int:
-    """How many tasks share one key head's keys."""
+    """Return how many tasks share one key head's keys."""
     heads = job.k.shape[0] * job.k.shape[1]
     return max(1, min(-(-LEAST_TASKS // heads), len(chunks(job))))
 
 
 def bias_threads(job: Job, parts: int, threads: int) -> int:
-    """One thread if tasks share entries of dbias, which is summed in place; else ``threads``."""
+    """Return 1 if tasks share entries of dbias, which is summed in place; else ``threads``."""
     assert job.rows.bias is not None
     own = job.rows.bias.shape[:2] == job.q.shape[:2] and parts == 1
     return threads if own else 1

@@ -1,10 +1,10 @@
-"""Which tiles of a block are wholly visible, wholly masked or mixed, from positions alone.
+"""Classify tiles of a block as fully visible, fully masked or mixed, from positions alone.
 
-Rows are cut into blocks and keys into granules. Each has the least and greatest of its positions,
-segment ids and bounds; comparing these decides most pairs of a block and a granule without looking at
-a single pair of tokens. An undecided pair counts as mixed, which is slower but never wrong.
+Rows are cut into blocks and keys into granules. Each has the least and the greatest of its positions,
+segment ids and bounds. Comparing these decides most pairs of a block and a granule without looking at
+single pairs of tokens. An undecided pair counts as mixed, which is slower but never wrong.
 
-Only positions decide, never the values of q, k, v.
+The values of q, k and v have no influence.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LARGE = np.int64(1) << np.int64(62)
 class TileSizes:
     """Lengths of tiles.
 
-    ``rows``: queries of a row block; ``keys``: the most keys of a run; ``granule``: keys that are classified together;
-    ``chunk``: keys of one backward task.
+    ``rows``: queries of a row block. ``keys``: the largest number of keys of a run. ``granule``: keys that are
+    classified together. ``chunk``: keys of one backward task.
 
-    All are integers >= 1, ``keys`` a multiple of ``granule`` and ``chunk`` one of ``keys``; else OptionError.
+    All must be integers >= 1, ``keys`` a multiple of ``granule`` and ``chunk`` a multiple of ``keys``; else OptionError.
     """
 
     rows: int = 256
@@ -38,17 +38,17 @@ class TileSizes:
         whole = all(type(n) is int and n >= 1 for n in vars(self).values())
         if not (whole and self.keys % self.granule == 0 and self.chunk % self.keys == 0):
             raise OptionError(
-                "tile sizes >= 1 with chunk a multiple of keys, and keys one of granule",
+                "tile sizes >= 1 with chunk a multiple of keys, and keys a multiple of granule",
                 str(self),
                 "pass TileSizes(rows=256, keys=512, granule=256, chunk=1024)",
             )
 
 
 def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
-    """The sizes that were fastest on a core with a cache of 2 MiB; the choices differ by 3 to 8 %.
+    """Return the sizes that were fastest on a core with a cache of 2 MiB; the choices differ by 3 to 8 %.
 
-    If positions hide keys, a row block of 512 computes more hidden pairs than one of 256. In float32 its longer
-    products save more than that in a forward pass over a long sequence, but not in a backward pass; in float64
+    If positions hide keys, a row block of 512 computes more hidden pairs than one of 256. In float32, for a forward pass
+    over a long sequence, its longer products save more than that; in a backward pass they do not. In float64
     longer runs of keys save more.
     """
     if terms.window is not None:
@@ -62,7 +62,7 @@ def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
 
 @dataclass(frozen=True)
 class Run:
-    """Keys start..stop-1; every query of the row block sees the keys before ``mixed``."""
+    """Keys start..stop-1; all keys before ``mixed`` are visible to every query of the row block."""
 
     start: int
     stop: int
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def whole(self) -> bool:
-        """Whether every query of the row block sees all of them."""
+        """Whether all of the keys are visible to every query of the row block."""
         return self.mixed == self.stop
 
 
@@ -87,7 +87,7 @@ def starts(length: int, size: int) -> Integers:
 
 
 def extent(x: Integers, real: Booleans, size: int) -> Extent:
-    """The extent of each block of x [P, n]; low > high in a block without a real slot."""
+    """Return the extent of each block of x [P, n]; low > high in a block without a real slot."""
     first = starts(x.shape[1], size)
     low = np.minimum.reduceat(np.where(real, x, LARGE), first, axis=1)
     high = np.maximum.reduceat(np.where(real, x, -LARGE), first, axis=1)
@@ -97,9 +97,9 @@ def extent(x: Integers, real: Booleans, size: int) -> Extent:
 def kinds(
     rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
 ) -> tuple[Booleans, Booleans]:
-    """Which tiles have some visible pairs, and of which every pair is visible.
+    """Return which tiles have some visible pair, and in which every pair is visible.
 
-    (some, every) [P, row blocks, granules]. P is B, or 1 where positions are the same for all batches.
+    Both arrays are [P, row blocks, granules]. P is B, or 1 if positions are the same for all batches.
     """
     real_q, real_k = rows.index >= 0, columns.index >= 0
     first_q, first_k = starts(real_q.size, sizes.rows), starts(real_k.size, sizes.granule)
@@ -140,7 +140,7 @@ def kinds(
 def plan(
     rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
 ) -> tuple[tuple[tuple[Run, ...], ...], ...]:
-    """The runs of keys that each row block computes: [P][row block][run], keys ascending.
+    """Return the runs of keys that each row block computes: [P][row block][run], keys ascending.
 
     >>> from ringspec.problem.options import check
     >>> p = check(*np.ones((3, 1, 1, 8, 1)), {"causal": True})
@@ -159,7 +159,7 @@ def plan(
 
 
 def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tuple[Run, ...]:
-    """Join neighbouring granules to runs of at most ``sizes.keys`` keys within one chunk."""
+    """Join neighbouring granules into runs of at most ``sizes.keys`` keys within one chunk."""
     runs: list[Run] = []
     for granule in np.flatnonzero(some).tolist():
         start = granule * sizes.granule

@@ -1,13 +1,13 @@
 """Threads for the tasks of a call, and for the calls that these tasks make.
 
-A call from outside takes a crew of idle threads, hands it the tasks and waits. The calling thread computes
-nothing, so an interrupt (Ctrl-C arrives in the main thread) never hits the middle of a sum. After an interrupt
+A call from outside takes a crew of idle threads, gives it the tasks and waits. The calling thread computes
+nothing, so an interrupt (Ctrl-C arrives in the main thread) never arrives in the middle of a sum. After an interrupt
 the crew is dismissed, and the next call makes another. A call from within a task works on its own tasks, and
-idle threads of the crew help. So the threads of a ring take whole workers first, then tiles of each other's
+idle threads of the crew help. So the threads of a ring first compute whole workers, then tiles of each other's
 blocks.
 
-A task's arithmetic never depends on which thread runs it or when, and no two tasks write to the
-same place. So results are the same bits for any number of threads.
+A task's arithmetic does not depend on which thread runs it or when, and no two tasks write to the
+same memory. So results are the same bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ HERE = Here()
 
 
 class Round:
-    """The tasks of one call, handed out in their order, and (number, error) of those that raised."""
+    """The tasks of one call, started in their order, and (number, error) of those that raised."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.waiting = deque(enumerate(tasks))
         self.failed: list[tuple[int, BaseException]] = []
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Record the failure of a task, and drop all tasks that have not begun.
+        """Record the failure of a task, and drop all tasks that have not started.
 
-        All tasks with smaller numbers have begun already, so the first failure is the same for any number of
+        All tasks with smaller numbers have started already, so the first failure is the same for any number of
         threads.
         """
         self.failed.append((number, error))
@@ -69,14 +69,14 @@ class Round:
 
 
 class Crew:
-    """The threads of one call from outside. ``dismissed``: no further task begins."""
+    """The threads of one call from outside. ``dismissed``: no further task starts."""
 
     def __init__(self, threads: int) -> None:
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix="ringspec-fast")
         self.dismissed = False
 
     def dismiss(self) -> None:
-        """Begin no further task, and wait for the running ones: at most the time of a tile."""
+        """Start no further task, and wait for the running ones, which takes at most the time of a tile."""
         self.dismissed = True
         self.executor.shutdown(cancel_futures=True)
 
@@ -111,12 +111,12 @@ class Crew:
                 one.fail(number, error)
 
     def run_within(self, tasks: Sequence[Task], threads: int) -> None:
-        """Run a call from within a task: this thread works on it, and idle threads help."""
+        """Run a call from within a task: this thread works on its tasks, and idle threads help."""
         one = Round(tasks)
         helpers = self.begin(one, min(threads, len(tasks)) - 1, lambda: None)
         with np.errstate(all="ignore"):
             self.work(one)
-        # Helpers that have not begun would wait for threads that may wait for this call.
+        # Cancel helpers that have not started: they would wait for threads that may wait for this call.
         begun = [helper for helper in helpers if not helper.cancel()]
         if begun:
             GATE.leave()
@@ -134,9 +134,9 @@ IDLE: dict[int, list[Crew]] = {}
 def run_tasks(tasks: Sequence[Task], threads: int) -> None:
     """Run every task once on ``threads`` threads; each thread takes the next task when it is free.
 
-    Within a task of another call the threads are those of the outermost call. The error of the first failing task
-    is raised when no thread works on these tasks any more, and so is an interrupt of the calling thread, after
-    which no further task begins. NumPy's overflow warnings are off, because hidden pairs would cause them;
+    Within a task of another call, the threads are those of the outermost call. When no thread works on these tasks any
+    more, the error of the first failing task is raised. The same holds for an interrupt of the calling thread, after
+    which no further task starts. NumPy's overflow warnings are off, because hidden pairs would cause them;
     results are checked instead.
     """
     if HERE.crew is not None:
@@ -160,15 +160,15 @@ def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
         crew.dismiss()
         BLAS_LIMIT.drop_after_interrupt(one)
         raise first_before(error, handled) from None
-    # If an interrupt arrives before this line, the crew is garbage, and its threads end with it.
+    # If an interrupt arrives before this line, the crew becomes garbage, and its threads end with it.
     IDLE.setdefault(threads, []).append(crew)
     one.raise_first()
 
 
 def first_before(error: BaseException, handled: BaseException | None) -> BaseException:
-    """The first error in the context of an error, except the one that the caller was handling.
+    """Return the first error in the context of an error, except the one that the caller was handling.
 
-    An interrupt in ``threading.Condition.wait``, which ``submit`` uses, can come out as "release
+    An interrupt in ``threading.Condition.wait``, which ``submit`` uses, can appear as "release
     unlocked lock".
     """
     while error.__context__ is not None and error.__context__ is not handled:
@@ -177,7 +177,7 @@ def first_before(error: BaseException, handled: BaseException | None) -> BaseExc
 
 
 def wait_for_one(ended: queue.SimpleQueue[None]) -> None:
-    """Wait with a timeout, repeatedly: on Windows, or if another thread took the signal, an endless wait sees no interrupt."""
+    """Wait with a timeout, repeatedly: on Windows, or if another thread took the signal, an endless wait ignores an interrupt."""
     while True:
         with contextlib.suppress(queue.Empty):
             return ended.get(timeout=GLANCE)
@@ -191,14 +191,14 @@ def idle_crew(threads: int) -> Crew:
 
 
 def each(function: Callable[[Any], Any], values: Iterable[Any], *, threads: int) -> list[Any]:
-    """``function`` of every value, in order, as ``map``, but in parallel on ``threads`` threads."""
+    """Apply ``function`` to every value, like ``map`` and in its order, but in parallel on ``threads`` threads."""
     values = list(values)
     results: list[Any] = [None] * len(values)
 
     def call(number: int) -> None:
         results[number] = function(values[number])
 
-    # The function sees the caller's settings, those for NumPy's warnings among them.
+    # The function runs with the caller's settings, for example those for NumPy's warnings.
     tasks = [
         functools.partial(contextvars.copy_context().run, call, number)
         for number in range(len(values))
@@ -218,5 +218,5 @@ def thread_count(threads: int | None) -> int:
     return int(threads)
 
 
-if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+if hasattr(os, "register_at_fork"):  # the child of a fork has none of its parent's threads
     os.register_at_fork(after_in_child=IDLE.clear)

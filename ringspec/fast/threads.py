@@ -1,7 +1,7 @@
-"""What the threads share or own: BLAS limited to one thread, scratch memory, values that one thread makes for all.
+"""What threads share or own: the limit of one BLAS thread, scratch memory, and values computed once for all threads.
 
-NumPy releases the interpreter's lock in products and elementwise functions, so Python threads share
-the cores. BLAS must then use one thread: at S = 4096 two threads with two BLAS threads each were
+NumPy releases the interpreter's lock in products and elementwise functions, so Python threads run in
+parallel. BLAS must then use one thread: at S = 4096, two threads with two BLAS threads each were
 slower than one thread, because OpenBLAS's threads wait for each other in a spin loop.
 """
 
@@ -19,25 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-# Larger arrays are not kept.
+# Larger arrays are not cached.
 MAX_KEPT_BYTES = 1 << 25
 MAX_VIEWS = 1024
 
 
 class Scratch(threading.local):
-    """Arrays by name that belong to the calling thread; their content is undefined."""
+    """Arrays by name that belong to the calling thread; their contents are undefined."""
 
     def __init__(self) -> None:
         self.buffers: dict[str, NDArray[np.uint8]] = {}
         self.views: dict[tuple[Any, ...], NDArray[Any]] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A contiguous array of that shape, valid until the same name is asked for again."""
+        """Return a contiguous array of that shape, valid until the same name is requested again."""
         view = self.views.get((name, shape, dtype))
         return self.cut(name, shape, dtype) if view is None else view
 
     def cut(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A view of the name's buffer, kept: making it anew for each tile took 2 % of a pass."""
+        """Return a cached view of the name's buffer: a new view for each tile took 2 % of a pass."""
         size = math.prod(shape) * dtype.itemsize
         if size > MAX_KEPT_BYTES:
             return np.empty(shape, dtype)
@@ -56,7 +56,7 @@ SCRATCH = Scratch()
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
-    """Bytes from a multiple of 64 on: products and elementwise passes are 2 to 3 % faster on them."""
+    """Return bytes aligned to 64: products and elementwise operations on them are 2 to 3 % faster."""
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + size]
@@ -64,7 +64,7 @@ def aligned(size: int) -> NDArray[np.uint8]:
 
 @functools.cache
 def controller() -> ThreadpoolController:
-    """The thread pools of this process; looking for them takes milliseconds, so it is done once."""
+    """Return the thread pools of this process; finding them takes milliseconds, so it is done once."""
     return ThreadpoolController()
 
 
@@ -101,9 +101,9 @@ class BlasLimit:
                 self.before = None
 
     def drop_after_interrupt(self, call: object) -> None:
-        """:meth:`drop`, and release the lock, which an interrupt at the end of a ``with`` leaves held."""
+        """Call :meth:`drop`, and release the lock, which an interrupt at the end of a ``with`` leaves held."""
         self.drop(call)
-        with contextlib.suppress(RuntimeError):  # not held any more
+        with contextlib.suppress(RuntimeError):  # it may not be held
             while True:
                 self.lock.release()
 
@@ -116,9 +116,9 @@ class BlasLimit:
 
 
 def give_up_control() -> None:
-    """Let this thread no longer control the number of BLAS threads.
+    """Stop this thread from controlling the number of BLAS threads.
 
-    threadpoolctl (3.8) has the thread that set a limit control BLAS as long as it lives, or until it
+    In threadpoolctl (3.8), the thread that set a limit controls BLAS as long as it lives, or until it
     leaves the context of a limit.
     """
     with controller().limit(limits=None):
@@ -132,10 +132,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class Once:
-    """Values by key, each made by the first task that needs it; other tasks that need it wait.
+    """Values by key, each computed by the first task that needs it, while other tasks that need it wait.
 
-    This avoids a separate round of tasks for the values: threads are idle at the end of every round, which is
-    a loss for rings of short blocks.
+    This avoids a separate round of tasks for the values. Threads are idle at the end of every round, which costs time in
+    rings of short blocks.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
