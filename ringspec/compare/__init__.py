@@ -1,1 +1,1 @@
-"""Compare results with true values. Reads plain arrays and never imports the specification."""
+"""Compare results with true values. This package reads plain arrays and never imports the specification."""

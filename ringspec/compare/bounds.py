@@ -1,48 +1,49 @@
-"""How far a result may be from the true value, from the rounding points of a declared recipe.
+"""How far a result may be from the true value, derived from the rounding points of a declared recipe.
 
-An element passes where ``|got - want| <= factor * scale + floor``. The row scale (docs/spec/numbers.md) is
-the definition's sum with absolute values inside, times kappa = 1 + the row's largest |logit|; so each
-rounding contributes to ``factor`` the unit roundoff u of its point times the number of times it occurs:
+An element passes if ``|got - want| <= factor * scale + floor``. The row scale (docs/spec/numbers.md) is
+the definition's sum with absolute values inside, times kappa = 1 + the row's largest |logit|. Each rounding
+point contributes to ``factor`` its unit roundoff u times the number of its roundings, counted as follows:
 
 - A sum of n terms, or a value rounded n times, counts :func:`walk` (n) = min(n, 2 sqrt(n)): the worst
   case while n is small, and a random walk of errors beyond it (Higham and Mary, 2019,
-  https://doi.org/10.1137/18M1226312). It does not matter in which order an accumulator sums.
-- A block's result that is rounded once counts once, however many blocks there are: the parts of a sum
-  with absolute values inside add up to it. An accumulator between ring steps counts walk(W - 1) times.
-- elementary functions (exp, log, tanh, division) of the target's own library count :data:`LIBRARY` u.
-- The sources below are added, or twice the root of the sum of their squares is taken if that is less
-  (:func:`together`). :data:`MARGIN` times the result is the factor.
+  https://doi.org/10.1137/18M1226312). The order of the sum does not matter.
+- A block's result that is rounded once counts once, however many blocks there are, because the absolute values of
+  the blocks add up to the row scale. An accumulator between ring steps counts walk(W - 1) times.
+- An elementary function (exp, log, tanh, division) of the target's own library counts :data:`LIBRARY` u.
+- The errors of all sources are added, or twice the root of the sum of their squares is used if that is less
+  (:func:`together`). The factor is :data:`MARGIN` times the result.
 
 With u_x for the point x, f = ``products``, t = ``statistics`` and L = max(1, log(keys))::
 
-    s    score  = (walk(D) + 3) u_f + 2 u_scores   of kappa (scale, bias and soft cap; |dt| <= u_scores)
-    e    weight = score + LIBRARY u_t              exp(s - m) of kappa: s - m adds its own error
+    s    score  = (walk(D) + 3) u_f + 2 u_scores   in units of kappa (scale, bias, soft cap; |dt| <= u_scores)
+    e    weight = score + LIBRARY u_t              of exp(s - m), in units of kappa; s - m adds its own error
     lse  = weight + (walk(keys) + LIBRARY walk(W + tiles_k)) u_t + u_lse
     o    = 2 weight + u_p + (walk(keys) + LIBRARY) u_f + walk(keys) u_t + LIBRARY walk(tiles_k) u_f
            + u_block_o + walk(W - 1) (2 u_merge or u_carried_o) + LIBRARY walk(W) u_t + u_outputs
-           (merge_order 'normalised': + 2 L walk(W) u_t, for weights made of rounded lse)
-    p    = weight + lse but u_lse + L (u_lse + u_backward_lse + u_f)    exp(s - lse), |lse| <= L kappa
+           (merge_order 'normalised': + 2 L walk(W) u_t, for weights computed from rounded lse)
+    p    = weight + (lse without u_lse) + L (u_lse + u_backward_lse + u_f)   exp(s - lse), |lse| <= L kappa
     dz   = p + o + walk(Dv) (u_f + u_delta') + u_dy_o_products + 2 u_delta + LIBRARY u_f
            (soft cap: + 4 u_scores; u_delta' is float32 unless delta is float64)
     dv   = p + u_p + walk(rows) u_f + walk(tiles_q) u_tile_dkv + u_block_gradients
            + walk(W - 1) u_carried_dkv + u_gradients
-    dk   = dz + u_ds + the same; dq likewise over keys, tile_dq, carried_dq
+    dk   = dz + u_ds + the same; dq likewise over keys, with tile_dq, carried_dq
     dbias, dsinks: dz (+ u_ds), a sum over rows in float32, and the output format
 
-``o`` in dz holds per element of a row, as a_ij of the row scale does. If lse and delta are given (block
-backward) their errors are 0. The point ``inputs`` does not count: the inputs of a case are numbers of their
-format.
+The term o in dz is the error of delta, which all elements of a row share; a_ij of the row scale contains it in the
+same way. If lse and delta are given (block backward), their errors are 0. The point ``inputs`` does not count,
+because the inputs of a case are numbers of their format.
 
-**Floor.** A narrow format underflows, which no multiple of a row scale covers: exp(-20) is 0 in float16.
-:func:`bound_floors` gives an absolute term: the loss by underflow in each format on the way (half
-the least subnormal of float16; the least *normal* number of the others, as kernels flush subnormals to
+**Floor.** A narrow format underflows, and no multiple of a row scale covers that: exp(-20) is 0 in float16.
+:func:`bound_floors` computes an absolute term. It is the loss by underflow in each format before the result (half
+the least subnormal of float16; the least *normal* number of the others, because kernels flush subnormals to
 zero), times the number of summed terms and the largest magnitudes of the other operands. In float16, with
-inputs up to 3 and 64 keys, it is 1e-6 for o and dv, 3e-5 for dq and 4e-4 for dk (every row may lose some of
-delta); in wider ranges it is below 1e-32.
+inputs up to 3 and 64 keys, it is 1e-6 for o and dv, 3e-5 for dq and 4e-4 for dk (every row may lose a part of
+delta). In formats with a wider range it is below 1e-32.
 
 **Measured**: the specification's ring on 200 random problems (W of 1 to 8, S of 16 to 128, logits of
-standard deviation 0.01 to 8, rows of unlike size, all layouts, circulations and features), float64 against
-exact truth. Worst error in units of the bound; in brackets the median over problems of a tensor's worst::
+standard deviation 0.01 to 8, rows of different magnitude, all layouts, circulations and features), float64 against
+exact truth. The table has the largest error in units of the bound; in brackets, the median over problems of the
+largest error of a tensor::
 
     recipe          o              lse             dq              dk              dv
     float64         0.06 (1/120)   0.03 (1/70)     0.05 (1/170)    0.04 (1/300)    0.11 (1/93)
@@ -51,16 +52,16 @@ exact truth. Worst error in units of the bound; in brackets the median over prob
     bf16_partials   0.29 (1/24)    0.03 (1/90)     0.20 (1/73)     0.12 (1/130)    0.31 (1/35)
     nki             0.33 (1/28)    0.02 (1/127)    0.14 (1/79)     0.11 (1/190)    0.63 (1/17)
 
-fp16 and fp8 are as bf16. dbias stays below 0.09, dsinks below 0.13, and their bounds are the loosest (median
+fp16 and fp8 behave like bf16. dbias stays below 0.09, dsinks below 0.13; their bounds are the loosest (median
 1/50 to 1/2500). On the core vectors no recipe exceeded 0.72.
 
-The table leaves out tensors with an overflow (below). :data:`MARGIN` of dq, dk, dsinks and dbias is not
-derived: it was chosen after the first 100 of these problems (and 320 others); the last 100 are new.
+The table omits tensors with an overflow (below). :data:`MARGIN` of dq, dk, dsinks and dbias is not
+derived. It was chosen after the first 100 of these problems (and 320 others); the last 100 did not influence it.
 
-**Not covered**: overflow inside a recipe or a target (float16 sums beyond 65504; nki_low on peaked rows,
-where exp of an lse rounded to bfloat16 overflows: 2 of the 200 problems end in NaN), and a plain
-float32 sum, term after term, of thousands of equal numbers: its errors all have one sign (0.1 added
-4096 times: 1.03 of the bound).
+**Not covered**: overflow inside a recipe or a target, and a plain float32 sum, term after term, of thousands of equal
+numbers. Overflow occurs in float16 sums beyond 65504, and in nki_low on peaked rows, where exp of an lse
+rounded to bfloat16 overflows (2 of the 200 problems end in NaN). The errors of the plain sum all have one sign: 0.1
+added 4096 times has an error of 1.03 times the bound.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ __all__ = ["Sizes", "bound_factors", "bound_floors"]
 
 Sources = tuple[float, ...]
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
-# The recipe of a target that declares none, by the format of a call's inputs.
+# The recipe assumed for a target that declares none, by the format of a call's inputs.
 RECIPE_OF_FORMAT = {
     "float64": "float64",
     "float32": "float32",
@@ -87,25 +88,26 @@ RECIPE_OF_FORMAT = {
     "float8_e5m2": "fp8_e5m2",
 }
 UNDECLARED_TILE = 32
-# Room for one rounding that a recipe does not name, such as that of scale * q. The many errors of dz are
+# A reserve for one rounding that a recipe does not name, such as that of scale * q. The many errors of dz are
 # independent and rarely add up: the simulation never reached a quarter of their sum.
 MARGIN = dict.fromkeys(("o", "lse", "dv"), 1.4)
 MARGIN |= dict.fromkeys(("dq", "dk", "dsinks", "dbias"), 0.7)
-LIBRARY = 4.0  # units of a library's exp, log, tanh or division, and of the argument of exp
+# Error of a library's exp, log, tanh or division, and of exp's argument, in unit roundoffs.
+LIBRARY = 4.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many terms the sums of a call have. All counts are of the whole ring, not of a worker.
+    """How many terms the sums of a call have. All counts are for the whole ring, not for a worker.
 
-    ``workers``  W; ``head_dim``: D, ``value_dim``: Dv; ``softcap``: whether there is one
+    ``workers``  W; ``head_dim``: D; ``value_dim``: Dv (None: D); ``softcap``: whether there is one
     ``keys``     Sk; ``queries``: Sq times the query heads of one key head (None: keys)
-    ``batch``    B * H over which dsinks, and a broadcast dbias, are summed
+    ``batch``    B * H, over which dsinks and a broadcast dbias are summed
     ``given_lse``    the largest ``|lse|`` that is given with delta (block backward); None if the target's
                      own forward pass computes them
-    ``condition``, ``largest_lse``    the largest row scale of lse (kappa + ``|lse|``), and the largest
-                     ``|lse|``: an error of the exponent that is not small is amplified as exp
-                     amplifies it; 0: first order only
+    ``condition``    the largest row scale of lse (kappa + ``|lse|``); 0: first order only
+    ``largest_lse``    the largest ``|lse|``. With these two, a large error of an exponent is amplified as exp
+                     amplifies it
     """
 
     workers: int
@@ -129,7 +131,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Query rows that one key sees, over the heads that share it."""
+        """Query rows to which one key may be visible, over the heads that share it."""
         return self.keys if self.queries is None else self.queries
 
     @property
@@ -139,12 +141,12 @@ class Sizes:
 
     @property
     def log_keys(self) -> float:
-        """L: ``|lse|`` <= L kappa."""
+        """L, with ``|lse|`` <= L kappa."""
         return max(1.0, math.log(max(self.keys, 1)))
 
 
 def walk(count: float) -> float:
-    """The unit roundoffs to which ``count`` roundings add up: min(n, 2 sqrt(n)).
+    """Return how many unit roundoffs ``count`` roundings add up to: min(n, 2 sqrt(n)).
 
     >>> walk(4), walk(16), walk(1024)
     (4, 8.0, 64.0)
@@ -159,10 +161,10 @@ def bound_factors(
     outputs: str | None = None,
     statistics: str | None = None,
 ) -> dict[str, float]:
-    """The bound of each result in units of its row scale, for a ring or a block under a recipe.
+    """Return the bound of each result in units of its row scale, for a ring or a block under a recipe.
 
-    ``declared``: the recipe, or its name. ``outputs``, ``statistics``: formats of the call. Results that a recipe leaves wider are rounded
-    to them once more: o and the gradients to the first, lse and dsinks to the second.
+    ``declared``: the recipe, or its name. ``outputs``, ``statistics``: formats of the call's results. A result that the
+    recipe leaves wider is rounded to them once more: o and the gradients to ``outputs``, lse and dsinks to ``statistics``.
 
     >>> sizes = Sizes(workers=4, keys=64, head_dim=16)
     >>> [f"{bound_factors(name, sizes)['dq']:.1e}" for name in ("float64", "float32", "bf16")]
@@ -184,7 +186,7 @@ def bound_factors(
 
 
 def together(sources: Sources) -> float:
-    """Independent errors joined: their sum, or twice the root of their squares where that is less.
+    """Combine independent errors: their sum, or twice the root of the sum of their squares if that is less.
 
     >>> together((1.0, 1.0)), together((1.0,) * 16)
     (2.0, 8.0)
@@ -193,9 +195,10 @@ def together(sources: Sources) -> float:
 
 
 def amplified(sources: Sources, x: float) -> Sources:
-    """Errors of an exponent as errors of its exp: e^x - 1 for x, the error in the worst row.
+    """Convert errors of an exponent to errors of its exp, which is wrong by e^x - 1 if the exponent is wrong by x.
 
-    bfloat16 keeps an lse of 1000 to within 2, and p = exp(s - lse) is off by e^2.
+    ``x`` is the error of the exponent in the worst row. For example, bfloat16 keeps an lse of 1000 to within 2, so
+    p = exp(s - lse) may be wrong by a factor of e^2.
     """
     if not 0.0 < x <= 700.0:
         return sources if x == 0 else tuple(math.inf if one else 0.0 for one in sources)
@@ -203,7 +206,7 @@ def amplified(sources: Sources, x: float) -> Sources:
 
 
 def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[str, Sources]:
-    """Errors of a weight exp(s - m), in units of kappa, of o, and of lse."""
+    """Return the errors of a weight exp(s - m), in units of kappa, of o, and of lse."""
     f, t = u["products"], u["statistics"]
     keys, steps = walk(sizes.keys), walk(sizes.workers)
     tiles = walk(math.ceil(sizes.keys / (used.tile_k or UNDECLARED_TILE)))
@@ -223,7 +226,7 @@ def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[
         LIBRARY * steps * t,
         u["outputs"],
     )
-    if used.merge_order == "normalised":  # weights of a merge come from rounded lse
+    if used.merge_order == "normalised":  # the weights of a merge are computed from rounded lse
         o += (2 * sizes.log_keys * steps * t,)
     return {"weight": weight, "o": o, "lse": (*weight, *total, u["lse"])}
 
@@ -231,7 +234,7 @@ def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[
 def backward_sources(
     used: Recipe, u: Mapping[str, float], sizes: Sizes, forward: Mapping[str, Sources]
 ) -> dict[str, Sources]:
-    """Errors of the gradients, from those of the forward pass that the backward reads."""
+    """Return the errors of the gradients, from those of the forward pass that the backward reads."""
     f, t = u["products"], u["statistics"]
     log_keys, o, lse = sizes.log_keys, forward["o"], forward["lse"][:-1]
     if sizes.given_lse is not None:
@@ -261,15 +264,15 @@ def backward_sources(
 
 
 def kept(u: float, leaving: float, sizes: Sizes) -> float:
-    """The error of an accumulator that is rounded by u on each ring step; its parts are rounded by ``leaving``.
+    """Return the error of an accumulator that is rounded by u in each ring step; its parts are rounded by ``leaving``.
 
-    The first part needs no addition: it is rounded again only if u is the coarser of the two.
+    The first part needs no addition, so it is rounded again only if u is the coarser of the two.
     """
     return walk(max(sizes.workers - 1, 0)) * u + (u if u > leaving else 0.0)
 
 
 def tiles_of_block(count: int, sizes: Sizes, tile: int | None) -> float:
-    """The number of times that the accumulator of a block is rounded: once per tile."""
+    """Return how often the accumulator of a block is rounded: once per tile."""
     per_worker = count / max(sizes.workers, 1)
     return walk(1 if tile is None else max(1, math.ceil(per_worker / tile)))
 
@@ -277,7 +280,7 @@ def tiles_of_block(count: int, sizes: Sizes, tile: int | None) -> float:
 def merge_factors(
     declared: str | Recipe, parts: int, *, outputs: str | None = None, statistics: str | None = None
 ) -> dict[str, float]:
-    """Factors of o and lse of a merge of ``parts`` normalised (o, lse), whose logits are the lse."""
+    """Return the factors of o and lse for a merge of ``parts`` normalised (o, lse), whose logits are the lse."""
     used = recipe(declared)
     sizes = Sizes(workers=parts, keys=parts, head_dim=1)
     factors = bound_factors(used, sizes, outputs=outputs, statistics=statistics)
@@ -292,11 +295,11 @@ def bound_floors(
     outputs: str | None = None,
     statistics: str | None = None,
 ) -> dict[str, float]:
-    """The absolute term of each result's bound, for underflow on the way.
+    """Return the absolute term of each result's bound, for underflow before the result.
 
-    ``largest``: magnitudes of the call's inputs, ``q``, ``k``, ``v``, ``dy``, ``dlse`` (missing: 0), and
-    ``scale``, ``dropout`` = 1 / (1 - dropout_p) (missing: 1). ``declared``, ``outputs`` and
-    ``statistics`` as in :func:`bound_factors`.
+    ``largest``: largest magnitudes of the call's inputs ``q``, ``k``, ``v``, ``dy``, ``dlse`` (missing: 0), and
+    ``scale`` and ``dropout`` = 1 / (1 - dropout_p) (missing: 1). ``declared``, ``outputs`` and
+    ``statistics`` are as in :func:`bound_factors`.
 
     >>> largest = {"q": 3, "k": 3, "v": 3, "dy": 3, "scale": 0.25}
     >>> sizes = Sizes(workers=4, keys=64, head_dim=16)
@@ -311,7 +314,7 @@ def bound_floors(
     width = walk(sizes.values)
     weight = least["statistics"] * dropout + least["p"]
     o = forward_floor(least, keys, weight, v, steps)
-    # dz = p (dp - delta): a loss in dp or delta counts p times, and p sums to 1 in a row.
+    # dz = p (dp - delta): a loss in dp or delta is multiplied by p, and p sums to 1 in a row.
     times_p = width * (dy * o + least["products"] + least["dy_o_products"]) + least["delta"]
     dz = least["statistics"] * (2 * sizes.values * dy * v * dropout + dlse) + least["ds"]
     end = steps * least["block_gradients"] + least["gradients"] + least["products"]
@@ -336,13 +339,13 @@ def bound_floors(
 def forward_floor(
     least: Mapping[str, float], keys: float, weight: float, v: float, steps: int
 ) -> float:
-    """The loss of o by underflow: of weights, of products, and of o itself."""
+    """Return the loss of o by underflow: of weights, of products, and of o itself."""
     own = least["block_o"] + 2 * least["merge"] + least["carried_o"]
     return keys * (weight * v + least["products"]) + steps * own + least["outputs"]
 
 
 def least_number(name: str) -> float:
-    """The loss by one underflow: half a subnormal step of float16, else the least normal number.
+    """Return the loss by one underflow: half a subnormal step of float16, else the least normal number.
 
     >>> least_number("float16") == 2.0**-25, least_number("bfloat16") == 2.0**-126
     (True, True)

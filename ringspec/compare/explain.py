@@ -40,7 +40,7 @@ WITHOUT_PLACE = {
 
 
 def explain(verdict: TensorVerdict) -> str:
-    """One sentence about a verdict, without a full stop."""
+    """Return one sentence about a verdict, without a full stop."""
     whose = f"{verdict.tensor} of worker {verdict.worker}"
     if verdict.tensor.endswith("_sum"):
         whose = f"{verdict.tensor.removesuffix('_sum')}, summed over all workers"
@@ -59,9 +59,9 @@ def explain(verdict: TensorVerdict) -> str:
 
 
 def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
-    """The failures among ``verdicts``, one line for each tensor and worker; '' if all pass.
+    """Return the failures among ``verdicts``, one line for each tensor and worker; '' if all pass.
 
-    After ``most`` lines, one line says how many more there are.
+    After ``most`` lines, the last line says how many more there are.
     """
     failing = grouped(v for v in verdicts if v.kind != "ok")
     lines = [told(group) for group in failing[:most]]
@@ -71,7 +71,7 @@ def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
 
 
 def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
-    """Group the verdicts by tensor and worker; in each group NaN first, then the largest error.
+    """Group the verdicts by tensor and worker; in each group NaN comes first, then the largest error.
 
     A case with several calls has one verdict for each call.
     """
@@ -84,12 +84,12 @@ def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
 
 
 def told(group: Sequence[TensorVerdict]) -> str:
-    """The first verdict of a group in words, and the number of calls in the group."""
+    """Return the first verdict of a group in words, and the number of calls in the group."""
     return explain(group[0]) + (f"; wrong in {len(group)} calls" if len(group) > 1 else "")
 
 
 def place(verdict: TensorVerdict) -> str:
-    """The place in words: 'batch 0, head 1, slot 5, d 3'."""
+    """Return the place in words, such as 'batch 0, head 1, slot 5, d 3'."""
     axes = AXES.get(verdict.tensor.removesuffix("_sum"), ())
     if len(axes) != len(verdict.where):
         return f"index {list(verdict.where)}"
@@ -105,7 +105,7 @@ def number(x: float | None) -> str:
 
 
 def times(error: float) -> str:
-    """'412 times', '1.04 times'; an infinite error has no figure.
+    """Return a ratio in words: '412 times', '1.04 times', or 'infinitely many times'.
 
     >>> times(412.3), times(1.04), times(math.inf), times(3.2e20)
     ('412 times', '1.04 times', 'infinitely many times', '3.2e+20 times')

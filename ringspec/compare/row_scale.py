@@ -1,9 +1,9 @@
 """The row scale: the unit in which the errors of one row are measured.
 
 It is the definition's sum for that row with every term replaced by its absolute value, times the condition
-``kappa`` of the row's exponentials. Errors of float64 stay within a few 1e-16 of it, from flat rows to very
+``kappa`` of the row's exponentials. The errors of a float64 computation are a few 1e-16 of it, in flat rows and in very
 peaked ones. A scale taken from the largest element of a tensor would hide a wrong row among large ones; this
-one uses nothing but the row::
+one depends only on the row::
 
     kappa_i = 1 + max( max_j(scale * sum_d |q||k| + |bias|), max_n |sink_hn| )
     a_ij    = p_ij * (sum_d |dy||v| + sum_d |dy| sum_j p|v| + |dlse_i|)
@@ -11,10 +11,10 @@ one uses nothing but the row::
     o: kappa_i sum_j p|v|       lse: kappa_i + |lse_i|         dv: sum_i kappa_i p|dy|
     dq: scale kappa_i sum_j a|k|                               dk: scale sum_i kappa_i a|q|
 
-In o, dq, dk and dv the row's scale is the maximum over d. In kappa_i, j runs over the visible keys and n over
-the sinks of the head; a maximum over nothing is 0. scale is taken without its sign. A sink counts because
-one far above the scores removes digits of p, as a large score does. Where p multiplies v or dy it includes the
-factor keep_ij / (1 - dropout_p), and so does ``sum_d |dy||v|``, the scale of dp; the p in a_ij is without it.
+The scale of o, dq, dk and dv is the maximum over d. In kappa_i, j runs over the visible keys and n over
+the sinks of the head; a maximum over nothing is 0. scale is taken without its sign. Sinks count because
+a sink far above the scores removes digits of p, as a large score does. Where p multiplies v or dy, it includes the
+factor keep_ij / (1 - dropout_p), and so does ``sum_d |dy||v|``, the scale of dp; the p in a_ij does not.
 
 Source: docs/spec/numbers.md.
 """
@@ -54,8 +54,8 @@ class AbsoluteSums:
 class RowScale:
     """One number >= 0 for each row: ``o``, ``lse``, ``dq`` [B, H, Sq]; ``dk``, ``dv`` [B, Hkv, Sk].
 
-    All are float64. 0 means that the definition sums nothing: such a row must be exactly 0. ``dsinks`` [H, N] and
-    ``dbias`` follow the same principle; the table above does not list them.
+    All are float64. 0 means that the definition sums nothing, so the row must be exactly 0. ``dsinks`` [H, N] and
+    ``dbias`` follow the same principle; the module's table does not list them.
     """
 
     o: Array
@@ -81,14 +81,14 @@ def absolute_sums(
     keep: Array | float = 1.0,
     sinks: Array | None = None,
 ) -> AbsoluteSums:
-    """Absolute sums of q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv].
+    """Compute the absolute sums of q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv].
 
-    ``dlse`` and ``lse`` are [B, H, Sq] (-inf in empty rows), ``p`` [B, H, Sq, Sk] the probabilities
-    before dropout, ``scale`` the factor of <q, k>, ``visible`` the mask and ``bias`` the additive bias, both broadcastable to p's
-    shape. ``keep`` is keep / (1 - dropout_p), broadcastable likewise; ``sinks`` [H, N]. All
-    in float64.
+    ``dlse`` and ``lse`` are [B, H, Sq] (-inf in empty rows). ``p`` [B, H, Sq, Sk]: the probabilities
+    before dropout. ``scale``: the factor of <q, k>. ``visible`` (the mask), ``bias`` (additive) and ``keep``
+    (keep / (1 - dropout_p)) are broadcastable to p's shape. ``sinks`` is [H, N]. All but ``visible`` are
+    float64.
 
-    The largest logit of ``kappa`` is over the visible keys and the sinks.
+    The largest logit in ``kappa`` is taken over the visible keys and the sinks.
     """
     group = q.shape[1] // k.shape[1]
     size = abs(scale)
@@ -97,7 +97,7 @@ def absolute_sums(
     logits = size * (q @ k.swapaxes(2, 3))
     if bias is not None:
         logits = logits + np.where(np.isneginf(bias), 0.0, np.abs(bias))
-    # The initial 0 is the largest logit of a row without keys.
+    # initial=0 gives the largest logit of a row without keys.
     largest = np.where(visible, logits, 0.0).max(axis=3, initial=0.0)
     if sinks is not None:
         largest = np.maximum(largest, np.abs(sinks).max(axis=1)[None, :, None])
@@ -124,19 +124,19 @@ def absolute_sums(
 
 
 def over_broadcast(x: Array, shape: tuple[int, ...]) -> Array:
-    """[B, H, Sq, Sk] summed over the axes along which a tensor of ``shape`` is broadcast."""
+    """Sum [B, H, Sq, Sk] over the axes along which a tensor of ``shape`` is broadcast."""
     axes = tuple(n for n in range(x.ndim) if shape[n] == 1 and x.shape[n] != 1)
     return x.sum(axis=axes, keepdims=True)
 
 
 def over_group(x: Array, group: int) -> Array:
-    """[B, H, S, D] summed over the query heads of each key head: [B, Hkv, S, D]."""
+    """Sum [B, H, S, D] over the query heads of each key head: [B, Hkv, S, D]."""
     batch, heads, length, width = x.shape
     return x.reshape(batch, heads // group, group, length, width).sum(axis=2)
 
 
 def row_scale(sums: AbsoluteSums) -> RowScale:
-    """The largest sum of each row, over d.
+    """Return the largest sum of each row, over d.
 
     >>> one = np.ones((1, 1, 1, 1))
     >>> sums = absolute_sums(one, one, 3 * one, one, one[0], one, one[0], one > 0, scale=1.0)
@@ -151,9 +151,9 @@ def row_scale(sums: AbsoluteSums) -> RowScale:
 
 
 def row_errors(got: Array, want: Array) -> Array:
-    """The largest absolute error of each row, over d; equal infinities differ by 0, NaN stays.
+    """Return the largest absolute error of each row, over d; equal infinities differ by 0, NaN stays.
 
-    ``got`` and ``want`` are [B, H, S, d], or [B, H, S] (lse), and the result is [B, H, S], all float64.
+    ``got`` and ``want`` are [B, H, S, d], or [B, H, S] (lse). The result is [B, H, S]. All are float64.
 
     >>> row_errors(np.array([[[-np.inf, 1.0]]]), np.array([[[-np.inf, 1.5]]])).tolist()
     [[[0.0, 0.5]]]
@@ -164,7 +164,7 @@ def row_errors(got: Array, want: Array) -> Array:
 
 
 def relative_errors(errors: Array, scale: Array) -> Array:
-    """Errors in units of the row scale; where the scale is 0 only an error of 0 is 0.
+    """Divide errors by the row scale; where the scale is 0, the result is 0 for an error of 0, else infinity.
 
     >>> relative_errors(np.array([0.0, 1.0, 1.0]), np.array([0.0, 0.0, 4.0])).tolist()
     [0.0, inf, 0.25]

@@ -1,15 +1,15 @@
 """The verdict on one tensor: every worker, every element, each in units of its row's bound.
 
-An element passes where ``|got - want| <= factor * scale + floor``: ``want`` is the true value in float64,
-``scale`` that of its row (:mod:`ringspec.compare.row_scale`, docs/spec/numbers.md), ``factor`` and ``floor`` what the
+An element passes if ``|got - want| <= factor * scale + floor``. ``want`` is the true value in float64,
+``scale`` that of its row (:mod:`ringspec.compare.row_scale`, docs/spec/numbers.md); ``factor`` and ``floor`` are what the
 declared precision allows (:mod:`ringspec.compare.bounds`). The correctly rounded value always passes, NaN never.
 
 Special values:
 
-- the lse of an empty row must be -inf, and no other element may be;
-- a row whose scale is 0 sums nothing and must be 0, of either sign; the floor does not apply;
-- beyond the largest number of the format, infinity of the same sign is right, and so is a finite
-  number within the bound; infinity elsewhere counts as the number at which the format overflows.
+- The lse of an empty row must be -inf, and no other element may be.
+- A row whose scale is 0 sums nothing and must be 0, of either sign; the floor does not apply.
+- Beyond the largest number of the format, infinity of the same sign is right, and so is a finite
+  number within the bound. Elsewhere infinity counts as the number at which the format overflows.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class TensorVerdict:
     """The verdict on one tensor of one worker.
 
     ``kind``   'ok', one of :data:`KINDS`, or one of :data:`SHAPELESS`
-    ``error``  the largest error in units of its bound, <= 1 passes; infinity where none can be named
-    ``where``  (b, h, slot[, d]) of the element whose ``got`` and ``want`` are given: the worst one, in a
-               failure the worst of its kind
-    ``rows``   how many rows fail, ``of`` how many were compared (padding is not)
+    ``error``  the largest error in units of its bound, <= 1 passes; infinity if there is no number to state
+    ``where``  (b, h, slot[, d]) of the element whose ``got`` and ``want`` are given: the worst one, or, in a
+               failure, the worst of its kind
+    ``rows``   number of rows that fail; ``of``: number of rows that were compared (not padding)
     """
 
     tensor: str
@@ -79,11 +79,11 @@ def judge(
     floor: float = 0.0,
     format: str | None = None,
 ) -> tuple[TensorVerdict, ...]:
-    """One verdict for each worker, from the arrays of each worker.
+    """Return one verdict for each worker, from the arrays of all workers.
 
-    ``want``, ``rounded``, ``scale``, ``padding`` [n], ``factor``, ``floor`` and ``format`` as in
-    :func:`judge_tensor`, the arrays in a sequence over workers. ``got``: None if the result lacks the tensor. Each surplus
-    worker is a 'wrong shape'.
+    ``want``, ``rounded``, ``scale``, ``padding`` [n], ``factor``, ``floor`` and ``format`` are as in
+    :func:`judge_tensor`, with arrays in a sequence over workers. ``got``: None if the result lacks the tensor. Each surplus
+    worker gets the verdict 'wrong shape'.
 
     >>> one = np.ones((1, 1, 2))
     >>> verdicts = judge("lse", [one, 2 * one], [one, one], [one, one], [one, one], 1e-6)
@@ -124,15 +124,15 @@ def judge_tensor(
     format: str | None = None,
     worker: int = 0,
 ) -> TensorVerdict:
-    """The verdict on one worker's tensor.
+    """Return the verdict on one worker's tensor.
 
     ``got``      the result: a float array of any known format, [B, H, n, d] or [B, H, n] and so on
-    ``want``     the true values in float64, same shape; ``rounded``: the same, correctly rounded to the
-                 output format (as float64, or in that format's dtype)
+    ``want``     the true values in float64, of the same shape
+    ``rounded``  ``want`` correctly rounded to the output format (as float64, or in that format's dtype)
     ``scale``    row scale >= 0: want's shape, or without its last axis
     ``factor``   bound in units of the row scale; ``floor``: absolute bound, for underflow
     ``padding``  boolean [n], True for slots (axis 2) that are not compared
-    ``format``   name of the format that got's dtype must be; None: any
+    ``format``   the name of the format that got's dtype must have; None: any
 
     >>> want = np.array([[[[1.0, 2.0]]]])
     >>> scale = np.array([[[4.0]]])
@@ -171,7 +171,7 @@ def judge_tensor(
 
 
 def padding_of(shape: tuple[int, ...], padding: Booleans | None) -> Booleans:
-    """``padding`` [n] broadcast to the shape of a tensor; None: no padding."""
+    """Broadcast ``padding`` [n] to the shape of a tensor; None: no padding."""
     if padding is None:
         return np.zeros(shape, dtype=np.bool_)
     mask = np.asarray(padding)
@@ -185,7 +185,7 @@ def padding_of(shape: tuple[int, ...], padding: Booleans | None) -> Booleans:
 
 
 def row_axes(want: Array, scale: Array) -> Array:
-    """The scale with as many axes as the tensor."""
+    """Return the scale with as many axes as the tensor."""
     if scale.shape == want.shape:
         return scale
     if scale.shape == want.shape[:-1]:
@@ -198,19 +198,19 @@ def row_axes(want: Array, scale: Array) -> Array:
 
 
 def errors_in_bounds(values: Array, want: Array, rounded: Array, bound: Array, name: str) -> Array:
-    """|got - want| / bound, 0 where got is the correctly rounded value, NaN where got is NaN."""
+    """Return |got - want| / bound; 0 where got is the correctly rounded value, NaN where got is NaN."""
     overflow = format_of(name).largest * (1.0 + unit_roundoff(name))  # float64: its largest
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         # Infinity counts as the number at which the format overflows.
         reach = np.where(np.isinf(values), np.copysign(overflow, values), values)
-        # want itself may be infinite (an lse of -inf); then only the rounded value is right.
+        # want itself may be infinite (an lse of -inf); then only the rounded value passes.
         error = np.where(np.isinf(want) & ~np.isnan(values), np.inf, np.abs(reach - want))
         error = np.where(values == rounded, 0.0, error)
         return np.where(error == 0, 0.0, error / bound)
 
 
 def kinds_of(values: Array, want: Array, scale: Array) -> dict[str, Booleans]:
-    """For each kind of failure, the elements to which it applies."""
+    """Return, for each kind of failure, the elements to which it applies."""
     return {
         "NaN": np.isnan(values),
         "-inf where finite is due": np.isneginf(values) & np.isfinite(want),
@@ -232,7 +232,7 @@ def described(
     rows: int,
     of: int,
 ) -> TensorVerdict:
-    """The verdict with its worst element among the chosen ones."""
+    """Return the verdict with the worst of the chosen elements."""
     if not chosen.any():
         return TensorVerdict(tensor, worker, kind, rows=rows, of=of)
     ranked = np.where(np.isnan(errors), np.inf, errors)

@@ -178,7 +178,7 @@ def test_an_error_that_is_no_noise_fits_no_recipe():
 
 def test_a_recipe_that_was_not_declared_is_not_called_declared():
     said = concluded([fitted("bf16", 0.0)]).lines(was_declared=False)
-    assert "taken as none is declared" in said[0] and "the declared recipe" not in said[0]
+    assert "used because none is declared" in said[0] and "the declared recipe" not in said[0]
 
 
 @pytest.mark.parametrize("name", ["bf16_partials", "fp16_partials", "nki", "bf16"])

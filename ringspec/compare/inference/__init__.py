@@ -1,1 +1,1 @@
-"""Find the recipe that fits the errors of a kernel."""
+"""Find the recipe whose predicted noise fits the errors of a kernel."""

@@ -1,9 +1,10 @@
 """The recipes with which a kernel's noise is compared, each with its meaning in words.
 
 A candidate is the declared recipe with one rounding point changed, or a recipe of
-:mod:`ringspec.recipes` with the same input format. Variances of independent roundings add, so a point
-that rounds twice needs no recipe: its variance is twice the declared one minus that without the point. Truncation instead of rounding has the same variance, and a mean of half a unit in the last
-place towards zero.
+:mod:`ringspec.recipes` with the same input format. Two kinds of candidate need no recipe. If a point rounds twice, its
+variance counts twice, because variances of independent roundings add: the variance is twice that of the declared
+recipe, minus that of the recipe without the point. If a point truncates instead of rounding, the variance is the
+same, and there is a mean error of half a unit in the last place towards zero.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ringspec.recipes import RECIPES, Recipe
 Term = tuple[float, Recipe]
 Prediction = tuple[Recipe, tuple[str, ...]]
 PARTIALS = ("block_o", "carried_o", "block_gradients", "carried_dq", "carried_dkv")
-# What the points of a recipe are called in a sentence, in the order of the recipe.
+# The points of a recipe as subjects of a sentence, in the order of the recipe.
 NOUNS = {
     "products": "products were",
     "scores": "scores were",
@@ -41,7 +42,7 @@ NOUNS = {
 }
 
 
-# Points that some kernels round to 16 bits although their recipe says float32.
+# Points that some kernels round to 16 bits although their recipe declares float32.
 ALONE = (
     "scores",
     "statistics",
@@ -52,7 +53,7 @@ ALONE = (
     "carried_dq",
     "carried_dkv",
 )
-# What P is relative to when it is rounded (``p_relative_to``).
+# The number relative to which P is rounded (``p_relative_to``), in words.
 REFERENCES = {
     "block": "P was rounded relative to the maximum of its block, a fresh state for each block",
     "running": "P was rounded relative to the running maximum, one state carried through the ring",
@@ -65,10 +66,10 @@ REFERENCES = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One candidate arithmetic.
+    """One arithmetic that a kernel may have.
 
-    ``terms``      recipes whose predicted variances, times these factors, add up to the candidate's
-    ``truncated``  points that cut towards zero instead of rounding to nearest
+    ``terms``      pairs (factor, recipe): the candidate's variance is the sum of factor times predicted variance
+    ``truncated``  points that truncate towards zero instead of rounding to nearest
     ``words``      how the kernel would differ from the declared recipe
     """
 
@@ -79,7 +80,7 @@ class Candidate:
 
     @property
     def meaning(self) -> tuple[object, ...]:
-        """How P is rounded and the format at each point, without the order of sums."""
+        """How P is rounded, and the format at each point; the order of sums is not part of it."""
         terms = (
             (factor, r.p_relative_to or "block", *(getattr(r, point) for point in NOUNS))
             for factor, r in self.terms
@@ -88,7 +89,7 @@ class Candidate:
 
 
 def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
-    """The declared recipe first, then changes of one point, then the other recipes of its inputs.
+    """Return the declared recipe, then changes of one point of it, then other recipes with its input format.
 
     >>> from ringspec.recipes import recipe
     >>> [c.words for c in candidates_for(recipe("bf16"))][:4]
@@ -108,7 +109,7 @@ def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
             *alone(declared, narrow),
         ]
     for other in RECIPES.values():
-        # The formats of results are those of the call.
+        # The formats of the results are those of the call.
         same = other.replace(
             outputs=declared.outputs, gradients=declared.gradients, lse=declared.lse
         )
@@ -118,7 +119,7 @@ def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
 
 
 def narrow_format(declared: Recipe) -> str | None:
-    """The format of P and dS where it is narrower than float32."""
+    """Return the format of P and dS if it is narrower than float32."""
     for name in (declared.p, declared.ds, declared.outputs):
         if unit_roundoff(name) > unit_roundoff("float32"):
             return name
@@ -126,7 +127,7 @@ def narrow_format(declared: Recipe) -> str | None:
 
 
 def twice(declared: Recipe) -> list[Candidate]:
-    """dS or P rounded a second time."""
+    """Return candidates that round dS or P a second time."""
     found = []
     for point, noun in (("ds", "dS"), ("p", "P")):
         if unit_roundoff(getattr(declared, point)) > unit_roundoff("float32"):
@@ -137,7 +138,7 @@ def twice(declared: Recipe) -> list[Candidate]:
 
 
 def not_rounded(declared: Recipe, narrow: str) -> list[Candidate]:
-    """P, dS or both kept wide; nothing rounded but the results."""
+    """Return candidates that do not round P, dS or both, and one that rounds only the results."""
     found = []
     for points, noun in ((("p",), "P was"), (("ds",), "dS was"), (("p", "ds"), "P and dS were")):
         if all(getattr(declared, point) == narrow for point in points):
@@ -159,7 +160,7 @@ def not_rounded(declared: Recipe, narrow: str) -> list[Candidate]:
 
 
 def partials(declared: Recipe, narrow: str) -> list[Candidate]:
-    """Partial results rounded between ring steps, or not."""
+    """Return candidates whose partial results are, or are not, rounded between ring steps."""
     found = []
     for fmt in (narrow, "float32"):
         other = declared.replace(**dict.fromkeys(PARTIALS, fmt))
@@ -175,7 +176,7 @@ def partials(declared: Recipe, narrow: str) -> list[Candidate]:
 
 
 def alone(declared: Recipe, narrow: str) -> list[Candidate]:
-    """One point that is declared wide rounded to the narrow format, and no other."""
+    """Return candidates that round a single point, declared wide, to the narrow format."""
     return [
         Candidate(
             f"{point} {narrow}",
@@ -188,7 +189,7 @@ def alone(declared: Recipe, narrow: str) -> list[Candidate]:
 
 
 def references(declared: Recipe) -> list[Candidate]:
-    """P relative to another number than the recipe declares; all of them are correct."""
+    """Return candidates that round P relative to another number than declared; all of them are correct."""
     return [
         Candidate(f"p relative to {kind}", words, ((1.0, declared.replace(p_relative_to=kind)),))
         for kind, words in REFERENCES.items()
@@ -197,7 +198,7 @@ def references(declared: Recipe) -> list[Candidate]:
 
 
 def truncations(declared: Recipe) -> list[Candidate]:
-    """Cut towards zero where the recipe rounds to nearest."""
+    """Return candidates that truncate towards zero where the recipe rounds to nearest."""
     plan = (
         ("P was", ("p",)),
         ("dS was", ("ds",)),
@@ -214,7 +215,7 @@ def truncations(declared: Recipe) -> list[Candidate]:
 
 
 def float32_candidates(declared: Recipe) -> list[Candidate]:
-    """Operands or sums of other widths than a float32 or float64 recipe declares."""
+    """Return candidates for a float32 or float64 recipe, with operands or sums of another width than declared."""
     found = []
     if declared.inputs == "float32":
         for fmt in ("bfloat16", "float16"):
@@ -234,7 +235,7 @@ def float32_candidates(declared: Recipe) -> list[Candidate]:
 
 
 def in_words(declared: Recipe, other: Recipe) -> str:
-    """How another recipe differs from the declared one, by rounding point.
+    """Say at which rounding points another recipe differs from the declared one.
 
     >>> from ringspec.recipes import recipe
     >>> in_words(recipe("bf16"), recipe("bf16").replace(ds="float32", name="x"))
@@ -252,7 +253,7 @@ def in_words(declared: Recipe, other: Recipe) -> str:
         if want != got:
             parts.append(f"{noun} {verb(want, got)} {got} (declared {want})")
     if not parts:
-        parts.append("blocks and merges in another order")
+        parts.append("blocks and merges are in another order")
     return f"{other.name}: {'; '.join(parts)}"
 
 
@@ -261,7 +262,7 @@ def verb(want: str, got: str) -> str:
 
 
 def predictions_of(candidates: Sequence[Candidate]) -> tuple[Prediction, ...]:
-    """Every (recipe, truncated points) of which some candidate needs a prediction, once."""
+    """Return every (recipe, truncated points) for which some candidate needs a prediction, once each."""
     found: list[Prediction] = []
     for candidate in candidates:
         for _, recipe in candidate.terms:

@@ -1,34 +1,35 @@
 """Infer the arithmetic of a kernel: compare its errors with the predicted noise of several recipes.
 
-A kernel that rounds dS twice has more noise in dq and dk and as much as before in o and dv; one that
-keeps P in float32 has less; one that truncates P has a mean error as well. So noise is a fingerprint
+Compared with the declared recipe, a kernel that rounds dS twice has more noise in dq and dk and the same in o and dv;
+one that keeps P in float32 has less; one that truncates P has a mean error as well. So noise is a fingerprint
 (docs/conform/noise.md).
 
-Each candidate predicts for each element a standard deviation sd and a mean m (0 except for
-truncation). Its score in a tensor is a Gaussian quasi-log-likelihood::
+Each candidate predicts a standard deviation sd and a mean m (0 except for truncation) for each
+element. Its score in a tensor is a Gaussian quasi-log-likelihood::
 
     score = n * average over elements of ( -log sd - (e - m)^2 / (2 sd^2) )
 
-(e - m)^2 / sd^2 is cut at :data:`CUT`, so that a few wrong elements do not choose a recipe; those are the
-subject of :mod:`ringspec.compare.statistics.tests`. The average takes the place of a sum over elements:
-predictions are accurate only to :data:`MODEL` and elements share errors, so a million of them tell no more
-about a recipe than n = 1 / (2 MODEL^2) = 102 independent ones, or the tensor's rows if these are fewer. A
-prediction that is off by the factor 1 + x then loses 102 x^2: 1 for 10 %, which says little, 6 for the
+(e - m)^2 / sd^2 is cut at :data:`CUT`, so that a few wrong elements do not choose a recipe; the tests of
+:mod:`ringspec.compare.statistics.tests` find those. The score is an average times n, not a sum over elements,
+because predictions are accurate only to :data:`MODEL` and elements share errors. A million elements therefore say no
+more about a recipe than n = 1 / (2 MODEL^2) = 102 independent ones, or the tensor's rows if these are fewer. A
+prediction that is off by the factor 1 + x then loses 102 x^2 nats: 1 for 10 %, which says little, 6 for the
 25 % of a dS rounded twice, 50 for twice the noise. Margins are in nats: e^-margin is a likelihood ratio
-that counts the model's own error.
+that takes the model's own error into account.
 
-Candidates come in an order: the declared recipe, small changes of it, other recipes. Of those within
-:data:`EVEN` nats of the best score the first is *the best*: the result must not depend on the last digits
-of a machine's products, and of two candidates with the same meaning the simpler one is named.
+Candidates have an order: the declared recipe, small changes of it, other recipes. *The best* is the first of those
+within :data:`EVEN` nats of the best score. So the result does not depend on the last digits of a machine's products,
+and of two candidates with the same meaning the simpler one is named.
 
-A fit is *good* if the rms of error / predicted, uncut, lies within the band of a correct kernel in every tensor.
-If no fit is good, the nearest is named as such and nothing is concluded. Only the batch and key head with the
+A fit is *good* if in every tensor the rms of error / predicted, uncut, lies within the band of a correct kernel.
+If no fit is good, the nearest one is named as such, and nothing is concluded. Only the batch and key head with the
 largest errors are used.
 
 The declared recipe is *contradicted* if another one fits better by :data:`CONTRADICTION` nats and the
-declared one's own rms of error / predicted leaves the band of
+declared one's own rms of error / predicted is outside the band of
 :func:`~ringspec.compare.statistics.types.allowance_for` in some tensor. A candidate with the same prediction
-as the declared one (partials, with one worker) cannot be distinguished; the declared one is then the best.
+as the declared one cannot be distinguished from it (rounded partials with one worker, for example); the
+declared one is then the best.
 """
 
 from __future__ import annotations
@@ -55,19 +56,19 @@ __all__ = ["Fit", "Inference", "infer"]
 MODEL = 0.07  # relative error of a predicted standard deviation
 CUT = 25.0
 CONTRADICTION = 4.0
-EVEN = 1.0  # nats by which a candidate must beat those before it to be named
-LEAST = 1e-2  # of the declared median variance: added to every candidate's
+EVEN = 1.0  # nats by which a candidate must beat the earlier ones to be named
+LEAST = 1e-2  # this fraction of the declared median variance is added to every candidate's variance
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 Predictor = Callable[..., Predicted]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How one ``candidate`` fits the errors of a kernel.
+    """How well one ``candidate`` fits the errors of a kernel.
 
-    ``name``: that of the candidate; ``margin``: nats below the best one; ``rms`` by tensor: the root
-    mean square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5; ``scores`` by
-    tensor. ``good``: whether every rms lies in the band of a kernel that computes so.
+    ``name``: that of the candidate. ``margin``: nats below the best one. ``rms`` by tensor: the root
+    mean square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5. ``scores`` by
+    tensor. ``good``: whether every rms is in the band of a kernel with this arithmetic.
     """
 
     candidate: Candidate
@@ -88,7 +89,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Inference:
-    """``fits`` from the best to the worst; ``declared`` and ``best`` are two of them, or one.
+    """All ``fits`` from the best to the worst; ``declared`` and ``best`` are two of them, possibly the same.
 
     ``contradicted``: whether the errors contradict the declared recipe.
     """
@@ -105,13 +106,13 @@ class Inference:
         return tuple(f for f in self.fits if f is not self.best and f.margin < near)
 
     def lines(self, was_declared: bool = True) -> list[str]:
-        """In words: what fits best, by how much, and whether the declared recipe is contradicted.
+        """Say what fits best, by how much, and whether the declared recipe is contradicted.
 
-        ``was_declared``: False where the target declares none, and that of its input format was taken.
+        ``was_declared``: False if the target declares no recipe, and that of its input format was used.
         """
         name = f"the declared recipe {self.declared.name}"
         if not was_declared:
-            name = f"recipe {self.declared.name}, taken as none is declared,"
+            name = f"recipe {self.declared.name}, used because none is declared,"
         others = [fit.candidate.words for fit in self.alike if fit.good]
         if not self.best.good:
             nearest = name if self.best is self.declared else self.best.candidate.words
@@ -127,7 +128,7 @@ class Inference:
             f"{name} is {verdict} ({self.declared.seen()})",
             f"{self.best.candidate.words}: fits better by {by:.1f} nats ({self.best.seen()})",
         ]
-        return [*lines, f"hardly told from it: {'; '.join(others)}"] if others else lines
+        return [*lines, f"hard to distinguish from it: {'; '.join(others)}"] if others else lines
 
 
 def infer(
@@ -138,13 +139,12 @@ def infer(
     predict: Predictor,
     candidates: Sequence[Candidate] | None = None,
 ) -> Inference:
-    """The candidate whose noise is most like the errors of one problem.
+    """Find the candidate whose noise is most like the errors of one problem.
 
     ``errors``: got - truth by tensor, float64 in its shape (o [B, H, Sq, Dv], lse, dq, dk, dv: those that
-    exist); ``attention`` and
-    ``geometry`` as :func:`ringspec.compare.noise.predict.predict` takes them, and ``predict`` that function.
-    ``candidates``: the declared recipe first (default: :func:`candidates_for` it). Elements
-    whose error is not finite are left out.
+    exist). ``attention`` and ``geometry``: arguments of ``predict``, which is
+    :func:`ringspec.compare.noise.predict.predict`. ``candidates``: the declared recipe first (None:
+    :func:`candidates_for` it). Elements whose error is not finite are ignored.
     """
     used = recipe_of(declared)
     candidates = candidates_for(used) if candidates is None else tuple(candidates)
@@ -172,7 +172,7 @@ def infer(
 def worst_head(
     attention: Attention, errors: Mapping[str, Array], noise: Predicted
 ) -> tuple[Attention, dict[str, Array]]:
-    """The batch and key head whose errors are largest in units of ``noise``, as a problem of one key head.
+    """Select the batch and key head with the largest errors in units of ``noise``, as a problem of one key head.
 
     One head has enough rows to distinguish recipes, and takes less time.
     """
@@ -203,7 +203,7 @@ def worst_head(
 
 
 def uncut_rms(error: Array, variance: Array, declared_sd: Array) -> float:
-    """rms of error / sd without a cut, over the elements that :func:`score` uses."""
+    """Return the rms of error / sd without a cut, over the elements that :func:`score` uses."""
     held, used = held_variance(error, variance, declared_sd)
     return float(np.sqrt((error[used] ** 2 / held).mean())) if used.any() else 1.0
 
@@ -211,9 +211,9 @@ def uncut_rms(error: Array, variance: Array, declared_sd: Array) -> float:
 def held_variance(
     error: Array, variance: Array, declared_sd: Array
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """The variance of the elements that are used, and a mask of them.
+    """Return the variance of the elements that are used, and a mask of them.
 
-    A hundredth of the declared median is added, so that elements almost without noise do not decide.
+    A hundredth of the declared median is added, so that elements almost without noise do not dominate.
     """
     used = np.isfinite(error) & (declared_sd > 0)
     least = LEAST * float(np.median(declared_sd[used])) ** 2 if used.any() else 0.0
@@ -221,7 +221,7 @@ def held_variance(
 
 
 def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, float]:
-    """rms of error / sd, where an element counts at most sqrt(CUT), and the score of one tensor."""
+    """Return the rms of error / sd, where an element counts at most sqrt(CUT), and the score of one tensor."""
     held, used = held_variance(error, variance, declared_sd)
     if not used.any():
         return 1.0, 0.0
@@ -232,10 +232,10 @@ def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, flo
 
 
 def one_per_meaning(fits: Sequence[Fit]) -> list[Fit]:
-    """The first candidate of each meaning, with the numbers of the one that fits best.
+    """Keep one fit for each meaning: the first candidate, with the numbers of the one that fits best.
 
-    Orders of merging differ by less than the order in which a processor adds; if they were separate, the name of
-    the best would depend on the machine.
+    Different orders of merging change the noise less than the order in which a processor adds. If they were separate,
+    the name of the best would depend on the machine.
     """
     found: dict[tuple[object, ...], Fit] = {}
     for fit in fits:
@@ -258,6 +258,6 @@ def concluded(fits: Sequence[Fit]) -> Inference:
 
 
 def within(ratio: float, used: Recipe, tensor: str) -> bool:
-    """Whether an rms of error / predicted is that of a kernel that computes by this recipe."""
+    """Return whether an rms of error / predicted is in the band of a kernel that computes by this recipe."""
     band = allowance_for(used, tensor)
     return band.low <= ratio <= band.high

@@ -1,15 +1,16 @@
 """Noise of P and dS in the backward pass, pair by pair, before their products.
 
-P = exp(s - lse) is computed again, from the forward's lse, so with dz = dS (times 1 - tanh^2)::
+The backward computes P = exp(s - lse) again, from the forward's lse. With dz = dS (times 1 - tanh^2)::
 
     d P_ij  = P_ij (sigma_ij - d lse_i + its own roundings)
     d dz_ij = x_ij sigma_ij - dz_ij d lse_i - y_ij d delta_i + private_ij,
               y = p (1 - t^2),  x = dz - 2 t ds / softcap
 
-``private`` contains what no other pair shares: the rounding of exp, the accumulation of dp, the rounding of
-dS. d lse and d delta belong to the row. If the backward's scores equal the forward's bit for bit (the same
-product, rounded alike), sigma is in both: cov(sigma_ij, d lse_i) = p var sigma, cov(sigma_ij, d delta_i) =
-p X var sigma, and most of it cancels in a peaked row. Otherwise these are 0 (``common`` is 0, not sigma).
+Here sigma is the error of a score. ``private`` contains what no other pair shares: the rounding of exp, the accumulation
+of dp, the rounding of dS. d lse and d delta are common to the row. If the backward's scores equal the forward's bit for
+bit (the same product, rounded alike), sigma also contributes to d lse and d delta: cov(sigma_ij, d lse_i) = p var sigma,
+cov(sigma_ij, d delta_i) = p X var sigma (X as in ``rows``), and most of it cancels in a peaked row. Otherwise these
+covariances are 0 (``common``, the shared variance, is 0 instead of var sigma).
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class PairNoise:
-    """[G, Sq, Sk] each. ``private``: of dz but for its rounding ``of_ds``; ``kept``: of P * keep as operand.
+    """Errors of dz and P of a head, each [G, Sq, Sk].
 
-    ``dz``: all of dz's error before it is rounded. The bounds of ``private`` and ``kept`` include all terms of
-    lse and delta above first order; ``growth`` [G, Sq] = e^|d lse| - 1 is their factor.
+    ``private``: the error of dz that no other pair shares, without ``of_ds``, the rounding of dz as operand. ``kept``: the
+    error of P * keep as operand. ``dz``: all of dz's error before it is rounded. The bounds of ``private`` and ``kept``
+    include all terms of lse and delta above first order; their factor is ``growth`` [G, Sq] = e^|d lse| - 1.
     """
 
     private: Error
@@ -51,7 +53,7 @@ class PairNoise:
 
 
 def derivatives(head: Head) -> tuple[Array, Array]:
-    """x and y of the module's docstring: the derivatives of dz by its score and by -delta."""
+    """Return x and y of the module's docstring: the derivatives of dz with respect to its score and to -delta."""
     assert head.ds is not None and head.dz is not None
     if head.damping is None:
         return head.dz, head.p
@@ -67,7 +69,7 @@ def pair_noise(
     truncated: tuple[str, ...] = (),
     inner: float = 1.0,
 ) -> PairNoise:
-    """All errors of dz and of P for one head."""
+    """Compute all errors of dz and of P for one head."""
     assert head.ds is not None and head.dz is not None and head.dp is not None
     p, ds, dz, sigma = head.p, head.ds, head.dz, sources.sigma
     own = own_error(head, recipe)
@@ -77,7 +79,7 @@ def pair_noise(
         growth = np.expm1(read.lse.bound)
         mine = np.expm1(sigma.bound) * (1 + own.bound) + own.bound
     both = mine + growth[..., None] * (1 + mine)
-    # Bounds: all of dz's error but dz * growth and y * d delta.
+    # The bound covers all of dz's error except dz * growth and y * d delta.
     bound = np.abs(dz) * mine * (1 + growth[..., None])
     bound += y * ((1 + both) * of_dp.bound + both * read.delta.bound[..., None])
     if head.tanh is not None:
@@ -96,7 +98,7 @@ def pair_noise(
 
 
 def own_error(head: Head, recipe: Recipe) -> Error:
-    """Relative error of exp(s - lse) by its argument and its own rounding; p = 1 is exact."""
+    """Return the relative error of exp(s - lse), by its argument and its own rounding; p = 1 is exact."""
     p = head.p
     lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
     of_argument = rounding(np.where(p > 0, head.s - lse[..., None], 0.0), recipe.statistics)
@@ -106,7 +108,7 @@ def own_error(head: Head, recipe: Recipe) -> Error:
 
 
 def dp_error(head: Head, recipe: Recipe, inner: float) -> Error:
-    """The accumulation of dp = <dy, v>, times the dropout factor."""
+    """Return the error of accumulating dp = <dy, v>, times the dropout factor."""
     assert head.dy is not None and head.dp is not None
     total = head.dp if head.keep is None else head.dy @ head.v.T
     squares = (head.dy**2) @ (head.v**2).T
@@ -119,7 +121,7 @@ def dp_error(head: Head, recipe: Recipe, inner: float) -> Error:
 def whole_variance(
     head: Head, sources: Sources, read: ReadNoise, private: Array, x: Array, y: Array
 ) -> Array:
-    """Variance of the error of each dz, including what it shares with its row."""
+    """Return the variance of the error of each dz, including what it shares with its row."""
     assert head.dz is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     dz, total = head.dz, head.delta + head.dlse
@@ -133,7 +135,7 @@ def whole_variance(
 def operand_rounding(
     x: Array, name: str, upstream: Array, reach: Array, truncated: bool
 ) -> tuple[Error, Array]:
-    """Rounding of an operand, or its truncation with the mean of the truncation error."""
+    """Return the error of rounding an operand, or of truncating it, and the mean of the truncation error."""
     if not truncated:
         return rounding(x, name, upstream=upstream, reach=reach), np.zeros(x.shape)
     made, mean = truncation(x, name, 0.0)
@@ -143,9 +145,9 @@ def operand_rounding(
 def kept_noise(
     head: Head, recipe: Recipe, own: Error, mine: Array, growth: Array, truncated: bool
 ) -> tuple[Error, Array]:
-    """The error of P * keep as operand of dv, and its mean.
+    """Return the error of P * keep as operand of dv, and its mean.
 
-    In a row of equal scores all P round alike; this common error is the mean.
+    In a row of equal scores all P have the same rounding error; this common error is the mean.
     """
     p = head.p
     kept = p if head.keep is None else p * head.keep

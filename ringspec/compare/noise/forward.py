@@ -1,21 +1,22 @@
 """Noise of o and lse: the effect of each rounding of the forward pass on a row.
 
-With e_ij = exp(s_ij - m), l = sum e, o = sum e keep v / l and true values throughout, the error sources of
-one row i are independent, and to first order (p = e / l, in the final row)::
+Let e_ij = exp(s_ij - m), l = sum e, o = sum e keep v / l, and p = e / l in the final row, all of them true
+values. The error sources of one row i are independent. To first order::
 
     d o_id = sum_j zeta_ij v_jd                                    P as operand, in units of p
-           + sum_j p_ij (sigma_ij + eta_ij) (keep_ij v_jd - o_id)  scores, and roundings of e: both sums
+           + sum_j p_ij (sigma_ij + eta_ij) (keep_ij v_jd - o_id)  scores, and roundings of e, which enter both sums
            - o_id lambda_i                                         roundings of l
            + sum_n gamma_in u_ind                                  rescaling factors of partial results
            + omega_id                                              roundings of o itself
     d lse_i = sum_j p_ij (sigma_ij + eta_ij) + lambda_i + sum_n gamma_in a_in + rounding of lse
 
-The e of a step are rounded at their size relative to what the recipe names (``p_relative_to``,
-:mod:`~ringspec.compare.noise.p_relative_to`): the block's maximum where blocks are merged, the running one where a state
-is carried, and so on. So the order of steps decides binades, and an e that is exactly 1 rounds without
+The e of a step are rounded relative to the number that the recipe names (``p_relative_to``,
+:mod:`~ringspec.compare.noise.p_relative_to`): the block's maximum if blocks are merged, the running maximum if a state
+is carried, and so on. So the order of steps determines binades, and an e that is exactly 1 has no rounding
 error. A partial result enters the final row with the weight exp(m - lse). A rescaling factor c = exp(m_a - m)
-multiplies a whole partial sum, so its error is one number for all d (``shared``), with u = exp(m_a - lse) (o_a - l_a o), a = exp(m_a - lse) l_a.
-Rescaling between tiles of one block is counted element by element instead.
+multiplies a whole partial sum, so its error is one number for all d (``shared``), with
+u = exp(m_a - lse) (o_a - l_a o) and a = exp(m_a - lse) l_a. Rescaling between tiles of one block is counted element by
+element instead.
 
 Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691; rules SOFT-1 to SOFT-4, NUM-2, NUM-3.
 """
@@ -52,7 +53,7 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class Shared:
-    """One error gamma of a row: o moves by gamma * ``u`` [G, Sq, Dv], lse by gamma * ``a`` [G, Sq]."""
+    """One error gamma of a row, which changes o by gamma * ``u`` [G, Sq, Dv] and lse by gamma * ``a`` [G, Sq]."""
 
     u: Array
     a: Array
@@ -63,9 +64,10 @@ class Shared:
 class Sources:
     """The error sources of one head in the forward pass, filled block by block.
 
-    ``sigma``, ``eta`` [G, Sq, Sk] relative errors of e; ``common`` the variance of sigma that the backward
-    has as well; ``zeta`` in units of p, with ``mean`` its predictable part; ``lam`` [G, Sq]; ``omega``, with ``drift`` and ``explained`` of it [G, Sq, Dv]; ``top``, ``bottom``: bounds of the numerator's
-    and the denominator's errors that are shared, in units of the final row.
+    ``sigma``, ``eta`` [G, Sq, Sk]: relative errors of e. ``common``: the part of sigma's variance that the backward's
+    scores share. ``zeta``: in units of p, with its predictable part ``mean``. ``lam`` [G, Sq]. ``omega`` [G, Sq, Dv], with
+    its known part ``drift`` and the variance ``explained`` by that. ``top``, ``bottom``: bounds of the shared errors of the
+    numerator and of the denominator, in units of the final row.
     """
 
     sigma: Error
@@ -84,7 +86,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class State:
-    """The running softmax of some rows: m, l [G, n]; o unnormalised or, with l = 1, normalised."""
+    """The running softmax of some rows: m, l [G, n]; o unnormalised, or normalised with l = 1."""
 
     m: Array
     l: Array
@@ -92,14 +94,14 @@ class State:
 
 
 def score_error(head: Head, recipe: Recipe, inner: float) -> Error:
-    """sigma: the error of each score, from its product, the soft cap and its rounding."""
+    """Return sigma: the error of each score, from its product, the soft cap and its rounding."""
     q, k, width = head.q, head.k, float(head.q.shape[2])
     squares = (q * q) @ (k * k).T
     total = q @ k.T
     digits = 2 * format_of(recipe.inputs).precision
     error = product_error(total, squares, width, recipe.products, digits)
     error = Error(inner * error.variance, error.bound).times(head.scale)
-    if recipe.products == "float64":  # there scale, bias and soft cap are rounded as s itself is
+    if recipe.products == "float64":  # then scale, bias and soft cap are rounded as s itself is
         error = error + rounding(head.s, "float64") + rounding(head.s, "float64")
     if head.tanh is not None:
         assert head.softcap is not None and head.damping is not None
@@ -117,7 +119,7 @@ def forward_sources(
     same_scores: float = 1.0,
     inner: float = 1.0,
 ) -> Sources:
-    """Run all workers, steps and tiles with true values, and record each rounding."""
+    """Run all workers, steps and tiles with true values, and record the error of each rounding."""
     pairs, rows = head.s.shape, head.lse.shape
     sigma = score_error(head, recipe, inner)
     sources = Sources(
@@ -156,7 +158,7 @@ def empty_state(head: Head, queries: Integers) -> State:
 
 
 def factor(m_part: Array, m: Array) -> Array:
-    """exp(m_part - m); 0 for an empty part."""
+    """Return exp(m_part - m); 0 for an empty part."""
     return np.exp(m_part - finite(m))
 
 
@@ -170,14 +172,14 @@ class Worker:
     truncated: bool
 
     def weight(self, queries: Integers, m: Array) -> Array:
-        """exp(m - lse): the weight in the final row of a partial sum relative to m; 0 for empty rows."""
+        """Return exp(m - lse): the final row's weight of a partial sum relative to m; 0 for empty rows."""
         lse = self.head.lse[:, queries]
         nothing = np.isneginf(m) | np.isneginf(lse)
         difference = np.subtract(m, lse, where=~nothing, out=np.zeros(m.shape))
         return np.where(nothing, 0.0, np.exp(difference))
 
     def block(self, queries: Integers, tiles: list[Integers], reference: Reference) -> State:
-        """One block of keys, tile by tile (SOFT-1), as it leaves the block."""
+        """Compute one block of keys, tile by tile (SOFT-1), up to the state that the block returns."""
         state = empty_state(self.head, queries)
         reference.begin(tiles)
         for n, keys in enumerate(tiles):
@@ -188,7 +190,7 @@ class Worker:
         return State(state.m, state.l, self.noted(queries, state.m, o, state.o))
 
     def noted(self, queries: Integers, m: Array, o: Partial, before: Partial) -> Partial:
-        """Record in omega, at their final weight, the roundings of o since ``before``; return o."""
+        """Record in omega, with their final weight, the roundings of o since ``before``; return o."""
         w = self.weight(queries, m)[..., None]
         omega = self.sources.omega
         omega.variance[:, queries] += (o.local.variance - before.local.variance) * w**2
@@ -198,7 +200,7 @@ class Worker:
         return o
 
     def note_sum(self, queries: Integers, m: Array, error: Error) -> None:
-        """Record an error of l at maximum m."""
+        """Record an error of l while the maximum is m."""
         lam, w = self.sources.lam, self.weight(queries, m)
         lam.variance[:, queries] += error.variance * w**2
         lam.bound[:, queries] += error.bound * w
@@ -206,7 +208,7 @@ class Worker:
     def absorb(
         self, queries: Integers, keys: Integers, state: State, reference: Reference, first: bool
     ) -> State:
-        """SOFT-1: e = exp(s - m), l = c l + sum e, o = c o + P v, for one tile."""
+        """Absorb one tile (SOFT-1): e = exp(s - m), l = c l + sum e, o = c o + P v."""
         head, recipe = self.head, self.recipe
         index = np.ix_(np.arange(head.s.shape[0]), queries, keys)
         s = reference.scores(keys)
@@ -227,9 +229,9 @@ class Worker:
     def operand(
         self, index: tuple, s: Array, relative_to: Array, m: Array, w: Array
     ) -> tuple[Array, Error, Array]:
-        """P in units of exp(m) as it enters P v, its error and the known part of it; record eta and zeta.
+        """Return P in units of exp(m) as it enters P v, its error and the known part of that; record eta and zeta.
 
-        P = exp(s - ``relative_to``) is what is rounded. Where that is 1, P is the rounded dropout
+        The number that is rounded is P = exp(s - ``relative_to``). If that is 1, P is the rounded dropout
         factor.
         """
         recipe, sources = self.recipe, self.sources
@@ -267,23 +269,23 @@ class Worker:
         operand: tuple[Array, Error, Array],
         first: bool,
     ) -> Partial:
-        """o = c o + P v: errors of P, of the accumulation and of the addition."""
+        """Compute o = c o + P v, with the errors of P, of the accumulation and of the addition."""
         recipe, v = self.recipe, self.head.v[keys]
         x, of_p, known = operand
         terms = (x > unit_roundoff(recipe.products)).sum(axis=2)[..., None]
         squares = v * v
         error = product_error(x @ v, (x * x) @ squares, terms, recipe.products)
         upstream = Error(of_p.variance @ squares, of_p.bound @ np.abs(v))
-        value = (x + known) @ v  # the value that a rounding of o rounds
+        value = (x + known) @ v  # the value to which the rounding of o is applied
         share = partial(value, upstream, spacing(value, recipe.products))
         share = Partial(share.value, share.grid, share.error + error, error)
-        # The error of the running o is recorded already, at the same final weight.
+        # The error of the running o is already recorded, with the same final weight.
         brought = state.o.times(c)
         o = share if first else brought.plus(share).rounded(recipe.products)
         return self.noted(queries, m, o, brought)
 
     def note_factor(self, queries: Integers, state: State, c: Array) -> None:
-        """Record the rounding of a factor between tiles, element by element."""
+        """Record the rounding of a rescaling factor between tiles, element by element."""
         of_c = self.relative(c)
         w = self.weight(queries, state.m)
         o, omega, lam = self.head.o[:, queries], self.sources.omega, self.sources.lam
@@ -294,7 +296,7 @@ class Worker:
         self.sources.bottom[:, queries] += of_c.bound * w * state.l
 
     def relative(self, c: Array) -> Error:
-        """Relative error of a factor exp(..) or quotient; 0 and 1 are exact."""
+        """Return the relative error of a factor exp(..) or quotient; 0 and 1 are exact."""
         made = rounding(c, self.recipe.statistics).relative_to(c)
         exact = (c == 0) | (c == 1)
         return Error(np.where(exact, 0.0, made.variance), np.where(exact, 0.0, made.bound))
@@ -302,9 +304,9 @@ class Worker:
     def note_shared(
         self, queries: Integers, made: Error, o: Array, mass: Array, of_sum: bool = True
     ) -> None:
-        """Record a relative error of a part of the row: ``o`` its numerator, ``mass`` its denominator.
+        """Record a relative error of a part of the row, with its numerator ``o`` and its denominator ``mass``.
 
-        Without ``of_sum`` the error affects only the numerator.
+        Without ``of_sum``, the error affects only the numerator.
         """
         whole = self.head.o[:, queries]
         u, a = np.zeros(self.head.o.shape), np.zeros(self.head.lse.shape)
@@ -319,7 +321,7 @@ class Worker:
             self.sources.bottom[:, queries] += made.bound * mass
 
     def merge(self, queries: Integers, a: State, b: State, first: bool) -> State:
-        """SOFT-1, NUM-3: two unnormalised states. At most one of the two factors is not 1 or 0."""
+        """Merge two unnormalised states (SOFT-1, NUM-3). At most one of the two factors differs from 1 and 0."""
         m = np.maximum(a.m, b.m)
         c_a, c_b = factor(a.m, m), factor(b.m, m)
         l = c_a * a.l + c_b * b.l
@@ -335,7 +337,7 @@ class Worker:
     def joined(
         self, queries: Integers, m: Array, a: tuple[Partial, Array], b: tuple[Partial, Array]
     ) -> Partial:
-        """NUM-3: round both products, their sum, and the result to the carried format."""
+        """Round both products, their sum, and the result to the carried format (NUM-3)."""
         recipe = self.recipe
         before = a[0].times(a[1]).plus(b[0].times(b[1]))
         one, other = Merged.of(*a, recipe.merge), Merged.of(*b, recipe.merge)
@@ -344,7 +346,7 @@ class Worker:
         return self.noted(queries, m, o, before)
 
     def normalised(self, queries: Integers, state: State) -> State:
-        """(m, l, o) as (lse, 1, o / l); lse, the weight of the whole block, is rounded."""
+        """Convert (m, l, o) to (lse, 1, o / l); lse, the weight of the whole block, is rounded."""
         empty = state.l == 0
         safe = np.where(empty, 1.0, state.l)
         lse = np.where(empty, -np.inf, state.m + np.log(safe))
@@ -355,7 +357,7 @@ class Worker:
         return State(lse, np.where(empty, 0.0, 1.0), o)
 
     def merge_normalised(self, queries: Integers, a: State, b: State, first: bool) -> State:
-        """SOFT-3: weights exp(lse_n - lse), each rounded; the new lse is rounded."""
+        """Merge two normalised states (SOFT-3) with weights exp(lse_n - lse), each rounded; the new lse is rounded."""
         m = np.maximum(a.m, b.m)
         e_a, e_b = factor(a.m, m), factor(b.m, m)
         empty = e_a + e_b == 0
@@ -373,7 +375,7 @@ class Worker:
         return State(lse, np.where(empty, 0.0, 1.0), o)
 
     def finish(self, queries: Integers, state: State) -> None:
-        """FWD-5: sinks join the denominator; their factor and sum are rounded."""
+        """Add the sinks to the denominator (FWD-5); their factor and sum are rounded."""
         sinks = self.head.sinks
         if sinks is None:
             return

@@ -1,29 +1,31 @@
 """The rounding noise of every element, predicted from a declared recipe and the true values.
 
-:func:`predict` gives the standard deviation and a hard bound of the error of each element of o, lse, dq, dk, dv
-(dsinks, dbias), for a :class:`~ringspec.recipes.Recipe` and a :class:`~ringspec.compare.noise.problem.Geometry`;
-:meth:`Noise.variance_of_sums` the variance of weighted sums of errors (docs/conform/noise.md). Derivations:
+:func:`predict` returns the standard deviation and a hard bound of the error of each element of o, lse, dq, dk, dv
+(dsinks, dbias), for a :class:`~ringspec.recipes.Recipe` and a :class:`~ringspec.compare.noise.problem.Geometry`.
+:meth:`Noise.variance_of_sums` returns the variance of weighted sums of errors (docs/conform/noise.md). The
+derivations are in:
 
 =================  ===============================================================================
 ``problem``        the input: true values and geometry
 ``rounding``       one rounding, an accumulated sum, a value that is rounded several times
 ``p_relative_to``  the number relative to which P is rounded
 ``forward``        the error sources of o and lse, block by block in the ring's order
-``rows``           from these to o, lse and delta
+``rows``           the errors of o, lse and delta that follow from these sources
 ``backward``       P and dS of the backward pass
 ``ring``           dq, dk, dv: sums over tiles and ring steps
-``sums``           variance of sums: weights taken back through the adjoint
+``sums``           the variance of sums: weights propagated back through the adjoint
 =================  ===============================================================================
 
-**Bound.** The worst case of every rounding (half a spacing at the largest value that it can meet) and of every
-sum (n r sum |x|), carried through the same linear maps with absolute values, and through exp, quotients
-and products, keeping the higher-order terms of errors that rows and pairs share. It is proven for a kernel
+**Bound.** The worst case of every rounding (half a spacing at the largest value that it can have) and of every
+sum (n r sum |x|), propagated through the same linear maps with absolute values, and through exp, quotients
+and products including the higher-order terms of errors that rows and pairs share. It is proven for a kernel
 that rounds where the recipe says, except for errors of its exp and log beyond half a spacing.
 
 **Measured** on 260 random problems of the specification's ring (S of 64 to 192, W of 1, 2, 4, 8, all layouts and
-circulations, logits of standard deviation 0.01 to 8, tiles, masks, sinks, soft cap, bias, dropout, dlse), errors
-against float64, of the recipe float64 against extended precision. Root mean square of error / sd of a tensor:
-median over problems, extremes; then the largest |error| / bound (``tests/benchmarks/calibrate_noise.py``)::
+circulations, logits of standard deviation 0.01 to 8, tiles, masks, sinks, soft cap, bias, dropout, dlse). Errors are
+against float64, and for the recipe float64 against extended precision. Each column has the median, the least and the
+greatest over problems of the root mean square of error / sd of the tensor, then the largest |error| / bound
+(``tests/benchmarks/calibrate_noise.py``)::
 
     recipe         o                      lse                    dq                     dk                     dv
     float64        1.05 0.73..1.29 0.33   1.08 0.91..1.30 0.41   1.08 0.86..1.65 0.04   1.08 0.92..1.49 0.03   1.08 0.94..1.67 0.10
@@ -40,14 +42,14 @@ median over problems, extremes; then the largest |error| / bound (``tests/benchm
     nki_impl_fp16  0.97 0.95..1.00 1.00   0.91 0.59..1.28 0.43   1.00 0.98..1.02 0.83   0.99 0.96..1.03 0.74   0.99 0.93..1.03 0.90
     nki_impl_fp32  1.04 0.76..1.36 0.10   0.91 0.73..1.42 0.19   0.90 0.68..1.33 0.02   0.90 0.72..1.39 0.01   0.87 0.68..1.28 0.05
 
-lse is float32 in most of them, and its accumulation order is not declared. CHUNK, INNER and UNDECLARED, which
-affect only float32 and float64 sums, were chosen on such problems; nothing else was fitted. Against PyTorch
-2.13's flash attention on a CPU (``tests/compare/test_noise_torch.py``): 0.96 to 1.05 in bfloat16, 0.92 to 1.11
-in float32. Sums of error - ``drift`` (slope on truth and random signs; whole tensor, head, worker; 40 problems
-each of five 16-bit recipes, W = 4): root mean square of sum / sd between 0.8 and 1.2.
+lse is float32 in most of these recipes, and its accumulation order is not declared. CHUNK, INNER and UNDECLARED, which
+affect only float32 and float64 sums, were chosen on such problems; nothing else was fitted. For PyTorch
+2.13's flash attention on a CPU (``tests/compare/test_noise_torch.py``) the ratio is 0.96 to 1.05 in bfloat16, 0.92 to
+1.11 in float32. For sums of error - ``drift`` (slope on truth and random signs; whole tensor, head, worker; 40 problems
+for each of five 16-bit recipes, W = 4), the root mean square of sum / sd is between 0.8 and 1.2.
 
-**Not covered**: overflow; truncating accumulators; an exp or log that errs by more than its last digit. In
-float32 recipes sd is known within a factor of 2, and so are sums. Rounding to nearest itself has a slope of
+**Not covered**: overflow; truncating accumulators; an exp or log whose error exceeds its last digit. In
+float32 recipes sd is known only within a factor of 2, also for sums. Rounding to nearest itself has a slope of
 about -0.2 u^2 on a smooth distribution of values (u = 2^-8 in bfloat16: -3e-6), which is not predicted here.
 """
 
@@ -83,8 +85,9 @@ from ringspec.recipes import Recipe, recipe
 __all__ = ["Noise", "predict"]
 
 TRUNCATIONS = ("p", "ds", "outputs", "gradients")
-UNDECLARED = 0.97  # between 1 and 0, whose predictions are up to 3 apart
-INNER = 0.5  # between 1 and the tenth of a sum in lanes
+# Between 1 (all of the variance is common) and 0, whose predictions differ by up to a factor of 3.
+UNDECLARED = 0.97
+INNER = 0.5  # between 1 (one accumulator) and 0.1 (a sum in lanes)
 
 
 @dataclass(frozen=True)
@@ -92,14 +95,14 @@ class Noise:
     """Predicted errors (result - truth) by tensor name, in the shape of each tensor: o [B, H, Sq, Dv], ...
 
     ``sd``     standard deviation; 0 where the result must be exact
-    ``bound``  of the absolute error
-    ``mean``   the predictable part of the error: truncation, the rounding of 1 / (1 - dropout_p), and of P in
-               rows of equal scores. ``sd`` is the deviation about it; ``bound`` includes it
-    ``drift``  another part that is known with its sign but counted in ``sd`` as random: the rounding of a
-               value whose place between two neighbours is known. Rows that see one key, or that share a
-               factor, round alike, so it adds up over a tensor. Subtract it from errors before summing;
-               :meth:`variance_of_sums` is the variance of the rest
-    ``attention``: the problem; ``heads``, ``stored`` and ``held``: data from which variances of sums follow.
+    ``bound``  largest absolute error
+    ``mean``   the predictable part of the error: truncation, the rounding of 1 / (1 - dropout_p), and the rounding
+               of P in rows of equal scores. ``sd`` is the deviation from it; ``bound`` includes it
+    ``drift``  another part whose value and sign are known, although ``sd`` counts it as random: the rounding of a
+               value whose place between two neighbours is known. Rows in which one key is visible, or that share
+               a factor, have the same rounding error, so ``drift`` adds up over a tensor. Subtract it from errors
+               before you sum them; :meth:`variance_of_sums` is the variance of the rest
+    ``attention``: the problem. ``heads``, ``stored`` and ``held``: data from which variances of sums are computed.
     """
 
     sd: Mapping[str, Array]
@@ -112,11 +115,11 @@ class Noise:
     held: Held = field(default_factory=Held, repr=False, compare=False)
 
     def variance_of_sums(self, name: str, weights: Array, labels: Integers | None = None) -> Array:
-        """Variance of the sum of weights * error over the elements of each label, [G].
+        """Return the variance of the sum of weights * error over the elements of each label, [G].
 
         ``weights`` has the tensor's shape. ``labels``: int [B, H, Sq] for o, lse, dq, [B, Hkv, Sk] for
-        dk, dv; G is the largest + 1, and negative labels are left out. None: one sum over all, as for
-        dsinks and dbias always. Raises OptionError for another name, ShapeError for other shapes.
+        dk, dv; G is the largest label + 1, and negative labels are ignored. None: one sum over all, the only choice
+        for dsinks and dbias. Raises OptionError for another name, ShapeError for other shapes.
         """
         if name not in self.sd:
             raise OptionError(
@@ -150,7 +153,7 @@ class Noise:
     def of_head(
         self, name: str, b: int, h: int, weights: Array, labels: Integers | None, count: int
     ) -> Array:
-        """The contribution [G] of batch b, key head h; name, weights, labels as above, count = G."""
+        """Return the contribution [G] of batch b, key head h; name, weights and labels are as above, count = G."""
         at = self.heads[b, h]
         chosen: int | slice = h
         if name not in ("dk", "dv"):
@@ -162,7 +165,7 @@ class Noise:
         return sum_of_rows(name, terms, mine, places, count)
 
     def of_parameters(self, name: str, weights: Array) -> Array:
-        """The one sum [1] over dsinks or dbias; weights as above."""
+        """Return the one sum [1] over dsinks or dbias; weights are as above."""
         total = float((weights**2 * self.stored[name]).sum())
         for b, h in self.heads:
             at, head = self.heads[b, h], head_of(self.attention, b, h)
@@ -186,15 +189,18 @@ def predict(
     same_scores: bool | None = None,
     sequential: bool = False,
 ) -> Noise:
-    """The noise of a kernel that computes ``attention`` as declared.
+    """Predict the noise of a kernel that computes ``attention`` as declared.
 
-    ``geometry``   None: one worker. ``stored``: by tensor name, the format in which the target stores a
-    result that is wider in its recipe, which adds a rounding. ``truncated``: points of
-    :data:`TRUNCATIONS` at which it rounds toward zero, not to nearest (OptionError for others). ``same_scores``: whether
-    the scores of the backward pass equal those of the forward bit for bit; if not, float32 gradients of peaked
-    rows have up to 3 times the noise. None: not declared; the fraction UNDECLARED of their variance counts as
-    common. ``sequential``: q k and dy v are accumulated one term after the other; False: not declared, and the
-    fraction INNER of that variance counts.
+    ``geometry``   None: one worker
+    ``stored``     by tensor name, the format in which the target stores a result that is wider in its recipe;
+                   this adds a rounding
+    ``truncated``  points of :data:`TRUNCATIONS` at which the kernel rounds toward zero, not to nearest (OptionError
+                   for others)
+    ``same_scores``    whether the scores of the backward pass equal those of the forward bit for bit. If not, float32
+                   gradients of peaked rows have up to 3 times the noise. None: not declared, and the fraction
+                   UNDECLARED of the scores' variance counts as common to both
+    ``sequential``     True: q k and dy v are accumulated one term after the other. False: not declared, and the
+                   variance of this accumulation is multiplied by INNER
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = np.array([1.0, 3.0]).reshape(1, 1, 2, 1)
@@ -257,7 +263,7 @@ class Results:
         self.drift[name][index] += drift
 
     def noise(self, stored: Mapping[str, str]) -> Noise:
-        """Round once more if the target stores a narrower format, and take roots."""
+        """Round once more if the target stores a narrower format, and take square roots."""
         last = {name: np.zeros(x.shape) for name, x in self.value.items()}
         for name, format_name in stored.items():
             if name not in self.value:
@@ -330,7 +336,7 @@ def predict_head(
 
 
 def own_of_sinks(head: Head, used: Recipe) -> Error:
-    """The error of dsinks [G, N] from exp(sink - lse) and from the sum over rows."""
+    """Return the error of dsinks [G, N] from exp(sink - lse) and from the sum over rows."""
     assert head.sinks is not None and head.delta is not None
     exponent = head.sinks[:, None, :] - head.lse[..., None]
     p = np.exp(exponent)
@@ -352,7 +358,7 @@ def put_parameters(
     b: int,
     heads: slice,
 ) -> None:
-    """Predict dsinks and dbias, sums over rows (BWD-8, BWD-9)."""
+    """Predict dsinks and dbias, which are sums over rows (BWD-8, BWD-9)."""
     assert head.delta is not None and head.dz is not None
     if head.sinks is not None:
         p = np.exp(head.sinks[:, None, :] - head.lse[..., None])
@@ -380,13 +386,13 @@ def put_bias(
     b: int,
     heads: slice,
 ) -> None:
-    """Predict dbias: dz summed over the axes along which bias was broadcast."""
+    """Predict dbias: dz summed over the axes along which the bias was broadcast."""
     assert head.dz is not None
     b_size, h_size, n_q, n_k = tuple(results.value["dbias"].shape)
     y = head.p if head.damping is None else head.p * head.damping
     variance = pairs.dz.variance
     if n_k == 1:
-        # The sum is over the keys of a row, which share its delta.
+        # The sum is over the keys of a row, which share the row's delta.
         variance = sum_of_dz(OfDz.made(head, at, rounded=False), np.ones(head.dz.shape))
         variance = variance + (y.sum(axis=2) ** 2 * read.explained)[..., None]
     index = (b if b_size > 1 else 0, heads if h_size > 1 else slice(0, 1))

@@ -1,8 +1,8 @@
-"""The input of a prediction of rounding noise: true values, and the way in which a ring divides the problem.
+"""The input of a noise prediction: the true values, and how a ring divides the problem.
 
-All arrays are float64 and global, in token order, with true values and not those of a kernel. Noise is
+All arrays are float64 and global, in token order. Their values are true ones, not those of a kernel. Noise is
 computed for one :class:`Head` at a time: a key head with the query heads that share it, because dk and dv are
-sums over these heads and nothing else crosses heads. Symbols: ``ringspec.spec.dense_forward``, docs/spec/index.md.
+sums over these heads and nothing else combines heads. Symbols: ``ringspec.spec.dense_forward``, docs/spec/index.md.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Integers = NDArray[np.int64]
 class Attention:
     """True values of one problem. H query heads, Hkv key heads, H = G * Hkv.
 
-    ``q`` [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv]: as the kernel saw them
+    ``q`` [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv]: as the kernel received them
     ``s``       [B, H, Sq, Sk] scores after scale, bias and soft cap; -inf where invisible
     ``lse``     [B, H, Sq] with sinks, -inf for an empty row; ``p`` = exp(s - lse); ``o`` [B, H, Sq, Dv]
     ``scale``   factor of <q, k>
     ``dy``      [B, H, Sq, Dv]; None without a backward pass. ``dlse`` [B, H, Sq], None = zeros
     ``dp``      <dy, v> * keep; ``delta`` = <dy, o> - dlse; ``ds`` = p * (dp - delta), without the factor
-                of a soft cap. Each may be None: then it is computed from the others
+                of a soft cap. Each may be None; it is then computed from the others
     ``keep``    dropout factor (0 or 1 / (1 - dropout_p)), broadcastable to [B, H, Sq, Sk], or None
     ``softcap`` and ``tanh`` [B, H, Sq, Sk] (t = s / softcap where visible), or None
     ``sinks``   [H, N] or None; ``bias`` broadcastable to [B, H, Sq, Sk], -inf where it masks, or None
@@ -63,18 +63,18 @@ class Attention:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a ring of W = ``workers`` divides a problem, and in which order partial results are joined.
+    """How a ring of W = ``workers`` divides a problem, and in which order partial results are combined.
 
     ``owner_q``, ``owner_k``  [Sq] and [Sk], worker of each token
-    ``order``              [W, W]: ``order[r, t]`` is the owner of the keys that worker r's queries meet at
+    ``order``              [W, W]: ``order[r, t]`` is the owner of the keys that worker r computes with at
                            step t of the forward pass; -1 = none
-    ``order_dq``           [W, W], the same for the backward pass: in which order dq of owner r is added up
-    ``order_dkv``          [W, W]: ``order_dkv[b, t]`` is the owner of the t-th queries that add to dk, dv
+    ``order_dq``           [W, W]: the same for the backward pass, which is the order in which dq of owner r is summed
+    ``order_dkv``          [W, W]: ``order_dkv[b, t]`` is the owner of the t-th queries that contribute to dk, dv
                            of owner b
     ``slot_q``, ``slot_k``  place of each token in its worker's block (tiles count slots); None: the
                            order of the tokens
-    ``reduced_dkv``        every share of dk, dv is rounded to ``carried_dkv`` before it is added (a
-                           reduce-scatter), not only the running sum
+    ``reduced_dkv``        whether every contribution to dk, dv is rounded to ``carried_dkv`` before it is added (a
+                           reduce-scatter), in addition to the running sum
 
     >>> ring = Geometry.ring(np.repeat(np.arange(4), 2), np.repeat(np.arange(4), 2), 4)
     >>> ring.order[0].tolist(), ring.order_dkv[0].tolist()
@@ -100,10 +100,10 @@ class Geometry:
         circulation: str = "kv",
         direction: int = 1,
     ) -> Geometry:
-        """The orders of a ring: 'kv' (dk, dv travel), 'q' (dq travels) or 'gather' (RING-1).
+        """Return the geometry of a ring: 'kv' (dk, dv travel), 'q' (dq travels) or 'gather' (RING-1).
 
-        ``owner_q``, ``owner_k`` and ``workers`` as above; OptionError for another ``circulation``.
-        ``direction`` 1: worker r sends to r + 1, -1: to r - 1.
+        ``owner_q``, ``owner_k`` and ``workers`` are as above; another ``circulation`` raises OptionError.
+        ``direction`` 1: worker r sends to r + 1; -1: to r - 1.
         """
         if circulation not in ("kv", "q", "gather"):
             raise OptionError(
@@ -120,24 +120,24 @@ class Geometry:
 
     @classmethod
     def single(cls, n_q: int, n_k: int) -> Geometry:
-        """One worker with n_q queries and n_k keys: a kernel without a ring."""
+        """Return the geometry of one worker with n_q queries and n_k keys: a kernel without a ring."""
         zeros = np.zeros((1, 1), dtype=np.int64)
         return cls(1, np.zeros(n_q, np.int64), np.zeros(n_k, np.int64), zeros, zeros, zeros)
 
     def queries(self, worker: int) -> Integers:
-        """Global indices of a worker's queries, in the order of its slots."""
+        """Return the global indices of a worker's queries, in the order of its slots."""
         return members(self.owner_q, self.slot_q, worker)
 
     def keys(self, worker: int) -> Integers:
-        """Global indices of a worker's keys, in the order of its slots."""
+        """Return the global indices of a worker's keys, in the order of its slots."""
         return members(self.owner_k, self.slot_k, worker)
 
     def key_tiles(self, worker: int, size: int | None) -> list[Integers]:
-        """A worker's keys, tile by tile; one tile without a size."""
+        """Return a worker's keys tile by tile; one tile without a size."""
         return tiles(self.keys(worker), self.slot_k, size)
 
     def query_tiles(self, worker: int, size: int | None) -> list[Integers]:
-        """A worker's queries, tile by tile; one tile without a size."""
+        """Return a worker's queries tile by tile; one tile without a size."""
         return tiles(self.queries(worker), self.slot_q, size)
 
 
@@ -147,7 +147,7 @@ def members(owner: Integers, slot: Integers | None, worker: int) -> Integers:
 
 
 def tiles(index: Integers, slot: Integers | None, size: int | None) -> list[Integers]:
-    """Indices by the tile of their slot; a tile with padding slots is smaller."""
+    """Return indices grouped by the tile of their slot; a tile with padding slots is smaller."""
     if index.size == 0:
         return []
     if size is None:
@@ -161,8 +161,8 @@ class Head:
     """One key head of one batch with its G query heads.
 
     ``q`` [G, Sq, D], ``k`` [Sk, D], ``v`` [Sk, Dv]; ``s``, ``p``, ``dp``, ``ds``, ``dz`` [G, Sq, Sk];
-    ``lse``, ``delta``, ``dlse`` [G, Sq]; ``o``, ``dy`` [G, Sq, Dv]. ``keep`` [G, Sq, Sk] or None. Hidden
-    scores are 0 here: there p is 0 and ``seen`` False. ``damping`` = 1 - tanh^2, or None.
+    ``lse``, ``delta``, ``dlse`` [G, Sq]; ``o``, ``dy`` [G, Sq, Dv]. ``keep`` [G, Sq, Sk] or None. Scores of hidden
+    pairs are 0 here; p is 0 there too, and ``seen`` is False. ``damping`` = 1 - tanh^2, or None.
     """
 
     q: Array
@@ -189,7 +189,7 @@ class Head:
 
 
 def head_of(attention: Attention, b: int, h: int) -> Head:
-    """Batch b, key head h."""
+    """Return the values of batch b, key head h."""
     at = attention
     heads = slice(h * at.group, (h + 1) * at.group)
 
@@ -226,7 +226,7 @@ def head_of(attention: Attention, b: int, h: int) -> Head:
 
 
 def with_backward(at: Attention, head: Head, b: int, heads: slice) -> Head:
-    """The same head with dp, delta, ds and dz, taken from the problem or computed."""
+    """Return the head with dp, delta, ds and dz, taken from the problem or computed."""
     assert at.dy is not None
     dy = at.dy[b, heads]
     dlse = np.zeros(head.lse.shape) if at.dlse is None else at.dlse[b, heads]

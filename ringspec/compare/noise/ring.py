@@ -3,14 +3,14 @@
     dq_id = scale sum_j dz_ij k_jd,   dk_jd = scale sum_i dz_ij q_id,   dv_jd = sum_i P_ij keep_ij dy_id
 
 The variances of pairs (:mod:`~ringspec.compare.noise.backward`) are summed. Rows are independent, so the variances
-of dk and dv are plain sums over rows, while the pairs of a row of dq share the errors of its delta and lse::
+of dk and dv are plain sums over rows. The pairs of a row of dq, however, share the errors of the row's delta and lse::
 
     var dq_id = scale^2 sum_j (private + x^2 var sigma)_ij k_jd^2 + g_id^2 var delta_i + h_id^2 var lse_i
               + 2 g h cov_i - 2 scale sum_j x p common (g X_ij + h) k_jd,
                 g_id = scale sum_j y_ij k_jd,  h_id = scale sum_j dz_ij k_jd = dq_id
 
-The sums follow the geometry: the tiles of a block, then blocks in the order of the ring's steps; each rounding
-has the size of the partial sum at that point (rules NUM-2, RING-4, RING-5).
+The order of the sums follows the geometry: the tiles of a block, then blocks in the order of the ring's steps. Each
+rounding is relative to the partial sum at that point (NUM-2, RING-4, RING-5).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """One gradient: its true ``value``, its whole ``error``, and the known part of it.
+    """One gradient: its true ``value``, its whole ``error``, and the known part of that.
 
-    ``local``: variance of its own roundings without the known part (``drift``); ``gain``: the share of all earlier
+    ``local``: variance of its own roundings without the known part (``drift``). ``gain``: the fraction of all earlier
     errors that survives the last rounding.
     """
 
@@ -58,7 +58,7 @@ class GradientNoise:
 
 @dataclass(frozen=True)
 class Formats:
-    """Where one gradient is rounded, from the product to what is carried between ring steps."""
+    """The formats to which one gradient is rounded, from the product to what is carried between ring steps."""
 
     products: str
     tile: str
@@ -68,7 +68,7 @@ class Formats:
 
 
 def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | None:
-    """Add the tiles of each block, then the blocks, rounding every sum; None if there are none."""
+    """Add the tiles of each block, then the blocks, rounding every sum; return None if there are none."""
     total = None
     for tiles in blocks:
         run = None
@@ -91,13 +91,13 @@ def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | Non
 
 
 def joined(total: Partial, share: Partial, name: str) -> Partial:
-    """Add a share to an accumulator that is a number of its format; the rounding depends on the share alone."""
+    """Add a contribution to an accumulator that is a number of its format; the rounding depends only on the contribution."""
     base = Base(total.value + total.drift, total.grid, share.unknown(), share.unknown())
     return total.plus(share).rounded(name, base)
 
 
 def significant(x: Array, name: str, axis: int) -> Array:
-    """The number of terms of a sum along an axis that reach its last bit; smaller ones are lost."""
+    """Count the terms of a sum along an axis that are large enough to reach its last bit; smaller ones are lost."""
     size = np.abs(x)
     return (size > unit_roundoff(name) * size.max(axis=axis, keepdims=True, initial=0.0)).sum(
         axis=axis
@@ -107,9 +107,9 @@ def significant(x: Array, name: str, axis: int) -> Array:
 def share_of(
     left: Array, right: Array, upstream: Error, factor: float, recipe: Recipe, grid: bool = False
 ) -> Partial:
-    """left [.., n, m] @ right [.., m, D] times factor, with the errors of left and of the accumulation.
+    """Compute left [.., n, m] @ right [.., m, D] times factor, with the errors of left and of the accumulation.
 
-    ``grid``: the product is not changed after accumulation, so it is a number of that format.
+    ``grid``: True if the product does not change after accumulation, so that it is a number of that format.
     """
     value = left @ right
     squares = right * right
@@ -122,7 +122,7 @@ def share_of(
 
 
 class Sums:
-    """The sums of all workers, each in its place."""
+    """A result put together from those of all workers, each in its place."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.value, self.drift, self.explained = (np.zeros(shape) for _ in range(3))
@@ -148,7 +148,7 @@ def dq_noise(
     pairs: PairNoise,
     truncated: tuple[str, ...],
 ) -> GradientNoise:
-    """dq [G, Sq, D], including the errors that its rows share."""
+    """Predict dq [G, Sq, D], including the errors that its rows share."""
     assert head.dz is not None
     x, y = derivatives(head)
     sigma = sources.sigma.variance
@@ -194,7 +194,7 @@ def error_of_dq(
     x: Array,
     y: Array,
 ) -> Error:
-    """The error of dq from P and dS: the formula in the module's docstring."""
+    """Return the error of dq from P and dS, by the formula in the module's docstring."""
     assert head.dz is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     k, scale, total = head.k, head.scale, head.delta + head.dlse
@@ -211,7 +211,7 @@ def error_of_dq(
 
 @dataclass(frozen=True)
 class Passed:
-    """The effect of delta's known error on a gradient, and the variance that counts for it."""
+    """The effect of delta's known error on a gradient, and the variance that this explains."""
 
     drift: Array
     explained: Array
@@ -220,7 +220,7 @@ class Passed:
 def ended(
     before: Partial, recipe: Recipe, mean: Array, passed_on: Passed, truncated: tuple[str, ...]
 ) -> GradientNoise:
-    """The last rounding, to the format of gradients."""
+    """Apply the last rounding, to the format of the gradients."""
     drift, explained = before.drift + passed_on.drift, before.explained + passed_on.explained
     if "gradients" in truncated:
         made, lost = truncation(before.value, recipe.gradients, before.grid)
@@ -245,7 +245,7 @@ def dkv_noise(
     of_kept: Error,
     truncated: tuple[str, ...],
 ) -> tuple[GradientNoise, GradientNoise]:
-    """dk [Sk, D] and dv [Sk, Dv] of a key head, summed over its query heads (BWD-6)."""
+    """Predict dk [Sk, D] and dv [Sk, Dv] of a key head, summed over its query heads (BWD-6)."""
     assert head.dz is not None and head.dy is not None
     kept = head.p if head.keep is None else head.p * head.keep
     of_dz = pairs.dz + pairs.of_ds
@@ -266,7 +266,7 @@ def dkv_noise(
 
 
 def kept_error(head: Head, sources: Sources, read: ReadNoise, pairs: PairNoise) -> Error:
-    """The whole error of P * keep as operand of dv: its own, that of its score, and that of lse."""
+    """Return the whole error of P * keep as operand of dv: its own, that of its score, and that of lse."""
     kept = head.p if head.keep is None else head.p * head.keep
     shared = sources.sigma.variance - 2 * head.p * sources.common + read.lse.variance[..., None]
     variance = pairs.kept.variance + kept**2 * np.maximum(shared, 0.0)
@@ -282,7 +282,7 @@ def key_side(
     upstream: Error,
     factor: float,
 ) -> Partial:
-    """factor * sum over heads and queries of left_ij right_id, in the order of the geometry."""
+    """Compute factor * sum over heads and queries of left_ij right_id, in the order of the geometry."""
     sums = Sums((head.k.shape[0], right.shape[2]))
     formats = Formats(
         recipe.products,
@@ -316,7 +316,7 @@ def key_share(
     upstream: Error,
     factor: float,
 ) -> Partial:
-    """The contribution of one tile, summed over the query heads of the key head."""
+    """Return the contribution of one tile, summed over the query heads of the key head."""
     index = np.ix_(np.arange(left.shape[0]), queries, keys)
     turned = Error(upstream.variance[index].swapaxes(1, 2), upstream.bound[index].swapaxes(1, 2))
     single = left.shape[0] == 1 and factor == 1.0

@@ -1,26 +1,26 @@
 """The error of one rounding, of a sum, and of a number that is rounded several times.
 
 A value that is rounded to nearest in a format of spacing u (at the value's own binade, subnormals
-included) gets an error that is uniform on [-u/2, u/2]: variance u^2 / 12, bound u / 2. It is smaller in three
-cases, each of which is predictable:
+included) gets an error that is uniform on [-u/2, u/2]: variance u^2 / 12, bound u / 2. The error is smaller in three
+cases, all of them predictable:
 
 - The value is already a multiple of a spacing g, because it is a rounded number, or a sum or product of such
-  numbers: for g >= u the rounding is exact; else the error takes u/g values, ties go to even, and its variance
-  is u^2/12 (1 + 2 (g/u)^2) (half of u^2/4 when g = u/2).
-- The true value x is known, and the earlier errors have a standard deviation t far below u: then the result
-  is the rounding of x, and the error round(x) - x is known. In general the
+  numbers. For g >= u the rounding is exact. Otherwise the error has u/g possible values, ties go to even, and its
+  variance is u^2/12 (1 + 2 (g/u)^2) (half of u^2/4 when g = u/2).
+- The true value x is known, and the earlier errors have a standard deviation t far below u. Then the result
+  is the rounding of x, and the error round(x) - x is known. In general, the
   mean square of round(x + n) - x, n normal of variance t^2, is, by Poisson summation,
   t^2 + u^2/12 + sum_k (-1)^k cos(2 pi k x/u) exp(-2 pi^2 k^2 t^2/u^2) (u^2/(pi k)^2 + 4 t^2).
 - The value is 0.
 
-**Sums** of n terms x_k with total T and sum of squares Q, in a format of unit roundoff r, order undeclared.
+**Sums** of n terms x_k with total T and sum of squares Q, in a format of unit roundoff r and in undeclared order.
 Each partial sum S is rounded: variance RELATIVE r^2 S^2, where RELATIVE = 1 / (8 ln 2) is the mean of
-(u / (2 r S))^2 / 3 over mantissas with Benford's law. In a random order E S_k^2 = (k/n)^2 T^2 +
+(u / (2 r S))^2 / 3 over mantissas that follow Benford's law. In a random order, E S_k^2 = (k/n)^2 T^2 +
 k (n - k) / (n (n - 1)) (Q - T^2/n), summed over k in closed form. The errors are treated as independent:
-the random walk of Higham and Mary (2019, https://doi.org/10.1137/18M1226312). Matrix products are taken to
-accumulate one term after the other in chunks of CHUNK terms; row sums, in LANES at once (some units do
-that over the width of a head as well, which gives a tenth of the variance of one accumulator). Products of operands
-with few digits are short: they are rounded only where their last digit lies below that of the sum. The
+the random walk of Higham and Mary (2019, https://doi.org/10.1137/18M1226312). Matrix products are assumed to
+accumulate one term after the other in chunks of CHUNK terms, and row sums in LANES partial sums at once. (Some units
+use lanes over the width of a head as well, which gives a tenth of the variance of one accumulator.) Products of
+operands with few digits are short: adding one is inexact only if its last digit lies below that of the sum. The
 bound is the worst case of any order, n r sum |x_k| <= n r sqrt(n Q).
 """
 
@@ -38,36 +38,36 @@ from ringspec.formats import format_of, round_to, unit_roundoff
 
 Array = NDArray[np.float64]
 
-# E over x of u(x)^2 / 12 in units of (r x)^2, x log-uniform in a binade: (4/12) * (3 / (8 ln 2)).
+# The mean of u(x)^2 / 12 in units of (r x)^2, for x log-uniform in a binade: (4/12) * (3 / (8 ln 2)).
 RELATIVE = 1.0 / (8.0 * math.log(2.0))
-LANES = (
-    16.0  # partial sums that a row sum keeps side by side (SIMD lanes, pairwise blocks, threads)
-)
-CHUNK = (
-    320.0  # terms that a matrix product adds up before it adds to what was there (BLAS: 256 to 384)
-)
+# Partial sums that a row sum uses in parallel (SIMD lanes, pairwise blocks, threads).
+LANES = 16.0
+# Terms that a matrix product sums before it adds them to the earlier ones (BLAS: 256 to 384).
+CHUNK = 320.0
 LEAST = 1e-150  # its square is still a normal number
 HARMONICS = 4
-SHARP = 0.01  # variance in squared spacings below which the rounding of the true value decides
-BLURRED = 1.0 / 16.0  # and from which on the place between two neighbours tells little
+# Variances in squared spacings: below the first, the rounding of the true value decides the error; from
+# the second on, the place between two neighbours says little about it.
+SHARP = 0.01
+BLURRED = 1.0 / 16.0
 
 
 @dataclass(frozen=True)
 class Error:
-    """What is known of an error: its ``variance`` and a ``bound`` of its absolute value."""
+    """What is known about an error: its ``variance``, and a ``bound`` of its absolute value."""
 
     variance: Array
     bound: Array
 
     def __add__(self, other: Error) -> Error:
-        """Two independent errors, added."""
+        """Add two independent errors."""
         return Error(self.variance + other.variance, self.bound + other.bound)
 
     def times(self, factor: Array | float) -> Error:
         return Error(self.variance * np.square(factor), self.bound * np.abs(factor))
 
     def relative_to(self, size: Array) -> Error:
-        """The error in units of size >= 0; unchanged where size is 0. Squares that would underflow are cut."""
+        """Return the error in units of size >= 0; unchanged where size is 0. Squares that would underflow are limited."""
         bottom = np.where(size > 0, size, 1.0)
         return Error(self.variance / np.maximum(bottom, LEAST) ** 2, self.bound / bottom)
 
@@ -77,7 +77,7 @@ def no_error(shape: tuple[int, ...]) -> Error:
 
 
 def spacing(x: Array, name: str) -> Array:
-    """The distance between neighbours of a format at |x|'s binade; of subnormals below it.
+    """Return the distance between neighbours of a format in the binade of |x|; for smaller |x|, that of subnormals.
 
     >>> spacing(np.array([1.0, 1.5, 0.99, 0.0]), "bfloat16").tolist() == [
     ...     2.0**-7, 2.0**-7, 2.0**-8, 2.0**-133]
@@ -91,7 +91,7 @@ def spacing(x: Array, name: str) -> Array:
 
 
 def truncated_to(x: Array, name: str) -> Array:
-    """Rounded toward zero instead of to nearest.
+    """Round toward zero instead of to nearest.
 
     >>> truncated_to(np.array([1.999, -1.999]), "float8_e5m2").tolist()
     [1.75, -1.75]
@@ -109,9 +109,9 @@ def rounding(
     upstream: Array | float = 0.0,
     reach: Array | float = 0.0,
 ) -> Error:
-    """Error of one rounding of values x that lie on multiples of ``grid`` (0: anywhere).
+    """Return the error of one rounding of values x that are multiples of ``grid`` (0: any values).
 
-    ``upstream``: the variance of earlier errors of x; ``reach``: a bound of them. If they exceed x, they decide the
+    ``upstream``: the variance of the earlier errors of x; ``reach``: a bound of them. If they exceed x, they determine the
     binade.
     """
     known = isinstance(upstream, float) and upstream == 0
@@ -127,7 +127,7 @@ def rounding(
 def half_spacing(
     x: Array, name: str, grid: Array | float = 0.0, reach: Array | float = 0.0
 ) -> Array:
-    """Bound of one rounding. Below the least normal number a kernel may flush to zero.
+    """Return the bound of one rounding. Below the least normal number a kernel may flush to zero.
 
     No float16 unit is known to flush.
     """
@@ -143,7 +143,7 @@ def half_spacing(
 
 
 def truncation(x: Array, name: str, grid: Array | float) -> tuple[Error, Array]:
-    """Rounding toward zero: the error's spread and bound, and its mean -u/2 (0 on the grid)."""
+    """Return the spread and the bound of the error of rounding toward zero, and its mean -u/2 (0 on the grid)."""
     u = spacing(x, name)
     lost = (np.asarray(grid) < u) & (x != 0)
     spread = np.where(lost, u * u / 12, 0.0)
@@ -158,13 +158,16 @@ def known_rounding(
     reach: Array | float = 0.0,
     base: Base | None = None,
 ) -> tuple[Error, Array, Array, Array]:
-    """:func:`rounding`, where x is so well known that its place between two neighbours counts.
+    """Return the error of one rounding if x is known so well that its place between two neighbours matters.
 
-    Returns four values. The error: its variance is what the rounding adds to ``upstream``, at least 0, because the
-    rare error of a whole spacing in an element that is nearly always rounded back is many standard deviations.
-    The known part with its sign: the mean of the rounding over the earlier errors. The variance that counts for
-    that part. And the share of the earlier error that passes: the regression of the later error on it, 0 if the
-    nearest number is certain, at most 1.
+    Returns four values:
+
+    - The error. Its variance is what the rounding adds to ``upstream``, and at least 0: if an element is nearly always
+      rounded back, its rare error of a whole spacing is many standard deviations.
+    - The known part with its sign: the mean of the rounding over the earlier errors.
+    - The variance that this part explains.
+    - The fraction of the earlier error that passes: the regression of the later error on it, 0 if the
+      nearest number is certain, and at most 1.
 
     >>> x = np.array([1.0, 1.0 + 2.0**-9])
     >>> error, known, _, gain = known_rounding(x, "bfloat16", np.full(2, 1e-12))
@@ -185,7 +188,7 @@ def known_rounding(
         t2 = np.where(nearer, distance, t2)
     mean, square, kept = between_neighbours(moved, t2)
     added = square + 2 * common * (kept - 1)
-    # On a coarse grid the earlier error is not normal: it has the steps of that grid.
+    # On a coarse grid the earlier error is not normal but takes the steps of that grid.
     known = (np.asarray(grid) * 16 < u) & (t2 < 0.5)
     variance = np.where(known, np.maximum(added, 0.0) * u * u, plain.variance)
     less = np.where(known, np.maximum(-added, 0.0) * u * u, 0.0)
@@ -196,15 +199,15 @@ def known_rounding(
 
 
 def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
-    """Of r = round(x + n) - (x + n), n normal of variance t2: mean, mean square, and 1 + cov(r, n) / t2.
+    """Return mean and mean square of r = round(x + n) - (x + n), n normal of variance t2, and 1 + cov(r, n) / t2.
 
-    Where t is small, the nearest number and a chance of the next one; else HARMONICS terms of the
+    If t is small, only the nearest number and the chance of the next one count; otherwise HARMONICS terms of the
     series in the module's docstring.
 
     >>> [[round(float(y), 2) for y in between_neighbours(*np.array([0.25, t2]))] for t2 in (0.0, 0.06, 1.0)]
     [[-0.25, 0.06, 0.0], [-0.1, 0.08, 0.98], [-0.0, 0.08, 1.0]]
     """
-    # Sums were float32 before: close to the middle of two numbers they lie on either side of it, or on it.
+    # The sums were float32 before. Close to the middle of two numbers they may lie on either side of it, or on it.
     single = x.astype(np.float32).astype(np.float64)
     own = unit_roundoff("float32") * np.abs(x)
     nearest = np.where(np.abs(single - x) < own / 4, np.rint(single), np.rint(x)) - x
@@ -237,19 +240,19 @@ def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
 def product_error(
     total: Array, squares: Array, count: Array | float, name: str, digits: int = 53
 ) -> Error:
-    """Error of an accumulated sum: ``total`` T, ``squares`` Q, ``count`` n terms of so many digits.
+    """Return the error of an accumulated sum with ``total`` T, ``squares`` Q and ``count`` n terms of so many digits.
 
-    A term of size x has its last digit at x 2^(1 - digits); the chance that it lies below that of a sum
-    S is taken as 2^digits r |S| / x with root mean squares for S and x, and at most 1.
+    A term of size x has its last digit at x 2^(1 - digits). The chance that it lies below the last digit of a sum
+    S is taken as 2^digits r |S| / x, with root mean squares for S and x, and at most 1.
     """
     n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
     r = unit_roundoff(name)
     chunks = np.maximum(n / CHUNK, 1.0)
     length = n / chunks
-    # The closed form of the module's docstring for each chunk, and the chunks' own sum.
+    # The closed form in the module's docstring for each chunk, and for the sum of the chunks.
     of_total = (length + 1) / (3 * chunks) + (chunks - 1) / 3
     of_squares = (length + 1) / 6 - 1 / length + (chunks - 1) / 6
-    squares = np.maximum(squares, total * total / n)  # Cauchy-Schwarz, which roundings may break
+    squares = np.maximum(squares, total * total / n)  # Cauchy-Schwarz, which roundings may violate
     walk = np.maximum(of_total * (total * total) + of_squares * squares, 0.0)
     if digits < 53:
         size = np.sqrt(walk / np.where(squares > 0, squares, 1.0))
@@ -260,7 +263,7 @@ def product_error(
 
 
 def row_sum_error(total: Array, squares: Array, count: Array | float, name: str) -> Error:
-    """The same for a row sum, which machines keep in LANES partial sums and join by a tree."""
+    """Return the same for a row sum, which machines keep in LANES partial sums and combine by a tree."""
     chain = product_error(total, squares, count, name)
     n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
     r = unit_roundoff(name)
@@ -272,9 +275,9 @@ def row_sum_error(total: Array, squares: Array, count: Array | float, name: str)
 
 @dataclass(frozen=True)
 class Base:
-    """Numbers on a ``grid`` whose distance from the value is known up to an error of this ``variance``.
+    """Known numbers ``value`` on a ``grid``, whose distance from a partial result is known too, up to an error.
 
-    ``covariance``: of that error with the whole error of the value.
+    ``variance``: that of this error. ``covariance``: that of this error with the whole error of the partial result.
     """
 
     value: Array
@@ -287,8 +290,8 @@ class Base:
 class Partial:
     """A partial result: its true ``value``, the ``grid`` of which it is a multiple, its whole error so far.
 
-    ``local``: the error by its own roundings; ``drift``: the part of that which is known with its sign;
-    ``explained``: the variance that counts for that part. ``gain``: the share of the earlier error that passed the
+    ``local``: the error by its own roundings. ``drift``: the part of that whose value and sign are known;
+    ``explained``: the variance that this part explains. ``gain``: the fraction of the earlier error that passed the
     last rounding.
     """
 
@@ -301,15 +304,15 @@ class Partial:
     gain: Array | float = 1.0
 
     def unknown(self) -> Array:
-        """Variance of the part that is not known with its sign."""
+        """Return the variance of the part that is not known."""
         return np.maximum(self.error.variance - self.explained, 0.0)
 
     def rounded(self, name: str, base: Base | None = None) -> Partial:
-        """Round once more. For formats narrower than float32 the place of the value between two numbers counts.
+        """Round once more. In formats narrower than float32, the place of the value between two numbers matters.
 
-        The place is known if the earlier error is far below a spacing u, as in peaked rows; or if the value is
-        ``base``, a number of the format, plus a known difference: the error is then round(difference / u) u -
-        difference. Small shares are lost this way, all toward base, so their errors add up over a tensor. Rows
+        The place is known in two cases: if the earlier error is far below a spacing u, as in peaked rows; or if the value is
+        ``base``, a number of the format, plus a known difference. The error is then round(difference / u) u - difference.
+        Small contributions are lost in this way, all toward base, so their errors add up over a tensor. Rows
         with the same factor, and keys with the same single query, round alike: their errors are not independent.
         """
         reach = self.error.bound
@@ -326,12 +329,12 @@ class Partial:
         return Partial(self.value, grid, error, local, drift, explained, gain)
 
     def unshared(self, before: Partial, own: Array) -> Array:
-        """Variance that an element shares with no other, after the last rounding; ``own``: before it."""
+        """Return the variance that an element shares with no other after the last rounding; ``own`` is that before it."""
         square = np.square(self.gain)
         return np.asarray(square * own + self.unknown() - square * before.unknown())
 
     def plus(self, other: Partial) -> Partial:
-        """The exact sum of two; it lies on the finer grid."""
+        """Return the exact sum of two; it lies on the finer grid."""
         return Partial(
             self.value + other.value,
             np.minimum(self.grid, other.grid),
@@ -342,7 +345,7 @@ class Partial:
         )
 
     def times(self, factor: Array) -> Partial:
-        """The exact product with a factor [...] of each row; factors 1 and 0 keep the grid."""
+        """Return the exact product with a factor [...] of each row; factors 1 and 0 keep the grid."""
         c = factor[..., None]
         grid = np.where(c == 1, self.grid, np.where(c == 0, np.inf, 0.0))
         error, local = self.error.times(c), self.local.times(c)
@@ -364,13 +367,13 @@ class Merged:
 
 
 def partial(value: Array, error: Error, grid: Array | float = 0.0) -> Partial:
-    """A new partial result without own roundings; 0 is a multiple of every grid."""
+    """Return a new partial result without own roundings; 0 is a multiple of every grid."""
     lies_on = np.where(value == 0, np.inf, grid)
     return Partial(value, lies_on, error, no_error(value.shape))
 
 
 def larger_part(a: Merged, b: Merged) -> Base:
-    """The part x of a merge with the larger factor c: round(c x) + round(d y) = x + the distance."""
+    """Return, as base, the part x of a merge with the larger factor c: round(c x) + round(d y) = x + a known difference."""
     larger = (a.factor >= b.factor)[..., None]
 
     def chosen(of_a: Array, of_b: Array) -> Array:

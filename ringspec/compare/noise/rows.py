@@ -1,14 +1,14 @@
-"""From the error sources of the forward pass to the errors of a row: of o, lse and delta.
+"""From the error sources of the forward pass to the errors of o, lse and delta, row by row.
 
-delta = <dy, o> - dlse reads the *rounded* o, so all sources of o reach it, and delta and lse share those of
+delta = <dy, o> - dlse reads the *rounded* o, so all error sources of o reach it. delta and lse also share the errors of
 the scores and of l. With D = <dy, o> and X_ij = dp_ij - D_i, the sources of
 :mod:`~ringspec.compare.noise.forward` give::
 
     d delta_i = sum_j zeta_ij <dy_i, v_j> + sum_j p_ij (sigma + eta)_ij X_ij - D_i lambda_i
               + sum_n gamma_in <dy_i, u_in> + sum_d dy_id omega_id + its own roundings
 
-Each of these is one number for a whole row of dS: it changes all of dq_i along one direction and every
-dk_j a little, so the variance of a sum over a tensor is not the sum of variances.
+The errors of delta and lse are each one number for a whole row of dS. They change all of dq_i along one direction and
+every dk_j a little, so the variance of a sum over a tensor is not the sum of variances.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class RowNoise:
-    """``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: whole errors of the results; ``mean`` and ``drift`` of o's.
+    """``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: whole errors of the results. ``mean`` and ``drift``: those of o.
 
-    ``output`` [G, Sq, Dv]: variance of o that no other element shares, but for what ``drift`` ``explained``;
-    ``gain``: the share of all earlier errors that passes the last rounding.
+    ``output`` [G, Sq, Dv]: variance of o that no other element shares, without what ``drift`` explains (``explained``).
+    ``gain``: the fraction of all earlier errors that passes the last rounding.
     """
 
     o: Error
@@ -54,8 +54,8 @@ class RowNoise:
 class ReadNoise:
     """Errors of lse and delta [G, Sq] as the backward pass reads them, and their ``covariance``.
 
-    ``mean`` and ``drift``: the predictable parts of delta's error; ``explained``: the variance that counts for the
-    latter.
+    ``mean`` and ``drift``: the predictable parts of delta's error; ``explained``: the variance that ``drift``
+    explains.
     """
 
     lse: Error
@@ -67,7 +67,7 @@ class ReadNoise:
 
 
 def relative_variance(sources: Sources) -> Array:
-    """Variance of the relative error of e, from scores and roundings."""
+    """Return the variance of the relative error of e, from scores and roundings."""
     return sources.sigma.variance + sources.eta.variance
 
 
@@ -77,7 +77,7 @@ def relative_bound(sources: Sources) -> Array:
 
 
 def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str, ...]) -> RowNoise:
-    """o and lse as they leave the forward."""
+    """Predict o and lse as the forward returns them."""
     before = o_error(head, sources)
     on_grid = recipe.merge_order == "normalised" and head.sinks is None
     grid: Array | float = 0.0
@@ -105,7 +105,7 @@ def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str
 
 
 def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
-    """The last carried o, if only the sinks' factor follows; else None."""
+    """Return the last carried o as base if only the sinks' factor follows; else None."""
     if recipe.merge_order != "normalised" or head.sinks is None:
         return None
     mass = head.p.sum(axis=2, keepdims=True)
@@ -121,7 +121,7 @@ def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
 
 
 def o_error(head: Head, sources: Sources) -> Error:
-    """The variance of d o in :mod:`~ringspec.compare.noise.forward`, and a bound without approximation.
+    """Return the variance of d o in :mod:`~ringspec.compare.noise.forward`, and a bound without approximation.
 
     The bound divides the numerator's worst case by the denominator's: (N + dN) / (1 - dL).
     """
@@ -145,7 +145,7 @@ def o_error(head: Head, sources: Sources) -> Error:
 
 
 def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
-    """lse as it leaves the forward; 0 for an empty row."""
+    """Return the error of lse as the forward returns it; 0 for an empty row."""
     weight = relative_variance(sources) * head.p**2
     variance = weight.sum(axis=2) + sources.lam.variance
     for one in sources.shared:
@@ -156,7 +156,7 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
     on_grid = recipe.merge_order == "normalised" and head.sinks is None
     grid = spacing(lse, recipe.statistics) if on_grid else 0.0
     before = Error(variance, -np.log1p(-bottom))
-    # log(l) is rounded before m is added; a sum m + log(l) in higher precision has less noise.
+    # log(l) is rounded before m is added. A sum m + log(l) in higher precision has less noise.
     high = np.where(head.seen, head.s, -np.inf).max(axis=2, initial=-np.inf)
     of_log = rounding(np.where(np.isneginf(high), 0.0, lse - high), recipe.statistics)
     before = before + of_log
@@ -164,7 +164,7 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
 
 
 def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> ReadNoise:
-    """The errors of a row that dS reads: of lse rounded to ``backward_lse``, and of delta."""
+    """Return the errors of a row that dS depends on: of lse rounded to ``backward_lse``, and of delta."""
     assert head.dy is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     dy, let_through = head.dy, head.dy * rows.gain
@@ -189,7 +189,7 @@ def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> 
 
 
 def delta_error(head: Head, recipe: Recipe, before: Error, rows: RowNoise) -> Error:
-    """BWD-1: the products dy * o, their sum and its rounding; then - dlse, rounded again."""
+    """Return the error of delta (BWD-1): the products dy * o, their sum and its rounding, then - dlse, rounded again."""
     assert head.dy is not None and head.delta is not None and head.dlse is not None
     dy, o, total = head.dy, head.o, head.delta + head.dlse
     products = dy * o

@@ -1,23 +1,23 @@
 """Variance of a weighted sum of errors, including what the errors share.
 
 A sum T = sum c e over elements is linear in the elementary roundings eps_n, which are independent:
-T = sum_n a_n eps_n, Var T = sum_n a_n^2 var eps_n, where a is the weights c taken back through the linear
-map from roundings to results (its adjoint): a few matrix products. With C the weights:
+T = sum_n a_n eps_n and Var T = sum_n a_n^2 var eps_n. Here a is the weights c propagated back through the linear
+map from roundings to results (by its adjoint), which takes a few matrix products. With C the weights:
 
 - o: A = C v^T is the weight of P's errors, <C_i, o_i> that of l's, <C_i, u_i> that of a rescaling.
-- dq: B = scale C k^T is the weight of dz's errors. A row's lse and delta get h_i = sum_j B dz, g_i = sum_j B y:
-  they count g^2 var delta + h^2 var lse + 2 g h cov, and private roundings B^2. A score's sigma is in all
-  three: var sigma (B x - p (g X + h))^2.
-- dk: the same with B = scale q C^T, and with h, g *per group*: the rows of P and dS cross the groups of keys,
-  so a row's delta moves each group's sum by its own g.
-- dv: B = dy C^T weights P * keep, whose rows share lse alone.
+- dq: B = scale C k^T is the weight of dz's errors. A row's lse and delta have the weights h_i = sum_j B dz and
+  g_i = sum_j B y. They contribute g^2 var delta + h^2 var lse + 2 g h cov, and private roundings contribute B^2. A
+  score's error sigma is in all three: var sigma (B x - p (g X + h))^2.
+- dk: the same with B = scale q C^T, and with h and g *per group*: the rows of P and dS extend over all groups of keys,
+  so a row's delta changes each group's sum by the g of that group.
+- dv: B = dy C^T is the weight of P * keep, whose rows share only lse.
 
-The last rounding removes part of the earlier errors: C is C * gain in all of these, and the rest of that rounding
-belongs to the element alone (:func:`~ringspec.compare.noise.rounding.known_rounding`).
+The last rounding removes a part of the earlier errors: in all of these, C stands for C * gain, and the rest of that
+rounding belongs to the element alone (:func:`~ringspec.compare.noise.rounding.known_rounding`).
 
 The tests need about a hundred such sums of one problem. The terms that do not depend on the weights (:class:`OfO`,
 :class:`OfDz`, :class:`OfP`) are computed once and kept while sums of that tensor are needed (:class:`Held`).
-Computing them for every sum took two fifths of the time of all tests at 512 tokens
+Without this, computing them took two fifths of the time of all tests at 512 tokens
 (``tests/benchmarks/bench_noise.py``).
 """
 
@@ -34,16 +34,16 @@ from ringspec.compare.noise.forward import Shared
 from ringspec.compare.noise.problem import Array, Head, Integers
 
 Small = NDArray[np.float32]
-MOST_PAIRS = 1 << 24  # of which terms are held, 32 bytes each
+MOST_PAIRS = 1 << 24  # number of pairs whose terms are kept, 32 bytes each
 
 
 @dataclass(frozen=True)
 class Elementary:
-    """The independent roundings of one head, as standard deviations (pairs in float32).
+    """The independent roundings of one head, as standard deviations (those of pairs in float32).
 
     ``zeta``, ``sigma``, ``eta``, ``private``, ``of_ds``, ``kept`` [G, Sq, Sk]; ``lam``, ``lse`` (of the
-    result), ``lse_read``, ``delta``, ``covariance`` [G, Sq]; ``output`` and ``dq``, ``dk``, ``dv``: of elements, and
-    ``gain`` by tensor: the share of all earlier errors that survives the last rounding.
+    result), ``lse_read``, ``delta``, ``covariance`` [G, Sq]; ``output`` and ``dq``, ``dk``, ``dv``: of elements.
+    ``gain`` by tensor: the fraction of all earlier errors that survives the last rounding.
     """
 
     zeta: Small
@@ -68,15 +68,15 @@ class Elementary:
 
 
 def deviation(variance: Array) -> Small:
-    """Standard deviations in float32; only one or two of their digits are known.
+    """Return standard deviations in float32; only one or two of their digits are known.
 
-    The relative error of an exp far below the smallest number of its format is larger than float32 holds.
+    They are cut to float32's range: the relative error of an exp far below the least number of its format is larger.
     """
     return np.minimum(np.sqrt(variance), np.finfo(np.float32).max).astype(np.float32)
 
 
 def root(variance: Array) -> Array:
-    """The square root of a difference of variances, at least 0."""
+    """Return the square root of a difference of variances, which is taken as at least 0."""
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
@@ -87,7 +87,7 @@ def squared(deviation: NDArray | None) -> Array:
 
 @dataclass(frozen=True)
 class OfO:
-    """The terms that enter sums of o: variances of P as operand and of e, times p^2 [G, Sq, Sk], and of rows."""
+    """The terms of sums of o: variances of P as operand and of e, times p^2 [G, Sq, Sk], and variances of rows."""
 
     head: Head
     at: Elementary
@@ -102,10 +102,10 @@ class OfO:
 
 @dataclass(frozen=True)
 class OfDz:
-    """The terms that enter sums of dq and dk, [G, Sq, Sk]: dz and y, by which lse and delta move it.
+    """The terms of sums of dq and dk, [G, Sq, Sk]: dz and y, the factors of lse's and delta's errors.
 
     ``own``: variance that a pair does not share with its row. ``direct``: covariance of a score's error
-    with that of lse, ``turned``: with that of delta.
+    with that of lse; ``turned``: with that of delta.
     """
 
     head: Head
@@ -121,7 +121,7 @@ class OfDz:
 
     @classmethod
     def made(cls, head: Head, at: Elementary, rounded: bool = True) -> OfDz:
-        """``rounded``: with the rounding of dz as operand, which dbias does not see."""
+        """Build the terms; ``rounded``: with the rounding of dz as operand, which does not affect dbias."""
         assert head.dz is not None and head.dp is not None and at.covariance is not None
         assert head.delta is not None and head.dlse is not None
         x, y = derivatives(head)
@@ -136,7 +136,7 @@ class OfDz:
 
 @dataclass(frozen=True)
 class OfP:
-    """The terms that enter sums of dv, [G, Sq, Sk]: P * keep, its own variance, covariance with lse's error."""
+    """The terms of sums of dv, [G, Sq, Sk]: P * keep, its own variance, its covariance with lse's error."""
 
     head: Head
     at: Elementary
@@ -165,7 +165,7 @@ KINDS: dict[str, Callable[[Head, Elementary], Terms]] = {
 
 @dataclass
 class Held:
-    """The terms of the tensor that was asked for last, of as many heads as :data:`MOST_PAIRS` allow."""
+    """The terms of the tensor requested last, for as many heads as :data:`MOST_PAIRS` allows."""
 
     made: Callable[[Head, Elementary], Terms] | None = None
     terms: dict[tuple[int, int], Terms] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Held:
     def of(
         self, name: str, index: tuple[int, int], head: Callable[[], Head], at: Elementary
     ) -> Terms:
-        """The terms of one head, held or made."""
+        """Return the terms of one head, kept or newly computed."""
         made = KINDS[name]
         if made is not self.made:
             self.made, self.terms = made, {}
@@ -187,7 +187,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Groups:
-    """Keys by label: ``present`` labels, and ``member`` [Sk, n] of 0 and 1; None: all keys in one."""
+    """Keys by label: the labels ``present``, and ``member`` [Sk, n] of 0 and 1; None: all keys in one group."""
 
     present: Integers
     member: Array | None
@@ -195,7 +195,7 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Integers) -> Groups:
-        """The groups of keys with the same label; ``single``: if no two keys share a label, the key of each label."""
+        """Group the keys with the same label; ``single``: if no two keys share a label, the key of each label."""
         present = np.unique(labels[labels >= 0])
         if present.size == 1 and (labels >= 0).all():
             return cls(present, None)
@@ -206,7 +206,7 @@ class Groups:
         return cls(present, member.astype(np.float64), single)
 
     def sums(self, a: Array, b: Array) -> Array:
-        """[.., n]: sums of a * b over the keys of each group, which are along the last axis."""
+        """Return [.., n]: sums of a * b over the keys of each group; the last axis is that of the keys."""
         if self.member is None:
             return np.asarray(np.einsum("gij,gij->gi", a, b))[..., None]
         if self.single is not None:
@@ -214,7 +214,7 @@ class Groups:
         return np.asarray((a * b) @ self.member)
 
     def of_rows(self, values: Array) -> Array:
-        """[n]: sums of one value for each key."""
+        """Return [n]: sums of one value for each key."""
         return np.array([values.sum()]) if self.member is None else values @ self.member
 
 
@@ -222,7 +222,7 @@ ALL = Groups(np.zeros(1, dtype=np.int64), None)
 
 
 def sum_of_o(of: OfO, weights: Array) -> Array:
-    """[G, Sq]: variance of sum_d weights * error of o, row by row (rows are independent)."""
+    """Return [G, Sq]: the variance of sum_d weights * error of o, row by row (rows are independent)."""
     head, at = of.head, of.at
     own = (weights**2 * squared(at.output)).sum(axis=2)
     weights = weights * at.gain["o"]
@@ -238,7 +238,7 @@ def sum_of_o(of: OfO, weights: Array) -> Array:
 
 
 def sum_of_dz(of: OfDz, b: Array, groups: Groups = ALL) -> Array:
-    """[G, Sq, n]: of sum_j b_ij * error of dz_ij, row by row, over the keys of each group."""
+    """Return [G, Sq, n]: the variance of sum_j b_ij * error of dz_ij, row by row, over the keys of each group."""
     g, h = groups.sums(b, of.y), groups.sums(b, of.dz)
     variance = g * g * of.of_delta[..., None] + h * h * of.of_lse[..., None]
     variance += 2 * g * h * of.covariance[..., None] + groups.sums(b * b, of.own)
@@ -247,7 +247,7 @@ def sum_of_dz(of: OfDz, b: Array, groups: Groups = ALL) -> Array:
 
 
 def sum_of_p(of: OfP, b: Array, groups: Groups) -> Array:
-    """[G, Sq, n]: the same of sum_j b_ij * error of P_ij keep_ij as operand of dv."""
+    """Return [G, Sq, n]: the variance of sum_j b_ij * error of P_ij keep_ij as operand of dv."""
     h = groups.sums(b, of.kept)
     variance = h * h * of.of_lse[..., None] + groups.sums(b * b, of.own)
     variance -= 2 * h * groups.sums(b, of.direct)
@@ -255,13 +255,13 @@ def sum_of_p(of: OfP, b: Array, groups: Groups) -> Array:
 
 
 def sum_of_dq(of: OfDz, weights: Array) -> Array:
-    """[G, Sq]: variance of sum_d weights * error of dq, row by row."""
+    """Return [G, Sq]: the variance of sum_d weights * error of dq, row by row."""
     b = of.head.scale * ((weights * of.at.gain["dq"]) @ of.head.k.T)
     return sum_of_dz(of, b)[..., 0] + (weights**2 * squared(of.at.dq)).sum(axis=2)
 
 
 def sum_of_keys(of: OfDz | OfP, weights: Array, labels: Integers, count: int) -> Array:
-    """[count]: variance of the sums of dk or dv over the keys of each label (negative: none)."""
+    """Return [count]: the variance of the sums of dk or dv over the keys of each label (negative: none)."""
     groups, head = Groups.of(labels), of.head
     if isinstance(of, OfDz):
         let_through = weights * of.at.gain["dk"]
@@ -278,7 +278,7 @@ def sum_of_keys(of: OfDz | OfP, weights: Array, labels: Integers, count: int) ->
 
 
 def sum_of_rows(name: str, of: Terms, weights: Array, labels: Integers | None, count: int) -> Array:
-    """One key head's share of the variance of sums of o, dq, dk or dv, by label."""
+    """Return one key head's contribution to the variance of sums of o, dq, dk or dv, by label."""
     if isinstance(of, OfO):
         return by_label(sum_of_o(of, weights), labels, count)
     if name == "dq":
@@ -289,7 +289,7 @@ def sum_of_rows(name: str, of: Terms, weights: Array, labels: Integers | None, c
 
 
 def sum_of_sinks(head: Head, at: Elementary, weights: Array) -> Array:
-    """[G, Sq]: of sum_n weights_n * error of this row's share of dsinks; weights [G, N]."""
+    """Return [G, Sq]: the variance of sum_n weights_n * error of the row's contribution to dsinks; weights [G, N]."""
     assert head.sinks is not None and head.delta is not None and at.covariance is not None
     p = np.exp(head.sinks[:, None, :] - head.lse[..., None])
     t = (p * weights[:, None, :]).sum(axis=2)
@@ -298,7 +298,7 @@ def sum_of_sinks(head: Head, at: Elementary, weights: Array) -> Array:
 
 
 def by_label(values: Array, labels: Integers | None, count: int) -> Array:
-    """Sums of values over the rows of each label; negative labels are left out."""
+    """Sum values over the rows of each label; negative labels are ignored."""
     if labels is None:
         return np.array([values.sum()])
     chosen = labels >= 0

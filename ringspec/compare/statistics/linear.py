@@ -1,22 +1,22 @@
 """Linear tests of whether a weighted sum of the errors exceeds the noise of that sum.
 
-``T = sum c e`` has the predicted variance ``noise.variance_of_sums(c)``, in which errors that elements
-share (dy_o_sum along a row, P's rounding along d) are counted once and not as independent. There are three
-contrasts c, each the most powerful one against its defect if errors are independent:
+``T = sum c e`` has the predicted variance ``noise.variance_of_sums(c)``. It takes into account the errors that elements
+share (dy_o_sum along a row, P's rounding along d). There are three choices of the weights c (contrasts). If
+errors are independent, each is the most powerful one against its defect:
 
-- *slope* ``c = truth / sd^2``: e = x truth, as of a wrong factor;
-- *mean* ``c = 1 / sd^2``: e = x, as of a wrong offset;
-- *temperature* ``c = direction / sd^2``: e = x d(result) / d(log scale), as of a wrong softmax scale.
+- *slope* ``c = truth / sd^2``: e = x truth, the error of a wrong factor;
+- *mean* ``c = 1 / sd^2``: e = x, the error of a wrong offset;
+- *temperature* ``c = direction / sd^2``: e = x d(result) / d(log scale), the error of a wrong softmax scale.
 
 In c, ``sd^2`` is larger than predicted (:func:`weight_of`), so that a few elements with almost no noise do not
-take all of the weight. Any c is valid; this choice costs a few per cent of power.
+get all of the weight. Any c is valid; this choice costs a few per cent of power.
 
-``p`` is the Gaussian tail: exact in the limit of many roundings, and uniform over problems where the
+``p`` is the Gaussian tail, which is exact in the limit of many roundings. It is uniform over problems if the
 predicted variance is right, as in 16-bit recipes, but not if float32 sums dominate, whose order no recipe
-declares. Kolmogorov-Smirnov tests: tests/compare/test_statistics.py,
-test_statistics_simulated.py. ``p_allowed`` is the Chernoff bound ``2 exp(-z^2 / 2)`` that holds for any number of
-roundings, after the allowance for a mean error has been subtracted from abs(T) and the standard
-deviation multiplied by ``high``.
+declares. Kolmogorov-Smirnov tests check this: tests/compare/test_statistics.py,
+test_statistics_simulated.py. ``p_allowed`` is the Chernoff bound ``2 exp(-z^2 / 2)``, which holds for any number of
+roundings. Before it is computed, the allowance for a mean error is subtracted from abs(T), and the standard
+deviation is multiplied by ``high``.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from ringspec.compare.statistics.types import (
 )
 
 Booleans = NDArray[np.bool_]
-FLOOR = 0.1  # of the median variance: added to the variance that a weight divides by
+FLOOR = 0.1  # fraction of the median variance that is added to the variance in a weight
 WHERE = ("head", "worker", "step")  # strata that the temperature test covers
-QUIET = 0.1  # of the variance without correlations: the least predicted variance of a sum
+QUIET = 0.1  # least predicted variance of a sum, relative to the variance without correlations
 
 
 def weight_of(sd: Array, last: Array) -> Array:
-    """1 / variance; 0 where sd is 0. ``last``: spacing of the result's format at each element.
+    """Return 1 / variance; 0 where sd is 0. ``last``: spacing of the result's format at each element.
 
     The variance of the last rounding is added to the predicted one, and a tenth of the tensor's median
     variance. An element close to a number of the format has little noise, because it is rounded back to that
@@ -65,7 +65,7 @@ def weight_of(sd: Array, last: Array) -> Array:
 
 
 def size_of(name: str, truth: Array, direction: Array | None) -> Array:
-    """The size to which an allowed relative error refers (``size_i`` of the null hypothesis)."""
+    """Return the size to which an allowed relative error refers (``size_i`` of the null hypothesis)."""
     size = np.abs(np.where(np.isfinite(truth), truth, 0.0))
     if direction is not None:
         size = np.maximum(size, np.abs(direction))
@@ -75,7 +75,7 @@ def size_of(name: str, truth: Array, direction: Array | None) -> Array:
 def contrasts(
     sd: Array, truth: Array, direction: Array | None, last: str
 ) -> dict[str, tuple[Array, Array]]:
-    """By test: the contrast c and the pattern of the error that it detects."""
+    """Return, by test, the contrast c and the pattern of the error that it detects."""
     finite = np.where(np.isfinite(truth), truth, 0.0)
     weight = weight_of(sd, spacing(finite, last))
     pairs = {
@@ -88,12 +88,12 @@ def contrasts(
 
 
 def gaussian_tail(z: Array) -> Array:
-    """P(|N(0, 1)| > z)."""
+    """Return P(|N(0, 1)| > z)."""
     return special.erfc(np.abs(z) / math.sqrt(2.0))
 
 
 def chernoff(z: Array) -> Array:
-    """min(1, 2 exp(-z^2 / 2)): bounds P(|T| > z sd) of a sub-Gaussian T.
+    """Return min(1, 2 exp(-z^2 / 2)), which bounds P(|T| > z sd) of a sub-Gaussian T.
 
     >>> float(chernoff(np.array(7.4))) < 3e-12
     True
@@ -102,7 +102,7 @@ def chernoff(z: Array) -> Array:
 
 
 def threshold(p: float) -> float:
-    """The z at which :func:`chernoff` falls to p.
+    """Return the z at which :func:`chernoff` equals p.
 
     >>> round(threshold(1e-9 / 500), 2)
     7.43
@@ -111,17 +111,17 @@ def threshold(p: float) -> float:
 
 
 def group_sums(values: Array, labels: Integers, count: int) -> Array:
-    """Sums of values [B, H, S] or [B, H, S, d] over the rows of each label; -1 is left out."""
+    """Sum values [B, H, S] or [B, H, S, d] over the rows of each label; -1 is ignored."""
     rows = values if values.ndim == labels.ndim else values.sum(axis=-1)
     kept = labels >= 0
     return np.bincount(labels[kept], weights=rows[kept], minlength=count).astype(np.float64)
 
 
 class RowVariances:
-    """variance_of_sums for several strata of the same contrast.
+    """Computes variance_of_sums for several strata of the same contrast.
 
-    In o, lse and dq rows are independent, so that one call gives the variance of every row's sum and
-    a stratum's variance is a sum of these. In dk and dv keys share errors: a call for each stratum.
+    In o, lse and dq rows are independent, so one call gives the variance of every row's sum, and
+    a stratum's variance is a sum of these. In dk and dv keys share errors, so each stratum needs a call.
     """
 
     def __init__(self, noise: Predicted, name: str, c: Array) -> None:
@@ -159,10 +159,11 @@ def linear_tests(
     allowance: Allowance,
     direction: Array | None,
 ) -> Iterator[Test]:
-    """The tests that are linear in the errors of one tensor.
+    """Return the tests that are linear in the errors of one tensor.
 
-    Slope over all and over row strata, temperature over all and those of :data:`WHERE`, mean over
-    all; slope and mean by sign, slope by exponent. Each part of dk and dv costs a few matrix products, so not all combinations are tested.
+    The slope is tested over all elements, over row strata, by sign and by exponent; the mean over all elements and by
+    sign; the temperature over all elements and over the strata of :data:`WHERE`. Each part of dk and dv costs a few
+    matrix products, so other combinations are not tested.
     """
     sd = noise.sd[name]
     size = size_of(name, truth, direction)
@@ -192,7 +193,7 @@ def masked_tests(
     allowance: Allowance,
     direction: Array | None,
 ) -> Iterator[Test]:
-    """The slope by exponent of the true value, slope and mean by its sign; each calls the noise once."""
+    """Return the slope by exponent of the true value, and slope and mean by its sign; each calls the noise once."""
     sd = noise.sd[name]
     size = size_of(name, truth, direction)
     pairs = contrasts(sd, truth, None, allowance.last)
@@ -217,7 +218,7 @@ def judged(
     variance: Array,
     allowance: Allowance,
 ) -> Iterator[Test]:
-    """One :class:`Test` for each part that has noise."""
+    """Return one :class:`Test` for each part that has noise."""
     total, allowed, lever, count = sums
     for g, stratum in enumerate(names):
         if variance[g] <= 0:
@@ -249,12 +250,12 @@ def detectable(
     power: float = 0.999,
     scale_direction: Mapping[str, Array] | None = None,
 ) -> dict[str, float]:
-    """The smallest x at which an error ``x * direction`` is an alarm with probability ``power``.
+    """Return the smallest x for which an error ``x * direction`` raises an alarm with probability ``power``.
 
-    By tensor, for the better of the whole-tensor contrasts: an alarm is raised if
+    The result is by tensor, for the better of the whole-tensor contrasts. An alarm is raised if
     ``|T| > allowed + z(rate / count) high sd``, and T is Gaussian about ``x sum c direction``.
-    ``scale_direction``: d result / d log scale, as it is given to the tests (default: ``direction``).
-    A run detects the smallest value over the tensors. Infinity if every contrast is orthogonal to
+    ``scale_direction``: d result / d log scale, as passed to the tests (default: ``direction``).
+    A run detects the smallest value over the tensors. The value is infinite if every contrast is orthogonal to
     the direction.
     """
     found = {}

@@ -4,30 +4,31 @@
 predicted standard deviations, have a mean square near 1. The groups are
 
 - *excess*: single elements;
-- *serial d*: rows, with w = 1 / sd: errors that agree along d make the sums too large;
-- *serial token*: :data:`RUN` tokens that follow each other, the d with random signs: likewise along tokens.
+- *serial d*: rows, with w = 1 / sd. Errors that agree along d make the sums too large;
+- *serial token*: runs of :data:`RUN` consecutive tokens, where each d gets a random sign. Errors that agree along
+  tokens make the sums too large.
 
 Errors that elements share by design are in the predicted variances of the sums, so they are not excess.
 
-The y are correlated, with correlation matrix C. For a linear combination of sub-Gaussian roundings
+The y are correlated, with correlation matrix C. For a linear combination of sub-Gaussian roundings,
 Hsu, Kakade and Zhang (https://arxiv.org/abs/1110.2842, theorem 1) give, for n groups and
 F = sum of the squares of C::
 
     P( mean y^2 > 1 + 2 sqrt(x F) / n + 2 x |C| / n ) <= exp(-x)
 
 F - n is estimated from variances alone: for random signs r, ``Var(sum r y) = r' C r`` has the mean n
-and the variance 2 (F - n). Where rows are independent, each row's variance is a sample; in dk and dv
-that of each of :data:`CELLS` groups of keys, and that of the whole sum is one more. |C| <= sqrt(F) within
-a row, plus the same between rows. :data:`PROBES` sign vectors are taken, and the estimate is multiplied by
-:data:`SAFETY`: it is an estimate, not a proof. The bound holds under the null hypothesis for
-y / high, after the allowed mean error is subtracted from each abs(y). Too *small* a variance is no alarm: a
-kernel may be better than it declares (:mod:`ringspec.compare.inference.infer` reports that).
+and the variance 2 (F - n). If rows are independent, each row's variance is a sample. In dk and dv
+that of each of :data:`CELLS` groups of keys is a sample, and so is that of the whole sum. |C| <= sqrt(F) within
+a row, plus the same between rows. :data:`PROBES` sign vectors are used, and the estimate is multiplied by
+:data:`SAFETY`, because it is an estimate and not a proof. The bound holds under the null hypothesis for
+y / high, after the allowed mean error is subtracted from each abs(y). A variance that is too *small* raises no alarm:
+a kernel may be better than it declares (:mod:`ringspec.compare.inference.infer` reports that).
 
-**Outliers**: an error consists of that of the last rounding, at most half a spacing (of a float32 result also that
-of its merges, which recipes do not specify), and the earlier errors, which are sub-Gaussian with at most the
-predicted variance. So the test takes errors beyond half a spacing, with the sub-Gaussian tail of each element and
-their number. (If almost all predicted noise is that of the last rounding and the true value lies on the grid, a
-rare error of a whole spacing is many sd.)
+**Outliers**: an error consists of that of the last rounding and of earlier errors. The first is at most half a spacing
+(of a float32 result also that of its merges, which recipes do not specify). The second are sub-Gaussian with at most
+the predicted variance. So the test uses the part of an error beyond half a spacing, the sub-Gaussian tail of each
+element and the number of elements. (If almost all predicted noise is that of the last rounding and the true value lies
+on the grid, a rare error of a whole spacing is many sd.)
 """
 
 from __future__ import annotations
@@ -55,26 +56,25 @@ from ringspec.compare.statistics.types import (
 Booleans = NDArray[np.bool_]
 PROBES = 2
 CELLS = 64  # groups of keys in which the correlation of dk and dv is estimated
-SAFETY = 3.0  # the estimate of the correlations is multiplied by it
+SAFETY = 3.0  # factor applied to the estimate of the correlations
 RUN = 8  # tokens in a group of 'serial token'
-DRIFT = (
-    1.1  # growth of rms error / predicted from the least to the greatest W that a model may show
-)
+# Growth of rms error / predicted from the least to the greatest W that a model may show.
+DRIFT = 1.1
 
 
 @dataclass(frozen=True)
 class Correlation:
     """The estimated correlation of y.
 
-    ``within`` [rows] the sum of squares of C off the diagonal inside each row (0 where groups are
-    whole rows or more), ``between`` that of all rows with each other.
+    ``within`` [rows]: the sum of squares of C off the diagonal inside each row (0 if groups are
+    whole rows or more). ``between``: that of all rows with each other.
     """
 
     within: Array
     between: float
 
     def of(self, rows: Array, groups: float) -> tuple[float, float]:
-        """F and a bound of |C| for a part: ``rows`` [rows] = its groups in each row."""
+        """Return F and a bound of |C| for a part; ``rows`` [rows] is the number of its groups in each row."""
         share = rows.sum() / max(groups, 1.0)
         here = rows > 0
         square = rows.sum() + SAFETY * (self.within[here].sum() + self.between * share)
@@ -84,7 +84,7 @@ class Correlation:
 
 
 def correlation(noise: Predicted, name: str, unit: Array, rng: np.random.Generator) -> Correlation:
-    """The correlation of single elements ``unit * error`` (unit = 1 / sd, 0 where sd is 0)."""
+    """Estimate the correlation of single elements ``unit * error`` (unit = 1 / sd, 0 where sd is 0)."""
     size = math.prod(unit.shape[:3])
     counts = (unit.reshape(size, -1) != 0).sum(axis=1).astype(np.float64)
     # A call in which each key is a group costs as much as a product of three matrices.
@@ -106,7 +106,7 @@ def correlation(noise: Predicted, name: str, unit: Array, rng: np.random.Generat
 
 
 def bound_of_excess(excess: float, n: float, square: float, norm: float) -> float:
-    """exp(-x) with 2 sqrt(x F) / n + 2 x |C| / n = excess.
+    """Return exp(-x) for the x at which 2 sqrt(x F) / n + 2 x |C| / n = excess.
 
     >>> round(bound_of_excess(2 * 0.1 + 2 * 0.01, 100.0, 100.0, 1.0), 4) == round(math.exp(-1), 4)
     True
@@ -128,7 +128,7 @@ def spread_test(
     norm: float,
     allowance: Allowance,
 ) -> Test:
-    """The test of ``y``, standardised sums; ``shift``: allowed means, subtracted from their magnitudes."""
+    """Test ``y``, standardised sums; ``shift``: allowed means, subtracted from their magnitudes."""
     n = float(y.size)
     ratio = float((y * y).mean())
     beyond = np.maximum(np.abs(y) - shift, 0.0) / allowance.high
@@ -156,7 +156,7 @@ def spread_tests(
     rng: np.random.Generator,
     merging: Array | float = 0.0,
 ) -> Iterator[Test]:
-    """Outliers and excess variance over all and over every stratum; ``merging`` of float32 results."""
+    """Test outliers and excess variance over all elements and over every stratum; ``merging``: that of float32 results."""
     sd = noise.sd[name]
     noisy = sd > 0
     if not noisy.any():
@@ -184,7 +184,7 @@ def spread_tests(
 
 
 def outliers(name: str, z: Array, half: Array, mean: Array, allowance: Allowance) -> Test:
-    """The test of the largest element; ``half``: half a spacing of the last format, in units of sd."""
+    """Test the largest element; ``half``: half a spacing of the last format, in units of sd."""
     size = np.abs(z)
     least = max(0.0, float((size - half).max()))
     beyond = max(0.0, float((size - half - mean).max()) / allowance.high)
@@ -202,7 +202,7 @@ def serial_tests(
     direction: Array | None,
     rng: np.random.Generator,
 ) -> Iterator[Test]:
-    """Correlation along d and along tokens, beyond that of shared errors."""
+    """Test correlation along d and along tokens, beyond that of shared errors."""
     sd = noise.sd[name]
     noisy = sd > 0
     if not noisy.any() or error.shape[2] < RUN:
@@ -238,7 +238,7 @@ def serial_correlation(
     good: Booleans,
     rng: np.random.Generator,
 ) -> tuple[float, float]:
-    """F and |C| of the sums over ``labels``: whole rows are independent in o, lse and dq."""
+    """Return F and |C| of the sums over ``labels``; whole rows are independent in o, lse and dq."""
     n = float(good.sum())
     if name in ROW_TENSORS:
         return n, 1.0
@@ -255,10 +255,10 @@ def growth(
 ) -> Test | None:
     """Test whether the error grows with the number of workers; ``records``: (W, mean of (error / sd)^2, count).
 
-    ``count`` is the number of independent elements that the mean was taken over. Weighted regression
+    ``count`` is the number of independent elements over which the mean was taken. The test is a weighted regression
     of the logarithm of the mean square on log W, one-sided; the model may drift by :data:`DRIFT` in rms
-    from the least to the greatest W. ``effect``: the exponent g of an rms that grows as W^g. None with
-    fewer than two numbers of workers.
+    from the least to the greatest W. ``effect``: the exponent g of an rms that grows as W^g. Returns None
+    for fewer than two numbers of workers.
 
     >>> records = [(1, 1.0, 1e4), (2, 1.4, 1e4), (4, 2.0, 1e4), (8, 2.8, 1e4)]
     >>> test = growth("o", records, Allowance(high=1.15))

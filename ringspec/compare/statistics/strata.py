@@ -1,7 +1,7 @@
 """The natural parts of a tensor, which may show a bug that the whole tensor hides.
 
-A row stratum labels the rows of a tensor ([B, H, S] for o, lse, dq; [B, Hkv, S] for dk, dv): head,
-worker, the ring step that contributed most, the position in the worker's block, the rows at the
+A row stratum labels the rows of a tensor ([B, H, S] for o, lse, dq; [B, Hkv, S] for dk, dv): by head, by
+worker, by the ring step that contributed most, by position in the worker's block, or as rows at the
 block's edges. An element stratum is a mask: sign and exponent of the truth.
 """
 
@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 POSITIONS = 4  # parts of a block
 EDGE = 2  # rows at each end of a block
-BINADES = 3  # that are looked at one by one
+BINADES = 3  # number of binades that get a stratum each
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,23 @@ class Stratum:
 
 
 def by_token(kind: str, labels: Integers, names: Sequence[str], shape: Sequence[int]) -> Stratum:
-    """A stratum of rows [B, H, S] from one label per token."""
+    """Make a stratum of rows [B, H, S] from one label per token."""
     return Stratum(kind, np.broadcast_to(labels, tuple(shape)).copy(), tuple(names))
 
 
 def heads(shape: Sequence[int]) -> Stratum:
-    """Each head (of keys for dk and dv), over the batch."""
+    """Label rows by head (of keys for dk and dv), over the batch."""
     labels = np.broadcast_to(np.arange(shape[1])[None, :, None], tuple(shape)).copy()
     return Stratum("head", labels, tuple(f"head {h}" for h in range(shape[1])))
 
 
 def workers(owner: Integers, count: int, shape: Sequence[int]) -> Stratum:
-    """Each worker's tokens; ``owner`` [S], -1 for tokens of no worker."""
+    """Label rows by worker; ``owner`` [S], -1 for tokens of no worker."""
     return by_token("worker", owner, [f"worker {r}" for r in range(count)], shape)
 
 
 def local_index(owner: Integers) -> tuple[Integers, Integers]:
-    """Each token's place among its worker's tokens in global order, and how many these are.
+    """Return each token's place among its worker's tokens in global order, and the number of these tokens.
 
     >>> [x.tolist() for x in local_index(np.array([0, 1, 0, 1, 1]))]
     [[0, 0, 1, 1, 2], [2, 3, 2, 3, 3]]
@@ -65,7 +65,7 @@ def local_index(owner: Integers) -> tuple[Integers, Integers]:
 
 
 def positions(owner: Integers, shape: Sequence[int]) -> Stratum:
-    """Quarters of each worker's block."""
+    """Label rows by quarters of each worker's block."""
     place, total = local_index(owner)
     quarter = np.where(owner < 0, -1, place * POSITIONS // np.maximum(total, 1))
     names = [f"quarter {n} of the blocks" for n in range(POSITIONS)]
@@ -73,7 +73,7 @@ def positions(owner: Integers, shape: Sequence[int]) -> Stratum:
 
 
 def edges(owner: Integers, shape: Sequence[int]) -> Stratum:
-    """The first and the last rows of each worker's block."""
+    """Label the first and the last rows of each worker's block."""
     place, total = local_index(owner)
     labels = np.full(owner.size, -1)
     labels[place >= total - EDGE] = 1
@@ -83,10 +83,10 @@ def edges(owner: Integers, shape: Sequence[int]) -> Stratum:
 
 
 def steps(mass: Array, met: Integers, owner: Integers) -> Stratum:
-    """The ring step that contributed most to each row.
+    """Label rows by the ring step that contributed most to each.
 
-    ``mass`` [B, H, S, W]: each row's weight from the block of every worker; ``met[a, b]``: the step in
-    which rows of worker a meet the block of worker b, -1 never; ``owner`` [S].
+    ``mass`` [B, H, S, W]: each row's weight from the block of every worker. ``met[a, b]``: the step in
+    which rows of worker a are computed with the block of worker b, -1 if never. ``owner`` [S].
     """
     labels = met[np.maximum(owner, 0)[None, None, :], mass.argmax(axis=3)]
     labels = np.where((mass.max(axis=3) > 0) & (owner >= 0), labels, -1)
@@ -94,7 +94,7 @@ def steps(mass: Array, met: Integers, owner: Integers) -> Stratum:
 
 
 def meeting_steps(order: Integers) -> Integers:
-    """met[r, owner] from order[r, t] = owner that r meets in step t, -1 where it meets none.
+    """Return met[r, owner] from order[r, t], the owner whose block r computes with in step t; -1: none.
 
     >>> meeting_steps(np.array([[0, 1], [1, 0]])).tolist()
     [[0, 1], [1, 0]]
@@ -108,7 +108,7 @@ def meeting_steps(order: Integers) -> Integers:
 
 
 def masses(p: Array, owner: Integers, count: int, axis: int) -> Array:
-    """p [B, H, Sq, Sk] summed over the tokens of each owner along axis 3 (keys) or 2 (queries)."""
+    """Sum p [B, H, Sq, Sk] over the tokens of each owner along axis 3 (keys) or 2 (queries)."""
     parts = [
         p[..., owner == r].sum(axis=3) if axis == 3 else p[:, :, owner == r].sum(axis=2)
         for r in range(count)
@@ -117,7 +117,7 @@ def masses(p: Array, owner: Integers, count: int, axis: int) -> Array:
 
 
 def strata_for(geometry: Any, p: Array, kv_heads: int) -> dict[str, tuple[Stratum, ...]]:
-    """The row strata of o, lse, dq and of dk, dv.
+    """Return the row strata of o, lse, dq and of dk, dv.
 
     ``geometry`` has ``workers``, ``owner_q`` [Sq], ``owner_k`` [Sk] and the orders ``order``, ``order_dq``,
     ``order_dkv`` [W, W] of :class:`ringspec.compare.noise.predict.Geometry`; ``p`` [B, H, Sq, Sk].
@@ -137,7 +137,7 @@ def strata_for(geometry: Any, p: Array, kv_heads: int) -> dict[str, tuple[Stratu
 def sided(
     owner: Integers, mass: Array, order: Integers, shape: Sequence[int]
 ) -> tuple[Stratum, ...]:
-    """The strata of the rows of one side, without those that have only one part."""
+    """Return the strata of the rows of one side, without those that have only one part."""
     count = order.shape[0]
     every = (
         heads(shape),
@@ -150,12 +150,12 @@ def sided(
 
 
 def by_sign(truth: Array) -> tuple[tuple[str, Booleans], ...]:
-    """Elements of positive and of negative truth."""
+    """Mask elements of positive and of negative truth."""
     return (("positive truth", truth > 0), ("negative truth", truth < 0))
 
 
 def by_exponent(truth: Array) -> tuple[tuple[str, Booleans], ...]:
-    """Elements of the most frequent binades of |truth|, and all others.
+    """Mask elements by binade of |truth|: the most frequent binades, and all others together.
 
     >>> [(name, mask.tolist()) for name, mask in by_exponent(np.array([1.0, -1.5, 4.0]))]
     [('|truth| in 2**0', [True, True, False]), ('|truth| in 2**2', [False, False, True])]

@@ -1,23 +1,24 @@
 """Whole-tensor statistics: whether the errors look like the noise that the recipe predicts.
 
-A tolerance limits single errors. With 10^5 elements a systematic error far below the noise of one element
-still shows in their sum, and the noise limits that sum. :func:`examine` runs the tests of one tensor, over all of it and over its natural parts
-(:mod:`ringspec.compare.statistics.strata`); :func:`alarms` picks those that no correct kernel shows.
+A tolerance limits single errors. With 10^5 elements, a systematic error far below the noise of one element
+still shows in their sum, and the noise limits that sum. :func:`examine` runs the tests of one tensor, over all of it
+and over its natural parts (:mod:`ringspec.compare.statistics.strata`). :func:`alarms` selects the tests that no correct
+kernel fails.
 
 ======================  =======================================================================
-exact, finite           elements without noise are right; every error is a number
-slope, mean             the error is not proportional to truth, nor of one sign
-temperature             the error is not what a wrong softmax scale makes
-excess                  the errors are not larger than predicted, in any part
-outliers                no single error is
+exact, finite           elements without noise are right; every error is finite
+slope, mean             the error is not proportional to truth, and has no common sign
+temperature             the error is not that of a wrong softmax scale
+excess                  the errors of no part are larger than predicted
+outliers                no single error is larger than predicted
 serial d, serial token  errors of neighbours are not more alike than predicted
 growth                  the error does not grow with W more than predicted (several runs)
 ======================  =======================================================================
 
-The null hypothesis and its allowances: :mod:`ringspec.compare.statistics.types`; the tests:
-:mod:`ringspec.compare.statistics.linear`, :mod:`ringspec.compare.statistics.spread`. The false-alarm rate
+:mod:`ringspec.compare.statistics.types` states the null hypothesis and its allowances. The tests are in
+:mod:`ringspec.compare.statistics.linear` and :mod:`ringspec.compare.statistics.spread`. The false-alarm rate
 is that of a whole run: each test gets rate / count, where count is the number of tests in the run
-(Bonferroni: no independence is assumed). What is predicted and allowed: docs/conform/noise.md.
+(Bonferroni, which assumes no independence). docs/conform/noise.md says what is predicted and allowed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = ["alarms", "errors_of", "examine", "told"]
 
 
 def errors_of(got: Array, truth: Array) -> Array:
-    """got - truth, float64 [..] of one shape; 0 where both are the same infinity.
+    """Return got - truth, float64 [..] of one shape; 0 where both are the same infinity.
 
     >>> errors_of(np.array([-np.inf, 1.5]), np.array([-np.inf, 1.0])).tolist()
     [0.0, 0.5]
@@ -64,16 +65,16 @@ def examine(
     direction: Array | None = None,
     merging: Array | float = 0.0,
 ) -> tuple[Test, ...]:
-    """All tests of the tensor ``name``, over all of it and over the parts in ``strata``.
+    """Run all tests of the tensor ``name``, over all of it and over the parts in ``strata``.
 
-    ``error`` = got - truth (:func:`errors_of`) and ``truth``, float64 of one shape: [B, H, S, d], or
-    [B, H, S] for lse; other shapes (dsinks, dbias) get the tests of the whole tensor. ``direction``: d truth /
+    ``error`` = got - truth (:func:`errors_of`) and ``truth`` are float64 of one shape: [B, H, S, d], or
+    [B, H, S] for lse. Other shapes (dsinks, dbias) get only the tests of the whole tensor. ``direction``: d truth /
     d log(scale), for the test of the temperature. ``allowance``: :func:`allowance_for` of the recipe
-    and tensor. ``merging``: the allowed absolute error of a float32 result beyond its noise, broadcastable to error
-    (recipes do not specify how parts are merged). Raises :class:`~ringspec.errors.ShapeError` for unlike shapes.
+    and tensor. ``merging``: the allowed absolute error of a float32 result beyond its noise, broadcastable to ``error``
+    (recipes do not specify how parts are merged). Raises :class:`~ringspec.errors.ShapeError` if shapes differ.
 
-    ``noise.mean`` is subtracted from the error first. An error that is not finite is an alarm, and the other tests
-    omit the element.
+    ``noise.mean`` is subtracted from the error first. An error that is not finite raises an alarm, and the other tests
+    ignore the element.
     """
     shapes = {error.shape, truth.shape, noise.sd[name].shape}
     if len(shapes) != 1 or (direction is not None and direction.shape != error.shape):
@@ -95,7 +96,7 @@ def examine(
     steady = error - noise.drift.get(name, 0.0)
     tests += linear_tests(name, steady, truth, noise, strata, allowance, direction)
     if not whole:
-        # Random signs, the same for the same problem.
+        # Random signs that depend only on the problem.
         rng = np.random.default_rng([zlib.crc32(name.encode()), *error.shape])
         tests += spread_tests(name, error, truth, noise, strata, allowance, direction, rng, merging)
         tests += serial_tests(name, steady, truth, noise, allowance, direction, rng)
@@ -103,16 +104,16 @@ def examine(
 
 
 def flaw(kind: str, tensor: str, wrong: NDArray[np.bool_], allowance: Allowance) -> Test:
-    """A test without chance: any wrong element is an alarm."""
+    """Return a test without randomness: any wrong element raises an alarm."""
     count = int(wrong.sum())
     p = 0.0 if count else 1.0
     return Test(kind, tensor, "all", float(count), p, p, float(count), wrong.size, allowance)
 
 
 def alarms(tests: Iterable[Test], rate: float = RATE, count: int | None = None) -> tuple[Test, ...]:
-    """The tests that reject the null hypothesis, the strongest first.
+    """Return the tests that reject the null hypothesis, the strongest first.
 
-    ``rate``: false alarms per run; ``count``: tests in the run (default: those given). Raises OptionError
+    ``rate``: false alarms per run. ``count``: number of tests in the run (default: those given). Raises OptionError
     for a rate that is not between 0 and 1.
 
     >>> tests = [Test("slope", "o", "all", z, p, p) for z, p in ((1.0, 0.3), (9.0, 1e-18))]
@@ -128,7 +129,7 @@ def alarms(tests: Iterable[Test], rate: float = RATE, count: int | None = None) 
 
 
 def told(test: Test) -> str:
-    """One line about a test.
+    """Return one line about a test.
 
     >>> told(Test("slope", "dq", "head 1", 33.2, 1e-99, 1e-90, effect=1.02e-4))
     'dq, head 1: slope of error on truth 1.02e-04, 33.2 predicted standard deviations'
@@ -138,12 +139,12 @@ def told(test: Test) -> str:
         "slope": "slope of error on truth {0:.2e}, {1:.1f} predicted standard deviations",
         "mean": "mean error {0:.2e}, {1:.1f} predicted standard deviations",
         "temperature": "as if the scale were off by {0:.2e}, {1:.1f} predicted standard deviations",
-        "excess": "variance {1:.3g} of the predicted one",
-        "serial d": "errors agree along d: variance of row sums {1:.3g} of the predicted one",
-        "serial token": "errors agree along tokens: variance of sums {1:.3g} of the predicted one",
+        "excess": "variance {1:.3g} times the predicted one",
+        "serial d": "errors agree along d: variance of row sums {1:.3g} times the predicted one",
+        "serial token": "errors agree along tokens: variance of sums {1:.3g} times the predicted one",
         "outliers": "an error of {1:.1f} predicted standard deviations",
         "growth": "rms error grows as W^{0:.2f} beyond the prediction",
-        "exact": "{1:.0f} elements differ that have no rounding noise",
+        "exact": "{1:.0f} elements without rounding noise differ",
         "finite": "{1:.0f} errors are infinite or NaN",
     }[test.name]
     return f"{where}: {what.format(test.effect, test.statistic)}"

@@ -1,18 +1,18 @@
 """The terms of the statistical tests: a prediction of the noise, an allowance, the outcome of a test.
 
-**The null hypothesis** of every test. The error of element i is ``b_i + n_i``:
+All tests have the same **null hypothesis**. The error of element i is ``b_i + n_i``:
 
-- ``n`` is a linear combination of independent roundings, each bounded and symmetric, so that every sum
+- ``n`` is a linear combination of independent roundings, each bounded and symmetric, so every sum
   of it is sub-Gaussian with its own variance: ``E exp(t u) = sinh(t a) / (t a) <= exp(t^2 a^2 / 6)`` for
   u uniform on [-a, a], whose variance is a^2 / 3. Hence ``P(|sum c n| >= z sd) <= 2 exp(-z^2 / 2)`` for
-  any number of terms, with no appeal to a limit theorem.
-- its standard deviations are at most ``high`` times the predicted ones, because the model is not exact;
-- ``|b_i| <= slope * size_i + share * sd_i``: systematic errors of correct kernels, with
+  any number of terms, without a limit theorem.
+- The standard deviations of n are at most ``high`` times the predicted ones, because the model is not exact.
+- ``|b_i| <= slope * size_i + share * sd_i`` limits the systematic errors of correct kernels. Here
   size_i = max(|truth_i|, |d result_i / d log scale|), and at least 1 for lse, whose absolute error is a
-  relative error of l. A scale that is itself rounded makes such an error, and so does rounding to
+  relative error of l. A scale that is itself rounded causes such an error, and so does rounding to
   nearest, in the second order of the unit roundoff.
 
-So a longer run does not come closer to an alarm. :func:`allowance_for` gives the figures by recipe.
+With these allowances, a longer run does not come closer to an alarm. :func:`allowance_for` gives the figures by recipe.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Allowance", "Test", "allowance_for"]
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 RATE = 1e-9  # false alarms per run, all tests together
-# Tensors whose errors are independent from row to row: a row's roundings belong to it alone. Keys
+# Tensors whose errors are independent from row to row, because a row's roundings affect only that row. Keys
 # share the errors of their queries' lse and dy_o_sum.
 ROW_TENSORS = ("o", "lse", "dq")
 
@@ -56,7 +56,7 @@ POINTS = {
 
 
 class Predicted(Protocol):
-    """The noise of one problem under a recipe; :mod:`ringspec.compare.noise.predict` makes it."""
+    """The noise of one problem under a recipe; :mod:`ringspec.compare.noise.predict` computes it."""
 
     @property
     def sd(self) -> Mapping[str, Array]:
@@ -70,21 +70,21 @@ class Predicted(Protocol):
 
     @property
     def drift(self) -> Mapping[str, Array]:
-        """A known, signed part of the error that ``sd`` counts as random; it adds up in sums."""
+        """A part of the error that is known with its sign but that ``sd`` counts as random; it adds up in sums."""
         ...
 
     def variance_of_sums(self, name: str, weights: Array, labels: Any = None) -> Array:
-        """Var(sum of weights * error) over each label, with all errors that elements share."""
+        """Return Var(sum of weights * error) for each label, including all errors that elements share."""
         ...
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a correct kernel may show beyond the predicted noise (module docstring).
+    """What the errors of a correct kernel may show beyond the predicted noise (module docstring).
 
     ``slope``, ``share``  bounds of the mean error, in units of size_i and of sd_i
-    ``low``, ``high``     rms of error / predicted of a correct kernel that rounds as declared
-    ``last``              the format in which the result leaves the kernel
+    ``low``, ``high``     least and greatest rms of error / predicted of a correct kernel that rounds as declared
+    ``last``              the format in which the kernel returns the result
     """
 
     slope: float = 0.0
@@ -101,19 +101,19 @@ class Test:
     ``name``       'exact', 'finite', 'slope', 'mean', 'temperature', 'excess', 'outliers',
                    'serial d', 'serial token', 'growth'
     ``stratum``    'all', or a part of the tensor such as 'head 2', 'step 1', 'negative truth'
-    ``statistic``  predicted standard deviations of a linear test; mean of (error / sd)^2 of 'excess'
-                   and the serial tests; the largest \|error\| / sd of 'outliers'; a count of 'exact'
-                   and 'finite'
+    ``statistic``  of a linear test: its sum in predicted standard deviations; of 'excess' and the serial tests: the
+                   mean of (error / sd)^2; of 'outliers': the largest \|error\| / sd; of 'exact' and 'finite': a
+                   count
     ``p``          under the predicted noise alone: uniform for linear tests of many elements, an upper
                    bound of the true p-value for all others
-    ``p_allowed``  an upper bound of it under the null hypothesis with its allowance: alarms are
-                   raised by it
-    ``effect``     relative size of what was seen: the slope, the mean in units of the rms sd, the
+    ``p_allowed``  an upper bound of the p-value under the null hypothesis with its allowance; it decides
+                   whether an alarm is raised
+    ``effect``     relative size of the deviation: the slope, the mean in units of the rms sd, the
                    relative error of the scale; the statistic itself for the other tests
-    ``count``      elements in the stratum
+    ``count``      number of elements in the stratum
     """
 
-    __test__ = False  # pytest is not meant
+    __test__ = False  # so that pytest does not collect this class
 
     name: str
     tensor: str
@@ -127,15 +127,15 @@ class Test:
 
 
 def allowance_for(which: str | Recipe, tensor: str, workers: int = 1) -> Allowance:
-    """The allowance of a tensor under the recipe ``which``, from the coarsest rounding on the way to it.
+    """Return the allowance of a tensor under the recipe ``which``, from the coarsest rounding before the result.
 
     16 bits: band [0.85, 1.15], share u / 4, and slope u^2 (1.5e-5 in bfloat16, 2.4e-7 in float16) plus 8 u of float32.
-    Rounding to nearest has a slope of about -0.35 u^2: the numbers that go to a power of two come from
-    further above it than from below. Two or three such roundings lie on the way to a result, and as many
-    more for every further ring step where partial results are rounded: u^2 for each of ``workers`` then.
+    Rounding to nearest has a slope of about -0.35 u^2, because the numbers that round to a power of two come from
+    further above it than from below. A result has two or three such roundings, and as many
+    more for every further ring step if partial results are rounded; then u^2 is multiplied by ``workers``.
 
-    float32 and float64, where the order of accumulation is not declared and truncating adders are
-    in use: band [0.5, 2], slope 8 u, share 0.5.
+    float32 and float64, where the order of accumulation is not declared and some adders
+    truncate: band [0.5, 2], slope 8 u, share 0.5.
 
     >>> allowance_for("bf16", "o").high, allowance_for("bf16", "lse").high
     (1.15, 2.0)
