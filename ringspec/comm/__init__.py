@@ -1,15 +1,15 @@
-"""How blocks move between processes: each rank runs one worker of the ring.
+"""A ring over several processes: each rank runs one worker of the ring.
 
 ``ringspec.ring`` runs all workers in lockstep in one process. Here every worker is a separate process
 (or thread) that calls the same step functions and exchanges raw buffers. In reading order:
 
-``traffic``     which messages a schedule asks for, seen from one rank
+``traffic``     the messages that a schedule requires of one rank
 ``wire``        a block as one buffer of bytes: a fixed header, then its arrays
 ``links``       the protocol for sending buffers: start a send, start a receive, wait
 ``circulate``   the loop of one rank: post the next inputs, compute, wait for the accumulators, add, send
-``agreement``   the ranks compare what they were given, and share their errors
+``agreement``   the ranks compare their arguments and share their errors
 ``part``        the work of one rank: a worker of a ring, on a part of the batch
-``ring``        the whole: agree, compute, gather, put together
+``ring``        the whole: agree, compute, gather, combine
 ``threads``     links between threads of one process
 ``control``     side messages: an error that stops all ranks, 'are you alive?'
 ``mpi``         links over MPI (extra ``mpi``), and ``ring_mpi``

@@ -1,7 +1,7 @@
 """The ranks compare their inputs and errors: either all continue or none does.
 
-Everything goes through rank 0 in records of fixed size, so that the error message can name a rank
-from which nothing arrives.
+All messages go through rank 0 in records of fixed size, so that an error can name a rank that
+sent nothing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def meet(
     error: RingspecError | None = None,
     parts: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Call this on all ranks; raises on all of them the error of the first that has one.
+    """Compare errors and digests over all ranks; every rank must call this.
 
-    ``parts``: name -> SHA-256 of what must be the same on all ranks. Where one differs from rank 0,
-    all raise CommunicationError ('disagreement'), which names the ranks and the parts.
+    If some ranks have an error, all ranks raise that of the first. ``parts``: name -> SHA-256 of what must be the same
+    on all ranks. If a part differs from that of rank 0, all raise CommunicationError ('disagreement'), which names the
+    ranks and the parts.
     """
     mine = record(error, parts or {})
     if links.rank:
@@ -73,7 +74,7 @@ def meet(
 
 
 def record(error: RingspecError | None, parts: Mapping[str, bytes]) -> Buffer:
-    """An error or none, and the digests."""
+    """Encode an error or none, and the digests."""
     buffer = np.zeros(RECORD_BYTES, np.uint8)
     buffer[:ERROR_BYTES] = error_bytes(error)
     digests = b"".join(parts.values())
@@ -82,7 +83,7 @@ def record(error: RingspecError | None, parts: Mapping[str, bytes]) -> Buffer:
 
 
 def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
-    """The error of the first rank that has one, or of inputs that differ between ranks."""
+    """Return the error of the first rank that has one, or an error that says which inputs differ between ranks."""
     for one in records:
         error = error_from(one[:ERROR_BYTES])
         if error is not None:
@@ -94,7 +95,7 @@ def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
             ranks = ", ".join(map(str, other[:16])) + (", ..." if len(other) > 16 else "")
             return CommunicationError(
                 f"the same {name} on every rank",
-                f"another {name} than on rank 0 on rank {ranks}",
+                f"another {name} on rank {ranks} than on rank 0",
                 "give every rank the same inputs and options; each rank takes its own tokens",
                 code="disagreement",
             )
@@ -102,7 +103,7 @@ def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
 
 
 def error_bytes(error: RingspecError | None) -> Buffer:
-    """An error as a record: kind, code and the three parts of its message, as JSON."""
+    """Encode an error as a record: class, code and the three parts of its message, as JSON."""
     buffer = np.zeros(ERROR_BYTES, np.uint8)
     if error is not None:
         parts = [type(error).__name__, error.code, error.expected, error.got, error.fix]
@@ -129,7 +130,7 @@ def error_from(buffer: Buffer) -> RingspecError | None:
 
 
 def digest(*values: Any) -> bytes:
-    """SHA-256 of arrays (dtype, shape, bytes) and of the repr of everything else."""
+    """Compute the SHA-256 of arrays (dtype, shape, bytes) and of the repr of everything else."""
     sha = hashlib.sha256()
     for value in values:
         arrays = arrays_of(value) if hasattr(value, "__dataclass_fields__") else [("", value)]
@@ -143,12 +144,12 @@ def digest(*values: Any) -> bytes:
 
 
 def versions() -> bytes:
-    """The versions that must be equal on all ranks: ringspec, NumPy and the byte order."""
+    """Encode the versions that must be equal on all ranks: ringspec, NumPy and the byte order."""
     return digest(ringspec.__version__, ringspec.SPEC_VERSION, np.__version__, sys.byteorder)
 
 
 def digests_of(problem: Problem, seeds: Any, others: Iterable[tuple[str, Any]]) -> dict[str, bytes]:
-    """Digests of everything on which a ring depends, by names for messages."""
+    """Compute digests of everything on which a ring depends, by names for messages."""
     terms = problem.terms
     sinks = terms.sinks
     parts = {"ringspec, NumPy and order of bytes": versions()}

@@ -1,9 +1,9 @@
-"""The loop of one rank over links; ``lockstep`` is the same loop for all workers.
+"""The loop of one rank over links; ``lockstep`` is the same loop for all workers in one process.
 
 Transfers overlap with computation for two reasons. A step does not change its inputs, so a rank
 starts to receive the next inputs and to send its visiting inputs BEFORE it computes. And the
-contribution of a block does not depend on the accumulators, so a rank waits for these only when it
-has the contribution, adds it and sends them on (RING-4).
+contribution of a block does not depend on the accumulators. So a rank computes the contribution first; only then does
+it wait for the accumulators, add the contribution and send them on (RING-4).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringspec.spec.worker import (
     visiting,
 )
 
-# Number of steps with different tags; later messages are distinguished by their order.
+# Number of steps with different tags; messages of later steps are distinguished by their order.
 TAGGED_STEPS = 1024
 
 
@@ -38,7 +38,7 @@ TAGGED_STEPS = 1024
 class Halves(Generic[State]):
     """A step of a pass between its RECEIVE and its SEND, in two halves.
 
-    ``compute(state, schedule, block)`` gives the contribution of a block, or None if it has no pair, as
+    ``compute(state, schedule, block)`` returns the contribution of a block, or None if the worker is idle, as
     ``score_block`` and ``differentiate_block`` do; it needs the inputs that the step receives.
     ``combine(state, share)`` adds the contribution to the state, as ``merge_block`` and ``add_block`` do; it
     also needs the accumulators.
@@ -57,9 +57,9 @@ def circulate(
     block: Callable[..., Any],
     observer: Observer,
 ) -> tuple[State, tuple[Message, ...]]:
-    """Run all steps of this rank's worker: its last state, and what it received after the last step.
+    """Run all steps of this rank's worker; return its last state, and what it received after the last step.
 
-    ``phase``, ``schedule``, ``block`` and ``observer`` as for ``rings.lockstep.lockstep``.
+    ``phase``, ``schedule``, ``block`` and ``observer`` are as in ``rings.lockstep.lockstep``.
     """
     like = visiting(state, schedule)
     previous = Exchange(links, phase, -1, like, [])
@@ -80,7 +80,7 @@ def circulate(
         pair = schedule.pair(t, state.worker)
         states = state, received, during, combined, after
         observer(Moment(phase, t, state.worker, pair, *states, sent))
-        previous.wait_for_sends()  # their receivers have them by now
+        previous.wait_for_sends()  # the receivers already have these messages
         previous, state = step, after
     previous.wait_for(early=True)
     previous.wait_for(early=False)
@@ -89,7 +89,7 @@ def circulate(
 
 
 def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side]:
-    """The blocks that a worker sends after its current step, by (number of the transfer, target)."""
+    """Return the blocks that a worker sends after its current step, by (number of the transfer, target)."""
     return {
         (n, message.target): message.side
         for n, transfer in enumerate(schedule.steps[state.step].transfers)
@@ -100,7 +100,7 @@ def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side
 class Exchange:
     """The messages after one step that this rank sends or receives.
 
-    Each is at most two crossings: its inputs (``early``) and its accumulators.
+    Each message is split into at most two: its inputs (``early``) and its accumulators.
     """
 
     def __init__(

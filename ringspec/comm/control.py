@@ -1,7 +1,7 @@
 """Side messages among all ranks: an error that stops all ranks, and 'are you alive?'.
 
 A thread of each rank receives them while the rank computes, so that a slow rank answers and a stopped
-one does not. The same thread calls the MPI library regularly, without which a large transfer would
+rank does not. The same thread calls the MPI library regularly, because otherwise a large transfer would
 make no progress during a long computation.
 """
 
@@ -26,7 +26,7 @@ class Control:
     """The side messages of this rank. ``doing`` is its answer to 'are you alive?'.
 
     If the MPI library does not allow calls from several threads, messages are received only while
-    the rank waits, and a rank in a long computation does not answer.
+    the rank waits, so a rank in a long computation does not answer.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -44,7 +44,7 @@ class Control:
             atexit.register(self.close)
 
     def attend(self) -> None:
-        """The thread: receive messages and answer until the program ends."""
+        """Run in a thread: receive messages and answer until the program ends."""
         while not self._ended.wait(ATTENDING_SECONDS):
             self.take()
 
@@ -64,7 +64,7 @@ class Control:
                         self.send(target, STOP, error_bytes(error))
 
     def ask(self, target: int) -> None:
-        """Ask a rank whether it is alive; its answer will be in ``answers``."""
+        """Ask a rank whether it is alive; its answer will appear in ``answers``."""
         with self._lock:
             self.answers.pop(target, None)
             self.send(target, ASK, np.zeros(ERROR_BYTES, np.uint8))
@@ -91,13 +91,13 @@ class Control:
                     self.answers[source] = text.tobytes().rstrip(b"\0").decode()
 
     def send(self, target: int, kind: int, text: Buffer) -> None:
-        """Start to send; the buffer is kept until it is sent."""
+        """Start to send; the buffer is kept until it has been sent."""
         self._sends = [(one, data) for one, data in self._sends if not one.Test()]
         self._sends.append((self.comm.Isend([text, mpi().BYTE], target, kind), text))
 
 
 def text_bytes(text: str) -> Buffer:
-    """ASCII text as a record."""
+    """Encode ASCII text as a record."""
     data = text.encode("ascii", "replace")[:ERROR_BYTES]
     buffer = np.zeros(ERROR_BYTES, np.uint8)
     buffer[: len(data)] = np.frombuffer(data, np.uint8)

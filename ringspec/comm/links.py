@@ -1,7 +1,7 @@
 """Sending buffers between the ranks of a ring: the protocol that the loop uses.
 
-``mpi`` and ``threads`` implement it. Only :meth:`Links.wait` blocks; it returns the buffer or raises
-an error within a bounded time.
+``mpi`` and ``threads`` implement it. Only :meth:`Links.wait` blocks; within a bounded time it returns the buffer or
+raises an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringspec.errors import RingspecError
 
 @dataclass(frozen=True)
 class Pending:
-    """A transfer that has been started. ``what`` describes it and its step for messages."""
+    """A transfer that has been started. ``what`` describes it and its step in messages."""
 
     peer: int
     what: str
@@ -24,7 +24,7 @@ class Pending:
 
 
 class Links(Protocol):
-    """Buffers from rank to rank; messages with the same source, target and tag keep their order."""
+    """A way to send buffers from rank to rank; messages with the same source, target and tag keep their order."""
 
     @property
     def rank(self) -> int: ...
@@ -33,7 +33,7 @@ class Links(Protocol):
     def size(self) -> int: ...
 
     def name(self, rank: int) -> str:
-        """The name of a rank in messages."""
+        """Return the name of a rank in messages."""
 
     def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
         """Start to send; the buffer must not change until :meth:`wait` returns."""
@@ -44,7 +44,7 @@ class Links(Protocol):
     def wait(self, pending: Pending) -> Buffer:
         """Wait until the transfer is complete and return the buffer.
 
-        Raises LostWorkerError after the time limit, and the error of another rank that called
+        Raises LostWorkerError after the time limit, or the error of another rank that called
         :meth:`stop`.
         """
 

@@ -1,8 +1,8 @@
 """Links over MPI, and ``ring_mpi``: one process for each worker, on one machine or on many.
 
-Only buffers are sent (``Isend``, ``Irecv``); no object is pickled. Waits poll, so that a rank that
-waits uses little CPU time, answers when another rank asks whether it is alive, and ends
-within a bounded time. Needs the extra ``mpi``; the first call starts MPI.
+Only buffers are sent (``Isend``, ``Irecv``); no object is pickled. Waits poll, so that a waiting rank
+uses little CPU time, answers when another rank asks whether it is alive, and ends
+within a bounded time. This needs the extra ``mpi``; the first call starts MPI.
 
 Source: MPI 4.1, sections 3.7 and 7.4, https://www.mpi-forum.org/docs/.
 """
@@ -29,9 +29,9 @@ from ringspec.errors import LayoutError, LostWorkerError, OptionError, RingspecE
 from ringspec.rings.run import Run
 
 TIMEOUT = 60.0
-# After this fraction of the timeout a waiting rank asks its neighbours whether they are alive.
+# After this fraction of the timeout, a waiting rank asks its neighbours whether they are alive.
 ASKING = 0.6
-# Seconds for the neighbours to write their last lines too.
+# Time in seconds for the neighbours to write their last lines as well.
 GRACE_SECONDS = 1.0
 SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 2e-3
 # Exit status of a run that lost a rank.
@@ -48,8 +48,8 @@ def to_stderr(line: str) -> None:
 class MpiLinks:
     """The links of this rank over ``comm``, a communicator that nothing else uses.
 
-    ``timeout``: seconds in which a rank must answer 'are you alive?'; a wait for a rank that answers
-    ends after twice that. ``log`` is called with a line, which names step and peer, before each wait
+    ``timeout``: seconds within which a rank must answer 'are you alive?'; a wait for a rank that answers
+    ends after twice this time. ``log`` is called with a line, which names step and peer, before each wait
     that blocks. ``first``: the world rank of rank 0 of these links.
     """
 
@@ -73,7 +73,7 @@ class MpiLinks:
         return size
 
     def name(self, rank: int) -> str:
-        """'rank 5', by its rank in the world."""
+        """Return 'rank 5', with the rank's number in the world."""
         return f"rank {self.first + rank}"
 
     def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
@@ -87,11 +87,11 @@ class MpiLinks:
         return Pending(source, what, buffer, self.comm.Irecv([buffer, mpi().BYTE], source, tag))
 
     def wait(self, pending: Pending) -> Buffer:
-        """The buffer. Raises LostWorkerError after the time limit, or another rank's error."""
+        """Wait and return the buffer; raise LostWorkerError after the time limit, or another rank's error."""
         return self.awaited(pending, 2 * self.timeout)
 
     def awaited(self, pending: Pending, longest: float) -> Buffer:
-        """The buffer; ``longest`` bounds the wait for ranks that answer that they are alive."""
+        """Wait and return the buffer; ``longest`` bounds the wait for a rank that answers that it is alive."""
         assert pending.buffer is not None
         if pending.handle.Test():
             return pending.buffer
@@ -104,7 +104,7 @@ class MpiLinks:
             self.look(pending)
             now = time.monotonic()
             if now > asking:
-                # Counted from the question, so that a rank that was itself stopped does not give up immediately.
+                # The time counts from the question, so that a rank that was itself stopped does not give up immediately.
                 asking, judging = math.inf, now + (1 - ASKING) * self.timeout
                 for neighbour in self.neighbours:
                     self.control.ask(self.first + neighbour)
@@ -139,7 +139,7 @@ class MpiLinks:
             raise self.lost(pending, f"{names} {'does' if len(silent) == 1 else 'do'} not answer")
 
     def lost(self, pending: Pending, what: str) -> LostWorkerError:
-        """The error to raise; it is sent to the other ranks, so that each says what it waits for."""
+        """Return the error to raise, and send it to the other ranks, so that each says what it waits for."""
         answer = self.control.answers.get(self.first + pending.peer)
         alive = "" if answer is None else f"; {self.name(pending.peer)} is alive and {answer}"
         error = LostWorkerError(
@@ -155,7 +155,7 @@ class MpiLinks:
 
 
 def duplicated(comm: Any, timeout: float) -> Any:
-    """Two duplicates of a communicator, made without a call that could block forever."""
+    """Return two duplicates of a communicator, made without a call that could block forever."""
     made = [comm.Idup(), comm.Idup()]
     began = time.monotonic()
     while not all(request.Test() for _, request in made):
@@ -170,9 +170,9 @@ def duplicated(comm: Any, timeout: float) -> Any:
 
 
 def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = None) -> MpiLinks:
-    """Links among all ranks of a communicator; default COMM_WORLD. All of its ranks call this.
+    """Return links among all ranks of a communicator, by default COMM_WORLD; all of its ranks must call this.
 
-    Its duplicates are made once and stay with the communicator.
+    The communicator is duplicated once, and the duplicates stay with it.
     """
     world = mpi().COMM_WORLD if comm is None else comm
     made = world.Get_attr(kept())
@@ -188,10 +188,10 @@ def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = No
 
 
 def split(links: MpiLinks, ring_size: int) -> MpiLinks:
-    """Links among the ``ring_size`` ranks of this rank's ring; ring g has ranks g*W to g*W + W - 1.
+    """Return links among the ``ring_size`` ranks of this rank's ring; ring g has ranks g*W to g*W + W - 1.
 
-    All ranks call this. Raises LayoutError if W does not divide the number of ranks, and
-    CommunicationError ('disagreement') if one rank gives another W; both on every rank.
+    All ranks must call this. If W does not divide the number of ranks, every rank raises LayoutError. If a rank passes
+    another W, every rank raises CommunicationError ('disagreement').
     """
     error = None
     if type(ring_size) is not int or ring_size < 1 or links.size % ring_size:
@@ -201,7 +201,7 @@ def split(links: MpiLinks, ring_size: int) -> MpiLinks:
             "start a multiple of the ring size: mpiexec -n N",
             code="worker-count",
         )
-    # A split blocks, and rings of other sizes have other neighbours; this call names a missing rank.
+    # An MPI split could block, and with another W a rank has other neighbours; this call names a missing rank.
     meet(links, "before the ranks form rings", error, {"ring size": digest(ring_size)})
     if ring_size == links.size:
         return links
@@ -229,23 +229,23 @@ def ring_mpi(
     abort: bool = True,
     **keywords: Any,
 ) -> Run | None:
-    """``ringspec.ring`` over MPI: call it on every rank, with the same whole tensors.
+    """Run ``ringspec.ring`` over MPI: call it on every rank, with the same whole tensors.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] of any float dtype, in
-    global order; with dy the backward pass is done as well. ``keywords`` are those of
-    :func:`ringspec.rings.ring.ring`, except ``workers``, which is the number of ranks, and ``record``;
-    ``root`` and ``observer`` as for :func:`~ringspec.comm.ring_over`, and:
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] are of any float dtype, in
+    global order; with dy, the backward pass is computed as well. ``keywords`` are those of
+    :func:`ringspec.rings.ring.ring`, except ``workers``, which is the number of ranks, and ``record``.
+    ``root`` and ``observer`` are as in :func:`~ringspec.comm.ring_over`. The others:
 
     ``comm``       an mpi4py communicator; default COMM_WORLD
     ``ring_size``  W of each of several rings that share the batch; default: one ring of all ranks
-    ``timeout``    seconds in which another rank must answer; twice that for one that answers
-    ``log``        is called with a line before each wait that blocks
-    ``abort``      if a rank is lost: write which, and end all ranks with MPI_Abort, status 4;
-                   False raises LostWorkerError on the ranks that noticed
+    ``timeout``    seconds within which another rank must answer; a rank that answers gets twice this time
+    ``log``        a function that is called with a line before each wait that blocks
+    ``abort``      True: if a rank is lost, write which, and end all ranks with MPI_Abort, status 4;
+                   False: raise LostWorkerError on the ranks that noticed
 
     Returns the :class:`~ringspec.rings.run.Run`, only on ``root`` if that is given. Raises the errors
     of ``ringspec.ring`` on every rank, and CommunicationError ('disagreement') if arguments differ between
-    ranks. After an error, messages may be in transit: end the program.
+    ranks. After an error, messages may still be in transit, so end the program.
     """
     try:
         world = world_links(comm, timeout, log)

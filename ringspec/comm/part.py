@@ -1,6 +1,6 @@
 """The work of one rank: one worker of its ring, on its ring's part of the batch.
 
-The ranks may form several rings (data parallelism): ring g of G takes the g-th part of the batch,
+The ranks may form several rings (data parallelism): ring g of G computes the g-th part of the batch,
 and rank r of the world is worker r mod W of ring r div W.
 """
 
@@ -63,7 +63,7 @@ class Setup:
 
 
 def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
-    """This rank's worker: shard, forward loop, and with seeds the backward loop."""
+    """Run this rank's worker: shard, forward loop, and with seeds the backward loop."""
     result = run_forward(links, setup, observe) if setup.given is None else setup.given[links.rank]
     if setup.seeds is None:
         return result
@@ -71,7 +71,7 @@ def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult
 
 
 def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
-    """``rings.ring.run_forward`` for one worker."""
+    """Run ``rings.ring.run_forward`` for one worker."""
     r, recipe = links.rank, setup.recipe
     index_q, index_k = setup.layout_q.table[r], setup.layout_k.table[r]
     own = setup.problem.take(index_q, index_k)
@@ -92,7 +92,7 @@ def run_backward(
     result: WorkerResult,
     observe: Observer,
 ) -> WorkerResult:
-    """``rings.ring.run_backward`` for one worker."""
+    """Run ``rings.ring.run_backward`` for one worker."""
     own = setup.problem.take(result.index_q, result.index_k)
     dy, dlse = (take(x, result.index_q, axis=2) for x in seeds)
     state = backward_start(links.rank, own, dy, dlse, result.o, result.lse, setup.recipe)
@@ -112,7 +112,7 @@ def run_backward(
 
 
 def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
-    """The setup of ring ``group`` of ``groups``: its part of the batch, of every tensor with a batch axis."""
+    """Return the setup of ring ``group`` of ``groups``: its part of the batch in every tensor with a batch axis."""
     if groups == 1:
         return setup
     batch = setup.problem.q.shape[0]
@@ -126,7 +126,7 @@ def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
 
 
 def with_keep(problem: Problem, part: slice) -> Problem:
-    """Make the keep mask, which counts entries of the whole batch (DROP-2), before the batch is cut."""
+    """Compute the keep mask before the batch is cut, because it depends on the index in the whole batch (DROP-2)."""
     rows, columns, terms = problem.rows, problem.columns, problem.terms
     if terms.dropout_p == 0 or rows.keep is not None:
         return problem
@@ -144,7 +144,7 @@ def with_keep(problem: Problem, part: slice) -> Problem:
 
 
 def cut(side: Side, batch: int, part: slice) -> Side:
-    """Rows or columns of a part of the batch; arrays without batch axis are unchanged."""
+    """Return rows or columns for a part of the batch; arrays without a batch axis are unchanged."""
     changed: dict[str, NDArray] = {}
     for field in dataclasses.fields(side):
         value = getattr(side, field.name)
@@ -154,7 +154,7 @@ def cut(side: Side, batch: int, part: slice) -> Side:
 
 
 def joined_batch(parts: list[WorkerResult], per_batch_bias: bool) -> WorkerResult:
-    """One worker's results from all rings: batch entries side by side, partial sums added."""
+    """Combine one worker's results from all rings: batch entries side by side, partial sums added."""
     if len(parts) == 1:
         return parts[0]
     values: dict[str, NDArray | None] = {}

@@ -1,4 +1,4 @@
-"""The whole ring on many ranks: compare arguments, compute, gather, put together.
+"""The whole ring on many ranks: compare arguments, compute, gather, combine.
 
 :func:`ring_over` is ``ringspec.ring`` for a program that runs on each rank.
 
@@ -78,30 +78,30 @@ def ring_over(
     each: Each = map,
     **options: Unpack[Options],
 ) -> Run | None:
-    """Ring attention in which this rank is one worker; call it on all ranks of ``links``.
+    """Compute ring attention in which this rank is one worker; call it on all ranks of ``links``.
 
-    Every rank gives the same whole tensors and options, and takes its own tokens out of them:
+    Every rank passes the same whole tensors and options, and selects its own tokens:
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], ``dlse`` [B, H, Sq] of any
-    float dtype, in global order. With dy (or dlse) the backward pass is done as well. Keywords are those
-    of :class:`~ringspec.problem.options.Options`; ``layout``, ``circulation``, ``recipe``, ``direction``,
-    ``skip_masked``, ``schedule``, ``schedule_backward``, ``block_forward``, ``block_backward`` and
-    ``merge``, ``accumulate`` as for :func:`ringspec.rings.ring.ring`, where W is the number of ranks of a ring; and:
+    float dtype, in global order. With dy (or dlse) the backward pass is computed as well. Keywords are those
+    of :class:`~ringspec.problem.options.Options`. ``layout``, ``circulation``, ``recipe``, ``direction``,
+    ``skip_masked``, ``schedule``, ``schedule_backward``, ``block_forward``, ``block_backward``,
+    ``merge`` and ``accumulate`` are as in :func:`ringspec.rings.ring.ring`, with W the number of ranks of a ring. The others:
 
     ``ring``       links among the W ranks of this rank's own ring, if the ranks of ``links`` form
-                   several rings (rank r is worker r mod W of ring r div W), each of which takes
+                   several rings (rank r is worker r mod W of ring r div W), each of which computes
                    an equal part of the batch; default: one ring of all ranks
-    ``root``       the rank that gets the :class:`~ringspec.rings.run.Run`, others get None; default:
+    ``root``       the rank that gets the :class:`~ringspec.rings.run.Run`, while others get None; default:
                    every rank gets it
-    ``each``       is accepted for ``**fast.pieces()`` and not called: a rank has one worker
-    ``observer``   is called with each :class:`~ringspec.rings.lockstep.Moment` of this rank's worker
+    ``each``       accepted for ``**fast.pieces()`` and not called, because a rank has one worker
+    ``observer``   a function called with each :class:`~ringspec.rings.lockstep.Moment` of this rank's worker
 
-    The result is bit-identical to that of ``ringspec.ring``; with several rings all but ``dsinks``,
-    and ``dbias`` of a bias without batch axis, which are sums over the batch, added ring by ring.
+    The result is bit-identical to that of ``ringspec.ring``. With several rings there are two exceptions, ``dsinks`` and
+    the ``dbias`` of a bias without batch axis: they are sums over the batch, which are added ring by ring.
 
-    Raises the errors of ``ringspec.ring`` on every rank; any other exception of one rank, such as its
-    observer's, on that rank, and on the others CommunicationError ('failed-worker') with the rank and the
-    exception; CommunicationError ('disagreement') if arguments differ between ranks; LostWorkerError if a
-    rank does not answer.
+    Raises the errors of ``ringspec.ring`` on every rank. Any other exception of one rank, for example of its
+    observer, is raised on that rank; the others raise CommunicationError ('failed-worker') with the rank and the
+    exception. Also raises CommunicationError ('disagreement') if arguments differ between ranks, and LostWorkerError
+    if a rank does not answer.
     """
     ring = links if ring is None else ring
     given: dict[str, Any] = {
@@ -123,7 +123,7 @@ def ring_over(
         setup = set_up(ring.size, q, k, v, given, dict(options))
     except RingspecError as refused:
         error = refused
-    except Exception as raised:  # for example of an input's __array__
+    except Exception as raised:  # for example from an input's __array__
         error = failure(links, raised)
         error.__cause__ = raised
     run = run_over(links, ring, setup, error, observer or nothing, root)
@@ -135,7 +135,7 @@ def ring_over(
 def set_up(
     workers: int, q: Any, k: Any, v: Any, given: dict[str, Any], options: dict[str, Any]
 ) -> Setup:
-    """Every check of ``ringspec.ring``, in its order."""
+    """Run every check of ``ringspec.ring``, in the same order."""
     problem = check(q, k, v, options)
     used = recipe_of(given["recipe"])
     skip_masked = flag(given["skip_masked"], "skip_masked")
@@ -157,7 +157,7 @@ def set_up(
 
 
 def seeds_of(problem: Problem, dy: Any, dlse: Any) -> tuple[Array, Array]:
-    """dy and dlse as float64; zeros for the one that was not given."""
+    """Return dy and dlse as float64, with zeros for one that was not given."""
     dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
     return check_gradients(problem, dy, dlse)
 
@@ -172,7 +172,7 @@ def run_over(
 ) -> Run | None:
     """Compare the setup (or the error) of all ranks, compute, gather on ``root``.
 
-    Gradients are those of the specification: dsinks [H, N] (see ``rings.attention.as_given``).
+    Gradients have the specification's shapes: dsinks is [H, N] (see ``rings.attention.as_given``).
     """
     groups, rest = divmod(links.size, ring.size)
     if error is None and rest:
@@ -209,7 +209,7 @@ def run_over(
 
 
 def failure(links: Links, raised: Exception) -> CommunicationError:
-    """The error that the other ranks raise when a user's function on this rank raised one."""
+    """Return the error that the other ranks raise when a user's function on this rank raised an exception."""
     return CommunicationError(
         "every rank to finish its pass",
         f"{type(raised).__name__} on {links.name(links.rank)}: {raised}",
@@ -219,7 +219,7 @@ def failure(links: Links, raised: Exception) -> CommunicationError:
 
 
 def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
-    """Digests of everything that must be equal on all ranks, by names for messages."""
+    """Return digests of everything that must be equal on all ranks, by names for messages."""
     schedules = [
         (repr(dataclasses.replace(schedule, skipped=frozenset())), sorted(schedule.skipped))
         for schedule in (setup.forward, setup.backward)
@@ -239,7 +239,7 @@ def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
 
 
 def gathered(links: Links, mine: WorkerResult, root: int | None) -> list[WorkerResult]:
-    """The results of all ranks in order, on ``root`` or everywhere; none on the other ranks."""
+    """Return the results of all ranks in order, on ``root`` or everywhere; an empty list on the other ranks."""
     names = tuple(name for name in RESULTS if getattr(mine, name) is not None)
     frame = frame_of(mine, names)
 
@@ -273,7 +273,7 @@ def gathered(links: Links, mine: WorkerResult, root: int | None) -> list[WorkerR
 
 
 def put_together(setup: Setup, results: list[WorkerResult], workers: int) -> Run:
-    """The run, from the results of all workers, as in ``ringspec.ring``."""
+    """Build the run from the results of all workers, as ``ringspec.ring`` does."""
     problem, layout_q, layout_k = setup.problem, setup.layout_q, setup.layout_k
     bias = problem.rows.bias
     per_batch = bias is not None and bias.shape[0] != 1

@@ -1,6 +1,6 @@
 """Links between threads of one process: every worker is a thread, every message an entry of a queue.
 
-For reading and for tests: the loop of a rank runs here as it does over MPI, without MPI.
+For reading and for tests: a rank runs the same loop here as over MPI.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GLANCE_SECONDS = 0.02
 
 
 class Hall:
-    """Shared by the threads: a queue for each (source, target, tag), and the first error."""
+    """What the threads share: a queue for each (source, target, tag), and the first error."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -37,7 +37,7 @@ class Hall:
 
 
 class ThreadLinks:
-    """The links of one rank in a hall; ``timeout``: seconds that one wait may take."""
+    """The links of one rank in a hall; ``timeout``: the most seconds that one wait may take."""
 
     def __init__(self, hall: Hall, rank: int, timeout: float = 60.0) -> None:
         self.hall, self.timeout = hall, timeout
@@ -62,7 +62,7 @@ class ThreadLinks:
         return Pending(source, what, None, self.hall.queue(source, self.rank, tag))
 
     def wait(self, pending: Pending) -> Buffer:
-        """The buffer. Raises LostWorkerError after the time limit, or another rank's error."""
+        """Wait and return the buffer; raise LostWorkerError after the time limit, or another rank's error."""
         if pending.buffer is not None:
             return pending.buffer
         deadline = time.monotonic() + self.timeout
@@ -87,9 +87,9 @@ class ThreadLinks:
 def ring_in_threads(
     q: Any, k: Any, v: Any, dy: Any = None, *, workers: int, timeout: float = 60.0, **keywords: Any
 ) -> Run:
-    """:func:`~ringspec.comm.ring_over` with a thread for each worker; the run of rank 0.
+    """Run :func:`~ringspec.comm.ring_over` with a thread for each worker; return the run of rank 0.
 
-    Shapes and keywords as for :func:`ringspec.rings.ring.ring`; ``timeout`` in seconds. Raises the
+    Shapes and keywords are as in :func:`ringspec.rings.ring.ring`; ``timeout`` is in seconds. Raises the
     same errors.
 
     >>> import numpy as np

@@ -13,10 +13,10 @@ from ringspec.spec.schedule import Schedule, Transfer
 
 @dataclass(frozen=True)
 class Crossing:
-    """One message: ``names`` of the block of ``owner`` go from ``source`` to ``target``.
+    """One message: the tensors ``names`` of the block of ``owner`` go from ``source`` to ``target``.
 
-    ``transfer`` counts the transfers of the step. ``early``: it contains inputs, which no step changes,
-    so it is sent before the block is computed; accumulators are sent after it.
+    ``transfer`` is the number of the transfer in its step. ``early``: True for inputs, which no step changes,
+    so they are sent before the block is computed; accumulators are sent after it.
     """
 
     transfer: int
@@ -34,7 +34,7 @@ class Crossing:
 
 
 def traffic(schedule: Schedule) -> list[list[Crossing]]:
-    """The messages of each step in the order in which lockstep delivers them, by sender.
+    """Return the messages of each step in the order in which lockstep delivers them, by sender.
 
     >>> from ringspec.rings.schedules import backward_schedule
     >>> for crossing in traffic(backward_schedule("kv", 3))[0][:2]:

@@ -2,7 +2,7 @@
 
 Names, shapes and dtypes are not in the buffer: the receiver knows them from the schedule and from its
 own block, because all workers of a layout have the same number of slots. The header identifies the
-message, so that one that arrives at the wrong place is refused.
+message, so that a message that arrives at the wrong place is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array in a buffer: ``name`` of the side, ``field`` inside rows or columns, or ''."""
+    """One array in a buffer: the ``name`` in its side, and the ``field`` inside rows or columns, or ''."""
 
     name: str
     field: str
@@ -53,14 +53,14 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where each array lies in a buffer of ``size`` bytes."""
+    """The position of each array in a buffer of ``size`` bytes."""
 
     leaves: tuple[Leaf, ...]
     size: int
 
 
 def frame_of(side: object, names: tuple[str, ...]) -> Frame:
-    """The frame of these names, by a side (or a worker's result) of the same shapes.
+    """Return the frame of these names, from a side (or a worker's result) of the same shapes.
 
     >>> from ringspec.spec.worker import KeySide
     >>> frame = frame_of(KeySide(0, k=np.zeros((1, 1, 2, 3))), ("k", "v"))
@@ -77,7 +77,7 @@ def frame_of(side: object, names: tuple[str, ...]) -> Frame:
 
 
 def arrays_of(value: object) -> list[tuple[str, NDArray]]:
-    """The arrays of one name: none if it is absent, several for the fields of rows or columns."""
+    """Return the arrays of one name: none if it is absent, several for the fields of rows or columns."""
     if value is None:
         return []
     if isinstance(value, np.ndarray):
@@ -87,7 +87,7 @@ def arrays_of(value: object) -> list[tuple[str, NDArray]]:
 
 
 def pack(side: object, frame: Frame, header: Header) -> Buffer:
-    """The bytes of a side's arrays, copied in C order."""
+    """Return the bytes of a side's arrays, copied in C order."""
     buffer = np.zeros(frame.size, np.uint8)
     numbers = (PHASES.index(header.phase), header.step, header.tag)
     ends = (header.source, header.target, header.owner, frame.size)
@@ -130,7 +130,7 @@ def check_header(buffer: Buffer, header: Header) -> None:
 
 
 def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:
-    """The values by name; rows and columns have the classes of those in ``like``."""
+    """Return the values by name; rows and columns have the classes of those in ``like``."""
     values: dict[str, object] = {}
     inside: dict[str, dict[str, NDArray]] = {}
     for leaf in frame.leaves:
@@ -145,5 +145,5 @@ def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:
 
 
 def side_from(buffer: Buffer, frame: Frame, like: Side, owner: int) -> Side:
-    """A block with the values of a buffer."""
+    """Return a block with the values of a buffer."""
     return type(like)(owner, **unpack(buffer, frame, like))  # type: ignore[arg-type]

@@ -2,16 +2,15 @@
 
 Names, order and refusals are those of ``ejkernel.kernels._triton.ring_attention`` and
 ``flash_attention``. Tensors are [batch, seq, heads, head_dim]; those of the ring functions have one
-leading axis of ranks before that, here written W. Values are computed in float64 and rounded
+more leading axis, of ranks, here written W. Values are computed in float64 and rounded
 once to the dtype of each result, unless ``recipe=`` is given.
 
-Masks use global positions: rank r of a ring holds tokens r*n + t (contiguous layout), and
-when query and key lengths differ their ends are aligned, that is, query i has position i + Sk - Sq. The
-public ring kernel masks each visiting block as if it were local, which is wrong for a causal or a
-windowed ring on more than one rank; its documentation says this and names a block-sparse successor.
-Dropout uses the keep mask of DROP-1, which depends on global positions, head, batch and seed only
-(the public backward kernel takes a dropout probability and drops nothing). A row without keys has
-o = 0, lse = -inf and no gradient.
+Masks use global positions: rank r of a ring holds tokens r*n + t (contiguous layout). If query and key lengths
+differ, their ends are aligned: query i has position i + Sk - Sq. The public ring kernel instead masks each
+visiting block as if it were local, which is wrong for a causal or a windowed ring on more than one rank; its
+documentation says so and names a block-sparse successor. Dropout uses the keep mask of DROP-1, which depends only on
+global positions, head, batch and seed (the public backward kernel takes a dropout probability and drops nothing). A row
+without keys has o = 0, lse = -inf and no gradient.
 
 Source: https://github.com/erfanzar/ejkernel (ejkernel/kernels/_triton/ring_attention and
 ejkernel/kernels/_triton/flash_attention/_triton_impl_bwd.py).
@@ -65,8 +64,8 @@ Gradients = tuple[NDArray, NDArray, NDArray]
 class RingFlashResiduals(NamedTuple):
     """What the forward pass keeps for the backward pass.
 
-    q, k, v, bias, attention_mask and dropout_seed as given; ``o`` [W, b, s, h, d] in q's
-    dtype; ``lse`` [W, b, h, s], natural, float32.
+    q, k, v, bias, attention_mask and dropout_seed are as given; ``o`` [W, b, s, h, d] is in q's
+    dtype; ``lse`` [W, b, h, s] is natural, float32.
     """
 
     q: ArrayLike
@@ -97,27 +96,27 @@ def ring_flash_attention_call(
     *,
     recipe: str | Recipe | None = None,
 ) -> NDArray:
-    """o [W, b, s, h, d] in query's dtype: ring attention over W ranks.
+    """Compute ring attention over W ranks: o [W, b, s, h, d] in query's dtype.
 
     ``query``           [W, b, s, h, d]; bfloat16, float16, float32 or float64
-    ``key``, ``value``  [W, b, sk, hkv, d] alike; h a multiple of hkv; ends aligned when sk != s
+    ``key``, ``value``  [W, b, sk, hkv, d] of the same dtypes; h a multiple of hkv; ends aligned if sk != s
     ``attention_mask``  None or bool [W, b|1, h|1, s, W*sk], True = may attend: local rows, *global*
-                        keys. Together with bias it is refused
+                        keys. Refused together with bias
     ``bias``            None or float [W, b|1, h|1, s, W*sk], added before the soft cap; -inf masks
     ``softmax_scale``   None: 1/sqrt(d)
-    ``dropout_prob``, ``dropout_seed``   share of P to drop, in [0, 1), and the seed; None is 0
-    ``causal``          keys with a global position later than the query's are hidden
+    ``dropout_prob``, ``dropout_seed``   fraction of P to drop, in [0, 1), and the seed; None is 0
+    ``causal``          True: keys with a later global position than the query's are hidden
     ``fwd_params``, ``bwd_params``   block sizes of the kernels: anything, without effect on values
-    ``sliding_window``  int w: (w, 0) under causal, else (w, w); or (left, right), both inclusive;
-                        None, 0 and (0, 0) mean none
+    ``sliding_window``  int w: (w, 0) if causal, else (w, w); or (left, right), both inclusive;
+                        None, 0 and (0, 0) mean no window
     ``logits_soft_cap``  None, or c > 0: s = c * tanh(z / c)
     ``axis_name``       a name: the W ranks form one ring. None: each rank is a ring of one, whose
                         positions start at 0 and whose bias and mask have sk keys
-    ``recipe``          ours: the arithmetic, a name or a :class:`~ringspec.recipes.Recipe`
+    ``recipe``          not an argument of ejkernel: the arithmetic, a name or a :class:`~ringspec.recipes.Recipe`
 
-    Raises RefusedError, ShapeError, DtypeError, OptionError and their like.
-    Source: https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention). No argument has
-    a default there.
+    Raises RefusedError, ShapeError, DtypeError, OptionError and other subclasses of RingspecError.
+    Source: https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention). In ejkernel
+    no argument has a default.
 
     >>> q = k = np.zeros((2, 1, 1, 1, 2)); v = np.arange(4.0).reshape(2, 1, 1, 1, 2)
     >>> rest = (None, None, None, 0.0, True, None, None, None, None, None)
@@ -164,7 +163,7 @@ def _ring_flash_attention_fwd(
     *,
     recipe: str | Recipe | None = None,
 ) -> tuple[NDArray, RingFlashResiduals]:
-    """o and the residuals for :func:`_ring_flash_attention_bwd`; arguments as in the call.
+    """Return o and the residuals for :func:`_ring_flash_attention_bwd`; arguments are those of the call.
 
     >>> q = k = v = np.zeros((2, 1, 1, 1, 2), np.float32)
     >>> rest = (None, None, None, 0.0, False, None, None, None, None, None, "ring")
@@ -214,11 +213,11 @@ def _ring_flash_attention_bwd(
     *,
     recipe: str | Recipe | None = None,
 ) -> tuple[NDArray, NDArray, NDArray, None, None]:
-    """dq, dk, dv in the shapes and dtypes of the residuals' q, k, v, and None for mask and bias.
+    """Return dq, dk, dv in the shapes and dtypes of the residuals' q, k, v, and None for mask and bias.
 
-    The arguments that jax.custom_vjp calls non-differentiable come first, in the order of the call,
+    First come the arguments that jax.custom_vjp calls non-differentiable, in the order of the call,
     then the residuals and ``do`` [W, b, s, h, d], the gradient of the loss with respect to o. The
-    residuals' o and lse are used as given; their dropout seed is not, ``dropout_seed`` is. The
+    residuals' o and lse are used as given; the seed is ``dropout_seed``, not that of the residuals. The
     schedule is the KV ring: K, V, dK, dV travel.
     Source: https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention).
 
@@ -288,23 +287,23 @@ def flash_attention_bwd(
     *,
     recipe: str | Recipe | None = None,
 ) -> Gradients:
-    """dq, dk, dv in the shapes and dtypes of q, k, v. One device, no axis of ranks.
+    """Compute dq, dk, dv in the shapes and dtypes of q, k, v, on one device, without an axis of ranks.
 
     ``q``, ``dO``, ``o``    [b, sq, h, d]: queries, gradient of the loss with respect to o, and o
     ``k``, ``v``            [b, sk, hkv, d]; h a multiple of hkv; dk and dv are sums over the group
-    ``M``                   [b, h, sq rounded up to a multiple of 128]: lse in **log2** units, that
-                            is lse / ln 2; rows after sq - 1 are not read. M and o are
-                            used as given; a row with M = -inf sends no gradient
-    ``bias``                None or float, broadcastable to [b, h, sq, sk], before the soft cap
+    ``M``                   [b, h, sq rounded up to a multiple of 128]: lse to base **2**, that
+                            is lse / ln 2; rows after sq - 1 are ignored. M and o are
+                            used as given; a row with M = -inf contributes no gradient
+    ``bias``                None or float, broadcastable to [b, h, sq, sk], added before the soft cap
     ``attention_mask``      None or bool, broadcastable to [b, h, sq, sk], True = may attend;
-                            together with bias it is refused
-    ``causal``, ``sliding_window``   as in :func:`ring_flash_attention_call`; with sq != sk the ends
+                            refused together with bias
+    ``causal``, ``sliding_window``   as in :func:`ring_flash_attention_call`; if sq != sk the ends
                             are aligned: query i has position i + sk - sq
-    ``cum_seqlens_q``, ``cum_seqlens_k``   None or ints [b + 1], both or neither: row b holds
-                            cum[b + 1] - cum[b] leading tokens, whose ends are aligned; padding
-                            is not read and its gradients are 0. Refused with segment
+    ``cum_seqlens_q``, ``cum_seqlens_k``   None or ints [b + 1], both or neither. Row i of the padded batch holds
+                            cum[i + 1] - cum[i] tokens at its start; the ends of queries and keys are aligned. Padding
+                            is ignored and its gradients are 0. Refused with segment
                             ids, bias or mask
-    ``softmax_aux``         sink logits [n] or [h, n]; checked, without effect: M contains them
+    ``softmax_aux``         sink logits [n] or [h, n]; checked, without effect, because M contains them
     ``q_segment_ids``, ``kv_segment_ids``   ints [b, sq] and [b, sk], negative = padding; one alone
                             is used for both
     ``dropout_prob``, ``dropout_seed``, ``softmax_scale``, ``logits_soft_cap``, ``fwd_params``,

@@ -33,7 +33,7 @@ Window = int | tuple[int, int] | None
 
 @dataclass(frozen=True)
 class RingProblem:
-    """One ring: its ranks, q [b, h, S, d], k and v [b, hkv, Sk, d] in global order, its options."""
+    """One ring: its ranks, q [b, h, S, d], k and v [b, hkv, Sk, d] in global order, and its options."""
 
     ranks: Ring
     q: Array
@@ -44,7 +44,7 @@ class RingProblem:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens in each row of a padded batch: ``q`` and ``k`` [b]."""
+    """Number of tokens in each row of a padded batch: ``q`` and ``k`` [b]."""
 
     q: Integers
     k: Integers
@@ -59,7 +59,7 @@ def options_of(
     sliding_window: Window,
     logits_soft_cap: float | None,
 ) -> Options:
-    """The arguments that all functions share, under the specification's names."""
+    """Return the arguments that all functions share, under the specification's names."""
     return {
         "scale": softmax_scale,
         "dropout_p": dropout_prob,
@@ -71,7 +71,7 @@ def options_of(
 
 
 def window_of(sliding_window: Any, causal: bool) -> tuple[int, int] | None:
-    """(left, right), both inclusive, or None for no window.
+    """Return the window as (left, right), both inclusive, or None for no window.
 
     >>> window_of(3, True), window_of(3, False), window_of((2, 1), True), window_of((0, 0), False)
     ((3, 0), (3, 3), (2, 1), None)
@@ -82,7 +82,7 @@ def window_of(sliding_window: Any, causal: bool) -> tuple[int, int] | None:
     sides = tuple(sliding_window) if pair else (sliding_window,)
     if not all(map(is_integer, sides)) or len(sides) != (2 if pair else 1) or min(sides) < 0:
         raise OptionError(
-            "sliding_window as None, an int >= 0 or a pair (left, right) of such",
+            "sliding_window as None, an int >= 0 or a pair (left, right) of ints >= 0",
             repr(sliding_window),
             "write sliding_window=None for no window",
             code="window",
@@ -102,7 +102,7 @@ def ring_problems(
     options: Options,
     axis_name: str | None,
 ) -> list[RingProblem]:
-    """Every ring that the ranks form, in global order: one, or without an axis name one for each rank."""
+    """Return every ring that the ranks form, in global order: one, or without an axis name one for each rank."""
     q, k, v = (
         tensor(x, name, RING_AXES) for x, name in ((query, "query"), (key, "key"), (value, "value"))
     )
@@ -136,7 +136,7 @@ def ring_problems(
 
 
 def rings_of_axis(axis_name: Any, ranks: int) -> list[Ring]:
-    """One ring of all ranks if there is an axis name; without it every rank is a separate ring.
+    """Return one ring of all ranks if there is an axis name; otherwise a separate ring for each rank.
 
     >>> rings_of_axis("ring", 2), rings_of_axis(None, 2)
     ([(0, 1)], [(0,), (1,)])
@@ -149,17 +149,17 @@ def rings_of_axis(axis_name: Any, ranks: int) -> list[Ring]:
 
 
 def heads_first(x: NDArray, what: str) -> Array:
-    """[..., s, h, d] as float64 [..., h, s, d], all finite."""
+    """Convert [..., s, h, d] to float64 [..., h, s, d]; all values must be finite."""
     return float_array(x.swapaxes(-3, -2), what)
 
 
 def along_ring(x: NDArray, ranks: Ring) -> NDArray:
-    """[W, b, h, s, ...] of the ranks of a ring as [b, h, W*s, ...], rank after rank (LAYOUT-1)."""
+    """Join [W, b, h, s, ...] of the ranks of a ring as [b, h, W*s, ...], rank after rank (LAYOUT-1)."""
     return np.concatenate([x[rank] for rank in ranks], axis=2)
 
 
 def ring_pairs(x: NDArray, what: str, full: tuple[int, int, int, int, int]) -> NDArray:
-    """Pairs [W, b|1, h|1, s, keys of the whole ring], or ShapeError."""
+    """Validate pairs [W, b|1, h|1, s, keys of the whole ring], or raise ShapeError."""
     ranks, batch, heads, n_q, n_k = full
     fits = (
         x.ndim == 5
@@ -199,14 +199,14 @@ def refuse_bias_with_mask(bias: Any, attention_mask: Any) -> None:
 
 
 def check_heads(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
-    """Shapes [..., batch, seq, heads, head_dim] of q, k, v that are consistent."""
+    """Check that the shapes [..., batch, seq, heads, head_dim] of q, k, v are consistent."""
     if k != v:
         raise ShapeError("k and v of one shape", f"k {k}, v {v}", "axes are [batch, seq, heads, d]")
     if q[:-3] != k[:-3] or q[-1] != k[-1]:
         raise ShapeError(
             "q and k with the same ranks, batch and head_dim",
             f"q {q}, k {k}",
-            "axes are [batch, seq, heads, head_dim], ring functions have ranks before them",
+            "axes are [batch, seq, heads, head_dim]; ring functions have ranks before them",
         )
     if min(*q, *k) < 1:
         raise ShapeError("no empty axis", f"q {q}, k {k}", "give at least one token and one head")
@@ -226,7 +226,7 @@ def check_flash_shapes(stored: dict[str, NDArray]) -> None:
 
 
 def check_sinks_only(softmax_aux: Any, heads: int) -> None:
-    """Sink logits [n] or [h, n], finite; they have no further effect, because M contains them."""
+    """Validate sink logits [n] or [h, n], which must be finite; they have no other effect, because M contains them."""
     if softmax_aux is None:
         return
     values = float_array(softmax_aux, "softmax_aux")
@@ -241,7 +241,7 @@ def check_sinks_only(softmax_aux: Any, heads: int) -> None:
 def segment_ids(
     q_segment_ids: Any, kv_segment_ids: Any, batch: int, n_q: int, n_k: int
 ) -> tuple[NDArray, ...] | None:
-    """Ids [b, sq] and [b, sk]; one alone is used for both."""
+    """Return segment ids [b, sq] and [b, sk]; one alone is used for both."""
     if q_segment_ids is None and kv_segment_ids is None:
         return None
     for_q = kv_segment_ids if q_segment_ids is None else q_segment_ids
@@ -257,7 +257,7 @@ def segment_ids(
 
 
 def whole_lengths(batch: int, n_q: int, n_k: int) -> Lengths:
-    """Every row of the batch is full."""
+    """Return lengths for a batch whose rows are all full."""
     return lengths_of(np.full(batch, n_q), np.full(batch, n_k), n_q, n_k)
 
 
@@ -269,7 +269,7 @@ def lengths_of(for_q: Integers, for_k: Integers, n_q: int, n_k: int) -> Lengths:
 def packed_lengths(
     cum_seqlens_q: Any, cum_seqlens_k: Any, batch: int, n_q: int, n_k: int
 ) -> Lengths | None:
-    """Row lengths from cumulative ones, or None without them."""
+    """Return row lengths from cumulative ones, or None without them."""
     if cum_seqlens_q is None and cum_seqlens_k is None:
         return None
     if cum_seqlens_q is None or cum_seqlens_k is None:
@@ -287,7 +287,7 @@ def packed_lengths(
 
 
 def differences(cum_seqlens: Any, what: str, batch: int, longest: int) -> Integers:
-    """cum[b + 1] - cum[b] of ints [b + 1] that begin with 0, none negative or above ``longest``."""
+    """Return cum[i + 1] - cum[i] of ints [b + 1] that begin with 0; none may be negative or above ``longest``."""
     values = as_array(cum_seqlens, what)
     if values.dtype.kind not in "iu" or values.shape != (batch + 1,):
         raise OptionError(
@@ -300,7 +300,7 @@ def differences(cum_seqlens: Any, what: str, batch: int, longest: int) -> Intege
     lengths = values[1:] - values[:-1]
     if values[0] != 0 or (lengths < 0).any() or (lengths > longest).any():
         raise OptionError(
-            f"{what} that begins with 0, never falls and grows by at most {longest} a row",
+            f"{what} that begins with 0, never decreases and grows by at most {longest} per row",
             str(values.tolist()),
             "row b of the padded batch holds cum[b + 1] - cum[b] tokens",
             code="packing",
@@ -317,12 +317,12 @@ def refuse_with_packing(bias: Any, attention_mask: Any, segments: Any) -> None:
 
 
 def read(x: NDArray, what: str, inside: Booleans) -> Array:
-    """[b, s, h, d] as float64 [b, h, s, d]; tokens beyond the length of a row are not read."""
+    """Convert [b, s, h, d] to float64 [b, h, s, d]; tokens beyond the length of a row are ignored."""
     return heads_first(np.where(inside[:, :, None, None], load(x, what), 0.0), what)
 
 
 def natural_lse(M: ArrayLike, inside: Booleans, shape: tuple[int, int, int]) -> Array:
-    """lse [b, h, sq] of M [b, h, ceil128(sq)] in log2 units."""
+    """Return lse [b, h, sq] of M [b, h, ceil128(sq)], which is to base 2."""
     batch, heads, length = shape
     stats = tensor(M, "M", "batch heads ceil128(seq)")
     padded = -(-length // M_MULTIPLE) * M_MULTIPLE

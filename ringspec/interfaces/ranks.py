@@ -27,7 +27,7 @@ STORAGE = ("bfloat16", "float16", "float32", "float64")
 
 
 def format_name(dtype: Any, what: str) -> str:
-    """The name of the number format of a dtype, given as a NumPy dtype, a scalar type or a name.
+    """Return the name of the number format of a dtype, given as a NumPy dtype, a scalar type or a name.
 
     >>> format_name("bfloat16", "lse_dtype"), format_name(np.float32, "lse_dtype")
     ('bfloat16', 'float32')
@@ -35,7 +35,7 @@ def format_name(dtype: Any, what: str) -> str:
     if isinstance(dtype, str) and dtype in STORAGE:
         return dtype
     try:
-        if dtype is None:  # NumPy takes it for float64
+        if dtype is None:  # NumPy would read None as float64
             raise TypeError
         name = name_of(np.dtype(dtype).newbyteorder("="))
     except TypeError:
@@ -50,7 +50,7 @@ def format_name(dtype: Any, what: str) -> str:
 
 
 def tensor(x: Any, what: str, axes: str) -> NDArray:
-    """A floating-point array with the named axes, in the dtype in which it was given.
+    """Validate a floating-point array with the named axes and return it in its own dtype.
 
     >>> tensor(np.zeros((2, 3), np.float32), "lse", "ranks s").dtype
     dtype('float32')
@@ -67,7 +67,7 @@ def tensor(x: Any, what: str, axes: str) -> NDArray:
 
 
 def same_shape(what: str, x: NDArray, expected: tuple[int, ...], axes: str) -> None:
-    """Raise ShapeError unless x has that shape; ``axes`` names it."""
+    """Raise ShapeError unless x has that shape; ``axes`` names the axes."""
     if x.shape != expected:
         raise ShapeError(
             f"{what} of shape [{axes.replace(' ', ', ')}] = {expected}",
@@ -77,10 +77,10 @@ def same_shape(what: str, x: NDArray, expected: tuple[int, ...], axes: str) -> N
 
 
 def rings_of(replica_groups: Any, num_workers: Any, ranks: int) -> list[Ring]:
-    """All rings, each a tuple of rank ids in the order of their ring positions.
+    """Return all rings, each a tuple of rank ids in the order of their ring positions.
 
-    None, or no group at all, is one ring of ranks 0..num_workers-1. Otherwise the groups are
-    disjoint, each has ``num_workers`` ranks, and together they hold the ranks of the leading axis.
+    None, or no group at all, is one ring of ranks 0..num_workers-1. Otherwise the groups must be
+    disjoint, each must have ``num_workers`` ranks, and together they must hold all ranks of the leading axis.
 
     >>> rings_of(((0, 2), (3, 1)), 2, 4)
     [(0, 2), (3, 1)]
@@ -112,7 +112,7 @@ def rings_of(replica_groups: Any, num_workers: Any, ranks: int) -> list[Ring]:
 
 
 def list_of_groups(replica_groups: Any) -> list[Ring]:
-    """Replica groups as tuples of ints, or RefusedError."""
+    """Return replica groups as tuples of ints, or raise RefusedError."""
     try:
         groups = [tuple(group) for group in replica_groups]
         whole = all(type(rank) is int or isinstance(rank, np.integer) for g in groups for rank in g)
@@ -128,12 +128,12 @@ def list_of_groups(replica_groups: Any) -> list[Ring]:
 
 
 def ring_array(x: NDArray, ring: Ring, layout: Layout, axis: int) -> NDArray:
-    """The local arrays of a ring's ranks, joined in global order along a local axis."""
+    """Join the local arrays of a ring's ranks in global order along a local axis."""
     return unshard([x[rank] for rank in ring], layout, axis)
 
 
 def rounded(x: Array, like: NDArray) -> NDArray:
-    """float64 values rounded once to the dtype of another tensor."""
+    """Round float64 values once to the dtype of another tensor."""
     return store(x, format_name(like.dtype, "dtype"))
 
 
@@ -147,10 +147,10 @@ def backward_as_given(
     circulation: str,
     recipe: Recipe,
 ) -> list[WorkerResult]:
-    """The ring backward from o [B, H, Sq, Dv] and lse [B, H, Sq] as given, never recomputed.
+    """Compute the ring backward from o [B, H, Sq, Dv] and lse [B, H, Sq] as given, never recomputed.
 
-    Everything is in global order; the results are each worker's own (BWD-11, RING-13). A row with
-    lse = -inf sends no gradient (BWD-10).
+    Arguments are in global order; the results are each worker's own (BWD-11, RING-13). A row with
+    lse = -inf contributes no gradient (BWD-10).
     """
     seeds = check_gradients(problem, dy, None)
     forward = [
@@ -168,6 +168,6 @@ def unobserved(moment: Moment) -> None:
 
 
 def gradients_of(result: WorkerResult) -> tuple[Array, Array, Array]:
-    """dq, dk, dv of one worker after a backward."""
+    """Return dq, dk, dv of one worker after a backward pass."""
     assert result.dq is not None and result.dk is not None and result.dv is not None
     return result.dq, result.dk, result.dv

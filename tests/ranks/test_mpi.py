@@ -77,8 +77,8 @@ def test_four_ranks_give_the_bits_of_lockstep_and_subrings_and_refusals_are_agre
         ),
         (
             "other ring size",
-            "CommunicationError (disagreement): another ring size than on rank 0 on rank 2",
-            "CommunicationError (disagreement): another ring size than on rank 0 on rank 2",
+            "CommunicationError (disagreement): another ring size on rank 2 than on rank 0",
+            "CommunicationError (disagreement): another ring size on rank 2 than on rank 0",
         ),
         ("no ring size", "LayoutError (worker-count): 3", "LayoutError (worker-count): 3"),
     ],
