@@ -1,4 +1,4 @@
-"""Pictures of results. Reads report records as plain data and imports only errors from ringspec."""
+"""Pictures and pages of results. This package reads report records as plain data and imports only errors from ringspec."""
 
 from ringspec.render.page import page
 

@@ -1,7 +1,7 @@
 """Pages from the Jinja2 templates in ``ringspec/render/templates``.
 
-Every value is escaped, except the style, the script and the embedded records of a page, which are
-marked ``|safe``. A name that is missing in a template is an error.
+Every value is escaped. The exceptions are the style, the script and the embedded records of a page, which are
+marked ``|safe``. A name that is missing in a template raises an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# Every other outcome is a failure.
+# Any other outcome is a failure.
 CLASSES = {
     "pass": "good",
     "expected failure": "known",
@@ -24,22 +24,22 @@ CLASSES = {
     "not run": "neutral",
 }
 SIGNS = {"good": "\u2713", "known": "!", "neutral": "\u2013", "bad": "\u2717"}
-# C0 and C1 controls except tab and newline, surrogates, and marks that change the direction of text.
+# Control characters C0 and C1 except tab and newline, surrogates, and marks that change the direction of text.
 UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def filled_in(template: str, script: str, style: str, **values: Any) -> str:
-    """A whole page. Its security policy allows only this script and this style, by hash."""
+    """Return a whole page. Its security policy allows only this script and this style, by hash."""
     names = {"script": script, "style": style, "policy": policy(script, style)}
     return environment().get_template(template).render(values | names)
 
 
 @cache
 def environment() -> Environment:
-    """The templates with the settings that all pages share."""
-    # Imported here, because most commands make no page.
+    """Return the templates with the settings that all pages share."""
+    # Imported here, because most commands write no page.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
@@ -56,7 +56,7 @@ def environment() -> Environment:
 
 
 def visible(value: object) -> object:
-    r"""A value as text, each invisible character replaced by U+FFFD; None becomes an empty text.
+    r"""Return a value as text with each invisible character replaced by U+FFFD; None becomes an empty text.
 
     >>> visible("<b>\x00"), visible(None), visible(3)
     ('<b>\ufffd', '', '3')
@@ -67,7 +67,7 @@ def visible(value: object) -> object:
 
 
 def class_of(outcome: str) -> str:
-    """The CSS class of an outcome.
+    """Return the CSS class of an outcome.
 
     >>> [class_of(one) for one in ("pass", "expected failure", "not claimed", "crash")]
     ['good', 'known', 'neutral', 'bad']
@@ -76,12 +76,12 @@ def class_of(outcome: str) -> str:
 
 
 def asset(name: str) -> str:
-    """A style or a script, from this file's folder."""
+    """Return a style or a script from the folder ``ringspec/render``."""
     return files("ringspec.render").joinpath(name).read_text(encoding="utf-8")
 
 
 def policy(script: str, style: str) -> str:
-    """A content security policy: nothing is loaded, and only this script and style are used."""
+    """Return a content security policy: nothing is loaded, and only this script and style are used."""
     script_hash, style_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (script, style)

@@ -1,5 +1,5 @@
-// What is shown is one object, `state`; every control changes it and calls show(). The address of the
-// page holds it too, so that a link is a state.
+// One object, `state`, says what is shown; every control changes it and calls show(). The address of the
+// page contains it too, so a link leads to a state.
 const D = JSON.parse(document.getElementById("records").textContent);
 const TOKENS = D.problem.tokens;
 const byId = (id) => document.getElementById(id);
@@ -20,7 +20,7 @@ const state = {
 if (D.bug) Object.assign(state, D.bug.places[0]);
 else Object.assign(state, {w: CHOICES.w.includes("4") ? "4" : CHOICES.w[0], mask: "causal"});
 
-// An element of HTML or SVG. Children that are no elements become text.
+// Make an element of HTML or SVG. Children that are not elements become text.
 function make(space, tag, attributes, children) {
   const made = document.createElementNS(space, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -95,7 +95,7 @@ function show() {
   remember();
 }
 
-// What does not exist, and what is the same as something else, is said.
+// Say which choices do not exist, and which are the same as another.
 function note(now) {
   let words = "";
   if (!now) {
@@ -122,7 +122,7 @@ function showPlayer(now) {
   byId("last").disabled = byId("next").disabled = now.atEnd;
 }
 
-// One sentence or two on what happens.
+// One or two sentences about what happens in the step.
 function sentence(now) {
   const forward = state.pass === "forward";
   if (now.seen) return `${now.atEnd ? "The end" : `Step ${now.t}`} of the ring with the bug: ${D.bug.title}.`;
@@ -142,7 +142,7 @@ function sentence(now) {
   const idle = busy.filter(([pairs]) => pairs === 0).map(([, worker]) => worker);
   const what = forward
     ? `Each worker scores its queries against ${visitors(now)} and merges the result into m, l and o.`
-    : `Each worker pairs its own block with ${visitors(now)} and adds the shares to dq, dk and dv.`;
+    : `Each worker pairs its own block with ${visitors(now)} and adds the contributions to dq, dk and dv.`;
   const nothing = !idle.length ? "" : idle.length === 1
     ? ` Worker ${idle[0]} finds no visible pair and waits.`
     : ` Workers ${runs(idle)} find no visible pair and wait.`;
@@ -160,7 +160,7 @@ function visitors(now) {
 const carried = (transfers) =>
   transfers.map((one) => one.carries.map(spell).join(", ")).join("; ");
 
-// What is sent after the step, in words.
+// Say what is sent after the step.
 function afterwards(now) {
   const transfers = now.travel.sends[now.t];
   return transfers.map((one) => {
@@ -174,7 +174,7 @@ function afterwards(now) {
   }).join(" ");
 }
 
-// The state in the address, and back. What an address says wrongly is passed over.
+// Write the state into the address, and read it. Invalid parts of an address are ignored.
 function remember() {
   const names = [...Object.keys(CHOICES), "step", "row"];
   history.replaceState(null, "", "#" + names.map((name) => `${name}=${state[name]}`).join("&"));
@@ -212,7 +212,7 @@ const KEYS = {
 if (D.bug) KEYS.r = exchange;
 
 function pressed(event) {
-  const own = event.target.matches("input, select"); // they have a use for arrows themselves
+  const own = event.target.matches("input, select"); // these use the arrow keys themselves
   if (own || event.altKey || event.ctrlKey || event.metaKey || !Object.hasOwn(KEYS, event.key)) return;
   event.preventDefault();
   KEYS[event.key]();
@@ -224,7 +224,7 @@ function start() {
     state[event.target.name] = event.target.value;
     show();
   });
-  // After a click of the mouse the arrows step again; who chooses by keyboard keeps them.
+  // After a mouse click the arrow keys step again; after a choice by keyboard they stay with the control.
   byId("controls").addEventListener("click", (event) => {
     if (event.detail > 0) event.target.blur();
   });

@@ -1,8 +1,8 @@
 """One self-contained HTML page that steps through a ring, from the records of ``ringspec explore``.
 
-Like the page of a report it refers to no other file and loads nothing; its content security policy
-forbids that, and allows only its own script and style, by their hashes. The records are data in the
-page; its script reads them and inserts them as text only.
+Like the page of a report, it refers to no other file and loads nothing. Its content security policy
+forbids that and allows only its own script and style, by their hashes. The records are data in the
+page, which its script reads and inserts only as text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from ringspec.render.environment import asset, filled_in
 
-# Joined in this order to one script.
+# Joined in this order into one script.
 SCRIPTS = (
     "explore.js",
     "explore_ring.js",
@@ -34,7 +34,7 @@ CIRCULATION_WORDS = {
     "gather": "no ring: all keys are copied to all workers first",
 }
 RING_WORDS = {"wrong": "the ring with the bug", "right": "the ring of the specification"}
-# First examples for a beginner: (title, the state of the page that shows it).
+# First examples for a beginner: (title, state of the page that shows it).
 TOURS = (
     (
         "Contiguous and causal: worker 0 is soon idle",
@@ -65,7 +65,7 @@ TOURS = (
 
 
 def explore_page(document: Mapping[str, Any]) -> str:
-    """The page of a document that ``ringspec.cli.views.explore_records.records`` made.
+    """Return the page of a document that ``ringspec.cli.views.explore_records.records`` built.
 
     >>> document = {"choices": {"workers": [2], "layouts": [], "masks": {}, "circulations": [],
     ...                         "passes": []}, "problem": {"tokens": 4, "heads": 1, "head_dim": 4,
@@ -88,7 +88,7 @@ def explore_page(document: Mapping[str, Any]) -> str:
 
 
 def embedded(document: Mapping[str, Any]) -> str:
-    r"""JSON that cannot end the HTML element around it, whatever its strings are.
+    r"""Return JSON that cannot end the HTML element around it, whatever strings it contains.
 
     >>> embedded({"a": "</script><!--&"})
     '{"a":"\\u003c/script\\u003e\\u003c!--\\u0026"}'
@@ -100,7 +100,7 @@ def embedded(document: Mapping[str, Any]) -> str:
 
 
 def tours(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Links to instructive states of the page: title and address."""
+    """Return links to instructive states of the page: title and address."""
     if "bug" in document:
         return [bug_tour(place) for place in document["bug"]["places"]]
     workers = document["choices"]["workers"]
@@ -116,7 +116,7 @@ def tours(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def bug_tour(place: Mapping[str, Any]) -> tuple[str, str]:
-    """Words and address of the stop at which a pass of the wrong ring first differs.
+    """Return title and address of the stop at which a pass of the wrong ring first differs.
 
     >>> bug_tour({"pass": "backward", "step": 2, "row": 5})
     ('First difference of the backward pass', '#ring=wrong&pass=backward&step=2&row=5')
@@ -127,7 +127,7 @@ def bug_tour(place: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def choices(given: Mapping[str, Any]) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """The groups of radio buttons: name, title, and for each value what it means."""
+    """Return the groups of radio buttons: name, title, and the meaning of each value."""
 
     def explained(names: Sequence[str], words: Mapping[str, str]) -> list[tuple[str, str]]:
         return [(name, words.get(name, "")) for name in names]

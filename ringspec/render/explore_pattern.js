@@ -1,4 +1,4 @@
-// The pattern: queries down, keys across; a cell for each pair that the mask lets through.
+// The pattern: queries down, keys across; a cell for each visible pair.
 const CELL = TOKENS > 32 ? 10 : 16;
 const EDGE = 38;
 const STRIP = 17; // where the owners' strip begins

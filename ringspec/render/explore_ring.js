@@ -1,5 +1,5 @@
 // The ring: a box for each worker, clockwise; in it chips for the blocks that it holds. A chip keeps
-// its element from step to step, so that it is seen to move.
+// its element from step to step, so that one can see it move.
 const BOX = {width: 190, height: 102, across: 34, down: 34};
 const SUMS = {forward: ["m", "l", "o", "lse"], backward: ["dq", "dk", "dv"]};
 const QUERY_NAMES = ["q", "dy", "lse", "row_term", "dq", "m", "l", "o"];
@@ -39,7 +39,7 @@ function showRing(now) {
   picture.style.maxWidth = `${1.7 * width}px`;
   picture.setAttribute("aria-label", holdings(now));
   const sent = now.atEnd || now.seen ? [0] : now.run.sent[now.t];
-  byId("travel").textContent = now.seen ? "Blocks are those that the computation is given. Bytes are not counted."
+  byId("travel").textContent = now.seen ? "The blocks are the inputs of the computation. Bytes are not counted."
     : now.atEnd ? "The last transfer has arrived." : sum(sent)
     ? `After this step each worker sends ${sent[0]} bytes, all together ${sum(sent)}.`
     : "After this step nothing is sent.";
@@ -105,7 +105,7 @@ function arrow([x1, y1], [x2, y2], busy, aside) {
   ];
 }
 
-// Whether a block is of the side that travels; with one worker it has nowhere to go.
+// Whether a block belongs to the side that travels; with one worker nothing travels.
 function travels(now, names) {
   const ofQueries = QUERY_NAMES.includes(names[0]);
   return ofQueries === (now.travel.moves === "queries");

@@ -36,7 +36,7 @@ const trace = (now, name) => {
   return summed(D.traces[of]).map((place) => D.numbers[place]?.map(decimal) ?? null);
 };
 
-// The visible keys that the chosen row meets in a step, or the queries that meet the chosen key.
+// The visible keys of the chosen row in a step, or the queries to which the chosen key is visible.
 function partners(now, t, ofKey) {
   const [mine, theirs] = ofKey ? [1, 0] : [0, 1];
   const pairs = range(now.workers).flatMap((worker) => pairsOf(now, t, worker));
@@ -75,7 +75,7 @@ function forwardTable(now) {
   lines.push(now.atEnd
     ? line("now", "o / l", "", "", "", number(lse), vector(o))
     : line("ahead", "o / l", "", "", "", "", ""));
-  const heads = ["after", "sees keys", "m", "l", "lse", "o, not yet divided by l"];
+  const heads = ["after", "visible keys", "m", "l", "lse", "o, not yet divided by l"];
   const made = table(`Query ${state.row}, which stays with worker ${worker}`, heads, lines, "row-state");
   made.append(html("p", {id: "merge"}, mergeWords(now, values)));
   return made;
@@ -88,7 +88,7 @@ function mergeWords(now, values) {
   const [m, l] = values[now.t];
   const [before, sumBefore] = now.t ? values[now.t - 1] : [null, 0];
   if (m === null) return "The row has seen no key yet: m = \u2212\u221e, l = 0.";
-  if (m === before && l === sumBefore) return "The row sees no key of this step: nothing changes.";
+  if (m === before && l === sumBefore) return "No key of this step is visible to the row: nothing changes.";
   if (before === null) return `The first keys: m is their largest score, ${number(m)}.`;
   if (m === before) return "m did not rise: the new keys' terms are added to l and o as they are.";
   return `m rose from ${number(before)} to ${number(m)}. So l and o were first multiplied by ` +
@@ -107,7 +107,7 @@ function gradientTable(now, name, of, ofKey) {
     const where = at.length ? `worker ${runs(at)}` : "no worker";
     return line(timeOf(now, stop), stopName(now, stop), met, where, partial);
   });
-  const heads = ["after", ofKey ? "seen by queries" : "sees keys", `${name} is at`, `${name}, summed so far`];
+  const heads = ["after", ofKey ? "visible to queries" : "visible keys", `${name} is at`, `${name}, summed so far`];
   const owner = `owner: worker ${now.owner[state.row]}`;
   return table(`${name} of ${of} ${state.row} (${owner})`, heads, lines, `row-${name}`);
 }
@@ -134,7 +134,7 @@ function showLoad(now) {
       pair.length ? `q${subscript(pair[0])} \u00d7 k${subscript(pair[1])}` : "\u2013",
       now.atEnd ? "\u2013" : pairs[done], now.atEnd ? "\u2013" : waits[done], sum(pairs), sum(waits));
   });
-  const heads = ["worker: its tokens", "meets", "pairs now", "waits now", "pairs so far", "waited so far"];
+  const heads = ["worker: its tokens", "computes", "pairs now", "waits now", "pairs so far", "waited so far"];
   byId("load").replaceChildren(html("div", {class: "lanes", "aria-hidden": "true"}, ...lanes),
     table("In pairs of a query and a key", heads, rows, "load-table"));
   byId("load-words").textContent =

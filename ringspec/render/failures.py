@@ -1,4 +1,4 @@
-"""One failure: what went wrong, where, and one command that reproduces it alone."""
+"""One failure on the page: what went wrong, where, and a command that reproduces it alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The known bug that gives the same answer, or where the answer is wrong."""
+    """The known bug that gives the same results, or where the results are wrong."""
 
     title: str
     what: Any
@@ -52,8 +52,8 @@ class Diagnosis:
 class Failure:
     """The fields of one case in ``templates/failure.html``; an empty field is not shown.
 
-    ``more`` wrong tensors are left out of ``wrong``; ``has_picture``: the report has a picture;
-    ``picture`` is empty if it cannot be drawn; ``opened``: the details are unfolded initially.
+    ``more``: number of wrong tensors that are not in ``wrong``. ``has_picture``: whether the report has a picture;
+    ``picture`` is None if it cannot be drawn. ``opened``: whether the details are unfolded initially.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Failure:
 
 
 def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Failure:
-    """The entry of a failed case on the page."""
+    """Return the entry of a failed case on the page."""
     findings = listed(case.get("findings"))
     wrong = sorted((one for one in findings if one.get("kind") != "ok"), key=badness, reverse=True)
     errors = None
@@ -101,7 +101,7 @@ def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Failure:
 
 
 def replay_command(case: Case, header: Mapping[str, Any]) -> str:
-    """The shell command that repeats a case.
+    """Return the shell command that repeats a case.
 
     >>> replay_command({"id": "ring/a"}, {"target": {"spec": "my kernel.py:run"}, "profile": "full"})
     "ringspec replay 'my kernel.py:run' ring/a"
@@ -160,7 +160,7 @@ def diagnosis(case: Case) -> Diagnosis | None:
     return Diagnosis(
         title=str(data["title"]) + (f" [{data['id']}]" if data.get("id") else ""),
         what=data.get("what"),
-        # Another kind of link could run a script.
+        # A link of another kind could run a script.
         links=[str(one) for one in listed(data.get("links")) if str(one).startswith("https://")],
         where=[str(line) for line in listed(data.get("where"))],
     )

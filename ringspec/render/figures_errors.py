@@ -1,6 +1,6 @@
 """Figures of errors: a recovered attention pattern, errors against W and by row, noise scores.
 
-Each function takes arrays, float or bool, and returns a matplotlib Figure of pyplot. It writes no file.
+Each function takes arrays, float or bool, and returns a matplotlib Figure of pyplot. None writes a file.
 Errors are in units of the row scale (``ringspec.compare.row_scale``) or of the predicted noise (docs/conform/noise.md).
 """
 
@@ -37,11 +37,11 @@ BINS = 12
 def pattern_beside(
     expected: ArrayLike, got: ArrayLike, origin: tuple[int, int] = (0, 0), block: int | None = None
 ) -> Any:
-    """The attention pattern that a probe recovered, beside the one that follows from the mask.
+    """Draw the attention pattern that a probe recovered, next to the one that follows from the mask.
 
-    ``expected`` and ``got`` bool [queries, keys] of one head; ``origin`` is the number of the first
-    query and key; ``block`` draws a line every so many tokens. A visible pair that should be hidden
-    is crossed; a hidden pair that should be visible is an empty frame with a dot.
+    ``expected`` and ``got`` are bool [queries, keys] of one head. ``origin`` holds the numbers of the first
+    query and key. ``block``: draw a line after every so many tokens. A pair that is visible but should be hidden
+    is crossed; a pair that is hidden but should be visible is an empty frame with a dot.
     """
     want, seen = np.asarray(expected, dtype=bool), np.asarray(got, dtype=bool)
     want_shape("got", seen.shape, want.shape)
@@ -65,7 +65,7 @@ def pattern_beside(
         return figure
 
 
-# By (should be seen, is seen).
+# By (should be visible, is visible).
 LOOKS: dict[tuple[bool, bool], dict[str, Any]] = {
     (True, True): {"facecolor": BLUE, "edgecolor": "white", "linewidth": 0.4},
     (False, True): {"facecolor": VERMILLION, "edgecolor": "white", "hatch": "xxxx"},
@@ -86,7 +86,7 @@ def pattern_cell(axes: Any, i: int, j: int, want: bool, seen: bool) -> None:
 
 
 def frame(axes: Any, shape: tuple[int, ...], origin: tuple[int, int], block: int | None) -> None:
-    """Limits, ticks, and the edges of blocks."""
+    """Set the limits, the ticks and the edges of blocks."""
     (top, left), (rows, columns) = origin, shape
     axes.set(xlim=(left - 0.5, left + columns - 0.5), ylim=(top + rows - 0.5, top - 0.5))
     axes.set(aspect="equal", xticks=[left + n for n in ticks_of(columns, 8)])
@@ -103,10 +103,10 @@ def error_against_workers(
     errors: Mapping[str, ArrayLike],
     quantity: str = "largest error / row scale (1)",
 ) -> Any:
-    """Errors against the number of workers, one line for each recipe, both axes logarithmic.
+    """Draw errors against the number of workers, one line for each recipe, with logarithmic axes.
 
-    ``workers`` [N] ascending; ``errors``: by the name of a recipe, float [N] > 0, else OptionError;
-    ``quantity`` is the axis label, with unit. Names are at the ends of the lines.
+    ``workers`` [N] ascending. ``errors``: by the name of a recipe, float [N] > 0, else OptionError.
+    ``quantity`` is the axis label, with unit. Recipes are named at the ends of their lines.
     """
     with sheet(1, 1, 6.4, 3.8) as (figure, panels):
         axes = panels[0][0]
@@ -134,9 +134,9 @@ def error_by_row(
     limits: Mapping[str, ArrayLike],
     quantity: str = "largest error of the row (1)",
 ) -> Any:
-    """The error of every row, and its limits by several rules, on a logarithmic axis.
+    """Draw the error of every row, and its limits by several rules, on a logarithmic axis.
 
-    ``errors``: by the name of a kernel, [rows] numbers >= 0, drawn as marks (a 0 is not drawn);
+    ``errors``: by the name of a kernel, [rows] numbers >= 0, drawn as marks (a 0 is not drawn).
     ``limits``: by the name of a rule, one number for all rows or [rows] numbers, drawn as lines.
     ``quantity`` is the axis label, with unit. Later kernels are drawn over earlier ones.
     """
@@ -152,7 +152,7 @@ def error_by_row(
             values = np.broadcast_to(np.asarray(given, dtype=float), (rows,))
             look = {"color": (BLACK, VERMILLION, GREY)[n % 3], "linestyle": LINES[n % 4]}
             axes.plot(heights(name, values, rows), gid=name, label=name, linewidth=1.0, **look)
-        # Limits near 0 in a row of one key would take most of the height of the figure.
+        # Limits near 0 in a row with one key would take most of the height of the figure.
         drawn = np.concatenate([heights(name, x, rows) for name, x in errors.items()])
         if np.isfinite(drawn).any():
             axes.set_ylim(bottom=0.5 * float(np.nanmin(drawn)))
@@ -163,7 +163,7 @@ def error_by_row(
 
 
 def plain_numbers_within_a_decade(axes: Any, errors: Mapping[str, ArrayLike]) -> None:
-    """Ticks such as 1.5 and 2 where powers of ten would leave an axis without numbers."""
+    """Use ticks such as 1.5 and 2 where powers of ten would leave an axis without numbers."""
     values = np.concatenate([np.asarray(x, dtype=float) for x in errors.values()] or [np.ones(1)])
     if values.max() < 10 * values.min() and 0.1 < values.min() < 10:
         ticker = matplotlib_module("matplotlib.ticker")
@@ -176,7 +176,7 @@ SMALL_MARKERS = ("x", ".", "+", "1")
 
 
 def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
-    """Numbers [rows] for a logarithmic axis, with NaN, which is not drawn, for 0.
+    """Return numbers [rows] for a logarithmic axis; NaN, which is not drawn, replaces 0.
 
     >>> heights("right", [0.0, 2.0], 2).tolist()
     [nan, 2.0]
@@ -189,7 +189,7 @@ def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
 
 
 def line_colour(number: int) -> str:
-    """The colour of a line: dark grey instead of yellow, which is too pale.
+    """Return the colour of a line: dark grey instead of yellow, which is too pale.
 
     >>> line_colour(6)
     '#555555'
@@ -199,12 +199,12 @@ def line_colour(number: int) -> str:
 
 
 def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
-    """Errors in units of the predicted noise of each element, and whether they grow with the result.
+    """Draw errors in units of the predicted noise of each element, and whether they grow with the result.
 
-    ``z`` float [N]: error of each element over its predicted standard deviation; ``size`` [N]: the true
-    value over the same standard deviation. Left, the histogram of z beside the standard normal. Right,
-    z against size with the mean of each of 12 bins (bars: two standard errors) and the line through
-    the origin z = slope * size; a wrong scale of 0.1 % has the slope 0.001, whatever the noise.
+    ``z`` float [N]: error of each element divided by its predicted standard deviation. ``size`` [N]: the true
+    value divided by the same standard deviation. Left: the histogram of z with the standard normal density. Right:
+    z against size, with the mean of each of 12 bins (bars: two standard errors) and the line through
+    the origin z = slope * size. A scale that is wrong by 0.1 % has the slope 0.001, whatever the noise.
     """
     scores, sizes = np.asarray(z, dtype=float).ravel(), np.asarray(size, dtype=float).ravel()
     want_shape("size", sizes.shape, scores.shape)
@@ -226,7 +226,7 @@ def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
 
 
 def slope_of(z: NDArray[Any], size: NDArray[Any]) -> tuple[float, float]:
-    """The least-squares slope of z = slope * size, and its standard deviation when z is N(0, 1).
+    """Return the least-squares slope of z = slope * size, and its standard deviation if z is N(0, 1).
 
     >>> slope_of(np.array([0.5, 1.0]), np.array([1.0, 2.0]))
     (0.5, 0.4472135954999579)
@@ -238,7 +238,7 @@ def slope_of(z: NDArray[Any], size: NDArray[Any]) -> tuple[float, float]:
 
 
 def binned(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Mean x, mean y and standard error of y in bins of equally many elements, x ascending."""
+    """Return mean x, mean y and standard error of y in bins of equally many elements, x ascending."""
     parts = [part for part in np.array_split(np.argsort(x, kind="stable"), BINS) if part.size > 1]
     centres = np.array([x[part].mean() for part in parts])
     means = np.array([y[part].mean() for part in parts])
@@ -247,7 +247,7 @@ def binned(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]
 
 
 def histogram(axes: Any, z: NDArray[Any]) -> None:
-    """The density of z and the standard normal density; scores beyond 5 count in the outer bars."""
+    """Draw the density of z and the standard normal density; scores beyond 5 count in the outer bars."""
     edges = np.linspace(-5, 5, 41)
     counts, _ = np.histogram(np.clip(z, -5, 5), bins=edges)
     width = edges[1] - edges[0]

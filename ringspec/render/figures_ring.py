@@ -1,7 +1,7 @@
 """Figures of a ring: pairs by step, transfers, balance of work, the state of a row, time.
 
-Each function takes arrays, float or int, and plain data, which a notebook reads off a recorded run, and
-returns a matplotlib Figure of pyplot. It writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889;
+Each function takes arrays (float or int) and plain data, such as a notebook reads from a recorded run. It
+returns a matplotlib Figure of pyplot and writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889;
 Brandon et al., https://arxiv.org/abs/2311.09431 (the balance of layouts).
 """
 
@@ -42,11 +42,11 @@ MOST_NUMBERED = 16
 def attention_pattern(
     visible: ArrayLike, table_q: ArrayLike, table_k: ArrayLike, steps: Meetings
 ) -> Any:
-    """Who computes which pairs of a query and a key, one panel for each step.
+    """Draw which worker computes which pairs of a query and a key, one panel for each step.
 
-    ``visible`` bool [Sq, Sk]; ``table_q`` and ``table_k`` int [W, n]: the token in each slot, -1 for
-    padding; ``steps``: for each step the list of (worker, (owner of the queries, owner of the keys)),
-    as ``Schedule.pairs`` gives it. A coloured cell is a visible pair, with the number of the
+    ``visible`` bool [Sq, Sk]. ``table_q`` and ``table_k`` int [W, n]: the token in each slot, -1 for
+    padding. ``steps``: for each step the list of (worker, (owner of the queries, owner of the keys)),
+    as ``Schedule.pairs`` returns it. A coloured cell is a visible pair, with the number of the
     worker that computes it (up to 16 tokens a side); a grey, hatched cell is computed but hidden.
     """
     seen = np.asarray(visible, dtype=bool)
@@ -84,7 +84,7 @@ def pair_cell(axes: Any, i: int, j: int, worker: int, seen: bool, numbered: bool
 
 
 def worker_legend(figure: Any, workers: int, numbered: bool) -> None:
-    """A legend of colours, hatches and white, under the panels."""
+    """Draw a legend of colours, hatches and white under the panels."""
     patches = matplotlib_module("matplotlib.patches")
     looks = [look_of(r) | ({"hatch": ""} if numbered else {}) for r in range(workers)]
     handles = [patches.Patch(label=f"worker {r}", **look) for r, look in enumerate(looks)]
@@ -100,13 +100,13 @@ def schedule_diagram(
     visitor: str = "k",
     home: str | None = None,
 ) -> Any:
-    """Space and time: whose block is at each worker in each step, and where blocks are sent.
+    """Draw whose block is at each worker in each step, and where blocks are sent.
 
-    ``uses`` [steps][W]: owner of the visiting block, None where a worker computes nothing; ``hops``
-    [steps]: the transfers after each step, as (what travels, pairs (source, target)). ``visitor`` has
-    the symbols of the visiting block, such as "k" or "k dk". With ``home``, a symbol such as dk, a last
+    ``uses`` [steps][W]: owner of the visiting block, None if a worker computes nothing. ``hops``
+    [steps]: the transfers after each step, as (what travels, pairs (source, target)). ``visitor``: the symbols
+    of the visiting block, such as "k" or "k dk". With ``home``, a symbol such as dk, a last
     column shows the blocks that the transfers of the last step return to their owners; without it, these
-    are not drawn.
+    transfers are not drawn.
     """
     steps, workers = len(uses), len(uses[0])
     columns = steps + (home is not None)
@@ -130,7 +130,7 @@ def schedule_diagram(
 
 
 def held_block(axes: Any, t: int, worker: int, owner: int | None, symbol: str) -> None:
-    """The box of one worker in one step: its visiting block, or a dash."""
+    """Draw the box of one worker in one step: its visiting block, or a dash."""
     look = {"facecolor": PALE, "edgecolor": GREY, "linewidth": 0.8}
     words, ink = "–", "black"
     if owner is not None:
@@ -144,7 +144,7 @@ def held_block(axes: Any, t: int, worker: int, owner: int | None, symbol: str) -
 
 
 def arrow(axes: Any, t: int, source: int, target: int, workers: int, name: str) -> None:
-    """From a worker in one step to a worker in the next; the hop from the last worker to the first is dashed."""
+    """Draw an arrow from a worker in one step to a worker in the next; the hop from the last worker to the first is dashed."""
     around = workers > 2 and abs(source - target) == workers - 1
     patches = matplotlib_module("matplotlib.patches")
     drawn = patches.FancyArrowPatch(
@@ -163,12 +163,12 @@ def arrow(axes: Any, t: int, source: int, target: int, workers: int, name: str) 
 
 
 def work_balance(pairs: Mapping[str, ArrayLike]) -> Any:
-    """Visible pairs by worker and step for each layout, and every worker's total.
+    """Draw visible pairs by worker and step for each layout, and every worker's total.
 
-    ``pairs``: by the name of a layout, int [steps, W], as ``Cost.pairs`` counts them. Above, the
-    counts, darker where there are more; a star marks the busiest worker of a step, for which all
-    others wait. Below, the totals and, dashed, their mean. imbalance = busiest / mean of the totals;
-    lockstep = the same when all wait for the busiest in each step.
+    ``pairs``: by the name of a layout, int [steps, W], as in ``Cost.pairs``. The upper panels show the
+    counts, darker for larger ones; a star marks the busiest worker of a step, for which all
+    others wait. The lower panels show the totals, with their mean dashed. imbalance = busiest / mean of the totals;
+    lockstep = the same if all workers wait for the busiest in each step.
     """
     counts = {name: np.asarray(values) for name, values in pairs.items()}
     most = max(1, max(int(one.max()) for one in counts.values()))
@@ -195,7 +195,7 @@ def work_balance(pairs: Mapping[str, ArrayLike]) -> Any:
 
 
 def heat(axes: Any, counts: NDArray[Any], most: int) -> None:
-    """Counts [steps, W] as coloured cells with numbers."""
+    """Draw counts [steps, W] as coloured cells with numbers."""
     colours = matplotlib_module("matplotlib").colormaps["Blues"]
     steps, workers = counts.shape
     for (t, r), count in np.ndenumerate(counts):
@@ -209,7 +209,7 @@ def heat(axes: Any, counts: NDArray[Any], most: int) -> None:
 
 
 def share(part: float, whole: float) -> float:
-    """Divide ``part`` by ``whole``; 1 where the whole is 0.
+    """Divide ``part`` by ``whole``; return 1 if the whole is 0.
 
     >>> share(3, 2), share(0, 0)
     (1.5, 1.0)
@@ -226,11 +226,11 @@ def row_state(
     final_o: ArrayLike | None = None,
     counted: str = "steps done",
 ) -> Any:
-    """The running softmax of one query row against the steps done: m, l, o, and the results from them.
+    """Draw the running softmax of one query row against the steps done: m, l, o, and the results from them.
 
-    ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised, T = steps + 1 with the empty state first (its
-    m = -inf is not drawn). ``lse`` (nats) and ``final_o`` [Dv] are the final values of m + log l and
-    o / l, drawn as thin horizontal lines. ``counted`` names what the horizontal axis counts.
+    ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised. T = steps + 1: the empty state comes first, and its
+    m = -inf is not drawn. ``lse`` (nats) and ``final_o`` [Dv] are the final values of m + log l and
+    o / l, drawn as thin horizontal lines. ``counted`` says what the horizontal axis counts.
     """
     m, l, o = (np.asarray(x, dtype=float) for x in (m, l, o))
     want_shape("l", l.shape, m.shape)
@@ -258,7 +258,7 @@ def row_state(
 
 
 def lines(axes: Any, values: NDArray[Any], title: str, gid: str) -> None:
-    """Values [T] or [T, columns] against the number of steps done."""
+    """Draw values [T] or [T, columns] against the number of steps done."""
     done = np.arange(len(values))
     for n, column in enumerate(values.reshape(len(values), -1).T):
         look = {"color": COLOURS[n % 8], "marker": MARKERS[n % 8], "linestyle": LINES[n % 4]}
@@ -275,12 +275,12 @@ def goal(axes: Any, value: float, column: int) -> None:
 def cost_timeline(
     spans: Sequence[tuple[int, int, str, float, float]], unit: str = "s", until: float | None = None
 ) -> Any:
-    """When each worker computes and when it sends, and which part of the sending is hidden by computing.
+    """Draw when each worker computes and when it sends, and which part of the sending is hidden by computing.
 
-    ``spans``: (worker, step, 'compute' or 'send', start, stop), times in ``unit``, as ``timeline``
-    makes them. The upper bar of a worker is its computing; in the lower one, sending is hatched where
-    the same worker computes meanwhile (overlap) and crossed where it does not. White is waiting.
-    ``until`` is the end of the time axis, equal for figures that are to be compared.
+    ``spans``: (worker, step, 'compute' or 'send', start, stop), with times in ``unit``, as ``timeline``
+    returns them. The upper bar of a worker is its computing. In the lower bar, sending is hatched while
+    the same worker computes (overlap) and crossed while it does not. White is waiting.
+    ``until`` is the end of the time axis; pass the same value for figures that are to be compared.
     """
     workers = 1 + max(worker for worker, *_ in spans)
     end = max(stop for *_, stop in spans) if until is None else until
@@ -317,7 +317,7 @@ def cost_timeline(
 def split_send(
     worker: int, start: float, stop: float, spans: Sequence[tuple[int, int, str, float, float]]
 ) -> list[tuple[str, float, float]]:
-    """Split a transfer into parts during which the same worker computes, and the others.
+    """Split a transfer into the parts during which the same worker computes, and the other parts.
 
     >>> split_send(0, 1.0, 4.0, [(0, 0, "compute", 0.0, 2.0), (1, 0, "compute", 0.0, 9.0)])
     [('send, overlapped', 1.0, 2.0), ('send, not overlapped', 2.0, 4.0)]

@@ -39,7 +39,7 @@ STYLE = {
 
 
 def matplotlib_module(name: str) -> Any:
-    """A module of matplotlib, which only figures need; MissingPackageError without it."""
+    """Import a module of matplotlib, which only figures need; raise MissingPackageError without it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -52,9 +52,9 @@ def matplotlib_module(name: str) -> Any:
 
 @contextmanager
 def sheet(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[Any]:
-    """A new pyplot figure in the style, ``width`` x ``height`` inches, and its panels [rows, columns].
+    """Yield a new pyplot figure in the style, ``width`` x ``height`` inches, and its panels [rows, columns].
 
-    Inside the ``with`` matplotlib has the style; afterwards its settings are restored.
+    matplotlib has the style inside the ``with``; afterwards its settings are restored.
     """
     pyplot = matplotlib_module("matplotlib.pyplot")
     with pyplot.rc_context(STYLE):
@@ -71,13 +71,13 @@ def sheet(rows: int, columns: int, width: float, height: float, **options: Any) 
 def rectangle(
     axes: Any, left: float, bottom: float, width: float, height: float, **look: Any
 ) -> None:
-    """One rectangle; ``gid`` among the keywords names it."""
+    """Draw one rectangle; ``gid`` among the keywords names it."""
     patches = matplotlib_module("matplotlib.patches")
     axes.add_patch(patches.Rectangle((left, bottom), width, height, **look))
 
 
 def look_of(number: int) -> dict[str, Any]:
-    """Face, edge and hatch of worker ``number``; they repeat after eight.
+    """Return face, edge and hatch of worker ``number``; they repeat after eight.
 
     >>> look_of(1)["facecolor"], look_of(1)["hatch"], look_of(9) == look_of(1)
     ('#E69F00', '////', True)
@@ -87,7 +87,7 @@ def look_of(number: int) -> dict[str, Any]:
 
 
 def ink_on(number: int) -> str:
-    """The colour of readable text on the colour of worker ``number``.
+    """Return a colour in which text is readable on the colour of worker ``number``.
 
     >>> ink_on(0), ink_on(1)
     ('white', 'black')
@@ -96,12 +96,12 @@ def ink_on(number: int) -> str:
 
 
 def label(axes: Any, x: float, y: float, words: str, **look: Any) -> None:
-    """Centred text."""
+    """Draw centred text."""
     axes.text(x, y, words, **({"ha": "center", "va": "center"} | look))
 
 
 def ticks_of(count: int, most: int = 16) -> list[int]:
-    """At most about ``most`` whole numbers in 0..count - 1, evenly spaced.
+    """Return at most about ``most`` whole numbers in 0..count - 1, evenly spaced.
 
     >>> ticks_of(4), ticks_of(64)
     ([0, 1, 2, 3], [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60])
@@ -110,6 +110,6 @@ def ticks_of(count: int, most: int = 16) -> list[int]:
 
 
 def want_shape(what: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """A ShapeError unless the shapes are equal."""
+    """Raise ShapeError unless the shapes are equal."""
     if shape != expected:
         raise ShapeError(f"{what} of shape {expected}", f"shape {shape}", "pass arrays that fit")

@@ -1,6 +1,6 @@
 """One self-contained HTML page from the lines of a report.
 
-It refers to no other file and loads nothing; its content security policy forbids that, and allows only
+It refers to no other file and loads nothing. Its content security policy forbids that and allows only
 its own script and style, by their hashes. All text of a report is escaped.
 """
 
@@ -29,7 +29,7 @@ class Headline:
 
 
 def page(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The page of a report's lines: the header, the cases, and the footer if there is one.
+    """Return the page of a report's lines: the header, the cases, and the footer if there is one.
 
     >>> header = {"kind": "header", "target": {"name": "<mine>"}, "profile": "core"}
     >>> cases = [{"kind": "case", "id": "ring/one", "outcome": "pass"}]
@@ -87,7 +87,7 @@ def headline(footer: Mapping[str, Any] | None, counts: Counter[str]) -> Headline
 
 
 def untested(coverage: Mapping[str, Any]) -> list[str]:
-    """Claimed values that were not tested."""
+    """Return the claimed values that were not tested."""
     kinds = described(coverage.get("untested"))
     return [
         f"{str(kind).replace('_', ' ')}: {', '.join(map(str, values))}"
@@ -96,7 +96,7 @@ def untested(coverage: Mapping[str, Any]) -> list[str]:
 
 
 def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:
-    """The outcomes of the cases as a bar of width 100: (class, x, width) of each part."""
+    """Return the outcomes of the cases as a bar of width 100: (class, x, width) of each part."""
     total = sum(counts.values()) or 1
     x, parts = 0.0, []
     for kind in ("good", "known", "bad", "neutral"):
@@ -110,7 +110,7 @@ def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:
 def run_details(
     header: Mapping[str, Any], footer: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """All fields of the header, and the versions in which the footer differs."""
+    """Return all fields of the header, and the versions in which the footer differs."""
     rows = []
     later = {f"later {kind}": (footer or {}).get(kind) for kind in ("versions", "files")}
     said = {**header, **{name: value for name, value in later.items() if value}}

@@ -1,8 +1,8 @@
 """An attention pattern that differs from the expected one, as an SVG picture.
 
-Three panels: expected, got, difference. A cell is one query (row) and one key (column). The kind
-of a difference is shown by shape as well as by colour: a hollow square is a pair that should be visible
-and is not, a full one a pair that should be hidden and is not, half a square a pair with another weight.
+It has three panels: expected, got, difference. A cell is one query (row) and one key (column). The kind
+of a difference is shown by shape as well as by colour. A hollow square: the pair should be visible
+and is not. A full square: it should be hidden and is not. Half a square: it has another weight.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 MOST = 1024
 MOST_DRAWN = 96
 PANEL = 240
-# A smaller weight counts as 0, and a smaller difference as rounding.
+# A smaller weight counts as 0, and a smaller difference as rounding error.
 THRESHOLD = 1e-3
 KINDS = ("seen", "missing", "extra", "weight", "nan")
 MEANINGS = {
@@ -52,11 +52,11 @@ class Picture:
 
 
 def picture(data: Any) -> Picture | None:
-    """The picture of {"expected": rows, "got": rows}, with an optional "caption"; None if the data are not of this form.
+    """Return the picture of {"expected": rows, "got": rows}, with an optional "caption"; None for data of another form.
 
     >>> drawn = picture({"expected": [[1, 0], [1, 1]], "got": [[1, 1], [0, 1]]})
     >>> drawn.sentence
-    '1 pair missing, 1 pair too much. The first: query 0, key 1.'
+    '1 pair missing, 1 pair too many. The first: query 0, key 1.'
     >>> picture({"expected": [[1]], "got": "<script>"}) is None
     True
     """
@@ -84,7 +84,7 @@ def picture(data: Any) -> Picture | None:
 
 
 def grid(rows: Any) -> Grid | None:
-    """Nested lists of numbers, all rows of one length; None if they are not."""
+    """Return nested lists of numbers, all rows of one length; None if ``rows`` has another form."""
     if not isinstance(rows, list) or not 0 < len(rows) <= MOST:
         return None
     if any(not isinstance(row, list) or not 0 < len(row) <= MOST for row in rows):
@@ -114,7 +114,7 @@ def seen(x: float) -> bool:
 
 
 def kind_of(want: float, have: float) -> str:
-    """The kind of one pair: hidden, visible, or how it is wrong.
+    """Return the kind of one pair: hidden, visible, or how it is wrong.
 
     >>> [kind_of(1, 0), kind_of(0, 0.5), kind_of(0.5, 0.25), kind_of(0, 0), kind_of(1, float("nan"))]
     ['missing', 'extra', 'weight', 'hidden', 'nan']
@@ -135,13 +135,13 @@ def kinds(rows: Grid) -> list[list[str]]:
 
 
 def sentence(difference: list[list[str]], origin: Any = None) -> str:
-    """How many pairs are wrong, and the first of them; the first cell is of query and key ``origin``."""
+    """Say how many pairs are wrong, and which is the first; the first cell is of query and key ``origin``."""
     top, left = origin if is_pair(origin) else (0, 0)
     flat = [kind for row in difference for kind in row]
     counts = {kind: flat.count(kind) for kind in KINDS}
     words = {
         "missing": "missing",
-        "extra": "too much",
+        "extra": "too many",
         "weight": "with another weight",
         "nan": "not finite",
     }
@@ -159,7 +159,7 @@ def sentence(difference: list[list[str]], origin: Any = None) -> str:
 
 
 def is_pair(value: Any) -> bool:
-    """Two whole numbers from 0 on."""
+    """Return whether ``value`` is two whole numbers >= 0."""
     if not isinstance(value, list) or len(value) != 2:
         return False
     return all(type(x) is int and 0 <= x < 1 << 53 for x in value)
@@ -174,7 +174,7 @@ def panel(title: str, cells: Sequence[Sequence[str]]) -> Panel:
 
 
 def reduced(cells: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-    """At most MOST_DRAWN cells a side: of several pairs in one cell the most important kind is drawn."""
+    """Reduce to at most MOST_DRAWN cells a side: if a cell stands for several pairs, the most important kind is drawn."""
     step = -(-max(len(cells), len(cells[0])) // MOST_DRAWN)
     if step == 1:
         return cells
@@ -189,7 +189,7 @@ def reduced(cells: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
 
 
 def path_of(cells: Sequence[Sequence[str]], kind: str) -> str:
-    """One SVG path of all cells of a kind."""
+    """Return one SVG path of all cells of a kind."""
     shapes: dict[str, Callable[[int, int], str]] = {
         "seen": lambda i, j: f"M{j} {i}h1v1h-1z",
         "extra": lambda i, j: f"M{j} {i}h1v1h-1z",

@@ -28,7 +28,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Groups with their numbers of columns; columns and whether one begins a group; rows of cells."""
+    """A table: groups with their numbers of columns; columns, and whether one begins a group; rows of cells."""
 
     groups: list[tuple[str, int]]
     columns: list[tuple[str, bool]]
@@ -37,7 +37,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class ErrorGrid:
-    """A row of cells for each tensor, with one cell for each of the workers."""
+    """A row of cells for each tensor, with one cell for each worker."""
 
     workers: int
     rows: list[tuple[str, list[Cell]]]
@@ -55,7 +55,7 @@ class CaseRow:
 
 
 def matrix(cases: Sequence[Case]) -> Matrix:
-    """Rows: what a case uses (masks, features). Columns: operation, layout, format, workers.
+    """Count cases in a table. Rows: what a case uses (masks, features). Columns: operation, layout, format, workers.
 
     A cell counts the cases that have both; those not claimed or not run are counted separately.
     """
@@ -110,7 +110,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def natural(value: str) -> tuple[bool, int, str]:
-    """Numbers by their size, before words."""
+    """Return a sort key: numbers by their size, before words."""
     short = value.isascii() and value.isdigit() and len(value) < 10
     return (not short, int(value) if short else 0, value)
 
@@ -134,7 +134,7 @@ def matrix_cell(counts: Counter[str], use: str, group: str, value: str, first: b
 
 
 def number(value: Any) -> float:
-    """A number of a record; NaN if it is not a number.
+    """Return a number of a record; NaN if it is not a number.
 
     >>> number("Infinity"), number(2), number("x")
     (inf, 2.0, nan)
@@ -145,7 +145,7 @@ def number(value: Any) -> float:
 
 
 def worst_errors(cases: Sequence[Case]) -> list[tuple[str, ErrorGrid]]:
-    """For each size of ring its title and a grid: tensors by workers, the largest error of all cases."""
+    """Return a title and a grid for each ring size: tensors by workers, the largest error of all cases."""
     rings: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for case in cases:
         workers = workers_of(case)
@@ -163,20 +163,20 @@ def worst_errors(cases: Sequence[Case]) -> list[tuple[str, ErrorGrid]]:
 
 
 def workers_of(case: Case) -> int | None:
-    """W of a case; 0 if it has calls on rings of several sizes, None if it has no ring."""
+    """Return W of a case; 0 if it has calls on rings of several sizes, None if it has no ring."""
     needs = case.get("needs") or {}
     workers = needs.get("workers", 0 if needs.get("operation") == "ring" else 1)
     return workers if type(workers) is int and 0 <= workers <= MOST_WORKERS else None
 
 
 def number_of(finding: Mapping[str, Any]) -> int:
-    """The worker of a finding."""
+    """Return the worker of a finding."""
     worker = finding.get("worker", 0)
     return worker if type(worker) is int and 0 <= worker < MOST_WORKERS else 0
 
 
 def error_grid(findings: Sequence[Mapping[str, Any]], workers: int) -> ErrorGrid:
-    """Tensors by workers: the largest error in units of its bound, or what is wrong."""
+    """Return a grid of tensors by workers: the largest error in units of its bound, or what is wrong."""
     worst: dict[tuple[str, int], Mapping[str, Any]] = {}
     for finding in findings:
         key = str(finding.get("tensor")), number_of(finding)
@@ -227,7 +227,7 @@ def worst_text(case: Case) -> str:
 
 
 def reasons(cases: Sequence[Case]) -> list[tuple[str, int]]:
-    """Why cases are not claimed, with the number of cases."""
+    """Return the reasons why cases are not claimed, with the number of cases."""
     counted = Counter(
         case.get("reason") or "no reason given"
         for case in cases

@@ -240,7 +240,7 @@ def drawn(data):
 
 def test_the_picture_shows_missing_and_surplus_pairs_in_shapes_of_their_own():
     figure = drawn(pattern() | {"origin": [10, 20]})
-    assert "36 pairs missing, 4 pairs too much. The first: query 18, key 29." in figure
+    assert "36 pairs missing, 4 pairs too many. The first: query 18, key 29." in figure
     panel = figure.split(">difference<", 1)[1].split("</svg>", 1)[0]
     paths = dict(re.findall(r'<path class="(\w+)" d="([^"]+)"', panel))
     assert paths["extra"].count("M") == 4 and paths["missing"].count("M") == 36

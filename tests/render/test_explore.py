@@ -239,7 +239,7 @@ def test_the_words_below_the_row_say_how_much_a_rising_maximum_shrinks_what_was_
         browser.press("ArrowRight")
     assert said[0] == f"The first keys: m is their largest score, {m:.4f}."
     assert f" = {np.exp(-rise):.3f};" in said[1]
-    assert said[2].startswith("m did not rise") and said[3].startswith("The row sees no key")
+    assert said[2].startswith("m did not rise") and said[3].startswith("No key of this step")
     assert said[4].startswith("o is divided by l once")
 
 
