@@ -5,7 +5,7 @@
 ``traffic``        bytes sent after each step, bytes held
 ``hardware``       rates with their sources; presets for H200 and trn2
 ``hardware_file``  rates from a TOML or JSON file
-``times``          one pass: computation, waiting, transfers that are not hidden
+``times``          one pass: computing, waiting, and transfers that are not hidden
 ``options``        ``plan``: compares layouts and circulations
 ``advice``         the recommendation in words
 ``document``       the plan as plain data

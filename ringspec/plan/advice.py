@@ -1,36 +1,36 @@
-"""The recommendation of a plan in words: which layout and circulation to take, why, and what limits it."""
+"""The recommendation of a plan in words: which layout and circulation to use, why, and what limits it."""
 
 from __future__ import annotations
 
 from ringspec.plan.options import Option, Plan, alternatives
 
-# Idle share of the time from which a plan is called wasteful.
+# A plan whose workers are idle for at least this fraction of the time is called wasteful.
 WASTEFUL = 0.5
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def advice(planned: Plan) -> list[str]:
-    """The recommendation of the plan ``planned`` in sentences, the most important one first."""
+    """Return the recommendation of the plan ``planned`` in sentences, the most important one first."""
     best = planned.best
     lines = [
-        f"Take {best.layout} with {circulation_words(best)}: {duration(best.seconds)} a layer, "
-        f"{percent(best.idle)} of it idle, {amount(best.memory)}B on each worker."
+        f"Use {best.layout} with {circulation_words(best)}: {duration(best.seconds)} per layer, "
+        f"idle for {percent(best.idle)} of it; {amount(best.memory)}B on each worker."
     ]
     if not best.fits:
         lines[0] = (
             f"Nothing fits in the {amount(planned.hardware.memory.value)}B of a {planned.hardware.name}: "
-            f"the least is {amount(best.memory)}B, {best.layout} with {circulation_words(best)}."
+            f"{best.layout} with {circulation_words(best)} needs the least, {amount(best.memory)}B."
         )
     lines += [*limits(planned, best), *others(planned, best)]
     if any(one.streaming_bound for one in best.passes):
         lines.append(
-            "Reading and writing a step's blocks in memory takes longer than its products: the times are too short."
+            "Reading and writing a step's blocks in memory takes longer than its products, so these times are too short."
         )
     return lines
 
 
 def warning(planned: Plan) -> list[str]:
-    """One sentence on a plan whose workers are idle most of the time, with a better plan; else none.
+    """Return a warning if the workers are idle most of the time, with a better plan; else an empty list.
 
     The better plan is the fastest one, on as many or fewer workers, whose workers compute most of the time.
     """
@@ -45,13 +45,13 @@ def warning(planned: Plan) -> list[str]:
 
 
 def in_place(other: Plan, best: Option) -> str:
-    """Another plan in words, beside the option that it would replace."""
+    """Describe another plan and what it gains over ``best``."""
     one = other.best
     ring = f"a ring of {other.work.workers}, {one.layout} with {circulation_words(one)}"
     alone = "1 worker" if other.work.workers == 1 else ring
     return (
-        f"{alone}: {duration(one.seconds)} a layer in place of {duration(best.seconds)}, "
-        f"{percent(one.idle)} of it idle"
+        f"{alone}: {duration(one.seconds)} per layer instead of {duration(best.seconds)}, "
+        f"idle for {percent(one.idle)} of it"
     )
 
 
@@ -60,7 +60,7 @@ def circulation_words(one: Option) -> str:
 
 
 def limits(planned: Plan, best: Option) -> list[str]:
-    """Whether the computation hides the transfers, and from how many tokens per worker on."""
+    """Say whether the computation hides the transfers, and from how many tokens per worker on."""
     work, link = planned.work, planned.link
     if work.workers == 1:
         return ["A single worker sends nothing."]
@@ -88,8 +88,8 @@ def nothing_hides(planned: Plan, best: Option) -> list[str]:
         return ["No number of tokens per worker hides every transfer."]
     working, steps = best.forward.working_steps, best.forward.step_compute.size
     return [
-        f"With the window {working} of {steps} forward steps compute anything; "
-        "the others only pass blocks on, which nothing hides."
+        f"Because of the window, only {working} of {steps} forward steps compute anything; "
+        "the other steps only pass blocks on, and nothing hides these transfers."
     ]
 
 
@@ -100,18 +100,18 @@ def reach(planned: Plan, best: Option) -> str:
 
 
 def others(planned: Plan, best: Option) -> list[str]:
-    """The time of each option with another layout or another circulation, relative to the best."""
+    """Return the time of each option with another layout or another circulation, relative to the best."""
     parts = []
     for one in planned.options:
         near = (one.layout == best.layout) != (one.circulation == best.circulation)
         if near and best.seconds:
             fits = "" if one.fits else ", which does not fit"
             parts.append(f"{one.layout}/{one.circulation} {one.seconds / best.seconds:.2f}{fits}")
-    return [f"Times relative to it: {'; '.join(parts)}."] if parts else []
+    return [f"Times relative to this option: {'; '.join(parts)}."] if parts else []
 
 
 def amount(x: float) -> str:
-    """A number with a decimal prefix and three digits.
+    """Format a number with a decimal prefix and three digits.
 
     >>> amount(450e9), amount(1536), amount(0)
     ('450 G', '1.54 k', '0 ')

@@ -13,7 +13,7 @@ MOST_STEPS = 16
 
 
 def plan_document(planned: Plan) -> dict[str, Any]:
-    """One plan, ``planned``, as plain data: the workload, the hardware with its sources, all options, the advice."""
+    """Return the plan ``planned`` as plain data: the workload, the hardware with its sources, all options, the advice."""
     return {
         "workload": workload_document(planned),
         "hardware": hardware_document(planned.hardware),
@@ -105,7 +105,7 @@ def pass_document(way: Pass) -> dict[str, Any]:
 
 
 def step_documents(way: Pass) -> list[dict[str, Any]]:
-    """All steps, or 16 evenly spaced ones including the first and the last; pairs of one head."""
+    """Return all steps, or 16 evenly spaced ones including the first and the last; pairs are those of one head."""
     counted = way.counted
     count = counted.steps.most.size
     shown = range(count)

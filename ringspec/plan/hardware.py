@@ -1,7 +1,7 @@
-"""Hardware as rates: what a device computes, holds and sends in a second, and the source of each figure.
+"""Hardware as rates: what a device computes, holds and sends per second, and the source of each figure.
 
 A worker of the ring is one device. ``PRESETS`` holds two devices with their published figures. A file
-(:mod:`ringspec.plan.hardware_file`) or keywords give other figures, such as measured ones.
+(:mod:`ringspec.plan.hardware_file`) or keyword arguments give other figures, such as measured ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ASSUMED = "assumed: no figure is published"
 
 @dataclass(frozen=True)
 class Rate:
-    """A figure: its ``value``, the statement that it rests on (``says``), and the ``source``: an address, 'given' or 'assumed'."""
+    """A figure: its ``value``, the statement that it rests on (``says``), and its ``source``: an address, 'given' or 'assumed'."""
 
     value: float
     says: str
@@ -30,8 +30,8 @@ class Rate:
 class Link:
     """A connection for rings of at most ``workers`` workers (None: any number); ``name``: label shown in output.
 
-    ``bytes_per_second``: from one worker to the next in one direction, while all others send as well;
-    ``latency``: seconds from the start of a transfer to its first byte, once for each ring step.
+    ``bytes_per_second``: from one worker to the next in one direction, while all others send as well.
+    ``latency``: seconds from the start of a transfer to its first byte, counted once for each ring step.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device, ``name``, and its ``links``, the fastest (and smallest) first.
+    """One device, called ``name``, and its ``links``, the fastest (and smallest) first.
 
-    ``flops_per_second``: by the number format of the operands, peak of dense matrix products;
+    ``flops_per_second``: peak rate of dense matrix products, by the number format of the operands.
     ``forward_efficiency`` and ``backward_efficiency``: the fraction of that peak that an attention
-    kernel reaches over the visible pairs; ``memory``: bytes; ``memory_bytes_per_second``: its bandwidth.
+    kernel reaches over the visible pairs. ``memory``: bytes. ``memory_bytes_per_second``: its bandwidth.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Hardware:
     links: tuple[Link, ...]
 
     def peak(self, number_format: str) -> Rate:
-        """The rate of products of ``number_format``, or an OptionError."""
+        """Return the rate of products of ``number_format``, or raise OptionError."""
         if number_format not in self.flops_per_second:
             raise OptionError(
                 f"a rate of {self.name} for operands in {number_format}",
@@ -69,13 +69,13 @@ class Hardware:
         return self.flops_per_second[number_format]
 
     def efficiency(self, backward: bool) -> Rate:
-        """The efficiency of the ``backward`` pass, or of the forward."""
+        """Return the efficiency of the backward pass if ``backward``, else of the forward pass."""
         return self.backward_efficiency if backward else self.forward_efficiency
 
     def link(self, workers: int) -> Link:
-        """The slowest link of a ring of that size: the first that connects all its ``workers``.
+        """Return the slowest link in a ring of ``workers`` workers: the first link that connects all of them.
 
-        OptionError if none does.
+        Raises OptionError if no link does.
 
         >>> PRESETS["h200"].link(8).name, PRESETS["h200"].link(9).name
         ('NVLink', 'InfiniBand')
@@ -98,10 +98,10 @@ class Hardware:
         latency: Any = None,
         memory: Any = None,
     ) -> Hardware:
-        """A copy with some rates replaced; None leaves a rate as it is.
+        """Return a copy with some rates replaced; None leaves a rate as it is.
 
-        ``flops_per_second`` holds for all number formats, ``efficiency`` for both passes,
-        ``bytes_per_second`` for a ring of any size, ``latency`` for all links; ``memory`` is in bytes.
+        ``flops_per_second`` applies to all number formats, ``efficiency`` to both passes,
+        ``bytes_per_second`` to a ring of any size, ``latency`` to all links; ``memory`` is in bytes.
         Raises OptionError for a value that is not a valid rate.
 
         >>> PRESETS["h200"].with_rates(bytes_per_second=2e11, latency=0).link(4096).name
@@ -130,7 +130,7 @@ FORMATS_RATED = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "
 
 
 def given(x: Any, what: str, most: float = 1e30) -> Rate:
-    """A rate that the caller gives: finite, above zero and at most ``most``."""
+    """Return a rate that the caller gives; it must be finite, above zero and at most ``most``."""
     return Rate(positive(x, what, most), what, "given")
 
 
@@ -139,7 +139,7 @@ def given_latency(x: Any) -> Rate:
 
 
 def positive(x: Any, what: str, most: float = 1e30, zero: bool = False) -> float:
-    """A finite number above zero (or zero, where that is allowed) as float, or an OptionError."""
+    """Validate a finite number above zero (or zero, if ``zero``) and return it as float; raise OptionError otherwise."""
     ok = isinstance(x, (int, float)) and not isinstance(x, bool)
     try:
         value = float(x) if ok else math.nan
@@ -157,7 +157,7 @@ def positive(x: Any, what: str, most: float = 1e30, zero: bool = False) -> float
 
 
 def hardware_named(which: Any) -> Hardware:
-    """The preset of that name, or the given Hardware itself; OptionError with the nearest name."""
+    """Return the preset called ``which``, or the given Hardware itself; raise OptionError with the nearest name."""
     if isinstance(which, Hardware):
         return which
     if not isinstance(which, str) or which not in PRESETS:

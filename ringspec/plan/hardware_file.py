@@ -17,7 +17,7 @@ The keys, all rates in SI units (FLOP/s, bytes, bytes/s, seconds)::
     latency = 1.2e-5
     workers = 8
 
-A key ``source`` beside ``name`` says where the figures are from. Every key except ``source`` and ``workers`` is
+A key ``source`` next to ``name`` says where the figures are from. Every key except ``source`` and ``workers`` is
 required; unknown keys are refused.
 """
 
@@ -41,9 +41,9 @@ TOP = ("name", "flops_per_second", "efficiency", "memory", "links")
 
 
 def read_hardware(path: str | os.PathLike[str]) -> Hardware:
-    """The hardware of the file at ``path``; OptionError for a file of another form.
+    """Return the hardware described by the file at ``path``; raise OptionError if the file has another form.
 
-    A name that ends in .json is read as JSON, any other as TOML.
+    A file whose name ends in .json is read as JSON, any other as TOML.
     """
     where = Path(path)
     text = content(where)
@@ -60,14 +60,14 @@ def read_hardware(path: str | os.PathLike[str]) -> Hardware:
 
 
 def content(where: Path) -> str:
-    """The text of a plain file of at most 64 KiB."""
+    """Return the text of a plain file of at most 64 KiB."""
     try:
         raw = read_plain_file(where, MAX_BYTES)
     except FileFormatError as cause:
         raise OptionError(cause.expected, cause.got, FIX, code="hardware") from None
     except (OSError, ValueError) as cause:
         raise OptionError(
-            f"a file that can be read at {shown(str(where))}",
+            f"a readable file at {shown(str(where))}",
             type(cause).__name__,
             "check the path",
             code="hardware",
@@ -81,7 +81,7 @@ def content(where: Path) -> str:
 
 
 def hardware_from(data: Any) -> Hardware:
-    """Hardware from plain data with the keys of a file, or an OptionError.
+    """Return hardware from plain data with the keys of a file, or raise OptionError.
 
     >>> rates = {"name": "toy", "flops_per_second": {"float64": 1e10},
     ...          "efficiency": {"forward": 1, "backward": 1},
@@ -126,7 +126,7 @@ def hardware_from(data: Any) -> Hardware:
 
 
 def link_from(data: Any, number: int, source: str) -> Link:
-    """One link of a file."""
+    """Return one link of a file."""
     what = f"links[{number}]"
     fields(data, ("name", "bytes_per_second", "latency"), ("workers",), what)
     workers = data.get("workers")
@@ -153,7 +153,7 @@ def table(data: Any, what: str) -> dict[str, Any]:
 def fields(
     data: Any, needed: tuple[str, ...], allowed: tuple[str, ...], what: str
 ) -> dict[str, Any]:
-    """The table, if it has all ``needed`` keys and otherwise only ``allowed`` ones; else OptionError."""
+    """Return the table if it has all ``needed`` keys and no others except ``allowed`` ones; else raise OptionError."""
     for key in table(data, what):
         if key not in needed + allowed:
             raise OptionError(
@@ -166,7 +166,7 @@ def fields(
 
 
 def text_of(x: Any, what: str) -> str:
-    """A short name of printable ASCII: it is shown on a terminal."""
+    """Validate a short text of printable ASCII, because it is shown on a terminal."""
     if (
         not isinstance(x, str)
         or not 1 <= len(x) <= MAX_TEXT

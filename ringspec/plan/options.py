@@ -10,7 +10,7 @@ from ringspec.plan.times import Pass, largest_ring, plan_pass
 from ringspec.plan.workload import Workload, check_circulations, check_layouts, workload
 from ringspec.problem.checks import flag
 
-# Options whose times differ by less than this count as equally fast; memory decides between them.
+# Options whose times differ by less than this are treated as equally fast; memory decides between them.
 EQUAL = 0.01
 
 
@@ -18,9 +18,9 @@ EQUAL = 0.01
 class Option:
     """One layout and circulation: its passes, and the totals over both.
 
-    ``seconds``: of the forward and, if requested, the backward pass; ``memory``: bytes of one worker in the pass
-    that needs more; ``fits``: whether that is at most the whole memory of the device; ``hides_from``: tokens per
-    worker from which on both passes hide their transfers; ``hides_to``: the largest number of workers that hides
+    ``seconds``: of the forward and, if requested, the backward pass. ``memory``: bytes of one worker in the pass
+    that needs more. ``fits``: whether that is at most the whole memory of the device. ``hides_from``: tokens per
+    worker from which on both passes hide their transfers. ``hides_to``: the largest number of workers that hides
     them with S tokens in all. The last two are None if no number does.
     """
 
@@ -55,9 +55,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Plan:
-    """``options`` in the order of layouts and circulations; ``best`` is the one to take.
+    """A planned workload: ``options`` in the order of layouts and circulations, and ``best``, the recommended one.
 
-    ``work``: the workload; ``hardware``: the device; ``overlap``: whether transfers run during the computation;
+    ``work``: the workload. ``hardware``: the device. ``overlap``: whether transfers run during the computation.
     ``link``: the slowest link of a ring of this size.
     """
 
@@ -69,7 +69,7 @@ class Plan:
     best: Option
 
     def option(self, layout: str, circulation: str) -> Option:
-        """The option of that layout and circulation; KeyError if it was not planned."""
+        """Return the option with that layout and circulation; raise KeyError if it was not planned."""
         for one in self.options:
             if (one.layout, one.circulation) == (layout, circulation):
                 return one
@@ -88,12 +88,12 @@ def plan(
     recipe: Any = "bf16",
     **shapes: Any,
 ) -> Plan:
-    """Estimate the cost of one layer's attention on a ring, in closed form: O(W) for any length.
+    """Estimate the cost of one layer's attention on a ring by closed forms, in O(W) operations for any length.
 
-    ``length`` S; ``workers`` W; ``hardware``: the name of a preset ('h200', 'trn2') or a
-    :class:`~ringspec.plan.Hardware`; ``layouts`` and ``circulations``: names to compare, None = all
-    that the lengths allow; ``backward``: include the backward pass; ``overlap``: transfers run during the
-    computation; ``recipe``: number formats; ``shapes``: batch, heads, kv_heads, head_dim, value_dim,
+    ``length`` S. ``workers`` W. ``hardware``: the name of a preset ('h200', 'trn2') or a
+    :class:`~ringspec.plan.Hardware`. ``layouts`` and ``circulations``: names to compare, None = all
+    that the lengths allow. ``backward``: include the backward pass. ``overlap``: transfers run during the
+    computation. ``recipe``: number formats. ``shapes``: batch, heads, kv_heads, head_dim, value_dim,
     causal, window, as in :func:`~ringspec.plan.workload.workload`.
 
     Raises the errors of ``workload``, and OptionError for hardware without a rate or a link.
@@ -119,7 +119,7 @@ def compared(
     layouts: tuple[str, ...],
     circulations: tuple[str, ...],
 ) -> Plan:
-    """The plan of a workload over these layouts and circulations."""
+    """Plan a workload over these layouts and circulations."""
     options = tuple(
         option(layout, circulation, backward, work, device, overlap)
         for layout in layouts
@@ -129,9 +129,9 @@ def compared(
 
 
 def alternatives(planned: Plan) -> list[Plan]:
-    """Plans of the same work on W, W/2, W/4, ... workers, with all layouts and circulations; those that fit.
+    """Return the plans that fit of the same work on W, W/2, W/4, ... workers, with all layouts and circulations.
 
-    Only numbers of workers that divide S; the largest first.
+    Only numbers of workers that divide S are planned; the largest comes first.
 
     >>> [one.work.workers for one in alternatives(plan(4096, 8))]
     [8, 4, 2, 1]
@@ -151,7 +151,7 @@ def alternatives(planned: Plan) -> list[Plan]:
 def option(
     layout: str, circulation: str, backward: bool, work: Workload, device: Hardware, overlap: bool
 ) -> Option:
-    """One line of the comparison."""
+    """Plan one layout and circulation: one line of the comparison."""
     passes = [
         plan_pass(layout, circulation, way, work, device, overlap)
         for way in ((False, True) if backward else (False,))
@@ -174,9 +174,9 @@ def option(
 
 
 def best_of(options: tuple[Option, ...]) -> Option:
-    """The fastest option that fits; among equally fast ones (1 %) the one that needs the least memory.
+    """Return the fastest option that fits; among equally fast ones (1 %) the one that needs the least memory.
 
-    If none fits, the one that needs the least memory.
+    If none fits, return the one that needs the least memory.
     """
     fitting = [one for one in options if one.fits]
     if not fitting:

@@ -3,18 +3,18 @@
 The mask is a band: a pair is visible iff ``lowest <= i - j <= highest`` for the positions i of the
 query and j of the key (causal: lowest 0; a window (L, R): -R and L). Two facts give closed forms.
 
-1. Queries and keys in runs of n with equal strides: with F(x) = #{(s, t) : 0 <= s, t < n, s - t <= x}
+1. Take queries and keys in runs of n with equal strides. With F(x) = #{(s, t) : 0 <= s, t < n, s - t <= x}
    and T(u) = u (u + 1) / 2, F(x) = T(n + x) for -n <= x < 0 and n*n - T(n - 1 - x) for 0 <= x < n.
-   A block is a difference of two F.
-2. Let a own the queries and b the keys. In the contiguous layout i - j = (a - b) n + s - t; in the striped
-   one i - j = (s - t) W + a - b, so that s - t lies between two quotients. Both depend on a - b alone.
-   A zigzag worker holds the chunks a and 2W - 1 - a of n/2 tokens, so that its block is four blocks of
-   chunks whose distances are a - b, b - a, and plus and minus 2W - 1 - (a + b). Hence for all three
+   The visible pairs of a block are a difference of two F.
+2. Let worker a own the queries and b the keys. In the contiguous layout i - j = (a - b) n + s - t; in the striped
+   one i - j = (s - t) W + a - b, so s - t lies between two quotients. Both depend only on a - b.
+   A zigzag worker holds the chunks a and 2W - 1 - a of n/2 tokens. Its block with another is four blocks of
+   chunks, whose distances are a - b, b - a, and plus and minus 2W - 1 - (a + b). Hence for all three
    layouts pairs(a, b) = near[a - b] + far[2W - 1 - a - b], with far = 0 outside zigzag.
 
-In step t of a ring worker r meets the block of (r - t) mod W: r - visitor is t for the W - t workers
-r >= t, and t - W for the t others. So near takes two values in a step, and far takes every second
-entry of two intervals; it never grows with the distance, because the band contains 0. The most, the least and
+In step t of a ring, worker r computes with the block of owner (r - t) mod W. r - visitor is t for the W - t workers
+r >= t, and t - W for the t others. So near has two values in a step, and far has every second
+entry of two intervals. far never grows with the distance, because the band contains 0. The maximum, the minimum and
 the sum over workers follow from the ends of the intervals and from prefix sums: O(1) for a step, O(W) in all.
 
 Sources: contiguous ring, Liu et al., https://arxiv.org/abs/2310.01889; striped, Brandon et al.,
@@ -34,7 +34,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Band:
-    """Visible iff ``lowest <= i - j <= highest``, where i is the query's position and j the key's.
+    """A mask by position: visible iff ``lowest <= i - j <= highest``, with i the query's position and j the key's.
 
     ``lowest <= 0 <= highest``; an unbounded side is the length of the sequence.
     """
@@ -44,7 +44,7 @@ class Band:
 
 
 def band(length: int, causal: bool, window: tuple[int | None, int | None] | None) -> Band:
-    """The band of a mask over S positions (MASK-1, MASK-2).
+    """Return the band of a mask over S positions (MASK-1, MASK-2).
 
     >>> band(16, True, None), band(16, False, (3, 1))
     (Band(lowest=0, highest=16), Band(lowest=-1, highest=3))
@@ -61,7 +61,7 @@ def triangle(u: Integers) -> Integers:
 
 
 def below(n: int, x: Integers) -> Integers:
-    """F(x): pairs (s, t) of 0 .. n-1 with s - t <= x.
+    """F(x): the number of pairs (s, t) of 0 .. n-1 with s - t <= x.
 
     >>> below(3, np.array([-3, -1, 0, 2])).tolist()
     [0, 3, 6, 9]
@@ -73,15 +73,15 @@ def below(n: int, x: Integers) -> Integers:
 
 
 def runs(n: int, distance: Integers, mask: Band) -> Integers:
-    """Pairs of n consecutive queries and n consecutive keys that begin ``distance`` before them."""
+    """Count the visible pairs of n consecutive queries and n consecutive keys that start ``distance`` positions earlier."""
     return below(n, mask.highest - distance) - below(n, mask.lowest - distance - 1)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Pairs of any block of one head: ``near[a - b + W - 1] + far[2W - 1 - a - b]``.
+    """Visible pairs of any block of one head: ``near[a - b + W - 1] + far[2W - 1 - a - b]``.
 
-    ``near`` int64 [2W - 1], ``far`` int64 [2W] (entry 0 is not used and 0).
+    ``near`` int64 [2W - 1], ``far`` int64 [2W] (entry 0 is unused and 0).
     """
 
     workers: int
@@ -89,7 +89,7 @@ class Blocks:
     far: Integers
 
     def pairs(self, a: Integers, b: Integers) -> Integers:
-        """Visible pairs of queries of a and keys of b, int64 of the same shape as a and b."""
+        """Return the visible pairs of queries of a and keys of b, int64 of the same shape as a and b."""
         total: Integers = (
             self.near[a - b + self.workers - 1] + self.far[2 * self.workers - 1 - a - b]
         )
@@ -97,7 +97,7 @@ class Blocks:
 
 
 def blocks(layout: str, workers: int, n: int, mask: Band) -> Blocks:
-    """The closed form of a layout ('contiguous', 'striped', 'zigzag') with n tokens on each worker.
+    """Return the closed form of a layout ('contiguous', 'striped', 'zigzag') with n tokens on each worker.
 
     >>> blocks("striped", 4, 8, Band(0, 32)).pairs(np.array([0, 1]), np.array([1, 0])).tolist()
     [28, 36]
@@ -119,7 +119,7 @@ def blocks(layout: str, workers: int, n: int, mask: Band) -> Blocks:
 
 @dataclass(frozen=True)
 class StepPairs:
-    """Pairs of one head by step, int64 [steps]: of the busiest and the idlest worker, and of all W."""
+    """Visible pairs of one head by step, int64 [steps]: of the busiest worker, of the least busy one, and of all W."""
 
     most: Integers
     least: Integers
@@ -127,7 +127,7 @@ class StepPairs:
 
 
 def step_pairs(form: Blocks, moves: str) -> StepPairs:
-    """The W steps of a ring in which 'keys' or 'queries' move (RING-1).
+    """Count the pairs in the W steps of a ring in which 'keys' or 'queries' move (RING-1).
 
     >>> counted = step_pairs(blocks("contiguous", 4, 6, Band(0, 24)), "keys")
     >>> counted.most.tolist(), counted.least.tolist(), counted.total.tolist()
@@ -144,7 +144,7 @@ def step_pairs(form: Blocks, moves: str) -> StepPairs:
     ends = np.array([form.far[1 + step], form.far[2 * workers - 1 - step]])
     low = np.where(step > 0, (workers + 1 - step) % (2 * workers), 1)
     other = np.array([form.far[low], form.far[workers - 1 + step]])
-    some = step > 0  # in step 0 every worker meets its own block
+    some = step > 0  # in step 0 every worker computes with its own block
     most = np.where(some, np.maximum(ahead + ends[0], behind + other[0]), ahead + ends[0])
     least = np.where(some, np.minimum(ahead + ends[1], behind + other[1]), ahead + ends[1])
     every_second = every_second_sum(form.far)
@@ -155,7 +155,7 @@ def step_pairs(form: Blocks, moves: str) -> StepPairs:
 
 
 def every_second_sum(x: Integers) -> Integers:
-    """y[s] = x[s] + x[s - 2] + x[s - 4] + ...
+    """Return y with y[s] = x[s] + x[s - 2] + x[s - 4] + ...
 
     >>> every_second_sum(np.array([1, 2, 3, 4])).tolist()
     [1, 2, 4, 6]
@@ -167,7 +167,7 @@ def every_second_sum(x: Integers) -> Integers:
 
 
 def worker_pairs(form: Blocks, moves: str) -> Integers:
-    """Pairs of one head that each worker computes in a whole pass, int64 [W].
+    """Count the pairs of one head that each worker computes in a whole pass, int64 [W].
 
     >>> worker_pairs(blocks("contiguous", 4, 6, Band(0, 24)), "keys").tolist()
     [21, 57, 93, 129]
@@ -176,7 +176,7 @@ def worker_pairs(form: Blocks, moves: str) -> Integers:
     worker = np.arange(workers, dtype=np.int64)
     near = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(form.near)))
     far = np.cumsum(form.far)
-    # Differences r - visitor run over W consecutive values; seen from the keys, over their negatives.
+    # Differences r - visitor cover W consecutive values; for an owner of keys, their negatives.
     first = worker if moves == "keys" else workers - 1 - worker
     across = far[2 * workers - 1 - worker] - far[workers - 1 - worker]
     total: Integers = near[first + workers] - near[first] + across

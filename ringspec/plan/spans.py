@@ -14,7 +14,7 @@ from ringspec.spec.schedule import visitor
 
 
 def pairs_by_worker(layout: str, circulation: str, backward: bool, work: Workload) -> Integers:
-    """Pairs of one head that each worker computes in each step, int64 [steps, W]: O(W W), for small W.
+    """Count the pairs of one head that each worker computes in each step, int64 [steps, W]: O(W W), for small W.
 
     >>> from ringspec.plan.workload import workload
     >>> pairs_by_worker("contiguous", "kv", False, workload(12, 3, heads=1)).tolist()
@@ -40,13 +40,13 @@ def ring_spans(
     hardware: Hardware,
     link: Link | None = None,
 ) -> tuple[Span, ...]:
-    """Bars in seconds; after each step all workers wait for the slowest one.
+    """Return bars in seconds; after each step all workers wait for the slowest one.
 
-    ``layout``, ``circulation`` and ``backward`` name the pass, ``work`` says what is computed on which
-    ``hardware``. ``link``: replaces the link of the hardware for a ring of this size.
+    ``layout``, ``circulation`` and ``backward`` select the pass; ``work`` says what is computed on which
+    ``hardware``. ``link`` replaces the link of the hardware for a ring of this size.
 
-    A transfer is drawn at the time that the model of :mod:`ringspec.plan.times` gives it: inputs travel during
-    the step itself, accumulators during the next step, those of the last step after it.
+    A transfer is drawn at its time in the model of :mod:`ringspec.plan.times`: inputs travel during
+    the step itself, accumulators during the next step, and those of the last step after it.
     """
     speed = Rates(rates(backward, work, hardware).pairs, link or hardware.link(work.workers))
     counted = counts(layout, circulation, backward, work)
@@ -70,7 +70,7 @@ def ring_spans(
 
 
 def travelling(counted: Counts, gathered: bool) -> tuple[Integers, Integers]:
-    """Bytes that travel during each step [steps], and after the last one [1]."""
+    """Return the bytes that travel during each step [steps], and after the last one [1]."""
     moved = counted.traffic
     if gathered:
         return moved.inputs, moved.accumulators[-1:]

@@ -1,12 +1,12 @@
-"""Times of one pass, from counts and rates, in two models; and from which size on transfers are hidden.
+"""Times of one pass from counts and rates, in two models, and the sizes from which on transfers are hidden.
 
 ``timeline_seconds`` is the model of ``ringspec.rings.cost.timeline`` with a latency added: all workers
-wait for the slowest after each step, and everything that a step sends travels while it computes.
-A real ring cannot do that: a step cannot send sums that it has not finished.
+wait for the slowest after each step, and everything that a step sends travels while the step computes.
+A real ring cannot do that, because a step cannot send sums that it has not finished.
 
-``seconds`` respects when data is ready. Inputs of the next step travel while a step computes. Accumulators
+``seconds`` takes into account when data is ready. Inputs of the next step travel while a step computes. Accumulators
 leave after the step has added to them, so they travel during the next step's computation, on the same link
-as the inputs; they are needed only when that step has computed its own contribution. After the last step
+as the inputs; they are needed only when that step has computed its contribution. After the last step
 they travel alone. A gather ends before the computation begins, and a reduction begins after it; both take
 W - 1 hops. In neither model does a transfer slow the computation down.
 """
@@ -29,7 +29,7 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Counts:
-    """Exact counts of one pass: ``steps`` of one head (see StepPairs), and ``workers`` int64 [W]."""
+    """Exact counts of one pass: pairs by step of one head (``steps``, see StepPairs) and by worker (``workers`` int64 [W])."""
 
     steps: StepPairs
     workers: Integers
@@ -37,7 +37,7 @@ class Counts:
 
 
 def counts(layout: str, circulation: str, backward: bool, work: Workload) -> Counts:
-    """Pairs by step and by worker, and bytes; with gathered keys step 0 is the gathering."""
+    """Count pairs by step and by worker, and bytes; with gathered keys, step 0 is the gathering."""
     moves = movement(circulation, backward).moves
     form = blocks(layout, work.workers, work.tokens, work.mask)
     steps = step_pairs(form, moves)
@@ -52,19 +52,18 @@ def counts(layout: str, circulation: str, backward: bool, work: Workload) -> Cou
 class Pass:
     """One pass of one layout and circulation: counts over all B and H, times in seconds, bytes.
 
-    ``name`` of the schedule; ``counted`` pairs and bytes by step, of one head; ``hops`` steps after which
-    something travels.
-    ``step_compute`` and ``step_transfer`` float64 [steps]: of the busiest worker, and of what is sent
-    after the step. ``pairs`` visible pairs of all workers; ``bytes_sent`` by one worker; ``working_steps`` steps in
-    which any pair is visible; ``imbalance`` and ``lockstep_imbalance`` as in ``ringspec.rings.cost``.
+    ``name``: that of the schedule. ``counted``: pairs and bytes by step, of one head. ``hops``: number of steps after
+    which something travels. ``step_compute`` and ``step_transfer`` float64 [steps]: times of the busiest worker, and of
+    what is sent after the step. ``pairs``: visible pairs of all workers. ``bytes_sent``: by one worker. ``working_steps``:
+    number of steps in which any pair is visible. ``imbalance`` and ``lockstep_imbalance``: as in ``ringspec.rings.cost``.
 
-    ``compute_seconds`` of the mean worker; ``waiting_seconds`` that it waits for the busiest one of each
-    step; ``exposed_seconds`` in which all wait for transfers; ``seconds`` their sum, the whole pass;
-    ``timeline_seconds`` the same by the simpler model. ``transfer_seconds`` all transfers one after another.
+    ``compute_seconds``: computing time of the mean worker. ``waiting_seconds``: time that it waits for the busiest one of
+    each step. ``exposed_seconds``: time in which all wait for transfers. ``seconds``: their sum, the whole pass.
+    ``timeline_seconds``: the same by the simpler model. ``transfer_seconds``: all transfers one after another.
     ``idle`` = 1 - compute_seconds / seconds.
 
-    ``hides_from`` tokens per worker from which every transfer that can overlap is hidden in every step,
-    at this W; None if no number does. ``memory`` of one worker. ``streaming_bound``: reading and writing
+    ``hides_from``: tokens per worker from which on every transfer that can overlap is hidden in every step,
+    at this W; None if no number does. ``memory``: of one worker. ``streaming_bound``: True if reading and writing
     a step's blocks once in the device's memory takes longer than the products of its busiest step.
     """
 
@@ -105,22 +104,22 @@ class Rates:
         return time
 
     def transfer(self, sent: Integers, hops: int = 1) -> Seconds:
-        """Seconds of each transfer; one that sends nothing takes none."""
+        """Return the seconds of each transfer; one that sends nothing takes none."""
         time: Seconds = sent / self.link.bytes_per_second.value
         return np.where(sent > 0, time + hops * self.link.latency.value, 0.0)
 
 
 def rates(backward: bool, work: Workload, hardware: Hardware) -> Rates:
-    """Pairs per second of one device: peak of the operands' format, times the kernel's fraction of it.
+    """Return the pairs per second of one device: peak of the operands' format, times the kernel's fraction of it.
 
-    The format is that of P, the second operand of half the products.
+    The format is that of P, the second operand of half of the products.
     """
     flops = hardware.peak(work.recipe.p).value * hardware.efficiency(backward).value
     return Rates(flops / work.flops(backward), hardware.link(work.workers))
 
 
 def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
-    """Seconds in which all workers wait for transfers (second model of the module)."""
+    """Return the seconds in which all workers wait for transfers, in the second model of the module."""
     if gathered:
         hops = compute.size - 2  # W - 1: the first step computes nothing
         alone = speed.transfer(moved.inputs, hops) + speed.transfer(moved.accumulators, hops)
@@ -133,7 +132,7 @@ def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, over
 
 
 def simple(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
-    """Duration of a pass in the model of ``ringspec.rings.cost.timeline``."""
+    """Return the duration of a pass in the model of ``ringspec.rings.cost.timeline``."""
     hops = compute.size - 2 if gathered else 1
     send = speed.transfer(moved.sent, hops)
     return float((np.maximum(compute, send) if overlap else compute + send).sum())
@@ -147,7 +146,7 @@ def plan_pass(
     hardware: Hardware,
     overlap: bool = True,
 ) -> Pass:
-    """Counts, times and memory of one pass."""
+    """Compute counts, times and memory of one pass."""
     counted, speed = counts(layout, circulation, backward, work), rates(backward, work, hardware)
     gathered, copies = circulation == "gather", work.copies
     busiest = speed.compute(counted.steps.most, work)
@@ -187,7 +186,7 @@ LARGEST_BLOCK = 1 << 30
 
 
 def hides(layout: str, circulation: str, backward: bool, work: Workload, speed: Rates) -> bool:
-    """Whether in every step the computation takes at least as long as the transfers during it."""
+    """Return whether in every step the computation takes at least as long as the transfers during it."""
     moved = traffic(circulation, backward, work)
     form = blocks(layout, work.workers, work.tokens, work.mask)
     steps = step_pairs(form, movement(circulation, backward).moves)
@@ -199,11 +198,11 @@ def hides(layout: str, circulation: str, backward: bool, work: Workload, speed: 
 def hides_from(
     layout: str, circulation: str, backward: bool, work: Workload, speed: Rates
 ) -> int | None:
-    """n*, the fewest tokens per worker at which all transfers are hidden; None if no number hides them.
+    """Return n*, the fewest tokens per worker with which all transfers are hidden; None if no number hides them.
 
-    Without a window the busiest worker of a step computes n n, n(n + 1)/2 or n n/2 pairs and sends a
-    multiple of n bytes, so transfers that are hidden for n are hidden for more; and all steps are like step 0, 1 or
-    the last, so three workers are enough. For no mask, a latency of 0 and as many
+    Without a window, the busiest worker of a step computes n n, n(n + 1)/2 or n n/2 pairs and sends a
+    multiple of n bytes, so transfers that are hidden for n are hidden for more. All steps are like step 0, 1 or
+    the last, so it is enough to consider three workers. For no mask, a latency of 0 and as many
     key heads as query heads, n* is the F / B of Liu et al., https://arxiv.org/abs/2310.01889, section 3.
     With a window some steps may compute nothing, so the result is None.
     """
@@ -217,7 +216,7 @@ def hides_from(
 def fewest_tokens(
     layout: str, circulation: str, backward: bool, few: Workload, speed: Rates
 ) -> int | None:
-    """By bisection; ``few`` is the workload on at most three workers, of any length."""
+    """Find n* by bisection; ``few`` is the workload on at most three workers, of any length."""
     unit = 2 if layout == "zigzag" else 1
 
     def hidden(units: int) -> bool:
@@ -236,10 +235,10 @@ def fewest_tokens(
 def largest_ring(
     layout: str, circulation: str, work: Workload, hardware: Hardware, backward: bool
 ) -> int | None:
-    """W*, the largest number of workers at which every transfer of S tokens is hidden.
+    """Return W*, the largest number of workers with which every transfer is hidden for S tokens in all.
 
-    n* depends on the link, and the link on W. W need not divide S. None if two workers do not hide them, and for
-    gathered keys.
+    n* depends on the link, and the link on W. W need not divide S. The result is None for gathered keys, and if two
+    workers do not hide their transfers.
     """
     if circulation == "gather":
         return None

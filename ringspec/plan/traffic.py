@@ -1,6 +1,6 @@
-"""Bytes that each worker sends after each step and holds at once, from the arrays that a pass carries.
+"""Bytes that each worker sends after each step, and bytes that it holds, from the arrays that a pass carries.
 
-The bytes of an array are counted by ``ringspec.rings.cost``.
+``ringspec.rings.cost`` counts the bytes of an array.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringspec.spec.schedule import (
 
 @dataclass(frozen=True)
 class Movement:
-    """What a pass of a circulation moves: the name of the schedule, the side that travels, the names of its arrays."""
+    """What a pass of a circulation moves: the schedule's name, the side that travels, the names of its arrays."""
 
     name: str
     moves: str
@@ -49,13 +49,13 @@ def movement(circulation: str, backward: bool) -> Movement:
 
 
 def block_bytes(names: tuple[str, ...], work: Workload) -> int:
-    """Bytes of one worker's block of these names, over all batches and heads."""
+    """Return the bytes of one worker's block of these arrays, over all batches and heads."""
     return int(slot_bytes(names, work.resized(1, 1)) * work.tokens)
 
 
 @functools.lru_cache(maxsize=256)
 def slot_bytes(names: tuple[str, ...], single: Workload) -> float:
-    """Bytes of one token."""
+    """Return the bytes of one token."""
     one = single.one_token()
     return sum(token_bytes(name, one, single.recipe) for name in names)
 
@@ -64,8 +64,8 @@ def slot_bytes(names: tuple[str, ...], single: Workload) -> float:
 class Traffic:
     """Bytes that each worker sends after each step, int64 [steps]; the same for all workers.
 
-    ``inputs`` are not changed by the step, so they can travel while it computes; ``accumulators`` contain
-    what the step adds. ``hops``: steps after which something travels.
+    The step does not change ``inputs``, so they can travel while it computes; ``accumulators`` contain
+    what the step adds. ``hops``: number of steps after which something travels.
     """
 
     inputs: Integers
@@ -79,7 +79,7 @@ class Traffic:
 
 
 def traffic(circulation: str, backward: bool, work: Workload) -> Traffic:
-    """Inputs take W - 1 hops, accumulators W (RING-4); a gather sends to W - 1 others at once.
+    """Count the traffic: inputs make W - 1 hops, accumulators W (RING-4); a gather sends to W - 1 others at once.
 
     >>> from ringspec.plan.workload import workload
     >>> work = workload(24, 3, heads=1, head_dim=4, recipe_name="float64")
@@ -101,11 +101,11 @@ def traffic(circulation: str, backward: bool, work: Workload) -> Traffic:
 
 @dataclass(frozen=True)
 class Memory:
-    """The most bytes that one worker holds during a pass.
+    """The largest number of bytes that one worker holds during a pass, in four parts.
 
-    ``inputs``: its own q, k, v, and in a backward pass dy, lse, dy_o_sum; ``accumulators``: m, l, o or
-    dq, dk, dv of its own blocks; ``buffers``: two copies of whatever travels, one in use and one
-    arriving; ``gathered``: with gathered keys all W blocks, in a backward pass with dk and dv of each.
+    ``inputs``: its own q, k, v, and in a backward pass dy, lse, dy_o_sum. ``accumulators``: m, l, o or
+    dq, dk, dv of its own blocks. ``buffers``: two copies of whatever travels, one in use and one
+    arriving. ``gathered``: with gathered keys all W blocks, in a backward pass with dk and dv of each.
     """
 
     inputs: int
@@ -115,12 +115,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it, in bytes."""
+        """The sum of the four parts."""
         return self.inputs + self.accumulators + self.buffers + self.gathered
 
 
 def memory(circulation: str, backward: bool, work: Workload) -> Memory:
-    """The bytes that one worker holds. Results take the place of the accumulators."""
+    """Count the bytes that one worker holds. Results replace the accumulators, so they are not counted."""
     moved = movement(circulation, backward)
     held = block_bytes(("q", "k", "v"), work)
     own = softmax_state(work)
@@ -138,7 +138,7 @@ def memory(circulation: str, backward: bool, work: Workload) -> Memory:
 
 
 def softmax_state(work: Workload) -> int:
-    """m and l [B, H, n] and o [B, H, n, Dv] of a forward pass."""
+    """Count the bytes of m and l [B, H, n] and o [B, H, n, Dv] of a forward pass."""
     size = {
         f: format_of(getattr(work.recipe, f)).dtype.itemsize for f in ("statistics", "carried_o")
     }
@@ -147,9 +147,9 @@ def softmax_state(work: Workload) -> int:
 
 
 def streamed_bytes(backward: bool, work: Workload) -> int:
-    """Bytes that a kernel reads and writes in its memory in one ring step, each block once.
+    """Count the bytes that a kernel reads and writes in its memory in one ring step, with each block counted once.
 
-    The visiting inputs and the own ones are read; the accumulators are read and written.
+    The visiting inputs and the worker's own are read; the accumulators are read and written.
     """
     if backward:
         inputs = block_bytes(("q", "dy", "lse", "row_term", "k", "v"), work)

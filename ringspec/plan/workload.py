@@ -17,7 +17,7 @@ from ringspec.spec.schedule import CIRCULATIONS
 
 PLANNED_LAYOUTS = ("contiguous", "striped", "zigzag")
 LARGEST_PLAN = 1 << 20
-# Sums over the workers of one step, W n n, stay below this, and so within int64.
+# The sum over the workers of one step, W n n, stays below this, so it fits in int64.
 LARGEST_STEP = 1 << 62
 LARGEST_SHAPE = 1 << 20
 
@@ -27,9 +27,9 @@ class Workload:
     """One layer's attention on a ring.
 
     ``length`` S tokens on ``workers`` W; ``batch`` B, ``heads`` H, ``kv_heads`` Hkv, ``head_dim`` D,
-    ``value_dim`` Dv; ``causal`` and ``window``: the mask.
+    ``value_dim`` Dv; ``causal`` and ``window`` define the mask.
 
-    ``window`` is (left, right) as in ``ringspec.attention``; the recipe decides the bytes of a value in memory and
+    ``window`` is (left, right) as in ``ringspec.attention``. The recipe determines the bytes of a value in memory and
     on the link.
     """
 
@@ -60,16 +60,16 @@ class Workload:
         return band(self.length, self.causal, self.window)
 
     def resized(self, workers: int, tokens: int) -> Workload:
-        """The same layer on another number of workers with ``tokens`` tokens each."""
+        """Return the same layer on another number of workers with ``tokens`` tokens each."""
         return Workload(
             workers * tokens, workers, self.batch, self.heads, self.kv_heads, self.head_dim,
             self.value_dim, self.causal, self.window, self.recipe,
         )  # fmt: skip
 
     def flops(self, backward: bool) -> int:
-        """Operations of the matrix products for one visible pair of one head, in the ``backward`` pass or not.
+        """Count the operations of the matrix products for one visible pair of one head, in the pass that ``backward`` selects.
 
-        Forward: Q K^T and P V, 2 D + 2 Dv. Backward: S again, dP, dV, dQ and dK, 6 D + 4 Dv; with
+        Forward: Q K^T and P V, 2 D + 2 Dv. Backward: S again, dP, dV, dQ and dK, 6 D + 4 Dv. With
         D = Dv these are the 4 D and 10 D of Dao, https://arxiv.org/abs/2307.08691, section 4.1.
         """
         if backward:
@@ -77,7 +77,7 @@ class Workload:
         return 2 * self.head_dim + 2 * self.value_dim
 
     def one_token(self) -> Problem:
-        """A problem of one token with these shapes, without memory for tensors, to count bytes."""
+        """Return a problem of one token with these shapes, without memory for tensors, to count bytes."""
         shape = (self.batch, self.heads, 1, self.head_dim)
         keys = (self.batch, self.kv_heads, 1, self.head_dim)
         values = (self.batch, self.kv_heads, 1, self.value_dim)
@@ -153,7 +153,7 @@ def workload(
 
 
 def sized(x: Any, what: str, most: int = LARGEST_SHAPE) -> int:
-    """A length or a number of heads."""
+    """Validate a length or a number of heads and return it as int."""
     if not 1 <= integer(x, what) <= most:
         raise OptionError(f"{what} from 1 to {most}", shown(x), f"pass {what} in this range")
     return int(x)
@@ -178,7 +178,7 @@ def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ..
 
 
 def check_layouts(names: Any, planned: Workload) -> tuple[str, ...]:
-    """The requested layouts; None: all that the lengths allow."""
+    """Return the requested layouts; None: all that the lengths allow."""
     even = planned.tokens % 2 == 0
     if names is None:
         return PLANNED_LAYOUTS if even else PLANNED_LAYOUTS[:2]
@@ -193,5 +193,5 @@ def check_layouts(names: Any, planned: Workload) -> tuple[str, ...]:
 
 
 def check_circulations(names: Any) -> tuple[str, ...]:
-    """The requested circulations; None: all of them."""
+    """Return the requested circulations; None: all of them."""
     return CIRCULATIONS if names is None else check_choice(names, CIRCULATIONS, "circulations")

@@ -133,7 +133,7 @@ def test_a_crash_is_one_outcome_and_the_run_goes_on(target):
 def test_a_target_that_cannot_be_closed_is_bad_input_and_a_sentence(target):
     result = check(target("closing"), code=2)
     assert "passed " in result.stdout  # the run itself is told
-    assert "a close() of mine.py:closing that ends" in result.stderr
+    assert "a close() of mine.py:closing that returns" in result.stderr
     assert "the device is gone" in result.stderr
 
 

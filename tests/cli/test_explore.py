@@ -72,7 +72,7 @@ def test_it_says_what_it_wrote(tmp_path):
         (("--json", "--bug", "stale-key"), "write 'stale-keys'"),
         (("--json", "--bug", "stale-keys", "--workers", "2,4"), "one ring size"),
         (("--json", "--bug", "stale-keys", "--workers", "9"), "from 1 to 8"),
-        (("--json", "--bug", "sink-dropped"), "changes none"),
+        (("--json", "--bug", "sink-dropped"), "changes no number"),
     ],
 )
 def test_bad_input_is_refused_in_one_paragraph(arguments, says):

@@ -105,7 +105,7 @@ def test_the_text_shows_every_option_and_the_advice():
     assert [line for line in rows if line.startswith("*")] == [
         line for line in rows if line.startswith("* zigzag kv")
     ]
-    assert any(line.startswith("Take zigzag with a KV ring: ") for line in lines)
+    assert any(line.startswith("Use zigzag with a KV ring: ") for line in lines)
     assert max(map(len, lines)) <= 80 and result.stdout.isascii()
 
 

@@ -246,7 +246,7 @@ def test_every_preset_says_where_each_figure_is_from():
 def test_a_window_says_how_many_steps_compute():
     planned = plan(64 * 1024, 64, window=(2000, 0), layouts="contiguous", circulations="kv")
     assert planned.best.forward.working_steps == 3  # ceil(2000 / 1024) blocks behind the own one
-    assert "With the window 3 of 64 forward steps compute anything" in " ".join(advice(planned))
+    assert "only 3 of 64 forward steps compute anything" in " ".join(advice(planned))
     assert planned.best.hides_from is None
 
 

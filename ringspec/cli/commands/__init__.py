@@ -1,1 +1,1 @@
-"""The commands, one file each; the work of long ones is in a second file."""
+"""The commands, one file each; long-running work is in a second file."""

@@ -1,4 +1,4 @@
-"""``ringspec cases``: the cases of the suite as files, for a program on another machine."""
+"""``ringspec cases``: write the cases of the suite as files, for a program on another machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cases_group() -> None:
 @click.option(
     "--only",
     metavar="PATTERN",
-    help="Only cases whose whole id matches this glob, such as 'ring/*'.",
+    help="Only cases whose full id matches this pattern, such as 'ring/*'.",
 )
 @click.option(
     "--claims",
@@ -55,14 +55,14 @@ def cases_group() -> None:
     metavar="FILE",
     help="JSON with name, capabilities and notes of the program. Only cases that it claims are written.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 def write_command(
     directory: Path, profile: str, only: str | None, claims_file: Path | None, as_json: bool
 ) -> None:
     """Write the inputs of all cases to a new folder, with a README for the other machine.
 
-    A program in any language adds result.safetensors to the folder of each call. "ringspec check
-    dir:DIR" then judges the results. Expected values are not written. DIR must not exist.
+    A program in any language adds result.safetensors to the folder of each call. Then "ringspec check
+    dir:DIR" judges the results. Expected values are not written. DIR must not exist.
     """
     from ringspec.cli.shared import output
     from ringspec.cli.shared.progress import counting
@@ -95,7 +95,7 @@ def write_command(
         + (f"; {left_out} cases not written, because FILE does not claim them" if left_out else "")
     )
     click.echo(
-        f"next: put result.safetensors beside each call.json, then run: ringspec check dir:{directory}"
+        f"next: put result.safetensors next to each call.json, then run: ringspec check dir:{directory}"
     )
 
 

@@ -1,6 +1,6 @@
 """``ringspec check``, and the options that ``smoke``, ``check`` and ``replay`` share.
 
-Their work is in ``check_run``, which is imported when one of them runs.
+The work is in ``check_run``, which is imported when one of these commands runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def timeout_option(function: Function) -> Function:
 
 
 def report_options(function: Function) -> Function:
-    """--json, --report, --junit, --html."""
+    """Add the options --json, --report, --junit and --html to a command."""
     for name, text in (
         ("--html", "Write one self-contained HTML page."),
         ("--junit", "Write JUnit XML."),
@@ -73,7 +73,7 @@ def report_options(function: Function) -> Function:
     "--only",
     multiple=True,
     metavar="PATTERN",
-    help="Only cases whose whole id matches this glob, such as 'ring/*'; may be repeated. --report lists "
+    help="Only cases whose full id matches this pattern, such as 'ring/*'; may be repeated. --report lists "
     "all ids.",
 )
 @click.option(
@@ -89,15 +89,15 @@ def report_options(function: Function) -> Function:
     "--expected-failures",
     type=FILE,
     metavar="FILE",
-    help="TOML: ids of cases that must fail, or patterns with a count, each with a reason. An expected "
-    "failure that passes fails the run.",
+    help="TOML file with the ids of cases that must fail, or patterns with the number that must fail, each "
+    "with a reason. An expected failure that passes fails the run.",
 )
 @report_options
 def check_command(**given: Any) -> None:
     """Test an implementation of ring attention, and report where it is wrong.
 
     TARGET claims a case if its capabilities cover it. Each claimed case runs, and every element
-    of every tensor of every worker is compared with the truth, within a bound that follows from
+    of every tensor of every worker is compared with the true value. The bound follows from
     the declared precision. Other cases count as not claimed, never as passed.
     """
     from ringspec.cli.commands import check_run

@@ -69,7 +69,7 @@ def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path 
 
 
 def found(id: str) -> RunCase:
-    """Find a case by id in the smallest profile that has it."""
+    """Find a case by id in the smallest profile that contains it."""
     known: list[str] = []
     for profile in PROFILES:
         cases = {case.id: case for case in run_cases(profile)}
@@ -87,13 +87,13 @@ def perform(
     as_json: bool,
     files: dict[str, Path | None],
 ) -> None:
-    """Load the target, run, report; exit if the code is not 0."""
+    """Load the target, run the cases, write reports; exit with the exit code if it is not 0."""
     wanted: Files = {name: path for name, path in files.items() if path is not None}
     for path in wanted.values():
         check_destination(path)
     chosen = selected(cases, options.get("only"))
     timeout = options.get("timeout")
-    # A debugger needs the target in this process, and the terminal for itself.
+    # A debugger requires the target in this process, and the terminal to itself.
     debugged = timeout is None and options.get("jobs", 1) == 1
     target = opened(spec, timeout, here=debugged)
     try:
@@ -114,7 +114,7 @@ def perform(
             options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
             options["capture"] = as_json or not debugged
             summary = run(target, cases, spec=spec, **options)
-            # Single cases leave most claims unused; a replay does not list those.
+            # Single cases do not test most claims, so a replay does not list the untested ones.
             coverage = None if profile == "replay" else summary.coverage
             changed = changed_since(header, computed_with(target, spec))
             footers = [writer.finish(summary.complete, coverage, changed) for writer in lines]
@@ -124,7 +124,7 @@ def perform(
             check_text.show_end(report, wanted, details=profile in ("smoke", "replay"))
         exit_with(summary)
     finally:
-        with telling(f"a close() of {spec} that ends"):
+        with telling(f"a close() of {spec} that returns"):
             getattr(target, "close", lambda: None)()
 
 
@@ -137,7 +137,7 @@ def check_destination(path: Path) -> None:
             "make the folder, or write elsewhere",
             code="destination",
         )
-    # Opening a pipe to write would wait for a reader. A device such as /dev/stdout is allowed.
+    # Opening a pipe for writing would wait for a reader. A device such as /dev/stdout is allowed.
     if path.is_fifo() or path.is_socket() or path.is_dir():
         raise OptionError(
             f"a file at {path}",
@@ -158,7 +158,7 @@ def vectors_data() -> dict[str, Any]:
 
 
 class Nowhere:
-    """A stream that discards its text; the writer on it makes the footer when no report is written."""
+    """A stream that discards its text, for the writer that computes the footer if no report is written."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -171,11 +171,11 @@ class Nowhere:
 def writers(
     header: dict[str, Any], as_json: bool, path: Path | None
 ) -> Iterator[list[ReportWriter]]:
-    """One writer for stdout with --json, one for the file, and one that only counts."""
+    """Yield a writer for stdout with --json, one for the file if there is one, and one that only counts."""
     with contextlib.ExitStack() as stack:
         streams: list[TextIO] = [Nowhere()]  # type: ignore[list-item]
         if as_json:
-            # Output of the target on sys.stdout must not get between the lines.
+            # The target's output on sys.stdout must not get between the lines.
             streams.append(sys.stdout)
         if path is not None:
             streams.append(stack.enter_context(path.open("w", encoding="utf-8", newline="\n")))
@@ -183,10 +183,10 @@ def writers(
 
 
 def write_files(report: Report, wanted: Files) -> None:
-    """JUnit XML and the page."""
+    """Write JUnit XML and the HTML page."""
     for name, make in (("junit", junit), ("html", lambda one: page(report_lines(one)))):
         if name in wanted:
-            # Surrogates in the name or a message of a target become question marks.
+            # Surrogates in the target's name or messages become question marks.
             wanted[name].write_bytes(make(report).encode("utf-8", "replace"))
 
 

@@ -1,4 +1,4 @@
-"""``ringspec explore``: a page that steps through recorded rings."""
+"""``ringspec explore``: write a page that steps through recorded rings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WorkersType(click.ParamType):
     multiple=True,
     metavar="N,N,...",
     help=f"Ring sizes that the page offers, 1 to {MOST_WORKERS}; may be repeated. "
-    f"[default: {','.join(str(one) for one in WORKERS)}; with --bug one size, {BUG_WORKERS}]",
+    f"[default: {','.join(str(one) for one in WORKERS)}; with --bug only {BUG_WORKERS}]",
 )
 @click.option(
     "--tokens",
@@ -78,7 +78,7 @@ class WorkersType(click.ParamType):
 @click.option(
     "--bug",
     metavar="NAME",
-    help="A known bug: the page shows a ring with it beside the correct one, step by step.",
+    help="A known bug; the page then shows a ring with this bug next to the correct one, step by step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the records as one JSON document.")
 def explore_command(
@@ -91,7 +91,7 @@ def explore_command(
 ) -> None:
     """Write one HTML page that steps through a ring.
 
-    The page offers W, layout, mask, circulation and pass. For each step it shows which worker holds
+    The page lets the reader choose W, layout, mask, circulation and pass. For each step it shows which worker holds
     which blocks, the pairs it computes, the state of a row, the bytes sent and which workers wait.
     Every number comes from a recorded run of one small problem in float64. With --bug it shows one ring
     in which the known bug changes a number, and marks what differs from the correct ring.
@@ -122,14 +122,14 @@ def explore_command(
 
 
 def all_rings(sizes: list[int], tokens: int, seed: int) -> dict[str, Any]:
-    """The records of the page that offers every choice."""
+    """Return the records of the page that offers every choice."""
     check_numbers(sizes, tokens)
     with progress.stepping("rings", how_many(sizes), wanted=True) as tick:
         return records(sizes, tokens, seed, tick)
 
 
 def one_size(sizes: list[int]) -> int:
-    """The one ring size of a page of a bug."""
+    """Return the one ring size for the page of a bug."""
     if len(sizes) > 1:
         raise OptionError(
             "one ring size with --bug",
@@ -140,7 +140,7 @@ def one_size(sizes: list[int]) -> int:
 
 
 def check_destination(path: Path | None) -> None:
-    """Report a missing folder before the rings run."""
+    """Raise an error before the rings run if the folder does not exist."""
     if path is not None and not path.absolute().parent.is_dir():
         raise OptionError(
             f"the folder of {path}",

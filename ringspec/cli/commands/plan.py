@@ -1,4 +1,4 @@
-"""``ringspec plan``: what a ring of any size costs on given hardware, by closed forms."""
+"""``ringspec plan``: estimate the cost of a ring of any size on given hardware by closed forms."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class NamesType(click.ParamType):
 )  # fmt: skip
 @click.option(
     "--recipe", default="bf16", show_default=True, metavar="NAME",
-    help="Number formats; they decide the bytes and the rate of products. One of "
+    help="Number formats; they determine the bytes and the rate of products. One of "
     f"{', '.join(RECIPES)}.",
 )  # fmt: skip
 @click.option(
@@ -107,16 +107,16 @@ class NamesType(click.ParamType):
 )
 @click.option(
     "--overlap/--no-overlap", default=True, show_default=True,
-    help="Transfers run during the computation.",
+    help="Assume that transfers run during the computation.",
 )  # fmt: skip
 @click.option(
     "--flops",
     type=float,
     metavar="X",
-    help="FLOP/s of dense products. [default: of --hardware, here and below]",
+    help="FLOP/s of dense products. [default for this and the next options: the value of --hardware]",
 )
 @click.option(
-    "--efficiency", type=float, metavar="X", help="Fraction of these FLOP/s that a kernel reaches."
+    "--efficiency", type=float, metavar="X", help="Fraction of --flops that a kernel reaches."
 )
 @click.option(
     "--bandwidth", type=float, metavar="X", help="Bytes/s from a worker to its neighbour."
@@ -127,13 +127,13 @@ class NamesType(click.ParamType):
     "--figure", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help=f"Draw the timeline of the recommended ring (up to {DRAWN_WORKERS} workers) as PNG, SVG or PDF.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 def plan_command(**given: Any) -> None:
     """Estimate what attention of one layer costs on a ring: times, waiting, bytes, memory.
 
     Compares all layouts and circulations for given device rates, for rings of up to 1048576 workers.
     Pairs and bytes are exact counts from closed forms; times follow from the rates. The presets use
-    the figures that the vendors publish; --json has the sources.
+    figures that the vendors publish; --json prints the sources.
     """
     plans = planned(given)
     if given["figure"] is not None:
@@ -149,7 +149,7 @@ def plan_command(**given: Any) -> None:
 
 
 def planned(given: dict[str, Any]) -> list[Plan]:
-    """A plan for each number of workers and each length."""
+    """Return a plan for each number of workers and each length."""
     from ringspec.plan import plan
 
     device = hardware(given)
@@ -175,7 +175,7 @@ def planned(given: dict[str, Any]) -> list[Plan]:
 
 
 def hardware(given: dict[str, Any]) -> Hardware:
-    """A preset or a file, with the rates that options give."""
+    """Return a preset or the hardware of a file, with the rates that options override."""
     from ringspec.plan import PRESETS, read_hardware
     from ringspec.plan.hardware import hardware_named
 
@@ -192,7 +192,7 @@ def hardware(given: dict[str, Any]) -> Hardware:
 
 
 def document(plans: list[Plan]) -> dict[str, Any]:
-    """The plans as plain data."""
+    """Return the plans as plain data."""
     from ringspec.plan import plan_document
 
     return {
@@ -204,7 +204,7 @@ def document(plans: list[Plan]) -> dict[str, Any]:
 
 
 def text(one: Plan, width: int) -> list[str]:
-    """One plan as lines: a warning if it wastes time, the workload, the table, the best option's passes, the advice."""
+    """Return one plan as lines: a warning if it wastes time, the workload, the table, the best option's passes, the advice."""
     from ringspec.plan.advice import advice, warning
 
     lines = [*warning(one), *heading(one), "", *table(one, width), ""]
@@ -234,7 +234,7 @@ def heading(one: Plan) -> list[str]:
 
 
 def table(one: Plan, width: int) -> list[str]:
-    """A line for each layout and circulation; on a narrow terminal the remaining columns follow below."""
+    """Return a line for each layout and circulation; on a narrow terminal, further columns follow below."""
     from ringspec.plan.advice import amount, duration, percent
 
     labels, columns = [""], [[name] for name in COLUMNS]
@@ -262,9 +262,9 @@ def table(one: Plan, width: int) -> list[str]:
 
 COLUMNS = ("time", "ratio", "forward", "backward", "idle", "waits", "exposed", "memory", "n*", "W*")
 LEGEND = (
-    "*: recommended; idle: share of the time that the mean worker does not compute, because it waits for the "
+    "*: recommended; idle: fraction of the time in which the mean worker does not compute, because it waits for the "
     "busiest worker of the step (waits) or for transfers (exposed); memory: of one worker, ! if the device has "
-    "less; with n* or more tokens per worker, and with up to W* workers, every transfer is hidden by its step"
+    "less; n*, W*: with at least n* tokens per worker, or at most W* workers, each step hides all of its transfers"
 )
 
 
@@ -273,14 +273,14 @@ def pass_line(way: Pass) -> str:
 
     return (
         f"{way.name}: {duration(way.seconds)} ({duration(way.compute_seconds)} computing, "
-        f"{duration(way.waiting_seconds)} waiting for the busiest, {duration(way.exposed_seconds)} for "
-        f"transfers of {duration(way.transfer_seconds)}); {way.hops} hops, "
-        f"{amount(way.bytes_sent)}B sent by each; imbalance {way.lockstep_imbalance:.2f}"
+        f"{duration(way.waiting_seconds)} waiting for the busiest worker, {duration(way.exposed_seconds)} waiting "
+        f"for transfers, which take {duration(way.transfer_seconds)}); {way.hops} hops, "
+        f"{amount(way.bytes_sent)}B sent by each worker; lockstep imbalance {way.lockstep_imbalance:.2f}"
     )
 
 
 def draw(one: Plan, path: Path) -> None:
-    """The timeline of the recommended ring, forward then backward, to a file."""
+    """Draw the timeline of the recommended ring, forward then backward, to a file."""
     from ringspec.plan import ring_spans
     from ringspec.render.figures_style import matplotlib_module
 
@@ -314,9 +314,9 @@ def draw(one: Plan, path: Path) -> None:
 
 
 def title(one: Plan, workers: int) -> str:
-    """The title of the drawing.
+    """Return the title of the drawing.
 
-    In place of a large ring, a small one with the same number of tokens per worker is drawn.
+    Instead of a large ring, a small one with the same number of tokens per worker is drawn.
     """
     best, work = one.best, one.work
     small = "" if workers == work.workers else f" (drawn with {workers} workers)"

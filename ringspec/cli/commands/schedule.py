@@ -1,4 +1,4 @@
-"""``ringspec schedule``: which worker holds which blocks at each step, without any tensor."""
+"""``ringspec schedule``: show which worker holds which blocks at each step, without creating tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.ring import invisible_pairs, layouts_for
 from ringspec.rings.schedules import backward_schedule, forward_schedule, skip
 
-# Pairs whose counting takes long enough for a spinner.
+# Number of pairs whose counting takes long enough for a spinner.
 LONG = 1 << 26
 MAX_PAIRS = 1 << 32
 MAX_BLOCK_PAIRS = 1 << 26
@@ -50,13 +50,13 @@ The keys of --json: ringspec/cli/schema.json.
     "schedule", epilog=EXAMPLES, short_help="Show which worker holds which blocks at each step."
 )
 @problem_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 def schedule_command(**given: Any) -> None:
     """Show which worker holds which blocks at each step of a ring, for both passes.
 
-    Prints, for every worker and step, the blocks it computes, their visible pairs, and the offset
-    of the causal diagonal between them (cp_offset); for every pass the hops, bytes and imbalance.
-    Only shapes and masks are used: no tensor is created.
+    For every worker and step, prints the blocks it computes, their visible pairs, and the offset
+    of the causal diagonal between them (cp_offset). For every pass, prints hops, bytes and imbalance.
+    Uses only shapes and masks; no tensor is created.
     """
     asked = request_from(given)
     with progress.working("counting visible pairs", wanted=pairs(asked) > LONG):
@@ -73,7 +73,7 @@ def pairs(asked: Request) -> int:
 
 
 def check_size(asked: Request) -> None:
-    """Limit time and memory: counting visits every pair of one head."""
+    """Limit time and memory, because counting visits every pair of one head."""
     block = pairs(asked) // asked.workers**2
     if pairs(asked) > MAX_PAIRS or block > MAX_BLOCK_PAIRS:
         raise OptionError(
@@ -89,7 +89,7 @@ def check_size(asked: Request) -> None:
 
 
 def shapes_only(asked: Request) -> spec_problem.Problem:
-    """The problem, its tensors having shapes but no storage."""
+    """Return the problem with tensors that have shapes but no storage."""
     check_size(asked)
     heads = {"q": asked.shape.heads, "k": asked.shape.kv_heads, "v": asked.shape.kv_heads}
     q, k, v = (np.zeros((1, n, asked.shape.of(name)[2], 1)) for name, n in heads.items())
@@ -100,7 +100,7 @@ def shapes_only(asked: Request) -> spec_problem.Problem:
 
 
 def report(asked: Request) -> Data:
-    """The whole report as plain data."""
+    """Return the whole report as plain data."""
     problem, recipe = shapes_only(asked), recipe_of(asked.recipe)
     layout_q, layout_k = layouts_for(problem, asked.layout, asked.workers, asked.options)
     planned = [forward_schedule(asked.circulation, asked.workers, asked.direction)]
@@ -123,7 +123,7 @@ def report(asked: Request) -> Data:
 
 
 def text(document: Data, width: int) -> list[str]:
-    """The report as lines."""
+    """Return the report as lines."""
     lines = [*heading(document["problem"]), "", *holding_lines(document["layout"])]
     before = None
     for data in document["passes"]:

@@ -35,7 +35,7 @@ from ringspec.rings.run import Run
 from ringspec.rings.show import schedules
 from ringspec.truth.dense import pairs_in, parts_of
 
-# Work, in pairs of a query and a key, that takes long enough for a progress bar.
+# Number of pairs of a query and a key whose computation takes long enough for a progress bar.
 LONG = 1 << 22
 MAX_SAVED_BYTES = 1 << 30
 MAX_BLOCK = 1 << 26
@@ -49,7 +49,7 @@ LEGEND = {
     "imbalance": "visible pairs of the busiest worker / mean over workers; 1 is perfect balance",
     "lockstep": "the same if in every step all workers wait for the busiest one",
     "2 x 2080 pairs": "B H = 2 heads with 2080 visible pairs each",
-    "errors": "in units of the row scale of their row; abs: the largest |error| itself",
+    "errors": "in units of the row scale of each row; abs: the largest |error| itself",
     "row scale": "unit for rounding errors: the sums of a row with every term replaced by its "
     "absolute value, times 1 + the row's largest |logit|",
 }
@@ -97,7 +97,7 @@ The keys of --json: ringspec/cli/schema.json.
     show_default=True,
     metavar=choice(reference.METHODS),
     help=f"Rows to compare. dense: all; rows: o, lse, dq of {reference.ROWS_PER_WORKER} query rows of "
-    "each worker; auto: dense if B*H*Sq*Sk <= 2**24, else rows. The Sq x Sk matrix is never stored.",
+    "each worker; auto: dense if B*H*Sq*Sk <= 2**24, else rows; none: no comparison.",
 )
 @click.option(
     "--save",
@@ -106,37 +106,37 @@ The keys of --json: ringspec/cli/schema.json.
     help="Write results and recorded states to a .safetensors file.",
 )
 @click.option(
-    "--states/--no-states", default=True, help="With --save: write the recorded states as well."
+    "--states/--no-states", default=True, help="With --save: also write the recorded states."
 )
 @click.option(
     "--blocks",
     type=click.Choice(BLOCKS),
     default="spec",
     show_default=True,
-    help="What computes a block: the specification, or ringspec.fast, which has threads and suits long "
+    help="What computes a block: the specification, or ringspec.fast, which uses threads and suits long "
     "sequences (recipes float64 and float32 only).",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-@click.option("--quiet", is_flag=True, help="Leave out the legend at the end of the text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@click.option("--quiet", is_flag=True, help="Omit the legend at the end of the text.")
 @ranks.ranks_options
 def simulate_command(**given: Any) -> None:
     """Run ring attention and compare every worker's results with the dense definition.
 
-    The tensors are random or read from a file. All workers run in one process, or each is an MPI
-    rank.
+    The tensors are random or read from a file. All workers run in one process, or each worker is an
+    MPI rank.
 
     Prints a verdict, which worker computes which block in which step, the visible pairs, hops and
     bytes, and the errors of o, lse, dq, dk, dv for each worker.
 
-    Besides q, k, v, dy and dlse, a file may hold bias, mask, segments_q, segments_k, bound_min,
-    bound_max, sinks, keep, positions_q and positions_k, as ringspec.ring takes them.
+    Besides q, k, v, dy and dlse, a file may contain bias, mask, segments_q, segments_k, bound_min,
+    bound_max, sinks, keep, positions_q and positions_k, in the form that ringspec.ring accepts.
     """
     with ranks.team(given) as team:
         simulate(click.get_current_context(), team, given)
 
 
 def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> None:
-    """The command on one rank; with several ranks only the first reports."""
+    """Run the command on one rank; with several ranks only the first reports."""
     if given["input_path"] is not None:
         refuse_shapes(ctx)
     asked = request_from(given)
@@ -158,7 +158,7 @@ def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> Non
         heads = inputs.tensors["q"].shape[1:2]
         options["sinks"] = drawn(given["seed"], "sinks", (*heads, given["sinks"]))
     record = given["save"] is not None and given["states"]
-    # Numbers beyond a format's range become inf and nan, which the report shows.
+    # Numbers beyond a format's range become inf and nan, and the report shows them.
     with np.errstate(over="ignore", invalid="ignore"):
         run = run_ring(team, asked, inputs, options, record, given["blocks"])
         if run is None:
@@ -190,7 +190,7 @@ def refuse_shapes(ctx: click.Context) -> None:
 
 
 def check_target(path: Path | None) -> None:
-    """Raise before the work if the file cannot be written."""
+    """Raise an error before the work if the file cannot be written."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise OptionError(
             "--save with the path of a file in a directory that exists",
@@ -215,7 +215,7 @@ def run_ring(
     record: bool,
     blocks: str,
 ) -> Run | None:
-    """Run the ring, with a progress bar if it takes long; None on a rank that does not report."""
+    """Run the ring, with a progress bar if it takes long; return None on a rank that does not report."""
     tensors = dict(inputs.tensors)
     if not asked.backward:
         tensors.pop("dy", None)
@@ -254,7 +254,7 @@ def run_ring(
 
 
 def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
-    """Limit the size of a block: the specification keeps a few score matrices of one at a time."""
+    """Limit the size of a block, because the specification keeps a few score matrices of one block at a time."""
     q, k = tensors["q"].shape, tensors["k"].shape
     block = math.prod(q[:3]) * math.prod(k[2:3]) // asked.workers**2
     if block > MAX_BLOCK:
@@ -266,7 +266,7 @@ def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
 
 
 def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
-    """Limit recorded states: about 3 copies of every tensor before, during and after every step."""
+    """Limit the recorded states, which are about 3 copies of every tensor before, during and after every step."""
     size = 8 * 3 * 3 * asked.workers * sum(x.size for x in tensors.values())
     if size > MAX_SAVED_BYTES:
         raise OptionError(
@@ -277,7 +277,7 @@ def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
 
 
 def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
-    """The whole report as plain data."""
+    """Return the whole report as plain data."""
     q_offset = asked.options["q_offset"]
     passes = [
         pass_data(run.problem, schedule, run.layout_q, run.layout_k, run.recipe, q_offset)
@@ -316,7 +316,7 @@ def legend_lines(width: int) -> list[str]:
 
 
 def text(document: Data, width: int, saved: Path | None) -> list[str]:
-    """The report as lines."""
+    """Return the report as lines."""
     ring_line, problem_line = heading(document["problem"])
     lines = [reference.verdict(document["comparison"]), "", ring_line]
     lines.append(f"{problem_line}, {document['inputs']['source']}")

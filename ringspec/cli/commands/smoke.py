@@ -1,4 +1,4 @@
-"""``ringspec smoke``: a check of the adapter, before hundreds of cases fail alike."""
+"""``ringspec smoke``: check an adapter with a few small cases, before hundreds of cases fail alike."""
 
 from __future__ import annotations
 

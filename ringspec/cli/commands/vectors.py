@@ -1,7 +1,7 @@
-"""``ringspec vectors``: the golden vectors at the command line.
+"""``ringspec vectors``: the golden vectors on the command line.
 
 The work is in ``vectors_read`` (list, show, diff, export) and ``vectors_derive`` (verify, generate,
-materialise, make), which are imported when one of their commands runs.
+materialise, make), which are imported only when one of their commands runs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def set_argument(default: str) -> Callable[[Function], Function]:
 
 
 def json_option(function: Function) -> Function:
-    text = "One JSON document instead of text."
+    text = "Print one JSON document instead of text."
     return click.option("--json", "as_json", is_flag=True, help=text)(function)
 
 
 def only_option(function: Function) -> Function:
-    text = "Only cases whose whole id matches this glob, such as 'ring/*'."
+    text = "Only cases whose full id matches this pattern, such as 'ring/*'."
     return click.option("--only", metavar="PATTERN", help=text)(function)
 
 
@@ -58,9 +58,9 @@ def vectors_group() -> None:
     """List, show and verify golden test vectors: inputs and correctly rounded results.
 
     A case is a small attention problem, dense or on a ring, with its exact results rounded once
-    to nearest even. Each case exists for one stated reason and names the known bugs that it
-    finds. This package has the whole set "core". Of the larger set "kernel" it has digests only;
-    "materialise" derives the values on this machine.
+    to nearest even. Each case exists for one stated reason and lists the known bugs that it
+    finds. This package contains the whole set "core". Of the larger set "kernel" it contains only
+    digests; "materialise" derives the values on this machine.
     """
 
 
@@ -111,7 +111,7 @@ def show_command(**given: Any) -> None:
 def verify_command(**given: Any) -> None:
     """Check the files of a set, derive every case again, and compare all bytes.
 
-    Takes less than a minute for each packaged set on two processors. The exit code is 1 if
+    This takes less than a minute for each packaged set on two processors. The exit code is 1 if
     anything differs.
     """
     from ringspec.cli.commands import vectors_derive
@@ -129,14 +129,14 @@ def generate_command(**given: Any) -> None:
     """Derive a set from its catalogue and write it to a new folder.
 
     DEST must not exist: nothing is overwritten. Compare the new set with the one in use by
-    "ringspec vectors diff", and move it yourself. The bytes do not depend on the number of processes.
+    "ringspec vectors diff", and then move it into place. The bytes do not depend on the number of processes.
     """
     from ringspec.cli.commands import vectors_derive
 
     vectors_derive.generate_set(**given)
 
 
-@vectors_group.command("make", short_help="Derive golden values for your shape.")
+@vectors_group.command("make", short_help="Derive golden values for your own problem.")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @some_problem_options("recipe", "skip_masked")
 @click.option("--dense", is_flag=True, help="Attention without a ring: no workers, no layout.")
@@ -144,25 +144,25 @@ def generate_command(**given: Any) -> None:
     "--dtype",
     default="bf16",
     metavar="[bf16|fp16|f32|f64]",
-    help="Of inputs and outputs. [default: bf16]",
+    help="Number format of inputs and outputs. [default: bf16]",
 )
 @click.option("--softcap", type=float, metavar="X", help="Soft cap of the scores.")
 @click.option("--sinks", type=click.IntRange(0, 64), default=0, metavar="N", help="Sinks per head.")
-@click.option("--bias", is_flag=True, help="With a bias [1, H, Sq, Sk].")
-@click.option("--dlse", is_flag=True, help="With an upstream gradient of lse.")
+@click.option("--bias", is_flag=True, help="Add a bias [1, H, Sq, Sk].")
+@click.option("--dlse", is_flag=True, help="Add an upstream gradient of lse.")
 @click.option(
     "--id",
     "id",
     default="mine/case",
     show_default=True,
     metavar="ID",
-    help="Its name, and the seed of its inputs.",
+    help="Name of the case, from which its inputs are drawn as well.",
 )
 @json_option
 def make_command(**given: Any) -> None:
     """Derive correctly rounded results for your own problem, and write them to a new folder.
 
-    The folder holds one case: case.json, and a safetensors file with the inputs, the results in the
+    The folder contains one case: case.json, and a safetensors file with the inputs, the results in the
     output format and in float64, and the row scales. The same options give the same bytes on every
     machine. DEST must not exist. Exact arithmetic takes seconds for 256 tokens, minutes for 2048.
     """

@@ -59,7 +59,7 @@ def verify_set(name: str, only: str | None, jobs: int | None, as_json: bool) -> 
 
 
 def counts(reports: tuple[CaseReport, ...]) -> str:
-    """How many reports have each outcome, as one line.
+    """Say in one line how many reports have each outcome.
 
     >>> counts((CaseReport("a/b", "ok"), CaseReport("a/c", "differs"), CaseReport("a/d", "ok")))
     '3 cases: 2 ok, 1 differs'
@@ -70,7 +70,7 @@ def counts(reports: tuple[CaseReport, ...]) -> str:
 
 
 def report_lines(report: CaseReport) -> list[str]:
-    """The lines of a report; none if the case is ok."""
+    """Return the lines of a report; none if the case is ok."""
     if report.outcome == "ok":
         return []
     heading = f"{report.id}: {report.outcome}"
@@ -108,7 +108,7 @@ def generate_set(
 
 
 def show_written(command: str, vectors: VectorSet, destination: Path) -> None:
-    """Print the JSON of a command that wrote a set."""
+    """Print the JSON document of a command that wrote a set."""
     output.show_json(
         {
             "command": command,

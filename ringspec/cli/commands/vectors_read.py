@@ -22,7 +22,7 @@ from ringspec.vectors.sets.stored import SETS, VectorSet, open_set
 
 
 def versions(vectors: VectorSet) -> dict[str, Any]:
-    """The four versions, which change independently, and the number of cases."""
+    """Return the four versions, which change independently, and the number of cases."""
     return {
         "version": ringspec.__version__,
         "specification": vectors.spec_version,
@@ -85,7 +85,7 @@ def check_known(name: str | None, known: Iterable[str], what: str) -> None:
 
 
 def summary(case: Case) -> dict[str, Any]:
-    """The entry of a case in the JSON list."""
+    """Return the entry of a case in the JSON list."""
     return {
         "id": case.id,
         "reason": case.reason,
@@ -125,12 +125,12 @@ def show_case(id: str, name: str | None, tensors: bool, as_json: bool) -> None:
 
 
 def set_with(id: str) -> VectorSet:
-    """The first packaged set that has a case of this id; the core set if none has."""
+    """Return the first packaged set that has a case with this id; the core set if none has."""
     sets = []
     for name in SETS:
         try:
             sets.append(open_set(name))
-        except VectorError:  # a package without this set
+        except VectorError:  # the package does not contain this set
             continue
         if id in sets[-1].manifest.cases:
             return sets[-1]

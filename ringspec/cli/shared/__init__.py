@@ -1,1 +1,1 @@
-"""Shared by several commands: options, inputs, output, progress, ranks."""
+"""What several commands share: options, inputs, output, progress, ranks."""

@@ -1,4 +1,4 @@
-"""Groups of commands: the nearest command is suggested, and errors become messages."""
+"""Groups of commands, which suggest the nearest command and turn errors into messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Commands(click.Group):
                 return super().invoke(ctx)
         except RingspecError as error:
             raise BadInput(str(error)) from None
-        except BrokenPipeError:  # click ends quietly if stdout was closed
+        except BrokenPipeError:  # stdout was closed: click ends quietly
             raise
         except OSError as error:
             raise BadInput(str(error)) from None

@@ -1,6 +1,6 @@
 """The tensors q, k, v, dy and dlse: from a file, or drawn from a seed.
 
-The drawn numbers are the same on every machine and with every version of NumPy: they need only a
+The drawn numbers are the same on every machine and with every version of NumPy, because they depend only on a
 hash function, integer sums and one multiplication, which rounds the same everywhere.
 """
 
@@ -20,7 +20,7 @@ from ringspec.tensorfile import read_tensors
 
 NEEDED = ("q", "k", "v")
 OPTIONAL = ("dy", "dlse")
-# Options of rs.ring that are arrays: a file may hold them under their own names.
+# Options of rs.ring that are arrays; a file may hold them under the same names.
 FILE_OPTIONS = (
     "bias",
     "mask",
@@ -53,7 +53,7 @@ class Shape:
     value_dim: int
 
     def of(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor."""
+        """Return the shape of one tensor."""
         queries = (self.batch, self.heads, self.length)
         keys = (self.batch, self.kv_heads, self.kv_length)
         shapes: dict[str, tuple[int, ...]] = {
@@ -68,9 +68,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Inputs:
-    """``tensors`` by name (q, k, v and perhaps dy, dlse), and ``source``, where they come from.
+    """``tensors`` by name (q, k, v and perhaps dy, dlse), and their ``source`` in words.
 
-    ``options`` are masks, bias and other options from the file, by their names in ``rs.ring``;
+    ``options`` are masks, bias and other options from the file, by their names in ``rs.ring``.
     ``ignored`` are the names in the file that are not read.
     """
 
@@ -81,12 +81,12 @@ class Inputs:
 
 
 def drawn(seed: int, name: str, shape: tuple[int, ...]) -> Array:
-    """float64 numbers with mean 0 and variance 1, a function of seed, name and shape only.
+    """Return float64 numbers with mean 0 and variance 1, a function of seed, name and shape only.
 
     Elements n * 65536 to n * 65536 + 65535 come from SHAKE-128 of the text
     ``ringspec|seed|name|n``, 32 bytes each: the sum of four 50-bit integers, centred and multiplied
-    by the float64 nearest to sqrt(3) * 2**-50. So they are bell-shaped within +-3.47 and have a full
-    significand: products of two elements are rounded.
+    by the float64 nearest to sqrt(3) * 2**-50. So they are bell-shaped within +-3.47 and use the full
+    significand, so that products of two elements are rounded.
 
     >>> drawn(0, "q", (2,)).tolist()
     [2.088446549532598, 0.02344314093020941]
@@ -103,7 +103,7 @@ def drawn(seed: int, name: str, shape: tuple[int, ...]) -> Array:
 
 
 def drawn_inputs(seed: int, shape: Shape, names: tuple[str, ...]) -> Inputs:
-    """The named tensors, drawn from the seed."""
+    """Return the named tensors, drawn from the seed."""
     elements = sum(math.prod(shape.of(name)) for name in names)
     if elements > MAX_ELEMENTS:
         raise OptionError(
@@ -116,24 +116,24 @@ def drawn_inputs(seed: int, shape: Shape, names: tuple[str, ...]) -> Inputs:
 
 
 def read_inputs(path: Path) -> Inputs:
-    """q, k, v and, where the file has them, dy, dlse and FILE_OPTIONS of a .safetensors or .npz file.
+    """Read q, k, v and, if the file has them, dy, dlse and FILE_OPTIONS from a .safetensors or .npz file.
 
-    The file is not trusted: its size is bounded and nothing in it is executed. Raises
-    :class:`~ringspec.errors.FileFormatError` if its format is wrong; dtypes, shapes and values are
-    checked later, by the function that takes the tensors.
+    The file is not trusted: its size is limited and nothing in it is executed. Raises
+    :class:`~ringspec.errors.FileFormatError` if its format is wrong. The function that uses the tensors
+    checks their dtypes, shapes and values.
     """
     if path.suffix not in (".safetensors", ".npz"):
         raise OptionError(
             "an input file whose name ends in .safetensors or .npz",
             repr(path.name),
-            "rename it to say what it is",
+            "rename it with the ending of its format",
             code="unknown-name",
         )
     if not path.is_file():
         raise FileFormatError(
             "a regular file",
             f"{path}, which is not a regular file",
-            "name a .safetensors or .npz file",
+            "pass the path of a .safetensors or .npz file",
         )
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
@@ -161,6 +161,6 @@ def read_inputs(path: Path) -> Inputs:
 
 
 def shortened(names: list[str], most: int = 8) -> str:
-    """Some names for a message; a file may hold thousands, of any length."""
+    """Return some names for a message, because a file may have thousands, of any length."""
     shown = ", ".join(ascii(name[:40]) for name in names[:most]) or "none"
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,8 +1,8 @@
 """Arrays from an untrusted .npz file.
 
 ``numpy.load`` allocates the size that a header states before it reads the data, so a small file can
-request any amount of memory; and an array of objects contains pickles, which run code. Here sizes are
-bounded first, every header is compared with the bytes present, and objects are refused.
+request any amount of memory. And an array of objects contains pickles, which run code. This reader limits
+sizes first, compares every header with the bytes present, and refuses objects.
 
 Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html (an
 .npz file is a zip archive with one .npy file for each name).
@@ -32,10 +32,10 @@ HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_head
 def read_npz(
     path: Path, wanted: Iterable[str], max_bytes: int
 ) -> tuple[dict[str, NDArray], list[str]]:
-    """The wanted arrays that are in the file, and the other names in it.
+    """Return the wanted arrays that are in the file, and the other names in it.
 
-    Raises :class:`~ringspec.errors.FileFormatError` unless the file has only plain arrays, of at
-    most ``max_bytes`` together.
+    Raises :class:`~ringspec.errors.FileFormatError` unless the file has only plain arrays, with at
+    most ``max_bytes`` in all.
     """
     names = set(wanted)
     try:
@@ -52,7 +52,7 @@ def read_npz(
             }
     except FileFormatError:
         raise
-    # zipfile, zlib and the header parser raise a dozen kinds of error for malformed bytes.
+    # zipfile, zlib and the header parser raise many kinds of error for malformed bytes.
     except Exception as cause:
         raise FileFormatError(
             f"an .npz file in {path}",
@@ -69,7 +69,7 @@ def refuse(path: Path, expected: str, got: str) -> None:
 
 
 def members_by_name(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """The archive's members under the names that ``numpy.savez`` was called with."""
+    """Return the archive's members by the names that ``numpy.savez`` was called with."""
     infos = archive.infolist()
     if len(infos) > MAX_MEMBERS:
         refuse(path, f"at most {MAX_MEMBERS} arrays", f"{len(infos)}")
@@ -80,7 +80,7 @@ def members_by_name(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.Z
 
 
 def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, path: Path) -> NDArray:
-    """One array, whose data must have exactly the size that its header states."""
+    """Read one array, whose data must have exactly the size that its header states."""
     with archive.open(info) as member:
         data = member.read(info.file_size + 1)
     stream = io.BytesIO(data)

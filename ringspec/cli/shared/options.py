@@ -1,4 +1,4 @@
-"""The options shared by simulate and schedule, and their translation to keywords of ringspec."""
+"""The options that simulate and schedule share, and their translation to keywords of ringspec."""
 
 from __future__ import annotations
 
@@ -170,13 +170,13 @@ PROBLEM = (
         default="float64",
         show_default=True,
         metavar="NAME",
-        help=f"Number formats and rounding points; they decide how many bytes travel. One of "
+        help=f"Number formats and rounding points; they determine how many bytes travel. One of "
         f"{', '.join(RECIPES)}.",
     ),
     click.option(
         "--skip-masked",
         is_flag=True,
-        help="Skip pairs of blocks without a visible pair of tokens.",
+        help="Do not compute pairs of blocks in which no pair of tokens is visible.",
     ),
     click.option(
         "--backward/--no-backward",
@@ -199,7 +199,7 @@ def some_problem_options(*left_out: str) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         function = problem_options(function)
-        # click keeps the options of a function in this list until a command is made of it.
+        # click keeps the options of a function in this list until a command is made of the function.
         kept = [one for one in function.__click_params__ if one.name not in left_out]  # type: ignore[attr-defined]
         function.__click_params__ = kept  # type: ignore[attr-defined]
         return function
@@ -209,7 +209,7 @@ def some_problem_options(*left_out: str) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Request:
-    """The requested ring, and keywords of :class:`~ringspec.problem.options.Options`."""
+    """The requested ring: its numbers, and keywords of :class:`~ringspec.problem.options.Options`."""
 
     shape: Shape
     workers: int
@@ -223,13 +223,13 @@ class Request:
 
 
 def request_from(given: dict[str, Any]) -> Request:
-    """The request for the options of :data:`PROBLEM`; fills in defaults that depend on other options."""
+    """Return the request for the options of :data:`PROBLEM`; fill in defaults that depend on other options."""
     workers = check_workers(given["workers"])
     if workers > MAX_WORKERS:
         raise OptionError(
             f"at most {MAX_WORKERS} workers on the command line",
             f"{workers}",
-            "choose fewer workers; ringspec.ring takes any number",
+            "choose fewer workers; ringspec.ring accepts any number",
         )
     for name in SHAPE_OPTIONS:
         in_range(given[name], name, 1)
@@ -266,7 +266,7 @@ def request_from(given: dict[str, Any]) -> Request:
 
 
 def in_range(value: int | None, name: str, least: int, most: int = MAX_LENGTH) -> None:
-    """Refuse a number outside least..most before it is used."""
+    """Raise an error for a number outside least..most before it is used."""
     if value is not None and not least <= value <= most:
         option = "--" + name.replace("_", "-")
         raise OptionError(
@@ -275,7 +275,7 @@ def in_range(value: int | None, name: str, least: int, most: int = MAX_LENGTH) -
 
 
 def starts(lengths: tuple[int, ...] | None) -> list[int] | None:
-    """Document lengths as ``cu_seqlens``.
+    """Convert document lengths to ``cu_seqlens``.
 
     >>> starts((5, 3, 8))
     [0, 5, 8, 16]

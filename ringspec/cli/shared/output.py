@@ -1,6 +1,6 @@
 """Output of the commands: results on stdout, everything else on stderr.
 
-The text is the same everywhere, plain ASCII; on a terminal it has colours unless NO_COLOR is set.
+The text is plain ASCII and the same everywhere; on a terminal it has colours unless NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringspec.conformance.report.words import folded
 
 PLAIN_WIDTH = 80
 FAILED = "|".join(FAILURES)
-# Parts that have a style on a terminal: headings, cells without a visible pair, verdicts, outcomes of cases.
+# Parts of the text that have a style on a terminal: headings, cells without a visible pair, verdicts, outcomes.
 STYLES = (
     (
         r"^(worker .*|((KV|Q) ring|gathered keys)[^:]*:|verdict:|legend:|diagnosis:|passed \d+ of .*)",
@@ -34,27 +34,27 @@ STYLES = (
 
 
 def console_on(stream: TextIO) -> Console:
-    """A console that is a terminal if the stream is one, whatever FORCE_COLOR says.
+    """Return a console that is a terminal if and only if the stream is one, whatever FORCE_COLOR says.
 
-    Never a terminal under an MPI launcher: Open MPI gives ranks its own, wherever the output goes.
+    Under an MPI launcher it is never a terminal: Open MPI gives each rank a terminal, wherever the output goes.
     """
     terminal = stream.isatty() and launched() is None
     return Console(file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False)
 
 
 def width() -> int:
-    """Columns of the terminal, or 80 if stdout is not a terminal."""
+    """Return the number of columns of the terminal, or 80 if stdout is not a terminal."""
     console = console_on(sys.stdout)
     return console.width if console.is_terminal else PLAIN_WIDTH
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines to stdout, those that exceed the width folded between words; tables fit already (see bands)."""
+    """Print lines to stdout; fold those that exceed the width between words. Tables already fit (see bands)."""
     echo(folded(list(lines), width()))
 
 
 def echo(lines: Iterable[str]) -> None:
-    """Print lines to stdout as they are, in styles if stdout is a terminal and NO_COLOR is not set."""
+    """Print lines to stdout as they are; with styles if stdout is a terminal and NO_COLOR is not set."""
     console = console_on(sys.stdout)
     for line in lines:
         if not console.is_terminal or console.no_color:
@@ -67,7 +67,7 @@ def echo(lines: Iterable[str]) -> None:
 
 
 def show_json(document: dict[str, Any]) -> None:
-    """One JSON document to stdout; JSON has no NaN and no infinity, so these become strings."""
+    """Print one JSON document to stdout; NaN and infinity, which JSON lacks, become strings."""
     click.echo(json.dumps(plain(document), indent=1, allow_nan=False))
 
 
@@ -89,9 +89,9 @@ def plain(value: Any) -> Any:
 def bands(
     labels: list[str], columns: list[list[str]], width: int, *, numbers: bool = False
 ) -> list[str]:
-    """A table as lines; columns that exceed ``width`` continue below.
+    """Return a table as lines; columns that exceed ``width`` continue below.
 
-    Entries are aligned on the left, or on the right if they are ``numbers``.
+    Entries are aligned on the left, or on the right if ``numbers`` is True.
 
     >>> bands(["", "a"], [["one", "1"], ["longer", "2"]], 100)
     ['   one  longer', 'a  1    2']

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar that counts, with the time used and an estimate of the rest, or a spinner."""
+"""Progress on stderr: a bar that counts, with the time used and an estimate of the rest; or a spinner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tick = Callable[[], None]
 
 @contextmanager
 def counting(what: str, wanted: bool = True) -> Iterator[Count]:
-    """Count cases or files: yields a function ``(done, total, name)``.
+    """Count cases or files: yield a function ``(done, total, name)``.
 
     If stderr is not a terminal, for example in a build log, a line is printed every 30 seconds.
     """
@@ -46,7 +46,7 @@ def counting(what: str, wanted: bool = True) -> Iterator[Count]:
 
 @contextmanager
 def stepping(what: str, total: int, wanted: bool) -> Iterator[Tick]:
-    """Count ``total`` steps: yields a function to call after each. Nothing is shown without a terminal."""
+    """Count ``total`` steps: yield a function to call after each. Without a terminal nothing is shown."""
     console = console_on(sys.stderr)
     if not (wanted and console.is_terminal):
         yield lambda: None
@@ -58,7 +58,7 @@ def stepping(what: str, total: int, wanted: bool) -> Iterator[Tick]:
 
 @contextmanager
 def working(what: str, wanted: bool) -> Iterator[None]:
-    """A spinner for work that cannot be counted. Nothing is shown without a terminal."""
+    """Show a spinner during work that cannot be counted. Without a terminal nothing is shown."""
     console = console_on(sys.stderr)
     if not (wanted and console.is_terminal):
         yield
@@ -69,7 +69,7 @@ def working(what: str, wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def bar(what: str, console: Console) -> Iterator[Count]:
-    """A progress bar that is erased at the end."""
+    """Show a progress bar, which is erased at the end."""
     columns = (
         TextColumn(what),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""``ringspec simulate`` with one copy on each MPI rank: rank 0 prints, and all ranks end together.
+"""``ringspec simulate`` with a copy of the program on each MPI rank: rank 0 prints, and all ranks end together.
 
 mpi4py is imported only if the command was started under ``mpiexec`` or with ``--comm mpi``.
 """
@@ -31,7 +31,7 @@ PRINTING_SECONDS = 1.0
 
 
 def ranks_options(function: Function) -> Function:
-    """--comm, --ring-size, --timeout, --waits."""
+    """Add the options --comm, --ring-size, --timeout and --waits to a command."""
     options = (
         click.option(
             "--comm",
@@ -67,20 +67,20 @@ def ranks_options(function: Function) -> Function:
 
 
 class Ranks:
-    """One worker on each rank; ``ring`` gives the run to rank 0 alone."""
+    """One worker on each rank; ``ring`` returns the run on rank 0 only."""
 
     def __init__(self, links: MpiLinks, ring_links: MpiLinks) -> None:
         self.links, self.ring_links, self.met = links, ring_links, False
 
     def ring(self, *tensors: Any, record: bool, workers: int, **keywords: Any) -> Run | None:
-        """``ringspec.ring`` over the ranks. Raises OptionError if states are to be recorded."""
+        """Run ``ringspec.ring`` over the ranks; raise OptionError if states are to be recorded."""
         from ringspec.comm.ring import ring_over
 
         if record:
             raise OptionError(
                 "no recorded states over MPI",
                 "--save with recorded states",
-                "give --no-states as well",
+                "pass --no-states as well",
             )
         if workers != self.ring_links.size:
             raise OptionError(
@@ -94,12 +94,12 @@ class Ranks:
         return run
 
 
-# None: all workers in this process.
+# None means that all workers run in this process.
 Team = Ranks | None
 
 
 def launched() -> int | None:
-    """The number of ranks that an MPI launcher started; None if there is no launcher."""
+    """Return the number of ranks that an MPI launcher started; None if there is no launcher."""
     for rank, size in LAUNCHED:
         if rank in os.environ and os.environ.get(size, "").isdigit():
             return int(os.environ[size])
@@ -108,9 +108,9 @@ def launched() -> int | None:
 
 @contextlib.contextmanager
 def team(given: dict[str, Any]) -> Iterator[Team]:
-    """The ranks that compute the ring, or None. Sets ``given["workers"]`` to the ring size if it is missing.
+    """Yield the ranks that compute the ring, or None. Set ``given["workers"]`` to the ring size if it is missing.
 
-    With MPI, an error of one rank becomes an error of all; rank 0 prints it.
+    With MPI, an error of one rank becomes an error of all, and rank 0 prints it.
     """
     how, ranks = given["comm"], launched()
     if how == "lockstep" or (how == "auto" and (ranks or 1) == 1):
@@ -133,10 +133,10 @@ def team(given: dict[str, Any]) -> Iterator[Team]:
 
 
 def raise_on_first(error: RingspecError | click.UsageError) -> None:
-    """Raise an error that all ranks have, so that only rank 0 prints it."""
+    """Raise an error that all ranks have; only rank 0 prints it."""
     rank = next((os.environ[name] for name, _ in LAUNCHED if name in os.environ), "0")
     if rank != "0":
-        # The launcher may end all ranks as soon as one ends: give the first time to print.
+        # The launcher may end all ranks as soon as one ends, so give the first one time to print.
         time.sleep(PRINTING_SECONDS)
         raise click.exceptions.Exit(2)
     raise error
@@ -144,7 +144,7 @@ def raise_on_first(error: RingspecError | click.UsageError) -> None:
 
 @contextlib.contextmanager
 def usage_said_once() -> Iterator[None]:
-    """Print a usage error once: every rank has the same command line."""
+    """Print a usage error once, although every rank has the same command line and error."""
     try:
         yield
     except click.UsageError as error:
@@ -187,7 +187,7 @@ def of_ranks(given: dict[str, Any]) -> Iterator[Ranks]:
 
 
 def rest(links: MpiLinks) -> None:
-    """Wait, asleep, until rank 0 has finished, and check that it is alive."""
+    """Wait without using the processor until rank 0 has finished, and check that it is alive."""
     import numpy as np
 
     buffer = np.zeros(1, np.uint8)

@@ -1,1 +1,1 @@
-"""Results as plain data for ``--json``, and as text."""
+"""Results of commands as plain data for ``--json``, and as text."""

@@ -1,7 +1,7 @@
-"""Run a ring with a known bug, and record what its pieces are given and return.
+"""Run a ring with a known bug, and record the arguments and results of its pieces.
 
-A bug is a ring with some of its pieces replaced (:mod:`ringspec.conformance.diagnose.mutants`). All
-pieces that matter are wrapped here. Without a replaced piece the record is that of :func:`ringspec.ring`.
+A bug is a ring with some of its pieces (functions) replaced (:mod:`ringspec.conformance.diagnose.mutants`). All
+pieces that matter are wrapped here. If no piece is replaced, the record is that of :func:`ringspec.ring`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Where = tuple[str, int, int]  # pass, step, worker
 
 @dataclasses.dataclass
 class Record:
-    """What the pieces of one ring were given and returned, by pass, step and worker.
+    """The arguments and results of the pieces of one ring, by pass, step and worker.
 
-    ``met``: the two blocks that the worker holds; ``used``: those that the computation is given, where it
-    is one; ``allowed`` [n, n]: pairs that its mask lets through; ``running``: the softmax state after the
-    step; ``sums``: accumulators after it, by name. By pass and step, ``moved``: (source, target) of what
-    arrived; ``arrived``: what each worker has after the transfer. ``owners``: whose gradient an
-    accumulator is, by the identity of the array, which is kept.
+    ``met``: the two blocks that the worker holds. ``used``: those that the computation gets, if there
+    is one. ``allowed`` [n, n]: pairs that its mask makes visible. ``running``: the softmax state after the
+    step. ``sums``: accumulators after the step, by name. By pass and step, ``moved``: (source, target) of what
+    arrived; ``arrived``: what each worker has after the transfer. ``owners``: the owner of each
+    accumulator, by the identity of its array, which is kept alive.
     """
 
     met: dict[Where, At] = dataclasses.field(default_factory=dict)
@@ -48,11 +48,11 @@ class Record:
     results: Results = dataclasses.field(default_factory=dict)
 
     def owner(self, sums: Array, otherwise: int) -> int:
-        """Whose gradient an accumulator is."""
+        """Return the owner of an accumulator."""
         return self.owners.get(id(sums), (otherwise, sums))[0]
 
     def own(self, side: Side) -> None:
-        """Mark the accumulators of a block, at the start of a pass, as its owner's."""
+        """Record a block's owner as the owner of its accumulators, at the start of a pass."""
         for name in SUMS:
             if (value := getattr(side, name, None)) is not None:
                 self.owners[id(value)] = side.owner, value
@@ -67,7 +67,7 @@ def recorded(call: Call, hooks: Hooks) -> Record:
 
 
 def watched(hooks: Hooks, record: Record) -> Hooks:
-    """The same pieces; each writes what it is given or returns into the record."""
+    """Wrap the pieces so that each writes its arguments or results into the record."""
 
     def start_of(piece: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         def wrapped(phase: str, side: Any) -> Any:
@@ -128,7 +128,7 @@ def owner_of(at: At, name: str) -> int:
 
 
 def movements(where: Hop, sides: Sequence[Side], arrived: Sequence[Side]) -> list[list[int]]:
-    """(source, target) of what arrived, by the identity of the arrays; what a worker kept is left out."""
+    """Return (source, target) of what arrived, by the identity of the arrays; omit what a worker kept."""
     of_queries = isinstance(sides[0], QuerySide)
     name = ("dq" if of_queries else "dk") if where.last else ("q" if of_queries else "k")
     moves = []

@@ -1,4 +1,4 @@
-"""The text of a run: head, failures with the command that repeats each, headline."""
+"""The text of a run: heading, failures with the command that repeats each, headline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plain(text: str) -> str:
 
 
 def show_head(header: dict[str, Any], count: int) -> None:
-    """The target, the profile and the versions that it is compared with."""
+    """Show the target, the profile, and the versions that its results are compared with."""
     target, versions, vectors = header["target"], header["versions"], header["vectors"]
     name = target["name"]
     cases = "1 case" if count == 1 else f"{count} cases"
@@ -52,13 +52,13 @@ def show_head(header: dict[str, Any], count: int) -> None:
 
 
 def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
-    """The packages that compute, each with the file it was imported from.
+    """List the packages with which the target computes, each with the file from which it was imported.
 
     >>> computed_with({"torch": "2.13.0", "numpy": "2.4.6"}, {"torch": "/x/torch/__init__.py"})
     ['computed with torch 2.13.0 (/x/torch/__init__.py)']
     """
     names = [name for name in files if name not in ("numpy", "python")]
-    # Shown if it is not the interpreter that runs this command.
+    # Shown only if it is not the interpreter that runs this command.
     names += ["python"] if files.get("python", sys.executable) != sys.executable else []
     said = Installed(versions, files)
     return [f"computed with {said.of(name)}" for name in names]
@@ -96,7 +96,7 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
 
 
 def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:
-    """Packages whose version or file in the calls differs from the head of the report."""
+    """Show packages whose version or file in the calls differs from the header of the report."""
     first = Installed(header["versions"], header["files"])
     last = first.merged(Installed(footer.get("versions", {}), footer.get("files", {})))
     names = [*footer.get("versions", {}), *footer.get("files", {})]
@@ -123,7 +123,7 @@ def show_record(record: Record, report: Report, details: bool) -> None:
 
 
 def worst_lines(record: Record) -> list[str]:
-    """The largest error of each tensor that passes, over all workers."""
+    """Return the largest error of each tensor that passes, over all workers."""
     worst: dict[str, float] = {}
     for one in record.findings:
         if one.kind == "ok":
@@ -135,7 +135,7 @@ def worst_lines(record: Record) -> list[str]:
 
 
 def show_diagnosis(report: Report, shown: Sequence[Record]) -> None:
-    """The verdict of the run, unless it repeats the one diagnosis among the ``shown`` records."""
+    """Show the diagnosis of the run, unless it repeats the only diagnosis among the ``shown`` records."""
     found = most_likely(report.records)
     if found is None:
         return
@@ -146,13 +146,13 @@ def show_diagnosis(report: Report, shown: Sequence[Record]) -> None:
 
 
 def show_coverage(coverage: dict[str, Any]) -> None:
-    """Claims that were not tested, and how to test them."""
+    """Show claims that were not tested, and how to test them."""
     lines = [coverage.get("untested_line", ""), *coverage.get("hints", ())]
     output.show(plain(line) for line in lines if line)
 
 
 def show_unclaimed(report: Report) -> None:
-    """Why cases are not claimed, the most frequent reasons first."""
+    """Show why cases are not claimed, the most frequent reasons first."""
     reasons = Counter(record.reason for record in report.records if record.outcome == "not claimed")
     if reasons:
         listed = [f"{reason} ({count})" for reason, count in reasons.most_common(8)]

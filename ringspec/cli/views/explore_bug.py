@@ -1,7 +1,7 @@
-"""The records of a page that shows a known bug beside the correct ring, step by step.
+"""The records of a page that shows a known bug next to the correct ring, step by step.
 
-The wrong ring is recorded by :mod:`~ringspec.cli.views.bug_record`, and described here in the words of
-:mod:`~ringspec.cli.views.explore_records`: stops, meetings, transfers and traces.
+:mod:`~ringspec.cli.views.bug_record` records the wrong ring. This file describes it in the terms of
+:mod:`~ringspec.cli.views.explore_records`: stops, meets, transfers and traces.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ringspec.spec.online_softmax import start
 from ringspec.spec.worker import Side, names_of
 
 BUG_WORKERS, BUG_TOKENS = 4, 24
-# The first of these in which the bug changes a result is shown. Gathered keys make no ring.
+# The page shows the first of these in which the bug changes a result. Gathered keys are not a ring.
 MASKS = ("causal", "window", "documents", "none")
 CIRCULATIONS = ("kv", "q")
 
@@ -54,12 +54,12 @@ Ring = tuple[str, str, str]  # layout, mask, circulation
 
 
 def bug_records(name: str, workers: int, tokens: int, seed: int) -> Data:
-    """Everything that the page of one known bug shows, as plain data.
+    """Return everything that the page of one known bug shows, as plain data.
 
     The keys are those of :func:`~ringspec.cli.views.explore_records.records`, for one ring. ``bug`` has the
-    words of the bug and ``places``, where each pass first differs. ``wrong`` has by pass what the ring with
-    the bug gives: pairs, imbalance and traces as in ``runs``; stops, meets and sends as in ``travels``; and
-    ``seen``, by step and worker the pairs that its mask lets through, rows of 0 and 1 over the slots.
+    description of the bug and ``places``: where each pass first differs. ``wrong`` has, by pass, the results of the ring
+    with the bug: pairs, imbalance and traces as in ``runs``; stops, meets and sends as in ``travels``; and ``seen``, by
+    step and worker the pairs that its mask makes visible, as rows of 0 and 1 over the slots.
     """
     if name not in MUTANTS:
         raise OptionError("the name of a known bug", repr(name), nearest(name, MUTANTS))
@@ -94,7 +94,7 @@ def bug_records(name: str, workers: int, tokens: int, seed: int) -> Data:
 
 
 def where_it_shows(bug: Mutant, workers: int, tokens: int, seed: int) -> Ring:
-    """The first ring in which the bug changes a number that the page shows; first of all one that its title supposes."""
+    """Return the first ring in which the bug changes a number on the page; rings that match the bug's title come first."""
     first: Ring | None = None
     for circulation, mask, layout in product(CIRCULATIONS, MASKS, LAYOUTS):
         try:
@@ -111,7 +111,7 @@ def where_it_shows(bug: Mutant, workers: int, tokens: int, seed: int) -> Ring:
     if first is None:
         raise OptionError(
             "a bug that changes a number in a small float64 ring",
-            f"{bug.id} with W = {workers} and {tokens} tokens, which changes none",
+            f"{bug.id}, which changes no number with W = {workers} and {tokens} tokens",
             "choose a bug whose page in the documentation links to the explorer",
         )
     return first
@@ -119,12 +119,12 @@ def where_it_shows(bug: Mutant, workers: int, tokens: int, seed: int) -> Ring:
 
 @functools.cache
 def right_results(*ring: Any) -> dict[str, list[list[Row]]]:
-    """The results of a correct ring, which many bugs are compared with."""
+    """Return the results of a correct ring, with which many bugs are compared."""
     return shown_results(call_of_ring(*ring), Hooks())
 
 
 def shown_results(call: Call, hooks: Hooks) -> dict[str, list[list[Row]]]:
-    """The results of a ring as the page shows them."""
+    """Return the results of a ring as the page shows them."""
     with np.errstate(all="ignore"):
         results = ring_results(call, RECIPES["float64"], hooks)
     return {name: [rows(x[0, 0]) for x in results[name]] for name in ("o", "lse", "dq", "dk")}
@@ -133,7 +133,7 @@ def shown_results(call: Call, hooks: Hooks) -> dict[str, list[list[Row]]]:
 def call_of_ring(
     workers: int, layout: str, mask: str, circulation: str, tokens: int, seed: int
 ) -> Call:
-    """The problem of :func:`~ringspec.cli.views.explore_records.one_run` as a call."""
+    """Return the problem of :func:`~ringspec.cli.views.explore_records.one_run` as a call."""
     index = make_layout(layout, tokens, workers).table
     shape = (1, 1, tokens, HEAD_DIM)
     tensors = {
@@ -150,7 +150,7 @@ def call_of_ring(
 
 
 def work(record: Record, phase: str, workers: int) -> Cost:
-    """The pairs that every worker computes in every step; bytes are not counted."""
+    """Count the pairs that every worker computes in every step; bytes are not counted."""
     pairs = np.zeros((workers, workers), dtype=np.int64)
     for (of_phase, step, worker), allowed in record.allowed.items():
         if of_phase == phase:
@@ -159,7 +159,7 @@ def work(record: Record, phase: str, workers: int) -> Cost:
 
 
 def wrong_travel(record: Record, phase: str, right: Data) -> Data:
-    """Who holds what at every stop, whom everybody meets and which pairs that makes, and what is sent."""
+    """Say who holds what at every stop, which blocks and pairs each worker computes, and what is sent."""
     steps = workers = range(len(right["meets"]))
     stops = [[used_blocks(record, (phase, t, r)) for r in workers] for t in steps]
     stops.append([blocks_at_the_end(record, phase, r, right["moves"]) for r in workers])
@@ -176,7 +176,7 @@ def wrong_travel(record: Record, phase: str, right: Data) -> Data:
 
 
 def owners_met(record: Record, where: Where) -> list[int]:
-    """The owners of the queries and the keys that a computation is given; empty where there is none."""
+    """Return the owners of the queries and the keys that a computation gets; an empty list if there is none."""
     if where not in record.used:
         return []
     at, (query, key) = record.met[where], record.used[where]
@@ -184,13 +184,13 @@ def owners_met(record: Record, where: Where) -> list[int]:
 
 
 def seen(record: Record, where: Where) -> list[str]:
-    """The pairs of a computation, as rows of 0 and 1 over the slots of both blocks."""
+    """Return the pairs of a computation, as rows of 0 and 1 over the slots of both blocks."""
     allowed = record.allowed.get(where, np.zeros((0, 0)))
     return ["".join("1" if entry else "0" for entry in row) for row in allowed]
 
 
 def origin(name: str, side: Side, starts: Sequence[Side]) -> int:
-    """The worker at whose start a tensor was: numbers are compared, because a bug may mislabel a block."""
+    """Return the worker that had a tensor at the start. Numbers are compared, because a bug may mislabel a block."""
     value = getattr(side, name)
     order = [side.owner, *range(len(starts))]
     same = (r for r in order if np.array_equal(getattr(starts[r], name), value, equal_nan=True))
@@ -198,18 +198,18 @@ def origin(name: str, side: Side, starts: Sequence[Side]) -> int:
 
 
 def used_blocks(record: Record, where: Where) -> list[list[Any]]:
-    """What the computation of one step is given, else what the worker holds: [owner, name, name ...]."""
+    """Return what the computation of one step gets, else what the worker holds: [owner, name, name ...]."""
     at = record.met[where]
     query, key = record.used.get(where, (at.query, at.key))
     sums = [["m", where[2]], ["l", where[2]], ["o", where[2]]] if where[0] == "forward" else []
     of_query = inputs(query, at.all_queries) + sums + accumulators(record, at.query)
-    if where[0] == "forward":  # where dy is not used yet
+    if where[0] == "forward":  # the forward pass does not use dy
         of_query = [one for one in of_query if one[0] != "dy"]
     return by_owner(of_query) + by_owner(inputs(key, at.all_keys) + accumulators(record, at.key))
 
 
 def blocks_at_the_end(record: Record, phase: str, worker: int, moves: str) -> list[list[Any]]:
-    """What a worker still holds after the last step, and what arrived with the last transfer."""
+    """Return what a worker still holds after the last step, and what arrived with the last transfer."""
     last = len({step for of_phase, step, _ in record.met if of_phase == phase}) - 1
     blocks = used_blocks(record, (phase, last, worker))
     if phase == "forward":  # m, l and the unnormalised o became o and lse
@@ -226,19 +226,19 @@ def blocks_at_the_end(record: Record, phase: str, worker: int, moves: str) -> li
 
 
 def inputs(side: Side, starts: Sequence[Side]) -> list[list[Any]]:
-    """[name, worker at whose start it was] of every input of a block."""
+    """Return [name, worker that had it at the start] for every input of a block."""
     names = [name for name in shown_names(names_of(side)) if name not in SUMS]
     return [[name, origin(name, side, starts)] for name in names]
 
 
 def accumulators(record: Record, side: Side) -> list[list[Any]]:
-    """[name, owner] of every accumulator of a block."""
+    """Return [name, owner] for every accumulator of a block."""
     names = [name for name in names_of(side) if name in SUMS]
     return [[name, record.owner(getattr(side, name), side.owner)] for name in names]
 
 
 def by_owner(named: list[list[Any]]) -> list[list[Any]]:
-    """[owner, name, name ...] for each owner.
+    """Return [owner, name, name ...] for each owner.
 
     >>> by_owner([["k", 2], ["v", 1], ["dk", 2]])
     [[2, 'k', 'dk'], [1, 'v']]
@@ -250,7 +250,7 @@ def by_owner(named: list[list[Any]]) -> list[list[Any]]:
 
 
 def wrong_traces(record: Record, phase: str, table: list[list[int]]) -> Traces:
-    """The traces of one pass, as of a correct ring."""
+    """Return the traces of one pass, in the form of a correct ring's."""
     with np.errstate(all="ignore"):
         if phase == "forward":
             return {"softmax": softmax_traces(record, table)}
@@ -258,7 +258,7 @@ def wrong_traces(record: Record, phase: str, table: list[list[int]]) -> Traces:
 
 
 def softmax_traces(record: Record, table: list[list[int]]) -> list[list[Row | None]]:
-    """Of every token's query: [m, l, lse, o ...] after each step, then [lse, o ...]."""
+    """Return for every token's query: [m, l, lse, o ...] after each step, then [lse, o ...]."""
     traces: list[list[Row | None]] = [[] for slots in table for _ in slots]
     for worker, tokens in enumerate(table):
         state = start(1, 1, len(tokens), HEAD_DIM)
@@ -272,7 +272,7 @@ def softmax_traces(record: Record, table: list[list[int]]) -> list[list[Row | No
 
 
 def gradient_traces(record: Record, name: str, table: list[list[int]]) -> list[list[Row | None]]:
-    """Of every token: its dq or dk after each step; None where no worker holds it; last the result."""
+    """Return for every token: its dq or dk after each step (None where no worker holds it), then the result."""
     traces: list[list[Row | None]] = [[] for slots in table for _ in slots]
     for step in range(len(table)):
         found: dict[int, Array] = {}
@@ -295,7 +295,7 @@ def put(traces: list[list[Row | None]], tokens: list[int], numbers: Sequence[Row
 
 
 def first_difference(phase: str, right: Traces, wrong: Traces) -> Data | None:
-    """The first stop at which a token's numbers differ, and one such token; None where none do."""
+    """Return the first stop at which a token's numbers differ, and one such token; None if none do."""
     stops = len(next(iter(right.values()))[0])
     for stop in range(stops):
         differing = [

@@ -1,9 +1,9 @@
-"""The records of the page that steps through a ring: every ring of it is run, and nothing is modelled.
+"""The records of the page that steps through a ring: each of its rings is actually run, nothing is modelled.
 
-One small problem (B = H = 1, float64) is run by :func:`ringspec.ring` for every W, layout, mask and
-circulation. What a worker holds, what a row has become and what is sent are read from the recorded
-moments; pairs and bytes are those that ``ringspec.rings.cost`` counts. A *stop* is a place of the
-page's slider: stop t < T is step t after everything arrived and was computed; stop T is the end,
+:func:`ringspec.ring` runs one small problem (B = H = 1, float64) for every W, layout, mask and
+circulation. What a worker holds, the state of a row and what is sent are read from the recorded
+moments; pairs and bytes are counted by ``ringspec.rings.cost``. A *stop* is a position of the
+page's slider. Stop t < T is step t after everything has arrived and been computed; stop T is the end,
 when the last transfer has arrived.
 """
 
@@ -33,24 +33,24 @@ from ringspec.spec.worker import ForwardState, KeySide, Side, WorkerState, names
 Data = dict[str, Any]
 Array = NDArray[np.float64]
 Row = list[int | str | None]
-# By name the traces of all tokens; a trace has a row of numbers for each stop.
+# The traces of all tokens, by name; a trace has a row of numbers for each stop.
 Traces = dict[str, list[list[Row | None]]]
 
 HEAD_DIM = 4
 DECIMALS = 4
 WORKERS = (2, 3, 4, 8)
-# The shortest length that every layout can deal to all of these.
+# The shortest length that every layout can distribute over each of these numbers of workers.
 TOKENS = 48
 MOST_WORKERS, MOST_TOKENS = 8, 48
 LAYOUTS = ("contiguous", "striped", "zigzag")
 PASSES = ("forward", "backward")
 POOLS = ("traces", "numbers")
-# What is the same for every slot of a block, or only names it, is not worth a word on the page.
+# Names that the page omits: they are the same for every slot of a block, or only label it.
 UNSHOWN = ("rows", "columns", "dbias")
 
 
 def masks(tokens: int) -> dict[str, tuple[str, Data]]:
-    """The masks of the page by name: words for them, and keywords of :func:`ringspec.ring`.
+    """Return the masks of the page by name: a description, and keywords of :func:`ringspec.ring`.
 
     >>> masks(24)["window"]
     ('causal, the last 7 tokens', {'causal': True, 'window': (6, 0)})
@@ -72,7 +72,7 @@ def masks(tokens: int) -> dict[str, tuple[str, Data]]:
 
 
 class Pool:
-    """Values that occur often, each once; a record holds their places."""
+    """Values that occur often, each stored once; a record holds their places."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -92,13 +92,13 @@ def records(
     seed: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> Data:
-    """Everything that the page shows, as plain data; ``tick`` is called after each ring.
+    """Return everything that the page shows, as plain data; ``tick`` is called after each ring.
 
-    ``tables`` and ``missing`` by 'W/layout', ``visible`` by mask (rows of 0 and 1), ``runs`` by
+    ``tables`` and ``missing`` are by 'W/layout', ``visible`` by mask (rows of 0 and 1), ``runs`` by
     'W/layout/mask/circulation'. A pass has one trace for each token, by name: ``softmax`` (m, l, lse,
-    o ...) forward, ``dq`` and ``dk`` backward. These are places in ``traces``, which hold places in
-    ``numbers``; both as :func:`differences`. ``numbers`` are integers, in units of the last of 4 decimals;
-    -inf is None. ``travels`` says by 'W/circulation/pass' who holds what at every stop.
+    o ...) forward, ``dq`` and ``dk`` backward. These are places in ``traces``, which holds places in
+    ``numbers``; both lists of places are stored as :func:`differences`. ``numbers`` are integers, in units of the last of
+    4 decimals; -inf is None. ``travels`` says by 'W/circulation/pass' who holds what at every stop.
 
     >>> document = records(workers=(2,), tokens=8)
     >>> document["tables"]["2/zigzag"], document["missing"]
@@ -124,7 +124,7 @@ def records(
                     tick()
     if not document["runs"]:
         raise OptionError(
-            "a sequence that at least one layout can deal",
+            "a sequence length that at least one layout can distribute",
             f"--tokens {tokens} with --workers {', '.join(str(one) for one in chosen)}",
             "choose a multiple of 2W",
         )
@@ -139,7 +139,7 @@ def empty_document(
     tokens: int,
     seed: int,
 ) -> Data:
-    """The document of a page that offers these choices, with no ring in it yet."""
+    """Return the document of a page that offers these choices, still without rings."""
     return {
         "command": "explore",
         "version": ringspec.__version__,
@@ -170,7 +170,7 @@ def empty_document(
 def add_run(
     document: Data, run: Run, layout: str, mask: str, circulation: str, pools: dict[str, Pool]
 ) -> None:
-    """Put one ring into the document."""
+    """Add one ring to the document."""
     count = len(run.workers)
     document["tables"][f"{count}/{layout}"] = run.layout_q.table.tolist()
     document["visible"][mask] = visible_rows(run)
@@ -183,7 +183,7 @@ def add_run(
 
 
 def check_numbers(workers: Sequence[int], tokens: int) -> None:
-    """Numbers for which the page can be drawn."""
+    """Check that the page can be drawn for these numbers."""
     if not workers or not all(1 <= one <= MOST_WORKERS for one in workers):
         raise OptionError(
             f"--workers from 1 to {MOST_WORKERS}",
@@ -194,17 +194,17 @@ def check_numbers(workers: Sequence[int], tokens: int) -> None:
         raise OptionError(
             f"--tokens from 1 to {MOST_TOKENS}",
             str(tokens),
-            "choose a pattern that can be drawn; 48 suits every layout with 2, 3, 4 and 8 workers",
+            "choose a length in this range; 48 suits every layout with 2, 3, 4 and 8 workers",
         )
 
 
 def how_many(workers: Sequence[int]) -> int:
-    """An upper bound of the rings that :func:`records` runs."""
+    """Return an upper bound of the number of rings that :func:`records` runs."""
     return len(set(workers)) * len(LAYOUTS) * len(masks(1)) * len(CIRCULATIONS)
 
 
 def one_run(workers: int, layout: str, mask: str, circulation: str, tokens: int, seed: int) -> Run:
-    """One ring, forward and backward, with every moment recorded."""
+    """Run one ring, forward and backward, and record every moment."""
     shape = (1, 1, tokens, HEAD_DIM)
     q, k, v, dy = (drawn(seed, name, shape) for name in ("q", "k", "v", "dy"))
     options = masks(tokens)[mask][1]
@@ -222,14 +222,14 @@ def one_run(workers: int, layout: str, mask: str, circulation: str, tokens: int,
 
 
 def visible_rows(run: Run) -> list[str]:
-    """Which keys each query may see, as rows of 0 and 1."""
+    """Return which keys are visible to each query, as rows of 0 and 1."""
     problem = run.problem
     allowed = visible(problem.rows, problem.columns, problem.terms)[0, 0]
     return ["".join("1" if entry else "0" for entry in row) for row in allowed]
 
 
 def run_record(run: Run, pools: dict[str, Pool]) -> Data:
-    """Both passes of one ring."""
+    """Return both passes of one ring."""
     traces = traces_of(run)
     return {
         phase: pass_record(run.cost(phase), traces[phase], pools)
@@ -239,12 +239,12 @@ def run_record(run: Run, pools: dict[str, Pool]) -> Data:
 
 
 def traces_of(run: Run) -> dict[str, Traces]:
-    """The traces of both passes."""
+    """Return the traces of both passes."""
     return {"forward": {"softmax": forward_traces(run)}, "backward": backward_traces(run)}
 
 
 def pass_record(counted: Cost, traces: Traces, pools: dict[str, Pool]) -> Data:
-    """The work of one pass, and its traces, which are put into the pools."""
+    """Return the work of one pass, and its traces, whose rows go into the pools."""
     return {
         "pairs": counted.pairs.tolist(),
         "imbalance": round(counted.imbalance, DECIMALS),
@@ -257,13 +257,13 @@ def pass_record(counted: Cost, traces: Traces, pools: dict[str, Pool]) -> Data:
 
 
 def placed_trace(trace: Sequence[Row | None], pools: dict[str, Pool]) -> int:
-    """The place of a trace, whose rows are put into their pool."""
+    """Return the place of a trace, whose rows go into their pool."""
     places = [pools["numbers"].place(row) for row in trace]
     return pools["traces"].place(differences(places))
 
 
 def differences(places: Sequence[int]) -> list[int]:
-    """The first place, then the difference of each from the previous one: shorter as text.
+    """Return the first place, then the difference of each from the previous one, which is shorter as text.
 
     >>> differences([1000, 1001, 1001, 999])
     [1000, 1, 0, -2]
@@ -272,7 +272,7 @@ def differences(places: Sequence[int]) -> list[int]:
 
 
 def travel(run: Run, phase: str) -> Data:
-    """Who holds what at every stop, whom everybody meets, and what is sent after each step."""
+    """Say who holds what at every stop, which block each worker computes with, and what is sent after each step."""
     schedule = run.schedule if phase == "forward" else run.backward_schedule
     assert schedule is not None
     workers, steps = range(schedule.workers), range(len(schedule.steps))
@@ -298,7 +298,7 @@ def travel(run: Run, phase: str) -> Data:
 
 
 def held(state: WorkerState) -> list[list[Any]]:
-    """What one worker holds: [owner, name, name ...] of each block of queries and of keys."""
+    """Return what one worker holds: [owner, name, name ...] for each block of queries and of keys."""
     keys: tuple[Side, ...] = state.gathered or (state.key,)
     blocks = [block_of(side) for side in (state.query, *keys)]
     if isinstance(state, ForwardState):
@@ -315,7 +315,7 @@ def block_of(side: Side) -> list[Any]:
 
 
 def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> list[list[Any]]:
-    """What a worker still holds after the last step, and what arrived with the last transfer."""
+    """Return what a worker still holds after the last step, and what arrived with the last transfer."""
     last = len(schedule.steps) - 1
     blocks = held(run.state(worker, last, phase))
     if phase == "forward":  # m, l and the unnormalised o became o and lse
@@ -325,7 +325,7 @@ def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> li
         for message in run.moment(sender, last, phase).sent:
             if message.target != worker:
                 continue
-            # What is scattered home is added there; the partial sums are no longer of use.
+            # What a reduce-scatter brings is added at its owner; the partial sums are no longer needed.
             if message.kind == "reduce_scatter":
                 sums = block_of(message.side)[1:]
                 blocks = [[one for one in block if one not in sums] for block in blocks]
@@ -335,7 +335,7 @@ def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> li
 
 
 def forward_traces(run: Run) -> list[list[Row | None]]:
-    """Of every token's query: [m, l, lse, o ...] after each step (o unnormalised), then [lse, o ...]."""
+    """Return for every token's query: [m, l, lse, o ...] after each step (o unnormalised), then [lse, o ...]."""
     traces: list[list[Row | None]] = [[] for _ in range(run.layout_q.length)]
     for t in range(len(run.schedule.steps)):
         for worker, tokens in enumerate(run.layout_q.table):
@@ -351,9 +351,9 @@ def forward_traces(run: Run) -> list[list[Row | None]]:
 
 
 def backward_traces(run: Run) -> Traces:
-    """Of every token: dq and dk after each step, wherever they are then, and last the results.
+    """Return for every token: dq and dk after each step, on whichever worker they are, and last the results.
 
-    dk is None where W partial sums of it exist at once (gathered keys).
+    dk is None if W partial sums of it exist at once (gathered keys).
     """
     assert run.backward_schedule is not None and run.dq is not None and run.dk is not None
     of_step = [by_owner(run.moments, t) for t in range(len(run.backward_schedule.steps))]
@@ -372,12 +372,12 @@ def backward_traces(run: Run) -> Traces:
 
 
 def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]]:
-    """dq and dk by their owner after one backward step, from whoever held them in it."""
+    """Return dq and dk by their owner after one backward step, from the worker that held them in it."""
     found: dict[str, dict[int, Array]] = {"dq": {}, "dk": {}}
     for moment in moments:
         if (moment.phase, moment.step) != ("backward", step):
             continue
-        # What was sent on is no longer in the state after the step, but in the message.
+        # What was sent is no longer in the state after the step, but in the message.
         sides: list[Side] = [message.side for message in moment.sent]
         sides += [moment.after.query, moment.after.key]
         for side in sides:
@@ -389,9 +389,9 @@ def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]
 
 
 def rows(*columns: Array) -> list[Row]:
-    """Columns [n] or [n, d] side by side, rounded to integers in units of the last decimal.
+    """Put columns [n] or [n, d] side by side, rounded to integers in units of the last decimal.
 
-    -inf (m and lse of a row that saw nothing) is None; inf and NaN, which only a bug gives, are their names.
+    -inf (m and lse of a row that has seen no key) becomes None; inf and NaN, which only a bug causes, become their names.
 
     >>> rows(np.array([-math.inf, 1 / 3]), np.array([[1.0, -0.0], [3.0, math.nan]]))
     [[None, 10000, 0], [3333, 30000, 'nan']]

@@ -1,4 +1,4 @@
-"""One pass of a ring as plain data (for --json), and that data as lines of text."""
+"""One pass of a ring as plain data (for --json), and this data as lines of text."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def pass_data(
     recipe: Recipe,
     q_offset: int,
 ) -> Data:
-    """Steps, workers, counts and transfers of one pass; the keys are those of ``schema.json``.
+    """Return steps, workers, counts and transfers of one pass; the keys are those of ``schema.json``.
 
-    The problem's positions are those of ``q_offset`` alone: the command line sets no others.
+    The problem's positions must be those of ``q_offset`` alone, because the command line sets no others.
     """
     counted = cost(problem, schedule, layout_q, layout_k, recipe)
     steps = []
@@ -86,7 +86,7 @@ def pass_data(
 def offset_of(
     layout_q: Layout, layout_k: Layout, a: int, b: int, q_offset: int
 ) -> int | list[list[int]] | None:
-    """The causal offset of two blocks (RING-8, RING-9), four for zigzag (RING-10), else None."""
+    """Return the causal offset of two blocks (RING-8, RING-9), four of them for zigzag (RING-10), else None."""
     sizes = {
         "workers": layout_q.workers,
         "n_q": layout_q.slots,
@@ -109,7 +109,7 @@ def layout_data(layout_q: Layout, layout_k: Layout) -> Data:
 
 
 def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
-    """One pass as text; a table that would repeat that of ``before`` is not printed again."""
+    """Return one pass as text; a table that would repeat that of ``before`` is not printed again."""
     copies = data["copies"]
     lines = [f"{data['name']}: query x key block ({pairs_text(copies)})"]
     steps, workers = data["steps"], len(data["steps"][0]["workers"])
@@ -137,12 +137,12 @@ def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
 
 
 def same_meetings(data: Data, before: Data | None) -> bool:
-    """Whether every worker meets the same blocks in the same steps as in the pass before."""
+    """Return whether every worker computes the same blocks in the same steps as in the previous pass."""
     return before is not None and meetings(before) == meetings(data)
 
 
 def meetings(data: Data) -> list[list[tuple[int | None, int | None]]]:
-    """(query owner, key owner) of every worker in every step."""
+    """Return (query owner, key owner) of every worker in every step."""
     return [[(w["query_owner"], w["key_owner"]) for w in step["workers"]] for step in data["steps"]]
 
 
@@ -154,7 +154,7 @@ def cell(worker: Data, copies: int) -> str:
 
 
 def then_lines(steps: list[Data]) -> list[str]:
-    """What is sent after each step; consecutive steps with the same transfers share a line."""
+    """Say what is sent after each step; consecutive steps with the same transfers share a line."""
     lines, first = [], 0
     for t, step in enumerate(steps):
         last = t == len(steps) - 1
@@ -176,7 +176,7 @@ def summary(data: Data) -> str:
 
 
 def offset_lines(data: Data, layout: str, width: int) -> list[str]:
-    """The table of causal offsets, one for each worker and step."""
+    """Return the table of causal offsets, one for each worker and step."""
     steps = data["steps"]
     workers = len(steps[0]["workers"])
     if layout not in ("contiguous", "striped", "zigzag"):
@@ -185,7 +185,7 @@ def offset_lines(data: Data, layout: str, width: int) -> list[str]:
         ]
     if workers > MAX_TABLE:
         return [f"cp_offset: no table for W > {MAX_TABLE}; --json has every worker"]
-    lines = ["cp_offset: the query at local index i sees the key at j iff j <= i + offset"]
+    lines = ["cp_offset: the query at local index i attends to the key at j iff j <= i + offset"]
     if layout == "zigzag":
         lines.append(
             "entries: low query chunk with low, high key chunk / high query chunk with low, high key chunk"
@@ -212,7 +212,7 @@ def offset_text(offset: Any) -> str:
 
 
 def tokens_text(tokens: Sequence[int], most: int = 4) -> str:
-    """Token indices in a short form: arithmetic runs, and the number of padding slots.
+    """Write token indices in a short form: arithmetic sequences, and the number of padding slots.
 
     >>> tokens_text([0, 4, 8, 12]), tokens_text([0, 1, 14, 15]), tokens_text([5, -1])
     ('0, 4 .. 12', '0..1, 14..15', '5, and 1 padding slot')
@@ -228,7 +228,7 @@ def tokens_text(tokens: Sequence[int], most: int = 4) -> str:
 
 
 def runs(tokens: list[int]) -> list[tuple[int, int]]:
-    """(start, stop) of the longest pieces with one difference, greedily from the left."""
+    """Return (start, stop) of the longest pieces with a constant difference, greedily from the left."""
     found, a = [], 0
     while a < len(tokens):
         b = a + 1
@@ -250,7 +250,7 @@ def run_text(run: list[int]) -> str:
 
 
 def holding_lines(layout: Data) -> list[str]:
-    """Which tokens each worker holds; queries and keys separately if they differ."""
+    """Say which tokens each worker holds; list queries and keys separately if they differ."""
     if len(layout["queries"]) > MAX_TABLE:
         return [f"tokens: no table for W > {MAX_TABLE}; --json has every worker"]
     lines = ["worker  tokens"]

@@ -21,7 +21,7 @@ from ringspec.truth.problem import Upstream, rows_of
 from ringspec.truth.sharded import OF_KEYS, OF_QUERIES
 
 METHODS = ("auto", "dense", "rows", "none")
-# B * H * Sq * Sk above which 'auto' compares only some rows: about two seconds of work.
+# B * H * Sq * Sk above which 'auto' compares only some rows: about two seconds of computation.
 DENSE_LIMIT = 1 << 24
 ROWS_PER_WORKER = 8
 BOUNDS = {"float64": 1e-14}
@@ -37,8 +37,8 @@ Data = dict[str, Any]
 class Reference:
     """Dense results of the query rows ``rows`` [n] (global indices) and their row scales, by name.
 
-    o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D]. dk, dv, dsinks are there if all rows are; gradients if there
-    is a dy or a dlse.
+    o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D]. dk, dv and dsinks are present only if ``rows`` is all rows;
+    gradients only if there is a dy or a dlse.
     """
 
     rows: Integers
@@ -57,14 +57,14 @@ def check_method(method: str) -> None:
 
 
 def choose(method: str, problem: Problem) -> str:
-    """'dense', 'rows' or 'none' for the value of --compare."""
+    """Return 'dense', 'rows' or 'none' for the value of --compare."""
     if method != "auto":
         return method
     return "dense" if pairs_in(problem) <= DENSE_LIMIT else "rows"
 
 
 def rows_to_compare(run: Run, method: str) -> Integers:
-    """All query rows, or up to 8 of each worker: the first, the last and evenly spaced ones."""
+    """Return all query rows, or up to 8 of each worker: the first, the last and evenly spaced ones."""
     if method == "dense":
         return run.problem.rows.index
     picked = []
@@ -76,7 +76,7 @@ def rows_to_compare(run: Run, method: str) -> Integers:
 
 
 def evaluate(problem: Problem, upstream: Upstream, rows: Integers, tick: Tick) -> Reference:
-    """The definition, in float64, for these rows of a problem (its inputs already rounded)."""
+    """Compute the definition in float64 for these rows of a problem whose inputs are already rounded."""
     values, scale = in_float64(rows_of(problem, rows), upstream.take(rows), tick=tick)
     if rows.size != problem.q.shape[2]:
         values = {name: x for name, x in values.items() if name in OF_QUERIES}
@@ -86,7 +86,7 @@ def evaluate(problem: Problem, upstream: Upstream, rows: Integers, tick: Tick) -
 def compare(
     run: Run, dy: Array | None, dlse: Array | None, method: str, tick: Tick = lambda: None
 ) -> Data:
-    """The comparison as plain data; the keys are those of ``schema.json``."""
+    """Return the comparison as plain data; the keys are those of ``schema.json``."""
     bound = BOUNDS.get(run.recipe.name)
     data: Data = {
         "method": method,
@@ -123,7 +123,7 @@ def compare(
 
 
 def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Data:
-    """Errors of one worker's own arrays, for each name that the reference has."""
+    """Return the errors of one worker's own arrays, for each name in the reference."""
     place = np.full(length + 1, -1, dtype=np.int64)  # padding slots are -1, the last entry
     place[reference.rows] = np.arange(reference.rows.size)
     errors: Data = {}
@@ -139,7 +139,7 @@ def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Da
 
 
 def pair_of(errors: Array, scale: Array) -> dict[str, float]:
-    """The largest absolute and the largest relative error; NaN if there is one."""
+    """Return the largest absolute and the largest relative error; NaN if there is one."""
     relative = relative_errors(errors, scale)
     return {"abs": float(errors.max(initial=0.0)), "rel": float(relative.max(initial=0.0))}
 
@@ -149,7 +149,7 @@ def largest(entries: list[dict[str, float]]) -> dict[str, float]:
 
 
 def comparison_lines(data: Data, width: int) -> list[str]:
-    """The comparison as text."""
+    """Return the comparison as text."""
     if data["method"] == "none":
         return []
     names = list(data["workers"][0])[1:]
@@ -181,7 +181,7 @@ def comparison_lines(data: Data, width: int) -> list[str]:
 
 
 def verdict(data: Data) -> str:
-    """The result of the comparison in one line."""
+    """Return the result of the comparison in one line."""
     if data["method"] == "none":
         return "verdict: not compared with dense attention (--compare none)"
     worst = float(np.max([entry["rel"] for entry in data["all"].values()]))

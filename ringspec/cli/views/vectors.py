@@ -19,7 +19,7 @@ MOST_VALUES = 6
 
 
 def terms_text(case: Case) -> str:
-    """A short description of the ring and the terms.
+    """Return a short description of the ring and the terms.
 
     >>> from ringspec.vectors.catalogue import catalogue
     >>> [first] = [case for case in catalogue("core") if case.id == "ring/window-causal-w4"]
@@ -49,7 +49,7 @@ def ring_text(ring: Ring) -> str:
 
 
 def shape_text(case: Case) -> str:
-    """B, heads H/Hkv, lengths Sq x Sk, widths D/Dv; equal numbers appear once.
+    """Return B, heads H/Hkv, lengths Sq x Sk, widths D/Dv; equal numbers appear once.
 
     >>> from ringspec.vectors.catalogue import catalogue
     >>> [first] = [case for case in catalogue("core") if case.id == "ring/contiguous-end-aligned-w2"]
@@ -66,7 +66,7 @@ def shape_text(case: Case) -> str:
 
 
 def case_data(case: Case, stored: Tensors, content: str, values: bool) -> dict[str, Any]:
-    """The content of case.json, its content digest, and its tensors."""
+    """Return the content of case.json, its content digest, and its tensors."""
     rows = []
     for row in tensor_rows(case, stored):
         entry = {name: row[name] for name in ("name", "dtype", "shape", "stored", "sha256")}
@@ -77,7 +77,7 @@ def case_data(case: Case, stored: Tensors, content: str, values: bool) -> dict[s
 
 
 def case_lines(case: Case, flags: list[Flag]) -> list[str]:
-    """Everything about a case except its tensors."""
+    """Return everything about a case except its tensors, as lines."""
     lines = [case.id, case.reason]
     if case.withdrawn is not None:
         lines.append(f"withdrawn since {case.withdrawn.since}: {case.withdrawn.reason}")
@@ -94,7 +94,7 @@ def case_lines(case: Case, flags: list[Flag]) -> list[str]:
     lines.append(f"rules      {' '.join(case.rules)}")
     needs = [f"{name} {listed_words(value)}" for name, value in case.requires.items()]
     lines.append(f"requires   {'; '.join(needs)}")
-    lines += ["", "finds these bugs:" if flags else "names no known bug"]
+    lines += ["", "finds these bugs:" if flags else "finds no known bug"]
     for flag in flags:
         lines.append(f"{flag.name} ({flag.bug_class}): {flag.effect}")
         pairs = zip(flag.reports, flag.statuses, strict=True)
@@ -114,9 +114,9 @@ def listed_words(value: Any) -> str:
 
 
 def tensor_rows(case: Case, stored: Tensors) -> list[dict[str, Any]]:
-    """Stored tensors, and those of which the case has only the digest, by name.
+    """List stored tensors, and those of which the case has only the digest, by name.
 
-    ``sha256`` is that of the whole tensor; the case has it if the tensor is not stored whole.
+    ``sha256`` is that of the whole tensor; it comes from the case if the tensor is not stored whole.
     """
     table = whole_tensors(case)
     rows = []
@@ -140,7 +140,7 @@ def tensor_rows(case: Case, stored: Tensors) -> list[dict[str, Any]]:
 
 
 def values_text(x: NDArray) -> str:
-    """The first values in C order, and the last.
+    """Show the first values in C order, and the last.
 
     >>> values_text(np.arange(20.0)), values_text(np.array([True, False]))
     ('0.0 1.0 2.0 3.0 4.0 5.0 ... 19.0', 'True False')
@@ -153,5 +153,5 @@ def values_text(x: NDArray) -> str:
 
 
 def listed(x: NDArray) -> Any:
-    """All values as nested lists; infinities become text when the document is printed."""
+    """Return all values as nested lists; infinities become text when the document is printed."""
     return (x.astype(np.float64) if x.dtype.kind in "fV" else x).tolist()

@@ -27,7 +27,7 @@ def show_table(cases: list[Case]) -> None:
 
 
 def table_lines(cases: list[Case]) -> list[str]:
-    """A line for each case, and below it, indented, its ring and terms and the bugs it finds.
+    """Return a line for each case and, indented below it, its ring and terms and the bugs it finds.
 
     No line is longer than 80 characters, unless an id or the name of a flag is.
     """
@@ -45,7 +45,7 @@ def table_lines(cases: list[Case]) -> list[str]:
 
 
 def row_of(case: Case) -> tuple[str, str, str, str]:
-    """Id, passes, shape and format of the inputs."""
+    """Return id, passes, shape and format of the inputs."""
     mark = " (withdrawn)" if case.withdrawn is not None else ""
     passes = " ".join(SHORT[one] for one in case.passes)
     format = "" if case.formats is None else case.formats.inputs
@@ -53,7 +53,7 @@ def row_of(case: Case) -> tuple[str, str, str, str]:
 
 
 def show_tensors(case: Case, stored: Tensors, values: bool) -> None:
-    """Name, dtype and shape of each tensor and whether it is stored; below it its SHA-256."""
+    """Show name, dtype and shape of each tensor and whether it is stored, with its SHA-256 below."""
     rows = tensor_rows(case, stored)
     names = ("name", "dtype", "shape_text", "stored")
     columns = [[name.removesuffix("_text"), *(row[name] for row in rows)] for name in names]
