@@ -123,7 +123,7 @@ def test_a_run_says_what_most_of_its_diagnoses_say(cases):
     one = next(record for record in summary.records if record.diagnosis)
     assert read_record(case_line(one), "line").diagnosis == one.diagnosis
     shown = failure(case_line(one), {"target": {"spec": "x"}}, True)
-    assert "step-0 keys" in shown.diagnosis.title
+    assert "keys of step 0" in shown.diagnosis.title
 
 
 def test_few_explained_failures_are_no_verdict():

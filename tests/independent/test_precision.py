@@ -29,12 +29,12 @@ NAMED = {
 }
 FORMS = {
     "p-cut": "",
-    "p-cut-in-backward": "in the backward only",
-    "delta-16": "only the sum",
-    "dy-o-16": "only the products dy * o",
-    "gradients-cut": "only the gradients",
-    "carried-o-16": "only o between steps",
-    "exp-16": "only the exponentials",
+    "p-cut-in-backward": "in the backward pass only",
+    "delta-16": "only the sum is rounded",
+    "dy-o-16": "only the products dy * o are rounded",
+    "gradients-cut": "only the gradients are truncated",
+    "carried-o-16": "only o is rounded, between steps",
+    "exp-16": "only the exponentials are rounded",
 }
 
 

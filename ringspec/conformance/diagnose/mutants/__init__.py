@@ -1,11 +1,11 @@
-"""Known bugs of ring attention as small, named mutations of the specification.
+"""Known bugs of ring attention as small, named changes of the specification.
 
-Read :mod:`hooks` for the pieces of a ring that a bug can replace, :mod:`block` and :mod:`ring` for the
-program that is made of them, :mod:`mutant` for what a mutant is; the ``*_bugs`` modules are the bugs.
-Most are drawn from public reports, which they link.
+:mod:`hooks` defines the pieces of a ring that a bug can replace, :mod:`block` and :mod:`ring` the program that
+calls them, and :mod:`mutant` the type of a bug. The ``*_bugs`` modules contain the bugs. Most come from public
+reports, which they link.
 
 >>> MUTANTS["stale-keys"].title
-'backward differentiates every step against step-0 keys'
+'every backward step uses the keys of step 0'
 >>> MUTANTS["stale-keys"].links[0]
 'https://github.com/huggingface/diffusers/issues/14265'
 """
@@ -56,7 +56,7 @@ MUTANTS: MappingProxyType[str, Mutant] = MappingProxyType(
 
 
 def applicable(call: Call) -> list[Mutant]:
-    """The mutants that can change a result of this call."""
+    """The known bugs that can change a result of this call."""
     return [one for one in MUTANTS.values() if one.applies(call)]
 
 

@@ -1,4 +1,4 @@
-"""The formula of the backward: delta, dy, dlse, factors of the scale, transposed operands."""
+"""Wrong formulas, mostly in the backward pass: delta, dy, dlse, scale factors, transposed operands."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from ringspec.recipes import Recipe
 from ringspec.spec.worker import KeySide, QuerySide
 
 Products = Callable[..., tuple[Array, Array, Array]]
-FEW_ROWS = 4  # one row in so many, at the end of the block
+FEW_ROWS = 4  # the last 1 / FEW_ROWS of the rows of a block
 
 
 def block_delta(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:
-    """The row sum of p * dp over the keys of this block alone."""
+    """Compute ds with the row sum of p * dp over the keys of this block instead of ``delta``."""
     own = (p * dp * keep).sum(axis=3)
     return np.where(p == 0, 0.0, p * (dp * keep - own[..., None]))
 
 
 def block_probabilities(s: Array, lse: Array, recipe: Recipe) -> Array:
-    """p normalised over the keys of this block alone."""
+    """Compute p normalised over the keys of this block instead of all keys; ``lse`` is not used."""
     m = s.max(axis=3, initial=-np.inf)
     e = np.exp(s - np.where(np.isneginf(m), 0.0, m)[..., None])
     total = e.sum(axis=3)
@@ -57,7 +57,7 @@ def no_delta(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:
 
 
 def delta_of_own_block(call: Call, recipe: Recipe) -> Hooks:
-    """dy_o_sum reads what the first ring step left as o."""
+    """Pieces that compute delta from the o of the first ring step."""
     o, _ = forward(blocks_of(call, recipe), recipe, Hooks(computes=lambda at: at.own))
 
     def early(worker: int, dy: Array, whole: Array, dlse: Array, recipe: Recipe) -> Array:
@@ -86,7 +86,7 @@ def dlse_added(dy: Array, dlse: Array) -> tuple[Array, Array]:
 
 
 def heads_and_tokens_exchanged(at: At) -> tuple[QuerySide, KeySide]:
-    """k and v transposed once more, where the number of heads is that of the tokens."""
+    """Swap heads and tokens of k and v in the backward pass; requires as many heads as tokens."""
     key = at.key
     if at.phase == "forward" or key.k is None or key.v is None:
         return at.query, key
@@ -102,7 +102,7 @@ def heads_as_many_as_tokens(call: Call) -> bool:
 
 
 def times(dq: float = 0.0, dk: float = 0.0) -> Products:
-    """Products with these powers of the scale as further factors."""
+    """Tile products with dq and dk multiplied by these additional powers of the scale."""
 
     def scaled(
         kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
@@ -117,7 +117,7 @@ def times(dq: float = 0.0, dk: float = 0.0) -> Products:
 def ds_as_it_lies(
     kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
 ) -> tuple[Array, Array, Array]:
-    """dk = dz q, and not its transpose times q: a square tile alone can be read so."""
+    """Compute dk with dz instead of its transpose; tiles that are not square stay correct."""
     dq, dk, dv = products(kept, dz, q, k, dy, terms, recipe)
     if dz.shape[2] != dz.shape[3]:
         return dq, dk, dv
@@ -127,7 +127,7 @@ def ds_as_it_lies(
 def p_as_it_lies(
     kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
 ) -> tuple[Array, Array, Array]:
-    """dv = p dy, and not its transpose times dy: a square tile alone can be read so."""
+    """Compute dv with p instead of its transpose; tiles that are not square stay correct."""
     dq, dk, dv = products(kept, dz, q, k, dy, terms, recipe)
     if kept.shape[2] != kept.shape[3]:
         return dq, dk, dv
@@ -156,7 +156,7 @@ def score_scaled_twice(
 
 
 def default_scale(call: Call, recipe: Recipe) -> Hooks:
-    """1 / sqrt(D), whatever scale was given."""
+    """Pieces that use the scale 1 / sqrt(D), whatever the caller passes."""
     scale = 1.0 / math.sqrt(call.worker("q", 0).shape[3])
     return Hooks(terms=lambda phase, terms: dataclasses.replace(terms, scale=scale))
 
@@ -167,7 +167,7 @@ def is_given(call: Call) -> bool:
 
 
 def scale_of_values(call: Call, recipe: Recipe) -> Hooks:
-    """1 / sqrt(Dv) for 1 / sqrt(D)."""
+    """Pieces whose scale has the factor 1 / sqrt(Dv) in place of 1 / sqrt(D)."""
     ratio = math.sqrt(call.worker("q", 0).shape[3] / call.worker("v", 0).shape[3])
     return Hooks(terms=lambda phase, terms: dataclasses.replace(terms, scale=terms.scale * ratio))
 
@@ -190,8 +190,9 @@ BUGS = (
     mutant(
         "block-local-delta",
         "delta is summed over the keys of one block only",
-        "Each ring step subtracts the mean of its own dp instead of that of the whole row: dq and "
-        "dk are wrong. dv and the forward are right. With one worker nothing shows.",
+        "Each ring step sums p * dp over its own keys instead of all keys of the row, so dq and "
+        "dk are wrong. dv and the forward pass are correct. With one worker the bug has no "
+        "effect.",
         "SHI-Labs/NATTEN/issues/274",
         flags=("block-local-delta",),
         applies=when(in_parts, backward),
@@ -199,9 +200,9 @@ BUGS = (
     ),
     mutant(
         "block-local-statistics",
-        "the backward of a block uses the lse and delta of that block only",
-        "Each block is differentiated as if its keys were all keys. The forward is right. With "
-        "one worker nothing shows.",
+        "the backward pass of a block uses the lse and delta of that block only",
+        "Each block is differentiated as if the row had no other keys. The forward pass is "
+        "correct. With one worker the bug has no effect.",
         "SHI-Labs/NATTEN/issues/274", "SHI-Labs/NATTEN/pull/299",
         flags=("block-local-delta",),
         applies=when(in_parts, backward),
@@ -210,18 +211,18 @@ BUGS = (
     ),
     mutant(
         "delta-of-first-step",
-        "dy_o_sum is computed from o after the first ring step",
-        "dy is multiplied with the normalised o of the worker's own block instead of that of the "
-        "whole row. dv is right.",
+        "delta is computed from o after the first ring step",
+        "dy is multiplied by the normalised o of the worker's own block instead of the final o. "
+        "dv is correct.",
         flags=("block-local-delta",),
         applies=when(ring(2), backward),
         hooks=delta_of_own_block,
     ),
     mutant(
         "delta-of-few-rows",
-        "delta of the last rows of a block is 0",
-        "delta is computed before the producer of dy has finished. A few rows of dq are wrong, "
-        "and all rows of dk slightly; dv is right.",
+        "delta is 0 in the last rows of a block",
+        "delta is computed before the kernel that produces dy has finished. A few rows of dq are "
+        "wrong, and all rows of dk slightly; dv is correct.",
         "Dao-AILab/flash-attention/pull/2481",
         flags=("delta-of-few-rows",),
         applies=DIFFERENTIATES,
@@ -230,15 +231,15 @@ BUGS = (
     mutant(
         "delta-missing",
         "delta is left out of ds",
-        "ds = p * dp. dv is right.",
+        "ds is computed as p * dp. dv is correct.",
         flags=("block-local-delta",),
         applies=DIFFERENTIATES,
         score_gradient=no_delta,
     ),
     mutant(
         "dy-ignored",
-        "the gradient of the sum of o is computed, whatever dy is",
-        "The upstream gradient is ignored. A test in which dy is all ones sees nothing.",
+        "dy is ignored: the gradient of the sum of o is computed",
+        "The upstream gradient is replaced by ones. A test in which dy is all ones passes.",
         "mindspore-lab/mindone/pull/1438",
         flags=("dy-ignored",),
         applies=DIFFERENTIATES,
@@ -247,8 +248,8 @@ BUGS = (
     mutant(
         "dlse-ignored",
         "the gradient of lse is dropped",
-        "lse is a differentiable output, but the backward does not read its gradient. A loss that "
-        "uses only o hides it.",
+        "lse is a differentiable output, but the backward pass does not read its gradient. A "
+        "loss that uses only o hides the bug.",
         "ByteDance-Seed/VeOmni/pull/1021",
         flags=("dlse-ignored",),
         applies=when(DIFFERENTIATES, tensor("dlse")),
@@ -257,16 +258,16 @@ BUGS = (
     mutant(
         "dlse-sign",
         "the gradient of lse has the wrong sign",
-        "delta = dy_o_sum + dlse instead of dy_o_sum - dlse.",
+        "delta is computed as dy_o_sum + dlse instead of dy_o_sum - dlse.",
         flags=("dlse-ignored",),
         applies=when(DIFFERENTIATES, tensor("dlse")),
         seeds=dlse_added,
     ),
     mutant(
         "transposed-kv-heads",
-        "the backward transposes saved keys and values once too often",
-        "Heads and tokens are swapped in k and v but not in q. With as many heads as tokens no "
-        "shape reveals it.",
+        "the backward pass transposes saved keys and values once too often",
+        "Heads and tokens are swapped in k and v but not in q. With as many heads as tokens, no "
+        "shape error reveals it.",
         "huggingface/diffusers/issues/14338", "huggingface/diffusers/pull/14341",
         "NVIDIA-NeMo/Automodel/pull/3157",
         flags=("transposed-kv-heads",),
@@ -276,7 +277,8 @@ BUGS = (
     mutant(
         "ds-not-transposed",
         "ds is not transposed in the product for dk",
-        "With as many queries as keys in a block no shape reveals it; dq and dv are right.",
+        "With as many queries as keys in a block, no shape error reveals it. dq and dv are "
+        "correct.",
         flags=("transposed-kv-heads",),
         applies=when(DIFFERENTIATES, square),
         products=ds_as_it_lies,
@@ -284,7 +286,8 @@ BUGS = (
     mutant(
         "p-not-transposed",
         "p is not transposed in the product for dv",
-        "With as many queries as keys in a block no shape reveals it; dq and dk are right.",
+        "With as many queries as keys in a block, no shape error reveals it. dq and dk are "
+        "correct.",
         flags=("transposed-kv-heads",),
         applies=when(DIFFERENTIATES, square),
         products=p_as_it_lies,
@@ -293,7 +296,7 @@ BUGS = (
         "scale-missing-in-dk",
         "the scale is left out of dk",
         "The scores are computed from scaled queries, dk from unscaled ones. A scale of 1 hides "
-        "it.",
+        "the bug.",
         flags=("scale-twice",),
         applies=DIFFERENTIATES,
         products=times(dk=-1.0),
@@ -301,7 +304,7 @@ BUGS = (
     mutant(
         "scale-missing-in-dq",
         "the scale is left out of dq",
-        "dk is right. A scale of 1 hides it.",
+        "dk is correct. A scale of 1 hides the bug.",
         flags=("scale-twice",),
         applies=DIFFERENTIATES,
         products=times(dq=-1.0),
@@ -309,7 +312,8 @@ BUGS = (
     mutant(
         "scale-twice-in-dq",
         "the scale is applied to dq twice",
-        "It is applied to ds and again to the product with k. A scale of 1 hides it; dk is right.",
+        "The scale is applied to ds and again to the product with k. dk is correct. A scale of 1 "
+        "hides the bug.",
         flags=("scale-twice",),
         applies=DIFFERENTIATES,
         products=times(dq=1.0),
@@ -317,8 +321,8 @@ BUGS = (
     mutant(
         "scale-twice-in-dk",
         "the scale is applied to dk twice",
-        "It is applied to the saved queries and again to the product with ds. A scale of 1 hides "
-        "it; dq is right.",
+        "The scale is applied to the saved queries and again to the product with ds. dq is "
+        "correct. A scale of 1 hides the bug.",
         flags=("scale-twice",),
         applies=DIFFERENTIATES,
         products=times(dk=1.0),
@@ -326,7 +330,7 @@ BUGS = (
     mutant(
         "scale-twice",
         "the scale is applied to the scores twice",
-        "It is applied to the queries and again to the scores, in both passes.",
+        "The scale is applied to the queries and again to the scores, in both passes.",
         flags=("scale-twice",),
         applies=attends,
         terms=scale_is(2.0),
@@ -334,8 +338,8 @@ BUGS = (
     mutant(
         "scale-twice-in-scores",
         "the scale is applied to the scores twice and to the gradients once",
-        "The backward recomputes the scores as the forward computed them; its products apply the "
-        "scale once.",
+        "Both passes compute the scores with the scale applied twice; dq and dk apply it only "
+        "once.",
         flags=("scale-twice",),
         applies=attends,
         score=score_scaled_twice,
@@ -343,15 +347,15 @@ BUGS = (
     mutant(
         "scale-missing",
         "the scores are not scaled",
-        "softmax(q k), in both passes. A scale of 1 hides it.",
+        "Both passes compute softmax(q k) without the scale. A scale of 1 hides the bug.",
         flags=("scale-twice",),
         applies=attends,
         terms=scale_is(0.0),
     ),
     mutant(
         "scale-given-ignored",
-        "a given scale is ignored",
-        "1 / sqrt(D) is used instead. Tests with the default scale see nothing.",
+        "the scale that the caller passes is ignored",
+        "1 / sqrt(D) is used instead. Tests with the default scale pass.",
         flags=("scale-twice",),
         applies=when(attends, is_given),
         hooks=default_scale,
@@ -359,7 +363,7 @@ BUGS = (
     mutant(
         "scale-of-value-width",
         "the scale is computed from the width of v",
-        "1 / sqrt(Dv) is used. Equal widths of q and v hide it.",
+        "1 / sqrt(Dv) is used instead of 1 / sqrt(D). Equal widths of q and v hide the bug.",
         flags=("value-width", "scale-twice"),
         applies=other_width,
         hooks=scale_of_values,
@@ -367,7 +371,7 @@ BUGS = (
     mutant(
         "scale-in-16-bit",
         "the scale is rounded to bfloat16",
-        "It is off by up to one part in 512. A head size that is a power of 4 hides it.",
+        "Its relative error is at most 1/512. A head size that is a power of 4 hides the bug.",
         applies=has_long_scale,
         terms=in_16_bits,
     ),

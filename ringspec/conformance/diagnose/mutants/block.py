@@ -1,7 +1,7 @@
-"""One block of queries against one block of keys, forward beside its backward, from replaceable pieces.
+"""One block of queries against one block of keys, forward and backward, computed from replaceable pieces.
 
-The computation is that of ``ringspec.spec.block``; only its checks are left out, so that a bug
-gives infinity or NaN where a kernel would.
+The computation is that of ``ringspec.spec.block`` without its checks, so that a bug gives infinity or NaN
+where a kernel would.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringspec.spec.worker import KeySide, QuerySide
 def block_forward(
     hooks: Hooks, at: At, query: QuerySide, key: KeySide, terms: Terms, recipe: Recipe
 ) -> SoftmaxState:
-    """The softmax state of a block of queries over a block of keys alone."""
+    """Compute the softmax state of one block of queries over one block of keys."""
     q, rows = query.q, query.rows
     assert q is not None and rows is not None
     assert key.k is not None and key.v is not None and key.columns is not None
@@ -42,7 +42,7 @@ def block_forward(
 def block_backward(
     hooks: Hooks, at: At, query: QuerySide, key: KeySide, terms: Terms, recipe: Recipe
 ) -> BlockGradients:
-    """One block's share of every gradient, from the lse and delta of the query side."""
+    """Compute one block's contribution to every gradient, from the lse and delta of the queries."""
     q, dy, rows, columns = query.q, query.dy, query.rows, key.columns
     k, v, lse, delta = key.k, key.v, query.lse, query.row_term
     assert q is not None and dy is not None and rows is not None and columns is not None
@@ -76,7 +76,10 @@ def tile_backward(
     terms: Terms,
     recipe: Recipe,
 ) -> tuple[Array, Array, Array, Array]:
-    """dz and the shares of dq, dk, dv of one tile; ``upper`` q, dy, lse, delta, ``lower`` k, v."""
+    """Compute dz and the contributions to dq, dk, dv of one tile.
+
+    ``upper`` is (q, dy, lse, delta), ``lower`` is (k, v).
+    """
     q, dy, lse, delta = upper
     k, v = (hooks.to_query_heads(x, terms) for x in lower)
     allowed = hooks.mask(at, rows, columns, terms)

@@ -1,4 +1,4 @@
-"""Which calls a bug can show in: small predicates of a call, joined by :func:`when`."""
+"""Predicates that say in which calls a bug can have an effect; :func:`when` combines them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Condition = Callable[[Call], bool]
 
 
 def when(*conditions: Condition) -> Condition:
-    """All conditions together."""
+    """A condition that holds if all the given conditions hold."""
     return lambda call: all(condition(call) for condition in conditions)
 
 
@@ -21,22 +21,22 @@ def either(*conditions: Condition) -> Condition:
 
 
 def ring(least: int = 1) -> Condition:
-    """A ring of at least so many workers."""
+    """The call is a ring of at least ``least`` workers."""
     return lambda call: call.operation == "ring" and call.workers >= least
 
 
 def anything(call: Call) -> bool:
-    """Every call."""
+    """Always true."""
     return True
 
 
 def attends(call: Call) -> bool:
-    """Anything but a merge alone."""
+    """The call computes attention; it is not only a merge."""
     return call.operation != "merge"
 
 
 def merges(call: Call) -> bool:
-    """Partial results are merged: a ring of two, or a merge alone."""
+    """The call merges partial results: a ring of at least two workers, or a merge."""
     return call.operation == "merge" or ring(2)(call)
 
 
@@ -45,7 +45,7 @@ def forward(call: Call) -> bool:
 
 
 def in_parts(call: Call) -> bool:
-    """Keys come in parts: a ring of two, or one block of more."""
+    """A block may hold only part of the keys: a ring of at least two workers, or a single block."""
     return call.operation == "block" or ring(2)(call)
 
 
@@ -62,7 +62,7 @@ def layout(*names: str) -> Condition:
 
 
 def term(*names: str) -> Condition:
-    """All of these terms are given, and are not None or False."""
+    """All of these terms are given and are neither None nor False."""
     return lambda call: all(given(call, name) for name in names)
 
 
@@ -81,7 +81,7 @@ def tensor(*names: str) -> Condition:
 
 
 def packed(call: Call) -> bool:
-    """Documents or segments."""
+    """The call has packed documents, by ``cu_seqlens`` or segment ids."""
     return "segments_q" in call.tensors or call.terms.get("cu_seqlens") is not None
 
 
@@ -99,7 +99,7 @@ def batches(least: int) -> Condition:
 
 
 def hides(call: Call) -> bool:
-    """Some pair of tokens may be hidden."""
+    """Some pair of tokens may be masked."""
     return (
         any(given(call, name) for name in ("causal", "window"))
         or packed(call)
@@ -119,7 +119,7 @@ def square(call: Call) -> bool:
 
 
 def unequal(call: Call) -> bool:
-    """Other numbers of queries than of keys."""
+    """The numbers of queries and keys differ."""
     return attends(call) and tokens(call.index_q) != tokens(call.index_k)
 
 

@@ -1,4 +1,4 @@
-"""Dropout: masks that are not replayed, in the wrong place, or at the wrong coordinates."""
+"""Dropout masks that are not replayed, applied in the wrong place, or drawn at the wrong coordinates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def first_head(at: At, rows: Rows, columns: Columns, terms: Terms, batch: int) -
 def sum_after_dropout(
     state: SoftmaxState, s: Array, v: Array, keep: Factor, recipe: Recipe
 ) -> SoftmaxState:
-    """l sums what dropout leaves."""
+    """Absorb one tile; l is the sum of the entries that dropout keeps."""
     right = absorb(state, s, v, keep, recipe)
     shift = np.where(np.isneginf(right.m), 0.0, right.m)
     c = round_to(np.exp(state.m - shift), recipe.statistics)
@@ -77,7 +77,7 @@ def dropped_p(p: Array, dp: Array, keep: Factor, delta: Array) -> Array:
 
 
 def seeded(call: Call) -> bool:
-    """The keep mask is drawn from counters, and not given."""
+    """Whether the call uses dropout and its mask is drawn from counters instead of passed by the caller."""
     return drops(call) and "keep" not in call.tensors
 
 
@@ -86,8 +86,8 @@ DROPS = when(attends, drops)
 BUGS = (
     mutant(
         "dropout-mask-not-replayed",
-        "the backward draws another keep mask than the forward",
-        "The state of the random generator is not passed on. Without dropout nothing shows.",
+        "the backward pass draws a different dropout mask from the forward pass",
+        "The state of the random generator is not passed on.",
         "zhuzilin/ring-flash-attention/issues/36",
         flags=("dropout-mask-not-replayed",),
         applies=when(attends, seeded, backward),
@@ -95,16 +95,16 @@ BUGS = (
     ),
     mutant(
         "dropout-missing-in-backward",
-        "the backward runs without dropout",
-        "p and dp are those of plain attention.",
+        "the backward pass runs without dropout",
+        "p and dp are computed as in attention without dropout.",
         flags=("dropout-missing-in-dp", "dropout-mask-not-replayed"),
         applies=when(DROPS, backward),
         keep=everything_in_backward,
     ),
     mutant(
         "dropout-missing-in-dp",
-        "the keep mask is left out of dp",
-        "ds = p (dp - delta), where dropout was not applied to dp; dv is right.",
+        "the dropout mask is not applied to dp",
+        "ds is p (dp - delta) instead of p (keep dp - delta). dv is correct.",
         "aws-neuron/nki-samples/pull/81",
         flags=("dropout-missing-in-dp",),
         applies=when(DROPS, backward),
@@ -113,7 +113,7 @@ BUGS = (
     mutant(
         "dropped-p-in-ds",
         "the softmax gradient uses p after dropout",
-        "ds = p keep (dp - delta), where dropout was not applied to dp: dropped entries get no "
+        "ds is keep p (dp - delta) instead of p (keep dp - delta), so dropped entries get no "
         "gradient at all.",
         "aws-neuron/nki-samples/pull/81",
         flags=("dropout-missing-in-dp",),
@@ -122,9 +122,9 @@ BUGS = (
     ),
     mutant(
         "dropout-before-denominator",
-        "the denominator is summed after dropout",
-        "Kept entries are normalised among themselves, and a row whose entries are all dropped is "
-        "empty.",
+        "the softmax sum is taken after dropout",
+        "The weights of the kept entries sum to 1, and a row whose entries are all dropped is "
+        "treated as empty.",
         "aws-neuron/nki-samples/pull/80",
         flags=("dropout-before-denominator",),
         applies=when(DROPS, forward),
@@ -132,16 +132,16 @@ BUGS = (
     ),
     mutant(
         "dropout-not-rescaled",
-        "kept entries are not divided by 1 - p",
-        "o is too small on average by the factor 1 - p, and so are the gradients.",
+        "kept entries are not divided by 1 - dropout_p",
+        "On average, o and the gradients are too small by the factor 1 - dropout_p.",
         applies=DROPS,
         keep=not_rescaled,
     ),
     mutant(
         "dropout-local-counters",
-        "the keep mask is drawn at local indices",
-        "Every pair of blocks has the same mask. With one worker nothing shows, and on average "
-        "nothing does.",
+        "the dropout mask is drawn at indices within the block",
+        "Every pair of blocks has the same dropout mask. With one worker the bug has no effect. "
+        "Tests that check only averages pass.",
         "Dao-AILab/flash-attention/issues/2088",
         flags=("dropout-mask-not-replayed",),
         applies=when(ring(2), seeded),
@@ -149,8 +149,9 @@ BUGS = (
     ),
     mutant(
         "dropout-of-first-head",
-        "all heads and batch entries use the keep mask of the first",
-        "The counter leaves out head and batch. On average nothing shows.",
+        "all heads and batch entries use the dropout mask of the first",
+        "The counter of the random generator leaves out head and batch. Tests that check only "
+        "averages pass.",
         flags=("dropout-mask-not-replayed",),
         applies=when(attends, seeded),
         keep=first_head,

@@ -1,4 +1,4 @@
-"""Rows without keys, numbers that stand for -inf, maxima, and what was never written."""
+"""Rows without visible keys, finite stand-ins for -inf, softmax maxima, and memory that was never written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def unguarded_tile(
 def tile_with_maximum_of_zero(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """A tile without visible keys sets the running maximum to 0."""
+    """Absorb one tile; if no key has been visible so far, set the running maximum to 0."""
     right = absorb(state, s, v, keep, recipe)
     return SoftmaxState(np.where(np.isneginf(right.m), 0.0, right.m), right.l, right.o)
 
@@ -55,7 +55,7 @@ def without_maximum(
 
 
 def finite_lse(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """A block without visible keys has lse = 0 and an o that was never written."""
+    """Give rows without visible keys lse = 0 and an o of unwritten memory, here 1."""
     empty = part.l == 0
     o = np.where(empty[..., None], 1.0, part.o)
     return SoftmaxState(np.where(empty, 0.0, part.m), np.where(empty, 1.0, part.l), o)
@@ -74,7 +74,7 @@ def plus_infinity(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 def infinity_takes_all(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """A part whose lse is +inf is the result."""
+    """Merge two states; one whose lse is +inf replaces the other."""
     result = merged(at, running, part, recipe)
     for one in (part, running):
         all_of_it = np.isposinf(one.m)
@@ -94,7 +94,7 @@ def zeros_for_nan(
 
 
 def maximum_of_zero(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """A block without visible keys leaves a running maximum of 0."""
+    """Set the maximum of rows without visible keys to 0."""
     return SoftmaxState(np.where(part.l == 0, 0.0, part.m), part.l, part.o)
 
 
@@ -114,19 +114,19 @@ def finite_sentinel(
     terms: Terms,
     recipe: Recipe,
 ) -> tuple[Array, Array | None]:
-    """Hidden pairs have the score -5e4, and padding slots -inf."""
+    """Compute scores with -5e4 for masked pairs of tokens, and -inf only for padding slots."""
     s, t = score(q, k, allowed, rows, columns, terms, recipe)
     real = (rows.index >= 0)[:, None] & (columns.index >= 0)[None, :]
     return np.where(np.isneginf(s) & real, SENTINEL, s), t
 
 
 def nan_in_empty_rows(s: Array, lse: Array, recipe: Recipe) -> Array:
-    """exp(s - lse) as it is: (-inf) - (-inf) in a row without keys."""
+    """Compute p = exp(s - lse) without a guard: NaN in rows without visible keys."""
     return round_to(np.exp(s - lse[..., None]), recipe.statistics)
 
 
 def garbage_in_padding(phase: str, side: QuerySide) -> QuerySide:
-    """delta of rows without a token, or of padding tokens, was never written."""
+    """Set delta to NaN, as in unwritten memory, in the rows of padding slots and padding tokens."""
     if phase == "forward":
         return side
     assert side.rows is not None and side.row_term is not None and side.lse is not None
@@ -144,8 +144,8 @@ def unguarded_gradient(p: Array, dp: Array, keep: Array | float, delta: Array) -
 BUGS = (
     mutant(
         "masked-block-nan",
-        "a wholly masked block turns the running softmax into NaN",
-        "The rescale computes (-inf) - (-inf) where no key of the block is visible.",
+        "a fully masked block turns the running softmax into NaN",
+        "Rescaling computes (-inf) - (-inf) for a row that has had no visible key yet.",
         "pytorch/pytorch/pull/130014",
         flags=("masked-block-nan",),
         applies=when(attends, forward, hides),
@@ -162,13 +162,14 @@ BUGS = (
     mutant(
         "finite-lse-of-empty",
         "a block without visible keys has a finite lse",
-        "The backend never writes o and lse of such rows, and the merge gives them weight.",
+        "The backend never writes o and lse of such rows, so the merge gives weight to whatever "
+        "the memory holds.",
         "vllm-project/vllm/pull/49294", "flashinfer-ai/flashinfer/issues/4452",
         flags=("finite-lse-of-empty",),
         applies=when(attends, forward, hides),
         part=finite_lse,
         guises=(
-            guise("o holds zeros", when(attends, forward, hides), part=finite_lse_and_zeros),
+            guise("o is zero", when(attends, forward, hides), part=finite_lse_and_zeros),
         ),
     ),
     mutant(
@@ -181,7 +182,7 @@ BUGS = (
         part=plus_infinity,
         guises=(
             guise(
-                "it takes all the weight",
+                "the block takes all the weight",
                 when(attends, forward, hides),
                 part=plus_infinity,
                 merge=infinity_takes_all,
@@ -190,15 +191,16 @@ BUGS = (
     ),
     mutant(
         "running-max-of-masked-block",
-        "a wholly masked block leaves a running maximum of 0",
-        "A row whose other scores are far below 0 underflows to 0. Scores near 0 hide it.",
+        "a fully masked block sets the running maximum to 0",
+        "If all scores of a row are far below 0, its weights then underflow to 0. Scores near 0 "
+        "hide the bug.",
         "Dao-AILab/flash-attention/issues/2082",
         flags=("running-max-of-masked-block",),
         applies=when(ring(2), forward, hides),
         part=maximum_of_zero,
         guises=(
             guise(
-                "one wholly masked tile of a block is enough",
+                "a fully masked tile within a block is enough",
                 when(attends, forward, hides),
                 absorb_tile=tile_with_maximum_of_zero,
             ),
@@ -207,7 +209,7 @@ BUGS = (
     mutant(
         "empty-row-nan",
         "a row without visible keys gives NaN",
-        "o is divided by a sum of 0.",
+        "o is divided by a softmax sum of 0.",
         "tracel-ai/burn/issues/4694", "tracel-ai/burn/pull/4697",
         flags=("empty-row-nan",),
         applies=when(attends, forward),
@@ -216,7 +218,8 @@ BUGS = (
     mutant(
         "empty-row-nan-in-backward",
         "a row without visible keys puts NaN into the gradients",
-        "The backward computes its p as exp((-inf) - (-inf)). The forward is right.",
+        "The backward pass computes p of this row as exp((-inf) - (-inf)). The forward pass is "
+        "correct.",
         "NVIDIA/cudnn-frontend/issues/676",
         flags=("empty-row-nan",),
         applies=when(attends, backward),
@@ -224,9 +227,9 @@ BUGS = (
     ),
     mutant(
         "padding-nan",
-        "delta of padding rows is never written and reaches dk",
-        "These rows contribute 0 times whatever the memory holds: a NaN there spoils every key of "
-        "the block. Fresh memory that is zero hides it.",
+        "delta of padding rows is never written, but contributes to dk",
+        "A padding row contributes 0 times whatever the memory holds, so a NaN there makes dk of "
+        "the whole block NaN. Memory that happens to be zero hides the bug.",
         "tile-ai/tilelang/pull/2461", "NVIDIA/TransformerEngine/issues/2186",
         "fla-org/flash-linear-attention/pull/892",
         flags=("padding-nan",),
@@ -236,9 +239,9 @@ BUGS = (
     ),
     mutant(
         "sentinel",
-        "the mask uses -5e4 in place of -inf",
-        "Scores below -5e4 are lost, hidden keys get weight beside them, and the lse of an empty "
-        "row is finite. Ordinary scores hide it.",
+        "the mask uses -5e4 instead of -inf",
+        "Masked keys get weight if the visible scores are near or below -5e4, and the lse of a "
+        "row without visible keys is finite. In all other rows, ordinary scores hide the bug.",
         "flashinfer-ai/flashinfer/pull/4401", "flashinfer-ai/flashinfer/issues/4452",
         flags=("sentinel",),
         applies=when(attends, hides),
@@ -246,9 +249,9 @@ BUGS = (
     ),
     mutant(
         "no-maximum",
-        "the softmax does not subtract the maximum",
-        "In float32 exp overflows for scores above about 88 and underflows below -103. Scores "
-        "near 0 hide it.",
+        "the softmax does not subtract the row maximum",
+        "In float32, exp overflows for scores above about 88 and underflows below about -103. "
+        "Scores near 0 hide the bug.",
         flags=("merge-overflow",),
         applies=when(attends, forward),
         absorb_tile=without_maximum,

@@ -1,4 +1,4 @@
-"""Heads, groups of heads and batches that are mapped, mixed or summed wrongly."""
+"""Heads, head groups and batch entries that are mapped, mixed or summed wrongly."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ringspec.spec.worker import KeySide, QuerySide
 
 
 def dealt_round(x: Array, terms: Terms) -> Array:
-    """Query head h reads key head h mod Hkv."""
+    """Repeat key heads so that query head h reads key head h mod Hkv."""
     return np.tile(x, (1, terms.group, 1, 1))
 
 
 def summed_round(x: Array, terms: Terms) -> Array:
-    """Key head g gets the gradients of query heads g, g + Hkv, ..."""
+    """Sum the gradients of query heads g, g + Hkv, ... into key head g."""
     batch, heads, length, width = x.shape
     return x.reshape(batch, terms.group, heads // terms.group, length, width).sum(axis=1)
 
@@ -49,14 +49,14 @@ def mean_of_group(x: Array, terms: Terms) -> Array:
 
 
 def first_key_head(x: Array, terms: Terms) -> Array:
-    """The last query head reads key head 0."""
+    """Repeat key heads correctly, except that the last query head reads key head 0."""
     spread = np.repeat(x, terms.group, axis=1)
     spread[:, -1] = x[:, 0]
     return spread
 
 
 def batches_and_heads_exchanged(at: At) -> tuple[QuerySide, KeySide]:
-    """Keys and values lie as [Hkv, B, n, D] and are read as [B, Hkv, n, D]."""
+    """Read keys and values stored as [Hkv, B, n, D] as if they were [B, Hkv, n, D]."""
     key = at.key
     assert key.k is not None and key.v is not None
     k, v = (x.swapaxes(0, 1).reshape(x.shape) for x in (key.k, key.v))
@@ -64,7 +64,7 @@ def batches_and_heads_exchanged(at: At) -> tuple[QuerySide, KeySide]:
 
 
 def keys_of_next_batch(at: At) -> tuple[QuerySide, KeySide]:
-    """A visiting block is read one batch entry too far."""
+    """Shift the keys and values of a visiting block by one batch entry."""
     key = at.key
     if at.own or key.k is None or key.v is None:
         return at.query, key
@@ -80,8 +80,8 @@ BUGS = (
     mutant(
         "gqa-wrong-head",
         "query heads are assigned to key heads round-robin",
-        "Query head h reads key head h mod Hkv instead of h // (H / Hkv). One key head, or as "
-        "many as query heads, hides it.",
+        "Query head h reads key head h mod Hkv instead of h // (H / Hkv). With one key head, or "
+        "one key head per query head, the bug has no effect.",
         flags=("gqa-wrong-head",),
         applies=when(grouped, several_key_heads),
         to_query_heads=dealt_round,
@@ -90,8 +90,8 @@ BUGS = (
     mutant(
         "gqa-wrong-head-in-backward",
         "dk and dv are summed over the wrong query heads",
-        "The forward groups neighbouring heads; the reduction of the backward groups every Hkv-th "
-        "head. One key head hides it.",
+        "The forward pass groups consecutive query heads; the reduction in the backward pass "
+        "groups every Hkv-th head. One key head hides the bug.",
         flags=("gqa-wrong-head", "gqa-not-summed"),
         applies=when(grouped, several_key_heads, backward),
         over_group=summed_round,
@@ -125,24 +125,25 @@ BUGS = (
     mutant(
         "last-head-reads-first-key-head",
         "the last query head reads the first key head",
-        "The other heads are right. One key head hides it.",
+        "The other heads are correct. One key head hides the bug.",
         flags=("gqa-wrong-head",),
         applies=several_key_heads,
         to_query_heads=first_key_head,
     ),
     mutant(
         "batches-and-heads-exchanged",
-        "batches and heads of keys and values are swapped",
-        "Strides of [Hkv, B] are read as [B, Hkv]. One batch entry, or one key head, hides it.",
+        "the batch and head axes of keys and values are swapped",
+        "Memory in the order [Hkv, B] is read as [B, Hkv]. One batch entry, or one key head, "
+        "hides the bug.",
         flags=("transposed-kv-heads",),
         applies=when(batches(2), several_key_heads),
         sees=batches_and_heads_exchanged,
     ),
     mutant(
         "keys-of-next-batch",
-        "visiting keys are read one batch entry too far",
-        "The received buffer has another batch stride than the worker's own. One batch entry, or one "
-        "worker, hides it.",
+        "keys and values of other workers are read one batch entry too far",
+        "The receive buffer has a different batch stride from the worker's own tensors. One "
+        "batch entry, or one worker, hides the bug.",
         applies=when(batches(2), lambda call: call.workers > 1),
         sees=keys_of_next_batch,
     ),

@@ -1,6 +1,6 @@
-"""The replaceable pieces of a ring: each default is what the specification does.
+"""The replaceable pieces of a ring; each default does what the specification does.
 
-A bug is one or two of these pieces replaced. :mod:`~ringspec.conformance.diagnose.mutants.ring` is the loop that
+A bug replaces one or a few of these pieces. :mod:`~ringspec.conformance.diagnose.mutants.ring` is the loop that
 calls them; with all defaults its results are those of ``ringspec.ring``, bit for bit.
 """
 
@@ -48,17 +48,20 @@ class At:
 
     @property
     def own(self) -> bool:
-        """Whether queries and keys are of the same worker: the diagonal block."""
+        """Whether queries and keys belong to the same worker (the diagonal block)."""
         return self.query.owner == self.key.owner
 
     def visitor(self, step: int) -> int:
-        """Owner of the block that visits this worker in a step (RING-1)."""
+        """The owner of the block that visits this worker in a step (RING-1)."""
         return (self.worker - self.direction * step) % self.workers
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One transfer round the ring, after ``step``; the ``last`` one of a backward brings gradients home."""
+    """One transfer around the ring, after ``step``.
+
+    ``last``: the final transfer of a backward pass, which returns gradients to their owners.
+    """
 
     phase: str
     step: int
@@ -104,14 +107,14 @@ def score(
     terms: Terms,
     recipe: Recipe,
 ) -> tuple[Array, Array | None]:
-    """s, -inf where not allowed, and t = tanh(z / softcap)."""
+    """The scores s, -inf where not ``allowed``, and t = tanh(z / softcap), None without a soft cap."""
     z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products) + finite_bias(rows, columns)
     z, t = capped(z, terms, recipe)
     return np.where(allowed, round_to(z, recipe.scores), -np.inf), t
 
 
 def finite_bias(rows: Rows, columns: Columns) -> Array | float:
-    """The bias of a block, 0 where it is -inf: there the mask hides the pair."""
+    """The bias of a block, with 0 where it is -inf, because those pairs are masked anyway."""
     if rows.bias is None:
         return 0.0
     bias: Array = columns_of(rows.bias, columns)
@@ -130,7 +133,7 @@ def keep(at: At, rows: Rows, columns: Columns, terms: Terms, batch: int) -> Arra
 
 
 def to_query_heads(x: Array, terms: Terms) -> Array:
-    """One key head for each query head (FWD-10)."""
+    """Repeat key heads so that each query head has its own copy (FWD-10)."""
     return np.repeat(x, terms.group, axis=1)
 
 
@@ -149,7 +152,7 @@ def finished(
 
 
 def hop(where: Hop, sides: Sequence[Side]) -> list[Side]:
-    """Every worker receives what its neighbour had."""
+    """Give every worker the block that its neighbour had."""
     return [sides[(r - where.direction) % where.workers] for r in range(where.workers)]
 
 
@@ -158,14 +161,14 @@ def delta(worker: int, dy: Array, o: Array, dlse: Array, recipe: Recipe) -> Arra
 
 
 def probabilities(s: Array, lse: Array, recipe: Recipe) -> Array:
-    """p = exp(s - lse), 0 in a row whose lse is -inf."""
+    """Compute p = exp(s - lse), 0 in rows whose lse is -inf."""
     empty = np.isneginf(lse)
     p = np.exp(s - np.where(empty, 0.0, lse)[..., None])
     return np.where(empty[..., None], 0.0, round_to(p, recipe.statistics))
 
 
 def score_gradient(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:
-    """ds = p * (dp * keep - delta), 0 where p is."""
+    """Compute ds = p * (dp * keep - delta), 0 where p is 0."""
     return np.where(p == 0, 0.0, p * (dp * keep - delta[..., None]))
 
 
@@ -174,14 +177,14 @@ def uncapped(ds: Array, t: Array) -> Array:
 
 
 def operand(name: str, x: Array, recipe: Recipe) -> Array:
-    """``name`` 'p' or 'ds': an operand of the products of the backward, rounded."""
+    """Round an operand of the backward products; ``name`` is 'p' or 'ds'."""
     return round_to(x, getattr(recipe, name))
 
 
 def products(
     kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
 ) -> tuple[Array, Array, Array]:
-    """dq, dk, dv of one tile, one head per query head; dk and dv are not rounded yet."""
+    """Compute dq, dk, dv of one tile, each with one head per query head; dk and dv are not rounded yet."""
     dq = round_to(terms.scale * product(dz, k, recipe.products), recipe.products)
     dk = terms.scale * product(dz.swapaxes(2, 3), q, recipe.products)
     return dq, dk, product(kept.swapaxes(2, 3), dy, recipe.products)
@@ -192,7 +195,7 @@ def over_group(x: Array, terms: Terms) -> Array:
 
 
 def for_bias(dz: Array, rows: Rows, terms: Terms) -> Array:
-    """What is summed to dbias."""
+    """The gradient of the scores that is summed to dbias."""
     return dz
 
 
@@ -201,12 +204,12 @@ def same_share(at: At, share: BlockGradients) -> BlockGradients:
 
 
 def add(at: At, name: str, total: Array, share: Array, format: str) -> Array:
-    """``name`` 'dq', 'dk', 'dv' or 'dbias': one share into an accumulator."""
+    """Add one block's contribution to an accumulator; ``name`` is 'dq', 'dk', 'dv' or 'dbias'."""
     return round_to(total + share, format)
 
 
 def reduced(owner: int, parts: Sequence[KeySide]) -> Sequence[KeySide]:
-    """With gathered keys: what is added up for an owner, in the order of the workers."""
+    """The contributions to dk and dv that are summed for an owner if keys are gathered, in worker order."""
     return parts
 
 
@@ -224,34 +227,34 @@ def same_recipe(recipe: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class Hooks:
-    """All pieces, in the order in which a pass meets them.
+    """All pieces, in the order in which a pass calls them.
 
-    ``recipe``        rounding points that are really used
+    ``recipe``        rounding points that the program really uses
     ``terms``         scale, masks, soft cap, sinks and dropout of a pass, 'forward' or 'backward'
     ``queries``, ``keys``    a worker's blocks at the start of a pass; in the backward with dy, lse, delta
-    ``computes``      whether two blocks that meet are computed at all
-    ``sees``          the blocks that the computation is given
+    ``computes``      whether a pair of blocks is computed at all
+    ``sees``          the blocks that the computation reads
     ``to_query_heads``    which key head a query head reads
     ``mask``          visible pairs of a tile
     ``score``         s and t of a tile
-    ``keep``          factors of dropout
-    ``absorb_tile``   one tile into the softmax state of its block
+    ``keep``          dropout factors
+    ``absorb_tile``   absorb one tile into the softmax state of its block
     ``part``          one block's result as it leaves the block
-    ``merge``         one block's result into the running state
-    ``hop``           what each worker holds after a transfer
+    ``merge``         merge one block's result into the running state
+    ``hop``           the block that each worker holds after a transfer
     ``finish``        o and lse of a worker
-    ``seeds``         dy and dlse of a worker
+    ``seeds``         dy and dlse of a worker as the backward pass uses them
     ``delta``         dy_o_sum - dlse of a worker
     ``probabilities``, ``score_gradient``, ``uncapped``    p, ds, dz of a tile
-    ``operand``       p and dz as operands
+    ``operand``       p and dz rounded as operands
     ``products``      dq, dk, dv of a tile
     ``over_group``    sum over the query heads of a key head
-    ``for_bias``      what is summed to dbias
+    ``for_bias``      the gradient of the scores that is summed to dbias
     ``share``         one block's gradients as they leave the block
-    ``add``           one share into an accumulator
-    ``reduced``       parts of one owner's dk, dv where keys were gathered
-    ``sink_share``    one worker's dsinks
-    ``results``       everything that is given back
+    ``add``           add one block's gradients to an accumulator
+    ``reduced``       the contributions to one owner's dk, dv if keys are gathered
+    ``sink_share``    one worker's contribution to dsinks
+    ``results``       all results that the call returns
     """
 
     recipe: Callable[[Recipe], Recipe] = same_recipe

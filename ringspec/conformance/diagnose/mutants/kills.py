@@ -1,12 +1,12 @@
-"""Which case, of profile ``core`` or ``noise``, kills which mutant, in the recipes bf16 and float32.
+"""The case of the profile ``core`` or ``noise`` that detects each mutant, in the recipes bf16 and float32.
 
-The cases were chosen among those that carry a flag of the mutant where one of them kills it clearly. A bug
-of rounding that no bound on single values sees is found by a noise case, by its whole-tensor statistics.
+If a case with a flag of the mutant detects it clearly, that case is listed. Noise cases, which use statistics over
+whole tensors, are listed for rounding bugs that no bound on single values detects.
 """
 
 from __future__ import annotations
 
-# mutant: (case in bf16, case in float32)
+# mutant: (case in bf16, case in float32); an empty string if no case detects it
 KILLS: dict[str, tuple[str, str]] = {
     "ring-direction-of-keys": ("ring/contiguous-causal-w3", "ring/contiguous-causal-w3"),
     "ring-direction": ("ring/contiguous-causal-w3", "ring/contiguous-causal-w3"),

@@ -1,4 +1,4 @@
-"""Diagonals, offsets and layouts: blocks whose place in the sequence is taken for another."""
+"""Wrong diagonals, offsets and layouts: kernels that mistake where in the sequence a block lies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from ringspec.spec.online_softmax import SoftmaxState
 
 
 def triangle_on_every_step(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Blocks that are not wholly hidden get the triangle of the own block."""
+    """Mask every block that has a visible pair with the triangle of the diagonal block."""
     allowed = mask(at, rows, columns, terms)
     if at.own or not allowed.any():
         return allowed
@@ -64,18 +64,18 @@ def causal_on_first_step_alone(at: At, rows: Rows, columns: Columns, terms: Term
 
 
 def not_later_than_worker(at: At) -> bool:
-    """The worker's rank <= the step, where the step must be <= the rank."""
+    """Test rank <= step, where the correct test is step <= rank."""
     return at.worker <= at.step
 
 
 def rank_not_above_step(at: At) -> bool:
-    """The same test of the pair that meets, whichever of the two travels."""
+    """The same inverted test for any circulation and direction: rank of the queries <= step."""
     step = at.direction * (at.query.owner - at.key.owner) % at.workers
     return at.query.owner <= step
 
 
 def mirrored(call: Call) -> Mask:
-    """Key block b stands where block 2a - b does, for queries of worker a."""
+    """Mask that places key block b, seen from queries of worker a, at the position of block 2a - b."""
     assert call.index_k is not None
     n = call.index_k.shape[1]
 
@@ -96,7 +96,7 @@ def exclusive(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
 
 
 def shifted_diagonal(by: int, late_rows_alone: bool = False) -> Mask:
-    """The causal diagonal ``by`` keys further; all other terms as they are."""
+    """Mask with the causal diagonal shifted by ``by`` keys to the right; all other terms are unchanged."""
 
     def shifted(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
         assert at.query.rows is not None
@@ -128,13 +128,13 @@ def swapped_chunks(table: Integers) -> Integers:
 
 
 def chunks_in_order(table: Integers) -> Integers:
-    """Worker r holds chunks r and W + r, and not 2W - 1 - r."""
+    """Layout table in which worker r holds chunks r and W + r instead of r and 2W - 1 - r."""
     half = table.shape[1] // 2
     return np.concatenate((table[:, :half], table[::-1, half:]), axis=1)
 
 
 def keys_in_order(call: Call) -> Mask:
-    """Gathered keys lie in the order of the workers and are masked as if in the order of tokens."""
+    """Mask gathered keys, which are in worker order, as if they were in token order."""
     assert call.index_k is not None
     on_k = positions_if(call, "k", dealt_in_order(call.index_k))
     return lambda at, rows, columns, terms: mask(
@@ -150,7 +150,7 @@ def offset_dropped(call: Call) -> Mask:
 
 
 def other_end(call: Call) -> Mask:
-    """Aligned at the end of the sequences where the start is asked for, and the reverse."""
+    """Mask aligned at the end of the sequences instead of the start, or vice versa."""
     by = tokens(call.index_k) - tokens(call.index_q)
     by = -by if call.terms.get("q_offset", 0) == by else by
     return lambda at, rows, columns, terms: mask(
@@ -191,7 +191,7 @@ BUGS = (
         "causal-on-every-step",
         "the causal triangle of the worker's own block is applied to blocks of other workers",
         "Blocks that lie entirely in the past get the causal triangle of the diagonal block, "
-        "which hides their later keys. With one worker nothing shows.",
+        "which masks their later keys. With one worker the bug has no effect.",
         "zhuzilin/ring-flash-attention/commit/63b1c31", "zhuzilin/ring-flash-attention/pull/10",
         flags=("causal-on-every-step",),
         applies=PLAIN_CAUSAL,
@@ -200,7 +200,8 @@ BUGS = (
     mutant(
         "inverted-skip",
         "the test that skips future blocks is inverted",
-        "Workers skip their own diagonal and past blocks, and compute future ones without a mask.",
+        "Workers compute future blocks, without a mask, and skip their own block and most past "
+        "ones.",
         "zhuzilin/ring-flash-attention/commit/63b1c31",
         flags=("inverted-skip",),
         applies=when(PLAIN_CAUSAL, circulates("kv")),
@@ -208,7 +209,7 @@ BUGS = (
         computes=not_later_than_worker,
         guises=(
             guise(
-                "the blocks that are computed have the right mask",
+                "the blocks that are computed are masked correctly",
                 when(ring(2), term("causal")),
                 computes=rank_not_above_step,
             ),
@@ -217,17 +218,17 @@ BUGS = (
     mutant(
         "future-not-skipped",
         "future blocks are computed without a mask",
-        "The causal triangle is applied to the diagonal block only, and blocks of later workers "
-        "are not skipped.",
+        "The causal mask is applied to the diagonal block only, and blocks of later workers are "
+        "not skipped.",
         flags=("inverted-skip",),
         applies=PLAIN_CAUSAL,
         mask=causal_on_first_step_alone,
     ),
     mutant(
         "local-positions",
-        "blocks are masked by local indices instead of positions",
-        "Every pair of blocks is masked as a diagonal block, slots 0 to n - 1 against slots 0 to "
-        "n - 1. With one worker nothing shows.",
+        "blocks are masked by indices within the block instead of positions",
+        "Every pair of blocks is masked like a diagonal block, as if both started at position 0. "
+        "With one worker the bug has no effect.",
         flags=("causal-on-every-step", "positions-not-sharded"),
         applies=when(in_parts, MASKED),
         hooks=by_call(local_positions),
@@ -235,15 +236,15 @@ BUGS = (
     mutant(
         "offset-sign",
         "the offset between two blocks has the wrong sign",
-        "Past key blocks are treated as future ones, and the reverse. The diagonal block is "
-        "right. With one worker nothing shows.",
+        "Past key blocks are treated as future ones, and vice versa. The diagonal block is "
+        "correct, so with one worker the bug has no effect.",
         flags=("inverted-skip",),
         applies=when(ring(2), layout("contiguous"), MASKED),
         hooks=by_call(mirrored),
     ),
     mutant(
         "q-offset-ignored",
-        "the offset of the queries is ignored",
+        "the position offset of the queries (q_offset) is ignored",
         "Queries that continue a longer sequence are masked as if they started it.",
         flags=("end-alignment",),
         applies=when(attends, term("q_offset")),
@@ -252,8 +253,8 @@ BUGS = (
     mutant(
         "end-alignment",
         "the causal diagonal is aligned at the wrong end when Sq differs from Sk",
-        "The diagonal starts at the first key where it should end at the last, or the reverse. "
-        "Equal lengths hide it.",
+        "The causal diagonal is aligned to the first key instead of the last, or vice versa. "
+        "Equal numbers of queries and keys hide the bug.",
         "ROCm/flash-attention/pull/185",
         flags=("end-alignment",),
         applies=when(unequal, either(term("causal"), term("window"))),
@@ -261,39 +262,39 @@ BUGS = (
     ),
     mutant(
         "diagonal-inclusive",
-        "each row sees the key after its own",
+        "each query also attends to the key after its own position",
         "The causal diagonal is off by one key to the right.",
         applies=CAUSAL,
         mask=shifted_diagonal(1),
     ),
     mutant(
         "diagonal-exclusive",
-        "no row sees its own key",
-        "The causal diagonal is off by one key to the left; the first row sees nothing.",
+        "no query attends to the key at its own position",
+        "The causal diagonal is off by one key to the left; the first query attends to no key.",
         applies=CAUSAL,
         mask=shifted_diagonal(-1),
     ),
     mutant(
         "half-of-diagonal",
-        "the diagonal is off by one in the second half of a worker's rows",
-        "Rows of the second half see one key too many. In a long sequence that hardly changes o, "
-        "and tolerances scaled by the largest value accept it.",
+        "the causal diagonal is one key too far right in the second half of each worker's rows",
+        "These queries attend to one key too many. In a long sequence this hardly changes o, and "
+        "tolerances scaled by the largest value accept it.",
         flags=("striped-diagonal",),
         applies=CAUSAL,
         mask=shifted_diagonal(1, late_rows_alone=True),
     ),
     mutant(
         "half-of-diagonal-exclusive",
-        "the second half of a worker's rows do not see their own key",
-        "Rows of the second half of a block see one key too few.",
+        "queries in the second half of each worker's rows do not attend to their own key",
+        "The causal diagonal of these rows is off by one key to the left.",
         flags=("striped-diagonal",),
         applies=CAUSAL,
         mask=shifted_diagonal(-1, late_rows_alone=True),
     ),
     mutant(
         "striped-diagonal",
-        "the diagonal of striped key blocks of later workers is inclusive",
-        "Slot i must not see key j = i of a later worker; here it does.",
+        "in a striped layout, key blocks of later workers are masked with the inclusive diagonal",
+        "The query in slot i must not attend to the key in slot i of a later worker; here it does.",
         "lucidrains/ring-attention-pytorch/issues/11",
         flags=("striped-diagonal",),
         applies=when(ring(2), layout("striped"), term("causal")),
@@ -301,9 +302,9 @@ BUGS = (
     ),
     mutant(
         "striped-diagonal-exclusive",
-        "the diagonal of striped key blocks of earlier workers is exclusive",
-        "The strict triangle, right for keys of later workers, is applied to keys of earlier "
-        "workers as well.",
+        "in a striped layout, key blocks of earlier workers are masked with the exclusive diagonal",
+        "The strict triangle, which is correct for keys of later workers, is also applied to "
+        "keys of earlier workers.",
         "lucidrains/ring-attention-pytorch/issues/11",
         flags=("striped-diagonal",),
         applies=when(ring(2), layout("striped"), term("causal")),
@@ -312,7 +313,8 @@ BUGS = (
     mutant(
         "zigzag-chunk-order",
         "the two zigzag chunks of a worker are used in the wrong order",
-        "The kernel assumes that the later chunk comes first. Without a mask nothing shows.",
+        "The kernel assumes that the later chunk comes first. Without a mask the bug has no "
+        "effect.",
         "feifeibear/long-context-attention/issues/53",
         flags=("zigzag-chunk-order",),
         applies=when(attends, layout("zigzag"), MASKED),
@@ -320,8 +322,9 @@ BUGS = (
     ),
     mutant(
         "zigzag-chunks-in-order",
-        "zigzag workers are assumed to hold chunks r and W + r",
-        "The second chunk of worker r is chunk 2W - 1 - r. With one worker both are the same.",
+        "the mask assumes that zigzag worker r holds chunks r and W + r",
+        "The second chunk of worker r is chunk 2W - 1 - r. With one worker both are the same "
+        "chunk.",
         "feifeibear/long-context-attention/issues/53",
         flags=("zigzag-chunk-order",),
         applies=when(ring(2), layout("zigzag"), MASKED),
@@ -330,8 +333,8 @@ BUGS = (
     mutant(
         "zigzag-half-step-misplaced",
         "zigzag results of the later chunk are merged into the earlier chunk",
-        "Only the later chunk sees the keys of a later worker. Its half-size result is merged "
-        "into the first half of o and lse.",
+        "Only a worker's later chunk attends to keys of a later worker. The half-size result of "
+        "that step is merged into the first half of o and lse.",
         "NVIDIA/TransformerEngine/pull/716",
         flags=("zigzag-chunk-order",),
         applies=when(ZIGZAG_HALVES, forward),
@@ -339,9 +342,9 @@ BUGS = (
     ),
     mutant(
         "zigzag-half-gradient-misplaced",
-        "zigzag gradients of the earlier keys are added to the later keys",
-        "Only the first chunk of an earlier worker's keys is visible. Its half-size dk and dv are "
-        "added to the second half.",
+        "zigzag dk and dv of the earlier chunk are added to the later chunk",
+        "Of an earlier worker's keys only the first chunk is visible. Its half-size dk and dv "
+        "are added to the second half.",
         "NVIDIA/TransformerEngine/pull/716",
         flags=("zigzag-chunk-order",),
         applies=when(ZIGZAG_HALVES, backward),
@@ -349,9 +352,9 @@ BUGS = (
     ),
     mutant(
         "positions-not-sharded",
-        "positions are sharded by rank and not with their tokens",
-        "The layout decides which worker holds a token, but its position is assigned by rank. A "
-        "striped or zigzag ring then has the mask of a contiguous one.",
+        "positions are assigned in rank order instead of following their tokens",
+        "The layout decides which tokens a worker holds, but positions are numbered as in a "
+        "contiguous layout. A striped or zigzag ring then uses the mask of a contiguous one.",
         "NVIDIA/TransformerEngine/pull/2349",
         flags=("positions-not-sharded", "zigzag-chunk-order"),
         applies=when(
@@ -362,16 +365,16 @@ BUGS = (
     mutant(
         "gathered-keys-in-rank-order",
         "gathered keys are masked as if they were in token order",
-        "After the gather the blocks are in worker order and are not reordered. A contiguous "
-        "layout hides it.",
+        "Gathered blocks arrive in worker order and are not put back into token order. A "
+        "contiguous layout hides the bug.",
         flags=("positions-not-sharded",),
         applies=when(ring(2), circulates("gather"), MASKED, layout("striped", "zigzag", "table")),
         hooks=by_call(keys_in_order),
     ),
     mutant(
         "last-key-of-block-lost",
-        "the last key of each block is not seen",
-        "A loop over keys ends one early; each ring step loses another key.",
+        "the last key of each block is skipped",
+        "The loop over the keys of a block ends one key early, so each ring step loses one key.",
         flags=("short-or-uneven-length",),
         applies=attends,
         mask=last_key_hidden,

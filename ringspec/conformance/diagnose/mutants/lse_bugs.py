@@ -1,4 +1,4 @@
-"""The lse in another base, in another order of axes, or incomplete, while o is right."""
+"""An lse in the wrong base, with the wrong order of axes, or incomplete, while o is correct."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lse_times(factor: float) -> Callable[[Results], Results]:
 
 
 def heads_and_rows_exchanged(x: Array) -> Array:
-    """[B, H, n] written as [B, n, H]."""
+    """Write [B, H, n] as [B, n, H] and read the memory as [B, H, n]."""
     return x.swapaxes(1, 2).reshape(x.shape)
 
 
@@ -54,7 +54,7 @@ def lse_read_exchanged(phase: str, side: QuerySide) -> QuerySide:
 
 
 def lse_of_first_heads(call: Call, recipe: Recipe) -> Hooks:
-    """Only the first query head of each group gets its lse."""
+    """Pieces that write lse only for the first query head of each group, and 0 for the others."""
     group = call.worker("q", 0).shape[1] // call.worker("k", 0).shape[1]
 
     def first_heads(results: Results) -> Results:
@@ -69,13 +69,13 @@ def lse_of_first_heads(call: Call, recipe: Recipe) -> Hooks:
 def log_alone(
     worker: int, running: SoftmaxState, sinks: Array | None, recipe: Recipe
 ) -> tuple[Array, Array]:
-    """lse = log(l), without the maximum."""
+    """Finish with lse = log(l), without the maximum."""
     o, lse = finish(running, sinks, recipe)
     return o, np.where(np.isneginf(lse), lse, lse - np.where(running.l == 0, 0.0, running.m))
 
 
 def read_as_base_2(s: Array, lse: Array, recipe: Recipe) -> Array:
-    """p = 2**(s log2(e) - lse) with a natural lse."""
+    """Compute p = 2**(s log2(e) - lse) with a natural lse."""
     return probabilities(s, lse * LN2, recipe)
 
 
@@ -89,8 +89,8 @@ BUGS = (
     mutant(
         "lse-returned-in-base-2",
         "lse is returned in base 2",
-        "The kernel computes with 2**x and returns its lse without conversion. o is right; a "
-        "caller that merges this lse as a natural one is wrong.",
+        "The kernel computes with 2**x and returns its lse without conversion. o is correct, but "
+        "a caller that merges this lse as a natural one gets wrong results.",
         "lightseekorg/tokenspeed/pull/364", "meta-pytorch/attention-gym/pull/205",
         flags=("log2-lse",),
         applies=forward,
@@ -99,7 +99,7 @@ BUGS = (
     mutant(
         "lse-rebased-twice",
         "lse is converted from base 2 to natural twice",
-        "Two places convert the base; the second one gets an lse that is already natural.",
+        "Two functions convert the base; the second one gets an lse that is already natural.",
         "sgl-project/sglang/pull/33926",
         flags=("log2-lse",),
         applies=forward,
@@ -107,9 +107,9 @@ BUGS = (
     ),
     mutant(
         "natural-lse-in-base-2-backward",
-        "the backward reads a natural lse as base 2",
-        "p = 2**(s log2(e) - lse), so that every p is multiplied by (e / 2)**lse. The forward is "
-        "right.",
+        "the backward pass reads a natural lse as if it were in base 2",
+        "p = 2**(s log2(e) - lse), so every p is multiplied by (e / 2)**lse. The forward pass is "
+        "correct.",
         "meta-pytorch/attention-gym/pull/200",
         flags=("log2-lse",),
         applies=when(attends, backward),
@@ -118,15 +118,15 @@ BUGS = (
     mutant(
         "lse-without-maximum",
         "lse is log(l), without the running maximum",
-        "The running maximum is not added to the lse that is returned and that the backward "
-        "reads; o is right.",
+        "The running maximum is missing from the lse that is returned and that the backward pass "
+        "reads; o is correct.",
         applies=when(attends, forward),
         finish=log_alone,
     ),
     mutant(
         "lse-only-first-head",
         "lse is written for the first query head of each group only",
-        "o is right for all heads. One query head for each key head hides it.",
+        "o is correct for all heads. One query head per key head hides the bug.",
         "NVIDIA/cudnn-frontend/issues/1083",
         flags=("lse-only-first-head",),
         applies=when(grouped, forward),
@@ -135,8 +135,8 @@ BUGS = (
     mutant(
         "lse-layout",
         "lse is written in the order batch, token, head",
-        "The memory is read in the order batch, head, token. A single head hides it, and so do "
-        "checks that look for NaN only.",
+        "The memory is read in the order batch, head, token. A single head hides the bug, and so "
+        "do checks that look only for NaN.",
         "flashinfer-ai/flashinfer/pull/3838", "zhuzilin/ring-flash-attention/pull/47",
         flags=("lse-layout",),
         applies=when(several_heads, forward),
@@ -144,8 +144,8 @@ BUGS = (
     ),
     mutant(
         "lse-layout-in-backward",
-        "the backward reads lse in the order batch, token, head",
-        "p = exp(s - lse) uses the lse of other rows and heads; o and lse are right.",
+        "the backward pass reads lse in the order batch, token, head",
+        "p = exp(s - lse) uses the lse of other rows and heads; o and lse are correct.",
         "NVIDIA/TransformerEngine/issues/1467", "zhuzilin/ring-flash-attention/pull/47",
         flags=("lse-layout",),
         applies=when(several_heads, backward),

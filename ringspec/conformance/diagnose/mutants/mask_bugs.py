@@ -1,4 +1,4 @@
-"""Masks that are dropped, narrowed or misread, and windows."""
+"""Masks and windows that are ignored, replaced or misread."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def triangle_alone(at: At, rows: Rows, columns: Columns, terms: Terms) -> Boolea
 
 
 def first_head_of_mask(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """The dense mask of head 0 stands for all heads."""
+    """Apply the dense mask of head 0 to all heads."""
     if rows.mask is None:
         return mask(at, rows, columns, terms)
     return mask(at, dataclasses.replace(rows, mask=rows.mask[:, :1]), columns, terms)
 
 
 def local_columns_of_mask(call: Call) -> Mask:
-    """Columns 0 to n - 1 of the dense mask, whichever block of keys is here."""
+    """Mask that reads columns 0 to n - 1 of the dense mask for every block of keys."""
     on_k = slots(call.index_k)
 
     def at_slots(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -70,7 +70,7 @@ def bounds_inclusive(at: At, rows: Rows, columns: Columns, terms: Terms) -> Bool
 
 
 def window_is(sides: Callable[[Any, Any], Sides]) -> Callable[[str, Terms], Terms]:
-    """The window that a kernel uses for the one that was asked for."""
+    """Terms with the window ``sides(left, right)`` in place of the (left, right) that the caller passes."""
 
     def changed(phase: str, terms: Terms) -> Terms:
         if terms.window is None:
@@ -89,7 +89,7 @@ def without_window(phase: str, terms: Terms) -> Terms:
 
 
 def window_per_block(call: Call) -> Mask:
-    """The window counts slots; the causal diagonal is the true one."""
+    """Mask that applies the window to slot numbers; the causal diagonal uses positions."""
     counted = local(call)
 
     def windowed(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -105,7 +105,7 @@ def without_others(rows: Rows, columns: Columns) -> tuple[Rows, Columns]:
 
 
 def empty_band(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """The window (-1, 0): keys from one after the row to the row, which is empty."""
+    """Mask with the window (-1, 0), which is empty: from one key after the row to the row itself."""
     band = masks.window(rows.position, columns.position, (-1, 0))[:, None]
     return mask(at, rows, columns, terms) & band
 
@@ -123,7 +123,7 @@ BUGS = (
     mutant(
         "mask-ignored-in-ring",
         "no mask is applied",
-        "The ring calls its kernel for full attention, whatever mask the caller passed.",
+        "The ring always calls its kernel for full attention, whatever mask the caller passes.",
         "NVIDIA/TensorRT-LLM/pull/13821",
         flags=("mask-ignored-in-ring",),
         applies=when(attends, ANY_MASK),
@@ -131,9 +131,9 @@ BUGS = (
     ),
     mutant(
         "causal-alone",
-        "every mask is replaced by the causal one",
-        "Windows, documents and dense masks are dropped and the call is marked causal; layers with a "
-        "window are trained as if they had none.",
+        "every mask is replaced by a causal mask",
+        "Windows, document boundaries and dense masks are dropped, and the call is marked "
+        "causal. Layers with a window are then trained without it.",
         "huggingface/accelerate/pull/4177",
         flags=("mask-ignored-in-ring",),
         applies=attends,
@@ -142,22 +142,24 @@ BUGS = (
     mutant(
         "mask-of-first-head",
         "the dense mask of the first head is used for all heads",
-        "The mask is indexed without its head axis. A mask that is the same for all heads hides it.",
+        "The mask is indexed without its head axis. A mask that is the same for all heads hides "
+        "the bug.",
         applies=when(attends, tensor("mask"), lambda call: call.worker("mask", 0).shape[1] > 1),
         mask=first_head_of_mask,
     ),
     mutant(
         "mask-columns-local",
-        "the dense mask is read at local key indices",
-        "Every visiting block reads columns 0 to n - 1 of the mask, those of the first worker's keys.",
+        "the dense mask is read at key indices within the block",
+        "Every visiting block reads columns 0 to n - 1 of the mask, which belong to the first "
+        "worker's keys.",
         flags=("causal-on-every-step",),
         applies=when(ring(2), tensor("mask")),
         hooks=by_call(local_columns_of_mask),
     ),
     mutant(
         "bounds-inclusive",
-        "the upper key bound of a row is inclusive",
-        "A row sees the key at bound_max, the first one that it must not see.",
+        "the upper key bound of a row (bound_max) is treated as inclusive",
+        "A query attends to the key at bound_max, the first one that must be masked.",
         flags=("window-off-by-one",),
         applies=when(attends, tensor("bound_max")),
         mask=bounds_inclusive,
@@ -165,8 +167,8 @@ BUGS = (
     mutant(
         "window-ignored",
         "the window is ignored",
-        "The ring looks up the window under another name and finds none; the causal mask and "
-        "documents are applied.",
+        "The ring looks up the window under a name that the caller does not use. The causal mask "
+        "and document boundaries are still applied.",
         "PrimeIntellect-ai/prime-rl/pull/2828", "huggingface/accelerate/pull/4177",
         flags=("mask-ignored-in-ring",),
         applies=WINDOW,
@@ -174,10 +176,10 @@ BUGS = (
     ),
     mutant(
         "window-per-block",
-        "each block applies the window to local indices",
-        "Every ring step gets the same window and applies it to local indices: keys of other "
-        "workers are wrongly hidden or wrongly visible. With one worker, or a window as wide as "
-        "the sequence, nothing shows.",
+        "the window is applied to indices within each block",
+        "Every ring step measures the window in indices within the block instead of positions, "
+        "so keys of other workers are wrongly masked or wrongly visible. With one worker, or a "
+        "window as wide as the sequence, the bug has no effect.",
         "zhuzilin/ring-flash-attention",
         flags=("window-per-block",),
         applies=when(ring(2), term("window")),
@@ -185,9 +187,9 @@ BUGS = (
     ),
     mutant(
         "window-off-by-one",
-        "the window has one key too many on each bounded side",
-        "The window is a count of keys where the kernel expects inclusive distances, or the "
-        "reverse.",
+        "the window is one key too wide on each bounded side",
+        "The window is passed as numbers of keys where the kernel expects inclusive distances, "
+        "or vice versa.",
         "huggingface/transformers/issues/39408",
         flags=("window-off-by-one",),
         applies=WINDOW,
@@ -195,8 +197,9 @@ BUGS = (
     ),
     mutant(
         "window-one-wide",
-        "the window has one key too many to the left",
-        "The left side is a count of keys where a distance is expected; the right side is correct.",
+        "the window is one key too wide on the left",
+        "The left side is passed as a number of keys where a distance is expected. The right "
+        "side is correct.",
         "huggingface/transformers/issues/39408",
         flags=("window-off-by-one",),
         applies=when(WINDOW, lambda call: call.terms["window"][0] is not None),
@@ -204,8 +207,8 @@ BUGS = (
     ),
     mutant(
         "window-one-short",
-        "the window lacks its farthest key to the left",
-        "The left side of the window is exclusive.",
+        "the window is one key too narrow on the left",
+        "The left side of the window is treated as exclusive.",
         flags=("window-off-by-one",),
         applies=WINDOW,
         terms=window_is(lambda left, right: (less(left, 1), right)),
@@ -213,8 +216,9 @@ BUGS = (
     mutant(
         "window-sentinel",
         "an unbounded side of the window is read as the distance -1",
-        "One side of an interface writes -1 for 'unbounded' and the other reads a distance. The "
-        "band is empty: o = 0, lse = -inf.",
+        "One side of an interface writes -1 for 'unbounded', and the other reads a distance. A "
+        "window with an unbounded left side and a right side of 0 then masks every key: o = 0 "
+        "and lse = -inf.",
         "NVIDIA/TransformerEngine/issues/3528",
         flags=("window-sentinel",),
         applies=when(WINDOW, lambda call: None in call.terms["window"]),
@@ -222,8 +226,8 @@ BUGS = (
     ),
     mutant(
         "causal-as-empty-band",
-        "causal is passed as the window (-1, 0), which is taken literally",
-        "All rows are empty: o = 0, lse = -inf.",
+        "a causal mask is passed as the window (-1, 0), which is taken literally",
+        "No query attends to any key: o = 0 and lse = -inf.",
         "NVIDIA/TransformerEngine/issues/3528", "NVIDIA/TransformerEngine/pull/3532",
         flags=("window-sentinel",),
         applies=when(attends, term("causal"), without("window")),
@@ -232,15 +236,15 @@ BUGS = (
     mutant(
         "window-zero-unbounded",
         "a window side of 0 is read as unbounded",
-        "0 is treated as 'not given'. A causal mask together with a right side of 0 hides it.",
+        "0 is treated as 'not given'. If only the right side is 0, a causal mask hides the bug.",
         flags=("window-sentinel",),
         applies=when(WINDOW, lambda call: 0 in call.terms["window"]),
         terms=window_is(lambda left, right: (left or None, right or None)),
     ),
     mutant(
         "window-sides-swapped",
-        "left and right of the window are swapped",
-        "Rows see later keys where they should see earlier ones.",
+        "the left and right sides of the window are swapped",
+        "Queries attend to later keys where they should attend to earlier ones, and vice versa.",
         applies=WINDOW,
         terms=window_is(lambda left, right: (right, left)),
     ),

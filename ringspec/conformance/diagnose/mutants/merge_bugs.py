@@ -19,7 +19,7 @@ LN2 = math.log(2.0)
 
 
 def normal(state: SoftmaxState, factor: float = 1.0) -> SoftmaxState:
-    """The state as (o, lse), with lse times a factor; the empty state as it is."""
+    """Normalise a state to (m = lse * factor, l = 1, o); empty rows keep l = 0."""
     empty = state.l == 0
     o = state.o / np.where(empty, 1.0, state.l)[..., None]
     return SoftmaxState(state.lse * factor, np.where(empty, 0.0, 1.0), o)
@@ -28,7 +28,7 @@ def normal(state: SoftmaxState, factor: float = 1.0) -> SoftmaxState:
 def with_weights(
     a: SoftmaxState, b: SoftmaxState, c_a: Array, c_b: Array, m: Array, recipe: Recipe
 ) -> SoftmaxState:
-    """c_a a + c_b b, on the running maximum m."""
+    """Combine two states as c_a * a + c_b * b, with running maximum m."""
     l = round_to(c_a * a.l + c_b * b.l, recipe.statistics)
     return SoftmaxState(m, l, c_a[..., None] * a.o + c_b[..., None] * b.o)
 
@@ -52,7 +52,7 @@ def natural_at_last(
 def base_2_weights_of_o(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """lse is merged rightly; o takes the natural exponentials of lse / ln 2 for weights."""
+    """Merge lse correctly, but weight o with the natural exponentials of lse / ln 2."""
     right = merged(at, running, part, recipe)
     a, b = normal(running, 1 / LN2), normal(part, 1 / LN2)
     c_a, c_b, _ = weights(a, b)
@@ -64,7 +64,7 @@ def base_2_weights_of_o(
 def powers_of_two(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Weights 2**lse: natural exponentials of lse * ln 2."""
+    """Merge with weights 2**lse, the natural exponentials of lse * ln 2."""
     return normal(merged(at, normal(running, LN2), normal(part, LN2), recipe), 1 / LN2)
 
 
@@ -83,7 +83,7 @@ def exchanged(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe)
 def weights_of_o_exchanged(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """lse is right."""
+    """Merge with the weights of o swapped and the correct lse."""
     right = merged(at, running, part, recipe)
     if not running.l.any():
         return right
@@ -97,7 +97,7 @@ def weights_of_o_exchanged(
 def equal_weights(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """o is the mean over the blocks; lse is right."""
+    """Merge with o as the mean over the blocks and the correct lse."""
     right = merged(at, running, part, recipe)
     a, b = normal(running), normal(part)
     mean = a.o + (b.o - a.o) / (at.step + 1)
@@ -107,14 +107,14 @@ def equal_weights(
 def already_normal(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """o of the block is normalised, and is taken for the sum that belongs to l."""
+    """Merge the normalised o of the block as if it were the unnormalised sum that belongs to l."""
     return merged(at, running, SoftmaxState(part.m, part.l, normal(part).o), recipe)
 
 
 def exponentials_of_lse(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """exp(lse) as it is: infinite beyond the range of the statistics, 0 below it."""
+    """Merge with exp(lse) itself: infinite above the range of the statistics format, 0 below it."""
     a, b = normal(running), normal(part)
     e_a, e_b = (round_to(np.exp(x.m), recipe.statistics) for x in (a, b))
     total = round_to(e_a + e_b, recipe.statistics)
@@ -127,7 +127,7 @@ def exponentials_of_lse(
 def log_of_one_plus(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """lse + log(1 + exp(block lse - lse)), after the first block."""
+    """Merge with lse + log(1 + exp(block lse - lse)) after the first block."""
     if not running.l.any():
         return merged(at, running, part, recipe)
     a, b = normal(running), normal(part)
@@ -138,13 +138,13 @@ def log_of_one_plus(
 
 
 def unguarded(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """(-inf) - (-inf) where both are empty."""
+    """Merge without a guard: (-inf) - (-inf) where both states are empty."""
     m = np.maximum(running.m, part.m)
     return with_weights(running, part, np.exp(running.m - m), np.exp(part.m - m), m, recipe)
 
 
 def o_unguarded(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """The weights of o take (-inf) - (-inf); lse is -inf, as it should be."""
+    """Merge with NaN in o where both states are empty; lse is -inf, which is correct."""
     right = merged(at, running, part, recipe)
     both = ((running.l == 0) & (part.l == 0))[..., None]
     spoilt = both | np.isnan(running.o) | np.isnan(part.o)
@@ -167,8 +167,9 @@ BUGS = (
     mutant(
         "log2-lse",
         "a base-2 lse is merged as a natural one",
-        "The kernel returns lse / ln 2, and the merge takes exp of it, which sharpens the weights "
-        "of the parts. Parts of equal weight hide it in o; with a single part only lse shows it.",
+        "The kernel returns lse / ln 2, and the merge takes its natural exponential. This "
+        "exaggerates the differences between the weights. If all parts have equal weight, o is "
+        "correct; with a single part only lse is wrong.",
         "vllm-project/vllm/pull/47079", "flashinfer-ai/flashinfer/issues/2113",
         "sgl-project/sglang/issues/40903",
         flags=("log2-lse",),
@@ -191,7 +192,8 @@ BUGS = (
     mutant(
         "natural-lse-as-log2",
         "a natural lse is merged with weights 2**lse",
-        "The merge expects base 2 and gets a natural lse, which flattens the weights of the parts.",
+        "The merge expects base 2 and gets a natural lse. This reduces the differences between "
+        "the weights.",
         "sgl-project/sglang/pull/33065",
         flags=("natural-lse-as-log2",),
         applies=when(merges, forward),
@@ -200,39 +202,40 @@ BUGS = (
     mutant(
         "running-part-not-rescaled",
         "the running o and l are not rescaled when the maximum rises",
-        "The factor exp(m_old - m_new) is not applied to what was accumulated earlier. Rows whose "
-        "maximum is in their first block are right.",
+        "The factor exp(m_old - m_new) is not applied to what was accumulated earlier. Rows "
+        "whose maximum is in their first block are correct.",
         applies=when(merges, forward),
         merge=not_rescaled,
     ),
     mutant(
         "merge-weights-exchanged",
         "the two weights of a merge are swapped",
-        "The running part gets the weight of the block, and the block that of the running part. Equal "
-        "maxima hide it.",
+        "The running result gets the weight of the new block, and the new block that of the "
+        "running result. Equal maxima hide the bug.",
         applies=when(merges, forward),
         merge=exchanged,
-        guises=(guise("lse is right", when(merges, forward), merge=weights_of_o_exchanged),),
+        guises=(guise("lse is correct", when(merges, forward), merge=weights_of_o_exchanged),),
     ),
     mutant(
         "merge-averages",
         "partial results are averaged",
-        "o is the plain mean over the blocks, whatever their lse; lse itself is right.",
+        "o is the plain mean over the blocks, whatever their lse; lse itself is correct.",
         applies=when(merges, forward),
         merge=equal_weights,
     ),
     mutant(
         "normalised-part-as-sum",
-        "a normalised block result is merged as an unnormalised one",
-        "The block result is already divided by its sum, and the merge divides it again.",
+        "a normalised block result is merged as if it were unnormalised",
+        "The block result has already been divided by its softmax sum, and is divided again "
+        "after the merge.",
         applies=when(attends, forward),
         merge=already_normal,
     ),
     mutant(
         "merge-overflow",
-        "a merge takes exp of lse itself",
-        "exp(lse) overflows for scores of several hundred and underflows below about -100; in "
-        "between the merge is right.",
+        "the merge computes exp(lse), which overflows",
+        "In float32, exp(lse) overflows for an lse above about 88 and underflows below about "
+        "-103; in between the merge is correct.",
         "NVIDIA/TransformerEngine/pull/716", "SHI-Labs/NATTEN/pull/202",
         flags=("merge-overflow",),
         applies=when(merges, forward),
@@ -240,9 +243,9 @@ BUGS = (
     ),
     mutant(
         "merge-overflow-of-difference",
-        "a merge takes exp(block lse - lse), which overflows",
-        "log(1 + exp(x)) is infinite where the lse of the new block exceeds the running lse by "
-        "more than the exponent range.",
+        "the merge computes exp(block lse - running lse), which overflows",
+        "In float32, log(1 + exp(x)) is infinite if the lse of the new block exceeds the running "
+        "lse by more than about 88.",
         "zhuzilin/ring-flash-attention/pull/30",
         flags=("merge-overflow",),
         applies=when(merges, forward),
@@ -250,19 +253,19 @@ BUGS = (
     ),
     mutant(
         "empty-merge-nan",
-        "two empty parts are merged into NaN",
-        "The merge computes (-inf) - (-inf) where neither part has seen a key for a row.",
+        "merging two empty parts gives NaN",
+        "The merge computes (-inf) - (-inf) for a row that has no visible key in either part.",
         "vllm-project/vllm/pull/39148", "flashinfer-ai/flashinfer/issues/4051",
         flags=("empty-merge-nan",),
         applies=when(merges, forward),
         merge=unguarded,
-        guises=(guise("lse is right", when(merges, forward), merge=o_unguarded),),
+        guises=(guise("lse is correct", when(merges, forward), merge=o_unguarded),),
     ),
     mutant(
         "last-worker-unnormalised",
-        "the last worker does not divide o by its sum",
-        "The loop of one worker ends on another code path. A test that checks only the first "
-        "worker sees nothing.",
+        "the last worker does not divide o by the softmax sum",
+        "On this worker the loop ends in a different code path. A test that checks only the "
+        "first worker passes.",
         applies=when(attends, forward),
         hooks=last_worker_unnormalised,
     ),

@@ -1,4 +1,4 @@
-"""What a mutant is, and how one is run: on a call, or as a target of the conformance suite."""
+"""Mutants: their definition, and how to run one on a call or as a target of the conformance suite."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Make = Callable[[Call, Recipe], Hooks]
 
 @dataclass(frozen=True)
 class Guise:
-    """Another form of a bug, which its title names as well; ``words`` say what is different.
+    """A variant of a bug to which the bug's title applies as well; ``words`` say what is different.
 
-    Kernels that have the bug differ in it: which pass, what a buffer holds that nobody wrote, which
-    results are spared. A guise is looked for in a diagnosis; the suite is measured against the bug itself.
+    Kernels with the same bug differ in the pass that has it, in what unwritten memory holds, or in which results stay
+    correct. A diagnosis also tries the variants; the kill table counts only the bug itself.
     """
 
     words: str
@@ -40,15 +40,18 @@ class Guise:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One known bug as a change of a few pieces of the ring.
+    """One known bug, as replacements for a few pieces of the ring.
 
-    ``title`` is the sentence by which a report names it; ``what`` says how it comes about, what it does
-    and what hides it. ``links`` are public reports (empty: a mistake that the definition makes easy, of
-    which no report is known); ``flags`` are classes of :data:`ringspec.vectors.catalogue.flags.FLAGS`.
-    ``applies(call)`` is False where the bug cannot change a result. ``unseen`` maps a recipe in which
-    nothing can show the bug to the reason. ``guises`` are other forms of the same bug. ``supposes(call)``
-    is False where the call lacks what the title takes for granted, a mask for example: another name for
-    the same numbers is then preferred.
+    ``title``     the sentence by which a report names the bug
+    ``what``      its cause, its effect and what hides it
+    ``links``     public reports; empty for a likely mistake of which no report is known
+    ``flags``     classes of :data:`ringspec.vectors.catalogue.flags.FLAGS`
+    ``applies``   applies(call) is False if the bug cannot change a result of the call
+    ``hooks``     hooks(call, recipe) makes the pieces
+    ``unseen``    the reason why no case can detect the bug in a recipe, by recipe
+    ``guises``    variants of the bug
+    ``supposes``  supposes(call) is False if the call lacks something that the title takes for granted, for
+                  example a mask: a diagnosis then prefers another bug that gives the same results
     """
 
     id: str
@@ -64,16 +67,16 @@ class Mutant:
 
     @property
     def kills(self) -> Mapping[str, str]:
-        """For 'bf16' and 'float32' the id of a case, of ``core`` or ``noise``, that it fails.
+        """A case of the profile ``core`` or ``noise`` that fails with this bug, by recipe ('bf16', 'float32').
 
-        A recipe is missing where no bound fails it: see ``needs`` and ``unseen``.
+        A recipe is missing if no case detects the bug: see ``unseen``.
         """
         cases = zip(RECIPES, KILLS.get(self.id, ("", "")), strict=True)
         return {recipe: case for recipe, case in cases if case}
 
     @property
     def needs(self) -> str:
-        """'statistics' where a bound on each value lets the mutant pass in some recipe, else 'bounds'."""
+        """'statistics' if in some recipe only statistics over whole tensors detect the bug, else 'bounds'."""
         found = any(case.startswith("noise/") for case in self.kills.values())
         return "statistics" if found else "bounds"
 
@@ -91,7 +94,11 @@ def mutant(
     supposes: Condition = anything,
     **pieces: Any,
 ) -> Mutant:
-    """A mutant; ``links`` are paths below https://github.com, ``pieces`` those that are always the same."""
+    """Make a mutant.
+
+    ``links`` are paths below https://github.com. Give either ``pieces``, if they are the same for every call, or
+    ``hooks``, which makes them from call and recipe.
+    """
     addresses = tuple(SITE + link for link in links)
     made = made_of(hooks, pieces)
     return Mutant(
@@ -109,7 +116,7 @@ def mutant(
 
 
 def guise(words: str, applies: Condition, hooks: Make | None = None, **pieces: Any) -> Guise:
-    """A guise, from the same pieces as a mutant."""
+    """Make a variant of a bug; ``hooks`` and ``pieces`` as in :func:`mutant`."""
     return Guise(words, made_of(hooks, pieces), applies)
 
 
@@ -119,9 +126,9 @@ def made_of(hooks: Make | None, pieces: Mapping[str, Any]) -> Make:
 
 
 def run_mutant(mutant: Mutant | Guise, call: Call, recipe: Recipe, way: Way = USUAL) -> Results:
-    """What the mutant gives for a call under a recipe: results by name, one float64 array a worker.
+    """Run a mutant on a call under a recipe: results by name, one float64 array per worker.
 
-    Where the mutant does not apply, the correct results. NaN and infinities raise no warning.
+    If the mutant does not apply to the call, the results are correct. NaN and infinities raise no warning.
     """
     hooks = mutant.hooks(call, recipe) if mutant.applies(call) else Hooks()
     with np.errstate(all="ignore"):
@@ -129,7 +136,7 @@ def run_mutant(mutant: Mutant | Guise, call: Call, recipe: Recipe, way: Way = US
 
 
 class MutantTarget:
-    """A mutant as a target: the claims are those of the correct program in the same recipe."""
+    """A mutant as a target of the suite, with the claims of the correct program in the same recipe."""
 
     def __init__(self, mutant: Mutant, recipe: str) -> None:
         right = REFERENCES[recipe]

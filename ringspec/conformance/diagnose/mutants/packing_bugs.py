@@ -1,4 +1,4 @@
-"""Packed documents and padding."""
+"""Document boundaries and padding that are ignored or misplaced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def window_across_documents(at: At, rows: Rows, columns: Columns, terms: Terms) 
 
 
 def no_documents(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Documents are ignored; padding tokens (negative ids) stay hidden."""
+    """Mask without document boundaries; padding tokens (negative ids) stay masked."""
     if rows.segment is None or columns.segment is None:
         return mask(at, rows, columns, terms)
     return mask(
@@ -48,7 +48,7 @@ def no_segments(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
 
 
 def padding_is_a_document(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Tokens of negative ids see each other."""
+    """Mask in which tokens with negative ids attend to each other."""
     if rows.segment is None or columns.segment is None:
         return mask(at, rows, columns, terms)
     rows = dataclasses.replace(rows, segment=np.maximum(rows.segment, -1) + 1)
@@ -57,7 +57,7 @@ def padding_is_a_document(at: At, rows: Rows, columns: Columns, terms: Terms) ->
 
 
 def padding_counted(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Slots without a token are keys like any other, in their block's last place."""
+    """Mask that counts padding slots as keys of the last document in their block."""
     real = dataclasses.replace(columns, index=np.maximum(columns.index, 0))
     if columns.segment is not None and columns.segment.size:
         segment = np.where(columns.index < 0, columns.segment.max(), columns.segment)
@@ -66,7 +66,7 @@ def padding_counted(at: At, rows: Rows, columns: Columns, terms: Terms) -> Boole
 
 
 def documents_by_slot(call: Call) -> Mask:
-    """Document starts of the whole stream are read as starts in the worker's own block."""
+    """Mask in which slot i of every worker has the document of token i of the whole sequence."""
     on_q, on_k = slots(call.index_q), slots(call.index_k)
 
     def by_slot(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -86,7 +86,7 @@ def documents_by_slot(call: Call) -> Mask:
 
 
 def numbered_by_worker(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """A document's number is its place among those of which the worker holds tokens."""
+    """Mask in which each worker numbers the documents in its block from 0."""
     of_rows, of_columns = at.query.rows, at.key.columns
     assert of_rows is not None and of_columns is not None
     if of_rows.segment is None or of_columns.segment is None:
@@ -103,7 +103,7 @@ def numbered_by_worker(at: At, rows: Rows, columns: Columns, terms: Terms) -> Bo
 
 
 def number_among(ids: Integers, held: Integers) -> Integers:
-    """The place of each id among the distinct ones that are held; padding (negative) stays padding."""
+    """Rank of each id among the distinct ids in ``held``; negative ids (padding) are unchanged."""
     known = [np.unique(row[row >= 0]) for row in held]
     places = [np.searchsorted(a, row) for a, row in zip(known, ids, strict=True)]
     return np.where(ids < 0, ids, np.stack(places))
@@ -114,7 +114,7 @@ def keys_cut_short(call: Call, recipe: Recipe) -> Hooks:
 
 
 def cut_short(call: Call, recipe: Recipe) -> Hooks:
-    """Tokens of a document beyond a multiple of W become padding."""
+    """Pieces that turn the tokens of a document beyond a multiple of W into padding."""
     starts_q = call.terms["cu_seqlens"]
     starts_k = call.terms.get("cu_seqlens_k", starts_q)
 
@@ -145,7 +145,7 @@ def has_uneven_document(call: Call) -> bool:
 
 
 def empty_documents_forgotten(call: Call) -> Mask:
-    """Documents without queries get no number, so that later ones have lower ids than their keys."""
+    """Mask that numbers only documents with queries, so that later queries have lower ids than their keys."""
     starts = np.asarray(call.terms["cu_seqlens"])
     number = np.concatenate((np.cumsum(np.diff(starts) > 0) - 1, [-1]))  # id -1: the last entry
 
@@ -165,8 +165,8 @@ BUGS = (
     mutant(
         "window-over-documents",
         "the window reaches into other documents",
-        "With packed documents the window is clamped to the start of the stream, not of the "
-        "document. Documents longer than the window hide most of it.",
+        "The window is limited by the start of the packed sequence instead of the start of the "
+        "document. Documents much longer than the window hide most of the error.",
         "radixark/miles/pull/2038",
         flags=("window-over-documents",),
         applies=when(attends, term("window"), packed),
@@ -174,18 +174,19 @@ BUGS = (
     ),
     mutant(
         "packing-ignored",
-        "packed documents attend across their boundaries",
-        "The batch interface of the ring has no document starts. A single document hides it.",
+        "tokens attend across document boundaries",
+        "The ring is called through a batch interface that has no argument for document starts. "
+        "A single document hides the bug.",
         "axolotl-ai-cloud/axolotl/issues/3608", "NVIDIA-NeMo/Automodel/pull/2999",
         flags=("packing-ignored",),
         applies=when(attends, packed),
         mask=no_documents,
-        guises=(guise("padding is visible as well", when(attends, packed), mask=no_segments),),
+        guises=(guise("padding tokens are visible as well", when(attends, packed), mask=no_segments),),
     ),
     mutant(
         "local-document-starts",
-        "document starts of the whole stream are used as local ones",
-        "Each worker applies the documents of the first worker's slots to its own.",
+        "document starts of the whole sequence are used as indices into each worker's tokens",
+        "Each worker applies the document boundaries of the first worker's tokens to its own.",
         "PrimeIntellect-ai/prime-rl/pull/2392", "axolotl-ai-cloud/axolotl/pull/2495",
         flags=("local-document-starts", "positions-not-sharded"),
         applies=when(ring(2), packed),
@@ -193,10 +194,10 @@ BUGS = (
     ),
     mutant(
         "documents-numbered-by-worker",
-        "each worker numbers the documents that it holds from 0",
-        "Document ids are computed from the tokens that a worker holds. Document 0 of two workers "
-        "is then treated as one document, and one document on two workers as two. With one worker "
-        "nothing shows.",
+        "each worker numbers its documents from 0",
+        "Document ids are computed from the tokens that a worker holds. Document 0 of two "
+        "workers is then treated as one document, and a document that spans two workers as two. "
+        "With one worker the bug has no effect.",
         flags=("local-document-starts",),
         applies=when(ring(2), packed),
         mask=numbered_by_worker,
@@ -204,14 +205,15 @@ BUGS = (
     mutant(
         "length-floored",
         "document lengths are rounded down to a multiple of the worker count",
-        "The last tokens of a document are neither seen nor computed. Lengths divisible by W hide it.",
+        "The last tokens of a document are dropped, both as queries and as keys. Document "
+        "lengths divisible by W hide the bug.",
         "NVIDIA/TransformerEngine/issues/1930",
         flags=("length-floored",),
         applies=when(ring(2), term("cu_seqlens"), has_uneven_document),
         hooks=cut_short,
         guises=(
             guise(
-                "the queries of these tokens are computed",
+                "these tokens are dropped as keys only",
                 when(ring(2), term("cu_seqlens"), has_uneven_document),
                 hooks=keys_cut_short,
             ),
@@ -219,9 +221,9 @@ BUGS = (
     ),
     mutant(
         "empty-document",
-        "a document without queries shifts the documents after it",
-        "Only documents that have queries are counted, so that later queries see the keys of an "
-        "earlier document.",
+        "a document without queries shifts the numbers of later documents",
+        "Only documents that have queries are counted, so queries of later documents attend to "
+        "the keys of an earlier document.",
         "Dao-AILab/flash-attention/issues/2562", "Dao-AILab/flash-attention/pull/2568",
         flags=("empty-document",),
         applies=when(attends, has_empty_document),
@@ -230,8 +232,8 @@ BUGS = (
     mutant(
         "padding-is-a-document",
         "padding tokens attend to each other",
-        "Negative document ids are compared like any other: o and the gradients of padding are "
-        "not 0.",
+        "Negative document ids, which mark padding, are compared like any other id, so o and the "
+        "gradients of padding are not 0.",
         "NVIDIA/TransformerEngine/pull/1012",
         flags=("padding-not-zero",),
         applies=when(attends, packed),
@@ -239,9 +241,9 @@ BUGS = (
     ),
     mutant(
         "padding-slots-counted",
-        "slots without a token count as keys",
-        "The zero keys of padding slots get scores of 0 instead of -inf, and dilute every row "
-        "that sees their position.",
+        "padding slots are counted as keys",
+        "The zero keys in padding slots get a score of 0 instead of -inf and take weight in "
+        "every row that can see their position.",
         "NVIDIA/TransformerEngine/pull/1012",
         flags=("padding-not-zero", "padding-nan"),
         applies=when(attends, padded),

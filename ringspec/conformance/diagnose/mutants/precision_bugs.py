@@ -1,4 +1,4 @@
-"""Rounding where none belongs, twice, in the wrong direction, or to the wrong format."""
+"""Rounding in the wrong place, in the wrong direction, or to the wrong format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NARROW = ("bfloat16", "float16")
 
 
 def truncated(x: Array, format: str) -> Array:
-    """Cut to the significant bits of a format, towards zero."""
+    """Truncate towards zero to the significant bits of a format."""
     with np.errstate(all="ignore"):
         part, exponent = np.frexp(x)
         bits = format_of(format).precision
@@ -36,12 +36,12 @@ def truncated(x: Array, format: str) -> Array:
 
 
 def narrow_of(recipe: Recipe) -> str:
-    """The 16-bit type of an implementation: that of its inputs, or bfloat16."""
+    """The 16-bit format that a kernel would use: that of its inputs, or bfloat16 if they are wider."""
     return recipe.inputs if recipe.inputs in NARROW else "bfloat16"
 
 
 def rounding(*points: str) -> Callable[[Recipe], Recipe]:
-    """A recipe that rounds to 16 bits at some points more."""
+    """Change a recipe so that these rounding points round to 16 bits."""
 
     def changed(recipe: Recipe) -> Recipe:
         return recipe.replace(**dict.fromkeys(points, narrow_of(recipe)))
@@ -59,7 +59,7 @@ def partials(recipe: Recipe) -> Recipe:
 def cut_p(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """One tile, whose P is cut and not rounded."""
+    """Absorb one tile; P is truncated instead of rounded."""
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
     c = round_to(np.exp(state.m - shift), recipe.statistics)
@@ -72,7 +72,7 @@ def cut_p(
 def narrow_exponentials(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """One tile, whose exp(s - m) has 16 bits before it is summed; l and the factors of merging do not."""
+    """Absorb one tile; exp(s - m) is rounded to 16 bits before it is summed, l and the rescaling are not."""
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
     c = round_to(np.exp(state.m - shift), recipe.statistics)
@@ -95,7 +95,10 @@ def cut_operand(which: str) -> Callable[[str, Array, Recipe], Array]:
 
 
 def cut_results(names: tuple[str, ...], *points: str) -> Make:
-    """Results are cut to their format, from one that is wide enough."""
+    """Pieces that truncate results to their format instead of rounding them.
+
+    The rounding ``points`` are widened first, so that nothing is rounded before.
+    """
 
     def hooks(call: Call, recipe: Recipe) -> Hooks:
         format = call.formats["outputs"]
@@ -114,7 +117,7 @@ def cut_results(names: tuple[str, ...], *points: str) -> Make:
 
 
 def cut_before_backward(call: Call, recipe: Recipe) -> Hooks:
-    """As :func:`cut_results`, and dy_o_sum is taken from the o that was cut."""
+    """Truncate the gradients as :func:`cut_results` does, and compute delta from a truncated o."""
     made = cut_results(("dq", "dk", "dv"), "outputs", "gradients")(call, recipe)
 
     def finished(
@@ -133,7 +136,7 @@ def dq_in_bfloat16(results: Results) -> Results:
 
 
 def flushed(call: Call, recipe: Recipe) -> Hooks:
-    """Results below the least normal number of their format become 0."""
+    """Pieces that replace results below the smallest normal number of their format by 0."""
     least = 2.0 ** format_of(call.formats["outputs"]).min_exponent
 
     def flush(results: Results) -> Results:
@@ -150,35 +153,43 @@ def has_wider_results(call: Call) -> bool:
     return call.formats["outputs"] != "bfloat16"
 
 
-KEPT = "results have no more bits than that"
-LAST_BIT = "the bounds leave the last bit of a float32 operand open: exp and the order of float32 sums are undeclared"
+KEPT = "the results are in bfloat16 anyway"
+LAST_BIT = "recipes do not declare exp and the order of float32 sums, so the last bit of an operand is not checked"
 MAY_FLUSH = "the bounds allow a kernel to flush values that are subnormal in float32"
 
 BUGS = (
     mutant(
         "partials-rounded-to-16-bit",
         "each block's results are rounded to 16 bits on every ring step",
-        "o, dq, dk and dv of a block leave the kernel in the type of its inputs, and every "
-        "addition rounds them again: the error grows with the worker count.",
+        "A kernel call returns o, dq, dk and dv of its block in the dtype of its inputs, and "
+        "every addition rounds them again. The error grows with the number of workers.",
         "zhuzilin/ring-flash-attention/issues/42", "NVIDIA/TransformerEngine/pull/821",
         "Dao-AILab/flash-attention/pull/2723",
         flags=("partials-rounded-to-16-bit",),
         applies=lambda call: True,
         recipe=partials,
         guises=(
-            guise("only o of the block", when(attends, forward), recipe=rounding("block_o")),
             guise(
-                "only gradients of the block",
+                "only o of the block is rounded",
+                when(attends, forward),
+                recipe=rounding("block_o"),
+            ),
+            guise(
+                "only the gradients of the block are rounded",
                 when(attends, backward),
                 recipe=rounding("block_gradients"),
             ),
-            guise("parts are merged as (m, l, o)", ring(2), recipe=rounding(*PARTIAL)),
+            guise(
+                "partial results are merged unnormalised, as (m, l, o)",
+                ring(2),
+                recipe=rounding(*PARTIAL),
+            ),
         ),
     ),
     mutant(
         "dkv-accumulated-in-16-bit",
         "dk and dv are accumulated in 16 bits",
-        "Every addition between ring steps rounds to the type of the inputs.",
+        "Every addition between ring steps rounds to the dtype of the inputs.",
         "cornstarch-org/Cornstarch/pull/66", "NVIDIA/TransformerEngine/pull/821",
         flags=("partials-rounded-to-16-bit",),
         applies=when(ring(2), backward),
@@ -187,7 +198,8 @@ BUGS = (
     mutant(
         "dq-accumulated-in-16-bit",
         "dq is accumulated in 16 bits",
-        "Every addition between ring steps rounds to the type of the inputs; dk and dv are right.",
+        "Every addition between ring steps rounds to the dtype of the inputs; dk and dv are "
+        "correct.",
         "NVIDIA/TransformerEngine/pull/821",
         flags=("partials-rounded-to-16-bit",),
         applies=when(ring(2), backward),
@@ -196,25 +208,25 @@ BUGS = (
     mutant(
         "merge-in-16-bit",
         "partial results are merged in 16 bits",
-        "Products and sums of the merge are rounded to the type of the inputs.",
+        "Products and sums of the merge are rounded to the dtype of the inputs.",
         "NVIDIA/TransformerEngine/pull/821",
         flags=("partials-rounded-to-16-bit",),
         applies=when(merges, forward),
         recipe=rounding("merge", "carried_o"),
         guises=(
-            guise("only o between steps", when(ring(2), forward), recipe=rounding("carried_o")),
+            guise("only o is rounded, between steps", when(ring(2), forward), recipe=rounding("carried_o")),
         ),
     ),
     mutant(
         "statistics-in-16-bit",
         "exp(s - m) and its running sum l are kept in 16 bits",
-        "exp(s - m), l and the lse computed from them are rounded to the type of the inputs.",
+        "exp(s - m), l and the lse computed from them are rounded to the dtype of the inputs.",
         flags=("partials-rounded-to-16-bit",),
         applies=lambda call: True,
         recipe=rounding("statistics"),
         guises=(
             guise(
-                "only the exponentials",
+                "only the exponentials are rounded",
                 attends,
                 absorb_tile=narrow_exponentials,
                 probabilities=narrow_probabilities,
@@ -224,37 +236,43 @@ BUGS = (
     mutant(
         "scores-in-16-bit",
         "the scores are rounded to 16 bits before the softmax",
-        "An error of one part in 256 changes the weight of a score of 256 by a factor of e.",
+        "If a score of 256 is off by one part in 256, its weight is off by a factor of e.",
         applies=attends,
         recipe=rounding("scores"),
     ),
     mutant(
         "lse-in-16-bit",
-        "the backward reads an lse that was rounded to 16 bits",
-        "p = exp(s - lse) is off by the rounding of lse, the same for a whole row.",
+        "the backward pass reads an lse that was rounded to 16 bits",
+        "The rounding error of lse changes every p = exp(s - lse) of a row by the same factor.",
         applies=when(attends, backward),
         recipe=rounding("backward_lse"),
         guises=(
-            guise("and the forward returns it", when(attends, forward), recipe=rounding("backward_lse", "lse")),
+            guise(
+                "the forward pass also returns the rounded lse",
+                when(attends, forward),
+                recipe=rounding("backward_lse", "lse"),
+            ),
         ),
     ),
     mutant(
         "delta-in-16-bit",
-        "dy_o_sum is rounded to 16 bits",
-        "The error is the same for a whole row of ds; dv is right.",
+        "delta is rounded to 16 bits",
+        "All entries of a row of ds use the same inaccurate delta; dv is correct.",
         applies=when(attends, backward),
         recipe=rounding("delta", "dy_o_products"),
         guises=(
-            guise("only the sum", when(attends, backward), recipe=rounding("delta")),
+            guise("only the sum is rounded", when(attends, backward), recipe=rounding("delta")),
             guise(
-                "only the products dy * o", when(attends, backward), recipe=rounding("dy_o_products")
+                "only the products dy * o are rounded",
+                when(attends, backward),
+                recipe=rounding("dy_o_products"),
             ),
         ),
     ),
     mutant(
         "dtype-hard-coded",
-        "dq is cast to bfloat16, whatever the inputs are",
-        "float16 loses three bits and float32 sixteen; dk and dv keep theirs.",
+        "dq is cast to bfloat16, whatever the dtype of the inputs",
+        "float16 loses three significant bits and float32 sixteen; dk and dv are not affected.",
         "zhuzilin/ring-flash-attention/pull/87",
         flags=("dtype-hard-coded",),
         applies=when(attends, backward, has_wider_results),
@@ -264,21 +282,21 @@ BUGS = (
     mutant(
         "truncated-p",
         "P is truncated to 16 bits instead of rounded",
-        "Every weight is slightly too small: o and dv are biased by half a unit in the last "
-        "place, which no bound on single values detects.",
+        "Every weight is too small, on average by half a unit in the last place. No bound on "
+        "single values detects the resulting bias of o and dv.",
         flags=("double-rounding",),
         applies=attends,
         absorb_tile=cut_p,
         operand=cut_operand("p"),
         guises=(
-            guise("in the backward only", when(attends, backward), operand=cut_operand("p")),
+            guise("in the backward pass only", when(attends, backward), operand=cut_operand("p")),
         ),
         unseen={"float32": LAST_BIT},
     ),
     mutant(
         "truncated-ds",
         "dS is truncated to 16 bits instead of rounded",
-        "Every entry is slightly too close to 0, so that dq and dk are too small.",
+        "Every entry is slightly too close to 0, so dq and dk are too small.",
         flags=("double-rounding",),
         applies=when(attends, backward),
         operand=cut_operand("ds"),
@@ -286,19 +304,19 @@ BUGS = (
     ),
     mutant(
         "truncated-results",
-        "results are truncated to their type instead of rounded",
+        "results are truncated to their dtype instead of rounded",
         "o and the gradients lose up to one unit in the last place, always towards 0.",
         flags=("double-rounding",),
         applies=attends,
         hooks=cut_results(("o", "dq", "dk", "dv"), "outputs", "gradients"),
         guises=(
             guise(
-                "only the gradients",
+                "only the gradients are truncated",
                 when(attends, backward),
                 cut_results(("dq", "dk", "dv"), "gradients"),
             ),
             guise(
-                "and the backward reads the truncated o",
+                "the backward pass also reads the truncated o",
                 when(attends, forward, backward),
                 cut_before_backward,
             ),
@@ -307,7 +325,7 @@ BUGS = (
     mutant(
         "subnormal-flushed",
         "results below the smallest normal number become 0",
-        "The processor's mode flushes subnormal numbers. Ordinary values hide it.",
+        "The processor flushes subnormal numbers to zero. Ordinary values hide the bug.",
         flags=("subnormal-flushed",),
         applies=lambda call: True,
         hooks=flushed,

@@ -1,8 +1,8 @@
-"""A ring written once more, as one loop over steps and workers, from replaceable pieces.
+"""A second program for the ring: one loop over steps and workers that calls replaceable pieces.
 
-The specification gives each worker a state and messages; here all workers' blocks lie in lists, and a
-transfer makes a new list. With the default pieces every result is that of ``ringspec.ring``, bit for bit,
-in every recipe, layout and circulation.
+The specification gives each worker its own state and messages; here lists hold the blocks of all workers, and a
+transfer makes a new list. With the default pieces every result equals that of ``ringspec.ring``, bit for bit, in
+every recipe, layout and circulation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringspec.spec.worker import KeySide, QuerySide
 
 @dataclass(frozen=True)
 class Blocks:
-    """Every worker's own blocks, inputs rounded to the recipe's format, and what all workers know."""
+    """The blocks of all workers, with inputs rounded to the recipe's format, and the options of the call."""
 
     queries: list[QuerySide]
     keys: list[KeySide]
@@ -69,13 +69,13 @@ def blocks_of(call: Call, recipe: Recipe) -> Blocks:
     keys = [
         KeySide(r, k[r], v[r], problem.columns.take(call.index_k[r])) for r in range(call.workers)
     ]
-    # Keys that are gathered are met in the order of a ring with direction 1.
+    # Gathered keys are processed in the order of a ring with direction 1.
     direction = 1 if call.circulation == "gather" else call.direction
     return Blocks(queries, keys, dlse, problem.terms, call.circulation, direction)
 
 
 def ring_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
-    """Results of a 'ring' call by name, one array a worker."""
+    """Compute the results of a 'ring' call, by name, one array per worker."""
     recipe = way.recipe(hooks.recipe(recipe))
     blocks = blocks_of(call, recipe)
     results: Results = {}
@@ -92,7 +92,7 @@ def ring_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> 
 def forward(
     blocks: Blocks, recipe: Recipe, hooks: Hooks, way: Way = USUAL
 ) -> tuple[list[Array], list[Array]]:
-    """o and lse of every worker: keys travel, queries and their softmax state stay."""
+    """Compute o and lse of every worker; keys travel, queries and their softmax state stay."""
     workers = blocks.workers
     terms = hooks.terms("forward", blocks.terms)
     queries = [hooks.queries("forward", side) for side in blocks.queries]
@@ -130,7 +130,7 @@ def backward(
     hooks: Hooks,
     way: Way = USUAL,
 ) -> Results:
-    """dq, dk, dv, dsinks and dbias of every worker, in the circulation of the blocks."""
+    """Compute dq, dk, dv, dsinks and dbias of every worker, in the circulation of the call."""
     hooks = way.pieces(hooks)
     workers, terms = blocks.workers, hooks.terms("backward", blocks.terms)
     queries = [
@@ -174,7 +174,7 @@ def backward(
 def with_row_sums(
     side: QuerySide, o: Array, lse: Array, dlse: Array, recipe: Recipe, hooks: Hooks
 ) -> QuerySide:
-    """A block of queries with all that its rows need in the backward, and empty accumulators."""
+    """A block of queries with the dy, lse and delta that its backward pass needs, and zeroed accumulators."""
     assert side.q is not None and side.dy is not None and side.rows is not None
     dy, dlse = hooks.seeds(side.dy, dlse)
     return dataclasses.replace(
@@ -193,7 +193,7 @@ def with_accumulators(side: KeySide) -> KeySide:
 
 
 def added(hooks: Hooks, at: At, share: BlockGradients, recipe: Recipe) -> tuple[QuerySide, KeySide]:
-    """The two blocks that met, with the shares in their accumulators."""
+    """The pair of blocks with its contributions added to their accumulators."""
     query, key = at.query, at.key
     assert query.dq is not None and key.dk is not None and key.dv is not None
     dq = hooks.add(at, "dq", query.dq, share.dq, recipe.carried_dq)
@@ -208,7 +208,7 @@ def added(hooks: Hooks, at: At, share: BlockGradients, recipe: Recipe) -> tuple[
 def gathered_after(
     hooks: Hooks, hop: Hop, lower: list[KeySide], gathered: list[list[KeySide]]
 ) -> list[KeySide]:
-    """Each worker puts its share for an owner aside, and turns to the next owner's keys."""
+    """Store each worker's contribution for the current owner, and make the next owner's keys current."""
     for side in lower:
         gathered[side.owner].append(side)
     moved: list[KeySide] = hooks.hop(hop, lower)
@@ -216,7 +216,7 @@ def gathered_after(
 
 
 def reduced(hooks: Hooks, owner: int, parts: list[KeySide], recipe: Recipe) -> KeySide:
-    """The parts of all workers for one owner, added in the order of the workers."""
+    """Sum the contributions of all workers to one owner's dk and dv, in worker order."""
     workers = len(parts)
     # In step t the worker owner + t had this owner's keys.
     in_order = [parts[(worker - owner) % workers] for worker in range(workers)]
@@ -230,7 +230,7 @@ def reduced(hooks: Hooks, owner: int, parts: list[KeySide], recipe: Recipe) -> K
 
 
 def block_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
-    """Results of a 'block' call: o and lse of one block, or its share of the gradients."""
+    """Compute the results of a 'block' call: o and lse of one block, or its contribution to the gradients."""
     recipe = way.recipe(hooks.recipe(recipe))
     blocks = blocks_of(call, recipe)
     [query], [key] = blocks.queries, blocks.keys
@@ -246,7 +246,7 @@ def block_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) ->
         terms = hooks.terms("backward", blocks.terms)
         query = dataclasses.replace(
             query,
-            # A block takes dy as it is.
+            # A block call does not round dy.
             dy=hooks.seeds(whole(call, "dy"), blocks.dlse[0])[0],
             lse=round_to(whole(call, "lse"), recipe.backward_lse),
             row_term=round_to(whole(call, "delta"), recipe.delta),
@@ -263,7 +263,7 @@ def block_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) ->
 
 
 def merge_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
-    """Results of a 'merge' call: normalised parts, one after the other."""
+    """Compute the results of a 'merge' call, which merges normalised parts one after the other."""
     recipe = way.recipe(hooks.recipe(recipe))
     states = []
     for o, lse in zip(
@@ -276,7 +276,7 @@ def merge_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) ->
         (At("merge", 0, step, len(states), 1, query, key, [query], [key]), state)
         for step, state in enumerate(states)
     ]
-    # There is nothing before the first part.
+    # A merge call has no empty state before the first part.
     way = dataclasses.replace(way, first_as_is=True)
     state = all_merged(hooks, way, parts, states[0], recipe)
     o, lse = hooks.finish(0, state, None, recipe)

@@ -1,4 +1,4 @@
-"""Which mutants give the same on a call: a report can name them together and no one of them alone."""
+"""Find mutants that give the same results for a call, so that a report must name them together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LEAST, UNITS = 1e-9, 16.0
 
 
 def same_on(call: Call, mutants: Iterable[Mutant], recipe: Recipe) -> list[tuple[str, ...]]:
-    """Classes of mutants whose results coincide on a call within the rounding of a recipe.
+    """Group mutants whose results for a call agree within the rounding of a recipe.
 
-    The first class begins with 'right', the program without a bug: its members cannot show here. Rounding
-    is taken as 16 units of the coarsest format of the recipe, of the largest number of a row and of the
-    mean size of v or dy; in float64 as 1e-9. Padding slots do not count.
+    The first group begins with 'right', the program without a bug: its other members cannot be detected in this
+    call. Two values agree if they differ by at most 16 unit roundoffs of the recipe's coarsest format (at least
+    1e-9) times the sum of the row's largest magnitude and the mean magnitude of v or dy. Padding slots do not count.
 
     >>> from ringspec.conformance.cases.calls import call_of
     >>> from ringspec.conformance.diagnose.mutants import MUTANTS
@@ -51,7 +51,7 @@ def same_on(call: Call, mutants: Iterable[Mutant], recipe: Recipe) -> list[tuple
 
 
 def coincide(call: Call, a: Results, b: Results, recipe: Recipe) -> bool:
-    """Whether all due tensors of all workers are the same within rounding."""
+    """Whether all expected tensors of all workers agree within rounding."""
     unit = UNITS * max(unit_roundoff(getattr(recipe, point)) for point in ROUNDING_POINTS)
     unit = max(LEAST, unit)
     return all(
@@ -62,7 +62,7 @@ def coincide(call: Call, a: Results, b: Results, recipe: Recipe) -> bool:
 
 
 def real_rows(call: Call, name: str, worker: int, x: NDArray) -> NDArray:
-    """Rows of slots that hold a token."""
+    """The rows of a worker's result whose slots hold a token."""
     index = call.index_k if name in ("dk", "dv") else call.index_q
     if index is None or name not in ("o", "lse", "dq", "dk", "dv"):
         return x
@@ -70,7 +70,7 @@ def real_rows(call: Call, name: str, worker: int, x: NDArray) -> NDArray:
 
 
 def usual(call: Call, name: str) -> float:
-    """The mean size of what a result sums up: of v, or of dy. What cancels has an error of that size."""
+    """The mean magnitude of the summands of a result, v or dy; if they cancel, the error still has that scale."""
     source = {"o": "parts_o" if call.operation == "merge" else "v", "lse": ""}.get(name, "dy")
     if source not in call.tensors:
         return 1.0
@@ -79,8 +79,8 @@ def usual(call: Call, name: str) -> float:
 
 
 def close(a: NDArray, b: NDArray, unit: float, usual: float) -> bool:
-    """Equal up to ``unit`` times the row's largest number and ``usual``; NaN is like NaN."""
-    if a.ndim == 3:  # lse: every number is a row
+    """Whether a and b differ by at most ``unit`` times (the row's largest magnitude + ``usual``); NaN equals NaN."""
+    if a.ndim == 3:  # lse: every number is a row by itself
         a, b = a[..., None], b[..., None]
     finite = np.isfinite(a)
     if not (finite == np.isfinite(b)).all() or not np.array_equal(a[~finite], b[~finite], True):

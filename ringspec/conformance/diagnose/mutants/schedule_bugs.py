@@ -1,4 +1,4 @@
-"""Ring steps that compute with stale or late blocks, are left out, or whose results are lost."""
+"""Ring steps that use stale or late blocks, steps that are left out, and results that are lost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def values_late(at: At) -> tuple[QuerySide, KeySide]:
 
 
 def values_late_in_both(at: At) -> tuple[QuerySide, KeySide]:
-    """Wherever keys travel."""
+    """Use the values of the previous step in every pass in which keys travel."""
     if at.key.owner != at.visitor(at.step):
         return at.query, at.key
     late = at.all_keys[at.visitor(max(at.step - 1, 0))]
@@ -114,7 +114,7 @@ def first_share_twice(at: At, name: str, total: Array, share: Array, format: str
 
 
 def cloned_early(at: At, name: str, total: Array, share: Array, format: str) -> Array:
-    """The last head of dk is copied before the share of the last step lands."""
+    """Add a share, except the last step's share of dk in the last head."""
     after = add(at, name, total, share, format)
     if name == "dk" and at.step == at.workers - 1:
         after[:, -1] = total[:, -1]
@@ -141,9 +141,9 @@ FORWARD_RING = when(ring(2), circulates("kv", "q"), forward)
 BUGS = (
     mutant(
         "stale-keys",
-        "backward differentiates every step against step-0 keys",
-        "Each step reads what the attention of step 0 saved: keys, values, and the lse and o of "
-        "that block. The forward is right. With two or more workers, dq, dk and dv are wrong.",
+        "every backward step uses the keys of step 0",
+        "Each step reads the tensors that step 0 saved: keys, values, and the lse and o of that "
+        "block. The forward pass is correct. With two or more workers, dq, dk and dv are wrong.",
         "huggingface/diffusers/issues/14265", "huggingface/diffusers/pull/14274",
         flags=("stale-keys",),
         applies=when(ring(2), circulates("kv", "gather"), backward),
@@ -153,43 +153,44 @@ BUGS = (
     ),
     mutant(
         "stale-keys-alone",
-        "backward reads the keys of step 0 with the row sums of whole rows",
-        "The backward rotates keys and values in local variables, but each step reads those that "
-        "were saved at step 0. lse and dy_o_sum are right. With two or more workers, dq, dk and "
-        "dv are wrong.",
+        "every backward step uses the keys of step 0, with the correct lse and delta",
+        "The backward pass rotates keys and values in local variables, but each step reads the "
+        "ones that were saved at step 0. With two or more workers, dq, dk and dv are wrong.",
         flags=("stale-keys",),
         applies=when(ring(2), circulates("kv", "gather"), backward),
         sees=stale_keys,
     ),
     mutant(
         "stale-keys-in-forward",
-        "forward computes every step with step-0 keys",
-        "Each step reads the worker's own keys and values instead of those that arrived. With one "
-        "worker nothing shows.",
+        "every forward step uses the keys of step 0",
+        "Each step reads the worker's own keys and values instead of the ones that arrived. With "
+        "one worker the bug has no effect.",
         flags=("stale-keys",),
         applies=when(ring(2), forward),
         sees=stale_keys_forward,
     ),
     mutant(
         "stale-queries",
-        "backward of the Q ring computes every step with step-0 queries and dy",
-        "lse and dy_o_sum travel; q and dy are read from the worker's own block.",
+        "every backward step of the Q ring uses the queries and dy of step 0",
+        "lse and delta are those of the visiting block; q and dy are read from the worker's own "
+        "block.",
         flags=("stale-keys",),
         applies=QUERY_RING,
         sees=stale_queries,
     ),
     mutant(
         "row-sums-not-travelling",
-        "lse and dy_o_sum do not travel with their queries in the Q ring",
-        "Each step uses q and dy of the visiting block, but lse and dy_o_sum of the worker's own "
+        "lse and delta do not travel with their queries in the Q ring",
+        "Each step uses q and dy of the visiting block, but lse and delta of the worker's own "
         "rows.",
         applies=QUERY_RING,
         sees=stale_row_sums,
     ),
     mutant(
         "key-positions-not-travelling",
-        "positions and segment ids of keys do not travel with them",
-        "Every visiting block is masked as if it were the worker's own. Without a mask nothing shows.",
+        "keys travel without their positions and segment ids",
+        "Every visiting block is masked as if it were the worker's own. Without a mask the bug "
+        "has no effect.",
         flags=("positions-not-sharded", "causal-on-every-step"),
         applies=ring(2),
         sees=stale_columns,
@@ -197,8 +198,8 @@ BUGS = (
     mutant(
         "dq-not-home",
         "the last step's contribution to dq is lost in the Q ring",
-        "dq returns to its owner before the last block is computed. The contribution of that "
-        "block stays on the worker that computed it.",
+        "dq returns to its owner before the last block has been computed, so the contribution of "
+        "that block never arrives.",
         flags=("dq-not-home",),
         applies=QUERY_RING,
         add=without_last_share,
@@ -206,14 +207,14 @@ BUGS = (
     mutant(
         "values-one-step-late",
         "values arrive one ring step later than their keys",
-        "The step waits for the transfer of keys only; the values are still those of the previous "
-        "step.",
+        "Each step waits only for the transfer of the keys; its values are still those of the "
+        "previous step.",
         flags=("buffer-reuse",),
         applies=FORWARD_RING,
         sees=values_late,
         guises=(
             guise(
-                "in both passes",
+                "in the backward pass as well",
                 when(ring(2), circulates("kv", "q")),
                 sees=values_late_in_both,
             ),
@@ -222,7 +223,7 @@ BUGS = (
     mutant(
         "blocks-one-step-late",
         "each step computes with the block of the previous step",
-        "A step does not wait for its own transfer: the first block is counted twice and the last "
+        "No step waits for its transfer, so the first block is counted twice and the last one "
         "never.",
         flags=("buffer-reuse",),
         applies=FORWARD_RING,
@@ -231,13 +232,13 @@ BUGS = (
     mutant(
         "last-step-dropped",
         "the last ring step is not computed",
-        "The loop ends one step early, so that each worker misses one block of keys.",
+        "The loop ends one step early, so each worker misses one block of keys.",
         applies=when(ring(2), forward),
         computes=forward_not_in_last_step,
         guises=(
-            guise("in both passes", ring(2), computes=not_in_last_step),
+            guise("in the backward pass as well", ring(2), computes=not_in_last_step),
             guise(
-                "in both passes, and gradients end one hop short",
+                "in the backward pass as well, and gradients stop one hop short of their owner",
                 when(ring(2), circulates("kv", "q")),
                 computes=not_in_last_step,
                 hop=not_home,
@@ -246,14 +247,14 @@ BUGS = (
     ),
     mutant(
         "last-step-dropped-in-backward",
-        "the last ring step of the backward is not computed",
-        "The forward is right. dq, dk and dv lack the contribution of one pair of blocks for each "
-        "worker.",
+        "the last ring step of the backward pass is not computed",
+        "The forward pass is correct. dq, dk and dv of each worker lack the contribution of one "
+        "block.",
         applies=when(ring(2), backward),
         computes=backward_not_in_last_step,
         guises=(
             guise(
-                "gradients end one hop short",
+                "gradients also stop one hop short of their owner",
                 when(ring(2), circulates("kv", "q"), backward),
                 computes=backward_not_in_last_step,
                 hop=not_home,
@@ -263,7 +264,7 @@ BUGS = (
     mutant(
         "own-block-dropped",
         "the first ring step is not computed",
-        "Each worker computes only after a transfer, and so never with its own keys.",
+        "Each worker computes only after a transfer, and therefore never with its own keys.",
         applies=ring(2),
         computes=not_first,
     ),
@@ -276,23 +277,23 @@ BUGS = (
     ),
     mutant(
         "dkv-overwritten",
-        "dk and dv are those of the last ring step only",
+        "dk and dv contain only the contribution of the last ring step",
         "Each step overwrites the accumulator instead of adding to it.",
         applies=when(ring(2), circulates("kv", "q"), backward),
         add=overwritten("dk", "dv"),
     ),
     mutant(
         "dq-overwritten",
-        "dq is that of the last ring step only",
-        "Each step overwrites the accumulator instead of adding to it; dk and dv are right.",
+        "dq contains only the contribution of the last ring step",
+        "Each step overwrites the accumulator instead of adding to it; dk and dv are correct.",
         applies=when(ring(2), backward),
         add=overwritten("dq", "dbias"),
-        guises=(guise("dbias is right", when(ring(2), backward), add=overwritten("dq")),),
+        guises=(guise("dbias is correct", when(ring(2), backward), add=overwritten("dq")),),
     ),
     mutant(
         "first-share-twice",
         "the contribution of the first ring step is added twice",
-        "The accumulators start with the first contribution, and it is added to them once more.",
+        "The accumulators are initialised with the first contribution, which is then added again.",
         applies=when(ring(1), backward),
         add=first_share_twice,
     ),
@@ -300,7 +301,7 @@ BUGS = (
         "dkv-cloned-early",
         "dk of the last head lacks the contribution that arrives last",
         "The buffer of a head is copied before its reduction has finished. Other heads, dv and "
-        "the forward are right. With one worker nothing shows.",
+        "the forward pass are correct. With one worker the bug has no effect.",
         "cornstarch-org/Cornstarch/pull/70",
         applies=when(ring(2), backward),
         add=cloned_early,
@@ -308,14 +309,16 @@ BUGS = (
     mutant(
         "other-workers-unwritten",
         "only the first worker's results are written",
-        "The kernel is launched on the first device, whichever device holds the tensors. A test "
-        "that checks only the first worker sees nothing.",
+        "The kernel is always launched on the first device, whichever device holds the tensors. "
+        "A test that checks only the first worker passes.",
         "Dao-AILab/flash-attention/pull/1793",
         applies=ring(2),
         results=other_workers_unwritten,
         guises=(
             guise(
-                "only o, which the backward reads", when(ring(2), forward), finish=o_of_first_worker
+                "only o is affected, and the backward pass reads the unwritten o",
+                when(ring(2), forward),
+                finish=o_of_first_worker,
             ),
         ),
     ),

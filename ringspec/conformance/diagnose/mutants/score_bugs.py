@@ -1,4 +1,4 @@
-"""Soft cap and bias: order, derivative, columns, gradients."""
+"""Soft cap and bias: applied in the wrong order or columns, or with wrong gradients."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scale_after_cap(
 def mask_before_cap(
     q: Array, k: Array, allowed: Booleans, rows: Rows, columns: Columns, terms: Terms, recipe: Recipe
 ) -> Scores:  # fmt: skip
-    """-inf under the cap becomes -softcap. Slots without a token stay hidden."""
+    """Compute scores with the mask applied before the cap: -inf becomes -softcap, except in padding slots."""
     s, t = score(q, k, allowed, rows, columns, terms, recipe)
     if terms.softcap is None:
         return s, t
@@ -91,7 +91,7 @@ def bias_at_local_columns(call: Call, recipe: Recipe) -> Hooks:
 
 
 def first_of_broadcast(dz: Array, rows: Rows, terms: Terms) -> Array:
-    """Only the first entry along each axis along which the bias was broadcast."""
+    """Keep only the first entry along each axis along which the bias was broadcast."""
     assert rows.bias is not None
     kept = dz.copy()
     for axis, size in enumerate(rows.bias.shape):
@@ -121,15 +121,17 @@ BUGS = (
     mutant(
         "softcap-gradient-missing",
         "the derivative of the soft cap is left out",
-        "ds is used as dz, without the factor 1 - t**2. Scores far below the cap hide it.",
+        "The factor 1 - tanh(z / softcap)**2 is missing from the gradient of the scores. Scores "
+        "far below the cap hide the bug.",
         flags=("softcap-gradient-missing",),
         applies=when(CAPPED, backward),
         uncapped=constant_slope,
     ),
     mutant(
         "softcap-ignored-in-backward",
-        "the backward runs without the soft cap",
-        "It is called with a cap of 0. Its scores do not match the lse, and p does not sum to 1.",
+        "the backward pass runs without the soft cap",
+        "It is called with a cap of 0, so its scores do not match the lse, and p does not sum to "
+        "1.",
         "xdit-project/xDiT/pull/598",
         flags=("softcap-gradient-missing",),
         applies=when(CAPPED, backward),
@@ -138,7 +140,7 @@ BUGS = (
     mutant(
         "softcap-before-bias",
         "the bias is added after the soft cap",
-        "cap(z) + bias instead of cap(z + bias).",
+        "The scores are cap(z) + bias instead of cap(z + bias).",
         flags=("softcap-gradient-missing",),
         applies=when(CAPPED, tensor("bias")),
         score=bias_after_cap,
@@ -146,15 +148,15 @@ BUGS = (
     mutant(
         "softcap-before-scale",
         "the scale is applied after the soft cap",
-        "scale * cap(q k) instead of cap(scale * q k). A scale of 1 hides it.",
+        "The scores are scale * cap(q k) instead of cap(scale * q k). A scale of 1 hides the bug.",
         applies=CAPPED,
         score=scale_after_cap,
     ),
     mutant(
         "softcap-over-mask",
         "the mask is applied before the soft cap",
-        "The cap turns -inf into a finite score, so that hidden keys get weight. A large cap "
-        "hides it.",
+        "The cap turns -inf into a finite score, so masked keys get weight. A large cap hides "
+        "the bug.",
         flags=("sentinel",),
         applies=CAPPED,
         score=mask_before_cap,
@@ -168,16 +170,17 @@ BUGS = (
     ),
     mutant(
         "bias-before-scale",
-        "the bias is scaled",
-        "scale * (q k + bias) instead of scale * q k + bias. A scale of 1 hides it.",
+        "the bias is multiplied by the scale",
+        "The scores are scale * (q k + bias) instead of scale * q k + bias. A scale of 1 hides "
+        "the bug.",
         applies=BIASED,
         score=bias_before_scale,
     ),
     mutant(
         "bias-columns-local",
-        "the bias is read at local key indices",
-        "Every visiting block reads columns 0 to n - 1, those of the first worker's keys. With "
-        "one worker nothing shows.",
+        "the bias is read at key indices within the block",
+        "Every visiting block reads columns 0 to n - 1 of the bias, which belong to the first "
+        "worker's keys. With one worker the bug has no effect.",
         "NVIDIA/TransformerEngine/issues/1046",
         flags=("causal-on-every-step",),
         applies=when(ring(2), BIASED),
@@ -186,8 +189,8 @@ BUGS = (
     mutant(
         "bias-gradient-reduced",
         "dbias is not summed over the axes along which bias was broadcast",
-        "The first batch entry, head, row or key is returned instead of the sum. A bias with all "
-        "axes hides it.",
+        "dbias is that of the first batch entry, head, query or key instead of the sum. A bias "
+        "that has all axes hides the bug.",
         flags=("bias-gradient-reduced",),
         applies=when(BIASED, backward, broadcast),
         for_bias=first_of_broadcast,
@@ -195,15 +198,16 @@ BUGS = (
     mutant(
         "bias-gradient-scaled",
         "dbias is multiplied by the scale",
-        "The bias is added after the scale, so that dbias = dz. A scale of 1 hides it.",
+        "The bias is added after the scale, so dbias should be the gradient of the scores "
+        "itself. A scale of 1 hides the bug.",
         flags=("bias-gradient-reduced",),
         applies=when(BIASED, backward),
         for_bias=scaled_bias_gradient,
     ),
     mutant(
         "bias-gradient-of-first-step",
-        "dbias is that of the worker's first ring step only",
-        "The contributions of later steps are not added. With one worker nothing shows.",
+        "dbias contains only the contribution of each worker's first ring step",
+        "The contributions of later steps are not added. With one worker the bug has no effect.",
         flags=("bias-gradient-reduced",),
         applies=when(ring(2), tensor("bias"), backward),
         add=bias_of_first_step,

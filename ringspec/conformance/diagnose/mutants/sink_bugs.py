@@ -1,4 +1,4 @@
-"""Sinks: dropped, counted for each block, left out of the maximum, of the lse or of the gradient."""
+"""Sinks that are ignored, counted once per block, or left out of the maximum, the lse or the gradient."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nothing(worker: int, sinks: Array, lse: Array, delta: Array) -> Array:
 
 
 def with_sinks(state: SoftmaxState, sinks: Array) -> SoftmaxState:
-    """The state with the sinks in its sum."""
+    """Add the sinks to the softmax sum of a state."""
     m = np.maximum(state.m, sinks.max(axis=1)[None, :, None])
     c = np.exp(state.m - m)
     sink_sum = np.exp(sinks[None, :, None, :] - m[..., None]).sum(axis=3)
@@ -111,9 +111,9 @@ SINKS = when(ring(1), tensor("sinks"))
 BUGS = (
     mutant(
         "sink-dropped",
-        "the sinks are dropped",
-        "The ring calls a kernel for plain softmax: sinks get no weight, and their gradient is 0. "
-        "Sinks that start far below the scores hide it.",
+        "the sinks are ignored",
+        "The ring calls a kernel for plain softmax: sinks get no weight, and their gradient is "
+        "0. Sinks far below the scores hide the bug.",
         "NVIDIA/TransformerEngine/pull/3551",
         flags=("sink-dropped",),
         applies=SINKS,
@@ -123,16 +123,16 @@ BUGS = (
     mutant(
         "sink-per-block",
         "the sinks are counted once for each block",
-        "Each ring step adds the sinks to its own sum, so that a row counts them W times. With "
-        "one worker nothing shows.",
+        "Each ring step adds the sinks to its own softmax sum, so a row counts them W times. "
+        "With one worker the bug has no effect.",
         flags=("sink-per-block",),
         applies=when(ring(2), tensor("sinks"), forward),
         hooks=sinks_in_every_block,
     ),
     mutant(
         "sink-outside-maximum",
-        "the maximum leaves the sinks out",
-        "A large sink overflows, and a row that has only sinks is NaN.",
+        "the row maximum ignores the sinks",
+        "A large sink overflows, and a row without visible keys is NaN.",
         "Dao-AILab/flash-attention/pull/2752",
         flags=("sink-outside-maximum",),
         applies=when(SINKS, forward),
@@ -140,9 +140,9 @@ BUGS = (
     ),
     mutant(
         "lse-without-sinks",
-        "lse leaves the sinks out",
-        "o is right; the p of the backward, exp(s - lse), sums to 1 over the keys without the "
-        "sinks.",
+        "lse does not include the sinks",
+        "o is correct. In the backward pass p = exp(s - lse) sums to 1 over the keys, as if "
+        "there were no sinks.",
         flags=("sink-dropped",),
         applies=when(SINKS, forward),
         finish=lse_without_sinks,
@@ -159,7 +159,7 @@ BUGS = (
     mutant(
         "sink-gradient-sign",
         "the gradient of the sinks has the wrong sign",
-        "dsinks = sum of p (delta - dlse). All other results are right.",
+        "dsinks is the sum of p * delta instead of -p * delta. All other results are correct.",
         flags=("sink-gradient-local",),
         applies=when(SINKS, backward),
         sink_share=other_sign,
@@ -167,7 +167,7 @@ BUGS = (
     mutant(
         "sink-scaled",
         "the sinks are multiplied by the scale",
-        "They are treated as scores that have not been scaled yet. A scale of 1 hides it.",
+        "They are treated as scores that have not been scaled yet. A scale of 1 hides the bug.",
         flags=("sink-dropped",),
         applies=SINKS,
         terms=scaled_sinks,
@@ -175,7 +175,7 @@ BUGS = (
     mutant(
         "first-sink-alone",
         "only the first of several sinks is counted",
-        "One sink per head hides it.",
+        "One sink per head hides the bug.",
         flags=("sink-dropped",),
         applies=when(SINKS, forward, lambda call: call.worker("sinks", 0).shape[1] > 1),
         terms=first_of_several,
@@ -183,10 +183,12 @@ BUGS = (
     mutant(
         "sinks-of-first-head",
         "all heads use the sinks of the first head",
-        "Sinks with the same start values in all heads hide it.",
+        "Sinks that are equal in all heads hide the bug.",
         flags=("sink-dropped",),
         applies=when(SINKS, attends),
         terms=of_first_head,
-        guises=(guise("in the forward only", when(SINKS, forward), terms=of_first_head_in_forward),),
+        guises=(
+            guise("in the forward pass only", when(SINKS, forward), terms=of_first_head_in_forward),
+        ),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Blocks and gradients that travel the wrong way, not far enough, or into a buffer that is in use."""
+"""Blocks and gradients that travel in the wrong direction, not far enough, or into a buffer that is in use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ INPUTS = {KeySide: ("k", "v"), QuerySide: ("q", "dy", "lse", "row_term")}
 
 
 def with_inputs_of(side: Side, other: Side, *names: str) -> Side:
-    """A block with some tensors of another one; who is thought to own it stays."""
+    """Replace tensors of a block by those of another; its owner is unchanged.
+
+    ``names`` are the tensors to replace; default: all inputs of that kind of block.
+    """
     taken = {name: getattr(other, name) for name in names or INPUTS[type(side)]}
     return dataclasses.replace(side, **taken)
 
@@ -45,7 +48,7 @@ def saved_keys_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def owner_of_other_direction(at: At) -> tuple[QuerySide, KeySide]:
-    """The visitor is taken for the one that the other direction would bring."""
+    """Mask the visiting block as the one that the opposite direction would bring."""
     other = (at.worker + at.direction * at.step) % at.workers
     if at.key.owner == at.visitor(at.step):
         return at.query, with_inputs_of(at.key, at.all_keys[other], "columns")
@@ -65,7 +68,7 @@ def not_home(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def kept_when_idle(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
-    """A worker that skips its next block (keys of a later worker) keeps what it sent last."""
+    """Transfer blocks; a worker that skips the arriving keys (a later worker's) keeps the dk and dv it has sent."""
     arrived = hop(where, sides)
     if where.phase == "forward" or where.last:
         return arrived
@@ -76,7 +79,7 @@ def kept_when_idle(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
 
 
 def received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
-    """From the second transfer on a worker sends the buffer into which it receives."""
+    """Transfer blocks; from the second transfer on, each worker receives into the buffer that it sends from."""
     right, buffers = hop(where, sides), list(sides)
     if where.step == 0 or where.last:
         return right
@@ -87,7 +90,7 @@ def received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def keys_received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
-    """The same, worker by worker in the order of the senders, and of keys and values alone."""
+    """The same for keys and values only, with worker 0 sending first, then worker 1, and so on."""
     right, buffers = hop(where, sides), list(sides)
     if where.step == 0 or where.last or not isinstance(sides[0], KeySide):
         return right
@@ -103,14 +106,14 @@ def inside_halves(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def open_chain(where: Hop, sides: Sequence[Side]) -> list[Side]:
-    """The worker at the open end receives nothing and keeps what it has."""
+    """Transfer blocks; the worker at the open end receives nothing and keeps its block."""
     arrived, end = hop(where, sides), 0 if where.direction == 1 else -1
     arrived[end] = sides[end]
     return arrived
 
 
 def strides_ignored(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
-    """The first transfer sends [B, S, H, D] memory, which is read as [B, H, S, D]."""
+    """Transfer blocks; k and v of the first transfer are read with tokens and heads in the wrong order."""
     arrived = hop(where, sides)
     if where.step > 0 or where.last:
         return arrived
@@ -123,7 +126,11 @@ def reread(x: Array | None) -> Array:
 
 
 def pair_misread(results: Results) -> Results:
-    """(received, sent), each dk and dv stacked, is read as (dk, dv), and autograd adds up each stack."""
+    """Return dk + dv of each worker as its dk, and dk + dv of the next worker as its dv.
+
+    The ring returns (received, sent), each a stack of dk and dv; the caller reads that pair as (dk, dv), and
+    autograd sums each stack.
+    """
     stacks = [dk + dv for dk, dv in zip(results["dk"], results["dv"], strict=True)]
     workers = len(stacks)
     sent = [stacks[(r + 1) % workers] for r in range(workers)]
@@ -145,8 +152,8 @@ BUGS = (
     mutant(
         "ring-direction-of-keys",
         "keys travel against the direction that the mask assumes",
-        "The mask assumes one direction of the ring and the keys travel in the other. It takes "
-        "three workers; without a mask the forward is right.",
+        "The mask is computed for one direction of the ring, and the keys travel in the other. "
+        "The bug needs at least three workers. Without a mask the forward pass is correct.",
         "pytorch/pytorch/pull/129514", "zhuzilin/ring-flash-attention/pull/10",
         flags=("ring-direction",),
         applies=when(ring(3), circulates("kv", "q")),
@@ -154,7 +161,7 @@ BUGS = (
         hop=keys_against,
         guises=(
             guise(
-                "in the backward only",
+                "in the backward pass only",
                 when(ring(3), circulates("kv"), backward),
                 hop=saved_keys_against,
             ),
@@ -168,8 +175,8 @@ BUGS = (
     mutant(
         "ring-direction",
         "gradients travel against the direction of the blocks that they belong to",
-        "The accumulators go to one neighbour and their inputs to the other. With two workers "
-        "both neighbours are the same, and nothing shows.",
+        "The accumulators are sent to one neighbour and the blocks to the other. With two "
+        "workers both neighbours are the same worker, and the bug has no effect.",
         "pytorch/pytorch/pull/129514",
         flags=("ring-direction",),
         applies=when(ring(3), circulates("kv", "q"), backward),
@@ -188,7 +195,8 @@ BUGS = (
     mutant(
         "dq-one-hop-short",
         "dq stops one hop short of its owner in the Q ring",
-        "The accumulators of queries skip the final hop that returns them to their owner.",
+        "dq skips the final hop, which would return it to its owner. Each worker returns the dq "
+        "of its neighbour's queries.",
         flags=("dq-not-home",),
         applies=QUERY_RING,
         hop=not_home,
@@ -196,8 +204,8 @@ BUGS = (
     mutant(
         "dkv-kept-on-skipped-steps",
         "dk and dv are not passed on by workers that skip a block",
-        "A worker whose block is hidden ignores the accumulators that arrived and sends its old ones. "
-        "Without a causal mask no step is skipped.",
+        "A worker that skips a fully masked block ignores the accumulators that arrived with it "
+        "and sends its previous ones again. Without a causal mask no block is skipped.",
         "zhuzilin/ring-flash-attention/pull/10",
         flags=("dkv-not-home",),
         applies=when(KEY_RING, causal_diagonal),
@@ -206,15 +214,16 @@ BUGS = (
     mutant(
         "buffer-reuse",
         "a block is received into the buffer that is still being sent",
-        "From the second transfer on, sender and receiver share a buffer: one block reaches every "
-        "worker and the others are lost. It takes three workers.",
+        "From the second transfer on, each worker receives into the buffer that it sends from. "
+        "One block then reaches every worker, and the others are lost. The bug needs at least "
+        "three workers.",
         "zhuzilin/ring-flash-attention/commit/8c83989", "NVIDIA/TransformerEngine/pull/951",
         flags=("buffer-reuse",),
         applies=when(ring(3), circulates("kv", "q")),
         hop=received_in_place,
         guises=(
             guise(
-                "keys and values only, copied in the order of the senders",
+                "keys and values only; worker 0 sends first, then worker 1, and so on",
                 when(ring(3), circulates("kv", "q")),
                 hop=keys_received_in_place,
             ),
@@ -222,9 +231,9 @@ BUGS = (
     ),
     mutant(
         "group-ranks",
-        "neighbours are numbered within half of the ring",
-        "Ranks of a group are used as global ranks: blocks circulate among the first half of the "
-        "workers, and the second half receives them as well.",
+        "ranks within a process group are used as global ranks",
+        "Blocks circulate only among the first half of the workers, and the second half receives "
+        "copies of them.",
         "zhuzilin/ring-flash-attention/commit/7895974",
         flags=("group-ranks",),
         applies=when(
@@ -235,17 +244,17 @@ BUGS = (
     mutant(
         "ring-not-closed",
         "the last worker does not send to the first",
-        "The transfer that closes the ring is missing: the first worker computes its own block "
-        "again and again.",
+        "The transfer that closes the ring is missing, so the first worker computes with its own "
+        "block in every step.",
         flags=("ring-direction",),
         applies=when(ring(2), circulates("kv", "q")),
         hop=open_chain,
     ),
     mutant(
         "strides-ignored",
-        "views are sent as if their memory were contiguous",
-        "Keys and values that are slices of a packed tensor arrive with heads and tokens mixed. "
-        "The worker's own block is right, and so is a call with one head.",
+        "tensors are sent as if their memory were contiguous",
+        "Keys and values that are views into a packed tensor arrive with heads and tokens mixed "
+        "up. The worker's own block is correct. A single key head hides the bug.",
         "zhuzilin/ring-flash-attention/commit/1cad320", "zhuzilin/ring-flash-attention/commit/22f0e1d",
         applies=when(
             ring(2), circulates("kv"), lambda call: call.worker("k", 0).shape[1] > 1
@@ -254,11 +263,11 @@ BUGS = (
     ),
     mutant(
         "dkv-transfer-misread",
-        "dk and dv are both returned as dk + dv, with the dv of the neighbouring worker",
-        "The last transfer returns (received, sent), each a stack of dk and dv, which is read as "
-        "(dk, dv). Autograd sums a stack to the shape of the input: dk becomes dk + dv of the "
-        "worker's own keys, and dv becomes dk + dv of the keys that it returned to their owner. o "
-        "and dq are right, and no error is raised.",
+        "dk is returned as dk + dv, and dv as dk + dv of the neighbouring worker",
+        "The last transfer returns (received, sent), each a stack of dk and dv. The caller reads "
+        "this pair as (dk, dv), and autograd sums each stack to the shape of its input. So dk "
+        "becomes dk + dv of the worker's own keys, and dv becomes dk + dv of the keys that it "
+        "returned to their owner. o and dq are correct, and no error is raised.",
         "lucidrains/ring-attention-pytorch",
         applies=when(
             KEY_RING, lambda call: call.worker("k", 0).shape == call.worker("v", 0).shape
@@ -268,7 +277,7 @@ BUGS = (
     mutant(
         "dkv-not-reduced",
         "dk and dv of gathered keys are not summed over the workers",
-        "Each worker gathers all keys, and returns only its own contribution to the gradients of "
+        "Each worker gathers all keys, but returns only its own contribution to the gradients of "
         "its own keys.",
         applies=when(ring(2), circulates("gather"), backward),
         reduced=own_part,

@@ -1,8 +1,8 @@
-"""What the definition leaves free in a ring, and through which a bug may look different.
+"""Implementation variants that the specification permits, in which one bug can give different results.
 
-A correct program gives the same in all of these ways, up to rounding. A bug of a merge, of empty rows or of an
-accumulator does not: two empty parts meet in one order of merging and not in another, and a block that is
-skipped cannot spoil a row.
+The results of a correct program are the same in all variants, up to rounding. Bugs of merging, of empty rows and of
+accumulators can depend on the variant: one order of merging combines two empty parts and another does not, and
+a block that is skipped cannot affect a row.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Part = tuple[At, SoftmaxState]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to go round.
+    """One implementation variant that the specification permits.
 
     ``skips``         pairs of blocks without a visible pair of tokens are not computed
-    ``first_as_is``   the first part is the running state, and is not merged into an empty one
-    ``tree``          parts are merged in pairs of neighbours, then pairs of pairs; else in turn
+    ``first_as_is``   the first part becomes the running state instead of being merged into an empty one
+    ``tree``          neighbouring parts are merged in pairs, then pairs of pairs; else one after the other
     ``normalised``    parts leave their block as (o, lse), whatever the recipe says
-    ``masks_p``       in the backward p of a hidden pair is set to 0, whatever exp(s - lse) is there
-    ``tile_k``        keys of a tile, None for those of the recipe
+    ``masks_p``       the backward pass sets p of a masked pair to 0, whatever exp(s - lse) is
+    ``tile_k``        keys per tile; None: as the recipe says
     """
 
     skips: bool = False
@@ -43,7 +43,7 @@ class Way:
     tile_k: int | None = None
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe in this way."""
+        """The recipe with the changes of this variant."""
         changes: dict[str, str | int] = {}
         if self.normalised:
             changes["merge_order"] = "normalised"
@@ -52,7 +52,7 @@ class Way:
         return dataclasses.replace(recipe, **changes) if changes else recipe  # type: ignore[arg-type]
 
     def pieces(self, hooks: Hooks) -> Hooks:
-        """The pieces of the backward in this way."""
+        """The pieces of the backward pass with the changes of this variant."""
         if not self.masks_p:
             return hooks
 
@@ -62,18 +62,18 @@ class Way:
         return dataclasses.replace(hooks, probabilities=probabilities)
 
     def told(self) -> str:
-        """In words; empty for the usual way.
+        """Describe the variant for a report; empty for the usual one.
 
         >>> Way(skips=True, tile_k=2).told()
-        'hidden blocks skipped, tiles of 2 keys'
+        'fully masked blocks are skipped, tiles have 2 keys'
         """
         words = {
-            "hidden blocks skipped": self.skips,
-            "the first part taken as it is": self.first_as_is,
-            "parts merged as a tree": self.tree,
-            "normalised parts": self.normalised,
-            "p masked": self.masks_p,
-            f"tiles of {self.tile_k} keys": self.tile_k is not None,
+            "fully masked blocks are skipped": self.skips,
+            "the running state starts as the first block's result": self.first_as_is,
+            "partial results are merged as a tree": self.tree,
+            "partial results are normalised": self.normalised,
+            "p of masked pairs is set to 0": self.masks_p,
+            f"tiles have {self.tile_k} keys": self.tile_k is not None,
         }
         return ", ".join(word for word, so in words.items() if so)
 
@@ -89,9 +89,10 @@ WAYS = (
     Way(first_as_is=True, normalised=True, masks_p=True, tree=True),
     Way(normalised=True, masks_p=True),
 )
-# Of small tiles most rows have a hidden one.
+# With small tiles, most rows have a fully masked tile.
 SMALL_TILES = dataclasses.replace(SKIPPING, tile_k=2)
-# Ways in which a bug of a piece may look different; tried where the usual one does not explain an answer.
+# The variants in which a bug in a piece can give different results. They are tried if the usual variant does not
+# explain the results.
 OF_PIECE = {
     "recipe": (NORMALISED,),
     "absorb_tile": (SKIPPING, Way(normalised=True, masks_p=True), SMALL_TILES),
@@ -104,16 +105,16 @@ OF_BACKWARD = ("recipe", "add")
 
 
 def ways_of(hooks: Hooks, call: Call, forward_is_right: bool = False) -> list[Way]:
-    """The ways, other than the usual one, in which a bug may look different on a call.
+    """The variants other than the usual one in which a bug can give different results for a call.
 
-    ``forward_is_right``: only those of pieces that may leave o and lse right.
+    ``forward_is_right``: consider only the replaced pieces that can leave o and lse correct.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> call = noise_call("example", "bf16", 2, mask="causal", tokens=16)
     >>> ways_of(Hooks(), call)
     []
     >>> [way.told() for way in ways_of(Hooks(add=print), call)]
-    ['hidden blocks skipped']
+    ['fully masked blocks are skipped']
     """
     usual = Hooks()
     pieces = OF_BACKWARD if forward_is_right else tuple(OF_PIECE)
@@ -123,7 +124,7 @@ def ways_of(hooks: Hooks, call: Call, forward_is_right: bool = False) -> list[Wa
 
 
 def on_call(way: Way, call: Call) -> Way:
-    """The same way, without what makes no difference on this call."""
+    """The variant without the changes that have no effect on this call."""
     return dataclasses.replace(
         way,
         skips=way.skips and hides(call),
@@ -132,7 +133,7 @@ def on_call(way: Way, call: Call) -> Way:
 
 
 def meets(hooks: Hooks, way: Way, at: At, terms: Terms) -> bool:
-    """Whether two blocks are computed."""
+    """Whether the ring computes this pair of blocks."""
     if not hooks.computes(at):
         return False
     if not way.skips:
@@ -145,7 +146,7 @@ def meets(hooks: Hooks, way: Way, at: At, terms: Terms) -> bool:
 def all_merged(
     hooks: Hooks, way: Way, parts: Sequence[Part], empty: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """The state over all parts of a worker, in the order of the ring steps."""
+    """Merge the partial results of one worker, which are in the order of the ring steps."""
 
     def merge(one: Part, other: Part) -> Part:
         at, part = other

@@ -1,6 +1,6 @@
-"""Masks by what a buggy kernel believes about its blocks: other positions, other documents, other terms.
+"""Masks of kernels that assume wrong positions, documents or mask terms for their blocks.
 
-Dropout counters and biases stay those of the real tokens; only who sees whom changes.
+Only the visible pairs change; dropout counters and biases are those of the real tokens.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Make = Callable[[Call, Recipe], Hooks]
 
 
 def by_call(make: Callable[[Call], Mask]) -> Make:
-    """Hooks with a mask that is made for a call."""
+    """Hooks whose mask is made from the call."""
     return lambda call, recipe: Hooks(mask=make(call))
 
 
 def moved_keys(rows: Rows, columns: Columns, terms: Terms, by: int) -> Booleans:
-    """The mask as if all keys of a block stood ``by`` positions later."""
+    """The mask computed as if all keys of a block were ``by`` positions later."""
     return masks.visible(rows, at_positions(columns, columns.position + by), terms)
 
 
@@ -41,27 +41,30 @@ def rows_at(rows: Rows, position: Integers) -> Rows:
 
 
 def slots(index: Integers | None) -> Integers:
-    """The slot of each token inside its worker, [S]; of a table [W, n] with -1 in padding slots."""
+    """The slot of each token within its worker, [S], from a layout table [W, n] with -1 in padding slots."""
     assert index is not None
     slot = np.broadcast_to(np.arange(index.shape[1]), index.shape)
     return of_tokens(index, slot)
 
 
 def of_tokens(index: Integers, values: Integers) -> Integers:
-    """[S] from one number for each slot of a table."""
+    """Reorder one number per slot of a layout table, [W, n], to one number per token, [S]."""
     result = np.zeros(int((index >= 0).sum()), dtype=np.int64)
     result[index[index >= 0]] = values[index >= 0]
     return result
 
 
 def taken(per_token: Integers, index: Integers) -> Integers:
-    """[1|B, n] of a block from [1|B, S] or [S]; padding slots, which no mask shows, get token 0's."""
+    """Take the values of a block's tokens, [1|B, n], from those of all tokens, [1|B, S] or [S].
+
+    Padding slots, which are always masked, get the value of token 0.
+    """
     whole = np.atleast_2d(per_token)
     return whole[:, np.maximum(index, 0)]
 
 
 def global_positions(call: Call, side: str) -> Integers:
-    """[1|B, S]: the position of each token of queries 'q' or keys 'k'."""
+    """The position of each token, [1|B, S]; ``side`` is 'q' for queries or 'k' for keys."""
     index = getattr(call, f"index_{side}")
     position = getattr(call, f"position_{side}")
     whole: Integers = unshard(list(position), Layout("table", index), 1)
@@ -69,14 +72,14 @@ def global_positions(call: Call, side: str) -> Integers:
 
 
 def positions_if(call: Call, side: str, table: Integers) -> Integers:
-    """[1|B, S]: what a worker takes for the position of each token if it believes in another table."""
+    """The position of each token, [1|B, S], as computed by workers that assume another layout table."""
     whole = global_positions(call, side)
     taken_for = of_tokens(getattr(call, f"index_{side}"), table)
     return whole[:, np.clip(taken_for, 0, whole.shape[1] - 1)]
 
 
 def believing(call: Call, table_of: Callable[[Integers], Integers]) -> Mask:
-    """The mask of workers that believe in another layout; ``table_of`` makes it from the real one."""
+    """The mask of workers that assume another layout; ``table_of`` makes its table from the real one."""
     assert call.index_q is not None and call.index_k is not None
     on_q = positions_if(call, "q", table_of(call.index_q))
     on_k = positions_if(call, "k", table_of(call.index_k))
@@ -92,7 +95,7 @@ def believing(call: Call, table_of: Callable[[Integers], Integers]) -> Mask:
 
 
 def local(call: Call) -> Callable[[Rows, Columns], tuple[Rows, Columns]]:
-    """Rows and columns of a block with slots for positions."""
+    """A function that replaces the positions of a block's rows and columns by their slot numbers."""
     on_q, on_k = slots(call.index_q), slots(call.index_k)
 
     def counted(rows: Rows, columns: Columns) -> tuple[Rows, Columns]:
@@ -105,7 +108,7 @@ def local(call: Call) -> Callable[[Rows, Columns], tuple[Rows, Columns]]:
 
 
 def only(terms: Terms, *names: str) -> Terms:
-    """Terms with causal and window left out unless they are named."""
+    """Terms without ``causal`` and ``window``, except those in ``names``."""
     return dataclasses.replace(
         terms,
         causal=terms.causal and "causal" in names,
@@ -114,7 +117,7 @@ def only(terms: Terms, *names: str) -> Terms:
 
 
 def bare(rows: Rows) -> Rows:
-    """Rows without any mask of their own."""
+    """Rows without documents, bounds, dense mask, and -inf in the bias."""
     bias = None if rows.bias is None else np.where(np.isneginf(rows.bias), 0.0, rows.bias)
     return dataclasses.replace(
         rows, segment=None, bound_min=None, bound_max=None, mask=None, bias=bias
