@@ -3,7 +3,7 @@
 In reading order: ``case`` and ``check_case`` (the fields of a case), ``inputs`` (how its inputs are made),
 ``tensor_table`` (which tensors it has), ``container`` (one case as a directory), ``digest``,
 ``manifest`` and ``sets`` (many cases with their hashes), ``diff`` and ``export``. ``flags``,
-``requires`` and ``catalogue`` say which cases there are, ``generate`` derives their tensors.
+``requires`` and ``catalogue`` define the existing cases, and ``generate`` derives their tensors.
 ``json_text`` and ``files`` read untrusted input.
 """
 

@@ -1,6 +1,6 @@
-"""A set as one reproducible tar file: the same set gives the same bytes.
+"""Export a set as one reproducible tar file: the same set gives the same bytes.
 
-The archive holds only the files that the manifest lists, sorted by name, without time, owner or mode.
+The archive contains only the files that the manifest lists, sorted by name, without time, owner or mode.
 The bytes of a ``.tar`` are the same on every machine; those of a ``.tar.gz`` also depend on the version of zlib.
 """
 
@@ -36,9 +36,8 @@ def export_set(
     """Write the set ``vectors`` to a new ``.tar`` or ``.tar.gz`` file, completely or not at all.
 
     Every file is compared with the manifest while it is packed. ``progress(done, total, path)`` is called
-    after each file. Raises :class:`~ringspec.errors.OptionError` for another suffix,
-    :class:`~ringspec.errors.OptionError` where something lies at ``destination``, and what reading a set
-    raises.
+    after each file. Raises :class:`~ringspec.errors.OptionError` for another suffix or if
+    ``destination`` exists, and what reading a set raises.
     """
     target = path_of(destination)
     if not target.name.endswith(SUFFIXES):
@@ -89,7 +88,7 @@ def content(vectors: VectorSet, name: str, listed: FileEntry | None) -> bytes:
 
 
 def member(name: str, size: int | None) -> tarfile.TarInfo:
-    """A file of ``size`` bytes, or a folder."""
+    """The tar header of a file of ``size`` bytes; of a folder if ``size`` is None."""
     info = tarfile.TarInfo(name)
     info.type = tarfile.DIRTYPE if size is None else tarfile.REGTYPE
     info.mode = 0o755 if size is None else 0o644

@@ -1,6 +1,6 @@
-"""The tensors of a case, derived from its case.json; and whole sets of them.
+"""Derive the tensors of a case from its case.json, and generate whole sets.
 
-Inputs are drawn as the recipes say; :mod:`ringspec.truth` gives layouts, schedules and the correctly
+Inputs are made from their recipes; :mod:`ringspec.truth` computes layouts, schedules and the correctly
 rounded results. The bytes do not depend on the machine, BLAS or the number of processes.
 """
 
@@ -43,7 +43,7 @@ NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta", "parts_o", "parts_ls
 class Derived:
     """``case`` with ``requires`` and ``digests`` filled in, and the tensors that a set stores for it.
 
-    ``tensors`` is None where the storage is "digests".
+    ``tensors`` is None if the storage is "digests".
     """
 
     case: Case
@@ -53,8 +53,8 @@ class Derived:
 def derive(case: Case) -> Derived:
     """Derive everything that follows from a case; ``requires`` and ``digests`` are computed, not read.
 
-    Raises :class:`~ringspec.errors.UndecidedError` where a result cannot be rounded with certainty,
-    and what drawing the inputs and checking the options raise.
+    Raises :class:`~ringspec.errors.UndecidedError` if a result cannot be rounded with certainty,
+    and what making the inputs and checking the options raise.
 
     >>> [first] = [case for case in catalogue("core") if case.id == "attention/bias"]
     >>> derived = derive(first)
@@ -98,7 +98,7 @@ def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = No
 
 
 def layouts_of_case(case: Case) -> Tensors:
-    """``layout.*`` and ``position.*`` of a ring case, which need no evaluation; else nothing."""
+    """``layout.*`` and ``position.*`` of a ring case, which need no evaluation; empty for other cases."""
     if case.operation != "ring":
         return {}
     problem, _, tables = arguments_of(case, inputs_of(case))
@@ -149,7 +149,7 @@ def truth_of_block(
 
 
 def wanted_of(case: Case, scales: bool = True) -> Wanted:
-    """float64 and the formats of the case."""
+    """The formats in which a case needs its results: float64 and its own."""
     assert case.formats is not None
     outputs, statistics = case.formats.outputs, case.formats.statistics
     return Wanted(("float64", outputs), ("float64", statistics), scales)
@@ -187,7 +187,7 @@ def schedule_tensors(case: Case) -> Tensors:
 
 
 def derive_named(case: Case) -> Derived:
-    """:func:`derive`; any error raised names the case."""
+    """Call :func:`derive`; any error raised names the case."""
     try:
         return derive(case)
     except RingspecError as error:

@@ -1,6 +1,6 @@
-"""Golden values for your own problem: a case of any shape, derived and written as a set.
+"""Golden values for your own problem: make a case of any shape, derive its values, write it as a set.
 
-The inputs are drawn from the case's id, so that the same id, shape and format give the same bytes on every machine.
+The case's id seeds its inputs, so the same id, shape and format give the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringspec.vectors.sets.stored import VectorSet
 
 __all__ = ["MOST_TERMS", "make", "make_case"]
 
-# B * H * Sq * Sk * (D + Dv) of the largest problem: a quarter of an hour of exact arithmetic, or more.
+# The largest B * H * Sq * Sk * (D + Dv): a quarter of an hour of exact arithmetic, or more.
 MOST_TERMS = 1 << 32
 REASON = "Made for one shape: {}."
 
@@ -36,7 +36,7 @@ def make_case(
     dlse: bool = False,
     **terms: Any,
 ) -> Case:
-    """A case of any shape, with drawn inputs; :func:`make` derives its values.
+    """Make a case of any shape, with random inputs; :func:`make` derives its values.
 
     ``id``: its name in the set, such as 'mine/causal', and the seed of its inputs. ``shape``: lengths of the axes.
     ``dtype``: 'bf16', 'fp16', 'f32' or 'f64', of inputs and outputs. ``ring``: workers and layout; None: dense
@@ -75,11 +75,11 @@ def make_case(
         **tensors,
         **{name: value for name, value in terms.items() if value is not None},
     )
-    return case_from_json(case_to_json(made))  # refuses what a reader of the file would refuse
+    return case_from_json(case_to_json(made))  # so that the checks of a reader apply
 
 
 def rules_of(ring: Ring | None, backward: bool, terms: dict[str, Any]) -> str:
-    """The rules that such a case tests."""
+    """The rules that a case with these features tests, separated by blanks."""
     found = ["FWD-1", "FWD-4", "FWD-6"]
     found += ["BWD-3", "BWD-5", "BWD-6", "BWD-7"] if backward else []
     found += ["RING-2"] if ring is not None else []
@@ -98,7 +98,7 @@ def make(
 
     ``destination`` must not exist. ``cases``: from :func:`make_case`. ``progress(done, total, id)`` is called after
     each case. Returns the set, which :func:`ringspec.vectors.open_set` opens by its folder.
-    Raises UndecidedError where a value cannot be rounded with certainty, OptionError if the folder exists.
+    Raises UndecidedError if a value cannot be rounded with certainty, OptionError if the folder exists.
     """
     chosen = [dataclasses.replace(one, storage="full") for one in cases]
     return write_derived(destination, "made", "1.0", chosen, 1, progress)

@@ -1,7 +1,7 @@
-"""A function over many items in several processes; results in the order of the items.
+"""Apply a function to many items in several processes; results come in the order of the items.
 
-Each process uses one BLAS thread: work is divided by cases, and threads of several processes would
-compete for the same processors.
+Each process uses one BLAS thread, because the threads of several processes would compete for the same
+processors.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Result = TypeVar("Result")
 def each(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int = 1
 ) -> Iterator[Result]:
-    """``function(item)`` for each item, in order; function and items must be picklable for jobs > 1.
+    """Yield ``function(item)`` for each item, in order; for jobs > 1 function and items must be picklable.
 
-    An error of an item is raised when its turn comes, and items not yet begun are dropped.
+    The error of an item is raised in place of its result, and items not yet begun are dropped.
 
     >>> list(each(abs, [-1, 2, -3]))
     [1, 2, 3]
@@ -48,7 +48,7 @@ def each(
 def in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int
 ) -> Iterator[Result]:
-    """Only a bounded number of items is in work, so that results do not fill memory."""
+    """As :func:`each`, in ``jobs`` processes; few items are computed ahead, so that results do not fill memory."""
     # spawn: a fork would copy the state of running BLAS threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin)
@@ -72,7 +72,7 @@ def in_processes(
 
 
 def begin() -> None:
-    """Set up a new process: one BLAS thread, and it ends when the parent ends, even if that is killed."""
+    """Set up a new process: it uses one BLAS thread, and ends when its parent ends, even if that is killed."""
     threadpool_limits(1)
     threading.Thread(target=leave_with_parent, daemon=True).start()
 
@@ -85,7 +85,7 @@ def leave_with_parent() -> None:
 
 
 def default_jobs() -> int:
-    """The processors that this process may use."""
+    """The number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return min(len(os.sched_getaffinity(0)), MOST_JOBS)
     return min(os.cpu_count() or 1, MOST_JOBS)

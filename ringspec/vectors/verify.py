@@ -21,9 +21,9 @@ FAILURES = ("differs", "undecided", "refused")
 class CaseReport:
     """The result for the case ``id``.
 
-    ``outcome``: "ok"; "differs": ``fields`` of case.json (digests among them) and stored ``tensors``
-    differ from the derived ones, "old" being those of the set; "undecided": a result cannot be rounded with
-    certainty; "refused": the case cannot be derived at all, ``message`` says why; "withdrawn": the
+    ``outcome`` is one of: "ok"; "differs": ``fields`` of case.json, such as digests, or stored ``tensors``
+    differ from the derived ones ("old" is the set's value); "undecided": a result cannot be rounded with
+    certainty; "refused": the case cannot be derived, and ``message`` says why; "withdrawn": the
     case is no longer used and was not derived.
     """
 
@@ -46,14 +46,14 @@ def verify(
     jobs: int = 1,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[CaseReport, ...]:
-    """One report for each case whose id matches ``only`` (a pattern; None: all), in order of ids.
+    """Verify each case whose id matches ``only`` (a pattern; None: all); the reports are in order of ids.
 
     Reads only ``vectors``, and no cache. ``jobs`` processes work at the same time, and
     ``progress(done, total, id)`` is called after each case. Files are compared with the
     manifest as they are read; ``check_set`` checks everything else about the format of the set.
     """
     cases = matching(tuple(vectors), only)
-    # A set that was opened may carry its flags, which no other process needs.
+    # Without the flags that the set may have read, which the other processes do not need.
     plain = VectorSet(vectors.path, vectors.manifest)
     reports = []
     for report in each(verify_case, [(plain, case.id) for case in cases], jobs):

@@ -30,7 +30,7 @@ NAMED = {
 FORMS = {
     "p-cut": "",
     "p-cut-in-backward": "in the backward pass only",
-    "delta-16": "only the sum is rounded",
+    "delta-16": "only the sum of dy * o is rounded",
     "dy-o-16": "only the products dy * o are rounded",
     "gradients-cut": "only the gradients are truncated",
     "carried-o-16": "only o is rounded, between steps",

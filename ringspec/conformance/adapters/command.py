@@ -1,8 +1,8 @@
 """``cmd:PROGRAM ARGUMENT...``: a program in any language, called through its standard streams.
 
 A request and an answer are one JSON line each; tensors are in safetensors files (docs/conform/protocol.md). The
-program runs without a shell, in a separate process group; its standard error is a log. After a crash, a
-timeout or an invalid answer its group is killed, and the next call starts another process.
+program runs without a shell, in a separate process group; its standard error is kept as a log. After a crash, a
+timeout or an invalid answer, its process group is killed, and the next call starts a new process.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ Answer = dict[str, Any]
 class Dialect:
     """How to read the answers of a program; ``who`` names the program in messages.
 
-    ``claims`` converts the answer to hello to Claims, ``result`` the answer to a call, with the folder of
-    its files, to a Result. Both raise Garbage and other kinds of Failed. ``refusal`` makes the error for
+    ``claims`` converts the answer to hello into Claims. ``result`` converts the answer to a call, with the folder
+    of its files, into a Result. Both raise Garbage and other kinds of Failed. ``refusal`` makes the error for
     a command that does not answer hello.
     """
 
@@ -104,9 +104,9 @@ class CommandTarget:
     ``timeout``: seconds for the answer to one call; ``start_timeout``: for the answer to hello.
     ``dialect``: how to read answers, by default as docs/conform/protocol.md says.
     The program reports ``name``, ``capabilities``, ``notes`` and ``installed`` (versions). It starts when one of
-    them is first read; OptionError if it does not answer. ``run`` raises Refused, Crashed, Exited, TimedOut,
-    Garbage, Mutated if the inputs file changed, and Failed if the program reports an error. ``log``: the last
-    64 KiB that the program wrote to stderr during the last call.
+    them is first read; reading raises OptionError if it does not answer. ``run`` raises Refused, Crashed, Exited,
+    TimedOut, Garbage, Mutated if the inputs file changed, and Failed if the program reports an error. ``log``: the
+    last 64 KiB that the program wrote to stderr during the last call.
 
     >>> CommandTarget("python3 -c 'print()'").command
     ('python3', '-c', 'print()')
@@ -161,7 +161,7 @@ class CommandTarget:
             return self._claims
 
     def run(self, call: Call) -> Result:
-        """Run one call; its files are always removed."""
+        """Run one call and remove its files."""
         with self._lock:
             folder = Path(tempfile.mkdtemp(prefix="ringspec-"))
             try:
@@ -180,9 +180,9 @@ class CommandTarget:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the program's standard input and give it time to exit, then kill it.
+        """Close the program's standard input, give it time to exit, then kill it.
 
-        If another thread waits for an answer, the program is killed at once.
+        If another thread is waiting for an answer, the program is killed at once.
         """
         while not self._lock.acquire(timeout=0.1):
             if (waiting := self._program) is not None:
@@ -196,7 +196,7 @@ class CommandTarget:
             self._lock.release()
 
     def started(self) -> Program:
-        """Return the running program, started if necessary."""
+        """Return the running program; start it if necessary."""
         if self._program is None:
             self._program = Program(self.command, self.dialect.who)
             message = {"kind": "hello", "protocol": PROTOCOL}

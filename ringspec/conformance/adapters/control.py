@@ -43,8 +43,8 @@ class Control:
 def take_control() -> Control:
     """Take over the standard streams of this process; call it once.
 
-    The process and its group end when the control stream closes, also during a call. Ctrl-C is left to
-    the process that started this one.
+    The process and its group end when the control stream closes, even during a call. Ctrl-C is ignored here; the
+    process that started this one handles it.
     """
     control = os.fdopen(os.dup(0), encoding="utf-8")
     out = os.dup(1)

@@ -1,13 +1,13 @@
 """A JAX function as a target: ``shard_map`` over a named axis, forward and vjp.
 
-The author writes ``function(q, k, v, *, axis_name, call)``: what one worker computes from its q
+The author writes ``function(q, k, v, *, axis_name, call)``, the computation of one worker from its q
 [B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv], with collectives over ``axis_name``. ``call`` is a
 :class:`~ringspec.conformance.adapters.torch_worker.LocalCall` with JAX arrays and a traced ``rank``; further
-inputs are in ``call.tensors``. The function returns o, or (o, lse). lse is differentiated too if a call has dlse.
+inputs are in ``call.tensors``. The function returns o, or (o, lse). If a call has dlse, lse is differentiated too.
 
-One separate process computes everything, on ``devices`` CPU devices or on the GPUs of this machine. The first
-call starts it, as does the first call after a crash. It is not forked: JAX cannot be forked, and the number of
-CPU devices is fixed when JAX starts.
+One separate process computes everything, on ``devices`` CPU devices or on the GPUs of this machine. It starts with
+the first call, and again with the first call after a crash. It is not forked, because JAX does not survive a fork
+and fixes the number of CPU devices when it starts.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class JaxTarget:
 
     ``function``      'package.module:name', 'path/file.py:name', or a function at the top level
                       of a module or file
-    ``capabilities``  what it claims; operations ring-forward, ring-backward and block-forward
+    ``capabilities``  what it claims; the possible operations are ring-forward, ring-backward, block-forward
     ``platform``      'cpu' or 'gpu'
-    ``devices``       number of CPU devices, which is the largest W; all GPUs are used
+    ``devices``       number of CPU devices, which limits W; on GPUs, all are used
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report
-    ``timeout``       seconds for one call with its compilation; ``start_timeout``: for importing JAX
-    ``python``        the interpreter of the process; it needs jax, NumPy and ml_dtypes, but not
-                      ringspec, and none of its packages is shadowed
+    ``timeout``       seconds for one call including compilation; ``start_timeout``: for importing JAX
+    ``python``        the interpreter of the process; its environment needs jax, NumPy and ml_dtypes, but not
+                      ringspec, and all its packages are used as installed
     ``packages``      distributions whose versions the report names, in addition to the function's package
 
     64-bit types are enabled for float64 calls only. Results keep the dtype that the function gave them. ``run``
     raises Refused, Failed (an exception, with its traceback), Crashed, Exited and TimedOut. A backward pass
-    computes its own forward; the o and lse of a call of the backward pass alone are ignored.
+    recomputes the forward pass; o and lse in a call of the backward pass alone are ignored.
 
     >>> target = JaxTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
     >>> target.name, target.platform
@@ -104,7 +104,7 @@ class JaxTarget:
 
     @property
     def installed(self) -> Installed:
-        """The packages that the process has; empty if it cannot be started."""
+        """The versions of the packages in the process; empty if it cannot be started."""
         with contextlib.suppress(OptionError):  # each case will report it
             return self.program().installed
         return Installed()

@@ -1,4 +1,4 @@
-"""The program of a JAX target's process: one call after the other, on as many devices as the call has workers.
+"""The program of a JAX target's process: runs one call after another, each on one device per worker.
 
 :mod:`ringspec.conformance.adapters.jax_mesh` starts it. It takes over standard input and output for the protocol of
 ``cmd:`` targets (docs/conform/protocol.md); what the function prints goes to the log. jax is imported by functions,
@@ -36,7 +36,7 @@ def prepare(setup: Mapping[str, Any]) -> None:
 
 
 def wide_types(wide: bool) -> Any:
-    """Return a context in which JAX has 64-bit types or not; older versions have another name for it."""
+    """Return a context in which 64-bit types are enabled or not; older JAX has another name for it."""
     import jax
 
     if hasattr(jax, "enable_x64"):
@@ -97,7 +97,7 @@ COMPILED: dict[str, Callable[..., Any]] = {}
 def compiled(
     function: Callable[..., Any], message: Message, mesh: Any, shapes: str
 ) -> Callable[..., Any]:
-    """Return the function over the mesh, already compiled if only the values of a call are new."""
+    """Return the function mapped over the mesh; a compiled one is reused if only the values of a call differ."""
     import jax
 
     from ringspec.conformance.adapters.torch_worker import Place, local_call
@@ -124,7 +124,7 @@ def compiled(
 def derived(
     ring: Callable[..., Any], leaves: Arrays, seeds: list[Any], passes: list[str]
 ) -> Arrays:
-    """Return o, lse and the gradients, as the passes request and the function returns."""
+    """Compute the results of the requested ``passes``: o, lse if the function returns it, and gradients."""
     import jax
     import jax.numpy as jnp
 
@@ -133,7 +133,7 @@ def derived(
     outputs, pull = jax.vjp(ring, leaves)
     if len(outputs) < 2 and seeds[1] is not None:
         raise ValueError("the call has dlse, but the function returned no lse")
-    # The suite reports a wrong dtype from the results.
+    # A wrong dtype of o or lse must not raise here: the suite reports it from the results.
     cotangents = tuple(
         jnp.zeros_like(x) if seed is None else seed.astype(x.dtype)
         for x, seed in zip(outputs, seeds, strict=False)

@@ -21,7 +21,7 @@ class NumPyTarget:
     """A function ``function(q, k, v, **rest)`` for all workers at once, as a target.
 
     The function gets lists with one array per worker: q [B, H, n, D], k [B, Hkv, n, D], v
-    [B, Hkv, n, Dv]. It gets further parts of a call if it has parameters of these names: tensors
+    [B, Hkv, n, Dv]. Further parts of a call are passed to parameters with their names: tensors
     (``dy``, ``dlse``, ``bias``...; None if the call has none; ``sinks`` [H, N] is one array, not a list),
     terms (``scale``, ``causal``, ``window``...; the function's default if the call has none) and
     fields of the call (``workers``, ``layout``, ``index_q``, ``position_q``...). A parameter ``call``
@@ -60,7 +60,7 @@ class NumPyTarget:
 
 
 def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
-    """Choose what a function gets of a call, by the names of its parameters."""
+    """Select the parts of a call to pass to a function, by the names of its parameters."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     tensors = {

@@ -3,12 +3,12 @@
     FOLDER/README.md              instructions
     FOLDER/index.json             profile, pattern, claims, and for each call its folder and digest
     FOLDER/versions.json          optional, from the other machine: the packages that computed the results
-    FOLDER/calls/<case>[.n]/      call.json and inputs.safetensors; n counts further calls of a case
-                                  and result.safetensors or refused.txt, from the other machine
+    FOLDER/calls/<case>[.n]/      call.json and inputs.safetensors, to which the other machine adds
+                                  result.safetensors or refused.txt; n numbers further calls of a case
 
 call.json and the tensors are those of the command protocol (docs/conform/protocol.md), with paths relative to the
-call's folder. The folder of a call is found by a digest of its contents. So a folder that was written by another
-version, or for other claims, is not mistaken for one with missing results.
+call's folder. The folder of a call is found by a digest of its contents, so that calls written by another version,
+or for other claims, are not mistaken for calls with missing results.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class OfflineTarget:
     ``directory``: a folder that :func:`ringspec.conformance.cases.write.write_cases` made. ``run`` returns an
     empty result, which is 'missing', if there is no result.safetensors. It raises Refused with the text of
     refused.txt if that exists instead, Mutated if the inputs were changed (they may be removed), and Garbage
-    for an invalid result and for a call that was not written. FileFormatError: index.json or versions.json
-    is invalid. ``profile`` and ``only``: those with which it was written; ``installed``: from versions.json.
-    Nothing runs, so ``timeout`` has no effect.
+    for an invalid result and for a call that the folder does not contain. FileFormatError: index.json or
+    versions.json is invalid. ``profile`` and ``only``: the profile and pattern for which the folder was written;
+    ``installed``: from versions.json. Nothing runs, so ``timeout`` has no effect.
     """
 
     timeout: float | None = None
@@ -130,7 +130,7 @@ def read_versions(root: Path) -> Installed:
 
 
 def read_index(root: Path) -> dict[str, Any]:
-    """Read and check index.json, which is untrusted: another machine could write to its folder."""
+    """Read and check index.json; it is untrusted, because another machine could write to its folder."""
     try:
         index = message_of(read_plain(root, INDEX, MAX_INDEX), INDEX)
     except Garbage as fault:

@@ -1,6 +1,6 @@
-"""A program connected by pipes: one line in, one line out, a deadline, a log, and a process group to kill.
+"""A program connected by pipes: one line per request and per answer, with a deadline and a log.
 
-POSIX only, because it waits for several pipes together and uses process groups.
+POSIX only, because it waits for several pipes at once and kills process groups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Program:
     """A running program. ``exchange`` raises Crashed, Exited, TimedOut, Garbage; then call ``end``.
 
     ``who`` names it in messages. ``ending_seconds``: how long to wait for the exit status after the program
-    closed its stdout. ``longest``: bytes of a line that it may write.
+    closed its stdout. ``longest``: the largest number of bytes in a line of its output.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Program:
         return bool(piece)
 
     def take(self, seconds: float) -> None:
-        """Read what the pipes hold, for a limited time in case the program never stops writing."""
+        """Read what is in the pipes, for at most ``seconds`` in case the program never stops writing."""
         until = time.monotonic() + max(seconds, GLANCE_SECONDS)
         for pipe in tuple(self.open):
             while (
@@ -175,7 +175,7 @@ class Program:
 
     def kill(self) -> None:
         """Kill the process group; safe in any thread, also while another waits for an answer."""
-        # Also after the program ended: its children are in the same group.
+        # Even if the program has ended: its children are in the same group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

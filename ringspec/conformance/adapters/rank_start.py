@@ -2,10 +2,10 @@
 
     python .../ringspec/conformance/adapters/rank_start.py MODULE ARGUMENT...
 
-The environment of a worker is under test, so no folder is added to its import path and none of its packages is
-shadowed. The package ``ringspec`` that contains this file is loaded by its location. NumPy and ml_dtypes, which
-are all that ringspec needs in a worker, come from the worker's environment. If they are missing, the process
-exits with a sentence that says what to install.
+The environment of a worker is under test, so no folder is added to its import path, which could shadow one of its
+packages. The package ``ringspec`` that contains this file is loaded by its location. In a worker ringspec needs only
+NumPy and ml_dtypes, which come from the worker's environment. If one is missing, the process exits with a sentence
+that says what to install.
 
 The rest is as with ``python -m``: the current folder is first on the import path (unless PYTHONSAFEPATH or ``-P``
 forbids it), and PYTHONPATH has its usual meaning. A process that :mod:`multiprocessing` spawns in a worker runs
@@ -44,7 +44,9 @@ def check_environment() -> None:
     python = sys.executable or "python"
     if sys.version_info < OLDEST:  # `python=` may name any interpreter
         oldest, own = (".".join(map(str, one)) for one in (OLDEST, sys.version_info[:3]))
-        raise SystemExit(f"expected Python >= {oldest} as {python}; got {own}. Fix: name another")
+        raise SystemExit(
+            f"expected Python >= {oldest} as {python}; got {own}. Fix: name another interpreter"
+        )
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         names = " ".join(missing)

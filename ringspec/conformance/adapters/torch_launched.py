@@ -1,8 +1,8 @@
-"""A torch target on processes that torchrun started: rank 0 sends calls, all ranks compute.
+"""A torch target on processes that torchrun started: rank 0 sends calls, and all ranks compute.
 
-Calls and results are sent through a separate gloo group, as JSON and safetensors bytes. No file and no port other
-than torchrun's is needed, so the ranks may be on several hosts. After a crash torchrun ends all ranks; a hang ends
-with the timeout of the process group.
+Calls and results are sent through a separate gloo group, as JSON and safetensors bytes. No shared file and no port
+other than torchrun's is needed, so the ranks may be on several hosts. After a crash torchrun ends all ranks; a hang
+ends with the timeout of the process group.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def joined(device: str, seconds: float) -> tuple[Place, Any]:
         torch.cuda.set_device(where)
     limit = timedelta(seconds=seconds)
     dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=limit)
-    # Between calls the other ranks wait for rank 0, whose comparisons may take long.
+    # Between calls the other ranks wait while rank 0 compares results, which can take long.
     control = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     return Place(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, where), control
 

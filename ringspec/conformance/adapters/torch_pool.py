@@ -1,8 +1,8 @@
 """W processes, each a rank of one process group: started once, used for many calls, ended together.
 
-A crash, a hang or an exception of one rank leaves the others waiting in a collective. So the whole pool is ended
-after any of these, and the next call starts another. :mod:`ringspec.conformance.adapters.rank_start` starts the
-processes. They are not forked, because the suite may have threads and ``python`` may be another environment's.
+A crash, a hang or an exception of one rank leaves the others waiting in a collective, so any of these ends the whole
+pool, and the next call starts a new one. :mod:`ringspec.conformance.adapters.rank_start` starts the processes. They
+are not forked, because the suite may have threads and ``python`` may belong to another environment.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Message = dict[str, Any]
 
 
 class RankHere:
-    """A rank in this process, for a debugger, with the methods of a :class:`Program`.
+    """A rank that runs in this process, for a debugger, with the methods of a :class:`Program`.
 
-    It computes in ``answer``, after the other ranks got their requests.
+    It computes in ``answer``, after the other ranks have received their requests.
     """
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ class Pool:
     """W running processes. ``ask`` raises Refused, Failed, Crashed, Exited, TimedOut or Garbage.
 
     ``setup``, sent to each process first: ``function``, ``options``, ``device``, ``packages``. ``alive``: False
-    after the pool has ended. ``installed``: the packages of the processes (Failed if two have different
-    versions of one). ``printed``: the stdout and stderr of the ranks during the last call. ``here``: the rank
+    after the pool has ended. ``installed``: the packages of the processes (Failed if their versions differ).
+    ``printed``: the stdout and stderr of the ranks during the last call. ``here``: the rank
     that this process computes. ``folder``: for the files of calls; it is removed with the pool.
     """
 
@@ -133,7 +133,7 @@ class Pool:
         return "\n".join(parts)
 
     def end(self, dump: bool = False) -> None:
-        """End all processes; with ``dump`` each first writes its stack to the log."""
+        """End all processes; with ``dump``, each first writes its stack to the log."""
         self.alive = False
         if dump and hasattr(signal, "SIGUSR1"):
             for program in self.processes:
@@ -154,7 +154,7 @@ class Pool:
 
 
 class Deadline:
-    """The time until which replies are awaited."""
+    """The time at which waiting for replies ends."""
 
     def __init__(self, seconds: float) -> None:
         self.at = time.monotonic() + seconds
@@ -163,7 +163,7 @@ class Deadline:
         return self.at - time.monotonic()
 
     def note(self, reply: Message) -> Message:
-        """Shorten the deadline if a rank gave up: the others may wait for it forever, or have crashed."""
+        """Shorten the deadline if a rank failed, because the others may wait for it forever or have crashed."""
         if gave_up(reply):
             self.at = min(self.at, time.monotonic() + GRACE_SECONDS)
         return reply
@@ -190,7 +190,7 @@ def beside(
 ) -> dict[int, Message]:
     """Compute a rank in this process while a thread waits for the others; return all replies.
 
-    If another rank gives up, all others are killed, so that this rank sees the connection end instead of waiting.
+    If another rank fails, all others are killed, so that this rank's connections end and it stops waiting.
     """
 
     def watch() -> dict[int, Message]:
@@ -235,13 +235,13 @@ def checked_reply(reply: Message, rank: int) -> Message:
 
 
 def judge_replies(replies: dict[int, Message], workers: int, seconds: float) -> None:
-    """Raise the error that the replies report, if any; errors come before refusals and silence."""
+    """Raise the error that the replies report, if any: first exceptions, then refusals, then missing replies."""
     for rank, reply in replies.items():
         if "error" in reply:
             raise Failed(f"worker {rank} raised an exception\n{reply['error']}")
     for rank, reply in replies.items():
         if "refused" in reply:
-            missing = "" if len(replies) == workers else ", and others of its group did not"
+            missing = "" if len(replies) == workers else ", but not all workers replied"
             if missing:
                 raise Failed(f"worker {rank} refused{missing}: {reply['refused']}")
             raise Refused(reply["refused"])

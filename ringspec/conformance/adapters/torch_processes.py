@@ -1,6 +1,6 @@
-"""A PyTorch function as a target: W processes, forward and autograd's backward on each.
+"""A PyTorch function as a target: W processes, each with a forward pass and autograd's backward pass.
 
-The author writes ``function(q, k, v, *, group, call)``: what one rank computes from its q [B, H, n, D],
+The author writes ``function(q, k, v, *, group, call)``, the computation of one rank from its q [B, H, n, D],
 k [B, Hkv, n, D] and v [B, Hkv, n, Dv]. ``group`` is the process group (gloo on CPU, NCCL with one GPU per
 process), ``call`` a :class:`~ringspec.conformance.adapters.torch_worker.LocalCall`. The function returns o, or
 (o, lse), differentiable by autograd; lse must be differentiable if dlse is claimed.
@@ -50,20 +50,20 @@ class TorchTarget:
 
     ``function``      'package.module:name', 'path/file.py:name', or a function at the top level
                       of a module or file
-    ``capabilities``  what it claims; operations ring-forward, ring-backward and block-forward
+    ``capabilities``  what it claims; the possible operations are ring-forward, ring-backward, block-forward
     ``device``        'cpu' or 'cuda'
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report
     ``timeout``       seconds for one call, ``start_timeout`` for starting the processes
-    ``python``        the interpreter of the processes; it needs torch, NumPy and ml_dtypes, but not
-                      ringspec, and none of its packages is shadowed
+    ``python``        the interpreter of the processes; its environment needs torch, NumPy and ml_dtypes, but not
+                      ringspec, and all its packages are used as installed
     ``packages``      distributions whose versions the report names, in addition to the function's package
-    ``pools``         how many pools (one for each W) stay alive between calls
+    ``pools``         how many pools of processes (one for each W) stay alive between calls
 
     ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, Exited, TimedOut,
-    Garbage and Mutated. ``printed``: what the ranks wrote during the last call. ``installed`` is read in the
-    ranks; before the first call it starts those of the smallest W. Different versions on two ranks raise
-    Failed. A backward pass computes its own forward; the o and lse of a call of the backward pass alone are
-    ignored.
+    Garbage and Mutated. ``printed``: what the ranks wrote during the last call. ``installed``: the package versions
+    in the ranks; reading it before the first call starts the processes of the smallest W, and versions that differ
+    between ranks raise Failed. A backward pass recomputes the forward pass; o and lse in a call of the backward
+    pass alone are ignored.
 
     >>> target = TorchTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
     >>> target.name, target.device
@@ -136,7 +136,7 @@ class TorchTarget:
 
     @property
     def installed(self) -> Installed:
-        """The packages that the ranks have; empty if they cannot be started."""
+        """The versions of the packages in the ranks; empty if they cannot be started."""
         if self._installed is None:
             self._installed = Installed()
             with contextlib.suppress(Failed, OSError, OptionError):  # each case will report it
@@ -144,7 +144,7 @@ class TorchTarget:
         return self._installed
 
     def note(self, said: Installed) -> None:
-        """Add the packages that ranks report; the latest report of a package counts."""
+        """Add the packages that ranks report; a later report of a package replaces an earlier one."""
         self._installed = (self._installed or Installed()).merged(said)
 
     def close(self) -> None:
@@ -155,11 +155,11 @@ class TorchTarget:
     def debug(self, rank: int) -> None:
         """Compute this rank of every call in this process, without a time limit.
 
-        It does nothing if this process runs another interpreter than ``python``, which may have another torch.
+        This has no effect if ``python`` is not this process's interpreter, because it may have another torch.
         """
         if self.python == sys.executable:
             self.close()
-            # A process is a rank of one group at a time.
+            # A process can be a rank of only one group at a time.
             self.here, self.timeout, self.most_pools = rank, math.inf, 1
 
     def under_torchrun(self) -> TorchTarget:
@@ -175,7 +175,7 @@ class TorchTarget:
 def named(
     function: str | Callable[..., Any], name: str | None, python: str | None
 ) -> tuple[str, str, str]:
-    """Return where a function is found, the target's name, and the interpreter of its processes.
+    """Return the import path of a function, the target's name, and the interpreter of its processes.
 
     >>> named("package.module:ring", None, "python3")
     ('package.module:ring', 'ring', 'python3')
@@ -201,7 +201,7 @@ def function_spec(function: str | Callable[..., Any]) -> str:
     if not name or "<" in name:
         fix = "define it at the top level of a module, or pass 'module:name'"
         raise OptionError("a function that another process can import", shown(function), fix)
-    # The module name of a file that was loaded by its path is known only in this process.
+    # If a file was loaded by its path, its module name is known only in this process.
     top = function.__module__.partition(".")[0]
     importable = top != "__main__" and PathFinder.find_spec(top) is not None
     source = inspect.getsourcefile(function)

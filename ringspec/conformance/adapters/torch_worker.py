@@ -1,4 +1,4 @@
-"""The program of one process of a PyTorch target: one rank of a process group, one call after the other.
+"""The program of one process of a PyTorch target: a rank of a process group, which runs one call after another.
 
 :mod:`ringspec.conformance.adapters.torch_processes` starts it. It takes over standard input and output for JSON lines;
 what the target prints goes to the log. torch is imported by functions, so that this module can be imported without it.
@@ -71,7 +71,7 @@ class LocalCall:
 
     @property
     def scale(self) -> float:
-        """The factor of <q, k>."""
+        """The factor by which the products of q and k are multiplied."""
         return float(self.terms["scale"])
 
 
@@ -211,7 +211,7 @@ def joined(setup: Mapping[str, Any]) -> Place:
 
 
 class Rank:
-    """A rank in this process: of :func:`main`, or of a debugger (``torch_pool.RankHere``)."""
+    """A rank that runs in this process, for :func:`main` or for a debugger (``torch_pool.RankHere``)."""
 
     def __init__(self) -> None:
         self.place: Place | None = None

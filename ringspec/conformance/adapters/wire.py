@@ -1,8 +1,8 @@
 """A call as one JSON line and one safetensors file; a result as one safetensors file.
 
-Any language can read and write these, so a program under test needs nothing from ringspec. The file has each
+Any language can read and write these, so a program under test needs nothing from ringspec. The file contains each
 tensor once, with the workers as leading axis: ``q`` is [W, B, H, n, D] if one worker's array is [B, H, n, D]. It also
-has the layout tables ``index_q``, ``index_k`` [W, n] and ``position_q``, ``position_k`` [W, 1|B, n].
+contains the layout tables ``index_q``, ``index_k`` [W, n] and ``position_q``, ``position_k`` [W, 1|B, n].
 docs/conform/protocol.md explains this to the author of a program.
 
 Answers are untrusted: their size is limited before they are read, links are not followed, nothing is executed.
@@ -134,7 +134,7 @@ def message_of(line: bytes, what: str) -> dict[str, Any]:
 
 
 def check_answer(message: Mapping[str, Any], id: str) -> None:
-    """Return if the answer announces a result; else raise Refused, Failed or Garbage."""
+    """Check the answer to a call; raise Refused, Failed or Garbage unless it announces a result."""
     kind, texts = message.get("kind"), {"refused": "reason", "error": "message"}
     if kind != "result" and not (isinstance(kind, str) and kind in texts):
         raise Garbage(f"the answer has the kind {shown(kind)}; expected result, refused or error")
@@ -155,7 +155,7 @@ def check_answer(message: Mapping[str, Any], id: str) -> None:
 
 
 def most_bytes(call: Call) -> int:
-    """Return the largest allowed size of a result file: each result twice, in float64, and a reserve."""
+    """Return the largest allowed size of a result file: twice all results in float64, and a reserve."""
     elements = sum(array.size for arrays in call.tensors.values() for array in arrays)
     if "q" in call.tensors and "v" in call.tensors:
         for q, v in zip(call.tensors["q"], call.tensors["v"], strict=True):
@@ -179,7 +179,7 @@ def read_result(root: Path, name: str, call: Call) -> Result:
 
 
 def stored(root: Path, name: str, limit: int) -> dict[str, NDArray]:
-    """Read the tensors in a target's file, none if it does not exist; raise Garbage if it is invalid."""
+    """Read the tensors in a target's file; none if it does not exist; raise Garbage if it is invalid."""
     if not os.path.lexists(root / name):
         return {}
     try:
@@ -215,7 +215,7 @@ def optional(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
 
-# By the annotations of Capabilities.
+# Tests of a JSON value for each type annotation of Capabilities.
 CHECKS: dict[str, Callable[[Any], bool]] = {
     "tuple[str, ...]": several(text),
     "tuple[str, ...] | None": optional(several(text)),

@@ -1,1 +1,1 @@
-"""Answers against truth: bounds for each row, noise of whole tensors."""
+"""Comparison of results with the truth: bounds for each row, noise tests of whole tensors."""

@@ -44,8 +44,8 @@ def compared(
     """Compare the outputs of a call; return one finding for each tensor of each worker.
 
     ``tensors`` are those of the case, with ``out.*`` and ``scale.*``; ``call`` is made from the case.
-    Every element of every output is compared, also if the case stores sampled rows
-    (:mod:`ringspec.conformance.judge.scales`). A hidden lse is not among the outputs.
+    Every element of every output is compared, even if the case stores only sampled rows
+    (:mod:`ringspec.conformance.judge.scales`). An lse that the target does not return is not compared.
     """
     expected = expected_of(case, with_all_rows(case, tensors))
     return findings_of(bounds_of(claims, call, expected), expected, outputs, claims)
@@ -88,7 +88,7 @@ def finding_of(
 
 
 def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None) -> Bounds:
-    """Return the bounds of a call under its recipe; ``expected`` gives the size of the true lse."""
+    """Return the bounds of a call under its recipe; ``expected`` gives the magnitude of the true lse."""
     used = recipe_for(claims, call.formats)
     formats = {"outputs": call.formats["outputs"], "statistics": call.formats["statistics"]}
     if call.operation == "merge":

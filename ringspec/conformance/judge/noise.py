@@ -1,9 +1,9 @@
 """Whole-tensor tests of one call: are the errors of a result the rounding noise of its recipe?
 
 A kernel that declares its recipe must show no more noise than the recipe predicts. For one that declares none,
-only systematic errors raise an alarm. A recipe may leave open relative to which number P is rounded
-(``p_relative_to``), and whether the backward reads o before its last rounding. Every such reading is accepted,
-so an alarm is raised only if all readings of the recipe raise one.
+only systematic errors raise an alarm. A recipe may leave two questions open: relative to which maximum P is rounded
+(``p_relative_to``), and whether the backward pass reads o before or after its last rounding. Every answer, called a
+reading of the recipe, is accepted: there is an alarm only if all readings raise one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TILES = (128, 64, 32, 16)  # keys; tried for a kernel that declares no tile
 NAMED = 4  # alarms in a message
 KEPT = 40  # alarms in a report
 FEW = 0.05  # fraction of the elements that the usual noise ignores
-LEFT = 0.759  # mean square of a normal deviate without its 5 % largest magnitudes
+LEFT = 0.759  # mean square of a standard normal sample without the 5 % of largest magnitude
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Examined:
     """The results of the tests of one call.
 
     ``recipe``: the declared one, or that of the input format, in the reading that fits. ``rms``: root mean
-    square of error / predicted noise, by tensor. ``alarms``: the tests, of ``count``, that a correct kernel
-    would not fail. ``inferred``: sentences about the recipe, if it was inferred.
+    square of error / predicted noise, by tensor. ``alarms``: the failed tests, out of ``count``, that a correct
+    kernel would pass. ``inferred``: sentences about the arithmetic that the errors imply, if it was inferred.
     """
 
     recipe: Recipe
@@ -82,7 +82,7 @@ class Examined:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One result with its ``errors`` by tensor, in global order.
+    """One result as its ``errors``, by tensor, in global token order.
 
     ``declared``: whether the recipe is declared; ``grouped``: whether query heads share key heads; ``rate``:
     false-alarm rate of this call.
@@ -107,8 +107,8 @@ def examined(
 ) -> Examined:
     """Test all tensors of a result of ``call``.
 
-    ``rate``: false-alarm rate of this call. ``sure``: the result is beyond its row bounds, so that one
-    reading of the recipe is enough.
+    ``rate``: false-alarm rate of this call. ``sure``: the result is known to be wrong, because it exceeds its row
+    bounds, so that one reading of the recipe is enough.
     """
     got = in_order(call, outputs)
     errors = {name: errors_of(x, question.truth[name]) for name, x in got.items()}
@@ -130,8 +130,10 @@ def examined(
         if not result.alarms and (not declared or no_noisier(result, grouped)):
             return result
         if result.alarms and in_o(told_of) and not in_o(result):
-            told_of = result  # p_relative_to does not explain the fault
-    about = told_of.recipe.replace(tile_k=recipe.tile_k)  # without a tile that was only tried
+            told_of = result  # this reading explains o, but not the fault elsewhere
+    about = told_of.recipe.replace(
+        tile_k=recipe.tile_k
+    )  # a tile size that was tried is not declared
     return dataclasses.replace(told_of, inferred=inferred(answer, about))
 
 
@@ -143,9 +145,10 @@ def inferred(answer: Answer, recipe: Recipe) -> tuple[str, ...]:
 
 
 def readings(recipe: Recipe, block: int) -> list[Recipe]:
-    """List the readings of a recipe; first P relative to the maximum of the block, as in the specification.
+    """List the readings of a recipe; the first has P relative to the maximum of the block, as in the specification.
 
-    With tiles, a state carried through a ``block`` of keys has a maximum for each tile.
+    Other readings try tiles smaller than a ``block`` of keys: a state that is carried through tiles changes its
+    maximum at each tile.
     """
     narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
     if recipe.p_relative_to is not None or not narrow:
@@ -165,17 +168,17 @@ def longest_block(geometry: Geometry) -> int:
 
 
 def in_o(seen: Examined) -> bool:
-    """Tell whether o itself raised an alarm."""
+    """Whether o itself raised an alarm."""
     return any(test.tensor == "o" for test in seen.alarms)
 
 
 def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -> list[Recipe]:
-    """Return those of ``others`` that may explain the errors of o, the most likely first.
+    """Return the readings among ``others`` that may explain the errors of o, the most likely first.
 
-    A reading is left out if partial results in the narrow format of P explain o better: it would excuse that
-    fault of the forward. It is also left out if o is less likely under it than under ``first``: it only
-    predicts more noise than o has. If ``first`` explains o (not ``of_o``), such a reading would excuse a fault
-    of the backward pass.
+    A reading is left out if a fault of the forward pass, partial results rounded to the narrow format of P, explains o
+    better: the reading would excuse that fault. It is also left out if o is less likely under it than under ``first``
+    (by more than a margin if ``of_o``, that is, if o raised an alarm under ``first``): it predicts more noise than o
+    has, and could excuse a fault of the backward pass.
     """
     error, narrow = answer.errors["o"], first.p
     faults = [
@@ -191,10 +194,10 @@ def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -
 
 
 def no_noisier(seen: Examined, grouped: bool) -> bool:
-    """Tell whether the noise is at most what a reading predicts.
+    """Whether the noise is at most what a reading predicts.
 
-    Tests raise alarms only far beyond this, which is enough for the first reading. Of several readings, the
-    one with the most noise must not excuse what none of them explains.
+    Tests raise alarms only far above this level, which is enough for the first reading. Without this check the
+    reading that predicts the most noise could excuse errors that no reading explains.
     """
     return all(
         ratio <= allowance_for(seen.recipe, name).high
@@ -225,7 +228,7 @@ def under(answer: Answer, recipe: Recipe) -> Examined:
     by_name = {name: of(name, noise) for name in answer.errors}
     raised = alarms([test for tests in by_name.values() for test in tests], answer.rate)
     if any(test.tensor in READ_DELTA for test in raised) and recipe.outputs != recipe.merge:
-        # A backward may read o before its last rounding, which a recipe cannot express.
+        # A backward pass may read o before its last rounding, which a recipe cannot express.
         unrounded = predict(attention, recipe.replace(outputs=recipe.merge), answer.geometry)
         again = {name: of(name, unrounded) for name in READ_DELTA if name in answer.errors}
         if not alarms([test for tests in again.values() for test in tests], answer.rate):
@@ -235,10 +238,10 @@ def under(answer: Answer, recipe: Recipe) -> Examined:
 
 
 def merging(answer: Answer, name: str) -> Array:
-    """Bound what W merges in float32 add to an error, for every way to form the weights.
+    """Bound the error that W merges in float32 add, however the kernel computes the merge weights.
 
-    exp(lse_n - lse) has the error of a rounded lse; the sigmoid form o - w (o - o_n) has that of the larger
-    part, even if w is 1.
+    Weights exp(lse_n - lse) have the error of a rounded lse. The sigmoid form o - w (o - o_n) has the rounding error
+    of the larger part, even if w is 1.
     """
     return answer.workers * unit_roundoff("float32") * answer.question.sizes[name]
 
@@ -250,10 +253,10 @@ def rms_ratio(error: Any, sd: Any) -> float:
 
 
 def usual_ratio(error: Any, sd: Any) -> float:
-    """Return :func:`rms_ratio` without the fraction FEW of largest elements; 1 for normal deviates.
+    """Return :func:`rms_ratio` without the fraction FEW of largest elements; it is 1 for normally distributed errors.
 
-    Rows that see one key have almost no predicted noise: there any fault is 10^10 standard deviations and
-    must not count as noise of the whole tensor.
+    Rows with one visible key have almost no predicted noise, so any fault there is 10^10 standard deviations and must
+    not count as noise of the whole tensor.
     """
     used = (sd > 0) & np.isfinite(error)
     if not used.any():

@@ -1,7 +1,7 @@
 """The inputs of the noise model and of the whole-tensor tests, computed from a call: truth, geometry, directions.
 
-The truth is the definition in float64. Its error is far below the noise of any recipe that computes in
-float32 or less.
+The truth is computed by the definition in float64. Its error is far below the noise of any recipe that computes in
+float32 or a narrower format.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TENSORS = ("o", "lse", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Question:
-    """One ring call in global order, in float64.
+    """One ring call with its true results, in global token order, in float64.
 
     ``truth``       o, lse and with a backward pass dq, dk, dv
     ``directions``  their derivatives with respect to log(scale): the effect of a wrong softmax scale
@@ -46,12 +46,12 @@ class Question:
 
     @cached_property
     def forward(self) -> Attention:
-        """``attention`` without its backward pass."""
+        """``attention`` for the forward pass alone."""
         return dataclasses.replace(self.attention, dy=None)
 
     @cached_property
     def sizes(self) -> Named:
-        """The effect of a relative error of the weights on each row of a result.
+        """How much a relative error of the merge weights changes each row of a result, by name.
 
         The sum of the absolute terms of the row times 1 + abs(lse): [B, H, S, 1], and [B, H, S] for lse.
         """
@@ -76,9 +76,9 @@ def largest(x: Array) -> Array:
 
 
 def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Question:
-    """Compute the question of a ring call. Raises what checking its inputs raises.
+    """Compute the truth and the noise model's inputs of a ring call. Raises what checking its inputs raises.
 
-    ``truth``: the float64 results in global order; None: they are computed.
+    ``truth``: the float64 results in global token order; None: they are computed.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> call = noise_call("example", "bf16", 2, tokens=16)

@@ -1,8 +1,7 @@
 """The recipe by which a call is judged.
 
-A target declares one recipe, or one for each input format. One recipe applies to every call whose inputs
-it reads without rounding. Other calls, and all calls of a target that declares none, are judged by the
-recipe of their input format:
+A target may declare one recipe, or one for each input format. A single recipe applies to every call whose inputs
+it reads without rounding. All other calls are judged by the recipe of their input format:
 
 ========  ====================  =========================================
 bfloat16  bf16                  16-bit operands P and dS, float32 elsewhere
@@ -11,8 +10,8 @@ float32   float32               float32 throughout
 float64   float64               float64 throughout
 ========  ====================  =========================================
 
-If the declared recipe rounds partial results between ring steps, the variant that does so is used.
-The final rounding is to the formats that the call requests.
+If the declared recipe rounds partial results between ring steps, the variants of these recipes that also do so are
+used. The final rounding is to the formats that the call requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compute in float64 what a case does not store: row scales, and the rows that are not sampled.
+"""Compute in float64 the row scales, and the rows that a case with sampled rows does not store.
 
 Row scales in float64 agree with the correctly rounded ones to a few 1e-13, which is enough for a bound.
 If a case stores sampled rows, these are compared with their exact values, and all others with the definition
@@ -23,7 +23,7 @@ EXACT_TRUTH = "exact"
 
 
 def truth_text(case: Case) -> str:
-    """Name what a case is compared with, for the report."""
+    """Describe the truth that a case is compared with, for the report."""
     return SAMPLED_TRUTH if case.storage == "sampled" else EXACT_TRUTH
 
 
@@ -41,7 +41,7 @@ def with_scales(case: Case, tensors: Tensors) -> dict[str, NDArray]:
 
 
 def with_all_rows(case: Case, tensors: Tensors) -> Tensors:
-    """Fill in ``out.*`` and ``scale.*`` of a ring case that stores sampled rows; return others unchanged.
+    """Fill in ``out.*`` and ``scale.*`` of a ring case that stores sampled rows; return other cases unchanged.
 
     Raises :class:`~ringspec.errors.UndecidedError` if float64 differs from a sampled row.
     """

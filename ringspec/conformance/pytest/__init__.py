@@ -1,1 +1,1 @@
-"""The suite under pytest: the plugin, its options, the cases as tests."""
+"""The suite under pytest: the plugin with its options, and the cases as tests."""

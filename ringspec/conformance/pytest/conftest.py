@@ -1,4 +1,4 @@
-"""Collect the conformance cases only on request: they do not test ringspec itself."""
+"""Collect the conformance cases only on request, because they do not test ringspec itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore the cases without a target, unless ``--pyargs ringspec.conformance`` is given."""
+    """Ignore the cases if no target is given, unless ``--pyargs ringspec.conformance`` is."""
     target = config.getoption("--ringspec-target", default=None)
     if collection_path.name == "test_conformance.py" and target is None:
         return None if config.getoption("pyargs") else True

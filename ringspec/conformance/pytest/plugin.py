@@ -23,8 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, metavar, text in (
         ("target", "TARGET", "what to test, as for 'ringspec check'"),
         ("profile", "PROFILE", "smoke, core (the default), full or seeds"),
-        ("timeout", "SECONDS", "time limit of one call, which then runs in another process"),
-        ("expected-failures", "FILE", "TOML: ids of cases that must fail, each with a reason"),
+        ("timeout", "SECONDS", "time limit of one call; the target then runs in another process"),
+        ("expected-failures", "FILE", "TOML file: ids of cases that must fail, each with a reason"),
     ):
         group.addoption(PREFIX + name, default=None, metavar=metavar, help=text)
 
@@ -43,7 +43,7 @@ def ringspec_run(pytestconfig: pytest.Config) -> Iterator[PytestRun]:
 
 def session_run(config: pytest.Config) -> PytestRun:
     """Return the run of this session; raise UsageError for bad input."""
-    # Imported here, so that other runs of pytest start as fast as before.
+    # Imported here, so that pytest starts fast in runs that do not use the suite.
     from ringspec.conformance.pytest.session import start
     from ringspec.errors import RingspecError
 
@@ -65,7 +65,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def records_of(reporter: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return (id, outcome, used values) of all finished cases, also from other processes."""
+    """Return (id, outcome, used values) of all finished cases, including those of other processes."""
     return [
         (id, outcome, used)
         for reports in reporter.stats.values()

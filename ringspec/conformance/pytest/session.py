@@ -21,7 +21,7 @@ from ringspec.errors import OptionError, shown
 
 @dataclass(frozen=True)
 class PytestRun:
-    """The cases of a session; ``target`` is in this process, or in another one if there is a time limit."""
+    """The cases of a session; ``target`` runs in this process, or in another one if there is a time limit."""
 
     spec: str
     target: Target
@@ -54,7 +54,7 @@ def start(
 
 
 def seconds(text: str | None) -> float | None:
-    """Parse the value of --ringspec-timeout; None where the option is not given.
+    """Parse the value of --ringspec-timeout; None if the option is not given.
 
     >>> seconds("2.5"), seconds(None)
     (2.5, None)

@@ -1,4 +1,4 @@
-"""The target: what an implementation under test claims, is called with, and returns."""
+"""The target protocol: the claims, calls and results of an implementation under test."""
 
 from ringspec.conformance.target.capabilities import Capabilities, capabilities_from, why_not
 from ringspec.conformance.target.protocol import (

@@ -1,7 +1,7 @@
-"""Capabilities: what a target claims, as data that is compared with a case before it runs.
+"""Capabilities: the claims of a target, as data that the suite compares with a case before running it.
 
-A claim is a tuple of names or numbers, or a single one; None claims everything. A case that needs something else is
-"not claimed", with the first reason. A claimed case that the target refuses is a failure.
+A claim is a tuple of names or numbers, or a single one; None claims everything. A case that requires something else
+is "not claimed", with the first reason. A claimed case that the target refuses is a failure.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target claims. The defaults claim a plain ring, with or without a causal mask.
+    """The claims of a target. The defaults claim a plain ring, with or without a causal mask.
 
-    Names, each listed in this module: ``operations``, ``layouts``, ``circulations`` (None: any),
-    ``masks``, ``features``, ``formats``. ``only_causal``: a causal mask is required.
-    Limits (None: no limit): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``,
+    Names, whose possible values are listed in this module: ``operations``, ``layouts``, ``circulations``
+    (None: any), ``masks``, ``features``, ``formats``. ``only_causal``: a causal mask is required.
+    Supported values (None: all): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``,
     ``batch``, ``directions``. ``value_dim_equals_head_dim``: Dv = D is required. ``tokens_multiple``: the
-    number of tokens on a worker is a multiple of it.
-    Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows``; ``axes`` is the
-    order of axes of q, k, v, dy, o and the gradients.
+    number of tokens on each worker must be a multiple of it.
+    Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows`` is its value in rows
+    without visible keys; ``axes`` is the order of axes of q, k, v, dy, o and the gradients.
     ``repeats_bitwise``: equal calls give equal bits.
-    ``recipe``: how the target rounds. The name of a precision recipe; or, by input format, a name or the
-    rounding points and tiles that differ from the recipe ``base``. None: not declared; the recipe of the
-    input format is assumed. See :func:`ringspec.conformance.target.declared.declared_recipe`.
+    ``recipe``: how the target rounds. It is the name of a recipe for all input formats, or a mapping from input
+    format to a name or to the rounding points and tiles that differ from the recipe ``base``. None: not declared;
+    the recipe of the input format is assumed. See :func:`ringspec.conformance.target.declared.declared_recipe`.
 
     >>> ours = {"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}
     >>> Capabilities(formats=("bfloat16", "float32"), recipe=ours).recipe["bfloat16"]["tile_k"]
@@ -117,7 +117,7 @@ class Capabilities:
 
 
 def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
-    """Make capabilities from plain data, as a program in another language writes them.
+    """Make capabilities from plain data, such as JSON from a program in another language.
 
     Raises OptionError for an unknown key, and what :class:`Capabilities` raises.
 
@@ -131,7 +131,7 @@ def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
 
 
 def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
-    """Return the first reason why a target does not claim what a case requires; None if it does.
+    """Return the first requirement of a case that a target does not claim; None if it claims all.
 
     ``needs`` are the capabilities of ``ringspec.vectors.format.requires``.
 
@@ -162,15 +162,15 @@ def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
     if claims.only_causal and "masks" in needs and "causal" not in needs["masks"]:
         return "attention that is not causal"
     if claims.value_dim_equals_head_dim and needs.get("value_dim") != needs.get("head_dim"):
-        return f"value_dim {needs.get('value_dim')} beside head_dim {needs.get('head_dim')}"
+        return f"value_dim {needs.get('value_dim')} with head_dim {needs.get('head_dim')}"
     for tokens in needs.get("tokens_per_worker", ()):
         if tokens % claims.tokens_multiple != 0:
-            return f"{tokens} tokens a worker"
+            return f"{tokens} tokens per worker"
     return None
 
 
 def operations(needs: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the operations of a case by their names in :data:`OPERATIONS`."""
+    """List the operations that a case requires, by their names in :data:`OPERATIONS`."""
     operation = needs["operation"]
     if operation == "merge":
         return ("merge",)

@@ -20,7 +20,7 @@ from ringspec.conformance.target.results import Due, read_only
 from ringspec.errors import DtypeError, described
 from ringspec.formats import format_of, load, name_of, store
 
-# Axes of [B, H, n, d] in the order of the target. Without "B" the first one, of size 1, is dropped.
+# The axes of [B, H, n, d] in the order of the target. If "B" is not among them, the batch axis, of size 1, is dropped.
 ORDERS = {
     "BHSD": (0, 1, 2, 3),
     "BSHD": (0, 2, 1, 3),
@@ -36,8 +36,8 @@ LSE_INPUTS = ("lse", "parts_lse")
 def as_seen(call: Call, claims: Capabilities) -> Call:
     """Convert a call to the target's conventions: axes of q, k, v, dy, o, and the base of an input lse.
 
-    lse, dlse and delta stay [B, H, n], without B if the target's order has none. Merges and tensors
-    indexed by (query, key) keep their axes. A base-2 lse is rounded once more to its format.
+    lse, dlse and delta stay [B, H, n], without B if the target's order has none. The tensors of a merge and those
+    indexed by (query, key) keep their axes. An lse that is converted to base 2 is rounded again to its format.
     """
     plain = claims.axes == "BHSD" and claims.lse != "base2"
     if plain and claims.lse_of_empty_rows == "minus-infinity":
@@ -120,7 +120,7 @@ def lse_back(x: NDArray, claims: Capabilities) -> NDArray:
 def settle_empty_rows(got: NDArray, want: NDArray, claims: Capabilities) -> NDArray:
     """Write -inf into the empty rows of an lse if the target declares a finite value for them.
 
-    ``want`` is the true lse. NaN and infinities stay, so that the comparison reports them.
+    ``want`` is the true lse. NaN and infinities are left, so that the comparison reports them.
     """
     if claims.lse_of_empty_rows != "finite":
         return got
@@ -154,7 +154,7 @@ def to_numpy(x: Any, what: str = "array") -> NDArray:
 
 
 def from_torch(x: Any) -> NDArray:
-    """Convert a PyTorch tensor; bfloat16, which NumPy lacks, by its bits."""
+    """Convert a PyTorch tensor to a NumPy array; bfloat16, which NumPy lacks, is converted by its bits."""
     plain = x.detach().cpu().contiguous()
     if str(plain.dtype) == "torch.bfloat16":
         bits: NDArray = plain.view(sys.modules["torch"].int16).numpy()
@@ -164,7 +164,7 @@ def from_torch(x: Any) -> NDArray:
 
 
 def due_formats(name: str, due: Due, recipe: Any) -> tuple[str, ...]:
-    """List the formats that a result may have: the call's, and that of the declared recipe."""
+    """List the formats that a result may have: that of the call and that of the declared recipe."""
     if recipe is None:
         return (due.format,)
     own = {"o": recipe.outputs, "lse": recipe.lse, "dsinks": recipe.lse}

@@ -1,4 +1,4 @@
-"""The arithmetic that a target declares: nothing, one recipe, or one for each input format.
+"""The recipe that a target declares: none, one for all input formats, or one for each.
 
 A recipe is declared by its name, or by the rounding points and tiles that differ from those of a named
 recipe (``base``, by default that of the input format). A program in another language writes the same
@@ -39,7 +39,7 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
         return recipe_of(one)
     if not isinstance(one, Mapping):
         raise OptionError(
-            "a recipe's name, or a mapping of what differs from its base",
+            "a recipe's name, or a mapping of the rounding points and tiles that differ from its base",
             shown(one),
             'pass "bf16", or {"base": "bf16", "tile_k": 512}',
         )
@@ -53,8 +53,8 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
 def base_recipe(declared: Declared, inputs: str) -> Recipe:
     """Return the declared recipe if it reads ``inputs`` without rounding, else that of the input format.
 
-    If the declared recipe rounds partial results between ring steps, the variant of the input format's
-    recipe that does so is returned.
+    In the second case, if the declared recipe rounds partial results between ring steps, the variant of the
+    input format's recipe that also does so is returned.
     """
     default = RECIPE_OF_FORMAT[inputs]
     one = declared_recipe(declared, inputs)

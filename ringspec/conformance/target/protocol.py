@@ -1,9 +1,9 @@
 """The target protocol: the calls that an implementation under test receives, and its results.
 
 A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It receives
-inputs, never expected values. A call holds one read-only array per worker, in slot order; so does a result.
-The suite converts the conventions that the capabilities declare (order of axes, base of the lse), never values.
-The terms are those of docs/spec/index.md.
+inputs, never expected values. Calls and results contain one array per worker for each tensor, in slot order; those of
+a call are read-only. The suite converts only the conventions that the capabilities declare, such as the order of axes
+and the base of the lse. docs/spec/index.md defines the symbols.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Call:
                      ``cu_seqlens``, ``cu_seqlens_k`` if they are not the default
     ``formats``      names of formats: ``inputs``, ``outputs``, ``statistics``
     ``tensors``      name -> one array per worker, in storage dtypes. q [B, H, n, D], k [B, Hkv, n, D],
-                     v [B, Hkv, n, Dv]; with a backward dy [B, H, n, Dv] and optionally dlse [B, H, n];
+                     v [B, Hkv, n, Dv]; for a backward pass dy [B, H, n, Dv] and optionally dlse [B, H, n];
                      ``segments_q``, ``segments_k``, ``bound_min``, ``bound_max`` [1|B, n]; ``bias``,
                      ``mask``, ``keep`` [1|B, 1|H, n|1, Sk|1] (own rows, global keys); ``sinks``
-                     [H, N], the same on each worker. block backward: ``lse``, ``delta`` [B, H, n].
-                     merge: ``parts_o`` [N, B, H, S, Dv], ``parts_lse`` [N, B, H, S] of one worker.
-                     backward pass of a ring alone: the rounded ``o``, ``lse`` of the forward.
+                     [H, N], the same on each worker. Backward pass of a block: ``lse``, ``delta`` [B, H, n].
+                     Merge: ``parts_o`` [N, B, H, S, Dv], ``parts_lse`` [N, B, H, S] of one worker.
+                     Backward pass of a ring alone: the rounded ``o``, ``lse`` of the forward pass.
     """
 
     id: str
@@ -81,11 +81,11 @@ class Call:
 
 @dataclass
 class Result:
-    """What a target returns: for each claimed tensor one array per worker.
+    """The results that a target returns: for each claimed tensor, one array per worker.
 
     o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D], dk [B, Hkv, n, D], dv [B, Hkv, n, Dv]; ``dsinks``
     [H, N] and ``dbias`` are each worker's sums over its query rows. Padding slots are not compared.
-    ``states``: anything that a target records for each step.
+    ``states``: any record that a target makes of each step; it is not compared.
     """
 
     o: Sequence[Any] | None = None
@@ -131,7 +131,7 @@ class Garbage(Failed):
 
 
 def ended(who: str, status: int | None, when: str = "") -> Failed:
-    """Make the Exited or Crashed for a return code; below 0 it is the number of a signal.
+    """Make the Exited or Crashed error for a return code; a negative one is the number of a signal.
 
     >>> ended("the program", 3, " before it answered")
     Exited('the program ended with exit status 3 before it answered')
@@ -150,11 +150,11 @@ def ended(who: str, status: int | None, when: str = "") -> Failed:
 
 
 class Target(Protocol):
-    """``name`` for the report, ``capabilities`` as data, ``run`` for one call at a time.
+    """The interface of a target: ``name``, ``capabilities`` and ``run``, which computes one call at a time.
 
     Optional: ``close()``, called once at the end; ``notes``, sentences for the report. A target that
-    computes in other processes may have ``printed``, what they wrote during the last call, and ``installed``
-    (:class:`~ringspec.conformance.target.versions.Installed`), the packages that they have.
+    computes in other processes may have ``printed``, their output during the last call, and ``installed``
+    (:class:`~ringspec.conformance.target.versions.Installed`), the versions of their packages.
     """
 
     @property

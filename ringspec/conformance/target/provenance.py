@@ -25,10 +25,10 @@ def said_by(target: Any, spec: str) -> dict[str, Any]:
 
 
 def computed_with(target: Any, spec: str) -> Installed:
-    """Return the packages under test, as the process that computes has them.
+    """Return the versions and files of the packages under test in the process that computes.
 
     A target with its own processes reports them in ``installed``. For a target that computes in this
-    process they are the top packages of its ``spec`` and of its ``function``.
+    process they are the top-level packages of its ``spec`` and of its ``function``.
     """
     have = getattr(target, "installed", None)
     if isinstance(have, Installed):

@@ -24,7 +24,7 @@ class Due:
 def due_of(call: Call) -> dict[str, Due]:
     """Return the form of each result of a call, in a fixed order.
 
-    lse is included, also for a target that does not return it.
+    lse is included even if the target does not return it.
     """
     outputs, statistics = call.formats["outputs"], call.formats["statistics"]
     if call.operation == "merge":

@@ -1,4 +1,4 @@
-"""Versions and files of the packages that computed, for a report.
+"""Versions and files of the packages that computed the results, for a report.
 
 They are read in the process that computes, because a worker may have another interpreter, import path and
 environment than the suite.
@@ -37,7 +37,7 @@ class Installed:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def merged(self, later: Installed) -> Installed:
-        """Merge two; ``later`` wins for a package in both.
+        """Merge with ``later``, which takes precedence for a package in both.
 
         >>> Installed({"a": "1"}, {"a": "/x"}).merged(Installed({"a": "2"}, {"a": "/y"})).files
         {'a': '/y'}
@@ -55,7 +55,7 @@ class Installed:
 
 
 def under_test(packages: Iterable[str], function: str) -> tuple[str, ...]:
-    """Return ``packages`` and the top package of a function 'package.module:name'.
+    """Return ``packages`` and the top-level package of a function 'package.module:name'.
 
     >>> under_test(("torch",), "my_kernel.ring:attention"), under_test(("torch",), "/x/y.py:f")
     (('torch', 'my_kernel'), ('torch',))
@@ -68,8 +68,8 @@ def under_test(packages: Iterable[str], function: str) -> tuple[str, ...]:
 def installed(packages: Iterable[str], *, imported: bool = False) -> Installed:
     """Return versions and files of Python, NumPy and ``packages`` (names of distributions) in this process.
 
-    A package that is not imported yet is looked up on the import path, without importing it; with
-    ``imported`` it is left out. So is a package that is not installed.
+    A package that is not imported yet is looked up on the import path, without importing it; with ``imported``, it
+    is left out. Packages that are not installed are always left out.
 
     >>> sorted(installed(("no-such-package",)).versions)
     ['numpy', 'python']
@@ -129,9 +129,9 @@ def file_of(name: str) -> str | None:
 
 @functools.cache
 def version_of(package: str, file: str | None, own: str) -> str:
-    """Return the version of the distribution in the folder of a module's file, else the module's ``own``.
+    """Return the version of the distribution in the folder of a module's file, else the module's ``own`` version.
 
-    A distribution of this name elsewhere on the import path is the last choice.
+    If there is neither, return that of a distribution of this name elsewhere on the import path.
     """
     if file is not None:
         place = Path(file)
@@ -164,7 +164,7 @@ def said_installed(message: Mapping[str, Any]) -> Installed:
 
 
 def agreed(workers: Sequence[Installed]) -> Installed:
-    """Merge the packages of all workers; raise Failed if two have different versions of one.
+    """Merge the packages of all workers; raise Failed if two workers have different versions of a package.
 
     >>> agreed([Installed({"a": "1"}), Installed({"a": "2"}, {"a": "/y/a.py"})])
     Traceback (most recent call last):
@@ -184,8 +184,8 @@ def agreed(workers: Sequence[Installed]) -> Installed:
 def check_names(module: Any, names: Iterable[str], package: str, known: str) -> None:
     """Raise Refused if a module of the package under test lacks one of the names.
 
-    ``known``: the versions that have them. Targets that use private names of a package call it, so that
-    another version gives a sentence instead of a traceback.
+    ``known``: the versions that have them. Targets that use private names of a package call this function, so that
+    a version without these names gives a clear message instead of a traceback.
     """
     missing = [name for name in names if not hasattr(module, name)]
     if missing:
@@ -208,7 +208,7 @@ def check_keywords(
 
 
 def unknown_version(what: str, package: str, known: str) -> Refused:
-    """Make the Refused for a package version that lacks something that the ``known`` versions have."""
+    """Make the Refused error for a package version that lacks ``what``, which the ``known`` versions have."""
     have = installed((package,)).of(package)
     return Refused(
         f"expected {what}, as {package} {known} has it; got {have} without it. "

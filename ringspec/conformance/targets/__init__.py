@@ -1,1 +1,1 @@
-"""Targets that ship. Their dependencies are optional, and imported when a target is used."""
+"""The targets that ringspec includes. Their dependencies are optional, and imported when a target is used."""

@@ -2,20 +2,20 @@
 
 ``TemplatedRingAttention`` is called as diffusers calls it, unmodified, through
 ``_templated_context_parallel_attention`` with its flash-attention operations. These operations call a forward and a
-backward CUDA kernel of the flash-attn package. A CPU has no such kernels: :func:`kernel_forward` and
-:func:`kernel_backward` replace them. They have the same signatures, compute in float64 and round once. So any error
-in a result is an error of the ring.
+backward CUDA kernel of the flash-attn package. On a CPU, :func:`kernel_forward` and :func:`kernel_backward` replace
+these kernels. They have the same signatures, compute in float64 and round once, so any error in a result is an error
+of the ring.
 
-Results of 0.39.0 (issue 14265): o and lse are right; dq, dk and dv are wrong from W = 2 on. The operation reads q, k, v,
-o and lse from ``ctx.saved_tensors``, which were saved at step 0. So every step of the backward differentiates the
-worker's own block, with the lse and o of that block: dq is W times the gradient of that block, and dk and dv are, on
-every worker, the same sum of all workers' block gradients.
+Results of 0.39.0 (issue 14265): o and lse are correct; dq, dk and dv are wrong for W >= 2. The operation reads q, k,
+v, o and lse from ``ctx.saved_tensors``, which were saved at step 0. Every step of the backward pass therefore
+differentiates the worker's own block, with the lse and o of that block. dq is W times the gradient of that block, and
+dk and dv are the same on every worker: the sum of all workers' block gradients.
 
-Results of 0.42.1: dk and dv are wrong from W = 3 on. At step i worker r uses the block of r + i, but the sums of dk and
-dv are sent from r to r + 1, where the block two further on is computed. With W = 2 that is the same block.
+Results of 0.42.1: dk and dv are wrong for W >= 3. At step i, worker r computes with the block of worker r + i, but
+sends its dk and dv to worker r + 1, which computes next with the block of r + i + 2. With W = 2 that is the same block.
 
-It supports no causal mask, as many key heads as query heads, and Dv = D. The configuration refuses one worker, but the
-ring is run with one all the same: its gradients are right, which shows that the two functions are.
+The ring supports no causal mask and requires Hkv = H and Dv = D. Its configuration refuses one worker, but this target
+runs it with one worker as well: those gradients are correct, which confirms the two replacement functions.
 
 Source: diffusers/models/attention_dispatch.py and _modeling_parallel.py of diffusers 0.39.0 and 0.42.1;
 https://github.com/huggingface/diffusers/issues/14265.
@@ -33,7 +33,7 @@ from ringspec.conformance.target.versions import check_names, require
 
 PACKAGE, FLOOR, KNOWN = "diffusers", "0.39.0", "0.39.0 and 0.42.1"
 COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"
-# The names used from its attention_dispatch; they are not public.
+# The names used from diffusers' attention_dispatch; they are not public.
 NAMES = (
     "TemplatedRingAttention",
     "_flash_attention_backward_op",
@@ -46,9 +46,9 @@ NAMES = (
 NO_DROPOUT = 1e-30
 
 CLAIMS = Capabilities(
-    # Without a mask the layout only names rows, so every layout works.
+    # Without a mask the layout only decides which rows a worker holds, so every layout works.
     layouts=("contiguous", "striped", "zigzag", "table"),
-    # Keys and values are gathered; their gradients go round the ring.
+    # Keys and values are gathered; their gradients travel around the ring.
     circulations=("kv", "gather"),
     workers=(1, 2, 3, 4),
     masks=(),
@@ -60,8 +60,8 @@ CLAIMS = Capabilities(
     recipe="bf16_partials",
 )
 NOTES = (
-    "diffusers' ring code is not changed; its flash-attn kernel pair for CUDA is replaced by two"
-    " functions of ringspec that compute in float64 and round once",
+    "diffusers' ring code is unmodified; the two flash-attn CUDA kernels that it calls are replaced"
+    " by functions of ringspec that compute in float64 and round once",
     f"known to run with {PACKAGE} {KNOWN}; the gradients of 0.39.0 are wrong"
     " (https://github.com/huggingface/diffusers/issues/14265), and dk and dv of 0.42.1 from 3 workers on",
 )

@@ -1,22 +1,21 @@
 """haoliuhl's ``ringattention``, from 0.1.2 on: the ring attention of the paper's authors, in JAX.
 
-The function under test is ``ring_attention`` of ``ringattention/ringattention_jax.py``, the blockwise one for CPU
-and all other platforms. The package cannot be imported with a JAX without ``jax.lib.xla_bridge``, so this one file of
-the installed distribution is loaded by its path, unmodified. The function takes [B, n, H, D], masks by the index of a
-token in contiguous order, always scales by 1/sqrt(D), needs as many key heads as query heads and Dv = D, and returns
-no lse.
+The function under test is ``ring_attention`` of ``ringattention/ringattention_jax.py``, the blockwise implementation
+for all platforms. The package itself cannot be imported if JAX lacks ``jax.lib.xla_bridge``, so this one file of the
+installed distribution is loaded by its path, unmodified. The function takes [B, n, H, D], masks by token index in a
+contiguous layout, always scales by 1/sqrt(D), requires Hkv = H and Dv = D, and returns no lse.
 
 How it is called here, and why:
 
-- with one query chunk and one key chunk per worker (``query_chunk_size``, ``key_chunk_size`` = n);
+- It gets one query chunk and one key chunk per worker (``query_chunk_size``, ``key_chunk_size`` = n).
 - bfloat16 and float16 inputs are converted to float32, which is exact, and o and the gradients are rounded once. With
-  narrow inputs its backward returns float32 gradients, and with ``float32_logits=False`` it fails in ``lax.cond``;
-- with ``float32_logits``, except in float64;
-- packed documents become its ``segment_ids``.
+  16-bit inputs its backward pass returns float32 gradients, and with ``float32_logits=False`` it fails in ``lax.cond``.
+- ``float32_logits`` is set, except in float64.
+- Packed documents are passed as ``segment_ids``.
 
-Not claimed: causal attention with a chunk of one token skips the diagonal, so that the first row is NaN and other rows
-lack their own key (JAX 0.10.2), hence ``tokens_multiple=2``. Its bias has no gradient. Its masks cannot leave a row
-without keys.
+Not claimed: causal attention with one token per chunk, which skips the diagonal, so that the first row is NaN and
+other rows lack their own key (JAX 0.10.2); hence ``tokens_multiple=2``. The gradient of the bias, which it does not
+compute. Rows without visible keys, which its masks cannot express.
 
 Source: ringattention/ringattention_jax.py of ringattention 0.1.2, https://github.com/haoliuhl/ringattention.
 """
@@ -56,7 +55,7 @@ CLAIMS = Capabilities(
     lse="hidden",
 )
 NOTES = (
-    f"{FILE} is loaded alone, by its path; its package does not import on this JAX",
+    f"{FILE} is loaded by its path, because the package cannot be imported with this JAX",
     "bfloat16 and float16 inputs are widened to float32, and its results are rounded once",
     f"known to run with {PACKAGE} {KNOWN}",
 )

@@ -1,9 +1,9 @@
 """lucidrains' ring-attention-pytorch, from version 0.5.20 on: its ring in plain PyTorch, unmodified.
 
 ``ring_flash_attn`` of ``ring_attention_pytorch.ring_flash_attention`` is called as its ``RingAttention`` module
-calls it on a CPU, with one bucket per worker: contiguous blocks, or its striped order, in which slot t of worker r is
-then token t * W + r. Its query head h uses key head h mod Hkv; the heads are permuted before and after the call, which
-changes no number.
+calls it on a CPU, with one bucket per worker. The layouts are contiguous and its striped order, in which slot t of
+worker r then holds token t * W + r. Its query head h uses key head h mod Hkv instead of h // (H / Hkv), so heads are
+permuted before and after the call, which changes no number.
 
 Source: https://github.com/lucidrains/ring-attention-pytorch.
 """
@@ -44,7 +44,7 @@ CLAIMS = Capabilities(
     axes="BSHD",
 )
 NOTES = (
-    "ring-attention-pytorch is not changed; its CPU path, one bucket a worker",
+    "ring-attention-pytorch is unmodified; its CPU path runs with one bucket per worker",
     f"known to run with {PACKAGE} {KNOWN}",
 )
 

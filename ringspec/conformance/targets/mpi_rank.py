@@ -1,7 +1,7 @@
 """The program that ``reference_mpi`` starts on each rank.
 
-Rank 0 speaks the protocol of ``cmd:`` programs (docs/conform/protocol.md) and broadcasts each call. All ranks read the
-file of its inputs, and the ranks of its workers compute.
+Rank 0 follows the protocol of ``cmd:`` programs (docs/conform/protocol.md) and broadcasts each call. All ranks read
+the inputs file of the call, and its first W ranks compute.
 """
 
 from __future__ import annotations

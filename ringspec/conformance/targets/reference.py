@@ -1,7 +1,7 @@
-"""The specification's ring as a target, once for each recipe: examples of correct implementations.
+"""The specification's ring as a target, one for each recipe: examples of correct implementations.
 
-``reference_float64`` claims everything, for every input format. The others claim the formats that their recipe
-reads without rounding. :data:`REFERENCES` has all of them by the name of the recipe.
+``reference_float64`` claims everything, for every input format. The others claim the input formats that their recipe
+reads without rounding. :data:`REFERENCES` contains all of them by the name of the recipe.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Reference:
             "block": block_results,
             "merge": merge_results,
         }[call.operation]
-        # Results are rounded to narrow formats last, so that an overflow there is an infinity.
+        # Results are rounded to narrow formats at the end, where an overflow gives infinity.
         results = evaluate(call, base_recipe(self.capabilities.recipe, call.formats["inputs"]))
         return Result(
             **{
@@ -159,7 +159,7 @@ def workers_of(results: list[WorkerResult]) -> Results:
 
 
 def block_results(call: Call, recipe: Recipe) -> Results:
-    """Compute the normalised o and lse of one block, or its part of the gradients from lse and delta."""
+    """Compute o and lse of one block, or its contribution to the gradients from lse and delta."""
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(call))
     tile = Tile(problem.rows, problem.columns, problem.terms, recipe)

@@ -1,7 +1,7 @@
-"""The specification's ring over MPI messages: ``mpiexec`` starts a rank for each worker.
+"""The specification's ring over MPI messages; ``mpiexec`` starts a rank for each worker.
 
-One program serves all calls. A call for W workers is computed by the first W ranks, which get a communicator by a
-split. It needs the extra ``mpi``, and ``mpiexec`` on the path or in the folder of this Python.
+One program serves all calls. The first W ranks compute a call for W workers, on a communicator split from the world.
+It needs the extra ``mpi``, and ``mpiexec`` on the path or in the folder of this Python interpreter.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.targets.reference import reference_float64
 from ringspec.errors import MissingPackageError
 
-# The launcher with its options, for MPI libraries that need some.
+# The environment variable with the launcher and its options, for MPI libraries that need some.
 LAUNCHER = "RINGSPEC_MPIEXEC"
 PROGRAM = (sys.executable, "-m", "ringspec.conformance.targets.mpi_rank")
 RING = tuple(name for name in OPERATIONS if name.startswith("ring"))
-NOTE = "each worker is an MPI rank; one call to 'ring' is one run over messages"
+NOTE = "each worker is an MPI rank, and all data between workers is sent as MPI messages"
 
 
 class ReferenceMpi:
-    """A target: rings in float64, or in the recipe of narrower inputs, over MPI."""
+    """A target that runs rings over MPI, in the recipe of the input format."""
 
     name = "reference-mpi"
     notes = (NOTE,)

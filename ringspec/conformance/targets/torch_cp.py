@@ -1,7 +1,7 @@
 """PyTorch's context parallelism: ``torch.distributed.tensor.experimental``, unmodified.
 
-The ring is torch's in every target: its loop, its merge, its rotation of keys and values, its load balance. The targets
-differ in how it is called:
+Every target runs torch's ring: its loop, its merge, its rotation of keys and values, its load balance. The targets
+differ in how the ring is called:
 
 backend        device  how
 ``cpu``        cpu     torch's ring functions with torch's CPU flash kernel as their operation;
@@ -12,9 +12,10 @@ backend        device  how
 ``sdpa-flash`` cuda    ``context_parallel`` and ``scaled_dot_product_attention``, which return no LSE
 ``sdpa-cudnn`` cuda    the same with the cuDNN kernel
 
-Layout ``contiguous`` is torch without load balance, ``zigzag`` with its head-tail load balance, which torch offers for
-causal attention only. A target is named layout_rotation_backend, without ``cpu``: ``zigzag_alltoall``,
-``contiguous_allgather_16bit``, ``zigzag_alltoall_sdpa_flash``. Any version of torch is accepted; 2.13.0 is known to work.
+The layout ``contiguous`` is torch without load balance, ``zigzag`` with its head-tail load balance, which torch offers
+only for causal attention. A target is named layout_rotation_backend, without ``cpu``: ``zigzag_alltoall``,
+``contiguous_allgather_16bit``, ``zigzag_alltoall_sdpa_flash``. Any version of torch is accepted; 2.13.0 is known to
+work.
 The names used from torch are not public and change between versions.
 
 Source: torch/distributed/tensor/experimental/_context_parallel/_attention.py, PyTorch 2.13.0.
@@ -48,7 +49,7 @@ RINGS = {
     "flash": "_scaled_dot_product_ring_flash_attention",
     "cudnn": "_scaled_dot_product_ring_cudnn_attention",
 }
-# By layout: the expected failures of the targets with 16-bit inputs.
+# The files of expected failures of the targets with 16-bit inputs, by layout.
 EXPECTED = {
     layout: Path(__file__).with_name(f"torch_cp_expected_{layout}.toml")
     for layout in ("contiguous", "zigzag")
@@ -67,7 +68,7 @@ def ring(
 
 @contextmanager
 def options(call: LocalCall, rotation: str) -> Iterator[None]:
-    """Set the globals that torch reads in the forward and again in the backward."""
+    """Set the globals that torch reads in both passes."""
     from torch.distributed.tensor.experimental import _attention as cp
 
     check_names(cp, ("_cp_options", "set_rotate_method"), "torch", KNOWN)
@@ -101,7 +102,7 @@ def mesh_of(group: Any, device: str) -> Any:
 def forward_of(
     backend: str, group: Any, call: LocalCall, q: Any, k: Any, v: Any
 ) -> tuple[Any, ...]:
-    """Return (o, lse, further values for the backward)."""
+    """Return (o, lse, further values for the backward pass)."""
     import torch
 
     chosen = {"is_causal": call.causal, "scale": call.scale}
@@ -119,7 +120,7 @@ def forward_of(
 def backward_of(
     backend: str, group: Any, call: LocalCall, dy: Any, saved: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Return (dq, dk, dv); ``saved`` are q, k, v, o, lse and the further values of the forward."""
+    """Return (dq, dk, dv); ``saved`` are q, k, v, o, lse and the further values of the forward pass."""
     import torch
 
     q, k, v, o, lse, *rest = saved
@@ -151,7 +152,7 @@ def backward_of(
 
 @functools.cache
 def ring_function() -> Any:
-    """Make an autograd function of torch's forward and backward ring."""
+    """Make an autograd function from torch's forward and backward rings."""
     import torch
 
     class Ring(torch.autograd.Function):
@@ -179,7 +180,7 @@ def ring_function() -> Any:
 
 @functools.cache
 def sdpa_function() -> Any:
-    """Make an autograd function that runs ``scaled_dot_product_attention`` in ``context_parallel``, both passes."""
+    """Make an autograd function that runs both passes of ``scaled_dot_product_attention`` in ``context_parallel``."""
     import torch
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -239,10 +240,11 @@ def gpus() -> tuple[int, ...] | None:
     return tuple(range(1, torch.cuda.device_count() + 1))
 
 
-# The results of torch's CPU kernel for a block have the input dtype, as have the sums over its tiles of 32 queries
-# (64 from 192 on, 256 from 768 on) and 512 keys in the backward (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp);
-# gradients are sent in float32. In float32 no recipe is declared: torch merges by o - sigmoid(lse_b - lse) (o - o_b),
-# whose rounding error is that of o even if o has little weight in the end, and no recipe describes that.
+# torch's CPU kernel returns a block's results in the input dtype. Its backward pass also sums over tiles in that dtype;
+# a tile has 512 keys and 32 queries, or 64 if there are at least 192 queries, or 256 if there are at least 768
+# (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp). Gradients are sent in float32. For float32 inputs no recipe is
+# declared: torch merges by o - sigmoid(lse_b - lse) (o - o_b), whose rounding error is that of o even if o has little
+# weight in the end, and no recipe describes that.
 def sixteen_bit(base: str, narrow: str) -> dict[str, str | int]:
     points = ("block_o", "block_gradients", "tile_dq", "tile_dkv")
     tiles: dict[str, str | int] = {"merge_order": "normalised", "tile_q": 32, "tile_k": 512}
@@ -259,12 +261,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def claims(layout: str, rotation: str, backend: str) -> Capabilities:
-    """The claims of torch: Dv = D, no mask but causal, no dlse."""
+    """The claims of torch: Dv = D, no mask other than causal, no dlse."""
     widest = 128 if backend.endswith("cudnn") else 256
     on_cpu = backend in ON_CPU
     return Capabilities(
         layouts=(layout,),
-        # With allgather the keys arrive all at once and are used in the order of the ring.
+        # With allgather all keys arrive at once and are used in the order of the ring.
         circulations=("kv",) if rotation == "alltoall" else ("kv", "gather"),
         directions=(1,),
         workers=None if on_cpu else gpus(),
@@ -274,7 +276,7 @@ def claims(layout: str, rotation: str, backend: str) -> Capabilities:
         formats=("float32",) if backend == "cpu" else ("bfloat16", "float16"),
         head_dims=None if on_cpu else tuple(range(8, widest + 1, 8)),
         value_dim_equals_head_dim=True,
-        # cuDNN has no backward for one query and one key.
+        # cuDNN has no backward pass for one query and one key.
         tokens_multiple=2 if layout == "zigzag" or backend.endswith("cudnn") else 1,
         recipe=RECIPES[backend] if on_cpu else "bf16_partials",
         lse="hidden" if backend == "16bit" or backend.startswith("sdpa") else "natural",
@@ -285,8 +287,8 @@ DIRECT = (
     "torch's dispatcher has no ring for its CPU kernel: its ring functions are called directly, with"
     " aten._scaled_dot_product_flash_attention_for_cpu as their operation"
 )
-EXPOSED = "torch's ring functions are called directly, so that they return the LSE"
-PUBLIC = "through context_parallel; the shards are made by ringspec"
+EXPOSED = "torch's ring functions are called directly, because only they return the LSE"
+PUBLIC = "called through context_parallel, with inputs that ringspec has sharded"
 NOTES = {
     "cpu": (DIRECT,),
     "16bit": (
@@ -320,7 +322,7 @@ def target(layout: str, rotation: str, backend: str = "cpu", **settings: Any) ->
         device="cpu" if backend in ON_CPU else "cuda",
         options={"rotation": rotation, "backend": backend},
         notes=(
-            "torch's ring code is not changed",
+            "torch's ring code is unmodified",
             f"known to run with torch {KNOWN}",
             *NOTES[backend],
         ),
@@ -337,7 +339,7 @@ TARGETS: dict[str, Callable[[], TorchTarget]] = {
 
 
 def on_cpu(name: str) -> bool:
-    """Tell whether the target of this name computes on the CPU.
+    """Whether the target of this name computes on the CPU.
 
     >>> on_cpu("zigzag_alltoall_16bit"), on_cpu("zigzag_alltoall_sdpa_cudnn")
     (True, False)

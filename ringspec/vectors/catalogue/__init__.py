@@ -1,4 +1,4 @@
-"""The cases that exist, as tables of data: the core set and the kernel set.
+"""All golden cases as tables: the core set and the kernel set.
 
 >>> [case.id for case in catalogue("core")][:2]
 ['attention/plain', 'attention/causal']
@@ -31,9 +31,9 @@ SETS = {"core": CORE, "kernel": (kernels, kernel_tiles)}
 
 @functools.cache
 def catalogue(name: str) -> tuple[Case, ...]:
-    """All cases of the set of that name, ``requires`` filled in, ``digests`` empty.
+    """All cases of the set ``name``, 'core' or 'kernel', with ``requires`` filled in and ``digests`` empty.
 
-    Raises :class:`~ringspec.errors.OptionError` for a name other than 'core' and 'kernel'.
+    Raises :class:`~ringspec.errors.OptionError` for another name.
     """
     if name not in SETS:
         raise OptionError(

@@ -1,4 +1,4 @@
-"""Inputs that break what works on random numbers: where the weight lies, and rows without any."""
+"""Inputs that reveal bugs which random numbers hide: unusual distributions of weight, and empty rows."""
 
 from __future__ import annotations
 

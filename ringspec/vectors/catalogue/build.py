@@ -1,8 +1,7 @@
-"""Constructors of cases, so that a catalogue lists only what differs from the defaults.
+"""Constructors of cases, so that a catalogue lists only the differences from the defaults.
 
-By default a case has two query heads, sixteen tokens and D = 4; ``rules`` and
-``flags`` are names separated by blanks; ``dtype`` is one of :data:`DTYPES`. A tensor is given
-as a recipe or as nested lists of values.
+By default a case has two query heads, sixteen tokens and D = 4. ``rules`` and ``flags`` are names separated by
+blanks; ``dtype`` is one of :data:`DTYPES`. A tensor is given as a recipe or as nested lists of values.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TERMS = (
 
 @dataclass(frozen=True)
 class Dtype:
-    """Formats of a case, and bits and exponent of its q, k, v and dy: values within 2 of 0."""
+    """The formats of a case, and bits and exponent of its q, k, v and dy, whose magnitudes are at most about 2."""
 
     inputs: str
     statistics: str
@@ -39,15 +38,15 @@ DTYPES = {
     "f32": Dtype("float32", "float32", 14, -12),
     "f64": Dtype("float64", "float64", 32, -30),
 }
-# Offsets per head and per key shard in sixteenths; at kernel shapes those of q and k are small,
-# because their product grows with sqrt(D) and would put all weight on one shard.
+# Offsets per head and per key shard, in sixteenths. At kernel shapes those of q and k are small, because
+# their product grows with sqrt(D) and would put all weight on one shard.
 SMALL = {"q": (3, 0), "k": (5, 4), "v": (6, 7), "dy": (4, 3)}
 LARGE = {"q": (1, 0), "k": (2, 1), "v": (6, 7), "dy": (4, 3)}
 LARGE_HEAD_DIM = 32
 
 
 def put(value: Any, *at: Any) -> Patch:
-    """Set part of a tensor; one entry of ``at`` for each axis: index, (start, stop) or None."""
+    """Set part of a tensor; ``at`` has an index, (start, stop) or None (all) for each axis."""
     return Patch(at, set=value)
 
 
@@ -68,7 +67,7 @@ def constant(value: Any, shape: tuple[int, ...] | None = None, *patches: Patch) 
 
 
 def coins(threshold: int, *shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
-    """Random booleans, False in ``threshold`` of 256."""
+    """Random booleans that are False with probability ``threshold`` / 256."""
     return TensorRecipe("bernoulli", shape=shape, threshold=threshold, patches=patches)
 
 
@@ -78,7 +77,7 @@ def bias_of(*shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
 
 
 def spread(first: float, step: float, modulus: int, *shape: int) -> TensorRecipe:
-    """Values first + step * (7 i mod modulus), i counting the elements in C order."""
+    """Values first + step * (7 i mod modulus), where i is the index of the element in C order."""
     flat: list[Any] = []
     count = 1
     for length in shape:
@@ -94,7 +93,7 @@ def recipe_of(x: Any) -> TensorRecipe:
 
 
 def standard(name: str, dtype: Dtype, shape: Shape, shards: int) -> TensorRecipe:
-    """q, k, v or dy: numbers within 2 of 0 with an offset per head and per shard of the tokens."""
+    """The standard recipe of q, k, v or dy: random numbers with an offset per head and per shard of tokens."""
     head, shard = (LARGE if shape.D >= LARGE_HEAD_DIM else SMALL)[name]
     unit = 2 ** (dtype.bits - 6)
     more = {"shard": shard * unit, "shards": shards} if shard else {}
@@ -124,7 +123,7 @@ def case(
     patches: Mapping[str, tuple[Patch, ...]] | None = None,
     **rest: Any,
 ) -> Case:
-    """An attention case; ``rest`` are terms and tensors, ``dlse=True`` a random dlse."""
+    """Make an attention case; ``rest`` are terms and tensors, and ``dlse=True`` gives a random dlse."""
     used = DTYPES[dtype]
     shape = Shape(
         B, H, H if Hkv is None else Hkv, S if Sq is None else Sq, S if Sk is None else Sk, D,
@@ -152,7 +151,7 @@ def tensors_of(
     ring: Ring | None,
     given: dict[str, Any],
 ) -> dict[str, TensorRecipe]:
-    """Recipes by name in the order of NAMES: the given ones, and standard ones for the others."""
+    """The recipes of a case by name, in the order of NAMES: the given ones, and standard ones for other inputs."""
     unknown = set(given) - set(NAMES)
     assert not unknown, f"unknown names {unknown}"
     shards = min(4, shape.Sk) if ring is None else ring.workers
@@ -180,7 +179,7 @@ def ring(
     table_k: Any = None,
     **data: Any,
 ) -> Case:
-    """A ring case; one given table is used for queries and keys."""
+    """Make a ring case; if only one table is given, it is used for queries and keys."""
     if table_q is not None:
         layout, table_k = "table", table_q if table_k is None else table_k
     circle = Ring(W, layout, circulation, direction, table_q, table_k)
@@ -194,7 +193,7 @@ def block_forward(id: str, reason: str, rules: str, flags: str = "", **data: Any
 
 
 def block_backward(id: str, reason: str, rules: str, flags: str = "", **data: Any) -> Case:
-    """Rows whose lse is larger than that of the block alone, and deltas of either sign."""
+    """Make a block-backward case, with an lse above that of the block alone and deltas of either sign."""
     n = (data.get("B", 1), data.get("H", 2), data.get("Sq", data.get("S", 8)))
     rows = {"lse": spread(3.0, 0.125, 13, *n), "delta": spread(-1.5, 0.25, 11, *n)}
     return case(
@@ -219,7 +218,7 @@ def merge(
     S: int = 6,
     **data: Any,
 ) -> Case:
-    """N parts [N, B, H, S, Dv], each with a different mean."""
+    """Make a merge case of N parts [N, B, H, S, Dv], each with a different mean."""
     bits, exponent = (
         DTYPES[data.get("dtype", "bf16")].bits,
         DTYPES[data.get("dtype", "bf16")].exponent,
@@ -238,7 +237,7 @@ def schedule(
     id: str, reason: str, rules: str, flags: str = "", *, W: int, circulation: str = "kv",
     direction: int = 1,
 ) -> Case:  # fmt: skip
-    """The two passes of a ring as data: no tensor goes in."""
+    """Make a schedule case: the transfers of both passes of a ring; it has no input tensors."""
     made = Case(
         id, reason, "schedule", ("forward", "backward"), tuple(rules.split()), tuple(flags.split()),
         None, None, {}, Ring(W, "contiguous", circulation, direction), Inputs(id, {}), "full",

@@ -1,4 +1,4 @@
-"""Dense attention: scale, bias, soft cap, sinks, dropout, dlse, head counts, shapes and formats."""
+"""Cases of dense attention: scale, bias, soft cap, sinks, dropout, dlse, head counts, shapes and formats."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Flags: classes of bugs that real implementations had, which cases name as what they catch.
+"""Flags: classes of bugs that the golden cases detect.
 
-A flag without a report is a mistake that is easy to make and of which no public report is known.
+Most occurred in real implementations. A flag without a report is a likely mistake of which no public report is known.
 
 >>> FLAGS["stale-keys"].statuses
 ('fixed',)

@@ -1,6 +1,6 @@
-"""Cases of the core set at shapes that kernels with tile limits take: sampled rows and digests.
+"""Cases of the core set at shapes that kernels with fixed tile sizes support, stored as sampled rows and digests.
 
-128 or 256 tokens a worker, D of 64 or 128. ``n`` counts the tokens of a worker.
+Each worker has 128 or 256 tokens, and D is 64 or 128. ``n`` is the number of tokens per worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def shaped(
     id: str, reason: str, rules: str, flags: str = "", *, W: int, n: int = 128, D: int = 64,
     H: int = 1, storage: str = "sampled", **data: Any,
 ) -> Case:  # fmt: skip
-    """A ring of W workers with n tokens each."""
+    """Make a ring case of W workers with n tokens each."""
     return ring(
         id, reason, rules, flags, W=W, S=W * n, H=H, D=D, storage=storage,
         **data,

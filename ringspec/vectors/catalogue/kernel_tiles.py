@@ -1,7 +1,7 @@
-"""More of the kernel set: many workers, lengths that no power of two divides, odd numbers of heads.
+"""Further cases of the kernel set: many workers, lengths that are not powers of two, odd numbers of heads.
 
-What kernels with fixed tiles leave over: a last key tile that is not full, one item too many for two
-cores, a group of three query heads, eight hops.
+They test the remainders of kernels with fixed tiles: a last key tile that is not full, an item left over
+when work is split between two cores, a group of three query heads, eight hops.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The kernel set: more cases at kernel shapes, of which only digests are stored.
+"""The kernel set: further cases at kernel shapes, stored as digests only.
 
-128 or 256 tokens a worker and at most 1024 in all, so that truth is derived in seconds; more lengths and
-workers in :mod:`~ringspec.vectors.catalogue.kernel_tiles`.
+They have 128 or 256 tokens per worker and at most 1024 in total, so that their truth is derived in seconds.
+:mod:`~ringspec.vectors.catalogue.kernel_tiles` has more lengths and numbers of workers.
 """
 
 from __future__ import annotations

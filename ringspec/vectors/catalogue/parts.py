@@ -1,4 +1,4 @@
-"""Blocks, merges and schedules: the parts of a ring, each on its own."""
+"""Cases of the parts of a ring, each tested separately: blocks, merges and schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings with what travels beside q, k and v: masks, bias, sinks, dropout, dlse, grouped heads."""
+"""Ring cases with masks, bias, sinks, dropout, dlse and grouped heads."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Rings: every layout, circulation and direction, over 1, 2, 3, 4 and 8 workers."""
+"""Ring cases of every layout, circulation and direction, with 1, 2, 3, 4 and 8 workers."""
 
 from __future__ import annotations
 
 from ringspec.vectors.catalogue.build import coins, ring
 
-# Seven tokens on three workers, ten slots of padding's choice; a worker without tokens; both tables
-# of a cross attention.
+# Layout tables with padding in chosen slots, with a worker without tokens, and for cross attention.
 RAGGED = ((4, -1, 0), (2, 6, 3), (-1, 1, 5))
 RANDOM = ((7, 2, 11, 4), (0, 9, 5, 10), (8, 1, 3, 6))
 EMPTY_WORKER = ((0, 3, 4, 7), (-1, -1, -1, -1), (1, 2, 5, 6))

@@ -1,1 +1,1 @@
-"""The format of golden vectors: case, tensors, manifest, strict reading and writing."""
+"""The format of golden vectors: cases, tensors and manifest, with strict reading and writing."""

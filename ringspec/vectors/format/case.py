@@ -1,11 +1,11 @@
-"""A golden case as data: frozen dataclasses and their text form, which is unique.
+"""A golden case as data: frozen dataclasses, and their text form, which is unique.
 
-``case.json`` describes the case completely; the file of tensors holds only its numbers.
+``case.json`` describes the case completely; the tensor file contains only numbers.
 :func:`case_from_json` checks everything: strict JSON, then the schema ``schemas/case.schema.json``,
 then ``check_case``.
 
-In memory a list is a tuple and ``"-inf"`` is the float -inf; both are converted when a dataclass is
-made, so that a case read from its text equals the case that was written.
+A list becomes a tuple and ``"-inf"`` the float -inf when a dataclass is made, so that a case read from
+its text equals the case that was written.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class CaseFormats:
-    """Names of :data:`ringspec.formats.FORMATS`.
+    """The number formats of a case, named as in :data:`ringspec.formats.FORMATS`.
 
-    ``inputs``: q k v dy parts_o. ``outputs``: o dq dk dv dbias. ``statistics``: lse dlse delta
-    sinks dsinks bias parts_lse.
+    ``inputs`` is the format of q, k, v, dy, parts_o; ``outputs`` that of o, dq, dk, dv, dbias; ``statistics`` that of
+    lse, dlse, delta, sinks, dsinks, bias, parts_lse.
     """
 
     inputs: str
@@ -54,10 +54,10 @@ class CaseFormats:
 
 @dataclass(frozen=True)
 class Ring:
-    """The W = ``workers``, which of them holds which token (``layout``), and what is sent.
+    """The ring of a case: the number of ``workers`` W, the ``layout`` of tokens, and the transfers.
 
-    ``circulation`` 'kv', 'q' or 'gather'; ``direction`` 1: worker r sends to r + 1, -1: to r - 1.
-    ``table_q`` and ``table_k`` [W, n] of tokens with layout "table" only.
+    ``circulation``: 'kv', 'q' or 'gather'. ``direction``: 1 if worker r sends to r + 1, -1 if it sends to r - 1.
+    ``table_q`` and ``table_k``: the token in each slot, [W, n], for the layout "table" only.
     """
 
     workers: int
@@ -73,7 +73,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Patch:
-    """A change of part of a drawn tensor: exactly one of ``set`` and ``multiply`` is not None.
+    """A change to part of an input after it is made: exactly one of ``set`` and ``multiply`` is not None.
 
     ``at`` has one entry for each axis: an index, a pair (start, stop), or None for the whole axis.
     ``multiply`` is a power of two, so that the result is exact.
@@ -91,11 +91,15 @@ class Patch:
 class TensorRecipe:
     """How the elements of one input are made, without rounding.
 
-    ``kind`` is one of the following. ``uniform``: (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, with u the top ``bits`` bits of
-    the element's word, h its index on the head axis, g = token*shards // length. ``constant``:
-    ``value``. ``values``: the given nested tuples. ``bernoulli``: True iff the top 8 bits of the
-    word are >= ``threshold``. Then the ``patches``, in order. ``shape`` is given if it does not follow from
-    the name of the input.
+    ``kind`` is one of:
+
+    ``uniform``    (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, where u is the top ``bits`` bits of the
+                   element's random word, h its index on the head axis, and g = token*shards // length
+    ``constant``   ``value``
+    ``values``     the given nested tuples
+    ``bernoulli``  True if and only if the top 8 bits of the word are >= ``threshold``
+
+    The ``patches`` are then applied in order. ``shape`` is given if it does not follow from the name of the input.
     """
 
     kind: str
@@ -116,7 +120,7 @@ class TensorRecipe:
 
 @dataclass(frozen=True)
 class Inputs:
-    """``tensors`` maps the name of an input to its recipe; ``seed`` is that of their random words."""
+    """The recipes of all inputs: ``tensors`` maps names to recipes, ``seed`` seeds their random words."""
 
     seed: str
     tensors: dict[str, TensorRecipe]
@@ -124,7 +128,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """From set version ``since`` on the case is not used, for ``reason``. It stays in the set."""
+    """The mark of a case that is not used from set version ``since`` on, for ``reason``; it stays in the set."""
 
     since: str
     reason: str
@@ -134,10 +138,11 @@ class Withdrawn:
 class Case:
     """One case; the fields are the keys of case.json, in their order (docs/vectors/format.md).
 
-    ``id`` is its path in the set, ``reason`` why it exists; ``operation`` and ``passes`` what is computed;
-    ``rules`` and ``flags`` which rules it tests and which bugs it would find; ``shape``, ``formats``, ``terms``
-    and ``ring`` the problem; ``inputs`` how they are made; ``storage`` and ``digests`` what the set holds
-    of its tensors; ``requires`` what an implementation must be able to do; ``withdrawn`` None, or why.
+    ``id`` is its path in the set, and ``reason`` says why it exists. ``operation`` and ``passes`` say what is
+    computed, ``rules`` and ``flags`` which rules the case tests and which bugs it detects. ``shape``, ``formats``,
+    ``terms`` and ``ring`` define the problem, ``inputs`` how its inputs are made. ``storage`` and ``digests``: how
+    the set stores its tensors. ``requires``: what an implementation must support. ``withdrawn``: None, or why the
+    case is no longer used.
     """
 
     id: str
@@ -161,7 +166,7 @@ class Case:
 
 
 def freeze(record: Any, *names: str) -> None:
-    """Lists in these fields become tuples, and "-inf" the float, in a frozen dataclass."""
+    """Convert these fields of a frozen dataclass: lists to tuples, "-inf" to the float."""
     for name in names:
         object.__setattr__(record, name, frozen(getattr(record, name)))
 

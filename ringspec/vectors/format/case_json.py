@@ -22,7 +22,7 @@ MAX_CASE_BYTES = 1 << 20
 
 
 def case_from_json(text: str | bytes, what: str = "case.json") -> Case:
-    """The case in a text; :class:`~ringspec.errors.VectorError` for everything else.
+    """Parse a case; raise :class:`~ringspec.errors.VectorError` if the text is not a valid one.
 
     ``what`` names the text in messages. Time and memory are bounded by the text's length, at most
     1 MiB; no tensor is made.
@@ -51,7 +51,7 @@ def case_to_json(case: Case) -> str:
 
 
 def case_to_data(case: Case) -> dict[str, Any]:
-    """The JSON data of a case, keys in their order."""
+    """The JSON data of a case, with keys in the order of the format."""
     data = {one.name: plain(getattr(case, one.name)) for one in fields(Case)}
     if case.ring is not None:
         data["ring"] = without_defaults(case.ring, "workers", "layout", "circulation", "direction")
@@ -72,7 +72,7 @@ def recipe_to_data(recipe: TensorRecipe) -> dict[str, Any]:
 def without_defaults(record: Any, *always: str) -> dict[str, Any]:
     """The fields of a dataclass that are in ``always`` or differ from their default."""
     given = {one.name: getattr(record, one.name) for one in fields(record)}
-    # False == 0, but False is a value; None is never one.
+    # False == 0, but False is a value to write; None is not.
     return {
         one.name: plain(given[one.name])
         for one in fields(record)
@@ -85,7 +85,7 @@ def same(x: Any, y: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """JSON data: tuples as lists, -inf as text, dataclasses as objects."""
+    """Convert to JSON data: tuples to lists, -inf to text, dataclasses to objects."""
     if isinstance(x, tuple):
         return [plain(value) for value in x]
     if isinstance(x, dict):

@@ -1,4 +1,4 @@
-"""What a case must satisfy beyond its schema: its parts are consistent and its sizes bounded.
+"""Checks of a case beyond its schema: its parts must be consistent and its sizes bounded.
 
 After these checks it is safe to make the tensors of an untrusted case: each has at most
 :data:`~ringspec.vectors.format.inputs.LARGEST_TENSOR` elements, and the shapes are consistent.
@@ -15,7 +15,7 @@ from ringspec.vectors.format.inputs import LARGEST_TENSOR, expected_names, shape
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(/[a-z0-9]+(-[a-z0-9]+)*){1,2}")
 LONGEST_ID, LONGEST_PART = 120, 60
-# A folder of these names cannot be made on Windows.
+# Windows does not allow folders with these names.
 RESERVED = {"con", "prn", "aux", "nul"} | {f"{x}{n}" for x in ("com", "lpt") for n in range(1, 10)}
 LARGEST_POSITION = 2**61
 MOST_PAIRS = 2**30
@@ -23,7 +23,7 @@ SCALED = ("attention", "ring", "block")
 
 
 def is_id(text: object) -> bool:
-    """Whether a text may be the id of a case, which is its path in a set.
+    """Whether a text is valid as the id of a case, which is also its path in a set.
 
     >>> is_id("ring/zigzag-causal-w4"), is_id("ring/../secret"), is_id("ring")
     (True, False, False)
@@ -69,7 +69,12 @@ def check_operation(case: Case, what: str) -> None:
         expected = f"{name} {'given' if wanted else 'null'} for {case.operation!r}"
         require(given == wanted, what, expected, "null" if wanted else "something")
     if case.operation == "merge":
-        require(case.passes == ("forward",), what, "merge forward only", shown(case.passes))
+        require(
+            case.passes == ("forward",),
+            what,
+            "only the forward pass for a merge",
+            shown(case.passes),
+        )
     if is_schedule:
         require(case.terms == {}, what, "no terms for a schedule", shown(case.terms))
 
@@ -84,21 +89,21 @@ def check_terms(case: Case, what: str) -> None:
     terms, shape = case.terms, case.shape
     has_scale = case.operation in SCALED
     got = "none" if has_scale else "one"
-    require(("scale" in terms) == has_scale, what, "a scale except in merge and schedule", got)
+    require(("scale" in terms) == has_scale, what, "a scale, except for a merge or schedule", got)
     if case.operation == "merge":
-        require(terms == {}, what, "no terms for merge", shown(terms))
+        require(terms == {}, what, "no terms for a merge", shown(terms))
     if "window" in terms:
         bounded = terms["window"] != (None, None)
-        require(bounded, what, "a window bounded on a side", "[null, null]")
+        require(bounded, what, "a window with a bounded side", "[null, null]")
         fits = all(side is None or side <= LARGEST_POSITION for side in terms["window"])
-        require(fits, what, "sides of a window up to 2**61", shown(terms["window"]))
+        require(fits, what, "window sides up to 2**61", shown(terms["window"]))
     offset = terms.get("q_offset", 1)
     fits = offset != 0 and abs(offset) <= LARGEST_POSITION
-    require(fits, what, "q_offset up to 2**61 and not its default 0", shown(offset))
+    require(fits, what, "q_offset up to 2**61, written only if not 0", shown(offset))
     seeded = terms.get("dropout_seed", 1) != 0 and (
         "dropout_seed" not in terms or "dropout_p" in terms
     )
-    require(seeded, what, "dropout_seed with dropout_p, and not its default 0", shown(terms))
+    require(seeded, what, "dropout_seed only with dropout_p and if not 0", shown(terms))
     for name, length in (("cu_seqlens", shape and shape.Sq), ("cu_seqlens_k", shape and shape.Sk)):
         if name in terms:
             starts = terms[name]
@@ -106,15 +111,15 @@ def check_terms(case: Case, what: str) -> None:
             fits = rises and starts[0] == 0 and starts[-1] <= (length or 0)
             require(fits, what, f"{name} rising from 0 to at most {length}", shown(starts))
     both = "cu_seqlens" in terms or "cu_seqlens_k" not in terms
-    require(both, what, "cu_seqlens beside cu_seqlens_k", "cu_seqlens_k alone")
+    require(both, what, "cu_seqlens together with cu_seqlens_k", "cu_seqlens_k alone")
 
 
 def check_ring(ring: Ring, case: Case, what: str) -> None:
     by_table = ring.layout == "table"
     given = ring.table_q is not None
     got = "a table" if given else "no table"
-    require(given == by_table, what, "table_q with the layout 'table' alone", got)
-    require(given or ring.table_k is None, what, "table_q beside table_k", "table_k alone")
+    require(given == by_table, what, "table_q exactly if the layout is 'table'", got)
+    require(given or ring.table_k is None, what, "table_q together with table_k", "table_k alone")
     if case.shape is None:
         return
     if ring.layout == "zigzag_per_document":
@@ -132,7 +137,7 @@ def check_ring(ring: Ring, case: Case, what: str) -> None:
 
 
 def check_table(table: tuple[tuple[int, ...], ...], length: int, workers: int, what: str) -> None:
-    """[W, n] with each token once and -1 in padding slots (LAYOUT-5)."""
+    """Require a layout table [W, n] with each token once and -1 in padding slots (LAYOUT-5)."""
     rectangular = len(table) == workers and len({len(row) for row in table}) == 1
     require(rectangular, what, f"{workers} rows of equal length", f"{len(table)} rows")
     tokens = sorted(token for row in table for token in row if token >= 0)
@@ -140,7 +145,7 @@ def check_table(table: tuple[tuple[int, ...], ...], length: int, workers: int, w
 
 
 def check_inputs(case: Case, what: str) -> None:
-    """Names, shapes and sizes of the inputs."""
+    """Check names, shapes and sizes of the inputs."""
     must, may = expected_names(case)
     given = set(case.inputs.tensors)
     require(must <= given, what, f"the inputs {sorted(must)}", shown(sorted(given)))
@@ -155,8 +160,8 @@ def check_inputs(case: Case, what: str) -> None:
         except ValueError:  # what NumPy raises for ragged values
             raise VectorError(
                 f"rectangular values of {name} in {what}",
-                "ragged ones",
-                "fill the rows",
+                "rows of unequal lengths",
+                "give all rows the same length",
                 code="case-format",
             ) from None
         fits = math.prod(shape) <= LARGEST_TENSOR

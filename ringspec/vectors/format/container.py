@@ -21,7 +21,7 @@ Tensors = Mapping[str, NDArray]
 
 
 def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
-    """The case.json of ``root/id``; its bytes must be those that the manifest lists."""
+    """Read the case.json of ``root/id``; its bytes must match the manifest."""
     name, listed = f"{id}/{CASE_FILE}", entry.files[CASE_FILE]
     case = checked_case(read_listed(root, name, listed.bytes, listed.sha256), name)
     if case.id != id:
@@ -36,12 +36,12 @@ def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
 
 @functools.lru_cache(maxsize=2048)
 def checked_case(data: bytes, name: str) -> Case:
-    """The schema takes most of the time that a suite needs to list its cases, which happens often."""
+    """Parse a case; cached, because suites list their cases often and checking the schema is slow."""
     return case_from_json(data, name)
 
 
 def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArray]:
-    """The stored tensors of ``root/id``, read-only; empty where none are stored."""
+    """Read the stored tensors of ``root/id``, read-only; empty if none are stored."""
     if TENSORS_FILE not in entry.files:
         return {}
     name, listed = f"{id}/{TENSORS_FILE}", entry.files[TENSORS_FILE]
@@ -57,23 +57,23 @@ def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArra
 
 
 def check_content(case: Case, tensors: Tensors, entry: CaseEntry) -> None:
-    """Names, dtypes and shapes of a case's tensors, and its content digest."""
+    """Check names, dtypes and shapes of a case's tensors, and its content digest."""
     check_storage(case, TENSORS_FILE in entry.files)
     check_tensors(case, tensors)
     digest = case_digest(case, tensors)
     if digest != entry.content:
         expected = f"content {entry.content} of {case.id}, as the manifest says"
         raise VectorError(
-            expected, digest, "take the set from its source again", code="digest-content"
+            expected, digest, "get the set again from its source", code="digest-content"
         )
 
 
 def check_storage(case: Case, has_file: bool) -> None:
-    """A tensors file unless the storage is "digests"; digests unless it is "full"."""
+    """Require a tensor file unless the storage is "digests", and digests unless it is "full"."""
     wants_file = case.storage != "digests"
     if has_file != wants_file:
         raise VectorError(
-            f"{'a' if wants_file else 'no'} {TENSORS_FILE} of {case.id}, stored {case.storage!r}",
+            f"{'a' if wants_file else 'no'} {TENSORS_FILE} of {case.id} with storage {case.storage!r}",
             "one" if has_file else "none",
             "generate the case again",
             code="case-tensors",
@@ -81,7 +81,7 @@ def check_storage(case: Case, has_file: bool) -> None:
     wants_digests = case.storage != "full"
     if bool(case.digests) != wants_digests:
         raise VectorError(
-            f"{'' if wants_digests else 'no '}digests in {case.id}, stored {case.storage!r}",
+            f"{'' if wants_digests else 'no '}digests in {case.id} with storage {case.storage!r}",
             f"{len(case.digests)}",
             "generate the case again",
             code="case-tensors",
@@ -89,11 +89,11 @@ def check_storage(case: Case, has_file: bool) -> None:
 
 
 def write_case(root: Path, case: Case, tensors: Tensors | None) -> CaseEntry:
-    """Write ``root/<id>`` and return its manifest entry; refuses what a reader would refuse."""
+    """Write ``root/<id>`` and return its manifest entry; raise the errors that a reader would raise."""
     text = case_to_json(case)
     if case_from_json(text, f"the case {shown(case.id)}") != case:
         raise VectorError(
-            f"a case {case.id} that equals its written and read JSON",
+            f"a case {case.id} that does not change when its JSON is written and read",
             "another",
             "use plain JSON values",
             code="case-format",

@@ -1,7 +1,7 @@
 """SHA-256 of files, tensors, cases and sets.
 
-The content digest of a case does not depend on its files: a case read from another container
-with the same meaning and the same bits has the same digest. Tensors have any dtype of a tensor file.
+The content digest of a case does not depend on how its files are written: the same fields and the same tensor bits
+give the same digest. Tensors may have any dtype that a tensor file supports.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def tensor_bytes(x: NDArray) -> bytes:
 
 
 def tensor_digest(x: NDArray) -> str:
-    """SHA-256 of :func:`tensor_bytes` of ``x``, any shape: what ``digests`` of a case pins."""
+    """SHA-256 of :func:`tensor_bytes` of ``x``, any shape, as in the ``digests`` of a case."""
     return sha256(tensor_bytes(x))
 
 
 def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
     """SHA-256 over the canonical JSON of a case and each of its stored ``tensors``, sorted by name.
 
-    The JSON has sorted keys, no spaces and a newline at its end; the bytes of a tensor follow
+    The JSON has sorted keys, no spaces and a newline at its end. Before the bytes of each tensor comes
     a line ``name dtype d0,d1,...`` with the dtype's code in the safetensors format.
     """
     total = hashlib.sha256(canonical(case_to_data(case)) + b"\n")

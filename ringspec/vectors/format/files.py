@@ -1,7 +1,7 @@
-"""Reading plain files of an untrusted folder; writing a folder or file completely or not at all.
+"""Read plain files of an untrusted folder; write a folder or file completely or not at all.
 
-No link is followed: each part of a path must be a real folder and the last one a plain file, which is
-checked before it is opened and again when it is open. Sizes are checked before anything is read.
+No link is followed: each part of a path must be a real folder and the last one a plain file. This is
+checked before the file is opened and again when it is open. Sizes are checked before anything is read.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if sys.platform != "win32":
     import fcntl
 
 UNFINISHED = ".unfinished"
-AGAIN = "take the set from its source again"
+AGAIN = "get the set again from its source"
 
 
 def read_plain(root: Path, name: str, limit: int) -> bytes:
-    """The bytes of ``root/name``, at most ``limit``; ``name`` has parts joined by '/'."""
+    """Read the bytes of ``root/name``, at most ``limit``; ``name`` has parts joined by '/'."""
     path = checked_path(root, name)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     # Opening a pipe would wait for a writer.
@@ -61,7 +61,7 @@ def read_plain(root: Path, name: str, limit: int) -> bytes:
 
 
 def read_listed(root: Path, name: str, size: int, digest: str) -> bytes:
-    """The bytes of a file whose size and SHA-256 are known."""
+    """Read a file and check its size and SHA-256."""
     data = read_plain(root, name, size)
     if len(data) != size:
         raise VectorError(
@@ -82,7 +82,7 @@ def read_listed(root: Path, name: str, size: int, digest: str) -> bytes:
 
 
 def checked_path(root: Path, name: str) -> Path:
-    """``root/name`` when each part below root is a real folder and the last one a plain file."""
+    """Return the path ``root/name``; each part below root must be a real folder and the last one a plain file."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\\" in part or ":" in part for part in parts):
         raise VectorError("a path inside the set", shown(name), AGAIN, code="path")
@@ -100,7 +100,7 @@ def checked_path(root: Path, name: str) -> Path:
 
 
 def reason(cause: Exception) -> str:
-    """Why a file cannot be read, without the path of this machine."""
+    """The reason why a file cannot be read, without this machine's path."""
     return (getattr(cause, "strerror", None) or type(cause).__name__).lower()
 
 
@@ -113,7 +113,7 @@ def check_kind(mode: int, name: str, is_folder: bool) -> None:
 
 
 def check_listing(root: Path, listed: Collection[str]) -> None:
-    """``root`` contains exactly the listed files and their folders."""
+    """Require that ``root`` contains exactly the listed files and their folders."""
     files = set(listed)
     folders = {str(parent) for name in files for parent in Path(name).parents} - {"."}
     folders = {name.replace(os.sep, "/") for name in folders}
@@ -130,7 +130,7 @@ def check_listing(root: Path, listed: Collection[str]) -> None:
 
 
 def walk(root: Path, below: str) -> Iterator[tuple[str, int]]:
-    """(name, mode) of everything in a folder; enters real folders only, after yielding them."""
+    """Yield (name, mode) of everything in a folder; only real folders are entered, after they are yielded."""
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
@@ -147,7 +147,7 @@ def walk(root: Path, below: str) -> Iterator[tuple[str, int]]:
 
 def refuse_unlisted(name: str, known: set[str]) -> None:
     twins = [other for other in known if other.casefold() == name.casefold()]
-    got = f"{shown(name)}, which differs from {twins[0]!r} in case alone" if twins else shown(name)
+    got = f"{shown(name)}, which differs from {twins[0]!r} only in case" if twins else shown(name)
     raise VectorError(
         "only files that the manifest lists",
         got,
@@ -175,7 +175,7 @@ def check_destination(path: Path) -> None:
 
 @contextlib.contextmanager
 def in_work(temporary: Path) -> Iterator[None]:
-    """Hold a lock that the system releases when this process ends, even if it is killed."""
+    """Hold a file lock while the block runs; the system releases it if this process is killed."""
     handle = os.open(temporary, os.O_RDONLY)
     try:
         if sys.platform != "win32":
@@ -186,8 +186,8 @@ def in_work(temporary: Path) -> Iterator[None]:
 
 
 def remove_left(path: Path) -> None:
-    """Remove the unfinished folders beside ``path`` of processes that were killed."""
-    if sys.platform == "win32":  # where the lock of another process cannot be seen
+    """Remove unfinished folders next to ``path`` that killed processes left."""
+    if sys.platform == "win32":  # the lock of another process is not visible there
         return
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
         with contextlib.suppress(OSError):  # also BlockingIOError: a process is writing it
@@ -201,7 +201,7 @@ def remove_left(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A new folder, renamed to ``path`` when the block ends, and removed if it raises."""
+    """Yield a new temporary folder; it is renamed to ``path`` when the block ends, and removed if it raises."""
     check_destination(path)
     remove_left(path)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent))
@@ -220,7 +220,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file, renamed to ``path`` when the block ends, and removed if it raises."""
+    """Yield a new temporary file; it is renamed to ``path`` when the block ends, and removed if it raises."""
     check_destination(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -239,7 +239,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_plain(path: Path, data: bytes) -> None:
-    """A new file, on the disk before the call returns."""
+    """Write a new file; its data are on the disk before the call returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb") as file:
         file.write(data)
@@ -259,7 +259,7 @@ def sync_folders(root: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable on the disk; Windows has no such call."""
+    """Write the directory entries of a folder to the disk; nothing on Windows, which has no such call."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:

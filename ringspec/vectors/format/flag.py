@@ -1,9 +1,8 @@
-"""What a flag is: a class of bugs, and the public reports of it.
+"""Flags: classes of bugs with their public reports.
 
-``statuses`` says how well each report is confirmed: "fixed" (a fix was merged), "agreed" (the
-maintainers agreed; a merged fix is not known), "code" (read in the public source), "reported"
-(described with an analysis or a reproduction; no confirmation is known), "review" (a comment in a
-code review).
+``statuses`` says how well each report is confirmed: "fixed" (a fix was merged), "agreed" (the maintainers agreed;
+no merged fix is known), "code" (the bug is in the public source), "reported" (described with an analysis or a
+reproduction; no confirmation is known), "review" (a comment in a code review).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""flags.json: what the flags of a set's cases mean."""
+"""flags.json: the explanations of the flags of a set's cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_FLAGS_BYTES = 1 << 20
 
 
 def flags_from_json(text: str | bytes, what: str = "flags.json") -> Mapping[str, Flag]:
-    """Flags by name; :class:`~ringspec.errors.VectorError` for a text that is no such file."""
+    """Parse flags by name; raise :class:`~ringspec.errors.VectorError` if the text is not a valid flags.json."""
     data = parse(text, what, MAX_FLAGS_BYTES, code="flag-format")
     check_schema(data, "flags", what, code="flag-format")
     flags = {}

@@ -1,9 +1,9 @@
-"""The inputs of a case, made from its recipes: the same bits in any language.
+"""Make the inputs of a case from its recipes, with the same bits in any language.
 
-A drawn element is an integer times a power of two. The integers are bits of one SHAKE-128 stream
+A random element is an integer times a power of two. The integers come from one SHAKE-128 stream
 (FIPS 202) for each tensor, ``SHAKE-128("ringspec|vectors|<seed>|<name>")``, read as little-endian
 64-bit words, one for each element in C order. Nothing is rounded: a value that its storage format
-cannot represent is refused.
+cannot represent is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAMES = ("q", "k", "v", "dy") + ROWS + OPTIONAL + ("parts_o", "parts_lse")
 
 
 def words(seed: str, name: str, count: int) -> NDArray[np.uint64]:
-    """``count`` 64-bit words of the stream of one tensor.
+    """The first ``count`` 64-bit words of the random stream of one tensor.
 
     >>> [hex(int(word)) for word in words("merge/two-parts", "parts_o", 1)]
     ['0x76f0044eb8baa5c3']
@@ -66,7 +66,7 @@ def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def shape_of(case: Case, name: str) -> tuple[int, ...]:
-    """The shape of an input, from the case's shape or, where it may broadcast, from its recipe."""
+    """The shape of an input, from the case's shape or, if it may broadcast, from its recipe."""
     sizes, recipe = case.shape, case.inputs.tensors[name]
     if sizes is None:
         raise ShapeError("a case with a shape", "null", "give B, H, Hkv, Sq, Sk, D and Dv")
@@ -100,7 +100,7 @@ def shape_of(case: Case, name: str) -> tuple[int, ...]:
 
 
 def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int, ...]:
-    """A shape that follows from the case; a recipe may repeat it but not change it."""
+    """Return a shape that follows from the case; the recipe may repeat it but not change it."""
     if recipe.shape is not None and tuple(recipe.shape) != shape:
         raise ShapeError(
             f"{name} of shape {shape}", str(recipe.shape), f"leave the shape of {name} out"
@@ -109,10 +109,10 @@ def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int
 
 
 def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
-    """The axes whose indices ``head`` and ``shard`` of a recipe multiply.
+    """The axes of an input that the offsets ``head`` and ``shard`` of a recipe refer to.
 
-    Tokens are the shard axis of q, k, v, dy and of rows; keys that of bias, mask and keep; the
-    parts themselves that of parts_o and parts_lse.
+    The shard axis is the token axis of q, k, v, dy and of row data, the key axis of bias, mask and keep, and
+    the axis of parts of parts_o and parts_lse.
     """
     if name in ("parts_o", "parts_lse"):
         return 2, 0
@@ -124,12 +124,12 @@ def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
 
 
 def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> NDArray:
-    """One tensor as its recipe says: float64, int64 (:data:`INTEGERS`) or bool (:data:`BOOLEANS`).
+    """Make one tensor from its recipe: float64, int64 (:data:`INTEGERS`) or bool (:data:`BOOLEANS`).
 
-    ``name`` is that of the input, ``shape`` that of the result, any shape; ``seed`` selects its random words.
+    ``name`` is that of the input, ``shape`` that of the result (any shape); ``seed`` selects the random words.
 
-    Raises :class:`~ringspec.errors.OptionError` for a field outside its
-    domain or an unknown name, and :class:`~ringspec.errors.ShapeError`.
+    Raises :class:`~ringspec.errors.OptionError` for an unknown name or a field of the recipe outside its domain, and
+    :class:`~ringspec.errors.ShapeError`.
 
     >>> recipe = TensorRecipe("uniform", bits=6, exponent=-4, head=8)
     >>> draw("q", (1, 2, 1, 3), recipe, "readme").ravel().tolist()
@@ -150,7 +150,7 @@ def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
 
 
 def made(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> NDArray:
-    """A tensor before its patches."""
+    """Make a tensor without applying its patches."""
     if recipe.kind == "values":
         return from_values(name, shape, recipe.values)
     if recipe.kind == "constant":
@@ -173,7 +173,7 @@ def made(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
 
 
 def uniform(name: str, bits: NDArray[np.uint64], recipe: TensorRecipe) -> NDArray[np.float64]:
-    """(u - 2**(bits-1) + head*h + shard*g) * 2**exponent, exactly."""
+    """Compute (u - 2**(bits-1) + head*h + shard*g) * 2**exponent without rounding."""
     count = in_range(recipe.bits, 1, LARGEST_BITS, f"bits of {name}")
     exponent = in_range(recipe.exponent, SMALLEST_EXPONENT, LARGEST_EXPONENT, f"exponent of {name}")
     n = (bits >> np.uint64(64 - count)).astype(np.int64) - 2 ** (count - 1)
@@ -199,7 +199,7 @@ def along(x: NDArray[np.int64], axis: int, rank: int) -> NDArray[np.int64]:
 
 
 def offset_of(x: Any, bits: NDArray, what: str) -> int:
-    """A checked offset, small enough that no sum exceeds int64."""
+    """Return an offset, checked to be so small that no sum exceeds int64."""
     largest = LARGEST_OFFSET // max(bits.size, 2**16)
     return in_range(x, -largest, largest, what)
 
@@ -217,7 +217,7 @@ def dtype_of(name: str) -> type:
 
 
 def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
-    """The given nested values, which must have the tensor's kind of number; nothing is converted."""
+    """Make an array of the given nested values; their type must be that of the tensor, none is converted."""
     kinds = (bool,) if name in BOOLEANS else (int,) if name in INTEGERS else (int, float)
     check_kinds(values, kinds, name)
     x: NDArray | None
@@ -228,8 +228,8 @@ def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
     if x is None or x.shape != shape:
         raise ShapeError(
             f"values of {name} of shape {shape}",
-            "ragged ones" if x is None else str(x.shape),
-            "give one value an element",
+            "rows of unequal lengths" if x is None else str(x.shape),
+            "give one value per element",
         )
     return x
 
@@ -276,7 +276,7 @@ def is_power_of_two(x: Any) -> bool:
 
 
 def chosen(entry: Any, length: int, name: str) -> slice:
-    """One entry of a patch as a slice of its axis."""
+    """Convert one entry of a patch's ``at`` to a slice of its axis."""
     if entry is None:
         return slice(None)
     start, stop = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
@@ -289,7 +289,7 @@ def require_exact(exact: bool, name: str, where: str) -> None:
     if not exact:
         raise OptionError(
             f"values of {name} that are exact {where}",
-            "one that would be rounded",
+            "a value that would be rounded",
             "use fewer bits, smaller offsets or another exponent",
         )
 
@@ -302,7 +302,7 @@ def format_of_input(case: Case, name: str) -> str | None:
 
 
 def input_of(case: Case, name: str) -> NDArray:
-    """One input of a case in its storage dtype."""
+    """Make one input of a case, in its storage dtype."""
     x = draw(name, shape_of(case, name), case.inputs.tensors[name], case.inputs.seed)
     storage = format_of_input(case, name)
     if storage is None:
@@ -315,13 +315,13 @@ def input_of(case: Case, name: str) -> NDArray:
 
 
 def inputs_of(case: Case) -> dict[str, NDArray]:
-    """All inputs of a case, global tensors in their storage dtypes, in the order of :data:`NAMES`.
+    """Make all inputs of a case as global tensors in their storage dtypes, in the order of :data:`NAMES`.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], parts_o
-    [N, B, H, S, Dv]: the case's input format; dlse, lse, delta [B, H, Sq], bias, sinks [H, N],
-    parts_lse [N, B, H, S]: its statistics format; segments, positions, bounds: int64; mask, keep:
-    bool. Raises :class:`~ringspec.errors.OptionError` for a tensor that the operation does not
-    take or that is missing, and what :func:`draw` raises.
+    In the case's input format: q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], parts_o
+    [N, B, H, S, Dv]. In its statistics format: dlse, lse, delta [B, H, Sq], bias, sinks [H, N], parts_lse
+    [N, B, H, S]. int64: segments, positions, bounds. bool: mask, keep. Raises
+    :class:`~ringspec.errors.OptionError` for an input that the operation does not have or that is missing, and what
+    :func:`draw` raises.
     """
     must, may = expected_names(case)
     given = set(case.inputs.tensors)

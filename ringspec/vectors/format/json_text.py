@@ -1,8 +1,8 @@
-"""A strict parser for untrusted JSON, and a text form that is unique.
+"""A strict parser for untrusted JSON, and a writer whose text form is unique.
 
-Accepted: UTF-8, bounded in bytes, depth and the size of numbers; no duplicate key, no NaN, no infinity
-(not even as 1e999), text of printable ASCII only. Equal data are written as equal bytes. Schemas are in
-``schemas/`` (JSON Schema 2020-12) and are checked with the package jsonschema, loaded on first use.
+The parser accepts UTF-8 of bounded length, depth and size of numbers. It refuses duplicate keys, NaN, infinity
+(also as 1e999) and text other than printable ASCII. Equal data are written as equal bytes. Schemas are in
+``schemas/`` (JSON Schema 2020-12) and are checked with the package jsonschema, which is loaded on first use.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ MAX_ITEMS = 1 << 19
 MAX_SCHEMA_ERROR = 200
 WIDTH = 100
 SCHEMAS = Path(__file__).parent / "schemas"
-FIX = "take the file from its source again, or write it with ringspec"
+FIX = "get the file again from its source, or write it with ringspec"
 
 
 def parse(text: str | bytes, what: str, limit: int, *, code: str) -> Any:
-    """The data of a JSON text of at most ``limit`` bytes; VectorError with ``code`` for anything else.
+    """Parse a JSON text of at most ``limit`` bytes; raise VectorError with ``code`` for anything else.
 
     >>> parse('{"a": [1, 2.5]}', "example", 100, code="case-format")
     {'a': [1, 2.5]}
     >>> parse('{"a": NaN}', "example", 100, code="case-format")
     Traceback (most recent call last):
-    ringspec.errors.VectorError: expected JSON in example; got NaN is not JSON. Fix: take the file from its source again, or write it with ringspec.
+    ringspec.errors.VectorError: expected JSON in example; got NaN is not JSON. Fix: get the file again from its source, or write it with ringspec.
     """
     if not isinstance(text, (str, bytes)):
         raise VectorError(
@@ -53,7 +53,7 @@ def parse(text: str | bytes, what: str, limit: int, *, code: str) -> Any:
 def check_items(data: Any, what: str, *, code: str) -> None:
     """Refuse containers nested deeper than MAX_DEPTH and characters that are not allowed.
 
-    Goes through the levels one by one, not recursively.
+    The levels are visited one by one, not recursively.
     """
     level = [data]
     for _ in range(MAX_DEPTH + 1):
@@ -87,8 +87,8 @@ def check_schema(data: Any, schema: str, what: str, *, code: str) -> None:
 
 @functools.cache
 def validator(schema: str) -> Any:
-    """A validator for which an integer is an int: JSON Schema itself accepts 1.0 as an integer."""
-    # Loading jsonschema takes as long as loading ringspec, and only reading a set needs it.
+    """Make a validator that accepts only an int as an integer; JSON Schema itself also accepts 1.0."""
+    # Imported here: loading jsonschema takes as long as loading ringspec, and only reading a set needs it.
     import jsonschema
 
     checker = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
@@ -99,7 +99,7 @@ def validator(schema: str) -> Any:
 
 
 def canonical(data: Any) -> bytes:
-    """The bytes of which digests are computed: sorted keys, no spaces, ASCII.
+    """Encode data as the bytes for digests: sorted keys, no spaces, ASCII.
 
     >>> canonical({"b": 1.0, "a": [True, None]})
     b'{"a":[true,null],"b":1.0}'
@@ -110,7 +110,7 @@ def canonical(data: Any) -> bytes:
 
 
 def pretty(data: dict[str, Any]) -> str:
-    """The text of a file: keys in the given order, one space of indent per level, short containers on one line.
+    """Encode data as the text of a file: keys in the given order, one space per level, short containers on one line.
 
     >>> print(pretty({"shape": {"B": 1, "H": 2}, "rows": [0, 1]}), end="")
     {
@@ -126,7 +126,7 @@ def flat(data: Any) -> str:
 
 
 def block(data: Any, level: int) -> str:
-    """A container over several lines."""
+    """Format a container over several lines."""
     margin = "\n" + " " * (level + 1)
     if isinstance(data, dict):
         parts = [
@@ -147,7 +147,7 @@ def item(value: Any, level: int, before: int) -> str:
 
 
 def filled(words: list[str], level: int) -> list[str]:
-    """Numbers separated by commas, in lines of at most WIDTH."""
+    """Join numbers with commas, in lines of at most WIDTH characters."""
     lines = [""]
     for index, word in enumerate(words):
         text = word + ("," if index + 1 < len(words) else "")

@@ -1,6 +1,6 @@
-"""manifest.json: what a set holds, with the size and the SHA-256 of every file.
+"""manifest.json: the list of a set's files, with the size and the SHA-256 of each.
 
-A set is read by its manifest alone; a file that it does not list is never opened.
+Only files that the manifest lists are ever opened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CASE_FILE, TENSORS_FILE, FLAGS_FILE, MANIFEST_FILE = (
     "manifest.json",
 )
 LIMITS = {CASE_FILE: MAX_CASE_BYTES, TENSORS_FILE: MAX_TENSORS_BYTES, FLAGS_FILE: MAX_FLAGS_BYTES}
-FIX = "take the set from its source again"
+FIX = "get the set again from its source"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ class CaseEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """``bytes`` counts flags.json and the files of the cases, ``content`` digests their digests."""
+    """The content of manifest.json.
+
+    ``bytes``: total size of flags.json and the files of the cases. ``content``: digest of the digests of the cases.
+    """
 
     set: str
     set_version: str
@@ -61,7 +64,7 @@ class Manifest:
     cases: Mapping[str, CaseEntry]
 
     def files(self) -> dict[str, FileEntry]:
-        """Every file of the set but the manifest, by its path in the set."""
+        """Every file of the set except the manifest, by its path in the set."""
         listed = {
             f"{id}/{name}": entry
             for id, case in self.cases.items()
@@ -73,7 +76,7 @@ class Manifest:
 def make_manifest(
     name: str, set_version: str, spec_version: str, flags: FileEntry, cases: Mapping[str, CaseEntry]
 ) -> Manifest:
-    """The manifest of these files, cases sorted by id."""
+    """Make the manifest of these files, with cases sorted by id."""
     sizes = [flags.bytes] + [file.bytes for case in cases.values() for file in case.files.values()]
     return Manifest(
         set=name,
@@ -103,7 +106,7 @@ def manifest_to_json(manifest: Manifest) -> str:
 
 
 def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest:
-    """The manifest in a text of at most 8 MiB, checked for consistency.
+    """Parse a manifest of at most 8 MiB and check its consistency.
 
     Raises :class:`~ringspec.errors.VectorError`: 'manifest-version' for another major version of the
     format, else 'manifest' or 'digest-content'.
@@ -123,10 +126,10 @@ def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest
 
 
 def check_version(data: Any, what: str) -> None:
-    """Check the version; before the schema, because another major version may have other keys."""
+    """Check the version. This comes before the schema, because another major version may have other keys."""
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, str):
-        return  # the schema says what is wrong
+        return  # the check of the schema reports it
     major, ours = version.split(".")[0], FORMAT_VERSION.split(".")[0]
     if major != ours:
         newer = major.isdecimal() and int(major[:9]) > int(ours)

@@ -1,6 +1,6 @@
 """The capabilities that a case requires of an implementation, as data.
 
-All of them follow from the case itself, so that its author cannot forget one.
+All of them are computed from the case, so that its author cannot forget one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def ring_needs(case: Case, ring: Ring) -> dict[str, Any]:
 
 
 def has_padding(case: Case) -> bool:
-    """Whether some slot of some worker holds no token."""
+    """Whether some slot of some worker is padding."""
     if case.ring is None or case.shape is None:
         return False
     held = [n * case.ring.workers for n in slots(case, case.ring)]
@@ -95,9 +95,9 @@ def masks(case: Case) -> tuple[str, ...]:
 def features(case: Case, shape: Shape) -> tuple[str, ...]:
     """The features other than masks that a case uses.
 
-    ``dropout`` is the counter-based mask, ``keep`` a given one; ``empty-rows``: some query sees no
-    key; ``padding-slots``: some slot of a worker holds no token; ``positions``: positions other
-    than the indices are given.
+    ``dropout``: with the counter-based mask; ``keep``: with a given dropout mask; ``empty-rows``: some query has no
+    visible key; ``padding-slots``: some slot of a worker holds no token; ``positions``: positions that differ from
+    the token indices are given.
     """
     tensors = case.inputs.tensors
     sinks = input_of(case, "sinks").shape[1] if "sinks" in tensors else 0

@@ -1,9 +1,9 @@
-"""Sixteen rows of each worker, in place of whole tensors at kernel shapes.
+"""Sample sixteen rows of each worker, which cases at kernel shapes store instead of whole tensors.
 
-The rows depend only on the id of the case. The candidates of worker r are its rows (b, h, slot) in
-C order, without padding slots; each has a 64-bit word of the stream named ``rows.q.<r>`` (or
-``rows.k.<r>``) with the id as seed. The sample has the row of the first slot with the smallest word,
-the row of the last slot with the smallest word, and then the rows with the smallest words, in C order.
+The rows depend only on the id of the case and on its layout. The candidates of worker r are its rows (b, h, slot) in
+C order, without padding slots. Each candidate has one 64-bit word of the stream named ``rows.q.<r>`` (or
+``rows.k.<r>``), seeded with the id. The sample contains, of the rows in the worker's first slot, the one with the
+smallest word; the same for its last slot; and the remaining rows with the smallest words. It is in C order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringspec.truth.sharded import OF_KEYS, OF_QUERIES
 from ringspec.vectors.format.inputs import words
 from ringspec.vectors.format.tensor_table import SAMPLED_ROWS
 
-# Of a larger dbias only the digest is stored.
+# For a larger dbias, only the digest is stored.
 LARGEST_WHOLE = 4096
 
 
@@ -55,7 +55,7 @@ def rows_of_worker(
 
 
 def sample(id: str, whole: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """What a case with the storage "sampled" keeps of its whole tensors; none of the inputs."""
+    """The parts of the whole tensors that a case with the storage "sampled" stores; no inputs are among them."""
     kept: dict[str, NDArray] = {}
     for side in "qk":
         of_side = [name for name in whole if side_of(name) == side]
@@ -81,6 +81,6 @@ def side_of(name: str) -> str | None:
 
 
 def picked(x: NDArray, rows: NDArray[np.int64]) -> NDArray:
-    """[W, 16, ...] of [W, B, H, n, ...]."""
+    """Take the sampled rows of a tensor: [W, 16, ...] from [W, B, H, n, ...]."""
     worker = np.arange(len(rows))[:, None]
     return np.ascontiguousarray(x[worker, rows[..., 0], rows[..., 1], rows[..., 2]])

@@ -1,7 +1,7 @@
-"""Which tensors a case consists of: name, dtype and shape of each, derived from case.json alone.
+"""The table of a case's tensors: name, dtype and shape of each, derived from case.json alone.
 
-``docs/vectors`` has the same table in words. Sets are compared with it when they are written and when they are
-checked, so that a reader in another language may rely on the names and shapes.
+``docs/vectors`` describes the same table. Sets are compared with it when they are written and when they are
+checked, so that a reader in another language can rely on the names and shapes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Axes = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """``code`` is the dtype in the safetensors format; an axis None may have any length."""
+    """The dtype of a tensor, as its ``code`` in the safetensors format, and its axes (None: any length)."""
 
     code: str
     axes: Axes
@@ -50,7 +50,7 @@ def whole_tensors(case: Case) -> dict[str, Entry]:
 
 
 def stored_tensors(case: Case) -> dict[str, Entry]:
-    """The tensors in a case's file: none, all, or 16 rows of each worker."""
+    """The tensors in a case's file, by its storage: none, all, or 16 rows of each worker."""
     if case.storage == "digests":
         return {}
     table = whole_tensors(case)
@@ -105,7 +105,7 @@ def by_pass(case: Case, workers: Axes, n_q: int | None, n_k: int | None) -> dict
 
 
 def expected_values(case: Case, name: str, axes: Axes) -> dict[str, Entry]:
-    """float64 and the format of the case, if that is another one."""
+    """The entries of one expected tensor: float64 and, if it differs, the format of the case."""
     formats = case.formats
     assert formats is not None  # check_case: only a schedule has none
     of_rows = name in ("lse", "dsinks", "dsinks_sum")
@@ -122,7 +122,7 @@ def layout_tables(case: Case) -> Iterator[tuple[str, Entry]]:
 
 
 def slots(case: Case, ring: Ring) -> tuple[int, int]:
-    """n_q and n_k, the slots of one worker; of a case with a shape."""
+    """n_q and n_k, the numbers of slots on one worker; the case must have a shape."""
     shape = case.shape
     assert shape is not None
     if ring.table_q is not None:
@@ -134,7 +134,7 @@ def slots(case: Case, ring: Ring) -> tuple[int, int]:
 
 
 def dealt(ring: Ring, length: int, starts: tuple[int, ...]) -> int:
-    """Slots that ``length`` tokens take on one worker.
+    """The number of slots on each worker for ``length`` tokens.
 
     >>> dealt(Ring(2, "zigzag_per_document"), 6, (0, 4, 6))
     4
@@ -147,7 +147,7 @@ def dealt(ring: Ring, length: int, starts: tuple[int, ...]) -> int:
 
 
 def sampled(case: Case, table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Rows (b, h, slot) of each worker, and the tensors at them; sums and layouts are stored whole."""
+    """The sampled rows (b, h, slot) of each worker and the tensors at these rows; sums and layouts are whole."""
     workers = workers_of(case)
     sides = {"o": "q", "lse": "q", "dq": "q", "dk": "k", "dv": "k"}
     for side in sorted({sides[name] for name in results(case) if name in sides}):
@@ -184,7 +184,7 @@ def check_tensors(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def check_digest_names(case: Case) -> None:
-    """Digests belong to tensors of the case, and every input and expected value has one."""
+    """Require that every input and expected value has a digest, and that no other name has one."""
     if case.storage == "full":
         return
     table = whole_tensors(case)

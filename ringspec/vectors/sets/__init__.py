@@ -1,1 +1,1 @@
-"""Sets of golden vectors: open, compare, derive what is not stored."""
+"""Sets of golden vectors: open, compare, and derive the tensors that are not stored."""

@@ -1,8 +1,8 @@
-"""Whole tensors of cases that a set does not store: derived on first use, then kept in a cache.
+"""Whole tensors that a set does not store: derived on first use, then kept in a cache.
 
-A set has a SHA-256 for each of them. Derived tensors and tensors read from the user's cache folder
-are checked against these digests; a damaged or unknown file in the cache is derived again. Inputs are
-not kept, because drawing them is quicker than reading them.
+The set has a SHA-256 of each such tensor. Derived tensors and tensors read from the user's cache folder
+are checked against these digests; if a file in the cache is damaged, its tensors are derived again. Inputs are
+not kept, because making them is faster than reading them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Materialised:
-    """How many cases ``folder`` holds now, ``derived`` of them new, and their size in bytes."""
+    """The result of :func:`materialise`: the number of cases in ``folder``, those newly ``derived``, and bytes."""
 
     folder: Path
     cases: int
@@ -43,7 +43,7 @@ class Materialised:
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """``given``, else the environment's RINGSPEC_CACHE_DIR, else the user's cache folder."""
+    """Return ``given``, else the environment variable RINGSPEC_CACHE_DIR, else the user's cache folder."""
     if given is not None:
         return path_of(given)
     named = os.environ.get(VARIABLE)
@@ -51,7 +51,7 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def cached_file(folder: Path, vectors: VectorSet, id: str) -> Path:
-    """The file of a case; set, set version and content digest make it unique."""
+    """The path of a case's cache file, which is unique for the set, its version and the content digest."""
     content = vectors.entry(id).content
     return folder / "vectors" / vectors.name / vectors.set_version / f"{content}.safetensors"
 
@@ -61,8 +61,8 @@ def tensors_of(
 ) -> Tensors:
     """Whole tensors of the case ``id`` of a set: ``in.*``, ``out.*``, ``layout.*``, ``position.*``.
 
-    Row scales ``scale.*`` are there unless the storage is "digests". What ``vectors`` does not store
-    is read from the cache in ``cache_dir`` (None: the user's), or is derived and kept there. Raises
+    Row scales ``scale.*`` are included unless the storage is "digests". Tensors that ``vectors`` does not store
+    are read from the cache in ``cache_dir`` (None: the user's), or are derived and kept there. Raises
     :class:`~ringspec.errors.VectorError` if derived bytes do not have the digests of the case.
     """
     case = vectors.case(id)
@@ -85,10 +85,10 @@ def materialise(
     only: str | None = None,
     progress: Progress | None = None,
 ) -> Materialised:
-    """Put the expected values of every case of a set that does not store them into the cache.
+    """Fill the cache with the expected values of all cases for which a set does not store them.
 
-    Cases already in the cache are checked by their digests and not derived again, so that an
-    interrupted call can be repeated and continues. ``name`` as in ``open_set``; ``cache_dir``: None is
+    Cases already in the cache are checked by their digests and not derived again, so that a repeated call
+    continues an interrupted one. ``name`` as in ``open_set``; ``cache_dir``: None is
     $RINGSPEC_CACHE_DIR, or the user's cache folder; ``jobs`` processes work at the same time; ``only`` is a
     pattern of ids; ``progress(done, total, id)`` is called after each case. Raises
     :class:`~ringspec.errors.VectorError` if derived bytes do not have the digests of the case.
@@ -122,7 +122,7 @@ def provide(item: tuple[VectorSet, str, Path]) -> tuple[bool, int]:
 
 
 def derive_and_keep(file: Path, case: Case) -> Tensors:
-    """Derive the tensors of which the set has digests, check them, and write all or none."""
+    """Derive the tensors for which the set has digests, check them, and write all or none."""
     scales = any(name.startswith("scale.") for name in case.digests)
     whole = tensors_of_case(case, scales=scales)
     check_pinned(case, whole)
@@ -137,7 +137,7 @@ def kept_names(case: Case) -> list[str]:
 
 
 def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
-    """Raise unless each tensor has the digest that the case gives for it."""
+    """Raise VectorError unless each tensor has its digest in the case."""
     wrong = [
         name
         for name, x in tensors.items()
@@ -163,7 +163,7 @@ def read_kept(file: Path, case: Case) -> Tensors | None:
         if sorted(tensors) != names or len(data) > largest_file(case):
             return None
         for name in names:
-            # A digest covers only bytes; another shape or dtype could have the same.
+            # A digest covers only bytes, which another shape or dtype could share.
             x, entry = tensors[name], table[name]
             if (dtype_code(x.dtype), x.shape) != (entry.code, entry.axes):
                 return None
@@ -174,7 +174,7 @@ def read_kept(file: Path, case: Case) -> Tensors | None:
 
 
 def largest_file(case: Case) -> int:
-    """The largest size of a cached file, from its table of tensors; no more is read."""
+    """The largest size of a cache file, from the case's tensor table; larger files are not read."""
     total = 8 + MAX_HEADER
     for entry in whole_tensors(case).values():
         size = DTYPES[entry.code].itemsize

@@ -1,4 +1,4 @@
-"""The differences of two sets or two cases, as data, as text and as JSON data."""
+"""The differences between two sets or two cases, as objects, as text and as JSON data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringspec.vectors.sets.stored import VectorSet
 
 @dataclass(frozen=True)
 class FieldChange:
-    """A changed place of a case.json: its old and new JSON text, None if absent."""
+    """A changed entry of a case.json: its old and new JSON text, None if absent."""
 
     path: str
     old: str | None
@@ -31,10 +31,9 @@ class FieldChange:
 class TensorChange:
     """A tensor that differs.
 
-    ``kind``: "added", "removed", "reshaped" (another dtype or shape) or "values". For "values",
-    ``elements`` of ``size`` differ in their bits, by at most ``largest``: for floats the number of
-    steps between neighbouring numbers of the format (0: a zero changed its sign), for integers and
-    booleans the difference itself.
+    ``kind``: "added", "removed", "reshaped" (another dtype or shape) or "values". For "values", ``elements`` of
+    ``size`` elements differ in their bits, by at most ``largest``. For floats, ``largest`` counts the steps between
+    neighbouring numbers of the format (0: a zero changed its sign); for integers and booleans it is the difference.
     """
 
     name: str
@@ -125,7 +124,7 @@ def diff_case(
 
 
 def diff_data(old: Any, new: Any, path: str) -> Iterator[FieldChange]:
-    """The places at which JSON data differ; a list counts as one place."""
+    """The entries in which two JSON values differ; a list counts as one entry."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(set(old) | set(new)):
             below = f"{path}/{name}" if path else name
@@ -140,7 +139,7 @@ def diff_data(old: Any, new: Any, path: str) -> Iterator[FieldChange]:
 
 
 def diff_tensor(name: str, old: NDArray | None, new: NDArray | None) -> TensorChange | None:
-    """None for equal bits.
+    """Compare one tensor; None if the bits are equal.
 
     >>> change = diff_tensor("out.o.float64", np.array([1.0, 2.0]), np.array([1.0, 2.0 + 2**-50]))
     >>> change.elements, change.largest, change.unit
@@ -180,14 +179,14 @@ def raw(x: NDArray) -> NDArray:
 
 
 def steps(x: NDArray) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Sign, and the number of steps of the format from 0 to |x|."""
+    """The sign of each float, and the number of steps between numbers of its format from 0 to |x|."""
     pattern, width = bits(x).astype(np.uint64), 8 * x.dtype.itemsize
     sign = np.uint64(1 << (width - 1))
     return (pattern & sign) != 0, pattern & ~sign
 
 
 def magnitude(x: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Sign and absolute value, in uint64, which holds that of -2**63."""
+    """The sign and absolute value of each integer, in uint64, which can represent that of -2**63."""
     negative = x < 0
     pattern = x.view(np.uint64)
     return negative, np.where(negative, ~pattern + np.uint64(1), pattern)
@@ -204,7 +203,7 @@ def largest_distance(
 
 
 def diff_to_text(diff: SetDiff) -> str:
-    """Lines for a terminal; the first says whether the sets are equal."""
+    """Format a diff for a terminal; the first line says whether the sets are equal."""
     if diff.equal:
         return "equal\n"
     counts = f"{len(diff.added)} added, {len(diff.removed)} removed, {len(diff.changed)} changed"
@@ -237,7 +236,7 @@ def tensor_line(change: TensorChange) -> str:
 
 
 def diff_to_data(diff: SetDiff) -> dict[str, Any]:
-    """The same as JSON data, with ``equal`` first."""
+    """Convert a diff to JSON data, with ``equal`` first."""
     return {
         "equal": diff.equal,
         "added": list(diff.added),

@@ -51,7 +51,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class VectorSet:
-    """A set in the folder ``path``. Iteration gives its cases by id; files are checked when they are read.
+    """A set in the folder ``path``. Iterate over it for its cases in order of ids; files are checked when read.
 
     ``manifest`` is the content of manifest.json. Withdrawn cases (``Case.withdrawn``) are included.
     """
@@ -66,12 +66,12 @@ class VectorSet:
 
     @property
     def set_version(self) -> str:
-        """Rises when cases are added or withdrawn."""
+        """The version of the set, which rises when cases are added or withdrawn."""
         return self.manifest.set_version
 
     @property
     def format_version(self) -> str:
-        """The version of the format of its files."""
+        """The version of the file format."""
         return self.manifest.format_version
 
     @property
@@ -91,7 +91,7 @@ class VectorSet:
         return (self.case(id) for id in self.ids)
 
     def entry(self, id: str) -> CaseEntry:
-        """The manifest entry of a case; VectorError if there is none."""
+        """Return the manifest entry of a case; raise VectorError if there is none."""
         if not isinstance(id, str) or id not in self.manifest.cases:
             raise VectorError(
                 f"the id of a case of the set {self.name!r}",
@@ -102,11 +102,11 @@ class VectorSet:
         return self.manifest.cases[id]
 
     def case(self, id: str) -> Case:
-        """The case with this id; :class:`~ringspec.errors.VectorError` if there is none."""
+        """Read the case with this id; raise :class:`~ringspec.errors.VectorError` if there is none."""
         return read_case(self.path, id, self.entry(id))
 
     def tensors(self, id: str) -> dict[str, NDArray]:
-        """The stored tensors of a case by name, read-only; empty where only digests are stored.
+        """Read the stored tensors of a case by name, read-only; empty if only digests are stored.
 
         Shapes and dtypes, [W, B, H, n, D] and so on, are those of docs/vectors/format.md.
         """
@@ -121,9 +121,9 @@ class VectorSet:
 
 
 def open_set(name: str | os.PathLike[str]) -> VectorSet:
-    """The set "core" or "kernel" of this package, or the set in a folder, by its ``name``.
+    """Open the set "core" or "kernel" of this package, or the set in the folder ``name``.
 
-    A folder of one of these names is opened as "./core". Reads only the manifest.
+    To open a folder that is called "core", pass "./core". Only the manifest is read.
     Raises :class:`~ringspec.errors.VectorError` if there is no such folder or it is not a set.
     """
     path = DATA / name if isinstance(name, str) and name in SETS else path_of(name)
@@ -145,11 +145,11 @@ def path_of(name: object) -> Path:
 
 
 def check_set(path: str | os.PathLike[str], progress: Progress | None = None) -> VectorSet:
-    """Check everything in a set except the values: each file, case, tensor shape and digest.
+    """Check everything in a set except the values: each file, case, tensor shape and digest. Return the set.
 
     ``path`` as in :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises
-    the error of the first fault, a subclass of :class:`~ringspec.errors.RingspecError`; returns the
-    set. Holds one case in memory at a time.
+    a subclass of :class:`~ringspec.errors.RingspecError` for the first fault. Only one case is in memory
+    at a time.
     """
     vectors = open_set(path)
     check_listing(vectors.path, {MANIFEST_FILE, *vectors.manifest.files()})
@@ -174,10 +174,10 @@ def write_set(
 ) -> VectorSet:
     """Write a new set; the folder ``path`` appears only when all of it is on the disk.
 
-    ``name`` and ``set_version`` are for its manifest, ``flags`` for flags.json. ``entries`` may be a
+    ``name`` and ``set_version`` are written to its manifest, ``flags`` to flags.json. ``entries`` may be a
     generator; cases are written one by one, and the bytes do not depend on their order.
     ``spec_version`` is by default that of this package. Raises :class:`~ringspec.errors.OptionError` if
-    ``path`` exists, and VectorError for what a reader would refuse.
+    ``path`` exists, and VectorError for content that a reader would refuse.
     """
     target = path_of(path)
     check_names(name, set_version)
@@ -210,7 +210,7 @@ def check_names(name: str, set_version: str) -> None:
 
 
 def spec_version_of_package() -> str:
-    # ringspec itself imports spec; no module of vectors but generate does so while it is loaded.
+    # Imported here: in vectors, only generate imports the specification when it is loaded.
     import ringspec
 
     return ringspec.SPEC_VERSION

@@ -104,7 +104,8 @@ BUGS = (
     mutant(
         "dropout-missing-in-dp",
         "the dropout mask is not applied to dp",
-        "ds is p (dp - delta) instead of p (keep dp - delta). dv is correct.",
+        "ds is p * (dp - delta) instead of p * (keep * dp - delta), where keep is the dropout "
+        "factor. dv is correct.",
         "aws-neuron/nki-samples/pull/81",
         flags=("dropout-missing-in-dp",),
         applies=when(DROPS, backward),
@@ -113,8 +114,8 @@ BUGS = (
     mutant(
         "dropped-p-in-ds",
         "the softmax gradient uses p after dropout",
-        "ds is keep p (dp - delta) instead of p (keep dp - delta), so dropped entries get no "
-        "gradient at all.",
+        "ds is keep * p * (dp - delta) instead of p * (keep * dp - delta), where keep is the "
+        "dropout factor. Dropped entries get no gradient at all.",
         "aws-neuron/nki-samples/pull/81",
         flags=("dropout-missing-in-dp",),
         applies=when(DROPS, backward),

@@ -261,7 +261,7 @@ BUGS = (
         applies=when(attends, backward),
         recipe=rounding("delta", "dy_o_products"),
         guises=(
-            guise("only the sum is rounded", when(attends, backward), recipe=rounding("delta")),
+            guise("only the sum of dy * o is rounded", when(attends, backward), recipe=rounding("delta")),
             guise(
                 "only the products dy * o are rounded",
                 when(attends, backward),

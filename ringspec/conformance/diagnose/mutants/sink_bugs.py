@@ -159,7 +159,8 @@ BUGS = (
     mutant(
         "sink-gradient-sign",
         "the gradient of the sinks has the wrong sign",
-        "dsinks is the sum of p * delta instead of -p * delta. All other results are correct.",
+        "dsinks is the sum of p * delta instead of -p * delta, where p is the weight of the "
+        "sink. All other results are correct.",
         flags=("sink-gradient-local",),
         applies=when(SINKS, backward),
         sink_share=other_sign,

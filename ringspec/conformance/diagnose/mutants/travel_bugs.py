@@ -232,8 +232,9 @@ BUGS = (
     mutant(
         "group-ranks",
         "ranks within a process group are used as global ranks",
-        "Blocks circulate only among the first half of the workers, and the second half receives "
-        "copies of them.",
+        "Each half of the workers is a process group, and its ranks 0 to W / 2 - 1 are taken for "
+        "global ones. Blocks then circulate only among the first half of the workers, and the "
+        "second half receives copies of them.",
         "zhuzilin/ring-flash-attention/commit/7895974",
         flags=("group-ranks",),
         applies=when(
