@@ -50,10 +50,12 @@ def _parser() -> argparse.ArgumentParser:
         ("heads", "heads"),
         ("rows", "sequence rows per rank"),
         ("dim", "head dimension"),
-        ("seed", "seed of the drawn arguments"),
+        ("seed", "seed of the random arguments"),
     ):
         profile.add_argument(f"--{name}", type=int, default=getattr(Shape, name), help=text)
-    profile.add_argument("--dtype", choices=sorted(DTYPES), default="bf16", help="of q, k and v")
+    profile.add_argument(
+        "--dtype", choices=sorted(DTYPES), default="bf16", help="dtype of q, k and v"
+    )
     profile.add_argument("--causal", action="store_true", help="causal mask, contiguous ranks")
     profile.add_argument("--striped", action="store_true", help="causal mask, striped ranks")
     profile.add_argument("--json", action="store_true", help="print JSON")
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def report_of(name: str, shape: Shape, outcome: Outcome, seconds: float) -> dict[str, Any]:
-    """Return the report as plain data: the busiest rank's counts, its estimate, the whole run's speed."""
+    """Return the report as plain data: counts and estimate of the busiest rank, and the simulation's speed."""
     busiest = max(outcome.ranks, key=lambda counters: roofline(counters, shape.lnc).overlapped)
     return {
         "kernel": name,
@@ -111,7 +113,7 @@ def as_text(report: dict[str, Any]) -> str:
     """Return the report as a table."""
     rank, estimate, run = report["rank"], report["estimate"], report["simulation"]
     size = " ".join(f"{name}={value}" for name, value in report["shape"].items())
-    lines = [f"{report['kernel']}: {size}", f"rank {rank['rank']}, the one with most to do:"]
+    lines = [f"{report['kernel']}: {size}", f"rank {rank['rank']}, the busiest:"]
     lines.append(
         f"  {'engine':11}{'operation':38}{'count':>8}{'elements':>13}{'FLOPs':>15}{'bytes':>13}"
     )
@@ -133,7 +135,7 @@ def as_text(report: dict[str, Any]) -> str:
             f" ({bound['rate']}; {bound['source']})"
         )
     lines += [
-        f"  at least {estimate['seconds_if_engines_overlap'] * 1e6:.3f} us with all engines at once, "
+        f"  at least {estimate['seconds_if_engines_overlap'] * 1e6:.3f} us with all engines in parallel, "
         f"{estimate['seconds_if_engines_take_turns'] * 1e6:.3f} us one after the other",
         f"simulated {run['instructions']} instructions of all ranks in {run['seconds']:.2f} s: "
         f"{run['instructions_per_second']:.0f} per second",

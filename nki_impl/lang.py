@@ -1,15 +1,15 @@
-"""The one place from which kernels take NKI: ``from nki_impl.lang import nki, nl, nisa, ncc``.
+"""The only module from which kernels import NKI: ``from nki_impl.lang import nki, nl, nisa, ncc``.
 
-The environment variable RINGSPEC_NKI chooses at import:
+The environment variable RINGSPEC_NKI selects the backend at import:
 
 - ``simulator`` (the default): the simulator of this package, which runs collectives on any machine;
 - ``nki-simulate``: the official ``nki`` package, on whose ``nki.simulate`` kernels without collectives
   run (it does not implement ``nki.collectives``);
 - ``device``: the official ``nki`` package and the compiler ``neuronx-cc``, for a Trainium instance.
 
-The official packages come from the vendor's own index. The public index holds placeholders of both
-names, which fail on import or hold nothing: they are recognised by their version and by their lack of
-submodules, and refused with the command that installs the real ones.
+The official packages come from the vendor's package index. The public index has placeholders of both names, which
+fail on import or are empty. They are recognised by their version and by missing submodules, and the error says
+how to install the real packages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["BackendError", "check_package", "chosen_backend", "load_backend"]
 BACKENDS = ("simulator", "nki-simulate", "device")
 INDEX = "https://pip.repos.neuron.amazonaws.com"
 FLOORS = {"nki": (0, 3), "neuronx-cc": (2, 24)}
-"""The lowest versions that are no placeholders, as in the extra ``neuron``."""
+"""The lowest versions that are not placeholders, as in the extra ``neuron``."""
 
 
 class BackendError(ImportError):
-    """RINGSPEC_NKI names no backend, or one whose packages are absent or placeholders."""
+    """RINGSPEC_NKI is not a backend's name, or that backend's packages are missing or placeholders."""
 
 
 def chosen_backend() -> str:
@@ -43,7 +43,7 @@ def chosen_backend() -> str:
 
 
 def check_package(distribution: str) -> None:
-    """Refuse a ``distribution``, 'nki' or 'neuronx-cc', that is absent or a placeholder: BackendError."""
+    """Raise BackendError if a ``distribution``, 'nki' or 'neuronx-cc', is missing or a placeholder."""
     floor = FLOORS[distribution]
     wanted = f"{distribution}>={'.'.join(map(str, floor))}"
     command = f'pip install --upgrade "{wanted}" --extra-index-url {INDEX}'
@@ -73,7 +73,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _has_submodules(package: str, names: tuple[str, ...]) -> bool:
-    """Return True if the package has these submodules, without importing it."""
+    """Whether the package has these submodules; it is not imported."""
     spec = importlib.util.find_spec(package)
     places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     return all(

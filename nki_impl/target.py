@@ -1,11 +1,11 @@
 """The ring kernels as targets of the conformance suite: ``ringspec check nki_impl``.
 
-The only module of this package that imports ringspec. It lays out the arrays of a call as the kernels'
-interface wants them and turns results back: values change only where the interface says so (q and dq
-times the scale under a causal mask, which a power of two does without rounding) and where a call asks
-for narrower gradients than the float32 ones of the kernels, which are then rounded once.
+This is the only module of the package that imports ringspec. It converts the arrays of a call to the layout that the
+kernels require, and converts the results back. Values change in two cases only. With a causal mask the interface
+requires that q and dq are multiplied by the scale, which is exact for a power of two. And gradients, which the kernels
+return in float32, are rounded once if the call requests a narrower format.
 
-``nki_impl``       head dimensions whose default scale is a power of two, causal or not
+``nki_impl``       head dimensions whose default scale is a power of two, with or without a causal mask
 ``nki_impl_lnc2``  the same on ranks of two cores
 ``nki_impl_full``  any head dimension up to 128, without a causal mask
 """
@@ -29,9 +29,9 @@ __all__ = ["NkiImpl", "nki_impl", "nki_impl_full", "nki_impl_lnc2"]
 
 Array = NDArray[Any]
 ROWS = 128
-"""Rows of a tile, and what the length on a rank is divisible by."""
+"""Rows of a tile; the length on a rank must be a multiple of it."""
 EXACT_SCALES = (1, 4, 16, 64)
-"""Head dimensions D with 1 / sqrt(D) a power of two."""
+"""Head dimensions D for which 1 / sqrt(D) is a power of two."""
 RECIPES = {"bfloat16": "nki_impl_bf16", "float16": "nki_impl_fp16", "float32": "nki_impl_fp32"}
 LSE_DTYPES = {"bfloat16": nl.bfloat16, "float16": nl.float16, "float32": nl.float32}
 COMMON: dict[str, Any] = {
@@ -45,16 +45,16 @@ COMMON: dict[str, Any] = {
 }
 NOTES = (
     "run on the bundled simulator, not on Trainium",
-    "the forward sends keys and values round, the backward queries, whatever the circulation",
-    "dq, dk, dv leave the kernels in float32 and are rounded once to the format that a call asks for",
+    "whatever the circulation, keys and values travel in the forward pass and queries in the backward pass",
+    "the kernels return dq, dk, dv in float32; they are rounded once to the format of the call",
 )
 SCALED = "under a causal mask q is multiplied by the scale, a power of two, before the call"
 
 
 class NkiImpl:
-    """Both passes on ranks of ``lnc`` cores; ``claims`` beside what all of these targets claim.
+    """A target that runs both passes on ranks of ``lnc`` cores.
 
-    ``name`` and ``notes`` are for the report.
+    ``claims`` are added to the claims that all these targets share; ``name`` and ``notes`` are for the report.
     """
 
     def __init__(self, name: str, lnc: int = 1, notes: tuple[str, ...] = (), **claims: Any) -> None:
@@ -64,9 +64,9 @@ class NkiImpl:
         self.notes = (*NOTES, *notes)
 
     def run(self, call: Call) -> Result:
-        """The result of one call; Refused where RINGSPEC_NKI is not the simulator."""
+        """Run one call; raise Refused if RINGSPEC_NKI is not the simulator."""
         if BACKEND != "simulator":
-            raise Refused(f"RINGSPEC_NKI is {BACKEND}: the target runs on the simulator alone")
+            raise Refused(f"RINGSPEC_NKI is {BACKEND}: the target runs only on the simulator")
         named: dict[str, list[Array]] = {}
         if "forward" in call.passes:
             named["o"], named["lse"] = forward(call, self.lnc)
@@ -82,7 +82,7 @@ class NkiImpl:
 
 
 def forward(call: Call, lnc: int) -> tuple[list[Array], list[Array]]:
-    """o [B, H, n, D] in the input type and lse [B, H, n] of each rank."""
+    """Compute o [B, H, n, D] in the input dtype and lse [B, H, n] of each rank."""
     causal = bool(call.terms.get("causal", False))
     given = [
         {
@@ -105,7 +105,7 @@ def forward(call: Call, lnc: int) -> tuple[list[Array], list[Array]]:
 def backward(
     call: Call, lnc: int, o: list[Array], lse: list[Array]
 ) -> tuple[list[Array], list[Array], list[Array]]:
-    """dq [B, H, n, D], dk, dv [B, Hkv, n, D] of each rank, from o and lse of the forward."""
+    """Compute dq [B, H, n, D], dk, dv [B, Hkv, n, D] of each rank, from o and lse of the forward pass."""
     causal = bool(call.terms.get("causal", False))
     given = [
         {
@@ -125,13 +125,13 @@ def backward(
     ]
     results = run_ranks(ring_attention_spmd_bwd, given, lnc=lnc).results
     dq, dk, dv = ([by_columns(x[i]) for x in results] for i in range(3))
-    if causal:  # of the scaled q
+    if causal:  # the kernel's dq is the gradient of the scaled q
         dq = [x * np.float32(call.terms["scale"]) for x in dq]
     return dq, dk, dv
 
 
 def scaled(call: Call, rank: int) -> Array:
-    """A rank's q, times the scale under a causal mask."""
+    """A rank's q, multiplied by the scale if the mask is causal."""
     q = call.worker("q", rank)
     if not call.terms.get("causal", False):
         return q
@@ -139,17 +139,17 @@ def scaled(call: Call, rank: int) -> Array:
 
 
 def by_columns(x: Array) -> Array:
-    """[.., n, D] as [.., D, n], and back."""
+    """Transpose [.., n, D] to [.., D, n], or back."""
     return np.ascontiguousarray(x.swapaxes(-1, -2))
 
 
 def lse_by_tiles(lse: Array) -> Array:
-    """[B, H, n] as the kernels' [B, H, 128, n / 128], row t at [t % 128, t / 128]."""
+    """Convert [B, H, n] to the kernels' [B, H, 128, n / 128], with row t at [t % 128, t // 128]."""
     return by_columns(lse.reshape(*lse.shape[:-1], -1, ROWS))
 
 
 def lse_by_rows(tiles: Array) -> Array:
-    """The inverse of :func:`lse_by_tiles`.
+    """Undo :func:`lse_by_tiles`.
 
     >>> lse_by_rows(lse_by_tiles(np.arange(256.0)[None, None]))[0, 0, [0, 1, 129]].tolist()
     [0.0, 1.0, 129.0]

@@ -1,8 +1,8 @@
-"""Kernels by name, with arguments for them: what ``python -m nki_impl profile`` runs.
+"""The kernels that ``python -m nki_impl profile`` runs, by name, with arguments for them.
 
 A workload is a function of a :class:`Shape` that returns a kernel and its arguments per rank. The ring
-attention kernels are known by their names; any other is named as ``package.module:function``, where
-the module has a function ``workload(shape)``.
+attention kernels have names; any other is given as ``package.module:function``, and its module must have
+a function ``workload(shape)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTYPES = {"bf16": dtypes.bfloat16, "fp16": dtypes.float16, "fp32": dtypes.float3
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a run is: ranks, cores per rank, batch, heads, rows per rank, head dimension."""
+    """The size of a run: ranks, cores per rank, batch, heads, rows per rank, head dimension."""
 
     world: int = 4
     lnc: int = 1
@@ -53,7 +53,7 @@ def _kernel(name: str) -> Callable[..., Any]:
 
 
 def ring_attention_spmd_fwd(shape: Shape) -> tuple[Callable[..., Any], Arguments]:
-    """Forward of ring attention in training, contiguous or striped."""
+    """Forward pass of ring attention for training, contiguous or striped."""
     sizes = (shape.batch, shape.heads)
     scale = 1 / math.sqrt(shape.dim)
     arguments: Arguments = []
@@ -78,7 +78,7 @@ def ring_attention_spmd_fwd(shape: Shape) -> tuple[Callable[..., Any], Arguments
 
 
 def ring_attention_spmd_bwd(shape: Shape) -> tuple[Callable[..., Any], Arguments]:
-    """Backward of ring attention on drawn o, dy and lse: the work of a real one, not its values."""
+    """Backward pass of ring attention on random o, dy and lse: the work is real, the values are not."""
     sizes = (shape.batch, shape.heads, shape.dim, shape.rows)
     arguments: Arguments = []
     for rank in range(shape.world):
@@ -100,7 +100,7 @@ def ring_attention_spmd_bwd(shape: Shape) -> tuple[Callable[..., Any], Arguments
 
 
 def ring_attention_unpermute(shape: Shape) -> tuple[Callable[..., Any], Arguments]:
-    """Striped rows to contiguous rows."""
+    """Conversion of striped rows to contiguous rows."""
     items = shape.batch * shape.heads
     arguments: Arguments = [
         {
@@ -137,6 +137,6 @@ def find_workload(name: str, shape: Shape) -> tuple[Callable[..., Any], Argument
         kernel, arguments = getattr(module, function), module.workload(shape)
     except (ImportError, AttributeError) as error:
         raise LookupError(
-            f"no kernel {name!r} with a workload(shape) beside it: {error}"
+            f"no kernel {name!r} whose module has a workload(shape): {error}"
         ) from error
     return kernel, arguments

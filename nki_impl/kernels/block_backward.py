@@ -1,9 +1,9 @@
 """The gradients of one stretch of queries against one stretch of keys.
 
-P is recomputed from the scores and the forward's lse; nothing is rescaled. All three gradients are by
-columns [D, n], as the tensors that they belong to, so that every product is 512 wide: dV^T and dK^T
-of a key tile gather in PSUM over all query tiles, dQ^T of four query tiles over the chunks of a key
-tile. Of the matrices of scores only dS is transposed.
+P is recomputed from the scores and the lse of the forward pass; nothing is rescaled. All three gradients are stored
+by columns, [D, n], like the tensors that they belong to, so that every product is 512 wide. dV^T and dK^T of a key
+tile accumulate in PSUM over all query tiles, dQ^T of four query tiles over the chunks of a key tile. Of the
+score-shaped matrices only dS is transposed.
 
 Source of the method: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 2.
 """
@@ -17,16 +17,16 @@ from nki_impl.kernels.tiles import KEYS, ROWS, Tensor, transpose_chunks
 from nki_impl.lang import nisa, nl
 
 TILES = 4
-"""Query tiles whose dQ^T is one product: 4 * 128 columns."""
+"""Query tiles whose dQ^T is computed by one product: 4 * 128 columns."""
 
 
 @dataclass
 class Queries(nl.NKIObject):  # type: ignore[name-defined]
-    """A stretch of query rows on chip, the first of which is row ``first``.
+    """A stretch of query rows on chip; its first row is row ``first``.
 
     ``q``, ``dy`` [D, n] and ``q_rows``, ``dy_rows`` [128, n / 128, D] in the input dtype; ``bias``
     (-lse), ``delta`` (dy_o_sum), ``low``, ``high`` [128, n / 128] float32, the last two None without
-    a mask; ``dq`` [D, n] float32, to which the block adds.
+    a mask; ``dq`` [D, n] float32, the accumulator.
     """
 
     first: int
@@ -43,10 +43,10 @@ class Queries(nl.NKIObject):  # type: ignore[name-defined]
 
 @dataclass
 class Keys(nl.NKIObject):  # type: ignore[name-defined]
-    """A stretch of keys on chip, the first of which is key ``first``.
+    """A stretch of keys on chip; its first key is key ``first``.
 
-    ``k``, ``v`` [D, n] and ``k_rows`` [128, n / 128, D] in the input dtype; ``dk``, ``dv`` [D, n], to
-    which the block adds, in the dtype of the accumulators.
+    ``k``, ``v`` [D, n] and ``k_rows`` [128, n / 128, D] in the input dtype; ``dk``, ``dv`` [D, n], the
+    accumulators, in their dtype.
     """
 
     first: int
@@ -58,9 +58,9 @@ class Keys(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def block_backward(queries: Queries, keys: Keys, scale: float, is_triangle: bool) -> None:
-    """Add to ``queries.dq``, ``keys.dk`` and ``keys.dv`` what these queries and keys give.
+    """Add the gradients of these queries against these keys to ``queries.dq``, ``keys.dk`` and ``keys.dv``.
 
-    With ``is_triangle`` no row sees a key beyond its own index, and such tiles are left out.
+    With ``is_triangle`` no row attends to a key beyond its own index, and tiles with only such keys are left out.
     """
     for start in range(0, keys.k.shape[1], KEYS):
         stop = min(start + KEYS, keys.k.shape[1])
@@ -72,7 +72,7 @@ def block_backward(queries: Queries, keys: Keys, scale: float, is_triangle: bool
 
 
 def key_tile(queries: Queries, keys: Keys, span: tuple[int, int], first: int, scale: float) -> None:
-    """All query tiles from ``first`` on against the keys start..stop-1 of the stretch."""
+    """Compute all query tiles from ``first`` on against one key tile; ``span`` is (start, stop) in the stretch."""
     start, stop = span
     width = keys.k.shape[0]
     dk = nl.ndarray((width, stop - start), dtype=nl.float32, buffer=nl.psum)
@@ -107,9 +107,9 @@ def key_tile(queries: Queries, keys: Keys, span: tuple[int, int], first: int, sc
 def score_tile(
     queries: Queries, keys: Keys, span: tuple[int, int], t: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """P and dS [128, keys] of one query tile in the input dtype, as operands of products.
+    """Compute P and dS [128, keys] of one query tile in the input dtype, as operands of products.
 
-    P = exp(scale * q k - lse); dS = P * (dy v - delta) from the P that is not rounded yet.
+    P = exp(scale * q k - lse); dS = P * (dy v - delta), with the P that is not rounded yet.
     """
     start, stop = span
     tile = (ROWS, stop - start)
@@ -148,9 +148,9 @@ def score_tile(
 def hidden_scores(
     products: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
 ) -> Tensor:
-    """scale * q k with hidden keys at HIDDEN, float32 on chip.
+    """Compute scale * q k with masked keys at HIDDEN, float32 on chip.
 
-    The scale comes first, so that a negative one cannot turn HIDDEN over.
+    The scale is applied before the mask, so that a negative scale cannot change the sign of HIDDEN.
     """
     scores = nl.ndarray(products.shape, dtype=nl.float32, buffer=nl.sbuf)
     if scale == 1.0:
@@ -164,7 +164,7 @@ def hidden_scores(
 def add_dq(
     queries: Queries, keys: Keys, start: int, turned: Tensor, begin: int, scale: float
 ) -> None:
-    """dQ^T += scale * K^T dS^T of the query tiles from ``begin`` on; ``turned`` is dS^T by chunks."""
+    """Add scale * K^T dS^T to dQ^T of the query tiles from ``begin`` on; ``turned`` is dS^T by chunks."""
     chunks, columns = turned.shape[1], turned.shape[2]
     product = nl.ndarray((keys.k.shape[0], columns), dtype=nl.float32, buffer=nl.psum)
     for c in range(chunks):
@@ -174,7 +174,7 @@ def add_dq(
 
 
 def add_scaled(total: Tensor, product: Tensor, scale: float) -> None:
-    """total += scale * product, in float32, rounded once to the dtype of ``total``."""
+    """Add scale * product to ``total``, in float32, rounded once to the dtype of ``total``."""
     nisa.scalar_tensor_tensor(
         dst=total, data=product, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=total
     )

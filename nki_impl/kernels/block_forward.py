@@ -1,7 +1,7 @@
-"""Attention of one query tile over a stretch of keys: unnormalised output and cached statistics.
+"""Attention of one query tile over a stretch of keys: unnormalised output and softmax statistics.
 
 The scores of the whole stretch are on chip at once, so the row maximum is taken before the first
-exponential and nothing is rescaled inside a block.
+exponential, and nothing is rescaled inside a block.
 
 Source of the method: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 1.
 """
@@ -17,10 +17,10 @@ from nki_impl.lang import nisa, nl
 def block_forward(
     q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
 ) -> Partial:
-    """(o, l, n) of a query tile over the keys first_key .. first_key + n - 1.
+    """Compute the partial result (o, l, n) of a query tile over the keys first_key .. first_key + n - 1.
 
-    ``q`` [D, 128], ``k`` [D, n], ``v`` [128, n / 128, D] on chip, of one dtype; n at most STRETCH.
-    ``low``, ``high`` [128, 1] float32: the keys that a row sees; both None without a mask.
+    ``q`` [D, 128], ``k`` [D, n], ``v`` [128, n / 128, D] on chip, of one dtype; n is at most STRETCH.
+    ``low``, ``high`` [128, 1] float32: the range of visible keys of each row; both None without a mask.
     """
     scores, n = masked_scores(q, k, low, high, first_key, scale)
     p = nl.ndarray(scores.shape, dtype=v.dtype, buffer=nl.sbuf)
@@ -40,7 +40,7 @@ def block_forward(
 def masked_scores(
     q: Tensor, k: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """scale * q k with hidden keys at HIDDEN [128, n] float32, and the negated row maximum [128, 1]."""
+    """Compute scale * q k with masked keys at HIDDEN, [128, n] float32, and the negated row maximum [128, 1]."""
     length = k.shape[1]
     scores = nl.ndarray((ROWS, length), dtype=nl.float32, buffer=nl.sbuf)
     tops = nl.ndarray((ROWS, (length + KEYS - 1) // KEYS), dtype=nl.float32, buffer=nl.sbuf)
@@ -50,7 +50,7 @@ def masked_scores(
         nisa.nc_matmul(dst=product, stationary=q, moving=k[:, start:stop], accumulate=False)
         tile, top = scores[:, start:stop], tops[:, i : i + 1]
         if high is not None:
-            # Under a causal mask the caller has scaled q.
+            # With a causal mask the caller has already scaled q.
             hide(tile, product, low, high, first_key + start, top)
         else:
             nisa.tensor_scalar_reduce(
@@ -63,7 +63,7 @@ def masked_scores(
 
 
 def weighted_values(p: Tensor, v: Tensor) -> Tensor:
-    """o = P V [128, D] float32 of P [128, n] and v [128, n / 128, D], accumulated in one PSUM bank."""
+    """Compute o = P V [128, D] float32 from P [128, n] and v [128, n / 128, D], accumulated in one PSUM bank."""
     length, width = p.shape[1], v.shape[2]
     product = nl.ndarray((ROWS, width), dtype=nl.float32, buffer=nl.psum)
     for start in range(0, length, KEYS):

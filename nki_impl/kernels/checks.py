@@ -1,4 +1,4 @@
-"""What the kernels refuse, before anything runs: an AssertionError that says what was expected."""
+"""Checks of the kernels' arguments before anything runs; each raises AssertionError with what was expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = (nl.bfloat16, nl.float16, nl.float32)
 
 
 def check_tensors(tensors: tuple[Tensor, ...], shape: Any, dtype: DType) -> None:
-    """All have this shape and dtype, which is one of the three that the kernels take."""
+    """Require that all tensors have this shape and dtype, which must be one of the three supported ones."""
     assert dtype in DTYPES, f"expected bfloat16, float16 or float32, got {dtype}"
     for tensor in tensors:
         assert tuple(tensor.shape) == shape, f"expected shape {shape}, got {tensor.shape}"
@@ -21,7 +21,7 @@ def check_tensors(tensors: tuple[Tensor, ...], shape: Any, dtype: DType) -> None
 
 
 def check_sizes(heads: int, key_heads: int, length: int, width: int, workers: int) -> None:
-    """Heads in whole groups, whole tiles of rows, a head that fits the partitions."""
+    """Require whole groups of heads, whole tiles of rows, and a head dimension that fits the partitions."""
     assert heads % key_heads == 0, f"{key_heads} key heads do not divide {heads} query heads"
     assert width <= MAX_HEAD_DIM, f"expected d <= {MAX_HEAD_DIM}, got {width}: see tp_q and tp_k"
     assert length % ROWS == 0, f"expected a length on one rank divisible by {ROWS}, got {length}"
@@ -31,7 +31,7 @@ def check_sizes(heads: int, key_heads: int, length: int, width: int, workers: in
 def check_masks(
     causal: bool, striped: bool, bound_min: Tensor, bound_max: Tensor, shape: tuple[int, int]
 ) -> None:
-    """Striped input needs a causal mask; bounds come in pairs and need both."""
+    """Require a causal mask for striped input, and for bounds both of these and both bounds."""
     assert causal or not striped, "striped input needs a causal mask"
     has_min, has_max = bound_min is not None, bound_max is not None
     assert has_min == has_max, "expected bound_min and bound_max together"
@@ -42,7 +42,7 @@ def check_masks(
 
 
 def check_groups(replica_groups: Any, num_workers: int) -> None:
-    """Disjoint groups of num_workers ranks each that cover the ranks 0, 1, ... of the launch."""
+    """Require disjoint groups of num_workers ranks each, which cover the ranks 0, 1, ... of the launch."""
     assert num_workers >= 1, f"expected num_workers >= 1, got {num_workers}"
     if replica_groups is not None:
         ranks: list[int] = []
@@ -54,14 +54,14 @@ def check_groups(replica_groups: Any, num_workers: int) -> None:
 
 
 def given_scale(softmax_scale: float | None, width: int) -> float:
-    """The scale, or 1/sqrt(d) where none or 0 is given."""
+    """The given scale, or 1/sqrt(d) for None or 0."""
     if softmax_scale is None or softmax_scale == 0:
         return 1.0 / width**0.5
     return float(softmax_scale)
 
 
 def forward_scale(softmax_scale: float | None, causal: bool, width: int) -> float:
-    """1.0 under a causal mask, where q comes scaled; else :func:`given_scale`."""
+    """The scale of the forward pass: 1.0 with a causal mask, because q is already scaled; else as given."""
     if not causal:
         return given_scale(softmax_scale, width)
     assert softmax_scale is None or softmax_scale == 1.0, (

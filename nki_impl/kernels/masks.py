@@ -1,13 +1,12 @@
-"""Which keys a query row may see, as two numbers per row: low <= local key index < high.
+"""Masks as two numbers per query row: key j of the current block is visible if low <= j < high.
 
-Row t of the query's owner against the keys of another rank, by ring positions ``a`` of the query's
-owner and ``b`` of the key's owner (cp_offset is 0 where a = b):
+``a`` is the ring position of the owner of query row t, ``b`` that of the keys' owner; cp_offset is 0 if a = b:
 
 - contiguous: j <= t + cp_offset with cp_offset = (a - b) * s: all keys, the triangle, or none;
 - striped: j <= t + cp_offset with cp_offset = -1 if a < b, else 0;
 - packed documents: also bound_min[t] <= j < bound_max[t], local key indices, in both passes.
 
-Masks are data, not branches: all ranks run one program, and only the device knows a and b.
+Masks are data, not branches, because all ranks run one program, and only the device knows a and b.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from nki_impl.kernels.tiles import ROWS, Tensor
 from nki_impl.lang import nisa, nl
 
 HIDDEN = -3.4028234663852886e38
-"""The score of a hidden key: the most negative float32, the only fill that range_select takes."""
+"""The score of a masked key: the most negative float32, the only fill value that range_select supports."""
 FLOOR = HIDDEN / 2
-"""The least row maximum. exp(HIDDEN - FLOOR) = 0, so a row that sees no key has l = 0 and o = 0."""
+"""The least row maximum. exp(HIDDEN - FLOOR) = 0, so a row without visible keys has l = 0 and o = 0."""
 
 
 @dataclass
 class Mask(nl.NKIObject):  # type: ignore[name-defined]
-    """What hides keys: ``causal`` by position, in ``striped`` or contiguous layout, and bounds or None."""
+    """The mask terms: ``causal`` by position, in ``striped`` or contiguous layout, and bounds or None."""
 
     causal: bool
     striped: bool
@@ -34,14 +33,14 @@ class Mask(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def is_triangle(mask: Mask, step: int) -> bool:
-    """True when row t sees no key beyond t whatever the ranks are, so that tiles can be left out."""
+    """Whether row t attends to no key beyond t, whatever the ranks are, so that tiles can be left out."""
     return mask.causal and (mask.striped or step == 0)
 
 
 def row_limits(mask: Mask, rows: int, query_position: Tensor, key_position: Tensor) -> Tensor:
-    """``high`` [128, s / 128] of a step without bounds: key j of row t is visible when j < high.
+    """Compute ``high`` [128, s / 128] of a step without bounds: key j is visible to row t if j < high.
 
-    The positions are [128, 1] tiles of ring positions; one of them is None at step 0, where both
+    The positions are [128, 1] tiles of ring positions; one of them is None at step 0, when both
     positions are the same and the offset is 0.
     """
     high = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
@@ -53,7 +52,7 @@ def row_limits(mask: Mask, rows: int, query_position: Tensor, key_position: Tens
 
 
 def cp_offset(mask: Mask, rows: int, query_position: Tensor, key_position: Tensor) -> Tensor:
-    """[128, 1] float32: how much further a row sees than on the diagonal; exact below 2^24 tokens."""
+    """Compute [128, 1] float32: how many keys beyond its own index a row attends to; exact below 2^24 tokens."""
     offset = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
     op = nl.less if mask.striped else nl.subtract
     factor = -1.0 if mask.striped else float(rows)
@@ -63,21 +62,21 @@ def cp_offset(mask: Mask, rows: int, query_position: Tensor, key_position: Tenso
 
 
 def within_bounds(high: Tensor, bound_max: Tensor) -> Tensor:
-    """min(high, bound_max), both [128, s / 128]: the first key that a row of a document may not see."""
+    """Compute min(high, bound_max), both [128, s / 128]: one past the last key of the row's document."""
     both = nl.ndarray(high.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=both, data1=high, data2=bound_max, op=nl.minimum)
     return both
 
 
 def no_lower_bound(rows: int) -> Tensor:
-    """``low`` [128, s / 128] of rows without bounds: key 0."""
+    """Make ``low`` [128, s / 128] for rows without bounds: key 0."""
     low = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=low, value=0.0)
     return low
 
 
 def load_bound(bound: Tensor) -> Tensor:
-    """[128, s / 128] float32 of one batch entry's bounds [s] in HBM: row t at [t % 128, t // 128]."""
+    """Load one batch entry's bounds [s] from HBM as [128, s / 128] float32: row t at [t % 128, t // 128]."""
     tile = nl.ndarray((ROWS, bound.shape[0] // ROWS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=bound.reshape_dim(0, (-1, ROWS)).permute((1, 0)))
     return tile
@@ -86,9 +85,9 @@ def load_bound(bound: Tensor) -> Tensor:
 def hide(
     scores: Tensor, given: Tensor, low: Tensor, high: Tensor, first_key: int, top: Tensor
 ) -> None:
-    """``scores`` = ``given`` where low <= first_key + j < high, else HIDDEN; ``top``: their row maxima.
+    """Set ``scores`` to ``given`` where low <= first_key + j < high, else to HIDDEN, and ``top`` to the row maxima.
 
-    ``given`` may lie in PSUM. ``low`` and ``high`` are [128, 1]; ``top`` is [128, 1] or None.
+    ``given`` may be in PSUM. ``low`` and ``high`` are [128, 1]; ``top`` is [128, 1] or None.
     """
     nisa.range_select(
         dst=scores,

@@ -1,10 +1,9 @@
-"""The running softmax of a query tile: merging two partial results, and finishing.
+"""The running softmax of a query tile: merging two partial results, and the final normalisation.
 
 A partial result over some keys is (``o``, ``l``, ``n``): the unnormalised sum of exp(s - m) v, the sum
-of exp(s - m), and n = -m, the negated row maximum, as the bias operand of the exponential requires.
-Everything is float32. A row that has seen no key has o = 0, l = 0, m = FLOOR; merging such rows needs
-no special case, because exp(FLOOR - m) is 0 when m is a real maximum and 1 when the other row is empty
-too.
+of exp(s - m), and n = -m, the negated row maximum, which is the bias operand of the exponential.
+Everything is float32. A row without visible keys so far has o = 0, l = 0, m = FLOOR. Merging such rows needs
+no special case, because exp(FLOOR - m) is 0 if m is a real maximum, and 1 if the other row is empty too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from nki_impl.kernels.tiles import ROWS, Tensor
 from nki_impl.lang import nisa, nl
 
 LEAST_SUM = 1e-15
-"""Stands for l = 0, where 1 / l and log(l) are not defined; the l of any other row is at least 1."""
+"""Replaces l = 0, for which 1 / l and log(l) are undefined; the l of any other row is at least 1."""
 
 
 @dataclass
@@ -31,7 +30,7 @@ class Partial(nl.NKIObject):  # type: ignore[name-defined]
 def merge(held: Partial, block: Partial) -> None:
     """Merge ``block`` into ``held``, in place: each product and each sum is rounded to float32 once.
 
-    n = min(n_held, n_block); c = exp(n - n_held), exp(n - n_block); l and o are weighted by them.
+    n = min(n_held, n_block); l and o are weighted with exp(n - n_held) and exp(n - n_block).
     """
     n = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=n, data1=held.n, data2=block.n, op=nl.minimum)
@@ -42,14 +41,14 @@ def merge(held: Partial, block: Partial) -> None:
 
 
 def weight(old: Tensor, new: Tensor) -> Tensor:
-    """exp(new - old) [128, 1], never above 1."""
+    """Compute exp(new - old) [128, 1], which never exceeds 1."""
     c = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=c, op=nl.exp, data=old, bias=new, scale=-1.0)
     return c
 
 
 def add_weighted(held: Tensor, c_held: Tensor, block: Tensor, c_block: Tensor) -> None:
-    """held = held * c_held + block * c_block, row by row; changes ``block`` too."""
+    """Set held = held * c_held + block * c_block, row by row; this also changes ``block``."""
     nisa.tensor_scalar(dst=block, data=block, op0=nl.multiply, operand0=c_block)
     nisa.scalar_tensor_tensor(
         dst=held, data=held, op0=nl.multiply, operand0=c_held, op1=nl.add, operand1=block
@@ -57,14 +56,14 @@ def add_weighted(held: Tensor, c_held: Tensor, block: Tensor, c_block: Tensor) -
 
 
 def take(held: Partial, block: Partial) -> None:
-    """The first partial result of a row: nothing to merge with."""
+    """Copy ``block`` to ``held``: the first partial result of a row has nothing to merge with."""
     nisa.tensor_copy(dst=held.o, src=block.o)
     nisa.tensor_copy(dst=held.l, src=block.l)
     nisa.tensor_copy(dst=held.n, src=block.n)
 
 
 def finish(held: Partial, o: Tensor) -> None:
-    """o = o / l rounded once to the dtype of ``o`` [128, D]; 0 for a row without keys."""
+    """Write o / l, rounded once to the dtype of ``o`` [128, D]; 0 for a row without keys."""
     inverse = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=inverse, data=held.l, op0=nl.maximum, operand0=LEAST_SUM)
     nisa.reciprocal(dst=inverse, data=inverse)
@@ -72,13 +71,13 @@ def finish(held: Partial, o: Tensor) -> None:
 
 
 def log_sum_exp(l: Tensor, n: Tensor, lse: Tensor) -> None:
-    """lse = m + log(l), natural, of whole tiles [128, tiles]; -inf for a row without keys."""
+    """Write lse = m + log(l), natural, of whole tiles [128, tiles]; -inf for a row without keys."""
     least = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=least, data=l, op0=nl.maximum, operand0=LEAST_SUM)
     log = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=log, op=nl.log, data=least)
     nisa.tensor_tensor(dst=log, data1=log, data2=n, op=nl.subtract)
-    # An empty row stands at FLOOR - 34.5; HIDDEN more is beyond float32.
+    # An empty row has FLOOR - 34.5 here; adding HIDDEN overflows float32 and gives -inf.
     empty = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=empty, data=l, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=HIDDEN

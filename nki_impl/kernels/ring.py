@@ -1,9 +1,9 @@
-"""The ring as a kernel sees it: its cores, its buffers that travel, and whose data is at hand.
+"""The ring as a kernel uses it: its cores, its travelling buffers, and the owner of the current data.
 
-A rank runs on one physical core or on two (LNC 2). Whatever travels lies in a pair of buffers: at
-step t the kernel computes with ``pair[t % 2]`` while the permute fills the other one from the
-predecessor. A permute is issued before the computation of the step, and the two only read what they
-share, so they may run at the same time.
+A rank runs on one physical core or on two (LNC 2). Travelling data are in a pair of buffers: at
+step t the kernel computes with ``pair[t % 2]`` while the permute fills the other buffer from the
+predecessor. The permute is issued before the computation of the step. Both only read the shared buffer, so they may
+run at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Ring(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def open_ring(replica_groups: Any, num_workers: int) -> Ring:
-    """The ring of ``replica_groups``, or of ranks 0 .. num_workers-1 where none are given."""
+    """Make the ring of ``replica_groups``, or of ranks 0 .. num_workers-1 if none are given."""
     ranks = replica_groups
     if replica_groups is None or len(replica_groups) == 0:
         ranks = (tuple(range(num_workers)),)
@@ -40,14 +40,14 @@ def open_ring(replica_groups: Any, num_workers: int) -> Ring:
 
 
 def travelling_memory(ring: Ring) -> Any:
-    """The HBM for operands of collectives: both cores of a rank must see them."""
+    """The memory for operands of collectives, which both cores of a rank must be able to access."""
     if ring.cores > 1:
         return nl.shared_hbm
     return nl.private_hbm
 
 
 def travelling_pair(ring: Ring, shape: Any, dtype: DType, name: str) -> Pair:
-    """Two buffers between which a permute moves data; what a rank starts with goes into the first."""
+    """Allocate two buffers between which a permute moves data; a rank's own data go into the first."""
     memory = travelling_memory(ring)
     first = nl.ndarray(shape, dtype=dtype, buffer=memory, name=name + "_even")
     second = nl.ndarray(shape, dtype=dtype, buffer=memory, name=name + "_odd")
@@ -60,9 +60,9 @@ def held(pair: Pair, step: int) -> Tensor:
 
 
 def pass_on(ring: Ring, pair: Pair, step: int) -> None:
-    """Send the data of this step to the successor, whose data of the next step it is."""
+    """Send the data of this step to the successor, which uses them in the next step."""
     if step > 0:
-        # The other core has done with the data of the step before, which what comes in replaces.
+        # Incoming data overwrite those of the previous step, so the other core must be done with them.
         wait_for_both_cores(ring, (held(pair, step + 1),))
     ncc.collective_permute_implicit(
         srcs_by_channel=[[held(pair, step)]],
@@ -73,18 +73,18 @@ def pass_on(ring: Ring, pair: Pair, step: int) -> None:
 
 
 def wait_for_both_cores(ring: Ring, tensors: Any) -> None:
-    """What either core did to these tensors is done for the other core and for collectives."""
+    """Wait for both cores: what either did to these tensors is then complete for the other and for collectives."""
     if ring.cores > 1:
         for tensor in tensors:
             nisa.core_barrier(data=tensor, cores=(0, 1))
 
 
 def position_table(ring: Ring) -> Tensor:
-    """A table in HBM [ranks, 1]: the ring position of each rank id, in float32.
+    """Make a table in HBM [ranks, 1]: the ring position of each rank id, in float32.
 
-    The device tells whose data is at hand as a rank id in a register, with which neither Python nor an
-    engine computes. As the index of a load from this table it becomes a number in a tile. With
-    groups (0..n-1), (n..2n-1), ... the table also serves where the id counts within the group.
+    The device gives the owner of the current data as a rank id in a register, and neither Python nor an
+    engine can compute with a register. Used as the index of a load from this table, it becomes a number in a tile.
+    With groups (0..n-1), (n..2n-1), ... the table also works if the id counts within the group.
     """
     size = len(ring.ranks) * ring.workers
     row = nl.ndarray((1, size), dtype=nl.float32, buffer=nl.sbuf)
@@ -98,7 +98,7 @@ def position_table(ring: Ring) -> Tensor:
 
 
 def position_at(ring: Ring, table: Tensor, step: int) -> Tensor:
-    """[128, 1] float32: the ring position of the owner of the data of this step; step 0: one's own."""
+    """Load [128, 1] float32: the ring position of the owner of this step's data; at step 0, this rank's own."""
     owner = ncc.collective_permute_implicit_current_processing_rank_id(
         iteration_id=step, replica_group=ring.group
     )

@@ -1,8 +1,8 @@
-"""Ring attention, backward: keys and values stay, queries travel, and dQ follows them home.
+"""Ring attention, backward: keys and values stay, and queries travel with their dQ.
 
 One item is a key head with the query heads that share it. At step t rank r holds the queries, dY and
-row data of the rank t places before it, and adds to its own dK and dV. The block's dQ joins the sum
-that came with the queries and goes on to the successor; after W hops it is complete and at its owner.
+row data of the rank t places before it, and adds to its own dK and dV. The block's dQ is added to the sum
+that arrived with the queries, and the sum is sent to the successor; after W hops it is complete and back at its owner.
 Queries, dY and row data hop W - 1 times.
 
 Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
@@ -39,16 +39,16 @@ from nki_impl.kernels.tiles import ROWS, STRETCH, DType, Tensor, columns_to_rows
 from nki_impl.lang import ncc, nisa, nki, nl
 
 Item = tuple[int, int]
-"""Batch entry and key head."""
+"""The batch entry and key head of an item."""
 
 
 @dataclass
 class Travellers(nl.NKIObject):  # type: ignore[name-defined]
-    """Pairs of buffers that travel, with one part for each core of the rank in dimension 0.
+    """The pairs of travelling buffers; dimension 0 has one part for each core of the rank.
 
     ``q``, ``dy`` [cores, group, D, S]; ``planes`` [cores, planes, 128, S / 128]; ``dq`` [cores, group,
     D, S] float32. ``dq_block``, of the same shape, holds the dq of the block of a step; it has two
-    buffers so that a block can be computed while the one before is on its way.
+    buffers so that a block can be computed while that of the previous step is being sent.
     """
 
     q: Pair
@@ -60,10 +60,10 @@ class Travellers(nl.NKIObject):  # type: ignore[name-defined]
 
 @dataclass
 class Backward(nl.NKIObject):  # type: ignore[name-defined]
-    """What stays the same during a backward: the tensors of this rank as given, and the buffers.
+    """The constants of a backward pass: the tensors of this rank as given, and the buffers.
 
     ``group`` query heads share a key head. ``narrow`` is the dtype of the accumulators of dk and dv,
-    and of bias and delta. ``positions`` is the table of ring positions, None where no mask needs it.
+    and of bias and delta. ``positions`` is the table of ring positions, None if no mask needs it.
     """
 
     ring: Ring
@@ -83,10 +83,10 @@ class Backward(nl.NKIObject):  # type: ignore[name-defined]
 
 @dataclass
 class Block(nl.NKIObject):  # type: ignore[name-defined]
-    """What an item has at hand at one step, in HBM: q, dy [group, D, S], row data, and room for dq.
+    """The data of an item at one step, in HBM: q, dy [group, D, S], row data, and a buffer for dq.
 
-    ``high`` [128, S / 128] on chip: which keys the rows see, bounds aside; None without a mask.
-    ``is_triangle``: no row sees a key beyond its own index.
+    ``high`` [128, S / 128] on chip: one past the last visible key of each row, without bounds; None without a mask.
+    ``is_triangle``: no row attends to a key beyond its own index.
     """
 
     step: int
@@ -116,23 +116,24 @@ def ring_attention_spmd_bwd(
     bound_min: Tensor = None,
     bound_max: Tensor = None,
 ) -> Any:
-    """dq [B, N, D, S], dk, dv [B, Nkv, D, S], float32.
+    """Compute dq [B, N, D, S], dk, dv [B, Nkv, D, S], float32.
 
-    ``q_ref``, ``o_ref``, ``dy_ref``   [B, N, D, S]: the forward's q, its o by columns, and dL/do;
+    ``q_ref``, ``o_ref``, ``dy_ref``   [B, N, D, S]: q and o (by columns) of the forward pass, and dL/do;
                         bfloat16, float16 or float32; D <= 128, S divisible by 128
     ``k_ref``, ``v_ref``  [B, Nkv, D, S]; Nkv divides N, query head i uses key head i // (N / Nkv)
     ``lse_ref``         [B, N, 128, S // 128], natural, row t at [t % 128, t // 128], any float dtype;
-                        a row with lse = -inf sends no gradient
+                        a row with lse = -inf contributes to no gradient
     ``mixed_precision`` False: lse, dy_o_sum and its products, and the accumulators of dk and dv
                         are rounded to q's dtype
-    ``softmax_scale``   None or 0: 1/sqrt(D), also under a causal mask. After a causal forward pass
-                        the scaled q and 1.0; dq is then with respect to that q
+    ``softmax_scale``   None or 0: 1/sqrt(D), also with a causal mask. After a causal forward pass, pass the
+                        scaled q and 1.0; dq is then the gradient of the scaled q
     ``lnc_size``        physical cores per rank, as launched
-    ``bound_min``, ``bound_max``   [B, S], as in the forward
-    ``use_causal_mask``, ``num_workers``, ``replica_groups`` as in the forward, ``striped_attention`` as its
-    ``striped_input``. Broken rules raise AssertionError.
+    ``bound_min``, ``bound_max``   [B, S], as in the forward kernel
 
-    Uniform weights over the 256 keys of two ranks: each key gets 256 rows' dy / 256.
+    ``use_causal_mask``, ``num_workers`` and ``replica_groups`` are as in the forward kernel, ``striped_attention`` is
+    its ``striped_input``. Invalid arguments raise AssertionError.
+
+    In the example all weights over the 256 keys of two ranks are equal, so dv of a key is the mean of 256 rows of dy:
 
     >>> import numpy as np
     >>> from nki_impl.sim.machine.launch import run_ranks
@@ -179,14 +180,14 @@ def ring_attention_spmd_bwd(
             dq_heads = dq[i, head * backward.group : (head + 1) * backward.group]
             one_item(backward, (i, head), dq_heads, dk[i, head], dv[i, head])
         else:
-            # Both cores issue every collective: the one without an item repeats the first for nothing.
+            # Both cores must issue every collective: a core without an item repeats the first and drops its results.
             spare = nl.ndarray((2, d, s), dtype=nl.float32, buffer=nl.private_hbm)
             one_item(backward, (0, 0), None, spare[0], spare[1])
     return dq, dk, dv
 
 
 def make_travellers(ring: Ring, mask: Mask, group: int, q: Tensor) -> Travellers:
-    """The buffers that travel, for one item on each core."""
+    """Allocate the travelling buffers for one item on each core."""
     _, _, d, s = q.shape
     rows = (ring.cores, group, d, s)
     planes = (ring.cores, plane_count(group, mask), ROWS, s // ROWS)
@@ -200,7 +201,7 @@ def make_travellers(ring: Ring, mask: Mask, group: int, q: Tensor) -> Travellers
 
 
 def one_item(backward: Backward, item: Item, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
-    """The whole ring for one item: dq [group, D, S] (None: thrown away), dk, dv [D, S] in HBM."""
+    """Run the whole ring for one item: dq [group, D, S] (None: dropped), dk, dv [D, S] in HBM."""
     ring, travellers = backward.ring, backward.travellers
     fill(backward, item)
     mine, owner = None, None
@@ -222,7 +223,7 @@ def one_item(backward: Backward, item: Item, dq: Tensor, dk: Tensor, dv: Tensor)
 
 
 def fill(backward: Backward, item: Item) -> None:
-    """Copy an item's queries and dY into the buffers that travel, and compute its row data."""
+    """Copy an item's queries and dY into the travelling buffers, and compute its row data."""
     i, head = item
     core, group, travellers = backward.ring.core, backward.group, backward.travellers
     first, end = head * group, (head + 1) * group
@@ -238,7 +239,7 @@ def fill(backward: Backward, item: Item) -> None:
 
 
 def at_hand(backward: Backward, step: int, owner: Tensor, mine: Tensor) -> Block:
-    """The block of this step; ``owner`` and ``mine`` are ring positions of its queries and keys."""
+    """Make the block of this step; ``owner`` and ``mine`` are the ring positions of its queries and keys."""
     core, travellers = backward.ring.core, backward.travellers
     high = None
     if backward.mask.causal:
@@ -255,7 +256,7 @@ def at_hand(backward: Backward, step: int, owner: Tensor, mine: Tensor) -> Block
 
 
 def pass_dq_on(backward: Backward, step: int) -> None:
-    """Send dq to the successor, with the queries' next hop: the sum so far and this step's block."""
+    """Send dq to the successor with the next hop of its queries: the sum so far plus this step's block."""
     ring, travellers = backward.ring, backward.travellers
     block, target = held(travellers.dq_block, step), held(travellers.dq, step)
     wait_for_both_cores(ring, (block,))
@@ -278,7 +279,7 @@ def pass_dq_on(backward: Backward, step: int) -> None:
 
 
 def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: Tensor) -> None:
-    """One step: all queries at hand against this rank's keys, stretch by stretch."""
+    """Compute one step: all queries of the block against this rank's keys, stretch by stretch."""
     i, head = item
     length, narrow, is_begun = backward.k.shape[3], backward.narrow, block.step > 0
     for start in range(0, length, STRETCH):
@@ -291,7 +292,7 @@ def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: T
         for g in range(backward.group):
             for first in range(0, length, STRETCH):
                 end = min(first + STRETCH, length)
-                # Wholly above the diagonal: nothing to see, and dq is begun already.
+                # Otherwise entirely above the diagonal: all keys are masked, and dq has been initialised.
                 if not block.is_triangle or start < end:
                     one_stretch(backward, block, keys, g, first, end)
         nisa.dma_copy(dst=dk[:, start:stop], src=dk_tile)
@@ -299,7 +300,7 @@ def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: T
 
 
 def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int, end: int) -> None:
-    """Rows first..end-1 of query head ``g`` against one stretch of keys, which adds to their dq."""
+    """Compute rows first..end-1 of query head ``g`` against one stretch of keys, and add to their dq."""
     q = load_columns(block.q[g], first, end)
     dy = load_columns(block.dy[g], first, end)
     bias = load_plane(block.planes, 2 * g, first, end)
@@ -313,7 +314,7 @@ def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int
 
 
 def limits(backward: Backward, block: Block, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """``low``, ``high`` [128, n / 128] of rows first..end-1, or None without a mask."""
+    """Load ``low``, ``high`` [128, n / 128] of rows first..end-1; None without a mask."""
     if block.high is None:
         return None, None
     high = block.high[:, first // ROWS : end // ROWS]
@@ -325,7 +326,7 @@ def limits(backward: Backward, block: Block, first: int, end: int) -> tuple[Tens
 
 
 def load_sum(head: Tensor, start: int, stop: int, dtype: DType, is_begun: bool) -> Tensor:
-    """Columns start..stop-1 of a sum that is kept in HBM [D, S]; zeros until it is begun."""
+    """Load columns start..stop-1 of a sum that is kept in HBM [D, S]; zeros if it is not begun."""
     total = nl.ndarray((head.shape[0], stop - start), dtype=dtype, buffer=nl.sbuf)
     if is_begun:
         nisa.dma_copy(dst=total, src=head[:, start:stop])

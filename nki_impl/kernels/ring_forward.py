@@ -1,8 +1,8 @@
 """Ring attention, forward: queries stay, keys and values travel.
 
-At step t rank r holds the keys and values of the rank t places before it. Each head's queries go
-against them stretch by stretch (:mod:`block_forward`), and every partial result is merged into the
-running softmax of its query tile (:mod:`merge`), which waits in HBM between steps. Keys and values
+At step t rank r holds the keys and values of the rank t places before it. The queries of each head attend
+to them stretch by stretch (:mod:`block_forward`), and every partial result is merged into the
+running softmax of its query tile (:mod:`merge`), which is stored in HBM between steps. Keys and values
 hop W - 1 times.
 
 Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
@@ -57,7 +57,7 @@ from nki_impl.lang import nisa, nki, nl
 
 @dataclass
 class Forward(nl.NKIObject):  # type: ignore[name-defined]
-    """What stays the same during a forward: inputs, outputs and the running softmax of every row.
+    """The constants of a forward pass: inputs, outputs and the buffers of every row's running softmax.
 
     ``group`` query heads share a key head. ``o_held`` [b, h, 128, s / 128, D], ``l_held`` and
     ``n_held`` [b, h, 128, s / 128] are float32 in HBM.
@@ -88,10 +88,10 @@ class Rows(nl.NKIObject):  # type: ignore[name-defined]
 
 @dataclass
 class Block(nl.NKIObject):  # type: ignore[name-defined]
-    """What a head has at hand at one step: k [D, s] and v [s, D] in HBM, and which keys its rows see.
+    """The data of a head at one step: k [D, s] and v [s, D] in HBM, and the visible keys of its rows.
 
-    ``low``, ``high`` [128, s / 128] on chip, or None without a mask. ``is_triangle``: no row sees a
-    key beyond its own index, so what lies above the diagonal is left out.
+    ``low``, ``high`` [128, s / 128] on chip, or None without a mask. ``is_triangle``: no row attends to a
+    key beyond its own index, so tiles above the diagonal are left out.
     """
 
     step: int
@@ -119,7 +119,7 @@ def ring_attention_spmd_fwd(
     bound_min: Tensor = None,
     bound_max: Tensor = None,
 ) -> Any:
-    """o [b, h, s, d] in q's dtype; with ``training`` also lse [b, h, 128, s // 128].
+    """Compute o [b, h, s, d] in q's dtype; with ``training`` also lse [b, h, 128, s // 128].
 
     ``q``               [b, h, s, d] with tp_q, else [b, h, d, s]; bfloat16, float16 or float32;
                         d <= 128, and s, the length on this rank, divisible by 128
@@ -127,13 +127,13 @@ def ring_attention_spmd_fwd(
                         i uses key head i // (h / hkv)
     ``v``               [b, hkv, s, d]
     ``replica_groups``  tuples of rank ids, disjoint, num_workers each; None: one ring of all ranks
-    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` q comes scaled, and it must be 1.0
+    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` it must be 1.0, and q already scaled
     ``striped_input``   ring position r holds tokens t * W + r, else r * s + t; needs a causal mask
     ``lse_dtype``       lse is natural, row t at [t % 128, t // 128]
-    ``bound_min``, ``bound_max``   [b, s] float32 or int32: row t sees the local keys
+    ``bound_min``, ``bound_max``   [b, s] float32 or int32: row t attends to the local keys
                         bound_min[t] <= j < bound_max[t] of every rank; causal and striped only
 
-    A row without keys has o = 0 and lse = -inf. Broken rules raise AssertionError.
+    A row without keys has o = 0 and lse = -inf. Invalid arguments raise AssertionError.
 
     >>> import numpy as np
     >>> from nki_impl.sim.machine.launch import run_ranks
@@ -180,7 +180,7 @@ def ring_attention_spmd_fwd(
 
 
 def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values: Tensor) -> None:
-    """Copy this rank's k, by columns, and v into the buffers that travel; each core its own heads."""
+    """Copy this rank's k, by columns, and v into the travelling buffers; each core copies its own heads."""
     b, hkv, s, _ = v.shape
     for item in range(ring.core, b * hkv, ring.cores):
         i, j = item // hkv, item % hkv
@@ -196,9 +196,9 @@ def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values
 
 
 def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
-    """This core's share: whole heads, and half of the rows of an odd one.
+    """This core's share of the rows: whole heads, and half of the rows of an odd head.
 
-    Nothing that a core computes here enters a collective, so an odd head needs no duplicate.
+    The cores can split a head, because no result of this computation enters a collective.
     """
     shares = []
     whole = b * h - b * h % ring.cores
@@ -213,7 +213,7 @@ def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
 
 
 def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any) -> None:
-    """All W steps: pass on what is at hand, then attend to it."""
+    """Run all W steps: send the current keys and values on, then attend to them."""
     table, mine, owner = None, None, None
     if forward.mask.causal and ring.workers > 1:
         table = position_table(ring)
@@ -235,7 +235,7 @@ def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any
 
 
 def limits(forward: Forward, i: int, mine: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """``low``, ``high`` [128, s / 128] of batch entry ``i`` at one step, or None without a mask."""
+    """Compute ``low``, ``high`` [128, s / 128] of batch entry ``i`` at one step; None without a mask."""
     mask, length = forward.mask, forward.o.shape[2]
     if not mask.causal:
         return None, None
@@ -246,7 +246,7 @@ def limits(forward: Forward, i: int, mine: Tensor, owner: Tensor) -> tuple[Tenso
 
 
 def attend(forward: Forward, rows: Rows, block: Block) -> None:
-    """At most STRETCH rows against the keys at hand, merged; after the last step, the results."""
+    """Let at most STRETCH rows attend to the current keys, and merge; after the last step, write the results."""
     q = load_queries(forward, rows)
     state = load_state(forward, rows, block.step)
     length = block.v.shape[0]
@@ -265,7 +265,7 @@ def attend(forward: Forward, rows: Rows, block: Block) -> None:
 def attend_stretch(
     forward: Forward, rows: Rows, block: Block, q: Tensor, state: Partial, start: int, stop: int
 ) -> None:
-    """All query tiles of these rows against the keys start..stop-1, each merged into its state."""
+    """Let all query tiles of these rows attend to the keys start..stop-1, and merge each into its state."""
     k, v = load_columns(block.k, start, stop), load_rows(block.v, start, stop)
     for t in range((rows.end - rows.first) // ROWS):
         row = rows.first + t * ROWS
@@ -300,7 +300,7 @@ def tile_of(state: Partial, t: int) -> Partial:
 
 
 def load_queries(forward: Forward, rows: Rows) -> Tensor:
-    """Columns [D, n] of these rows of q."""
+    """Load columns [D, n] of these rows of q."""
     head = forward.q[rows.i, rows.head]
     if forward.q_is_rows:
         return rows_to_columns(load_rows(head, rows.first, rows.end))
@@ -308,7 +308,7 @@ def load_queries(forward: Forward, rows: Rows) -> Tensor:
 
 
 def load_state(forward: Forward, rows: Rows, step: int) -> Partial:
-    """The running softmax: o [128, n / 128, D], l and n [128, n / 128]; not written yet at step 0."""
+    """Load the running softmax: o [128, n / 128, D], l and n [128, n / 128]; unwritten tiles at step 0."""
     a, z = rows.first // ROWS, rows.end // ROWS
     state = Partial(
         nl.ndarray((ROWS, z - a, forward.o.shape[3]), dtype=nl.float32, buffer=nl.sbuf),
@@ -323,7 +323,7 @@ def load_state(forward: Forward, rows: Rows, step: int) -> Partial:
 
 
 def store_state(forward: Forward, rows: Rows, state: Partial) -> None:
-    """Put the running softmax aside until the next step."""
+    """Store the running softmax in HBM until the next step."""
     a, z = rows.first // ROWS, rows.end // ROWS
     nisa.dma_copy(dst=forward.o_held[rows.i, rows.head, :, a:z, :], src=state.o)
     nisa.dma_copy(dst=forward.l_held[rows.i, rows.head, :, a:z], src=state.l)
@@ -331,7 +331,7 @@ def store_state(forward: Forward, rows: Rows, state: Partial) -> None:
 
 
 def store_results(forward: Forward, rows: Rows, state: Partial) -> None:
-    """Normalise, once for all W blocks, and write o and lse."""
+    """Normalise once, after all W blocks, and write o and lse."""
     o = nl.ndarray(state.o.shape, dtype=forward.o.dtype, buffer=nl.sbuf)
     for t in range(state.o.shape[1]):
         finish(tile_of(state, t), o[:, t, :])

@@ -1,8 +1,8 @@
-"""The numbers per query row that the backward needs, and that travel with the rows.
+"""The numbers per query row that the backward pass needs, and that travel with the rows.
 
-Planes [128, s / 128] of float32, row t at [t % 128, t // 128]: for each query head of an item ``bias``
-(-lse) and ``delta`` (dy_o_sum), and, where documents are packed, one ``bound_min`` and one ``bound_max``.
-Bounds belong to the query row, so they travel with it.
+They are planes [128, s / 128] of float32, with row t at [t % 128, t // 128]. Each query head of an item has ``bias``
+(-lse) and ``delta`` (dy_o_sum). Packed documents add one ``bound_min`` and one ``bound_max``, which travel with the
+query rows that they belong to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nki_impl.lang import nisa, nl
 
 
 def plane_count(group: int, mask: Mask) -> int:
-    """Planes of an item with ``group`` query heads."""
+    """The number of planes of an item with ``group`` query heads."""
     if mask.bound_min is None:
         return 2 * group
     return 2 * group + 2
@@ -40,10 +40,10 @@ def fill_bounds(planes: Tensor, bound_min: Tensor, bound_max: Tensor) -> None:
 
 
 def bias_of(lse: Tensor, narrow: DType) -> Tensor:
-    """-lse [128, s / 128], such that exp(s + bias) is 0 for every score where lse is -inf."""
+    """Compute -lse [128, s / 128]; where lse is -inf, a value for which exp(s + bias) is 0 for every score s."""
     tile = nl.ndarray(lse.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=lse)
-    # HIDDEN - FLOOR = FLOOR for an empty row: so low that exp(s + FLOOR) is 0 for every s.
+    # For an empty row, bias = HIDDEN - FLOOR = FLOOR: so low that exp(s + FLOOR) is 0 for every s.
     empty = nl.ndarray(lse.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=empty, data=tile, op0=nl.less, operand0=FLOOR, op1=nl.multiply, operand1=HIDDEN
@@ -55,7 +55,7 @@ def bias_of(lse: Tensor, narrow: DType) -> Tensor:
 
 
 def delta_of(o: Tensor, dy: Tensor, start: int, stop: int, narrow: DType) -> Tensor:
-    """dy_o_sum [128, n / 128] of rows start..stop-1: the sums over D of dy * o, by a product with ones."""
+    """Compute dy_o_sum [128, n / 128] of rows start..stop-1, the sums over D of dy * o, by a product with ones."""
     o_tile, dy_tile = load_columns(o, start, stop), load_columns(dy, start, stop)
     width, length = o_tile.shape
     products = nl.ndarray((width, length), dtype=narrow, buffer=nl.sbuf)
@@ -76,7 +76,7 @@ def delta_of(o: Tensor, dy: Tensor, start: int, stop: int, narrow: DType) -> Ten
 
 
 def load_plane(planes: Tensor, index: int, start: int, stop: int) -> Tensor:
-    """Rows start..stop-1 of one plane [128, n / 128]."""
+    """Load rows start..stop-1 of one plane, [128, n / 128]."""
     tile = nl.ndarray((ROWS, (stop - start) // ROWS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=planes[index, :, start // ROWS : stop // ROWS])
     return tile

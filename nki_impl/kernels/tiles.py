@@ -1,8 +1,8 @@
 """Tile sizes, loads of tiles from HBM, and transposes on the tensor engine.
 
-A tensor of one head lies in HBM by columns, [D, S] (what a product contracts over D wants on the
-partitions), or by rows, [S, D]. On chip, columns are a tile [D, n], rows a tile [128, n / 128, D]:
-row ``c * 128 + p`` of the head is at [p, c].
+A tensor of one head is stored in HBM by columns, [D, S], or by rows, [S, D]. Products that contract over D need D on
+the partitions, that is, columns. On chip, columns are a tile [D, n], rows a tile [128, n / 128, D]: row ``c * 128 + p``
+of the head is at [p, c].
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ DType = Any
 """A member of ``nl`` such as ``nl.float32``."""
 
 ROWS = 128
-"""Query rows of a tile, and keys of a chunk: what fits on the partitions."""
+"""Query rows per tile, and keys per chunk: the number of partitions."""
 KEYS = 512
-"""Keys of a key tile: the free size of one product, one PSUM bank of float32."""
+"""Keys per key tile: the free size of one product, one PSUM bank of float32."""
 STRETCH = 2048
-"""Rows or keys that are held on chip at a time: a head of any length passes in such stretches."""
+"""The largest number of rows or keys on chip at a time; longer heads are processed in such stretches."""
 
 
 def load_columns(head: Tensor, start: int, stop: int) -> Tensor:
-    """Columns [D, n] of a head [D, S] in HBM."""
+    """Load columns [D, n] of a head [D, S] in HBM."""
     tile = nl.ndarray((head.shape[0], stop - start), dtype=head.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=head[:, start:stop])
     return tile
 
 
 def load_rows(head: Tensor, start: int, stop: int) -> Tensor:
-    """Rows [128, n / 128, D] of a head [S, D] in HBM."""
+    """Load rows [128, n / 128, D] of a head [S, D] in HBM."""
     chunks = (stop - start) // ROWS
     tile = nl.ndarray((ROWS, chunks, head.shape[1]), dtype=head.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=rows_by_partition(head, start, stop))
@@ -45,7 +45,7 @@ def rows_by_partition(head: Tensor, start: int, stop: int) -> Tensor:
 
 
 def columns_to_rows(columns: Tensor) -> Tensor:
-    """Rows [128, n / 128, D] of columns [D, n], both on chip."""
+    """Transpose columns [D, n] to rows [128, n / 128, D], both on chip."""
     width, length = columns.shape
     rows = nl.ndarray((ROWS, length // ROWS, width), dtype=columns.dtype, buffer=nl.sbuf)
     for c in range(length // ROWS):
@@ -56,7 +56,7 @@ def columns_to_rows(columns: Tensor) -> Tensor:
 
 
 def rows_to_columns(rows: Tensor) -> Tensor:
-    """Columns [D, n] of rows [128, n / 128, D], both on chip."""
+    """Transpose rows [128, n / 128, D] to columns [D, n], both on chip."""
     _, chunks, width = rows.shape
     columns = nl.ndarray((width, chunks * ROWS), dtype=rows.dtype, buffer=nl.sbuf)
     for c in range(chunks):
@@ -67,9 +67,9 @@ def rows_to_columns(rows: Tensor) -> Tensor:
 
 
 def transpose_chunks(tile: Tensor) -> Tensor:
-    """[128 keys, chunks, 128 rows] of a tile [128 rows, keys]: each chunk of 128 keys is turned.
+    """Transpose each chunk of 128 keys of a tile [128 rows, keys]; returns [128 keys, chunks, 128 rows].
 
-    At most 512 keys, so that all chunks share one PSUM bank and leave it by one copy.
+    There are at most 512 keys, so that all chunks fit one PSUM bank and leave it by one copy.
     """
     chunks = tile.shape[1] // ROWS
     turned = nl.ndarray((ROWS, chunks, ROWS), dtype=tile.dtype, buffer=nl.psum)

@@ -1,9 +1,9 @@
-"""Rows of a striped sequence become those of the contiguous one.
+"""Redistribute the rows of a striped sequence to the contiguous layout.
 
-Ring position r holds tokens t * W + r and is to hold r * s + j. Token r * s + j lies on position
+Ring position r holds tokens t * W + r and must receive tokens r * s + j. Token r * s + j is on position
 j % W, among that rank's rows r * s / W .. (r + 1) * s / W - 1. So each rank cuts its rows into W
-chunks, chunk r goes to position r, and there the chunks are interleaved. One all_to_all moves just
-what is needed, (W - 1) / W of a rank's rows, and no rank needs to know its position.
+chunks and sends chunk r to position r, which interleaves the chunks that it receives. One all_to_all moves only the
+(W - 1) / W of a rank's rows that must move, and no rank needs to know its position.
 
 The interface is that of
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-unpermute.html
@@ -21,10 +21,10 @@ from nki_impl.lang import ncc, nisa, nki, nl
 
 @nki.jit  # type: ignore[untyped-decorator]
 def ring_attention_unpermute(x: Tensor, replica_groups: Any = None, num_workers: int = 1) -> Tensor:
-    """The contiguous rows [bs, s, d] of x [bs, s, d], of any dtype, bit for bit.
+    """Return the contiguous rows [bs, s, d] of striped x [bs, s, d], of any dtype, bit for bit.
 
-    s, the length on this rank, is divisible by num_workers. ``replica_groups`` as in the forward.
-    Broken rules raise AssertionError.
+    s, the length on this rank, must be divisible by num_workers. ``replica_groups`` as in the forward kernel.
+    Invalid arguments raise AssertionError.
 
     >>> import numpy as np
     >>> from nki_impl.sim.machine.launch import run_ranks

@@ -1,12 +1,13 @@
 """``nki.collectives``: the operations by which ranks exchange data.
 
-All block until every core of every rank of the group has issued them (:mod:`nki_impl.sim.exchange.meeting`);
-on the device they run beside the computation and the consumers wait for the data. What the device
-would not order is reported (:mod:`nki_impl.sim.machine.races`). Reductions are computed in float32, in the
-order of the group's list, and rounded once to the destination's dtype; integers stay integers.
+In the simulator, each collective blocks until every core of every rank of the group has issued it
+(:mod:`nki_impl.sim.exchange.meeting`). On the device collectives run in parallel to the computation, and consumers
+wait for the data; accesses that the device would not order are reported (:mod:`nki_impl.sim.machine.races`).
+Reductions are computed in float32, in the order of the group's list, and rounded once to the destination's dtype;
+integers stay integers.
 
-A ring goes by the order of the group's list: each rank sends to the next entry and receives from the
-one before. Traffic is counted as a ring algorithm has it: bytes that one rank sends, and hops.
+A ring follows the order of the group's list: each rank sends to the next entry and receives from the
+previous one. Traffic is counted as for a ring algorithm: the bytes that one rank sends, and hops.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.collectives.html
 """
@@ -55,9 +56,9 @@ def all_reduce(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """dst = op over all ranks of src, the same on every rank; op is nl.add, nl.minimum or nl.maximum.
+    """Reduce src over all ranks with op (nl.add, nl.minimum or nl.maximum); every rank gets the result in dst.
 
-    HBM or SBUF; several tensors only in HBM.
+    Tensors are in HBM or SBUF; several at once only in HBM.
     """
     core, worker, machine = begin("all_reduce", priority)
     reads, writes = paired_lists(srcs, dsts)
@@ -88,9 +89,9 @@ def all_gather(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """dst = the src of all ranks, one after the other along ``collective_dim``.
+    """Concatenate the src of all ranks along ``collective_dim``; every rank gets the result in dst.
 
-    ``collective_dim`` is 0 in HBM; 0 or 1 for 2-D tensors in SBUF. Several tensors only in HBM.
+    ``collective_dim`` is 0 in HBM; 0 or 1 for 2-D tensors in SBUF. Several tensors at once only in HBM.
     """
     core, worker, machine = begin("all_gather", priority)
     reads, writes = paired_lists(srcs, dsts)
@@ -137,7 +138,7 @@ def reduce_scatter(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """dst of the i-th rank = op over all ranks of the i-th part of src along dimension 0."""
+    """Reduce src over all ranks with op; the i-th rank gets the i-th part along dimension 0 in dst."""
     core, worker, machine = begin("reduce_scatter", priority)
     reads, writes = paired_lists(srcs, dsts)
     check_dim(collective_dim, reads, (0,))
@@ -169,7 +170,7 @@ def all_to_all(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Part j of dst on the i-th rank = part i of src on the j-th rank, along dimension 0. HBM only."""
+    """Copy part i of src on the j-th rank to part j of dst on the i-th rank, along dimension 0. HBM only."""
     core, worker, machine = begin("all_to_all", priority)
     reads, writes = paired_lists(srcs, dsts)
     check_hbm(reads)
@@ -215,9 +216,10 @@ def collective_permute(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """dst of the target = src of the source, for each pair. One tensor in HBM per list; cycles only.
+    """Copy src of the source to dst of the target, for each (source, target) pair; the pairs must form cycles.
 
-    Every rank of the run issues it; a rank in no pair sends nothing and keeps its dst.
+    Each list has one tensor, in HBM. Every rank of the run must issue it; a rank in no pair sends nothing and keeps
+    its dst.
     """
     core, worker, machine = begin("collective_permute", priority)
     reads, writes = tensors("srcs", srcs, 1), tensors("dsts", dsts, 1)
@@ -248,10 +250,10 @@ def collective_permute_implicit(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """dst of each rank's successor in the ring = its src, channel by channel. HBM or SBUF.
+    """Copy each rank's src to dst of its successor in the ring, channel by channel. HBM or SBUF.
 
-    ``channel_ids`` is 0, 1, ... with one tensor in each channel's list; at most 4 channels when the
-    group is the whole run (which stands for a node), else 2.
+    ``channel_ids`` is 0, 1, ... with one tensor in each channel's list. At most 4 channels are allowed if the
+    group is the whole run (which represents a node), else 2.
     """
     core, worker, machine = begin("collective_permute_implicit", priority)
     rings = rings_of(replica_group, machine.world)
@@ -286,7 +288,7 @@ def collective_permute_implicit_reduce(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """dst of each rank's successor = op_option(src0, src1), computed where the sources are."""
+    """Compute op_option(src0, src1) on each rank and copy it to dst of its successor."""
     core, worker, machine = begin("collective_permute_implicit_reduce", priority)
     rings = rings_of(replica_group, machine.world)
     channels = channels_of(channel_ids, rings)
@@ -324,18 +326,18 @@ def collective_permute_implicit_reduce(
 def collective_permute_implicit_current_processing_rank_id(
     iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
-    """Return, in a register, whose data is at hand after ``iteration_id`` permutes: 0 is one's own.
+    """Return, in a register, the owner of the data after ``iteration_id`` permutes; after 0, this rank itself.
 
-    That is the entry of the group's list ``iteration_id`` places before this rank's. The official
-    documents leave open whether the register holds that rank's number in the run or its position in
-    the list: the two agree for a group 0..n-1. ``run_ranks(..., ring_ids="position")`` plays the other
-    reading.
+    It is the entry ``iteration_id`` places before this rank in the group's list. The official
+    documentation does not say whether the register holds that rank's number in the run or its position in
+    the list. The two are equal for a group 0..n-1. By default it is the number;
+    ``run_ranks(..., ring_ids="position")`` gives the position.
     """
     _, worker, machine = begin("collective_permute_implicit_current_processing_rank_id")
     ring = ring_of(rings_of(replica_group, machine.world), worker.rank)
     if isinstance(iteration_id, bool) or not isinstance(iteration_id, int) or iteration_id < 0:
         raise CollectiveError(
-            "iteration_id", "an integer >= 0", repr(iteration_id), "pass the loop's counter"
+            "iteration_id", "an integer >= 0", repr(iteration_id), "pass the loop counter"
         )
     if channel_id not in range(4):
         raise CollectiveError(

@@ -1,6 +1,6 @@
-"""Which of the public names of NKI the simulator offers.
+"""Compare the simulator with the public names of NKI.
 
-``api_names.json`` lists the names by module, read off the stubs of the public repository that it names.
+``api_names.json`` lists these names by module, taken from the stubs of the public repository that it names.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["Coverage", "coverage"]
 
 @dataclass(frozen=True)
 class Coverage:
-    """Names by module (``nki``, ``nki.language``...), and the ``version`` that they belong to.
+    """Names by module (``nki``, ``nki.language``...), and the ``version`` of NKI that has them.
 
-    ``offered`` are those that the simulator has, ``missing`` the others. ``str()`` of it is a report.
+    The simulator has the ``offered`` ones, but not the ``missing`` ones. ``str()`` gives a report.
     """
 
     version: str
@@ -26,7 +26,7 @@ class Coverage:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many names are offered, of how many."""
+        """The number of offered names, and of all names."""
         have = sum(len(names) for names in self.offered.values())
         return have, have + sum(len(names) for names in self.missing.values())
 
@@ -49,12 +49,12 @@ def public_names() -> tuple[str, dict[str, tuple[str, ...]]]:
 
 
 def is_offered(module: ModuleType, name: str) -> bool:
-    """Return True when ``module`` has ``name`` and models it (``not_modelled`` marks what only raises)."""
+    """Whether ``module`` has ``name`` and models it (``not_modelled`` marks functions that only raise)."""
     return hasattr(module, name) and not getattr(getattr(module, name), "not_modelled", False)
 
 
 def coverage() -> Coverage:
-    """Return what is offered of the public names and what is not."""
+    """Return the public names that the simulator has and those that it lacks."""
     from nki_impl.sim.install import simulator_modules
 
     version, names = public_names()

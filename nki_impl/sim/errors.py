@@ -15,7 +15,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
-    """Return the simulator's outermost frame below the kernel, and the kernel's own frame."""
+    """Return the simulator's outermost frame that the kernel called, and the kernel's own frame."""
     frame: FrameType | None = sys._getframe(1)
     public: FrameType | None = None
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -38,15 +38,15 @@ def _operation_name() -> str:
 
 
 class NkiValidationError(Exception):
-    """Base of everything that the machine refuses (``nki.isa.NkiValidationError``)."""
+    """Base class of the errors for broken rules of the machine (``nki.isa.NkiValidationError``)."""
 
 
 class SimulatorError(NkiValidationError):
-    """A rule of the machine is broken.
+    """A kernel breaks a rule of the machine.
 
     ``operand`` is the argument at fault ("dst", "stationary"...), ``limit`` the rule, ``got`` what
-    was given and ``fix`` what to do. ``operation`` defaults to the simulator's function that the kernel
-    called, ``line`` is where it called it. All five and ``line`` are attributes.
+    was given and ``fix`` what to do. ``operation`` is by default the simulator's function that the kernel
+    called. These five are attributes, and so is ``line``, the line of that call.
 
     >>> try:
     ...     raise SimulatorError("dst", "at most 128 partitions", "130", "split it", "memset")
@@ -78,7 +78,7 @@ class PartitionError(ViewError):
 
 
 class MatmulError(SimulatorError):
-    """A limit of the tensor engine: K, M, N, buffers, dtype pairing, PSUM bank, accumulation."""
+    """A limit of the tensor engine is exceeded: K, M, N, buffers, dtype pairing, PSUM bank, accumulation."""
 
 
 class ShapeError(SimulatorError):
@@ -86,11 +86,11 @@ class ShapeError(SimulatorError):
 
 
 class PlacementError(SimulatorError):
-    """An operand lies in a memory that the engine cannot reach, or two share one port."""
+    """An operand is in a memory that the engine cannot access, or two operands need the same port."""
 
 
 class DmaError(SimulatorError):
-    """A limit of the DMA engines: PSUM operands, element counts, transposition rank or dtype."""
+    """A rule of the DMA engines is broken: PSUM operands, element counts, transposition rank or dtype."""
 
 
 class DtypeError(SimulatorError):
@@ -98,7 +98,7 @@ class DtypeError(SimulatorError):
 
 
 class RangeSelectError(SimulatorError):
-    """A rule of range_select: fill value, bounds, comparison."""
+    """A rule of range_select is broken: fill value, bounds, comparison."""
 
 
 class TargetError(SimulatorError):
@@ -106,11 +106,11 @@ class TargetError(SimulatorError):
 
 
 class UninitializedError(SimulatorError):
-    """Memory or an accumulator register is read that was never written."""
+    """The kernel reads memory or an accumulator register that was never written."""
 
 
 class OutputError(SimulatorError):
-    """A kernel input is written, or the kernel returns what is not in shared HBM."""
+    """The kernel writes an input, or returns something that is not a tensor in shared HBM."""
 
 
 class OutOfBoundsError(SimulatorError):
@@ -118,7 +118,7 @@ class OutOfBoundsError(SimulatorError):
 
 
 class DynamicValueError(SimulatorError):
-    """Python wants the value of a register or tile, which exists only on the device."""
+    """Python code needs the value of a register or tile, which exists only on the device."""
 
 
 class CapacityError(SimulatorError):
@@ -130,15 +130,15 @@ class UnsupportedError(SimulatorError):
 
 
 class LaunchError(SimulatorError):
-    """A kernel's function is called outside a launch, or launched with what it cannot take."""
+    """An operation is called outside a launch, or a kernel is launched with invalid arguments."""
 
 
 class CollectiveError(SimulatorError):
-    """A collective's operands, group or sequence break a rule."""
+    """The operands, group or order of collectives break a rule."""
 
 
 class DeadlockError(SimulatorError):
-    """No rank or core can go on; the message says who waits for what."""
+    """No rank or core can continue; the message says which one waits for what."""
 
 
 class RaceError(SimulatorError):

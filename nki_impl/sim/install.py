@@ -1,4 +1,4 @@
-"""Let the simulator answer to ``import nki``, so that kernels written elsewhere run unmodified.
+"""Make ``import nki`` import the simulator, so that kernels written for NKI run unmodified.
 
 >>> with installed():
 ...     import nki.language as nl
@@ -16,7 +16,7 @@ from types import ModuleType
 __all__ = ["installed"]
 
 MODULES = ("nki", "nki.language", "nki.isa", "nki.collectives")
-"""The documented modules; what kernels also import of the rest is in :func:`kernel_modules`."""
+"""The documented modules; :func:`kernel_modules` has the undocumented ones that kernels also import."""
 
 
 def simulator_modules() -> dict[str, ModuleType]:
@@ -26,7 +26,7 @@ def simulator_modules() -> dict[str, ModuleType]:
 
 
 def kernel_modules() -> dict[str, ModuleType]:
-    """Return the modules below ``nki`` that published kernels import without being documented.
+    """Return the undocumented modules of ``nki`` that published kernels import.
 
     ``nki.language.opcode`` has the operators, ``nki.isa.constants`` the enumerations, ``nki.typing``
     the class ``tensor`` for annotations.
@@ -42,10 +42,10 @@ def kernel_modules() -> dict[str, ModuleType]:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Inside the with block ``import nki`` and its submodules mean the simulator.
+    """Make ``import nki``, submodules included, import the simulator inside the with block.
 
-    Afterwards ``sys.modules`` holds for ``nki`` and everything below it what it held before: the real
-    package or nothing. A kernel's module that was imported inside keeps the simulator.
+    Afterwards ``sys.modules`` has the same entries for ``nki`` as before: the real package or none. A kernel's module
+    that was imported inside the block keeps the simulator.
     """
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_nki(name)}
     sys.modules.update(simulator_modules() | kernel_modules())

@@ -111,7 +111,7 @@ private_hbm = MemoryRegion.private_hbm
 hbm = private_hbm
 shared_hbm = MemoryRegion.shared_hbm
 bypass = "bypass"
-"""Operator that does nothing; only operations of NeuronCore-v4 take it."""
+"""Operator that does nothing; only operations of NeuronCore-v4 accept it."""
 
 
 class _TileSize(NKIObject):
@@ -249,7 +249,7 @@ def ndarray(
 def full(
     shape: Any, fill_value: Any, dtype: Any, buffer: Any = sbuf, name: str | None = ""
 ) -> NkiTensor:
-    """Allocate a tensor filled with a number (an int for integers, else taken as float)."""
+    """Allocate a tensor filled with a number: an int for an integer dtype, else converted to float."""
     out = _new_tensor(shape, dtype, buffer, name)
     value = float(fill_value) if out.dtype.is_float else int(fill_value)
     if is_on_chip(out.buffer):
@@ -271,7 +271,7 @@ def ones(shape: Any, dtype: Any, buffer: Any = sbuf, name: str | None = "") -> N
 
 
 def shared_constant(constant: Any) -> NkiTensor:
-    """Return an HBM tensor that holds the NumPy array ``constant``."""
+    """Return an HBM tensor with the values of the NumPy array ``constant``."""
     array = np.asarray(constant)
     out = _new_tensor(
         array.shape or (1,), _as_dtype(array.dtype, "constant"), private_hbm, "constant"
@@ -346,12 +346,12 @@ def num_programs(axes: Any = 0) -> int:
 
 @contextmanager
 def no_reorder() -> Iterator[None]:
-    """Do nothing: the simulator runs in program order everywhere."""
+    """Do nothing, because the simulator always runs in program order."""
     yield
 
 
 def device_print(print_prefix: Any, tensor: NkiTensor) -> None:
-    """Print the prefix, the core and the tensor's values; never written elements show as they are."""
+    """Print the prefix, the core and the tensor's values, even of elements that were never written."""
     core = _core.current()
     note = "" if _is_written(tensor) else " (not all written)"
     print(f"{print_prefix} [rank {core.rank} core {core.core}] {tensor!r}{note}\n{tensor.array}")

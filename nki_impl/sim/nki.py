@@ -1,4 +1,4 @@
-"""The namespace ``nki`` as the simulator offers it: what ``import nki`` gives under :func:`installed`."""
+"""The simulator's module ``nki``, which ``import nki`` gives under :func:`installed`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How collectives happen: groups of ranks, operands, and the meeting that moves the data."""
+"""The implementation of collectives: groups of ranks, operands, and the meeting that moves the data."""

@@ -1,4 +1,4 @@
-"""Who takes part in a collective: replica groups, rings, permutations.
+"""The ranks that take part in a collective: replica groups, rings, permutations.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.collectives.ReplicaGroup.html
 """
@@ -19,8 +19,8 @@ Rings = tuple[tuple[int, ...], ...]
 class ReplicaGroup(NKIObject):
     """Disjoint lists of ranks; each list is a separate group, and its order is the ring's order.
 
-    Every rank of the run belongs to one list. No lists at all, ``ReplicaGroup(())``, is one group of
-    all ranks in their order.
+    Every rank of the run belongs to one list. ``ReplicaGroup(())``, without lists, is one group of
+    all ranks in order.
 
     >>> ReplicaGroup(((0, 1), (2, 3)))
     ReplicaGroup(_value=((0, 1), (2, 3)))
@@ -51,12 +51,12 @@ def rings_of(group: object, world: int) -> Rings:
     if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in flat):
         raise _bad("ranks as integers", rings, "list rank numbers")
     if len(set(flat)) != len(flat):
-        raise _bad("groups that share no rank", rings, "name every rank once")
+        raise _bad("groups that share no rank", rings, "list every rank once")
     if sorted(flat) != list(range(world)) or not all(rings):
         raise _bad(
             f"every rank of 0..{world - 1} in one group",
             rings,
-            f"launch as many ranks as the groups name, or name all {world}",
+            f"launch as many ranks as the groups list, or list all {world}",
         )
     return rings
 
@@ -67,9 +67,9 @@ def ring_of(rings: Rings, rank: int) -> tuple[int, ...]:
 
 
 def targets_of(pairs: object, world: int) -> dict[int, int]:
-    """Return source -> target of ``collective_permute``, checked: cycles over ranks of the run.
+    """Return the target of each source of ``collective_permute``, by source; checks that the pairs form cycles.
 
-    Raises :class:`CollectiveError`: patterns other than cycles are not supported by the device.
+    Raises :class:`CollectiveError` for other patterns, which the device does not support.
 
     >>> targets_of([(0, 2), (2, 0)], 3)
     {0: 2, 2: 0}

@@ -1,12 +1,12 @@
-"""How a collective happens: operands are checked, all cores meet, the last to arrive moves the data.
+"""The execution of a collective: operands are checked, all cores meet, and the last to arrive moves the data.
 
 A collective is a meeting of all cores of all ranks of its group. When all have arrived, the sources
-are copied, then the destinations written, so the order in which ranks ran cannot matter. Each group
-counts its own collectives: the n-th that one core issues is the n-th of all, and must be the same
-operation with equally many operands, of the same shapes, dtypes and names.
+are copied, and then the destinations are written, so the order in which the ranks run does not matter. Collectives
+are counted separately for each group. The n-th one that a core issues is matched with the n-th one of every other
+core, and must be the same operation with the same number of operands, of the same shapes, dtypes and names.
 
-Under LNC 2 both cores issue every collective. Operands in shared HBM are the same tensors on both,
-and move once; operands in SBUF are each core's own, and move between cores with the same number.
+With LNC 2 both cores issue every collective. Operands in shared HBM must be the same tensors on both cores,
+and are moved once. Operands in SBUF belong to each core, and move between cores with the same number.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The collective of one core, ``who``: what it reads and writes, and what must agree in the group.
+    """One core's call of a collective: the tensors that it reads and writes, and what must agree in the group.
 
     ``options`` are (name, value) pairs. ``move`` gets the calls of one group in the order of its ranks
-    and moves the data. ``sent_bytes`` is what this rank puts on the wire, in ``hops`` transfers;
-    ``flops`` what it adds or compares.
+    and moves the data. This rank sends ``sent_bytes`` bytes in ``hops`` transfers, and computes ``flops``
+    additions or comparisons. ``who`` is the core.
     """
 
     who: str
@@ -47,12 +47,12 @@ class Call:
 
     @property
     def on_chip(self) -> bool:
-        """True when the operands are in SBUF."""
+        """Whether the operands are in SBUF."""
         return self.reads[0].storage.on_chip
 
 
 def begin(operation: str, priority: int | None = None) -> tuple[Core, Worker, Machine]:
-    """Enter a collective: name it, let the scheduler switch, return the core and its place.
+    """Enter a collective: name it, let the scheduler switch, return the core, its worker and the machine.
 
     Raises :class:`TargetError` for ``priority`` before NeuronCore-v4, :class:`LaunchError` outside a
     launch.
@@ -67,13 +67,13 @@ def begin(operation: str, priority: int | None = None) -> tuple[Core, Worker, Ma
         raise CollectiveError("priority", "0, 1, 2 or 3", priority, "0 is the highest")
     if core.worker is None or core.worker.machine is None:
         raise LaunchError(
-            "kernel", "a collective runs in a launch", "none", "use run_ranks(kernel, ...)"
+            "kernel", "a collective inside a launch", "no launch", "use run_ranks(kernel, ...)"
         )
     return core, core.worker, core.worker.machine
 
 
 def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> None:
-    """Check the operands, meet the other cores of the group and have the data moved."""
+    """Check the operands and wait for the other cores of the group; the last core to arrive moves the data."""
     _check_memory(core, call)
     _check_alias(call)
     ring = ring_of(call.rings, worker.rank)
@@ -105,7 +105,7 @@ def _move(meeting: Meeting, lnc: int, core: Core) -> None:
     """Move the data of one group, core by core for operands in SBUF, and begin a new phase."""
     calls: list[Call] = [meeting.arrived[worker].payload for worker in meeting.members]
     lanes = range(lnc) if calls[0].on_chip else range(1)
-    # The data of other ranks is written here: not an access of this core.
+    # Data of other ranks are written here, which are not accesses of this core.
     watching, core.on_access = core.on_access, None
     try:
         for lane in lanes:
@@ -118,7 +118,7 @@ def _move(meeting: Meeting, lnc: int, core: Core) -> None:
 
 
 def _check_memory(core: Core, call: Call) -> None:
-    """Refuse PSUM, a mix of memories, kernel inputs, and what the compiler cannot place."""
+    """Refuse PSUM, a mix of memories, kernel inputs, and tensors that the compiler cannot place."""
     everything = [("src", t) for t in call.reads] + [("dst", t) for t in call.writes]
     for operand, tensor in everything:
         storage = tensor.storage
@@ -138,7 +138,7 @@ def _check_memory(core: Core, call: Call) -> None:
         if storage.is_input:
             raise CollectiveError(
                 operand,
-                "an internal tensor: a collective can neither read kernel inputs nor write outputs",
+                "a tensor that is neither a kernel input nor an output: collectives cannot use those",
                 f"the kernel input {name}",
                 "dma_copy it into nl.ndarray(..., buffer=nl.shared_hbm, name=...) first",
             )
@@ -147,7 +147,7 @@ def _check_memory(core: Core, call: Call) -> None:
         if core.lnc > 1 and storage.buffer is not MemoryRegion.shared_hbm:
             raise CollectiveError(
                 operand,
-                "shared HBM, which both cores reach",
+                "shared HBM, which both cores can access",
                 f"{name} in private HBM",
                 "use nl.shared_hbm",
             )
@@ -174,10 +174,7 @@ def _check_alias(call: Call) -> None:
 
 
 def overlap(a: NkiTensor, b: NkiTensor) -> bool:
-    """Return True when two static tensors share an element.
-
-    Exact, for any strides.
-    """
+    """Whether two static tensors share an element; exact for any strides."""
     if a.storage is not b.storage:
         return False
     if a.whole or b.whole:
@@ -189,7 +186,7 @@ def overlap(a: NkiTensor, b: NkiTensor) -> bool:
 
 
 def _compare(worker: Worker, call: Call, meeting: Meeting) -> None:
-    """Refuse a call that differs from what the others of the group have issued."""
+    """Refuse a call that differs from those of the other cores in the group."""
     other, first = next(iter(meeting.arrived.items()))
     mine, theirs = _describe(call), _describe(first.payload)
     if mine != theirs:
@@ -224,7 +221,7 @@ def _mismatch(
 
 
 def _describe(call: Call) -> list[str]:
-    """Return what must be equal across the group, as text."""
+    """Describe the properties of a call that must be equal across the group, as text."""
     parts = [call.operation, f"groups {call.rings}"]
     parts += [f"{name}={value}" for name, value in call.options]
     for operand, group in (("src", call.reads), ("dst", call.writes)):

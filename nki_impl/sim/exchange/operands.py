@@ -34,12 +34,12 @@ def agree(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
     """Refuse sources and destinations that differ in number or dtype."""
     if len(srcs) != len(dsts):
         raise CollectiveError(
-            "dsts", f"{len(srcs)} tensors, as in srcs", len(dsts), "pair them off"
+            "dsts", f"{len(srcs)} tensors, as in srcs", len(dsts), "pass one dst per src"
         )
     for src, dst in zip(srcs, dsts, strict=True):
         if src.dtype is not dst.dtype:
             raise CollectiveError(
-                "dsts", f"the dtype of the source, {src.dtype}", dst.dtype, "allocate it so"
+                "dsts", f"the dtype of the source, {src.dtype}", dst.dtype, "use that dtype"
             )
 
 
@@ -70,7 +70,7 @@ def by_channel(operand: str, given: object, channels: tuple[int, ...]) -> tuple[
 
 
 def channels_of(channel_ids: object, rings: Rings) -> tuple[int, ...]:
-    """Return the channel ids, checked: 0, 1, ... up to the number that the groups allow."""
+    """Check the channel ids: 0, 1, ... up to the number that the groups allow."""
     ids = tuple(channel_ids) if isinstance(channel_ids, (list, tuple)) else ()
     most = 4 if len(rings) == 1 else 2
     if not ids or ids != tuple(range(len(ids))) or len(ids) > most:
@@ -97,7 +97,7 @@ def check_dim(dim: object, reads: Sequence[NkiTensor], on_chip: tuple[int, ...])
 def check_split(src: NkiTensor, n: int) -> None:
     """Refuse a source that does not divide among ``n`` ranks."""
     if src.shape[0] % n:
-        raise CollectiveError("srcs", f"a dimension 0 that {n} ranks divide", src.shape, "pad it")
+        raise CollectiveError("srcs", f"a dimension 0 divisible by {n}", src.shape, "pad it")
 
 
 def check_hbm(reads: Sequence[NkiTensor], why: str = "this collective works on HBM") -> None:
@@ -124,19 +124,19 @@ def op_option(op: object) -> tuple[str, str]:
 
 
 def taken(who: str, tensor: NkiTensor) -> Values:
-    """Return a copy of a source of the core ``who``; raises :class:`UninitializedError`."""
+    """Return a copy of a source of the core ``who``; raise :class:`UninitializedError` if it is not all written."""
     if not is_written(tensor):
         raise UninitializedError(
             "src",
             "elements that were written before they are sent",
-            f"{tensor.name or 'the tensor'} of {who} has elements that nobody wrote",
+            f"{tensor.name or 'the tensor'} of {who} has elements that were never written",
             "write the whole tensor first",
         )
     return tensor.array.copy()
 
 
 def reduced(parts: Sequence[Values], apply: Apply) -> Values:
-    """Return the parts reduced in their order, in float32 or in their own integer dtype."""
+    """Reduce the parts in order, in float32 or in their integer dtype."""
     wide = [to_float32(part) if part.dtype.kind not in "iub" else part for part in parts]
     return functools.reduce(apply, wide)
 

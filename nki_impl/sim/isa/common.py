@@ -1,4 +1,4 @@
-"""What the instructions share: operand checks and the arithmetic of two-operand operators."""
+"""Common code of the instructions: operand checks and the arithmetic of two-operand operators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def same_size(first: NkiTensor, name: str, second: NkiTensor, other: str) -> Non
             other,
             f"the partitions and free size of {name}, {a.shape[0]} x {free_size(first)}",
             f"{b.shape[0]} x {free_size(second)}",
-            "slice both alike; broadcast with .broadcast or .ap (stride 0), nothing is broadcast for you",
+            "slice both alike; nothing is broadcast implicitly, use .broadcast or .ap (stride 0)",
         )
 
 
@@ -58,7 +58,7 @@ def one_per_partition(tensor: NkiTensor, operand: str, partitions: int) -> NkiTe
 def scalar_operand(value: Any, operand: str, partitions: int, float32: bool = True) -> Any:
     """Return an immediate as np.float32, or a (P,1) tile as a float32 column.
 
-    With ``float32`` the tile must be float32, as the arithmetic of tensor_scalar has it.
+    With ``float32`` the tile must be float32, as for the arithmetic of tensor_scalar.
     """
     if isinstance(value, NkiTensor):
         column = one_per_partition(value, operand, partitions)
@@ -95,14 +95,17 @@ def generation_op(op: Op, core: Core, operand: str) -> None:
         from nki_impl.sim.errors import TargetError
 
         raise TargetError(
-            operand, f"nl.{op.name} exists from NeuronCore-v4 on", core.target, "use another one"
+            operand,
+            f"nl.{op.name} exists from NeuronCore-v4 on",
+            core.target,
+            "use another operator",
         )
 
 
 def pick_engine(given: Engine, allowed: tuple[Engine, ...], default: Engine) -> str:
     """Return the name of the engine that runs the instruction.
 
-    Raises :class:`PlacementError` for one that cannot.
+    Raises :class:`PlacementError` for an engine that cannot run it.
     """
     if given is Engine.unknown or given is None:
         return default.name
@@ -120,12 +123,15 @@ def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
     for tensor, name in operands:
         if tensor.storage.buffer is MemoryRegion.psum:
             raise PlacementError(
-                name, "GpSimd reaches SBUF only", "psum", "tensor_copy it to SBUF first"
+                name,
+                "a tile in SBUF, the only memory of GpSimd",
+                "psum",
+                "tensor_copy it to SBUF first",
             )
 
 
 def not_both_psum(a: NkiTensor, first: str, b: NkiTensor, second: str) -> None:
-    """Raise :class:`PlacementError` when both inputs lie in PSUM."""
+    """Raise :class:`PlacementError` when both inputs are in PSUM."""
     if a.storage.buffer is MemoryRegion.psum and b.storage.buffer is MemoryRegion.psum:
         raise PlacementError(
             second,
@@ -146,7 +152,7 @@ def free_limit(tensor: NkiTensor, operand: str) -> None:
 
 
 def integer_tiles(*operands: tuple[NkiTensor, str]) -> None:
-    """Raise :class:`DtypeError` unless all tiles hold integers: bit operators cast nothing."""
+    """Raise :class:`DtypeError` unless all tiles have integers, because bit operators do not cast."""
     for tensor, name in operands:
         if tensor.dtype.is_float:
             raise DtypeError(
@@ -163,7 +169,7 @@ def raw_flat(tensor: NkiTensor, operand: str) -> Array:
 
 
 def read_flat(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
-    """Return the elements as float32 (partitions, free elements); not to be changed."""
+    """Return the elements as float32 (partitions, free elements); the caller must not change them."""
     return flat(read(tensor, operand))
 
 

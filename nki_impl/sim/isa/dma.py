@@ -1,7 +1,7 @@
 """The DMA engines: copies between HBM and SBUF, with dynamic addresses, and transposition.
 
-Element counts must agree, shapes need not: both sides are walked in row-major order. DMA reaches any
-partition but not PSUM. Reading memory that was never written raises.
+Element counts must agree, but shapes need not: both sides are traversed in row-major order. DMA can access any
+partition of SBUF, but not PSUM. Reading memory that was never written is an error.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.dma_copy.html
 and nki.isa.dma_transpose.html.
@@ -47,7 +47,7 @@ def _same_count(dst: NkiTensor, src: NkiTensor) -> None:
             "dst",
             f"{src.size} elements as src {src.shape}",
             f"{dst.size} in {dst.shape}",
-            "slice one",
+            "slice one of them",
         )
 
 
@@ -61,11 +61,11 @@ def dma_copy(
     engine: Engine = Engine.unknown,
     name: str | None = None,
 ) -> None:
-    """Copy ``src`` to ``dst`` in row-major order of both; different dtypes convert through float32.
+    """Copy ``src`` to ``dst`` in row-major order of both; different dtypes are converted through float32.
 
-    A side made by ``ap(..., scalar_offset=)`` or ``select`` is read at the index that the device holds
-    at this moment; one made with ``vector_offset`` gathers or scatters one row per partition. An index
-    outside raises, or with ``oob_mode.skip`` leaves those elements as they are.
+    A side made by ``ap(..., scalar_offset=)`` or ``select`` uses the index that the device has when the instruction
+    runs. A side made with ``vector_offset`` gathers or scatters one row per partition. An index outside the tensor
+    raises; with ``oob_mode.skip`` those elements are left unchanged.
     """
     core = current()
     dst, src = _operand(dst, "dst"), _operand(src, "src")
@@ -92,7 +92,7 @@ def dma_copy(
 def _rows(
     tensor: NkiTensor, operand: str, skip: bool
 ) -> tuple[NkiTensor, NDArray[np.int64], NDArray[np.bool_]]:
-    """Return a static tensor of all rows that an index can name, the indices, and which are inside."""
+    """Return a static tensor of all rows that an index can select, the indices, and which of them are inside."""
     dynamic = tensor.dynamic
     assert dynamic is not None and isinstance(dynamic.source, NkiTensor)
     index = dynamic.source
@@ -130,7 +130,7 @@ def _rows(
 
 
 def _copy_rows(dst: NkiTensor, src: NkiTensor, skip: bool) -> None:
-    """Gather (index on src) or scatter (index on dst), row by row of the index."""
+    """Gather (index on src) or scatter (index on dst), one row for each index."""
     if dst.dynamic is not None and src.dynamic is not None:
         raise DmaError("src", "a dynamic index on one side", "one on each", "copy in two steps")
     gathered = src.dynamic is not None
@@ -160,10 +160,10 @@ def dma_transpose(
     oob_mode: Oob = Oob.error,
     name: str | None = None,
 ) -> None:
-    """Transpose with (1, 0), (2, 1, 0) or (3, 1, 2, 0), by rank; dst in SBUF has exactly that shape.
+    """Transpose with the axes (1, 0), (2, 1, 0) or (3, 1, 2, 0), by rank; dst in SBUF has exactly that shape.
 
-    Equal dtypes of 2 or 4 bytes. dst has at most 128 partitions. The hardware's further rules for
-    ``dge_mode=hwdge`` are not modelled: that mode is refused.
+    Both have one dtype of 2 or 4 bytes, and dst has at most 128 partitions. ``dge_mode=hwdge`` is refused, because
+    its further rules are not modelled.
     """
     core = current()
     dst, src = _operand(dst, "dst"), _operand(src, "src")
@@ -192,7 +192,7 @@ def dma_transpose(
     if src.dynamic is not None and src.dynamic.kind == "vector":
         every, named, inside = _rows(src, "src", oob_mode is Oob.skip)
         if not inside.all():
-            raise UnsupportedError("oob_mode", "indices inside", "some outside", "clamp them")
+            raise UnsupportedError("oob_mode", "indices inside src", "some outside", "clamp them")
         rows = [view_of(every, every.array[row], every.dtype) for row in named]
         values: Array = np.stack([read_raw(row, "src") for row in rows])
     else:
@@ -214,9 +214,9 @@ def dma_compute(
     oob_mode: Oob = Oob.error,
     name: str | None = None,
 ) -> None:
-    """Compute dst = srcs[0] + srcs[1] + ... in float32 (at most 16); nl.add and scales of 1.0 alone.
+    """Compute dst = srcs[0] + srcs[1] + ... in float32, with at most 16 sources.
 
-    Indirect operands (scatter and gather with addition) are not modelled.
+    Only nl.add and scales of 1.0 are supported. Indirect operands (scatter and gather with addition) are not modelled.
     """
     core = current()
     if find(reduce_op, "reduce_op", "arith").name != "add":

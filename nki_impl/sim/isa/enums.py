@@ -22,7 +22,7 @@ class engine(Enum):
 
 
 class reduce_cmd(Enum):
-    """What an instruction does with the reduce registers of its engine."""
+    """The use that an instruction makes of the reduce registers of its engine."""
 
     idle = 0
     reset = 1
@@ -32,7 +32,7 @@ class reduce_cmd(Enum):
 
 
 class dge_mode(Enum):
-    """Who generates DMA descriptors: unknown (compiler's choice), software, hardware, none."""
+    """The generator of DMA descriptors: unknown (compiler's choice), software, hardware, none."""
 
     unknown = 0
     swdge = 1
@@ -41,7 +41,7 @@ class dge_mode(Enum):
 
 
 class oob_mode(Enum):
-    """What a DMA does with a dynamic index outside the tensor: raise, or leave that element alone."""
+    """The behaviour of a DMA for a dynamic index outside the tensor: raise, or skip that element."""
 
     error = 0
     skip = 1
@@ -71,7 +71,7 @@ class nc_version(Enum):
 
 
 class dma_engine(Enum):
-    """Which DMA sendrecv uses."""
+    """The DMA that sendrecv uses."""
 
     dma = 1
     gpsimd_dma = 2

@@ -1,4 +1,4 @@
-"""The GpSimd engine: affine patterns, masks and reduction over partitions. It reaches SBUF only.
+"""The GpSimd engine: affine patterns, masks and reduction over partitions. It can access only SBUF.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -68,10 +68,10 @@ def iota(
     channel_multiplier: Any = 0,
     name: str | None = None,
 ) -> None:
-    """Write offset + partition * channel_multiplier + sum(index_i * step_i), int32 then cast.
+    """Write offset + partition * channel_multiplier + sum(index_i * step_i), computed in int32 and then cast.
 
-    ``pattern`` is [[step, count], ...], outermost first, at most four pairs, whose counts multiply to
-    the free size of dst. Partitions count from 0 at the first one of dst.
+    ``pattern`` is [[step, count], ...], outermost first, at most four pairs; the product of the counts is
+    the free size of dst. The first partition of dst counts as 0.
     """
     dst = tile(dst, "dst", psum=False)
     free_limit(dst, "dst")
@@ -95,7 +95,7 @@ def affine_select(
     offset: Any = 0,
     name: str | None = None,
 ) -> None:
-    """Keep on_true_tile where cmp_op(offset + partition * channel_multiplier + sum(index_i * step_i), 0).
+    """Copy on_true_tile where cmp_op(offset + partition * channel_multiplier + sum(index_i * step_i), 0).
 
     Elsewhere dst gets ``on_false_value`` (float32, rounded to dst's dtype). Both tiles in SBUF.
     """
@@ -125,7 +125,7 @@ def tensor_partition_reduce(
 ) -> None:
     """Reduce over partitions: dst (1, free size) = op over the partitions of ``data``.
 
-    ``op`` is add, maximum, bitwise_or or bitwise_and; both tiles in SBUF.
+    ``op`` is add, maximum, bitwise_or or bitwise_and; both tiles are in SBUF.
     """
     dst, data = tile(dst, "dst", psum=False), tile(data, "data", psum=False)
     meaning = reduction(op, "op", {"add", "maximum", "bitwise_or", "bitwise_and"})

@@ -1,4 +1,4 @@
-"""The vector engine where elements or partitions are picked: predicated copy, shuffle, the 8 largest.
+"""Instructions of the vector engine that select elements or partitions: predicated copy, shuffle, 8 largest.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -35,7 +35,7 @@ def tensor_copy_predicated(
     """Copy ``src`` (a tile of dst's dtype, or a number) to ``dst`` where ``predicate`` is not 0.
 
     ``predicate`` is uint8, uint16 or uint32; it and src are not both in PSUM. Other elements of dst
-    keep what they had, written or not.
+    are unchanged, even if they were never written.
     """
     dst, predicate = tile(dst, "dst"), tile(predicate, "predicate")
     same_size(dst, "dst", predicate, "predicate")
@@ -64,10 +64,10 @@ def tensor_copy_predicated(
 def nc_stream_shuffle(
     dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: str | None = None
 ) -> None:
-    """Copy partitions inside each quadrant of 32: dst[q + i] = src[q + shuffle_mask[i]], 255 leaves dst[q + i].
+    """Copy partitions within each quadrant of 32: dst[q + i] = src[q + shuffle_mask[i]].
 
-    Same dtype and free size; ``src`` may have fewer partitions than ``dst`` as long as the mask names
-    only those it has. Only the named partitions are read. dst may be src.
+    A mask entry of 255 leaves dst[q + i] unchanged. Both have the same dtype and free size; ``src`` may have fewer
+    partitions than ``dst`` if the mask names only existing ones. Only these are read. dst may be src.
     """
     dst, src = tile(dst, "dst"), tile(src, "src")
     if src.dtype is not dst.dtype:

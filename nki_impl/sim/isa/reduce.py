@@ -1,10 +1,9 @@
 """The vector engine's reductions, and the instructions that use its reduce registers.
 
-One float32 register per partition outlives the instruction and is shared by tensor_scalar_reduce,
-range_select, select_reduce and exponential. ``reset_reduce`` starts it afresh, ``reduce`` goes on,
-``load_reduce`` starts from ``reduce_init``, ``reset`` only resets. After ``idle`` it may hold anything:
-the simulator poisons it, and going on from it raises
-:class:`~nki_impl.sim.errors.UninitializedError`.
+There is one float32 register per partition. It keeps its value between instructions, and tensor_scalar_reduce,
+range_select, select_reduce and exponential share it. ``reset_reduce`` starts a new reduction, ``reduce`` continues
+one, ``load_reduce`` starts from ``reduce_init``, ``reset`` only resets. After ``idle`` its value is undefined: the
+simulator marks it, and continuing raises :class:`~nki_impl.sim.errors.UninitializedError`.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -70,11 +69,11 @@ def tensor_reduce(
     keepdims: bool = False,
     name: str | None = None,
 ) -> None:
-    """Reduce the trailing free dimensions ``axis`` of ``data``; dst has what is left per partition.
+    """Reduce the trailing free dimensions ``axis`` of ``data``; dst has the remaining elements per partition.
 
-    ``axis`` is an int or a sequence of ints that ends at the last dimension and leaves dimension 0
-    alone. ``negate`` flips the sign of the result (arithmetic operators). ``keepdims`` keeps reduced
-    dimensions with length 1 in the result's shape; element counts are what is compared.
+    ``axis`` is an int or consecutive ints that end at the last dimension and exclude dimension 0. ``negate`` flips
+    the sign of the result (arithmetic operators). ``keepdims`` keeps reduced dimensions with length 1 in the
+    result's shape, but only element counts are compared with dst.
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")
@@ -85,7 +84,7 @@ def tensor_reduce(
     axes = sorted(a % rank if -rank <= a < rank else rank + 1 for a in axes)
     if not axes or axes[0] == 0 or axes != list(range(axes[0], rank)):
         raise ShapeError(
-            "axis", f"a run of dimensions of {data.shape} that ends with the last one, without 0", axis,
+            "axis", f"consecutive dimensions of {data.shape} up to the last, without dimension 0", axis,
             "transpose first, or reduce partitions with a matmul",
         )  # fmt: skip
     free_limit(data, "data")
@@ -176,7 +175,7 @@ def tensor_scalar_reduce(
 ) -> None:
     """Compute dst = data op0 operand0, and reduce the float32 values of each partition to reduce_res.
 
-    ``reduce_op`` is add, multiply, maximum or minimum; ``reverse0`` is not supported by the machine.
+    ``reduce_op`` is add, multiply, maximum or minimum; the machine does not support ``reverse0``.
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")
@@ -224,12 +223,12 @@ def range_select(
     on_false_value: Any = ...,
     name: str | None = None,
 ) -> None:
-    """Keep element j of each partition where comp_op0(range_start + j, bound0) and comp_op1(.., bound1).
+    """Copy element j of each partition where comp_op0(range_start + j, bound0) and comp_op1(.., bound1).
 
-    Elsewhere dst gets the most negative float32, the only fill value that the machine has (-inf in
+    Elsewhere dst gets the most negative float32, the only fill value that the machine supports (-inf in
     bfloat16 and float16). Bounds are float32, one per partition; positions are compared in float32. The
-    maximum of the float32 values goes to the reduce registers and, if given, to reduce_res: a row
-    without any kept element has the maximum FLOAT32_MIN.
+    maximum of the float32 values is written to the reduce registers and, if given, to reduce_res. It is FLOAT32_MIN
+    for a row in which no element is copied.
     """
     core = current()
     dst, on_true = tile(dst, "dst"), tile(on_true_tile, "on_true_tile")
@@ -241,7 +240,7 @@ def range_select(
         FLOAT32_MIN
     ):
         raise RangeSelectError(
-            "on_false_value", f"{FLOAT32_MIN!r} alone", on_false_value, "use affine_select"
+            "on_false_value", f"only {FLOAT32_MIN!r}", on_false_value, "use affine_select"
         )
     meaning = reduction(reduce_op, "reduce_op", {"maximum"})
     if isinstance(range_start, bool) or not isinstance(range_start, (int, np.integer)):
@@ -311,7 +310,7 @@ def select_reduce(
     """Compute dst = on_true where predicate is not 0, else on_false (a number or a (P,1) tile).
 
     The maximum of each partition can be kept in the reduce registers and reduce_res. ``predicate`` is
-    int8, uint8, int16 or uint16; it and on_true are not both in PSUM; on_true is no 32-bit integer.
+    int8, uint8, int16 or uint16; it and on_true are not both in PSUM. on_true must not be a 32-bit integer tile.
     """
     core = current()
     dst, predicate, on_true = (

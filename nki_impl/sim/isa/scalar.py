@@ -1,7 +1,6 @@
 """The scalar engine: activation functions with scale, bias and a running sum.
 
-Its reduce registers hold one float32 per partition. ``idle`` leaves them alone (unlike the vector
-engine's).
+Its reduce registers hold one float32 per partition. Unlike on the vector engine, ``idle`` leaves them unchanged.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.activation.html
 """
@@ -31,7 +30,7 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 
 class ActivationRangeWarning(UserWarning):
-    """An activation function is given a value for which the hardware's result is not specified."""
+    """An activation function gets a value for which the hardware's result is not specified."""
 
 
 @instruction
@@ -49,8 +48,8 @@ def activation(
     """Compute dst = op(data * scale + bias) in float32, and optionally sum each partition.
 
     ``scale`` is a number or a (P,1) float32 tile; ``bias`` None, a number (not on trn1) or a (P,1) tile
-    of any dtype but tfloat32. ``reduce_op`` is nl.add; the sum is of the float32 values, before they
-    are rounded to dst. Values outside the function's specified range warn (ActivationRangeWarning).
+    of any dtype but tfloat32. ``reduce_op`` is nl.add; the sum is taken over the float32 values before they
+    are rounded to dst. Values outside the function's specified range cause an ActivationRangeWarning.
     """
     core = current()
     _activate(core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
@@ -67,7 +66,7 @@ def activation_reduce(
     scale: float | NkiTensor = 1.0,
     name: str | None = None,
 ) -> None:
-    """Do :func:`activation` with reduce_cmd=reset_reduce; ``reduce_res`` (P,1) is mandatory."""
+    """Run :func:`activation` with reduce_cmd=reset_reduce; ``reduce_res`` (P,1) is mandatory."""
     if reduce_res is None:
         raise DtypeError("reduce_res", "a (P,1) tile", None, "use activation, or pass a tile")
     _activate(current(), dst, op, data, bias, scale, reduce_op, reduce_res, Cmd.reset_reduce)
@@ -108,7 +107,7 @@ def _activate(
 def _affine(
     core: Core, values: Array, bias: float | NkiTensor | None, scale: float | NkiTensor
 ) -> Array:
-    """Return values * scale + bias, leaving ``values`` itself alone."""
+    """Return values * scale + bias; ``values`` itself is not changed."""
     if isinstance(scale, NkiTensor) or scale != 1.0:
         values = values * scalar_operand(scale, "scale", values.shape[0])
     if bias is None:

@@ -1,4 +1,4 @@
-"""The vector engine along a partition: the scan of two tiles, and the statistics of batch norm.
+"""Instructions of the vector engine along a partition: scan of two tiles, statistics for batch norm.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -43,8 +43,8 @@ def tensor_tensor_scan(
 ) -> None:
     """Compute r[i] = (data0[i] op0 r[i-1]) op1 data1[i] along each partition, r[-1] = ``initial``.
 
-    ``initial`` is a number or a (P,1) tile. The state r stays in float32; what is written to dst is
-    rounded once. ``reverse0`` and ``reverse1`` swap the operands of their operator. data0 and data1
+    ``initial`` is a number or a (P,1) tile. The state r stays in float32; each value is rounded once when it is
+    written to dst. ``reverse0`` and ``reverse1`` swap the operands of their operator. data0 and data1
     are not both in PSUM; their free dimensions are flattened.
     """
     core = current()
@@ -90,7 +90,7 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
             "data",
             f"at most {BN_STATS_FREE} elements per partition",
             free_size(data),
-            "give each 512 elements to an instruction of its own, and all results to bn_aggr",
+            "call it once per 512 elements, and pass all results to bn_aggr",
         )
     _check_result(dst, data, 6)
     values = read_flat(data, "data")
@@ -103,14 +103,14 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
 def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
     """Write mean and variance of each partition from (count, mean, variance * count) triples.
 
-    ``data`` holds what one or several :func:`bn_stats` wrote; dst has 2 elements per partition. The
-    variance is that of the whole population.
+    ``data`` holds the results of one or several :func:`bn_stats`; dst has 2 elements per partition. The
+    variance is the population variance.
     """
     dst, data = tile(dst, "dst"), tile(data, "data")
     if free_size(data) % 3:
         raise ShapeError(
             "data", "triples: a multiple of 3 elements per partition", free_size(data),
-            "pass what bn_stats wrote, all of it",
+            "pass complete results of bn_stats",
         )  # fmt: skip
     _check_result(dst, data, 2)
     values = read_flat(data, "data")

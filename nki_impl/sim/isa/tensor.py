@@ -48,12 +48,12 @@ def nc_matmul(
 ) -> None:
     """Compute dst[M, N] (+)= stationary[K, M].T @ moving[K, N] in float32.
 
-    K, the partition dimension of both inputs, is the contracted one; free dimensions are flattened.
-    Inputs in SBUF, dst in PSUM inside one bank (2 KiB per partition); K <= 128, M <= 128, N <= 512.
-    float32 pairs with float32 only. ``accumulate`` True adds, False overwrites, None overwrites each
-    element that no matmul has written since the tile was allocated or written otherwise, and adds to
-    the others. True on an element that no matmul has started raises, unless
-    ``core.strict_matmul`` is False (the documents leave it undefined on trn1 and trn2).
+    The partition dimension K of both inputs is contracted; free dimensions are flattened.
+    Inputs are in SBUF, dst in one bank of PSUM (2 KiB per partition); K <= 128, M <= 128, N <= 512.
+    A float32 input requires the other to be float32 as well. ``accumulate``: True adds; False overwrites; None
+    overwrites each element that no matmul has written since the tile was allocated or written by another
+    instruction, and adds to the others. True raises for an element that no matmul has started, unless
+    ``core.strict_matmul`` is False (the documentation leaves this undefined on trn1 and trn2).
     """
     core = current()
     dst, stationary, moving = (
@@ -67,7 +67,7 @@ def nc_matmul(
     _check_tiling(tile_position, tile_size, k, m)
     if perf_mode is not matmul_perf_mode.none:
         raise UnsupportedError(
-            "perf_mode", "matmul_perf_mode.none", perf_mode, "multiply in single rows"
+            "perf_mode", "matmul_perf_mode.none", perf_mode, "leave perf_mode out"
         )
     if is_transpose:
         _transpose_mode(dst, moving)
@@ -130,7 +130,7 @@ def _check_matmul(
 
 
 def _check_bank(dst: NkiTensor) -> None:
-    """Raise unless the elements of ``dst`` in one partition lie in one 2 KiB bank."""
+    """Raise unless the elements of ``dst`` in a partition are all in one 2 KiB bank."""
     storage = dst.storage
     if storage.partition_bytes <= PSUM_BANK_BYTES:
         return
@@ -166,7 +166,7 @@ def _check_tiling(position: tuple[int, ...], size: tuple[int, ...], k: int, m: i
 
 
 def _transpose_mode(dst: NkiTensor, moving: NkiTensor) -> None:
-    """In transpose mode the moving operand is an identity (its values are checked)."""
+    """Require an identity matrix as moving operand, as transpose mode does; its values are checked."""
     values = flat(read(moving, "moving"))
     if values.shape[0] != values.shape[1] or not np.array_equal(values, np.eye(len(values))):
         raise MatmulError(
@@ -195,7 +195,7 @@ def _accumulate(dst: NkiTensor, product: Array, accumulate: bool | None, strict:
         if strict or not is_written(dst):
             raise MatmulError(
                 "accumulate",
-                "accumulate=True adds to what a matmul has started",
+                "accumulate=True only on elements that a matmul has started",
                 f"{int(started.size - np.count_nonzero(started))} of {started.size} elements not started by a matmul",
                 "pass accumulate=(i > 0), or None",
             )
@@ -211,7 +211,7 @@ def nc_transpose(
     """Transpose partitions and (flattened) free elements, bit for bit.
 
     Tensor engine: SBUF to PSUM, up to 128 x 128. Vector engine: up to 32 x 32, SBUF or PSUM on either
-    side. ``dst`` has the dtype of ``data``. The engine defaults to the one that can.
+    side. ``dst`` has the dtype of ``data``. By default the engine is one that supports the operands.
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")

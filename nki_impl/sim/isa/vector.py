@@ -1,7 +1,7 @@
 """The vector engine: copies, element-wise arithmetic and reductions along the free dimensions.
 
 Every arithmetic instruction reads its tiles as float32, computes in float32 and rounds once when it
-writes. Nothing is broadcast: a (P,1) tile as scalar operand, or a view of stride 0, does that.
+writes. Nothing is broadcast implicitly: use a (P,1) tile as scalar operand, or a view of stride 0.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -52,8 +52,8 @@ def tensor_copy(
 ) -> None:
     """Copy ``src`` to ``dst`` on chip: bit exact between equal dtypes, else through float32.
 
-    Same partition count and free size. Elements of ``src`` that were never written stay so in
-    ``dst``: moving them is allowed, computing with them is not.
+    Both have the same partition count and free size. Elements of ``src`` that were never written count as unwritten
+    in ``dst``, too: they may be copied, but not used in computations.
     """
     core = current()
     dst, src = tile(dst, "dst"), tile(src, "src")
@@ -63,7 +63,7 @@ def tensor_copy(
     if chosen == "scalar" and core.generation < 3:
         raise TargetError(
             "engine",
-            "a scalar engine that copies (trn2 on)",
+            "trn2 or later for copies on the scalar engine",
             core.target,
             "use activation(nl.copy)",
         )
@@ -77,8 +77,8 @@ def memset(
 ) -> None:
     """Fill ``dst`` with a number known when the kernel is traced: an int for an integer tile.
 
-    A tile of floats takes a float, or an int that its dtype holds exactly (0, as published kernels
-    have it).
+    For a floating-point tile the number is a float, or an int that its dtype represents exactly (published kernels
+    pass 0).
     """
     dst = tile(dst, "dst")
     chosen = pick_engine(engine, (Engine.vector, Engine.gpsimd), Engine.vector)
@@ -117,8 +117,8 @@ def tensor_tensor(
 ) -> None:
     """Compute dst = data1 op data2 element by element; at most one input in PSUM.
 
-    int32 and uint32 tiles outside PSUM go to GpSimd and are exact (modulo 2**32); on the vector engine
-    all arithmetic passes through float32. nl.power runs on GpSimd. Bit operators take integers alone.
+    int32 and uint32 tiles outside PSUM are computed on GpSimd, exactly (modulo 2**32); on the vector engine
+    all arithmetic passes through float32. nl.power runs on GpSimd. Bit operators accept only integers.
     """
     core = current()
     dst, data1, data2 = tile(dst, "dst"), tile(data1, "data1"), tile(data2, "data2")
@@ -215,7 +215,7 @@ def tensor_scalar(
     """Compute dst = (data op0 operand0) op1 operand1 with numbers or (P,1) float32 tiles.
 
     ``reverse0`` and ``reverse1`` swap the operands of their operator. Both operators are arithmetic
-    (float32 inside) or both are bit operators (integers alone, nothing is cast).
+    (computed in float32), or both are bit operators (integers only, no cast).
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")
@@ -280,7 +280,7 @@ def scalar_tensor_tensor(
 ) -> None:
     """Compute dst = (data op0 operand0) op1 operand1 with operand1 a tile of data's size.
 
-    Arithmetic operators alone; data and operand1 not both in PSUM; dst may be one of them.
+    Only arithmetic operators are supported. data and operand1 are not both in PSUM; dst may be one of them.
     """
     core = current()
     dst, data, operand1 = tile(dst, "dst"), tile(data, "data"), tile(operand1, "operand1")

@@ -1,1 +1,1 @@
-"""Ranks and cores: launch, turns, what a core does and counts, races."""
+"""Ranks and cores: launches, scheduling, the state and counters of a core, race detection."""

@@ -1,8 +1,8 @@
-"""What goes into a kernel and what comes out: arrays of the caller, tensors in HBM.
+"""The arguments and results of a kernel: conversion between the caller's arrays and tensors in HBM.
 
-Arguments are NumPy arrays (bfloat16 as the dtype of the package ml_dtypes), PyTorch tensors, arrays of
-other libraries, or anything else, which passes unchanged; arrays inside tuples, lists and dicts are found. Results come back as
-NumPy arrays, or as PyTorch tensors when one was passed. Nothing here imports PyTorch.
+Arguments are NumPy arrays (with ml_dtypes.bfloat16), PyTorch tensors or arrays of other libraries, also inside
+tuples, lists and dicts. Any other argument is passed unchanged. Results are NumPy arrays, or PyTorch tensors if one
+was passed. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Input:
 
 
 def is_torch(value: object) -> bool:
-    """Return True for a PyTorch tensor; False when PyTorch is not even loaded."""
+    """Whether ``value`` is a PyTorch tensor; False if PyTorch is not loaded."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
-    """Return True for NumPy arrays, PyTorch tensors, and what NumPy reads as an array (JAX arrays)."""
+    """Whether ``value`` is a NumPy array, a PyTorch tensor, or another array that NumPy can read (JAX)."""
     if isinstance(value, np.ndarray) or is_torch(value):
         return True
     return hasattr(value, "__array__") and not isinstance(value, (np.generic, NkiTensor, type))
@@ -63,9 +63,9 @@ def as_torch(array: Array) -> Any:
 
 
 def load(name: str, value: Any, rank: int, lnc: int, read_only: bool, inputs: list[Input]) -> Any:
-    """Return ``value`` with every array replaced by a kernel input, and note these in ``inputs``.
+    """Return ``value`` with every array replaced by a kernel input, and append these to ``inputs``.
 
-    The inputs of a rank are in shared HBM under LNC 2, else in HBM of its core.
+    The inputs of a rank are in shared HBM with LNC 2, else in the private HBM of its core.
     """
     if is_array(value):
         array = _from_torch(value) if is_torch(value) else np.asarray(value)
@@ -85,7 +85,7 @@ def load(name: str, value: Any, rank: int, lnc: int, read_only: bool, inputs: li
 
 
 def write_back(inputs: list[Input]) -> None:
-    """Put what the kernel changed in its inputs into the caller's arrays."""
+    """Copy the kernel's changes of its inputs back to the caller's arrays."""
     for item in inputs:
         if not (isinstance(item.given, np.ndarray) or is_torch(item.given)):
             continue  # an array of a library whose arrays never change
@@ -102,7 +102,7 @@ def write_back(inputs: list[Input]) -> None:
 
 
 def each_tensor(value: Any, change: Callable[[str, NkiTensor], Any], path: str = "result") -> Any:
-    """Return ``value`` with ``change(path, tensor)`` in place of each tensor in it."""
+    """Return ``value`` with each tensor in it replaced by ``change(path, tensor)``."""
     if isinstance(value, NkiTensor):
         return change(path, value)
     if isinstance(value, (tuple, list)):
@@ -115,12 +115,12 @@ def each_tensor(value: Any, change: Callable[[str, NkiTensor], Any], path: str =
         path,
         "tensors in nl.shared_hbm, alone or in a tuple",
         type(value).__name__,
-        "return such tensors",
+        "return only such tensors",
     )
 
 
 def check_output(path: str, tensor: NkiTensor, inputs_too: bool) -> Storage:
-    """Return the storage of a tensor that a kernel returns, refusing what cannot be an output."""
+    """Return the storage of a tensor that a kernel returns; refuse tensors that cannot be outputs."""
     storage = tensor.storage
     if storage.is_input:
         if inputs_too:
@@ -147,7 +147,7 @@ def unload(path: str, tensor: NkiTensor) -> Array:
         raise UninitializedError(
             path,
             "an output of which every element was written",
-            f"{tensor.name or 'a tensor'} {tensor.shape} with elements that nobody wrote",
+            f"{tensor.name or 'a tensor'} {tensor.shape} with elements that were never written",
             "write all of it, or return the part that is written",
             operation="return",
         )

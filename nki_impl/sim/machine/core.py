@@ -1,7 +1,7 @@
-"""One physical core: who it is, what it has allocated, what it counts, and the entry of instructions.
+"""One physical core: its identity, memory and counters, and the entry point of all instructions.
 
-Every kernel runs with a current :class:`Core` (:func:`current`). Each operation of ``nki.isa`` enters
-through :func:`instruction`, which counts it and calls the hooks:
+Every kernel runs with a current :class:`Core` (:func:`current`). Each operation of ``nki.isa`` is wrapped by
+:func:`instruction`, which counts it and calls the hooks:
 
 - ``core.on_instruction(core)`` before each instruction: a scheduler may switch to another core there.
 - ``core.on_access(core, tensor, is_write)`` before each read or write of HBM: for race detection.
@@ -33,7 +33,7 @@ GENERATIONS = {"trn1": 2, "inf2": 2, "trn2": 3, "trn3": 4}
 
 @dataclass(slots=True)
 class Tally:
-    """What one kind of instruction has done: how often, elements written, FLOPs, bytes moved."""
+    """The counts of one kind of instruction: calls, elements written, FLOPs, bytes moved."""
 
     instructions: int = 0
     elements: int = 0
@@ -45,10 +45,11 @@ class Tally:
 class Core:
     """The state of one physical core during a launch.
 
-    ``rank`` of ``world`` ranks; ``core`` of ``lnc`` cores of this rank. ``grid`` is 0 when the kernel
-    was launched without ``[n]``, else n. ``tallies`` is keyed by (engine, operation). ``accumulators``
-    holds the reduce registers of "scalar" and "vector" engine: float32 per partition, or None when
-    poisoned. ``worker`` is its place in the machine of the launch. ``strict_matmul`` refuses accumulate=True on PSUM that no matmul has started.
+    It is core ``core`` of the ``lnc`` cores of rank ``rank``, which is one of ``world`` ranks. ``grid`` is 0 if the
+    kernel was launched without ``[n]``, else n. ``tallies`` is keyed by (engine, operation). ``accumulators``
+    holds the reduce registers of the "scalar" and "vector" engines: float32 per partition, or None if their values are
+    undefined. ``worker`` is the core's worker in the machine of the launch. ``strict_matmul`` refuses accumulate=True
+    on PSUM that no matmul has started.
     """
 
     rank: int = 0
@@ -73,7 +74,7 @@ class Core:
 
     @property
     def generation(self) -> int:
-        """2, 3 or 4: ``nisa.nc_version`` of the target."""
+        """The generation of the target, 2, 3 or 4, as in ``nisa.nc_version``."""
         return GENERATIONS[self.target]
 
     def begin(self, operation: str) -> None:
@@ -98,14 +99,14 @@ class Core:
     def accumulator(self, engine: str, partitions: int) -> NDArray[np.float32]:
         """Return the reduce registers of ``engine`` for partitions 0..partitions-1.
 
-        Raises :class:`UninitializedError` when an instruction in between may have changed them.
+        Raises :class:`UninitializedError` if another instruction may have changed them.
         """
         held = self.accumulators[engine]
         if held is None or held.shape[0] != partitions:
             raise UninitializedError(
                 "reduce_cmd",
                 f"the reduce registers of the {engine} engine hold this reduction",
-                "registers never reset, used for other partitions, or passed by another instruction",
+                "registers never reset, used for other partitions, or changed by another instruction",
                 "use reduce_cmd.reset_reduce and add the partial results with tensor_reduce",
             )
         return held
@@ -115,7 +116,7 @@ _threads = threading.local()
 
 
 def current() -> Core:
-    """Return the core that the calling thread plays.
+    """Return the core that the calling thread simulates.
 
     Raises :class:`LaunchError` outside a launch.
     """
@@ -123,8 +124,8 @@ def current() -> Core:
     if core is None:
         raise LaunchError(
             "kernel",
-            "operations run inside a launched kernel",
-            "a call outside of one",
+            "an operation inside a launched kernel",
+            "a call outside a launch",
             "launch with kernel(...), nki.simulate(kernel)(...) or run_ranks(kernel, ...)",
         )
     return core
@@ -136,7 +137,7 @@ def acting_as(core: Core) -> Iterator[Core]:
     before = getattr(_threads, "core", None)
     _threads.core = core
     try:
-        # Engines give inf and NaN without a word.
+        # The engines produce inf and NaN without warnings.
         with np.errstate(all="ignore"):
             yield core
     finally:
@@ -144,15 +145,15 @@ def acting_as(core: Core) -> Iterator[Core]:
 
 
 def generation() -> int:
-    """Return the generation of the current core, trn2's outside a launch."""
+    """Return the generation of the current core; outside a launch, that of trn2."""
     core: Core | None = getattr(_threads, "core", None)
     return 3 if core is None else core.generation
 
 
 class NkiInstruction:
-    """What an operation returns; ``depends_on`` names instructions that must come first.
+    """The result of an operation; ``depends_on`` names instructions that must run before it.
 
-    The simulator runs in program order, so every producer has finished already.
+    The simulator runs in program order, so every producer has already finished.
     """
 
     __slots__ = ("handle",)
@@ -169,9 +170,9 @@ P = ParamSpec("P")
 
 
 def instruction(function: Callable[P, None], minimum: int = 2) -> Callable[P, NkiInstruction]:
-    """Make ``function`` an operation of ``nki.isa``: the one entry of all instructions.
+    """Make ``function`` an operation of ``nki.isa``; every instruction passes through this wrapper.
 
-    ``minimum`` is the first generation that has it: older targets raise :class:`TargetError`.
+    ``minimum`` is the first generation that has the operation; older targets raise :class:`TargetError`.
     """
     name = function.__name__
 

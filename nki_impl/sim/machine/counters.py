@@ -1,4 +1,4 @@
-"""What a run has done, counted: instructions and elements per engine, FLOPs, bytes, hops, room.
+"""The counters of a run: instructions and elements per engine, FLOPs, bytes, hops, memory.
 
 Counts are facts about the program, not times: see :mod:`nki_impl.sim.machine.profile` for an estimate.
 """
@@ -13,7 +13,7 @@ from nki_impl.sim.machine.core import Core
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of instruction: how often, elements written, FLOPs, bytes moved."""
+    """The counts of one kind of instruction: calls, elements written, FLOPs, bytes moved."""
 
     engine: str
     operation: str
@@ -25,10 +25,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Counters:
-    """The counts of one rank (both its cores), or of several added up.
+    """The counts of one rank (all its cores), or the sum over several ranks.
 
-    ``rows`` are sorted by engine and operation. ``sbuf_high`` and ``psum_high`` are the largest number of
-    bytes per partition that a core ever had in use; ``hops`` the transfers that collectives made.
+    ``rows`` are sorted by engine and operation. ``sbuf_high`` and ``psum_high`` are the largest numbers of
+    bytes per partition that a core had in use at any time; ``hops`` is the number of transfers of collectives.
     """
 
     rows: tuple[Row, ...]
@@ -51,7 +51,7 @@ class Counters:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines that did something, in alphabetical order."""
+        """The engines that ran an instruction, in alphabetical order."""
         return tuple(sorted({row.engine for row in self.rows}))
 
     @property
@@ -61,7 +61,7 @@ class Counters:
 
     @property
     def dma_bytes(self) -> int:
-        """Bytes that DMA transfers wrote, those of collectives not included."""
+        """Bytes that DMA transfers wrote, without those of collectives."""
         return self.of_engine("dma").bytes
 
     @property
@@ -71,7 +71,7 @@ class Counters:
 
 
 def count_cores(cores: Sequence[Core]) -> Counters:
-    """Return the counts of ``cores`` added up; the high-water marks are the largest of one core."""
+    """Return the sum of the counts of ``cores``; the high-water marks are the largest of any core."""
     sums: dict[tuple[str, str], list[int]] = {}
     for core in cores:
         for key, tally in core.tallies.items():
@@ -90,7 +90,7 @@ def count_cores(cores: Sequence[Core]) -> Counters:
 
 
 def add_up(parts: Sequence[Counters]) -> Counters:
-    """Return the counts of several ranks added up; the high-water marks are the largest."""
+    """Return the sum of the counts of several ranks; the high-water marks are the largest."""
     sums: dict[tuple[str, str], list[int]] = {}
     for part in parts:
         for row in part.rows:

@@ -1,8 +1,8 @@
 """Launching kernels: ``nki.jit``, ``nki.simulate``, and :func:`run_ranks` for W ranks at once.
 
-Arrays that are passed become kernel inputs in HBM; what a kernel returns must be in shared HBM and
-comes back as arrays. Inputs are read-only, but for ``nki.simulate``, which is documented to change the
-caller's arrays in place where the kernel writes its inputs.
+Array arguments become kernel inputs in HBM; the tensors that a kernel returns must be in shared HBM and
+are returned as arrays. Inputs are read-only, except with ``nki.simulate``: if a kernel writes an input there, the
+caller's array changes in place, as documented.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.jit.html,
 nki.simulate.html beside it, and nki/guides/nki_simulator.html.
@@ -43,10 +43,10 @@ TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 
 
 class Kernel:
-    """What ``nki.jit`` makes of a function: call it to launch it, ``kernel[2]`` to use two cores.
+    """The kernel that ``nki.jit`` makes of a function: call it to launch it, ``kernel[2]`` to use two cores.
 
-    ``grid`` is 0 without ``[n]``. Called inside another kernel, it is an ordinary call. ``options`` are
-    the keyword arguments of ``nki.jit``; of these only ``platform_target`` means something here.
+    ``grid`` is 0 without ``[n]``. Inside another kernel, calling it is an ordinary function call. ``options`` are
+    the keyword arguments of ``nki.jit``, of which the simulator uses only ``platform_target``.
     """
 
     def __init__(self, function: Callable[..., Any], grid: int, options: Mapping[str, Any]) -> None:
@@ -75,10 +75,10 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A run of W ranks: what each returned, as NumPy arrays, and what each did.
+    """The outcome of a run of W ranks: the results of each, as NumPy arrays, and its counters.
 
-    ``results[rank]`` has the structure of what the kernel returned. ``ranks`` are the counters per
-    rank, ``total`` their sum; ``switches`` is how often one core made way for another.
+    ``results[rank]`` has the structure of the kernel's return value. ``ranks`` are the counters per
+    rank, ``total`` is their sum; ``switches`` is how often the simulator switched between cores.
     """
 
     results: tuple[Any, ...]
@@ -87,17 +87,17 @@ class Outcome:
 
     @property
     def total(self) -> Counters:
-        """The counters of all ranks added up."""
+        """The sum of the counters of all ranks."""
         return add_up(self.ranks)
 
     @property
     def sbuf_high(self) -> int:
-        """Bytes per partition of SBUF that the fullest core ever had in use."""
+        """The largest number of bytes per partition of SBUF that any core had in use."""
         return self.total.sbuf_high
 
     @property
     def psum_high(self) -> int:
-        """Bytes per partition of PSUM that the fullest core ever had in use."""
+        """The largest number of bytes per partition of PSUM that any core had in use."""
         return self.total.psum_high
 
 
@@ -114,9 +114,9 @@ def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
 
 
 def simulate(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs ``kernel`` on the simulator, changing its inputs in place.
+    """Return a function that runs ``kernel`` on the simulator; inputs that the kernel writes change in place.
 
-    Takes NumPy arrays or PyTorch tensors and returns the same kind. ``kernel`` may be a plain function,
+    It takes NumPy arrays or PyTorch tensors and returns the same kind. ``kernel`` may be a plain function,
     a ``nki.jit`` kernel, or ``kernel[2]``.
     """
     made = jit(kernel)
@@ -142,13 +142,13 @@ def run_ranks(
     ``arguments[rank]`` are its positional arguments (a tuple or list) or keyword arguments (a dict).
     ``lnc`` is the number of cores per rank, by default that of ``kernel[n]``, else 1. ``target`` is
     "trn1", "trn2" or "trn3"; by default that of ``nki.jit(platform_target=...)``, of the environment
-    variable NEURON_PLATFORM_TARGET_OVERRIDE, or trn2. ``interleave`` is a seed by which ranks and cores
-    take turns at random instructions: the results of a correct kernel do not change. ``ring_ids`` says
-    what ``collective_permute_implicit_current_processing_rank_id`` holds. With ``update_inputs`` a
+    variable NEURON_PLATFORM_TARGET_OVERRIDE, or trn2. ``interleave`` is a seed: ranks and cores then
+    take turns at random instructions, which does not change the results of a correct kernel. ``ring_ids`` selects
+    what ``collective_permute_implicit_current_processing_rank_id`` returns. With ``update_inputs`` a
     kernel may write its inputs, and the caller's arrays change.
 
-    Raises LaunchError for arguments that make no run, another
-    :class:`~nki_impl.sim.errors.SimulatorError`, or what the kernel raised, with rank and core.
+    Raises LaunchError for invalid arguments, another :class:`~nki_impl.sim.errors.SimulatorError` for a broken rule,
+    or the exception that the kernel raised, with a note of the rank and core.
     """
     made: Kernel = jit(kernel)
     cores_per_rank = (made.grid or 1) if lnc is None else lnc
@@ -206,7 +206,7 @@ def _inside() -> bool:
 
 
 def _launch_one(kernel: Kernel, args: Any, kwargs: Mapping[str, Any], update_inputs: bool) -> Any:
-    """Launch on one rank; PyTorch tensors in, PyTorch tensors out."""
+    """Launch on one rank; if a PyTorch tensor is passed, PyTorch tensors are returned."""
     bound = _bound(kernel, args, kwargs)
     torch_given = any(map(is_torch, bound.arguments.values()))
     result = run_ranks(kernel, [bound], update_inputs=update_inputs).results[0]
@@ -218,7 +218,9 @@ def _bound(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bo
     try:
         bound = inspect.signature(kernel.function).bind(*args, **kwargs)
     except TypeError as error:
-        raise LaunchError("arguments", "those of the kernel", error, "see its signature") from None
+        raise LaunchError(
+            "arguments", "the kernel's arguments", error, "see its signature"
+        ) from None
     bound.apply_defaults()
     return bound
 
@@ -251,7 +253,7 @@ def _bind(
 
 
 def _make_cores(machine: Machine, target: str, grid: int) -> list[Core]:
-    """Return a core for each worker, the cores of a rank with one shared memory and one detector."""
+    """Make a core for each worker; the cores of a rank share one memory and one race detector."""
     cores = []
     for rank in range(machine.world):
         shared = RankMemory(machine.lnc)
@@ -270,7 +272,7 @@ def _make_cores(machine: Machine, target: str, grid: int) -> list[Core]:
 
 
 def _step(machine: Machine, worker: Worker, core: Core) -> None:
-    """Before each instruction of a run of several workers."""
+    """Let the scheduler switch before each instruction, if there are several workers."""
     if worker.races is not None:
         worker.races.settle()
     machine.step(worker)
@@ -290,7 +292,7 @@ def _body(kernel: Kernel, core: Core, call: BoundArguments, inputs_too: bool) ->
         if storage in worker.exchanged:
             raise CollectiveError(
                 path,
-                "a collective can neither read kernel inputs nor write outputs",
+                "an output that no collective has used",
                 f"{storage.name}, an operand of {worker.exchanged[storage]}",
                 "dma_copy it into another shared_hbm tensor and return that",
             )
@@ -311,7 +313,7 @@ def _same_on_both(worker: Worker, result: Any) -> None:
         raise OutputError(
             "result",
             "both cores return the same tensors",
-            "tensors of their own",
+            "different tensors",
             "allocate outputs on both cores, in the same order or under the same name",
         )
 

@@ -1,8 +1,8 @@
 """A roofline estimate of a run on trn2: counted work divided by published peak rates.
 
-It is an estimate, and an optimistic one: no latency, no instruction overhead, no dependence between
-engines, every transfer at the peak rate. It tells which engine a kernel keeps busiest, not how long it
-takes. The rates per chip are divided by its eight cores.
+The estimate is optimistic: it assumes no latency, no instruction overhead, no dependence between engines, and every
+transfer at the peak rate. It shows which engine a kernel uses most, not how long the kernel takes. The rates per chip
+are divided by its eight cores.
 
 Sources:
 
@@ -29,7 +29,7 @@ CORES_PER_CHIP = 8
 
 @dataclass(frozen=True)
 class Rate:
-    """A published peak rate of one core: ``per_second`` of ``unit``, what it comes from, and where."""
+    """A published peak rate of one core: ``per_second`` of ``unit``, the published figure and its source."""
 
     unit: str
     per_second: float
@@ -44,12 +44,12 @@ RATES = {
     "dma": Rate("byte", 3.5e12 / CORES_PER_CHIP, "3.5 TB/s of DMA per chip", CHIP),
     "collective": Rate("byte", 1.28e12 / CORES_PER_CHIP, "1.28 TB/s of NeuronLink per chip", CHIP),
 }
-"""By engine. No rate is published for gpsimd."""
+"""The published rates by engine; there is none for gpsimd."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The time that one engine of one core needs at its peak rate, at least."""
+    """The least time that one engine of one core needs, at its peak rate."""
 
     engine: str
     work: int
@@ -60,10 +60,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The bounds of one core, the longest first. An estimate.
+    """The estimated bounds of one core, the longest first.
 
-    ``overlapped`` is the longest bound: all engines busy at once. ``in_turn`` is their sum: one engine
-    at a time. ``unrated`` are the engines that worked and have no published rate.
+    ``overlapped`` is the longest bound, for engines that all work in parallel. ``in_turn`` is their sum, for one
+    engine at a time. ``unrated`` are the engines that were used but have no published rate.
     """
 
     bounds: tuple[Bound, ...]
@@ -71,7 +71,7 @@ class Roofline:
 
     @property
     def overlapped(self) -> float:
-        """Seconds if all engines work at once."""
+        """Seconds if all engines work in parallel."""
         return max((bound.seconds for bound in self.bounds), default=0.0)
 
     @property
@@ -81,7 +81,7 @@ class Roofline:
 
 
 def roofline(counters: Counters, lnc: int = 1) -> Roofline:
-    """Return the bounds of a rank's cores, its work shared evenly among the ``lnc`` of them."""
+    """Return the bounds of one core, if the rank's work is shared evenly among its ``lnc`` cores."""
     bounds = []
     for engine, rate in RATES.items():
         row = counters.of_engine(engine)

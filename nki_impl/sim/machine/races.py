@@ -1,27 +1,27 @@
-"""Races: accesses to shared HBM that nothing orders.
+"""Race detection: accesses to shared HBM that nothing orders.
 
-Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. What puts
-their accesses in an order is a meeting of both: a ``core_barrier``, whatever tensor it names, or a
-collective, at which all cores of all its ranks meet. ``sendrecv`` orders the tiles that it moves and
-nothing else. Between two meetings lies a *phase*. Both cores are always in the same phase, so
+Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. Their accesses are ordered
+by a meeting of both: a ``core_barrier``, whatever tensor it names, or a collective, at which all cores of all its
+ranks meet. ``sendrecv`` orders only the tiles that it moves. The time between two meetings is a *phase*. Both cores
+are always in the same phase, so
 
 - two accesses of different cores in different phases are ordered;
-- two accesses of different cores in one phase are not: a race, if one of them writes.
+- two accesses of different cores in one phase are not ordered; they are a race if one of them writes.
 
-The verdict does not depend on which core ran first, and not on the values, with one exception: both
-cores may write the same bits to the same place (tables and scalars that each core sets up for
-itself), and each may then read there what it wrote.
+The verdict does not depend on which core ran first, nor on the values, with one exception: both
+cores may write the same bits to the same place (such as tables that each core sets up for
+itself), and each may then read what it wrote there.
 
 A collective belongs to the phase before it: from the moment that a core issues it until it is
-complete, its sources are being read and its destinations written. So, in that phase,
+complete, its sources are being read and its destinations written. In that phase, before or after the call,
 
-- the other core may not have written a source (a barrier is missing) nor write it still;
-- the other core may neither have read nor written a destination, nor do so still.
+- the other core must not write a source;
+- the other core must neither read nor write a destination.
 
-Within one core the program orders everything: what follows a collective waits for its data.
+Within one core the program order applies: instructions after a collective wait for its data.
 
-Per storage there is one byte per element with a bit for each (kind of access, core), reset when a
-phase begins: an access costs a few passes over that view, and nothing at all under LNC 1.
+Each storage has one byte per element, with a bit for each (kind of access, core), which is reset when a
+phase begins. An access costs a few passes over its view, and nothing with LNC 1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Marks = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access of the present phase, kept for the message of a race."""
+    """One access of the current phase, kept for the message of a race."""
 
     core: int
     kind: int
@@ -78,7 +78,7 @@ class Ledger:
 
 @dataclass(eq=False, slots=True)
 class Rewrite:
-    """A write over what the other core wrote in this phase: allowed if no bit changed there."""
+    """A write over data that the other core wrote in this phase, which is allowed if no bit changes."""
 
     tensor: NkiTensor
     before: NDArray[np.uint8]
@@ -88,14 +88,14 @@ class Rewrite:
 
 
 class Detector:
-    """The phases of one rank, and the check of every access that its cores make to shared HBM."""
+    """The race detector of one rank: its phases, and the check of every access to shared HBM."""
 
     def __init__(self) -> None:
         self.phase = 0
         self._rewrite: Rewrite | None = None
 
     def next_phase(self) -> None:
-        """Both cores have met: everything before is ordered before everything after."""
+        """Begin a new phase, because both cores have met."""
         self.phase += 1
 
     def on_access(self, core: Core, tensor: NkiTensor, is_write: bool) -> None:
@@ -138,7 +138,7 @@ class Detector:
         if present & (_ANY << other):
             self._compare(tensor, marks, access, ledger)
         if kind in (READ, COLLECTIVE_READ) and present & (WRITE << mine):
-            # What a core reads back of its own writes is its own.
+            # A core may read what it has written itself.
             foreign = (marks & np.uint8(WRITE << mine)) == 0
             marks |= foreign.view(np.uint8) * np.uint8(kind << mine)
         else:
@@ -167,7 +167,7 @@ class Detector:
                 )
 
     def _ledger(self, tensor: NkiTensor) -> Ledger:
-        """Return the ledger of the tensor's storage for the present phase."""
+        """Return the ledger of the tensor's storage for the current phase."""
         storage: Storage = tensor.storage
         ledger = storage.shadow
         if not isinstance(ledger, Ledger):
@@ -209,7 +209,7 @@ class Detector:
         name = tensor.name or "an unnamed tensor"
         raise RaceError(
             name,
-            "a core_barrier or a collective between what one core does to shared HBM and what the other does",
+            "a core_barrier or a collective between the accesses of the two cores to shared HBM",
             f"{access}, {earlier}, and nothing orders the two; {int(np.count_nonzero(mine))} elements",
             f"put nisa.core_barrier({tensor.name or 'the tensor'}, (0, 1)) between the two",
             operation=access.operation,
@@ -217,12 +217,12 @@ class Detector:
 
 
 def _watched(tensor: NkiTensor) -> bool:
-    """Return True for what both cores reach and at least one may write."""
+    """Whether both cores can access the tensor and at least one may write it."""
     return tensor.storage.buffer is MemoryRegion.shared_hbm and not tensor.storage.read_only
 
 
 def _window(array: NDArray[np.bool_], access: Access) -> NDArray[np.bool_]:
-    """Return the elements of ``access`` in an array with one entry per unit of the storage."""
+    """Return the part of an array, with one entry per unit of the storage, that ``access`` covers."""
     return np.ndarray(access.shape, np.bool_, array, access.start, access.strides)
 
 
@@ -241,7 +241,7 @@ def _finer(access: Access, times: int) -> Access:
 
 
 def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
-    """Return the tensor's bytes, a last dimension per element: bits compare where NaN does not."""
+    """Return the tensor's bytes, with a last dimension for each element; bytes can be compared even for NaN."""
     array = tensor.array
     strides = (*array.strides, 1)
     shape = (*array.shape, tensor.dtype.itemsize)
@@ -249,5 +249,5 @@ def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
 
 
 def _per_element(marks: NDArray[np.bool_], tensor: NkiTensor) -> NDArray[np.bool_]:
-    """Return one bool per element of ``tensor`` where there may be one per smaller unit."""
+    """Return one bool per element of ``tensor``, from marks that may be per smaller unit."""
     return np.asarray(marks.any(axis=-1)) if marks.ndim > tensor.ndim else marks

@@ -1,6 +1,6 @@
-"""``nki.isa.core_barrier`` and ``nki.isa.sendrecv``: what the two cores of one rank do together.
+"""``nki.isa.core_barrier`` and ``nki.isa.sendrecv``, which synchronise the two cores of one rank.
 
-Both exist on NeuronCore-v3 and newer, and only in a kernel launched on two cores.
+Both exist from NeuronCore-v3 on, and only in a kernel launched on two cores.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.core_barrier.html
 and nki.isa.sendrecv.html beside it.
@@ -27,8 +27,8 @@ def core_barrier(
 ) -> None:
     """Wait until both cores of the rank have reached this point.
 
-    ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). What either
-    core did to *any* shared tensor before the barrier is ordered before what either does after it.
+    ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). All accesses of either
+    core to *any* shared tensor before the barrier are ordered before all accesses after it.
 
     Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` for data that
     is not in shared HBM, :class:`CollectiveError` for other cores or when the cores name different tensors.
@@ -58,7 +58,7 @@ def _pass(meeting: Meeting) -> None:
             "data",
             "both cores name the same tensor",
             _both(meeting, [storage.name or "an unnamed tensor" for storage in storages]),
-            "give the tensor a name, so that both cores mean one allocation",
+            "give the tensor a name, so that both cores use one allocation",
             operation="core_barrier",
         )
     detector = meeting.members[0].races
@@ -80,8 +80,8 @@ def sendrecv(
     """Send ``src`` to core ``send_to_rank`` and receive ``dst`` from core ``recv_from_rank``.
 
     Both are tiles in SBUF of equal shape and dtype; the "ranks" are the core numbers 0 and 1 of this
-    rank. Exchanges with one ``pipe_id`` pair off in program order. Nothing but the two tiles is
-    ordered by it: shared HBM still needs a ``core_barrier``.
+    rank. Exchanges with the same ``pipe_id`` are matched in program order. Only the two tiles are
+    ordered: accesses to shared HBM still need a ``core_barrier``.
 
     Raises :class:`LaunchError`, :class:`PlacementError`, :class:`ShapeError`, :class:`DtypeError`, and
     :class:`CollectiveError` when the two cores do not name each other.
@@ -122,7 +122,7 @@ def _exchange(meeting: Meeting) -> None:
         if parts[send_to][3] != here:
             raise CollectiveError(
                 "recv_from_rank",
-                "the core that is sent to receives from the sender",
+                "each core receives from the core that sends to it",
                 _both(meeting, [f"sends to {to} and receives from {by}" for _, _, to, by in parts]),
                 "pass 1 - nl.program_id(0) for both",
                 operation="sendrecv",
@@ -155,7 +155,7 @@ def _pair_of(core: Core, operation: str) -> tuple[Worker, Machine]:
 
 
 def _both(meeting: Meeting, what: Sequence[str]) -> str:
-    """Return what each member brought, with its line."""
+    """Describe what each member passed, with its line."""
     parts = zip(meeting.members, what, strict=True)
     return " but ".join(
         f"{worker}: {text} ({meeting.arrived[worker].line})" for worker, text in parts

@@ -1,20 +1,19 @@
-"""Ranks and cores that take turns: one thread each, and one baton.
+"""The scheduler: ranks and cores take turns, each in its own thread, and one baton.
 
 A run has W ranks with one or two physical cores each; every (rank, core) executes the kernel's
 function from its first line to its last. Each has its own thread, but only the thread that
-holds the baton runs: a run is a function of the program and its inputs, and nothing is computed twice
-at once. The baton changes hands
+holds the baton runs, so a run is a deterministic function of the program and its inputs. The baton is passed on
 
-- where a worker must wait for others (:meth:`Machine.meet`): barriers, exchanges, collectives;
+- when a worker must wait for others (:meth:`Machine.meet`): barriers, exchanges, collectives;
 - with ``interleave=SEED``, also at random instructions (:meth:`Machine.step`), to a random worker.
 
 Without ``interleave`` the next worker is the next one in the order (rank, core) that can run. A
-correct kernel gives the same bits under every order.
+correct kernel gives the same bits in every order.
 
-What ends a run early, always with one error and never with a thread left running:
+A run ends early for one of these reasons, always with one error, and never with a thread left running:
 
-- an error in one worker: all others are stopped where they stand;
-- nobody can run and somebody waits: :class:`~nki_impl.sim.errors.DeadlockError` says who waits for whom,
+- an error in one worker: all others are stopped where they are;
+- no worker can run, and some wait: :class:`~nki_impl.sim.errors.DeadlockError` says which worker waits for which,
   in which operation, at which line;
 - a worker has returned while others wait for it: :class:`~nki_impl.sim.errors.CollectiveError`.
 
@@ -37,20 +36,20 @@ if TYPE_CHECKING:
     from nki_impl.sim.machine.races import Detector
     from nki_impl.sim.memory.storage import Storage
 
-# One instruction in this many hands the baton on when the run is interleaved.
+# On average, one instruction in this many passes the baton on if the run is interleaved.
 SWITCH_EVERY = 8
 
 
 class Stopped(BaseException):
-    """Unwinds a worker whose run has failed elsewhere; not an Exception, so kernels let it pass."""
+    """Raised in a worker to stop it after another has failed; not an Exception, so that kernels do not catch it."""
 
 
 @dataclass(eq=False)
 class Worker:
     """One physical core of one rank, and the thread that runs its kernel.
 
-    ``races`` watches the shared memory of its rank (None under LNC 1). ``issued`` counts the meetings
-    it has gone to, by their members: the n-th of one core is the n-th of all. ``exchanged`` are the
+    ``races`` is the race detector of its rank (None with LNC 1). ``issued`` counts the meetings that it has
+    joined, by their members: the n-th of one core is the n-th of all. ``exchanged`` are the
     HBM tensors that its collectives used, with the operation; ``hops`` counts its transfers.
     """
 
@@ -72,7 +71,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Arrival:
-    """One worker's part in a meeting: the operation it called, the kernel's line, what it brought."""
+    """One worker's part in a meeting: the operation it called, the line in the kernel, and its payload."""
 
     operation: str
     line: str
@@ -81,7 +80,7 @@ class Arrival:
 
 @dataclass(eq=False)
 class Meeting:
-    """A place where every member must arrive before any goes on."""
+    """A synchronisation point at which every member must arrive before any continues."""
 
     members: Sequence[Worker]
     arrived: dict[Worker, Arrival] = field(default_factory=dict)
@@ -125,7 +124,7 @@ class Machine:
 
     @property
     def alone(self) -> bool:
-        """True for a run of one worker, which never waits and never switches."""
+        """Whether the run has only one worker, which never waits and never switches."""
         return len(self.workers) == 1
 
     def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -144,7 +143,7 @@ class Machine:
         try:
             self._done.acquire()
         except BaseException:
-            # The user's interrupt: whoever runs stops at its next instruction, then all others.
+            # Interrupted by the user: the running worker stops at its next instruction, then all others.
             self._stopping = True
             self._done.acquire()
             raise
@@ -168,9 +167,9 @@ class Machine:
         payload: Any,
         action: Callable[[Meeting], Any],
     ) -> Any:
-        """Wait until all ``members`` have come to ``key``; the last one runs ``action`` for all.
+        """Wait until all ``members`` have arrived at ``key``; the last one runs ``action`` for all.
 
-        Returns what ``action`` returned, the same object for every member.
+        Returns the value that ``action`` returned, the same object for every member.
         """
         meeting = self.meetings.setdefault(key, Meeting(members))
         meeting.arrived[worker] = Arrival(operation, kernel_line(), payload)
@@ -188,14 +187,14 @@ class Machine:
         return meeting.result
 
     def step(self, worker: Worker) -> None:
-        """Give others a chance to run; called before each instruction of a run of several workers."""
+        """Perhaps switch to another worker; called before each instruction if there are several workers."""
         if self._stopping:
             raise Stopped
         if self._random is not None and self._random.randrange(SWITCH_EVERY) == 0:
             self._hand_over(worker)
 
     def _work(self, worker: Worker, body: Callable[[], Any]) -> None:
-        """The whole life of a worker's thread."""
+        """Run a worker's thread from start to end."""
         worker.wake.acquire()
         try:
             if not self._stopping:
@@ -214,7 +213,7 @@ class Machine:
         self._pass_on(worker)
 
     def _pass_on(self, worker: Worker) -> None:
-        """Hand the baton of a finished worker to another one, or report that all are done."""
+        """Pass the baton of a finished worker to another one, or report that all are done."""
         try:
             self._choose(worker).wake.release()
         except DeadlockError as error:
@@ -224,7 +223,7 @@ class Machine:
             self._done.release()
 
     def _fail(self, worker: Worker, error: BaseException) -> None:
-        """Record the first error of the run and stop everybody else."""
+        """Record the first error of the run and stop all other workers."""
         if self._failure is None:
             self._failure = (worker, error)
         self._stopping = True
@@ -241,9 +240,9 @@ class Machine:
             raise Stopped
 
     def _choose(self, worker: Worker) -> Worker:
-        """Return who runs next: the next in order, or a random one when interleaved.
+        """Return the worker that runs next: the next in order, or a random one if interleaved.
 
-        Raises :class:`DeadlockError` if everybody waits, StopIteration if everybody has finished.
+        Raises :class:`DeadlockError` if all workers wait, StopIteration if all have finished.
         """
         index = self.workers.index(worker) + 1
         order = self.workers[index:] + self.workers[:index]
@@ -261,14 +260,14 @@ class Machine:
         """Describe what every worker waits for."""
         return DeadlockError(
             "ranks and cores",
-            "somebody must be able to go on",
+            "at least one core that can continue",
             self.situation(),
             "issue the same barriers and collectives, in the same order, on every core of every rank",
             operation="deadlock",
         )
 
     def situation(self) -> str:
-        """Return, for each worker, what it waits for, or that it has returned."""
+        """Describe, for each worker, what it waits for, or that it has returned."""
         parts = []
         for worker in self.workers:
             meeting = worker.waits_in
@@ -281,7 +280,7 @@ class Machine:
         return "; ".join(parts)
 
     def _refuse_absent(self, meeting: Meeting) -> None:
-        """Refuse a meeting that a worker which has returned can no longer come to."""
+        """Refuse a meeting if a member has already returned from the kernel and cannot join it."""
         gone = [str(worker) for worker in meeting.missing() if worker.finished]
         if not gone:
             return
@@ -289,7 +288,7 @@ class Machine:
         raise CollectiveError(
             "sequence",
             "every core of every rank of the group must issue the same operations",
-            f"{worker} waits in {mine.operation} ({mine.line}) but {' and '.join(gone)} returned "
+            f"{worker} waits in {mine.operation} ({mine.line}), but {' and '.join(gone)} returned "
             "from the kernel without it",
             "make the number of collectives and barriers the same on all ranks and cores",
             operation=mine.operation,
@@ -297,7 +296,7 @@ class Machine:
 
 
 def _named(error: BaseException, worker: Worker, machine: Machine) -> BaseException:
-    """Say in ``error`` on which rank and core it happened."""
+    """Add a note to ``error`` with the rank and core on which it happened."""
     if isinstance(error, SimulatorError):
         if not isinstance(error, DeadlockError):
             error.args = (f"[{worker}] {error}", *error.args[1:])

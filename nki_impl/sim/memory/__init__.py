@@ -1,1 +1,1 @@
-"""Memories of the device: storages, allocation, registers."""
+"""The memories of the device: storages, allocation, registers."""

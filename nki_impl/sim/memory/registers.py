@@ -1,7 +1,7 @@
 """Scalar registers of an engine (``nisa.VirtualRegister``).
 
 A register holds one 32-bit integer that only the device knows: Python can neither compare it nor
-compute with it. It serves as ``scalar_offset`` of an access pattern and as an operand of the
+compute with it. It can be the ``scalar_offset`` of an access pattern and an operand of the
 ``register_*`` operations.
 """
 
@@ -19,7 +19,7 @@ from nki_impl.sim.tensor.views import NKIObject
 class VirtualRegister(NKIObject):
     """A 32-bit scalar register; ``state`` is its value, None before it is loaded.
 
-    ``frozen`` registers (results of collectives) refuse to be written.
+    ``frozen`` registers (results of collectives) cannot be written.
     """
 
     __slots__ = ("state", "frozen")
@@ -43,7 +43,10 @@ class VirtualRegister(NKIObject):
         """Set the value; raises :class:`DtypeError` for frozen registers."""
         if self.frozen:
             raise DtypeError(
-                operand, "a register from register_alloc", "a frozen register", "move it first"
+                operand,
+                "a register from register_alloc",
+                "a frozen register",
+                "register_move it first",
             )
         self.state = value
 

@@ -1,14 +1,14 @@
-"""Memories of the device: storages, and what each physical core has room for.
+"""The memories of the device: storages, and the capacity of each physical core.
 
-A :class:`Storage` is one allocation. It keeps its bytes and, until every element was written, a mask
-of the written ones; memory that nobody wrote holds the byte 0xFF (NaN in every float format), and
+A :class:`Storage` is one allocation. It keeps its bytes and, until every element has been written, a mask
+of the written ones. Unwritten memory holds the byte 0xFF (NaN in every float format), and
 reading it for arithmetic is an error (see :mod:`nki_impl.sim.tensor.access`).
 
-Capacity: SBUF counts live bytes per partition; PSUM counts live bytes per bank of 2 KiB, a tile up to
+Capacity: SBUF counts live bytes per partition. PSUM counts live bytes per bank of 2 KiB; a tile of at most
 one bank never straddles two. A storage is freed when the last Python reference to it (the tensor and
-its views) goes away; CPython's reference counts make that moment a function of the program alone.
-Tensors placed by hand (``address=``) each keep separate bytes, so two that overlap do not disturb
-each other; they count as the highest byte that a live one reaches.
+its views) is dropped; with CPython's reference counts that moment depends only on the program.
+Tensors that the kernel places itself (``address=``) keep separate bytes even if they overlap, so they do not
+overwrite each other; they count as the highest byte that a live one reaches.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory-hierarchy-overview.html
 """
@@ -31,13 +31,13 @@ PSUM_BANK_BYTES = 2048
 SBUF_PARTITION_BYTES = {2: 192 * 1024, 3: 224 * 1024, 4: 256 * 1024}
 """SBUF bytes per partition by generation (trn1: 2, trn2: 3, trn3: 4)."""
 SBUF_USABLE_BYTES = {2: 180224, 3: 212984, 4: 245752}
-"""What of them a kernel may use: 16 KiB, from trn2 on 8 bytes more, are reserved.
+"""The SBUF bytes per partition that a kernel may use: 16 KiB are reserved, from trn2 on 8 bytes more.
 
 Source: https://github.com/leanprover/KLR, KLR/Trace.lean (total_available_sbuf_size)."""
 
 
 class MemoryRegion(Enum):
-    """Where a tensor lives (``nl.sbuf``, ``nl.psum``, ``nl.private_hbm``, ``nl.shared_hbm``)."""
+    """The memory that contains a tensor (``nl.sbuf``, ``nl.psum``, ``nl.private_hbm``, ``nl.shared_hbm``)."""
 
     sbuf = "sbuf"
     psum = "psum"
@@ -48,10 +48,10 @@ class MemoryRegion(Enum):
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
-    ``raw`` holds the bytes. ``missing`` counts the elements never written; while it is between 0 and
-    ``size``, ``mask`` is a bool per ``unit`` bytes. ``started`` (PSUM) marks the elements to which a
-    matmul has written since something else last did. ``owner`` is ``(rank, core)``, core None for
-    what both cores of a rank share. ``read_only`` storages (kernel inputs) refuse writes.
+    ``raw`` holds the bytes. ``missing`` counts the elements that were never written; while it is between 0 and
+    ``size``, ``mask`` has a bool per ``unit`` bytes. ``started`` (PSUM) marks the elements whose last write was by a
+    matmul. ``owner`` is ``(rank, core)``, with core None for memory that both cores of a rank share. ``read_only``
+    storages (kernel inputs) cannot be written.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Storage:
         self.on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
         self.free_size = self.size // shape[0]
         self.shadow: object = None
-        """For the race detector: whatever it keeps about this storage."""
+        """The race detector's records of this storage."""
 
     @property
     def partition_bytes(self) -> int:
@@ -97,13 +97,13 @@ class Storage:
         return self.free_size * self.dtype.itemsize
 
     def written_mask(self) -> NDArray[np.bool_]:
-        """Return the mask of written elements, one bool per ``unit`` bytes, creating it if need be."""
+        """Return the mask of written elements, one bool per ``unit`` bytes; create it if necessary."""
         if self.mask is None:
             self.mask = np.full(self.raw.size // self.unit, self.missing == 0)
         return self.mask
 
     def set_all_written(self) -> None:
-        """Every element has been written."""
+        """Record that every element has been written."""
         self.missing = 0
         self.mask = None
 
@@ -120,9 +120,9 @@ class Storage:
 
 
 class CoreMemory:
-    """What one physical core has allocated on chip, and the high-water marks.
+    """The on-chip allocations of one physical core, with high-water marks.
 
-    ``sbuf_high`` and ``psum_high`` are bytes per partition. SBUF's limit is what is usable, unless
+    ``sbuf_high`` and ``psum_high`` are bytes per partition. The limit of SBUF is the usable size, unless
     ``limit`` gives another; None means unlimited.
     """
 
@@ -135,9 +135,9 @@ class CoreMemory:
         self._placed: Counter[int] = Counter()
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
-        """Take room for ``storage``; ``address`` = (partition, byte) when it is placed by hand.
+        """Allocate space for ``storage``; ``address`` = (partition, byte) if the kernel places it itself.
 
-        Raises :class:`CapacityError` when there is none.
+        Raises :class:`CapacityError` if there is not enough.
         """
         if storage.buffer is MemoryRegion.sbuf:
             self._charge_sbuf(storage, address)
@@ -146,7 +146,7 @@ class CoreMemory:
         storage.account = self
 
     def release(self, storage: Storage) -> None:
-        """Give the room of ``storage`` back."""
+        """Free the space of ``storage``."""
         for bank, count in storage.banks.items():
             self.psum_live[bank] -= count
         if storage.buffer is not MemoryRegion.sbuf:
@@ -217,10 +217,10 @@ class CoreMemory:
 
 
 class RankMemory:
-    """The shared HBM of one rank: the two cores of a rank (LNC 2) get the same storage.
+    """The shared HBM of one rank, whose two cores (LNC 2) get the same storages.
 
-    The n-th allocation of a name on one core is the n-th allocation of that name on the other; tensors
-    without a name go by the ordinal among the nameless ones. ``hbm_live`` and ``hbm_high`` are bytes.
+    The n-th allocation of a name on one core is the same storage as the n-th allocation of that name on the other;
+    unnamed tensors are matched in the same way among themselves. ``hbm_live`` and ``hbm_high`` are bytes.
     """
 
     def __init__(self, lnc: int = 1) -> None:
@@ -231,9 +231,9 @@ class RankMemory:
     def allocate(
         self, core: int, shape: tuple[int, ...], dtype: DType, name: str, rank: int
     ) -> Storage:
-        """Return the storage of this allocation, new for the first core that asks for it.
+        """Return the storage of this allocation; the first core that allocates it creates it.
 
-        Raises :class:`ShapeError` when the two cores disagree about shape or dtype.
+        Raises :class:`ShapeError` if the two cores pass different shapes or dtypes.
         """
         key = (name, self._ordinals[core, name])
         self._ordinals[core, name] += 1
@@ -244,7 +244,7 @@ class RankMemory:
                     name or f"shared_hbm tensor {key[1]}",
                     "both cores of a rank allocate the same shape and dtype",
                     f"{storage.shape} {storage.dtype} and {shape} {dtype}",
-                    "give tensors that only one core allocates a name",
+                    "name the tensors that only one core allocates",
                 )
             return storage
         storage = Storage(shape, dtype, MemoryRegion.shared_hbm, name, (rank, None))
@@ -267,7 +267,7 @@ def check_shape(shape: tuple[int, ...], buffer: MemoryRegion) -> None:
         if len(shape) < 2:
             raise PartitionError(
                 "shape",
-                "an on-chip tensor has a partition and a free dimension",
+                "a partition and a free dimension for an on-chip tensor",
                 shape,
                 "use (P, 1)",
             )

@@ -1,6 +1,6 @@
-"""Operators called on tiles, ``nl.add(x, y)``: allocate a tile, issue the instruction, return the tile.
+"""Operators called on tiles, such as ``nl.add(x, y)``: allocate a tile, issue the instruction, return the tile.
 
-The result lies in SBUF and has the dtype asked for, else that of the tile with the widest number.
+The result is in SBUF and has the requested dtype, else that of the tile with the widest number format.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def promoted(*operands: object) -> DType:
 def binary(function: Callable[..., Any], x: Any, y: Any, dtype: object) -> NkiTensor:
     """Compute ``function`` of two tiles, or of a tile and a number.
 
-    Free dimensions of length 1 of one tile are repeated to the length that the other tile has there.
+    A free dimension of length 1 of one tile is repeated to the length of the other tile.
     """
     kind = promoted(x, y) if dtype is None else as_dtype(dtype)
     if isinstance(x, NkiTensor) and isinstance(y, NkiTensor):
@@ -50,7 +50,7 @@ def binary(function: Callable[..., Any], x: Any, y: Any, dtype: object) -> NkiTe
 
 
 def _repeated(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
-    """Return ``x`` with its free dimensions of length 1 as long as in ``shape``, if ranks agree."""
+    """Return ``x`` with its free dimensions of length 1 repeated as in ``shape``, if the ranks agree."""
     if len(shape) == x.ndim:
         for dim in range(1, x.ndim):
             if x.shape[dim] == 1 != shape[dim]:
@@ -97,7 +97,7 @@ def reduced(
 def broadcast_to(x: NkiTensor, shape: Any, dtype: Any = None) -> NkiTensor:
     """Return a new tile of ``shape`` that repeats the dimensions of length 1 of ``x``, partitions too.
 
-    ``x`` and ``shape`` have the same rank. A tile that has the shape and dtype already is returned
+    ``x`` and ``shape`` have the same rank. A tile that already has the shape and dtype is returned
     itself.
     """
     x = tile(x, "x")
@@ -109,7 +109,7 @@ def broadcast_to(x: NkiTensor, shape: Any, dtype: Any = None) -> NkiTensor:
         a not in (1, b) for a, b in zip(x.shape, lengths, strict=True)
     ):
         raise ShapeError(
-            "shape", f"{x.shape} with dimensions of length 1 made longer", lengths,
+            "shape", f"{x.shape}, except that dimensions of length 1 may be longer", lengths,
             "reshape or expand_dim first",
         )  # fmt: skip
     out = new_tensor(lengths, kind)

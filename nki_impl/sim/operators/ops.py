@@ -1,8 +1,8 @@
 """The operators that instructions take: ``op=nl.add`` and so on.
 
-An operator is passed as the function of ``nki.language`` itself; :data:`OPS` says what each means to an
-engine. All arithmetic is in float32; comparisons and logical operators give 1.0 or 0.0. Bit operators
-work on integers alone, without any cast.
+An operator is passed as the function of ``nki.language`` itself; :data:`OPS` defines what an engine computes for it.
+All arithmetic is in float32; comparisons and logical operators give 1.0 or 0.0. Bit operators
+work only on integers, without any cast.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.api.shared.html
 (supported math operators, supported activation functions).
@@ -28,8 +28,8 @@ F32 = np.float32
 class Op:
     """One operator: ``kind`` is "arith", "compare", "bit", "unary" or "activation".
 
-    ``apply(a, b)`` (or ``apply(a)``) computes it; ``reduce(array2d)`` reduces axis 1, None where the
-    operator reduces nothing; ``start`` is what an empty reduction gives.
+    ``apply(a, b)`` (or ``apply(a)``) computes it; ``reduce(array2d)`` reduces axis 1, None if the
+    operator cannot reduce; ``start`` is the result of an empty reduction.
     """
 
     name: str
@@ -101,12 +101,12 @@ def _gelu_sigmoid_dx(x: Array) -> Array:
 
 
 def _larger(a: Array, b: Array) -> Array:
-    """Return the one of larger magnitude, b if they are equal."""
+    """Return the operand of larger magnitude, b if they are equal."""
     return np.asarray(np.where(np.abs(a) > np.abs(b), a, b))
 
 
 def _smaller(a: Array, b: Array) -> Array:
-    """Return the one of smaller magnitude, b if they are equal."""
+    """Return the operand of smaller magnitude, b if they are equal."""
     return np.asarray(np.where(np.abs(a) < np.abs(b), a, b))
 
 
@@ -177,7 +177,7 @@ UNARY = {
 """Operators of one operand, by their name in ``nki.language``."""
 
 RANGES = {"log": (2.0**-64, 2.0**64), "reciprocal": (2.0**-42, 2.0**42)}
-"""Where the scalar engine's result is specified, of the magnitude for reciprocal; elsewhere it is not."""
+"""The range in which the scalar engine's result is specified; for reciprocal, the range of the magnitude."""
 
 OPS: dict[object, Op] = {}
 """From the function of ``nki.language`` to its meaning; filled by :mod:`nki_impl.sim.operators.tokens`."""

@@ -1,4 +1,4 @@
-"""What Python may not do with values that exist on the device only."""
+"""Refuse Python operations on values that exist only on the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refuse(value: object, *others: object) -> Any:
     """Raise :class:`DynamicValueError`: Python asked for the value of a tensor or register."""
     raise DynamicValueError(
         "value",
-        "Python cannot see values that exist on the device only",
+        "no Python access to values that exist only on the device",
         f"bool(), comparison, iteration, indexing or arithmetic on a {type(value).__name__}",
         "compute with nisa operations; branch on shapes and launch arguments only",
     )

@@ -1,6 +1,6 @@
-"""The operators of ``nki.language`` as functions: ``nl.add`` is both an operator and a call.
+"""The operators of ``nki.language`` as functions: ``nl.add`` can be passed as an operator or called.
 
-Passed to an instruction (``op=nl.add``) a function stands for its entry in :mod:`nki_impl.sim.operators.ops`.
+As an argument of an instruction (``op=nl.add``) it selects its entry in :mod:`nki_impl.sim.operators.ops`.
 Called on tiles (``nl.add(x, y)``) it allocates a tile and issues the instruction that computes it.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from nki_impl.sim.operators.ops import BINARY, OPS, UNARY
 
-# How an operator is called on tiles. Filled by ``elementwise``, which issues instructions, and these
+# The functions that apply an operator to tiles. ``elementwise`` fills them in, because it issues instructions, which
 # take operators.
 ON_TILES: dict[str, Callable[..., Any]] = {}
 
@@ -34,7 +34,7 @@ def _unary(name: str) -> Callable[..., Any]:
 
 def _named(function: Callable[..., Any], name: str, text: str) -> Callable[..., Any]:
     function.__name__ = function.__qualname__ = name
-    # Errors name the operation by the code object that the kernel entered.
+    # Errors take the operation's name from the code object that the kernel called.
     code = function.__code__
     function.__code__ = code.replace(co_name=name, co_qualname=name)
     function.__doc__ = text

@@ -1,1 +1,1 @@
-"""Tensors as views of a storage: dtypes, indices, access patterns, reads and writes."""
+"""Tensors as views of storages: dtypes, indices, access patterns, reads and writes."""

@@ -1,9 +1,9 @@
-"""How instructions read and write tensors: the one way to the values.
+"""Reads and writes of tensors; instructions access values only through these functions.
 
-Reading checks that every element was written; writing rounds once to the dtype of the destination
-(:func:`nki_impl.sim.tensor.dtypes.round_once`) and marks the elements written. Copies between equal dtypes
-are bit exact, and :func:`copy_bits` carries "never written" along instead of raising, so that a tile
-may be moved with holes in it as long as nobody computes with the holes.
+Reading checks that every element has been written. Writing rounds once to the dtype of the destination
+(:func:`nki_impl.sim.tensor.dtypes.round_once`) and marks the elements as written. Copies between equal dtypes
+are bit exact. :func:`copy_bits` copies the mark "never written" too instead of raising, so that a tile
+with unwritten elements may be moved as long as no instruction computes with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = NDArray
 def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     """Return ``tensor`` as a static on-chip tile that a compute engine can address.
 
-    Resolves a dynamic scalar index. Raises :class:`DtypeError` (no tensor), :class:`PlacementError`
+    Resolves a dynamic scalar index. Raises :class:`DtypeError` (not a tensor), :class:`PlacementError`
     (HBM, or PSUM with ``psum=False``) or :class:`PartitionError` (a start partition that engines
     cannot address: 0 for more than 64 partitions, 0 or 64 for more than 32, else multiples of 32).
     """
@@ -61,9 +61,9 @@ def _check_start(tensor: NkiTensor, operand: str) -> None:
     if start and start % (128 if used > 64 else 64 if used > 32 else 32):
         raise PartitionError(
             operand,
-            "engines start at partition 0 (more than 64 partitions), 0 or 64 (more than 32), else 0, 32, 64, 96",
+            "a start at partition 0 for more than 64 partitions, 0 or 64 for more than 32, else 0, 32, 64 or 96",
             f"{used} partitions from {start} on",
-            "move the rows with dma_copy, or begin at such a partition",
+            "move the rows with dma_copy, or start at such a partition",
         )
 
 
@@ -109,9 +109,9 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
 
 
 def over(tensor: NkiTensor, shadow: Array, unit: int) -> Array:
-    """Return the elements of ``tensor`` in ``shadow``, an array with one entry per ``unit`` bytes.
+    """Return the part of ``shadow``, an array with one entry per ``unit`` bytes, that ``tensor`` covers.
 
-    Where the tensor's elements are wider than ``unit`` a last dimension holds their entries.
+    If the tensor's elements are wider than ``unit``, a last dimension has the entries of each element.
     """
     width = tensor.dtype.itemsize // unit
     size = shadow.itemsize
@@ -139,7 +139,7 @@ def is_written(tensor: NkiTensor) -> bool:
 
 
 def mark_written(tensor: NkiTensor) -> None:
-    """Note that every element of ``tensor`` is written."""
+    """Mark every element of ``tensor`` as written."""
     storage = tensor.storage
     if storage.missing == 0:
         return
@@ -162,7 +162,7 @@ def mark_written(tensor: NkiTensor) -> None:
 
 
 def check_read(tensor: NkiTensor, operand: str) -> None:
-    """Raise :class:`UninitializedError` unless every element was written; tell the race detector."""
+    """Raise :class:`UninitializedError` unless every element was written; notify the race detector."""
     storage = tensor.storage
     if not storage.on_chip:
         core = current()
@@ -181,20 +181,20 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
 
 
 def read_raw(tensor: NkiTensor, operand: str) -> Array:
-    """Return the elements in their own dtype: a view, not to be changed."""
+    """Return a view of the elements in their own dtype; the caller must not change it."""
     check_read(tensor, operand)
     return tensor.array
 
 
 def read(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
-    """Return the elements as float32: a view when the tensor is float32, not to be changed."""
+    """Return the elements as float32, a view if the tensor is float32; the caller must not change it."""
     if tensor.storage.missing or not tensor.storage.on_chip:
         check_read(tensor, operand)
     return to_float32(tensor.array)
 
 
 def check_write(tensor: NkiTensor, operand: str) -> None:
-    """Raise :class:`OutputError` for a read-only storage; tell the race detector."""
+    """Raise :class:`OutputError` for a read-only storage; notify the race detector."""
     storage = tensor.storage
     if storage.on_chip:
         return
@@ -211,7 +211,7 @@ def check_write(tensor: NkiTensor, operand: str) -> None:
 
 
 def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
-    """Round ``values`` once to the dtype of ``tensor``, store them and mark them written.
+    """Round ``values`` once to the dtype of ``tensor``, store them and mark them as written.
 
     ``values`` has the tensor's shape, or its partition count and free size.
     """
@@ -228,7 +228,7 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
 
 
 def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "dst") -> None:
-    """Write ``values`` (of dst's shape, in its format) where ``chosen``; other elements stay."""
+    """Write ``values`` (of dst's shape, in its format) where ``chosen``; other elements are unchanged."""
     check_write(dst, operand)
     np.copyto(dst.array, values, where=chosen)
     storage = dst.storage
@@ -256,9 +256,9 @@ def _recount(tensor: NkiTensor) -> None:
 
 
 def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
-    """Copy ``src`` to ``dst`` in row-major order, holes (never written elements) included.
+    """Copy ``src`` to ``dst`` in row-major order, including holes (elements that were never written).
 
-    Bit exact between equal dtypes, else through float32.
+    The copy is bit exact between equal dtypes, else through float32.
     """
     hole = None if is_written(src) else _holes(src).reshape(dst.shape)
     write(dst, src.array if dst.dtype is src.dtype else to_float32(src.array))
@@ -270,7 +270,7 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
-    """Return where elements of ``tensor`` were not (wholly) written, in its shape."""
+    """Return where elements of ``tensor`` were not, or not completely, written, in its shape."""
     if tensor.storage.mask is None:
         return np.ones(tensor.shape, np.bool_)
     mask = _mask(tensor)
@@ -281,7 +281,7 @@ def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
 def hbm_tensor(
     array: Array, name: str, owner: tuple[int, int | None], read_only: bool
 ) -> NkiTensor:
-    """Return a tensor in shared HBM (private with a core in ``owner``) that holds a copy of ``array``."""
+    """Return a tensor with a copy of ``array`` in shared HBM, or in private HBM if ``owner`` names a core."""
     dtype = as_dtype(array.dtype, name)
     shape = array.shape or (1,)
     buffer = MemoryRegion.shared_hbm if owner[1] is None else MemoryRegion.private_hbm

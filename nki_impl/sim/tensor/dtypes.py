@@ -1,8 +1,7 @@
-"""The dtypes of ``nki.language``, and the one place where numbers are rounded.
+"""The dtypes of ``nki.language``, and the only function that rounds numbers.
 
-Every engine computes in float32 and rounds once when it writes: to nearest, ties to even, for
-floating-point destinations; to nearest, ties to even, with saturation for integers. The 16-bit and
-8-bit formats come from ml_dtypes and only store: nothing is ever computed in them.
+Every engine computes in float32 and rounds once when it writes, to nearest, ties to even; integers also
+saturate. The 16-bit and 8-bit formats come from ml_dtypes and are only used for storage: nothing is computed in them.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.api.shared.html
 (supported data types).
@@ -24,8 +23,8 @@ FLOAT32_MIN = float(np.finfo(np.float32).min)
 class DType:
     """A number format: ``name``, ``itemsize`` in bytes, ``kind`` ("float", "int", "uint", "bool").
 
-    ``storage`` is the NumPy dtype that holds it. The members of ``nki.language`` (``nl.float32``...)
-    are the only instances, so identity is equality. They also equal their own name, as in
+    ``storage`` is the NumPy dtype that stores it. The members of ``nki.language`` (``nl.float32``...)
+    are the only instances, so they are compared by identity. They also equal their own name, as in
     ``tensor.dtype == "float32"``.
 
     >>> float32, float32.itemsize, bfloat16.kind
@@ -58,12 +57,12 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """True for floating-point formats."""
+        """Whether this is a floating-point format."""
         return self.kind == "float"
 
     @property
     def is_integer(self) -> bool:
-        """True for signed and unsigned integers and bool."""
+        """Whether this is a signed or unsigned integer format or bool."""
         return self.kind != "float"
 
 
@@ -94,7 +93,7 @@ _BY_STORAGE = {dtype.storage: dtype for dtype in ALL if dtype is not tfloat32}
 def as_dtype(given: Any, operand: str = "dtype") -> DType:
     """Return the DType of a DType, its name, or a NumPy dtype.
 
-    Raises :class:`DtypeError` for float64, int64 and everything else that the device does not have.
+    Raises :class:`DtypeError` for float64, int64 and all other formats that the device does not have.
 
     >>> as_dtype(np.float16), as_dtype("bfloat16")
     (float16, bfloat16)
@@ -115,7 +114,7 @@ def as_dtype(given: Any, operand: str = "dtype") -> DType:
 
 
 def to_float32(array: NDArray) -> NDArray[np.float32]:
-    """Return ``array`` as float32; the array itself when it is float32 already.
+    """Return ``array`` as float32; the array itself if it already is.
 
     >>> to_float32(np.array([1.5], ml_dtypes.bfloat16))
     array([1.5], dtype=float32)
@@ -127,7 +126,7 @@ def round_once(values: NDArray, dtype: DType) -> NDArray:
     """Return ``values`` (float32, or exact integers) in ``dtype``'s storage format, rounded once.
 
     Floats: nearest, ties to even. Integers: nearest, ties to even, then saturation; NaN becomes 0.
-    bool: anything but 0 is True.
+    bool: everything except 0 is True.
 
     >>> round_once(np.float32([2.5, 3.5, 300.0, -1.0]), uint8)
     array([  2,   4, 255,   0], dtype=uint8)
@@ -144,7 +143,7 @@ def round_once(values: NDArray, dtype: DType) -> NDArray:
     if dtype.kind == "bool":
         return values != 0
     if values.dtype.kind == "f":
-        # float64 holds every 32-bit integer and every float32.
+        # float64 represents every 32-bit integer and every float32 exactly.
         wide = np.rint(np.nan_to_num(values.astype(np.float64), nan=0.0))
         return np.clip(wide, dtype.low, dtype.high).astype(dtype.storage)
     return np.clip(values.astype(np.int64), dtype.low, dtype.high).astype(dtype.storage)

@@ -1,4 +1,4 @@
-"""Indices and slices of tensors, checked and turned into NumPy's."""
+"""Check indices and slices of tensors, and convert them to those of NumPy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _INTS = (int, np.integer)
 
 
 def numpy_key(shape: tuple[int, ...], on_chip: bool, key: Any) -> tuple[int | slice, ...]:
-    """Return the NumPy index for ``key``, keeping the rank where the machine keeps it.
+    """Return the NumPy index for ``key``, with slices for ints whose dimension the machine keeps.
 
-    On chip an int on dimension 0 keeps it with length 1, and the rank stays 2 or more; in HBM the rank
-    stays 1 or more: the last int then keeps its dimension.
+    On chip, an int on dimension 0 keeps that dimension with length 1, and the rank is at least 2. In HBM the rank
+    is at least 1. If an int would reduce the rank below this, the last int keeps its dimension.
 
     >>> numpy_key((128, 64), True, (3, slice(0, 8)))
     (slice(3, 4, None), slice(0, 8, None))
@@ -78,14 +78,12 @@ def checked_slice(size: int, on_chip: bool, dim: int, start: Any, stop: Any, ste
     if step is None or step == 1:
         return slice(first, last)
     if dim == 0 and on_chip:
-        raise PartitionError(
-            "dimension 0", "partitions are taken without a step", step, "use step 1"
-        )
+        raise PartitionError("dimension 0", "no step over partitions", step, "use step 1")
     if not isinstance(step, _INTS) or step < 1:
         raise ViewError(
             f"dimension {dim}",
             "a step of at least 1",
             step,
-            "step forwards; a view cannot be reversed",
+            "use a positive step; a view cannot be reversed",
         )
     return slice(first, last, step)

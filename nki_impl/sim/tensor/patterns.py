@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """An index held on the device: ``kind`` "scalar" (one for all) or "vector" (one per partition).
+    """An index that only the device knows: ``kind`` "scalar" (one for all) or "vector" (one per partition).
 
-    ``source`` holds the index, ``stride`` is what one step of it skips, in elements, and it must lie
-    in 0 <= index < ``limit``.
+    ``source`` holds the index, which must be in 0 <= index < ``limit``; ``stride`` is the number of elements that
+    an increment by 1 skips.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Dynamic:
 
 
 def view_of(base: NkiTensor, array: NDArray, dtype: DType) -> NkiTensor:
-    """Return a tensor on the storage of ``base`` that sees ``array``."""
+    """Return a tensor on the storage of ``base`` whose elements are ``array``."""
     out = object.__new__(type(base))
     out.storage = base.storage
     out.array = array
@@ -53,7 +53,7 @@ def strided(
 ) -> NDArray:
     """Return the NumPy view of the storage of ``base`` with this offset and these strides, in bytes.
 
-    With ``check=False`` the view may reach past the storage: it serves for its shape alone.
+    With ``check=False`` the view may reach past the storage, because only its shape is used.
     Raises :class:`OutOfBoundsError`.
     """
     storage = base.storage
@@ -82,7 +82,7 @@ def access_pattern(
     indirect_dim: int,
     dtype: DType | None,
 ) -> NkiTensor:
-    """Do the work of :meth:`NkiTensor.ap`."""
+    """Implement :meth:`NkiTensor.ap`."""
     kind = base.dtype if dtype is None else as_dtype(dtype)
     _check_pattern(base, pattern, kind)
     if scalar_offset is not None and vector_offset is not None:
@@ -119,7 +119,10 @@ def _check_pattern(base: NkiTensor, pattern: list[list[int]], kind: DType) -> No
         raise ViewError("pattern", "one to five [stride, count] pairs", pattern, "merge dimensions")
     if any(count < 1 for _, count in pattern):
         raise ViewError(
-            "pattern", "counts of at least 1", pattern, "an empty access cannot be expressed"
+            "pattern",
+            "counts of at least 1",
+            pattern,
+            "pass positive counts; no access can be empty",
         )
     if not storage.on_chip:
         return
@@ -130,7 +133,7 @@ def _check_pattern(base: NkiTensor, pattern: list[list[int]], kind: DType) -> No
             "pattern",
             f"the first pair of an on-chip tensor is [{free} (its free elements), partitions <= {PARTITIONS}]",
             pattern[0],
-            "begin with the partition dimension",
+            "start with the partition dimension",
         )
 
 
@@ -139,7 +142,7 @@ def parse_names(
     shape: tuple[int, ...],
     fixed: dict[str, int],
 ) -> tuple[list[str], list[int]]:
-    """Return the names in ``pattern`` and their lengths; one per group may follow from the others.
+    """Return the names in ``pattern`` and their lengths; one length per group may be inferred from the others.
 
     >>> parse_names(("b", ("h", "d")), (2, 12), {"d": 4})
     (['b', 'h', 'd'], [2, 3, 4])

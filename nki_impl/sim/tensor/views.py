@@ -1,11 +1,11 @@
-"""Tensors: views on a storage. No view ever copies data.
+"""Tensors, which are views of storages. No view copies data.
 
-An on-chip tensor (SBUF, PSUM) keeps its partitions in dimension 0; view methods cannot reorder, step
+Dimension 0 of an on-chip tensor (SBUF, PSUM) is the partition dimension; view methods cannot reorder, step
 or drop it. Indexing follows the language guide: an int on dimension 0 of an on-chip tensor keeps a
 partition dimension of 1, an int on a free dimension removes it, and the rank never falls below 2 (on
 chip) or 1 (HBM). Slices need 0 <= start < end <= size.
 
-The values of a tensor exist on the device only: bool(), comparison (but with None), iteration and
+The values of a tensor exist only on the device: bool(), comparison (except with None), iteration and
 arithmetic raise :class:`DynamicValueError`.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.NkiTensor.html
@@ -37,10 +37,10 @@ sbuf = MemoryRegion.sbuf
 
 
 class NKIObject:
-    """Base of the classes that kernels may define and pass around.
+    """Base class of the classes that kernels may define and pass around.
 
     Class attributes without an annotation count as fields too, so that ``@dataclass`` on a subclass
-    takes them as arguments, as published kernels have it.
+    accepts them as arguments. Published kernels rely on this.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -58,10 +58,10 @@ class NKIObject:
 
 
 class NkiTensor(NKIObject):
-    """A view on a :class:`Storage`: ``array`` is the NumPy view of its bytes, ``dtype`` their format.
+    """A view of a :class:`Storage`: ``array`` is the NumPy view of its bytes, ``dtype`` their format.
 
     ``dynamic`` is None, or the :class:`Dynamic` index that an instruction resolves when it runs.
-    ``whole`` is True for the view that covers the storage in order.
+    ``whole`` is True for the view that covers the whole storage in order.
     """
 
     __slots__ = ("storage", "array", "dtype", "dynamic", "whole")
@@ -114,7 +114,7 @@ class NkiTensor(NKIObject):
 
     @property
     def buffer(self) -> MemoryRegion:
-        """The memory that holds it."""
+        """The memory that contains it."""
         return self.storage.buffer
 
     @property
@@ -133,7 +133,7 @@ class NkiTensor(NKIObject):
             if self.dynamic.kind == "vector" and array.shape[0] != self.array.shape[0]:
                 raise ViewError(
                     "dimension 0",
-                    "the dimension of an indirect vector index stays as it is",
+                    "no index on the dimension of an indirect vector index",
                     array.shape,
                     "slice the index tile instead",
                 )
@@ -145,12 +145,12 @@ class NkiTensor(NKIObject):
         return out
 
     def is_contiguous(self) -> bool:
-        """Return True when the elements lie one after the other (on chip: within each partition)."""
+        """Whether the elements are contiguous (on chip: within each partition)."""
         array = self.array[0] if self.storage.on_chip else self.array
         return self.dynamic is None and bool(array.flags.c_contiguous)
 
     def is_indirect(self) -> bool:
-        """Return True when an index held on the device decides which elements are meant."""
+        """Whether an index that only the device knows selects the elements."""
         return self.dynamic is not None
 
     def get_pattern(self) -> list[list[int]]:
@@ -166,9 +166,7 @@ class NkiTensor(NKIObject):
             raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
         dim %= self.ndim
         if dim == 0 and self.storage.on_chip:
-            raise PartitionError(
-                "dim", f"{what} leaves the partition dimension alone", dim, "use dim >= 1"
-            )
+            raise PartitionError("dim", f"{what} on a free dimension", dim, "use dim >= 1")
         return dim
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
@@ -181,7 +179,7 @@ class NkiTensor(NKIObject):
         return self._view(self.array[tuple(keys)])
 
     def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
-        """Return the tensor without dimension ``dim``, at ``index``: an int, a register or a (1,1) tile."""
+        """Take ``index`` (an int, a register or a (1,1) tile) in dimension ``dim``, and drop that dimension."""
         dim = self._free_dim(dim, "select")
         if isinstance(index, (int, np.integer)):
             at = checked_index(self.shape[dim], dim, index)
@@ -193,7 +191,7 @@ class NkiTensor(NKIObject):
         return out
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
-        """Return rows of HBM dimension 0 by an index per partition: shape (P, rest of the shape)."""
+        """Select rows of dimension 0 of an HBM tensor, one per partition: shape (P, rest of the shape)."""
         if dim != 0 or self.storage.on_chip:
             raise UnsupportedError(
                 "dim", "dimension 0 of an HBM tensor", dim, "permute, or gather on chip"
@@ -208,7 +206,7 @@ class NkiTensor(NKIObject):
         return out
 
     def permute(self, dims: tuple[int, ...]) -> NkiTensor:
-        """Return the dimensions in the order ``dims``; dimension 0 stays first on chip."""
+        """Reorder the dimensions as in ``dims``; on chip dimension 0 must stay first."""
         if sorted(dims) != list(range(self.ndim)):
             raise ViewError("dims", f"a permutation of 0..{self.ndim - 1}", dims, "name each once")
         if self.storage.on_chip and dims[0] != 0:
@@ -271,11 +269,11 @@ class NkiTensor(NKIObject):
         return self._reshaped((*self.shape[:start_dim], merged, *self.shape[end_dim + 1 :]))
 
     def reshape(self, shape: tuple[int, ...]) -> NkiTensor:
-        """Return the elements in row-major order in another shape; on chip dimension 0 stays."""
+        """Return the elements in row-major order in another shape; on chip dimension 0 must not change."""
         shape = tuple(shape)
         if math.prod(shape) != self.size or min(shape) < 1:
             raise ViewError(
-                "shape", f"{self.size} elements", shape, "the element count must not change"
+                "shape", f"{self.size} elements", shape, "pass a shape with as many elements"
             )
         if self.storage.on_chip and (shape[0] != self.shape[0] or len(shape) < 2):
             raise PartitionError(
@@ -300,7 +298,7 @@ class NkiTensor(NKIObject):
         dst_pattern: tuple,
         fixed_sizes: dict[str, int] | None = None,
     ) -> NkiTensor:
-        """Name the dimensions, ('b', ('h', 'd')) -> ('h', ('b', 'd')): split, permute and merge."""
+        """Split, permute and merge dimensions by name, as in ('b', ('h', 'd')) -> ('h', ('b', 'd'))."""
         names, lengths = parse_names(src_pattern, self.shape, fixed_sizes or {})
         groups = [g if isinstance(g, tuple) else (g,) for g in dst_pattern]
         order = [name for group in groups for name in group]
@@ -328,10 +326,10 @@ class NkiTensor(NKIObject):
         indirect_dim: int = 0,
         dtype: DType | None = None,
     ) -> NkiTensor:
-        """Return the raw access pattern [[stride, count], ...] on the storage, in elements.
+        """Return the view with the access pattern [[stride, count], ...] on the storage, in elements.
 
-        ``offset`` counts from the storage's start and replaces the offset of this view; None keeps
-        that of this view, as the reference has it (the guide has it ignored: pass it explicitly).
+        ``offset`` counts from the start of the storage and replaces the offset of this view. None keeps the offset of
+        this view, as the API reference says; the programming guide says that it is ignored, so pass it explicitly.
         ``scalar_offset`` (a register or a (1,1) integer tile) and ``vector_offset`` (a (P,1) integer
         tile, one row per partition) are multiplied by the product of the dimensions of this tensor
         after ``indirect_dim``.
@@ -341,7 +339,7 @@ class NkiTensor(NKIObject):
         )
 
     def view(self, dtype: DType) -> NkiTensor:
-        """Return the same bytes as ``dtype``; the last dimension's length is rescaled."""
+        """Reinterpret the bytes as ``dtype``; the length of the last dimension changes accordingly."""
         dtype = as_dtype(dtype)
         try:
             array = self.array.view(dtype.storage)
@@ -365,7 +363,7 @@ class NkiTensor(NKIObject):
     def __setitem__(self, key: Any, value: Any) -> None:
         raise UnsupportedError(
             "index",
-            "tiles are written by instructions",
+            "an instruction that writes the tile",
             "an assignment",
             "use nisa.tensor_copy(dst=..., src=...)",
         )
