@@ -29,7 +29,7 @@ Forward, on the rank at ring position r, for one query row:
   o = c_a o_a + c_b o_b. Every product and every sum is rounded once. The result of the first block becomes the running
   state unchanged. Blocks are merged one after the other, in the order of the key owners r, r-1, ..., r-W+1 (mod W),
   within an owner by ascending stretches. (m, l, o) is stored between steps in float32. A block without a
-  visible key has l = 0 and o = 0, and c = 0 when merged with a block that has one.
+  visible key has l = 0 and o = 0, and weight c = 0 when merged with a block that has one.
 - F7  o = o * (1 / l): the reciprocal is rounded to float32, the product to T. This is the only rounding of o to T.
 - F8  lse = m + log(l): the logarithm and the sum are rounded to float32, then to lse_dtype.
 

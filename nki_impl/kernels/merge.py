@@ -20,7 +20,7 @@ LEAST_SUM = 1e-15
 
 @dataclass
 class Partial(nl.NKIObject):  # type: ignore[name-defined]
-    """``o`` [128, D], ``l`` and ``n`` [128, 1] of one query tile, float32 on chip."""
+    """A partial result of one query tile: ``o`` [128, D], ``l`` and ``n`` [128, 1], float32 on chip."""
 
     o: Tensor
     l: Tensor

@@ -19,7 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass
 class Ring(nl.NKIObject):  # type: ignore[name-defined]
-    """``workers`` ranks in each group; this program is core ``core`` of ``cores`` of its rank."""
+    """The ring of a launch: ``workers`` ranks per group; this program is core ``core`` of the ``cores`` of its rank."""
 
     workers: int
     group: Any

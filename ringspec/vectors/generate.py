@@ -41,7 +41,7 @@ NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta", "parts_o", "parts_ls
 
 @dataclass(frozen=True)
 class Derived:
-    """``case`` with ``requires`` and ``digests`` filled in, and the tensors that a set stores for it.
+    """A ``case`` with ``requires`` and ``digests`` filled in, and the tensors that a set stores for it.
 
     ``tensors`` is None if the storage is "digests".
     """
@@ -98,7 +98,7 @@ def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = No
 
 
 def layouts_of_case(case: Case) -> Tensors:
-    """``layout.*`` and ``position.*`` of a ring case, which need no evaluation; empty for other cases."""
+    """Derive ``layout.*`` and ``position.*`` of a ring case, without evaluating it; empty for other cases."""
     if case.operation != "ring":
         return {}
     problem, _, tables = arguments_of(case, inputs_of(case))
@@ -156,7 +156,7 @@ def wanted_of(case: Case, scales: bool = True) -> Wanted:
 
 
 def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors:
-    """``out.*`` and ``scale.*`` of the passes of a case in its formats, per worker for a ring case."""
+    """Make ``out.*`` and ``scale.*`` of the passes of a case in its formats, per worker for a ring case."""
     wanted = wanted_of(case)
     dropped = () if "forward" in case.passes else ("o", "lse")
     results = {name: x for name, x in truth.tensors.items() if name not in dropped}
@@ -172,7 +172,7 @@ def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors
 
 
 def schedule_tensors(case: Case) -> Tensors:
-    """``out.visitor.<pass>`` and ``out.target.<pass>``, int64 [steps, W], of each pass of a schedule case.
+    """Derive ``out.visitor.<pass>`` and ``out.target.<pass>``, int64 [steps, W], of each pass of a schedule case.
 
     See :func:`ringspec.truth.schedule.visitors` and :func:`ringspec.truth.schedule.targets`.
     """

@@ -48,7 +48,7 @@ def each(
 def in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int
 ) -> Iterator[Result]:
-    """As :func:`each`, in ``jobs`` processes; few items are computed ahead, so that results do not fill memory."""
+    """Implement :func:`each` with ``jobs`` processes; few items are computed ahead, to limit memory."""
     # spawn: a fork would copy the state of running BLAS threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin)

@@ -223,7 +223,7 @@ def test_close_lets_the_program_end_by_itself(program, call):
         ("endless line", "more than 1048576 bytes on stdout without an end of line"),
         ("close stdout", "closed its stdout but is still running"),
         ("other kind", "kind 'done'; expected result, refused or error"),
-        ("other id", "an answer to 'another', expected 'ring/float32-zigzag-w4'"),
+        ("other id", "the answer is for the call 'another'; expected 'ring/float32-zigzag-w4'"),
         ("unknown key", "unknown key 'seconds'"),
         ("reason of no text", "is not text: 5"),
         ("truncated", "result file: expected tensors inside"),

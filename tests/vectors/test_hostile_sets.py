@@ -74,7 +74,7 @@ def test_an_unlisted_file_or_folder_is_found(root, name):
 def test_names_that_differ_in_case_alone_are_found(root, name):
     (root / name).parent.mkdir(exist_ok=True, parents=True)
     (root / name).write_text("{}")
-    assert "case alone" in refused(root, (VectorError, "path-unlisted-file")).got
+    assert "only in case" in refused(root, (VectorError, "path-unlisted-file")).got
 
 
 @on_posix

@@ -5,7 +5,7 @@ are returned as arrays. Inputs are read-only, except with ``nki.simulate``: if a
 caller's array changes in place, as documented.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.jit.html,
-nki.simulate.html beside it, and nki/guides/nki_simulator.html.
+nki.simulate.html in the same folder, and nki/guides/nki_simulator.html.
 """
 
 from __future__ import annotations

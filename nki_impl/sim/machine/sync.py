@@ -3,7 +3,7 @@
 Both exist from NeuronCore-v3 on, and only in a kernel launched on two cores.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.core_barrier.html
-and nki.isa.sendrecv.html beside it.
+and nki.isa.sendrecv.html in the same folder.
 """
 
 from __future__ import annotations

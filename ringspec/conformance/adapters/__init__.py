@@ -1,1 +1,1 @@
-"""Adapters between an implementation and the target protocol: one for each way to be called."""
+"""Adapters between implementations and the target protocol: lists of arrays, PyTorch, JAX, programs, files."""

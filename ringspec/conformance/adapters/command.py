@@ -58,7 +58,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """How to read the answers of a program; ``who`` names the program in messages.
+    """The functions that read the answers of a program; ``who`` names the program in messages.
 
     ``claims`` converts the answer to hello into Claims. ``result`` converts the answer to a call, with the folder
     of its files, into a Result. Both raise Garbage and other kinds of Failed. ``refusal`` makes the error for

@@ -147,7 +147,7 @@ def derived(
 def answer(
     function: Callable[..., Any] | str, message: Message, packages: tuple[str, ...] = ()
 ) -> Message:
-    """Return the answer to one call, whatever happens, and write the results to its file.
+    """Return the answer to one call, even if the call fails, and write the results to its file.
 
     The answer names those of the ``packages`` that this process has imported.
     """

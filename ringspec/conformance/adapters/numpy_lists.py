@@ -1,4 +1,4 @@
-"""A function over lists of per-worker NumPy arrays as a target."""
+"""A function that takes lists of NumPy arrays, one per worker, as a target."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, A
 def evaluate(
     function: Callable[..., Any], request: Mapping[str, Any], place: Place, given: Arrays
 ) -> tuple[Arrays, list[str]]:
-    """Compute the forward pass and, if requested, autograd's backward on one rank.
+    """Compute the forward pass and, if requested, autograd's backward pass on one rank.
 
     Returns the results by name, and the names of inputs that the function changed.
     """
@@ -172,7 +172,7 @@ def evaluate(
 def answer(
     function: Callable[..., Any], request: Mapping[str, Any], place: Place, given: Arrays
 ) -> tuple[dict[str, Any], Arrays]:
-    """Return the reply to one request, whatever happens, and the results.
+    """Return the reply to one request, even if the call fails, and the results.
 
     The reply names those of the request's ``packages`` that this process has imported.
     """

@@ -143,7 +143,7 @@ def check_answer(message: Mapping[str, Any], id: str) -> None:
         if key not in allowed:
             raise Garbage(f"the answer of kind {kind!r} has the unknown key {shown(key)}")
     if message.get("id", id) != id:
-        raise Garbage(f"an answer to {shown(message['id'])}, expected {id!r}")
+        raise Garbage(f"the answer is for the call {shown(message['id'])}; expected {id!r}")
     if kind == "result":
         return
     text = message.get(texts[kind], "")

@@ -175,10 +175,10 @@ def in_o(seen: Examined) -> bool:
 def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -> list[Recipe]:
     """Return the readings among ``others`` that may explain the errors of o, the most likely first.
 
-    A reading is left out if a fault of the forward pass, partial results rounded to the narrow format of P, explains o
-    better: the reading would excuse that fault. It is also left out if o is less likely under it than under ``first``
-    (by more than a margin if ``of_o``, that is, if o raised an alarm under ``first``): it predicts more noise than o
-    has, and could excuse a fault of the backward pass.
+    ``of_o``: o raised an alarm under ``first``. A reading is left out in two cases. (1) A known fault, partial results
+    rounded to the narrow format of P, explains o better; the reading would excuse this fault. (2) o is less likely
+    under the reading than under ``first``, by more than CONTRADICTION nats if ``of_o``, else EVEN nats; the reading
+    predicts more noise than o has, and could excuse a fault of the backward pass.
     """
     error, narrow = answer.errors["o"], first.p
     faults = [

@@ -51,7 +51,7 @@ class Question:
 
     @cached_property
     def sizes(self) -> Named:
-        """How much a relative error of the merge weights changes each row of a result, by name.
+        """The change of each row of a result per unit relative error of the merge weights, by name.
 
         The sum of the absolute terms of the row times 1 + abs(lse): [B, H, S, 1], and [B, H, S] for lse.
         """

@@ -163,7 +163,7 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the target claims, as data."""
+        """The claims of the target, as data."""
 
     def run(self, call: Call) -> Result:
         """Compute one call; raise :class:`Refused` for one that the target does not support."""

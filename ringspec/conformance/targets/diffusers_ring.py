@@ -80,7 +80,7 @@ def kernel_forward(
     alibi_slopes: Any,
     return_softmax: bool,
 ) -> tuple[Any, Any, Any, Any]:
-    """flash-attn's ``_wrapped_flash_attn_forward``: o [B, n, H, D], lse [B, H, n] and two unused results."""
+    """Replace flash-attn's ``_wrapped_flash_attn_forward``: o [B, n, H, D], lse [B, H, n], two unused results."""
     import torch
 
     check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)
@@ -112,7 +112,7 @@ def kernel_backward(
     deterministic: bool,
     rng_state: Any,
 ) -> None:
-    """flash-attn's ``_wrapped_flash_attn_backward``: fill dq, dk and dv from the given o and lse."""
+    """Replace flash-attn's ``_wrapped_flash_attn_backward``: fill dq, dk and dv from the given o and lse."""
     import torch
 
     check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)

@@ -44,7 +44,7 @@ NOT_TERMS = ("q_offset",)  # contained in the positions
 
 
 class Reference:
-    """``ringspec.ring``, one block and a merge under one recipe."""
+    """A target that runs ``ringspec.ring``, single blocks and merges under one recipe."""
 
     def __init__(self, recipe: Recipe, **claims: Any) -> None:
         self.recipe = recipe

@@ -75,4 +75,4 @@ def launcher() -> list[str]:
     return [found]
 
 
-reference_mpi = ReferenceMpi  # called without arguments by whoever loads the target
+reference_mpi = ReferenceMpi  # the loader of targets calls it without arguments

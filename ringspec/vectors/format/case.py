@@ -89,7 +89,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """How the elements of one input are made, without rounding.
+    """The recipe that makes the elements of one input, without rounding.
 
     ``kind`` is one of:
 

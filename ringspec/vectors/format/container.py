@@ -28,7 +28,7 @@ def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
         raise VectorError(
             f"the id {id!r} in {name}",
             shown(case.id),
-            "an id is the path of the case in its set",
+            "make the id the path of the case in its set",
             code="case-format",
         )
     return case

@@ -25,7 +25,7 @@ def flags_from_json(text: str | bytes, what: str = "flags.json") -> Mapping[str,
             raise VectorError(
                 f"one status for each report of {name!r} in {what}",
                 got,
-                "give both lists",
+                "give lists of equal length",
                 code="flag-format",
             )
         flags[name] = Flag(name, entry["bug_class"], entry["effect"], reports, statuses)

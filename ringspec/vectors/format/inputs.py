@@ -112,7 +112,7 @@ def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
     """The axes of an input that the offsets ``head`` and ``shard`` of a recipe refer to.
 
     The shard axis is the token axis of q, k, v, dy and of row data, the key axis of bias, mask and keep, and
-    the axis of parts of parts_o and parts_lse.
+    the first axis, which counts the parts, of parts_o and parts_lse.
     """
     if name in ("parts_o", "parts_lse"):
         return 2, 0

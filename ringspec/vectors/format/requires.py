@@ -78,7 +78,7 @@ def has_padding(case: Case) -> bool:
 
 
 def masks(case: Case) -> tuple[str, ...]:
-    """Which kinds of mask terms a case has."""
+    """The kinds of mask terms that a case has."""
     given = {
         "causal": case.terms.get("causal", False),
         "window": case.terms.get("window") is not None,

@@ -25,7 +25,7 @@ LARGEST_WHOLE = 4096
 def rows_of(
     id: str, side: str, table: NDArray[np.int64], batch: int, heads: int
 ) -> NDArray[np.int64]:
-    """(b, h, slot) of the sampled rows, int64 [W, 16, 3]; ``side`` is "q" or "k".
+    """Choose the rows to sample: their (b, h, slot), int64 [W, 16, 3]; ``side`` is "q" or "k".
 
     >>> rows_of("ring/example", "q", np.arange(32).reshape(1, 32), 1, 2)[0, ::5].tolist()
     [[0, 0, 0], [0, 0, 11], [0, 1, 3], [0, 1, 29]]

@@ -59,7 +59,7 @@ def cached_file(folder: Path, vectors: VectorSet, id: str) -> Path:
 def tensors_of(
     vectors: VectorSet, id: str, cache_dir: str | os.PathLike[str] | None = None
 ) -> Tensors:
-    """Whole tensors of the case ``id`` of a set: ``in.*``, ``out.*``, ``layout.*``, ``position.*``.
+    """Return the whole tensors of the case ``id`` of a set: ``in.*``, ``out.*``, ``layout.*``, ``position.*``.
 
     Row scales ``scale.*`` are included unless the storage is "digests". Tensors that ``vectors`` does not store
     are read from the cache in ``cache_dir`` (None: the user's), or are derived and kept there. Raises

@@ -55,7 +55,7 @@ class CaseChange:
 
 @dataclass(frozen=True)
 class SetDiff:
-    """``added`` and ``removed`` ids, and the cases that ``changed``.
+    """The differences between two sets: ``added`` and ``removed`` ids, and the cases that ``changed``.
 
     ``versions`` are changes of the version fields of the manifest, ``flags`` those of flags.json.
     """

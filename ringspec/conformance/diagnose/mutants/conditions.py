@@ -114,7 +114,7 @@ def padded(call: Call) -> bool:
 
 
 def square(call: Call) -> bool:
-    """As many queries as keys in a block."""
+    """A block has as many queries as keys."""
     return attends(call) and call.worker("q", 0).shape[2] == call.worker("k", 0).shape[2]
 
 

@@ -31,7 +31,7 @@ Side = TypeVar("Side", QuerySide, KeySide)
 
 @dataclass(frozen=True)
 class At:
-    """Where a piece is called: the pass, the worker, the ring step, and the two blocks that meet.
+    """The place where a piece is called: the pass, the worker, the ring step, and the pair of blocks.
 
     ``all_queries`` and ``all_keys`` are the blocks of every worker as they were at the start.
     """
