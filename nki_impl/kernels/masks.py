@@ -62,7 +62,7 @@ def cp_offset(mask: Mask, rows: int, query_position: Tensor, key_position: Tenso
 
 
 def within_bounds(high: Tensor, bound_max: Tensor) -> Tensor:
-    """Compute min(high, bound_max), both [128, s / 128]: one past the last key of the row's document."""
+    """Compute min(high, bound_max), both [128, s / 128]: one past the last key visible under both."""
     both = nl.ndarray(high.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=both, data1=high, data2=bound_max, op=nl.minimum)
     return both

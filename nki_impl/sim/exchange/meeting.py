@@ -64,7 +64,9 @@ def begin(operation: str, priority: int | None = None) -> tuple[Core, Worker, Ma
             "priority", "None before NeuronCore-v4", f"{priority} on {core.target}", "leave it out"
         )
     if priority is not None and priority not in (0, 1, 2, 3):
-        raise CollectiveError("priority", "0, 1, 2 or 3", priority, "0 is the highest")
+        raise CollectiveError(
+            "priority", "0, 1, 2 or 3", priority, "pass one of these; 0 is the highest"
+        )
     if core.worker is None or core.worker.machine is None:
         raise LaunchError(
             "kernel", "a collective inside a launch", "no launch", "use run_ranks(kernel, ...)"

@@ -56,7 +56,7 @@ def paired_lists(srcs: object, dsts: object) -> tuple[tuple[NkiTensor, ...], tup
     reads, writes = tensors("srcs", srcs), tensors("dsts", dsts)
     agree(reads, writes)
     if len(reads) > 1:
-        check_hbm(reads, "several tensors at once are for HBM")
+        check_hbm(reads, "several tensors at once are possible only there")
     return reads, writes
 
 

@@ -70,7 +70,7 @@ def checked_int(value: Any, operand: str) -> int:
         or not isinstance(value, (int, np.integer))
         or not -(2**31) <= value < 2**32
     ):
-        raise DtypeError(operand, "an integer of 32 bits", repr(value), "registers hold integers")
+        raise DtypeError(operand, "an integer of 32 bits", repr(value), "pass such an integer")
     return int(value)
 
 

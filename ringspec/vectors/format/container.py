@@ -94,7 +94,7 @@ def write_case(root: Path, case: Case, tensors: Tensors | None) -> CaseEntry:
     if case_from_json(text, f"the case {shown(case.id)}") != case:
         raise VectorError(
             f"a case {case.id} that does not change when its JSON is written and read",
-            "another",
+            "a different one",
             "use plain JSON values",
             code="case-format",
         )

@@ -68,7 +68,7 @@ class SetDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
+        """Whether the two sets are equal."""
         return not (self.added or self.removed or self.changed or self.versions or self.flags)
 
 
