@@ -12,6 +12,7 @@ integers. Every proof uses only that P of a row sums to 1 (including the sinks' 
 - dbias with a broadcast key axis: sum_j ds = dlse over a row with keys, without sinks and soft cap.
 - dq if all visible k are one number: scale k sum_j ds = scale k dlse, without sinks and soft cap.
 - dq, dk, dv, dbias, dsinks: sums in which every term is rational or has a factor 0.
+- The row scale of o: where the largest of its sums of P keep |v| / A is rational as o is.
 
 An element without a proof here may still be rational. If no precision decides it, it is refused.
 (For o without a soft cap, the theorem of Lindemann and Weierstrass shows that nothing else can be rational.
@@ -30,6 +31,8 @@ from numpy.typing import NDArray
 from ringspec.exact.problem import Array, Problem
 
 Numbers = list[Fraction]
+MARGIN = 1e-6  # relative, of sums in float64
+LARGEST_LOGIT = 1e6
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,43 @@ class Prover:
         return self.common_mean(
             row, [f * Fraction(float(v[key])) for f, key in zip(row.factor, row.j, strict=True)]
         )
+
+    def scale(self, tensor: str, index: tuple[int, ...]) -> Fraction | None:
+        """The row scale of o where the largest sum of P keep |v| / A is rational; None for other tensors.
+
+        The other sums are compared with it in float64, which is off by far less than MARGIN.
+        """
+        if tensor != "o":
+            return None
+        b, h, i = index
+        row, problem = self.row(b, h, i), self.problem
+        logits = np.array([float(z) for z in (*row.z, *row.sinks)])
+        if not row.j or np.abs(logits).max() > LARGEST_LOGIT:
+            return None
+        if problem.softcap is not None:
+            of_keys = np.arange(len(logits)) < len(row.j)
+            logits = np.where(of_keys, problem.softcap * np.tanh(logits / problem.softcap), logits)
+        p = np.exp(logits - logits.max())
+        p = p[: len(row.j)] * np.array([float(f) for f in row.factor]) / p.sum()
+        sizes = np.abs(problem.v[b, h // problem.group, row.j])
+        sums = p @ sizes
+        largest = int(sums.argmax())
+        kept = [f * Fraction(float(x)) for f, x in zip(row.factor, sizes[:, largest], strict=True)]
+        mean = self.common_mean(row, kept)
+        equal = (sizes == sizes[:, [largest]]).all(axis=0)
+        if mean is None or (sums[~equal] > sums[largest] * (1 - MARGIN)).any():
+            return None
+        return self.condition(b, h, i) * mean
+
+    def condition(self, b: int, h: int, i: int) -> Fraction:
+        """kappa of a row: 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|)."""
+        row, problem = self.row(b, h, i), self.problem
+        q, keys = fractions(np.abs(problem.q[b, h, i])), np.abs(problem.k[b, h // problem.group])
+        sizes = [abs(Fraction(problem.scale)) * dot(q, fractions(keys[j])) for j in row.j]
+        if problem.bias is not None:
+            bias = np.broadcast_to(problem.bias, problem.pairs)[b, h, i]
+            sizes = [x + abs(Fraction(float(bias[j]))) for x, j in zip(sizes, row.j, strict=True)]
+        return 1 + max([*sizes, *map(abs, row.sinks)], default=Fraction(0))
 
     def score_gradients(self, b: int, h: int, i: int) -> tuple[Numbers, Numbers] | None:
         """Return dz over the visible keys, and (dlse - delta) / n if P is 1/n; None if not provably rational."""

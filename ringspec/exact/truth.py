@@ -65,7 +65,10 @@ def forward(
     if not scales:
         return result
     return replace(
-        result, scales=settled_scales(lambda bits: scale_balls(prepared, None, bits), problem.v)
+        result,
+        scales=settled_scales(
+            lambda bits: scale_balls(prepared, None, bits), Prover(problem).scale, problem.v
+        ),
     )
 
 
@@ -96,11 +99,12 @@ def backward(
     dlse = check_seeds(problem, dy, dlse, "dlse")
     split = check_groups(problem, row_groups, groups)
     prepared, seeds = prepare(problem), Seeds(fixed(dy), fixed(dlse))
+    prover = Prover(problem, dy, dlse, row_groups)
     tensors = settle(
         lambda bits: backward_balls(prepared, seeds, bits, split),
         names,
         ladder_for(LADDER, *factors(problem), dy, dlse),
-        Prover(problem, dy, dlse, row_groups),
+        prover,
     )
     result = Truth(with_empty_rows(tensors, problem))
     if not scales:
@@ -108,7 +112,11 @@ def backward(
     return replace(
         result,
         scales=settled_scales(
-            lambda bits: scale_balls(prepared, seeds, bits, split), *factors(problem), dy, dlse
+            lambda bits: scale_balls(prepared, seeds, bits, split),
+            prover.scale,
+            *factors(problem),
+            dy,
+            dlse,
         ),
     )
 
@@ -154,7 +162,11 @@ def block_backward(
     return Truth(
         tensors,
         settled_scales(
-            lambda bits: scale_balls(prepared, seeds, bits, split, by), *factors(problem), dy, delta
+            lambda bits: scale_balls(prepared, seeds, bits, split, by),
+            unproven,
+            *factors(problem),
+            dy,
+            delta,
         ),
     )
 
@@ -215,9 +227,11 @@ def factors(problem: Problem) -> tuple[NDArray | float, ...]:
 
 
 def settled_scales(
-    evaluate: Callable[[int], dict[str, Ball]], *by: NDArray | float
+    evaluate: Callable[[int], dict[str, Ball]],
+    prove: Callable[[str, tuple[int, ...]], Fraction | None],
+    *by: NDArray | float,
 ) -> dict[str, NDArray]:
-    tensors = settle(evaluate, lambda tensor: ("float64",), ladder_for(SCALE_LADDER, *by), unproven)
+    tensors = settle(evaluate, lambda tensor: ("float64",), ladder_for(SCALE_LADDER, *by), prove)
     return {name: values["float64"] for name, values in tensors.items()}
 
 

@@ -166,3 +166,15 @@ def test_results_beyond_a_format_are_infinite_and_results_below_it_are_plus_zero
     assert not np.signbit(values(truth, "o", "float16")).any()
     assert (values(truth, "o", "bfloat16") == 0).all()  # 2**-134 is half the least one, and even
     assert (values(truth, "o", "float32") == -(2.0**-140)).all()
+
+
+@pytest.mark.parametrize("seed", [23, 24])  # some row scale lies half way between two float64
+def test_the_row_scale_of_values_plus_and_minus_one_is_the_rounded_condition(seed):
+    generator = np.random.default_rng(seed)
+    q, k = (generator.integers(-8, 9, (1, h, n, 6)) / 8.0 for h, n in ((2, 5), (1, 7)))
+    v = np.where(generator.random((1, 1, 7, 3)) < 0.5, 1.0, -1.0)
+    scale = 120**-0.5
+    truth = exact.forward(Problem(q, k, v, scale), scales=True)
+    largest = (np.abs(q[0]) @ np.abs(k[0, 0]).T).max(axis=2)  # sums of few eighths are exact
+    want = [[float(1 + Fraction(scale) * Fraction(x)) for x in row] for row in largest]
+    assert truth.scales["o"][0].tolist() == want
