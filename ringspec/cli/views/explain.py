@@ -6,8 +6,8 @@ import sys
 
 from ringspec.cli.shared import output
 from ringspec.cli.views.check import plain
-from ringspec.conformance.readout.explain import Told, explain_target
 from ringspec.conformance.run.executor import close, opened
+from ringspec.conformance.run.explain import Explained, explain_target
 from ringspec.conformance.target.project import target_or_default
 
 NOTHING = 3
@@ -26,23 +26,23 @@ def run(target: str | None, timeout: float, as_json: bool) -> None:
     else:
         output.show(map(plain, lines(name, spec, told)))
     if not told.right:
-        sys.exit(1 if told.reads else NOTHING)
+        sys.exit(1 if told.runs else NOTHING)
 
 
-def lines(name: str, spec: str, told: Told) -> list[str]:
+def lines(name: str, spec: str, told: Explained) -> list[str]:
     """The text of an explanation."""
     head = name if name == spec else f"{name} ({spec})"
     if told.unread:
         return [head, f"nothing was read: {told.unread}"]
-    ids = ", ".join(read.problem.id.removeprefix("readout/") for read in told.reads)
+    ids = ", ".join(one.problem.id.removeprefix("readout/") for one in told.runs)
     found = [head, f"read with {ids}", ""]
     if told.right:
-        return [*found, f"computes what the definition says, in {len(told.reads)} problems"]
+        return [*found, f"computes what the definition says, in {len(told.runs)} problems"]
     found += told.sentences
-    found += [f"Another change gives the same results: {one}" for one in told.alternatives]
-    if told.explains:
+    found += [f"Another change gives the same results: {one}" for one in told.told.alternatives]
+    if told.told.explains:
         found.append(
-            f"This accounts for every number in {told.explains} of the {told.wrong} problems that failed."
+            f"This accounts for every number in {told.told.explains} of the {told.wrong} problems that failed."
         )
     if told.known is not None:
         found += [

@@ -10,6 +10,7 @@ from ringspec.conformance.cases import (
     probes,
     properties,
     random_seeds,
+    readout,
 )
 from ringspec.conformance.cases.model import PROFILES, RunCase
 from ringspec.conformance.target.declared import check_name
@@ -20,13 +21,13 @@ __all__ = ["run_cases"]
 def run_cases(profile: str = "core") -> list[RunCase]:
     """Return all cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order of a run.
 
-    Exact probes come first, because they say most about a fault; then golden vectors, properties, pairs and edges;
+    Readouts come first, because they say most about a fault; then exact probes, golden vectors, properties, pairs and edges;
     then, except in 'smoke', the noise of whole tensors. 'noise' has only the last. 'seeds' has only random inputs.
     Raises OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":
         return list(random_seeds.cases())
-    parts = () if profile == "noise" else (probes, golden, properties, pairs, edges)
+    parts = () if profile == "noise" else (readout, probes, golden, properties, pairs, edges)
     found = [case for part in parts for case in part.cases(profile)]
     return found if profile == "smoke" else [*found, *noise.cases()]

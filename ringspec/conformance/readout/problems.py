@@ -1,17 +1,18 @@
-"""The problems by which a target is read: a few rings that it claims, as calls."""
+"""The problems by which a target is read: rings that it claims, as calls."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ringspec.conformance.cases.calls import call_of, forward_alone
 from ringspec.conformance.cases.problems import over
-from ringspec.conformance.readout.geometry import Geometry, Window, positions
+from ringspec.conformance.readout.geometry import Geometry, positions
 from ringspec.conformance.readout.pairs import Pairs, inputs_of, pairs_of
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
@@ -22,11 +23,64 @@ from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 MOST = 6
 WORKERS, SLOTS, WINDOW = 3, 8, (5, 0)
 LAYOUTS = ("contiguous", "zigzag", "striped")
-FORMATS = ("float32", "float64", "float16", "bfloat16")
+CIRCULATIONS = ("kv", "q", "gather")
+NARROW = ("bfloat16", "float16")
+FORMATS = ("float32", "float64", *reversed(NARROW))
 DTYPES = {"float32": "f32", "float64": "f64", "float16": "fp16", "bfloat16": "bf16"}
 # Relative to the sizes of a number's parts. Those of 16-bit formats leave room for 16-bit partial results and lse.
 COARSE = 0.05
+HEAD_DIMENSION = "a head dimension"
 TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COARSE}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The ring that a case reads: ``mask`` is 'causal', 'full' or 'window'.
+
+    ``workers``, ``group`` (query heads of a key head): None is 3 workers and 2 heads, or what the target claims.
+    ``narrow``: 16-bit inputs.
+    """
+
+    mask: str
+    layout: str
+    circulation: str = "kv"
+    direction: int = 1
+    workers: int | None = None
+    group: int | None = None
+    narrow: bool = False
+
+    @property
+    def id(self) -> str:
+        """The id of its case."""
+        parts = [self.mask, self.layout, self.circulation]
+        parts += ["backwards"] if self.direction < 0 else []
+        parts += [] if self.workers is None else [f"w{self.workers}"]
+        parts += [] if self.group is None else [f"ratio{self.group}"]
+        return "readout/" + "-".join(parts + (["16bit"] if self.narrow else []))
+
+
+def usual_settings() -> Iterator[Setting]:
+    """Masks, layouts and circulations, those first that say most."""
+    for circulation in CIRCULATIONS:
+        for layout in LAYOUTS:
+            yield Setting("causal", layout, circulation)
+            if circulation == "kv" or layout == LAYOUTS[0]:
+                yield Setting("full", layout, circulation)
+    yield Setting("window", LAYOUTS[0])
+
+
+def other_settings() -> Iterator[Setting]:
+    """Rings on which faults of the other direction, of rounding, of more workers and of other heads show."""
+    for circulation in CIRCULATIONS[:2]:
+        yield Setting("causal", LAYOUTS[0], circulation, direction=-1)
+    yield Setting("causal", LAYOUTS[1], narrow=True)
+    yield Setting("causal", LAYOUTS[0], workers=4)
+    for group in (1, 4):
+        yield Setting("causal", LAYOUTS[0], group=group)
+
+
+USUAL = tuple(usual_settings())
+SETTINGS = (*USUAL, *other_settings())
 
 
 @dataclass(frozen=True)
@@ -44,46 +98,81 @@ class Problem:
 
 
 def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
-    """Problems of a target with these claims; or none, and the reason why not."""
-    if "ring-forward" not in claims.operations:
-        return [], "it needs a forward pass (operation ring-forward)"
-    names = [name for name in FORMATS if name in claims.formats]
-    found, reason = [], "no layout of contiguous, zigzag and striped is claimed"
-    for layout, causal, window, circulation in settings(claims):
-        shape = shape_for(claims, layout)
-        if isinstance(shape, str):
-            reason = shape
-            continue
-        found.append(problem(claims, names[0], layout, causal, window, circulation, shape))
-    return found[:MOST], "" if found else reason
+    """The first usual problems of a target with these claims; or none, and the reason why not."""
+    found, reasons = [], []
+    for setting in USUAL:
+        made = problem_for(setting, claims)
+        if isinstance(made, Problem):
+            found.append(made)
+        else:
+            reasons.append(made)
+    last = max(reasons, key=lambda reason: reason.startswith(HEAD_DIMENSION), default="")
+    return found[:MOST], "" if found else f"it needs {last}"
 
 
-def settings(claims: Capabilities) -> Iterator[tuple[str, bool, Window | None, str]]:
-    """Layout, mask and circulation, those first that say most."""
-    layouts = [name for name in LAYOUTS if name in claims.layouts]
-    causal, full = "causal" in claims.masks, not claims.only_causal
-    circulations = claims.circulations or ("kv",)
-    for circulation in circulations:
-        for layout in layouts:
-            if causal:
-                yield layout, True, None, circulation
-            if full and (layout == layouts[0] or not causal):
-                yield layout, False, None, circulation
-    if "window" in claims.masks and causal and layouts:
-        yield layouts[0], True, WINDOW, circulations[0]
+@lru_cache(maxsize=64)
+def problem_for(setting: Setting, claims: Capabilities) -> Problem | str:
+    """The problem of a setting for a target with these claims, or the reason why there is none."""
+    reason = unclaimed(setting, claims)
+    if reason:
+        return reason
+    names = [name for name in (NARROW if setting.narrow else FORMATS) if name in claims.formats]
+    shape = shape_for(claims, setting)
+    return shape if isinstance(shape, str) else problem(setting, names[0], shape, claims)
 
 
-def shape_for(claims: Capabilities, layout: str) -> tuple[int, int, int, int, int] | str:
-    """W, n, H, query heads of a key head, D; or why there is none."""
+def unclaimed(setting: Setting, claims: Capabilities) -> str:
+    """Why a target with these claims does not get a setting; empty if it gets it."""
+    usual = usual_workers(claims)
+    several = set(claims.layouts) & set(LAYOUTS)
+    reasons = {
+        "a forward pass (operation ring-forward)": "ring-forward" not in claims.operations,
+        f"layout {setting.layout}": setting.layout not in claims.layouts,
+        "mask causal": setting.mask != "full" and "causal" not in claims.masks,
+        "mask window": setting.mask == "window" and "window" not in claims.masks,
+        "a call without a mask": setting.mask == "full" and claims.only_causal,
+        "no other layout, which is read without a mask": setting.mask == "full"
+        and setting.layout != LAYOUTS[0]
+        and bool(several - {setting.layout})
+        and "causal" in claims.masks,
+        f"circulation {setting.circulation}": setting.circulation
+        not in (claims.circulations or ("kv",)),
+        f"direction {setting.direction}": setting.direction not in (claims.directions or (1,))
+        and (setting.direction == -1 or -1 not in (claims.directions or ())),
+        "a batch of 1": claims.batch is not None and 1 not in claims.batch,
+        f"{setting.workers} workers": setting.workers is not None
+        and (setting.workers == usual or setting.workers not in (claims.workers or (usual, 4))),
+        f"{setting.group} query heads of a key head": setting.group is not None
+        and (
+            setting.group == usual_group(claims)
+            or setting.group not in (claims.head_ratios or (1, 2, 4))
+        ),
+        "a 16-bit format besides a wider one": setting.narrow
+        and (not set(NARROW) & set(claims.formats) or set(claims.formats) <= set(NARROW)),
+        "an input format": not set(FORMATS) & set(claims.formats),
+    }
+    missing = [words for words, is_missing in reasons.items() if is_missing]
+    return missing[0] if missing else ""
+
+
+def usual_workers(claims: Capabilities) -> int:
     several = [w for w in claims.workers or (WORKERS,) if w >= WORKERS]
-    workers = min(several) if several else max(claims.workers or (WORKERS,))
+    return min(several) if several else max(claims.workers or (WORKERS,))
+
+
+def usual_group(claims: Capabilities) -> int:
     ratios = claims.head_ratios or (2, 1)
-    group = 2 if 2 in ratios else ratios[0]
-    if claims.batch is not None and 1 not in claims.batch:
-        return "a batch of 1 is not claimed"
-    multiple = int(np.lcm(claims.tokens_multiple, 2 if layout == "zigzag" else 1))
+    return 2 if 2 in ratios else ratios[0]
+
+
+def shape_for(claims: Capabilities, setting: Setting) -> tuple[int, int, int, int, int] | str:
+    """W, n, H, query heads of a key head, D; or why there is none."""
+    workers = setting.workers or usual_workers(claims)
+    group = setting.group or usual_group(claims)
+    zigzag = setting.layout == "zigzag"
+    multiple = int(np.lcm(claims.tokens_multiple, 2 if zigzag else 1))
     for slots in dict.fromkeys((-(-SLOTS // multiple) * multiple, max(multiple, 4))):
-        for heads in (2 * group, group):
+        for heads in (2 * group, group) if group < 4 else (group,):
             least = (heads + 1) * workers * slots
             dims = claims.head_dims or (least,)
             if claims.value_dims is not None:
@@ -91,29 +180,23 @@ def shape_for(claims: Capabilities, layout: str) -> tuple[int, int, int, int, in
             fitting = [d for d in dims if d >= least]
             if fitting:
                 return workers, slots, heads, group, min(fitting)
-    return f"a head dimension of {least} or more is needed for {workers} workers with {slots} tokens each"
+    return f"{HEAD_DIMENSION} of at least {least}, for {workers} workers with {slots} tokens each"
 
 
 def problem(
-    claims: Capabilities,
-    storage: str,
-    layout: str,
-    causal: bool,
-    window: Window | None,
-    circulation: str,
-    shape: tuple[int, int, int, int, int],
+    setting: Setting, storage: str, shape: tuple[int, int, int, int, int], claims: Capabilities
 ) -> Problem:
     """One problem, as a case of golden vectors over a ring."""
     workers, slots, heads, group, dim = shape
+    layout, circulation, id = setting.layout, setting.circulation, setting.id
     directions = claims.directions or (1,)
-    direction = 1 if 1 in directions else directions[0]
+    direction = setting.direction if setting.direction in directions else directions[0]
+    causal, window = setting.mask != "full", WINDOW if setting.mask == "window" else None
     table = positions(layout, workers, slots)
     geometry = Geometry(
         workers, circulation, direction, layout, table, causal, window, heads, group, dim**-0.5
     )
     pairs = pairs_of(geometry)
-    mask = "window" if window else "causal" if causal else "full"
-    id = f"readout/{mask}-{layout}-w{workers}-{circulation}"
     order = np.argsort(table.ravel())
     tensors = {
         name: TensorRecipe("values", values=in_order(x, order).tolist())

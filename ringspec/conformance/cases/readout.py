@@ -1,0 +1,71 @@
+"""Rings whose results spell out the weight of each pair of tokens: a failure is read, not only found.
+
+Inputs and how they are read: :mod:`ringspec.conformance.readout.pairs`. What a target does not claim of a ring (the
+number of workers, the head ratio, the format) is replaced by what it claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringspec.conformance.cases.calls import passes_for
+from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
+from ringspec.conformance.cases.problems import Seen, judged
+from ringspec.conformance.readout.problems import SETTINGS, Problem, Setting, problem_for
+from ringspec.conformance.target.capabilities import FORMATS, Capabilities, why_not
+from ringspec.conformance.target.protocol import Call
+
+SMOKE = SETTINGS[:3]
+
+
+def cases(profile: str = "core") -> list[RunCase]:
+    """Return one case for each ring; three of them in 'smoke'."""
+    return [case_of(setting) for setting in (SMOKE if profile == "smoke" else SETTINGS)]
+
+
+def case_of(setting: Setting) -> RunCase:
+    alone = Capabilities(
+        layouts=(setting.layout,),
+        circulations=(setting.circulation,),
+        directions=(1, -1),
+        masks=("causal", "window"),
+        formats=FORMATS,
+    )
+
+    def claimed(claims: Capabilities) -> str | None:
+        found = problem_for(setting, claims)
+        if isinstance(found, str):
+            return found
+        return why_not(claims, needs_of(found, claims))
+
+    def needed(claims: Capabilities) -> dict[str, Any]:
+        return needs_of(fitted(setting, claims), claims)
+
+    def make(claims: Capabilities) -> list[Call]:
+        return [fitted(setting, claims).call]
+
+    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
+        case = fitted(setting, claims).case
+        return judged(Seen(claims, (case,), tuple(calls), tuple(outputs)))
+
+    return RunCase(
+        setting.id,
+        "Results that spell out the weight of each pair of tokens.",
+        needed(alone),
+        make,
+        judge,
+        rules=("RING-1", "FWD-4", "BWD-5", "MASK-9"),
+        claimed=claimed,
+        narrowed=needed,
+    )
+
+
+def needs_of(problem: Problem, claims: Capabilities) -> dict[str, Any]:
+    return problem.case.requires | {"passes": passes_for(problem.case, claims)}
+
+
+def fitted(setting: Setting, claims: Capabilities) -> Problem:
+    found = problem_for(setting, claims)
+    assert isinstance(found, Problem), found
+    return found

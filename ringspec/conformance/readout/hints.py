@@ -1,0 +1,38 @@
+"""Where the code of a fault usually is, by the choice that the fault changes."""
+
+from __future__ import annotations
+
+from ringspec.conformance.readout.vocabulary import Kind
+
+MASKS = "look at where the mask of a block gets the positions of its queries and keys, above all after the first transfer"
+SOURCES = "look at which buffer the block reads: the one that the last transfer filled, or the one that is being sent"
+LOOP = "look at the bounds of the loop over steps and at the condition that skips a block"
+SCORES = "look at where the scores are multiplied by the scale, and with which base the exponential is taken"
+HEADS = "look at how a query head finds its key head"
+ORDER = "look at where the halves or tokens of a shard are cut, ordered and put together"
+MERGING = "look at the function that merges a block's result into the running one"
+ENDING = "look at what happens to o and lse after the last step, before they are returned or saved"
+STATISTICS = "look at which lse and delta the backward gets for a block, in which base and in which order of axes"
+GRADIENTS = "look at the factors with which dS, dq, dk and dv are multiplied, and how often a share is added"
+PRODUCTS = "look at the operands of the products that give dq, dk and dv"
+ROUTES = "look at where the accumulators of the gradients are sent, how often, and by whom they are added at the end"
+
+HINTS = {
+    MASKS: ("mask", "value_mask", "hidden_score"),
+    LOOP: ("count",),
+    SCORES: ("times",),
+    HEADS: ("heads", "v_heads"),
+    MERGING: ("merge", "started", "hidden_merge", "stays"),
+    ENDING: ("finish", "lse_out", "o_times", "o_to", "put_back"),
+    STATISTICS: ("lse", "lse_of", "delta", "delta_of", "delta_times"),
+    PRODUCTS: ("dv_dy", "dk_q", "dq_k", "turned", "dy_ones", "dy_tokens", "dy"),
+    ROUTES: ("dq_to", "dk_to", "dv_to"),
+    GRADIENTS: ("ds_times", "dq_count", "dk_count", "dv_count"),
+    SOURCES: ("q", "k", "v"),
+    ORDER: tuple(f"{name}_slots" for name in ("q", "k", "v", "dy", "dq", "dk", "dv")),
+}
+
+
+def hint_for(kind: Kind) -> str:
+    """The hint of the first group that has one of the kind's choices; '' if none has."""
+    return next((words for words, slots in HINTS.items() if kind.slots & set(slots)), "")

@@ -1,0 +1,234 @@
+"""Read the results of one problem: which sets of faults give every number in them.
+
+What was read is plain data (:class:`Reading`), so that a report can hold it and a verdict can follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.choices import Choices
+from ringspec.conformance.readout.hints import hint_for
+from ringspec.conformance.readout.pairs import Seen, inputs_of, seen_in
+from ringspec.conformance.readout.problems import COARSE, Problem
+from ringspec.conformance.readout.search import Explanation, Reader, near
+from ringspec.conformance.readout.vocabulary import Fault
+from ringspec.formats import load
+from ringspec.problem.model import Array, Booleans
+from ringspec.recipes import RECIPES
+
+MOST_SETS = 40
+MATRICES = {
+    "A": "the weights of the forward",
+    "lse": "lse",
+    "V": "the products of the weights with the values",
+    "P": "the weights of the backward",
+    "dS of dq": "dS as dq got it",
+    "dS of dk": "dS as dk got it",
+}
+BY_ROUNDING = (
+    "each pair has the correct weight, but the numbers differ by more than rounding allows. "
+    "The readout does not see why; ringspec check measures it."
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A fault in words: its ``kind``, its ``place`` ('' is everywhere) and, in ``hint``, where its code usually is."""
+
+    phase: str
+    kind: str
+    place: str
+    cost: float
+    hint: str
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """What names the same fault in another problem."""
+        return self.phase, self.kind, self.place
+
+    def told(self) -> str:
+        """Say it in one sentence."""
+        where = f", {self.place}" if self.place else ""
+        return f"In the {self.phase} pass{where}, {self.kind}."
+
+
+@dataclass(frozen=True)
+class PassRead:
+    """One pass. ``sets``: the sets of faults that give every number, the simplest first.
+
+    If none does, ``left`` says which matrices and blocks are not explained, and ``sets`` has at most one set, whose
+    faults explain some blocks. ``base``: what the backward does except for the faults, '' if it is the gradient.
+    """
+
+    sets: tuple[tuple[Named, ...], ...] = ()
+    left: str = ""
+    base: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return not self.left
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The results of one problem, read. ``right``: logically they are those of the definition; a pass that was not run is None.
+
+    ``picture``: the first matrix that differs, for a report.
+    """
+
+    problem: str
+    right: bool
+    forward: PassRead | None = None
+    backward: PassRead | None = None
+    picture: dict[str, Any] | None = None
+
+    @property
+    def passes(self) -> tuple[PassRead, ...]:
+        return tuple(one for one in (self.forward, self.backward) if one is not None)
+
+    @property
+    def explained(self) -> bool:
+        """Tell whether a fault or more accounts for everything that was seen."""
+        wrong = any(one.sets or one.base for one in self.passes)
+        return not self.right and wrong and all(one.whole for one in self.passes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, without the picture."""
+        return {
+            "problem": self.problem,
+            "right": self.right,
+            "forward": self.forward and dataclasses.asdict(self.forward),
+            "backward": self.backward and dataclasses.asdict(self.backward),
+        }
+
+
+def reading_from(data: Mapping[str, Any]) -> Reading:
+    """The reading of plain data that are in order (:func:`ringspec.conformance.report.lines.check_reading`)."""
+    return Reading(
+        data["problem"], data["right"], pass_from(data["forward"]), pass_from(data["backward"])
+    )
+
+
+def pass_from(data: Mapping[str, Any] | None) -> PassRead | None:
+    if data is None:
+        return None
+    sets = tuple(tuple(Named(**fault) for fault in one) for one in data["sets"])
+    return PassRead(sets, data["left"], data["base"])
+
+
+def read(problem: Problem, outputs: Outputs) -> Reading:
+    """Explain the results of one problem."""
+    results = {name: joined(map(load, arrays)) for name, arrays in outputs.items()}
+    seen = seen_in(problem.pairs.geometry, results)
+    right, sizes = run_right(problem.call, RECIPES["float64"]), sizes_of(problem)
+    expected = {name: (joined(right[name]), sizes[name]) for name in results}
+    if agrees(results, expected, COARSE):
+        return Reading(problem.id, agrees(results, expected, problem.tolerance))
+    for tolerance in dict.fromkeys((problem.tolerance, COARSE)):
+        with np.errstate(all="ignore"):  # wrong choices overflow
+            reader, forward, choices = read_forward(problem, seen, tolerance)
+            backward = None
+            if seen.p is not None:
+                backward = reader.backward(seen, choices, forward.whole)
+        found = Reading(problem.id, False, pass_of(forward), backward and pass_of(backward))
+        if found.explained:
+            break
+    return found
+
+
+def pass_of(found: Explanation) -> PassRead:
+    """The plain data of an explanation."""
+    sets = (found.faults, *found.others) if found.faults else ()
+    return PassRead(
+        tuple(tuple(named(fault) for fault in one) for one in sets[:MOST_SETS]),
+        "" if found.whole else left_of(found),
+        found.base,
+    )
+
+
+def named(fault: Fault) -> Named:
+    return Named(*fault.name, round(fault.cost, 3), hint_for(fault.kind))
+
+
+def left_of(found: Explanation) -> str:
+    """The matrices and blocks that are not explained."""
+    return "; ".join(
+        f"{MATRICES[matrix]} in {blocks_text(equal)}"
+        for matrix, equal in found.match.blocks.items()
+        if not equal.all()
+    )
+
+
+def blocks_text(equal: Booleans) -> str:
+    """The wrong blocks, or workers, in words."""
+    where = list(zip(*np.nonzero(~np.asarray(equal)), strict=True))
+    if len(where) == equal.size:
+        return "all blocks" if equal.ndim == 2 else "all workers"
+    if equal.ndim == 1:
+        return "worker " + ", ".join(str(a) for (a,) in where)
+    return "the blocks (queries of worker, keys of worker) " + ", ".join(
+        f"({a}, {b})" for a, b in where
+    )
+
+
+def joined(shards: Iterable[Any]) -> Array:
+    """[1, heads, n, ..] of the workers as [W, heads, n, ..]."""
+    return np.concatenate([np.asarray(x) for x in shards])
+
+
+def agrees(
+    results: Mapping[str, Array], expected: Mapping[str, tuple[Array, Array]], tolerance: float
+) -> bool:
+    """Tell whether results are the expected ones; ``expected``: values and sizes by name.
+
+    ``tolerance`` is relative to the size of an element's parts: its sums with absolute values in them.
+    """
+    return all(near(x, *expected[name], tolerance).all() for name, x in results.items())
+
+
+def sizes_of(problem: Problem) -> dict[str, Array]:
+    """Sizes of o, dq [W, H, n, d], dk, dv [W, Hkv, n, d] and lse [W, H, n]: sums of absolute values."""
+    pairs, geometry = problem.pairs, problem.pairs.geometry
+    model = Reader(pairs, problem.tolerance).model
+    forward = model.forward(model.right)
+    dim = problem.call.worker("q", 0).shape[3]
+    inputs = inputs_of(pairs, dim)
+    q, k, v, dy = (np.abs(inputs[name]) for name in ("q", "k", "v", "dy"))
+    k, v = (np.repeat(x, geometry.group, axis=1) for x in (k, v))
+    p, g = forward.weights, np.abs(model.of_heads("g", 0))
+    ds = p * (g + (p * g).sum(axis=(1, 4))[:, None, ..., None])
+    per_head = {
+        "dk": geometry.scale * np.einsum("abhij,ahid->bhjd", ds, q),
+        "dv": np.einsum("abhij,ahid->bhjd", p, dy),
+    }
+    shape = (geometry.workers, -1, geometry.group, geometry.slots, dim)
+    return {
+        "o": np.einsum("abhij,bhjd->ahid", p, v),
+        "lse": np.maximum(1.0, np.abs(forward.lse)),
+        "dq": geometry.scale * np.einsum("abhij,bhjd->ahid", ds, k),
+        **{name: x.reshape(shape).sum(axis=2) for name, x in per_head.items()},
+    }
+
+
+def read_forward(
+    problem: Problem, seen: Seen, tolerance: float
+) -> tuple[Reader, Explanation, Choices]:
+    """The forward; of a Q ring also as one that sends its queries, which the definition leaves free."""
+    found = []
+    geometry = problem.pairs.geometry
+    for travels in ("keys", "queries") if geometry.circulation == "q" else ("keys",):
+        there = dataclasses.replace(geometry, forward_travels=travels)
+        reader = Reader(dataclasses.replace(problem.pairs, geometry=there), tolerance)
+        explanation, choices = reader.forward(seen)
+        found.append((reader, explanation, choices))
+        if explanation.whole:
+            break
+    return max(found, key=lambda one: (one[1].whole, one[1].match.score))

@@ -1,0 +1,112 @@
+"""What several problems say together: the explanation that accounts for most of those that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
+
+MOST_ALTERNATIVES = 2
+ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a target computes.
+
+    ``faults``: those that account for most of the ``wrong`` problems, ``explains`` of them; ``sentences``: these
+    faults, then what is wrong where they are not known; ``alternatives``: other explanations that fit as well;
+    ``hint``: where the code of the first fault usually is; ``shown_by``: the id of a problem that shows them.
+    """
+
+    faults: tuple[Named, ...] = ()
+    sentences: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
+    explains: int = 0
+    wrong: int = 0
+    hint: str = ""
+    shown_by: str = ""
+
+
+def told(readings: Sequence[Reading]) -> Told:
+    """Combine the readings of wrong problems."""
+    if not readings:
+        return Told()
+    explained = [one for one in readings if one.explained]
+    left = [one for one in readings if one not in explained]
+    if not explained:
+        return Told((), tuple(unexplained(left)), wrong=len(readings), shown_by=left[0].problem)
+    first = explained[0]
+    faults: list[Named] = []
+    sentences: list[str] = []
+    alternatives: list[str] = []
+    counts = []
+    for phase in ("forward", "backward"):
+        found = getattr(first, phase)
+        if found is None:
+            continue
+        best, others, count = best_of(phase, found, explained)
+        faults += best
+        sentences += [fault.told() for fault in best] or ([found.base] if found.base else [])
+        alternatives += others
+        counts.append(count)
+    sentences += unexplained(left)
+    return Told(
+        tuple(faults),
+        tuple(sentences),
+        tuple(alternatives),
+        min(counts),
+        len(readings),
+        next((fault.hint for fault in faults if fault.hint), ""),
+        first.problem,
+    )
+
+
+def best_of(
+    phase: str, found: PassRead, explained: Sequence[Reading]
+) -> tuple[tuple[Named, ...], list[str], int]:
+    """Faults of one pass, other explanations of it, and how many problems the faults account for.
+
+    Of the sets that account for the first problem, those that account for most of the others.
+    """
+    if not found.sets:
+        return (), [], len(explained)
+    counted = []
+    for faults in found.sets:
+        count = sum(accounts(phase, faults, one) for one in explained)
+        counted.append((-count, sum(fault.cost for fault in faults), faults))
+    counted.sort(key=lambda one: one[:2])
+    most, cheapest, best = counted[0]
+    others: dict[tuple[str, ...], str] = {}
+    for count, price, faults in counted[1:]:
+        if count == most and price <= cheapest + ABOUT_AS_SIMPLE and kinds(faults) != kinds(best):
+            others.setdefault(kinds(faults), " ".join(fault.told() for fault in faults))
+    return best, list(others.values())[:MOST_ALTERNATIVES], -most
+
+
+def kinds(faults: Sequence[Named]) -> tuple[str, ...]:
+    return tuple(fault.kind for fault in faults)
+
+
+def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
+    """Tell whether the same faults, by name, are among the explanations of another problem."""
+    found = one.forward if phase == "forward" else one.backward
+    if found is None or not found.sets or not found.whole:
+        return False
+    names = [fault.name for fault in faults]
+    return any([fault.name for fault in other] == names for other in found.sets)
+
+
+def unexplained(wrong: Sequence[Reading]) -> list[str]:
+    """Where the first of these problems is wrong, which no set of faults accounts for."""
+    if not wrong:
+        return []
+    one = wrong[0]
+    lines = []
+    for found in one.passes:
+        if found.left:
+            supported = [fault.told() for faults in found.sets for fault in faults]
+            rest = "the rest is not explained" if supported else "not explained"
+            lines += [*supported, f"{one.problem}: {rest}: {found.left}."]
+    return lines or [f"{one.problem}: {BY_ROUNDING}"]

@@ -1,0 +1,119 @@
+"""Read a target: run it on a few problems and say in sentences what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.diagnose.match import diagnose
+from ringspec.conformance.readout.problems import Problem, problems_for
+from ringspec.conformance.readout.reading import Reading, read
+from ringspec.conformance.readout.told import Told, told
+from ringspec.conformance.run.call import Stop, ask, outputs_of
+from ringspec.conformance.target.conventions import as_seen
+from ringspec.conformance.target.protocol import Target
+
+
+@dataclass(frozen=True)
+class Run:
+    """One problem of a target: its reading and outputs, or why it was ``stopped``."""
+
+    problem: Problem
+    reading: Reading | None = None
+    outputs: Outputs | None = None
+    stopped: str = ""
+
+    @property
+    def right(self) -> bool:
+        return self.reading is not None and self.reading.right
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a target computes: ``told``, and ``known``, id, title and links of a known bug with the same results.
+
+    ``unread``: why nothing could be read.
+    """
+
+    runs: tuple[Run, ...]
+    told: Told = Told()
+    known: dict[str, Any] | None = None
+    unread: str = ""
+
+    @property
+    def wrong(self) -> int:
+        return sum(not one.right for one in self.runs)
+
+    @property
+    def right(self) -> bool:
+        """Tell whether at least one problem was read and none was wrong."""
+        return bool(self.runs) and self.wrong == 0
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the target computes; first why a problem has no results, if one has none."""
+        stopped = [one for one in self.runs if one.stopped]
+        said = [f"{one.problem.id}: no results ({one.stopped})." for one in stopped[:1]]
+        return (*said, *self.told.sentences)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "right": self.right,
+            "problems": [
+                {"id": one.problem.id, "right": one.right, "stopped": one.stopped}
+                for one in self.runs
+            ],
+            "sentences": list(self.sentences),
+            "alternatives": list(self.told.alternatives),
+            "explains": self.told.explains,
+            "wrong": self.wrong,
+            "hint": self.told.hint,
+            "known": self.known,
+            "unread": self.unread,
+        }
+
+
+def explain_target(target: Target) -> Explained:
+    """Run a target on a few problems that it claims, and read what it computes.
+
+    Raises nothing for a target that fails: its problems are wrong, with the reason.
+
+    >>> from ringspec.conformance.targets.reference import reference_float32
+    >>> explain_target(reference_float32).right
+    True
+    """
+    problems, reason = problems_for(target.capabilities)
+    runs = tuple(run_problem(target, one) for one in problems)
+    if not runs:
+        return Explained((), unread=reason)
+    wrong = [one for one in runs if one.reading is not None and not one.right]
+    found = told([one.reading for one in wrong if one.reading is not None])
+    return Explained(runs, found, known_bug(target, found, wrong))
+
+
+def run_problem(target: Target, problem: Problem) -> Run:
+    """Run one problem and explain its results."""
+    claims = target.capabilities
+    try:
+        result, _ = ask(target, as_seen(problem.call, claims))
+        outputs = outputs_of(result, problem.call, claims)
+    except Stop as stop:
+        return Run(problem, stopped=f"{stop.outcome}: {stop.message.splitlines()[0]}")
+    return Run(problem, read(problem, outputs), outputs)
+
+
+def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
+    """The known bug that gives the results of the problem that shows the explanation; None if there is none."""
+    shown = [one for one in wrong if one.problem.id == found.shown_by]
+    if not shown:
+        return None
+    one = shown[0]
+    assert one.outputs is not None
+    seen = diagnose(target.capabilities, [one.problem.call], [one.outputs])
+    if seen is None or seen.named is None or seen.named.mutant is None:
+        return None
+    mutant = seen.named.mutant
+    return {"id": mutant.id, "title": mutant.title, "links": list(mutant.links)}
