@@ -12,6 +12,7 @@ from typing import Any
 
 from ringspec.cli.shared import output
 from ringspec.conformance.diagnose.summary import most_likely
+from ringspec.conformance.readout.reading import reading_from
 from ringspec.conformance.report.records import FAILURES, Record
 from ringspec.conformance.report.report import Report
 from ringspec.conformance.report.shared import same_message, shared_dtype_lines, with_shared_dtype
@@ -21,6 +22,7 @@ from ringspec.conformance.target.versions import Installed
 MOST_FAILURES, MOST_DETAILED = 20, 100
 MOST_LINES = 30
 FEW_FINDINGS, ALL_FINDINGS = 2, 24
+FEW_EXPLAINED = 2
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -65,13 +67,23 @@ def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
 
 
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
-    """Show failures, reasons of cases not claimed, the headline and the paths of reports.
+    """Show what the target computes, failures, reasons of cases not claimed, the headline and the paths of reports.
 
-    ``details``: show every executed case.
+    ``details``: show every executed case; without it, failures with the numbers of the explanation are listed by id.
     """
+    found = most_likely(report.records)
+    explanation = found and found["explanation"]
+    if explanation:
+        show_diagnosis(found, report, ())
+        output.show([""])
     told = [record for record in report.records if record.outcome in FAILURES]
     if details:
         told = [record for record in report.records if record.outcome != "not claimed"]
+    same_fault = [record for record in told if is_explained(record)]
+    if explanation and not details and len(same_fault) > FEW_EXPLAINED:
+        told = [record for record in told if record not in same_fault]
+        ids = ", ".join(record.id for record in same_fault)
+        output.show([f"failures with these numbers: {ids}", ""])
     most = MOST_DETAILED if details else MOST_FAILURES
     alike = with_shared_dtype(report.records)
     shared = same_message([record for record in told if record not in alike])
@@ -87,7 +99,8 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
         lines = shared_dtype_lines(alike, report.header["capabilities"].get("recipe"))
         output.show([*map(plain, lines), ""])
     show_unclaimed(report)
-    show_diagnosis(report, told[:most])
+    if found and not explanation:
+        show_diagnosis(found, report, told[:most])
     assert report.footer is not None
     show_changed(report.header, report.footer)
     show_coverage(report.footer.get("coverage", {}))
@@ -134,15 +147,19 @@ def worst_lines(record: Record) -> list[str]:
     return [f"  largest error in units of the bound: {figures}; {record.seconds:.2f} s"]
 
 
-def show_diagnosis(report: Report, shown: Sequence[Record]) -> None:
-    """Show the diagnosis of the run, unless it repeats the only diagnosis among the ``shown`` records."""
-    found = most_likely(report.records)
-    if found is None:
-        return
+def is_explained(record: Record) -> bool:
+    """Tell whether a failure has the numbers of the explanation."""
+    diagnosis = record.diagnosis or {}
+    reading = diagnosis.get("reading")
+    return bool(diagnosis.get("explained") or (reading and reading_from(reading).explained))
+
+
+def show_diagnosis(found: dict[str, Any], report: Report, shown: Sequence[Record]) -> None:
+    """The verdict of the run, unless it repeats the one diagnosis among the ``shown`` records."""
     repeated = found["id"] is not None and found["of"] == 1
     if repeated and any((record.diagnosis or {}).get("id") == found["id"] for record in shown):
         return
-    output.show(map(plain, verdict_lines(found)))
+    output.show(map(plain, verdict_lines(found, report.header["target"]["spec"])))
 
 
 def show_coverage(coverage: dict[str, Any]) -> None:

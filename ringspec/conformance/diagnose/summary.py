@@ -25,6 +25,10 @@ from ringspec.conformance.diagnose.match import diagnose, pairs_of
 from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
 from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of
 from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.readout.problems import SETTINGS, Problem, problem_for
+from ringspec.conformance.readout.reading import Reading, read, reading_from
+from ringspec.conformance.readout.replay import explains
+from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.report.records import FAILURES, Finding, Record
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
@@ -33,7 +37,7 @@ from ringspec.errors import RingspecError
 from ringspec.formats import store
 
 MOST = {
-    "probe": 2, "property": 2, "special": 1, "adversarial": 2, "attention": 3, "ring": 8, "noise": 2,
+    "readout": 2, "probe": 2, "property": 2, "special": 1, "adversarial": 2, "attention": 3, "ring": 8, "noise": 2,
     "pairs": 2, "other": 3,
 }  # fmt: skip
 ENOUGH = 3  # cases that name a bug, from which on no other case refutes them
@@ -43,10 +47,19 @@ MOST_PAIRS = 1 << 19  # B * H * Sq * Sk of a call; larger ones take too long
 
 @dataclass
 class Diagnoser:
-    """Called with each failing case; counts how many it has taken. Safe to call from threads."""
+    """Called with each failing case; counts how many it has taken. Safe to call from threads.
+
+    ``readings``: what was read of failing readouts. ``told``: what they say together; it is fixed at the first failing
+    case of another kind, which it may explain. ``known``: id, title and links of the known bug that gives a readout, empty if none does or
+    several do (``ambiguous``), which other cases may tell apart.
+    """
 
     taken: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    readings: list[Reading] = field(default_factory=list)
+    told: Told | None = None
+    known: dict[str, Any] = field(default_factory=dict)
+    ambiguous: bool = False
 
     def __call__(
         self,
@@ -57,6 +70,68 @@ class Diagnoser:
         findings: Sequence[Finding] = (),
     ) -> dict[str, Any] | None:
         """The diagnosis as plain data; None where none is made. ``findings`` are those of the judge."""
+        try:
+            problem = readout_problem(case.id, claims)
+            if problem is None:
+                found = self.explained(calls, outputs)
+            else:
+                found = self.read(problem, outputs[0])
+            if found.get("explained") and not self.ambiguous:
+                return found
+            data = self.compared(claims, case, calls, outputs, findings)
+        except Exception as error:  # a fault of ours must not end the run of a target
+            text = f"none: the diagnosis failed by an error in ringspec ({type(error).__name__}: {error})"
+            return {"id": None, "title": "no known bug", "text": text}
+        return self.combined(found, data)
+
+    def learn(self, diagnoses: Sequence[dict[str, Any]]) -> None:
+        """Take over the diagnoses of the readouts that other processes judged."""
+        if self.told is None and diagnoses:
+            self.readings = [reading_from(one["reading"]) for one in diagnoses]
+            for one in diagnoses:
+                self.name(one)
+
+    def name(self, data: dict[str, Any]) -> None:
+        """Note the known bug that gives a readout."""
+        if data.get("id"):
+            self.ambiguous = bool(data["alike"])
+            self.known = {} if data["alike"] else {x: data[x] for x in ("id", "title", "links")}
+
+    def read(self, problem: Problem, outputs: Outputs) -> dict[str, Any]:
+        """The reading of a readout."""
+        reading = read(problem, outputs)
+        with self.lock:
+            self.readings.append(reading)
+        return {"reading": reading.as_dict(), "text": "\n".join(told([reading]).sentences)}
+
+    def explained(self, calls: Sequence[Call], outputs: Sequence[Outputs]) -> dict[str, Any]:
+        """What the readouts say, if it gives the outputs of this case; empty if not."""
+        with self.lock:
+            if self.told is None:
+                self.told = told(self.readings)
+        if not explains(self.told, calls, outputs):
+            return {}
+        return {"explained": True, "text": " ".join(self.told.sentences)} | self.known
+
+    def combined(
+        self, found: dict[str, Any], data: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """What was read of a case and the known bug that gives its outputs."""
+        if data is None or not found:
+            return found or data
+        if "reading" in found:
+            self.name(data)
+        return data | found | {"text": "\n".join(filter(None, (found["text"], data["text"])))}
+
+    def compared(
+        self,
+        claims: Capabilities,
+        case: RunCase,
+        calls: Sequence[Call],
+        outputs: Sequence[Outputs],
+        findings: Sequence[Finding],
+    ) -> dict[str, Any] | None:
+        """The known bug that gives the outputs, for as many cases of a kind as MOST says."""
         kind = kind_of(case.id)
         if any(pairs_of(call) > MOST_PAIRS for call in calls):
             return None
@@ -64,11 +139,14 @@ class Diagnoser:
             if self.taken[kind] >= MOST[kind]:
                 return None
             self.taken[kind] += 1
-        try:
-            return diagnosed(claims, calls, outputs, findings)
-        except Exception as error:  # a fault of ours must not end the run of a target
-            text = f"none: the diagnosis failed by an error in ringspec ({type(error).__name__}: {error})"
-            return {"id": None, "title": "no known bug", "text": text}
+        return diagnosed(claims, calls, outputs, findings)
+
+
+def readout_problem(id: str, claims: Capabilities) -> Problem | None:
+    """The problem of a readout case for a target; None for other cases."""
+    setting = next((one for one in SETTINGS if one.id == id), None)
+    found = None if setting is None else problem_for(setting, claims)
+    return found if isinstance(found, Problem) else None
 
 
 def kind_of(id: str) -> str:
@@ -179,11 +257,12 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     from it. Ties go to the bug that was named outright more often. A bug that explains fewer than
     :data:`FEWEST` of them is none, and so is one that few of them name and that other cases refute
     (:func:`refuting`). ``also``: bugs that were named in cases which this one does not explain, as
-    {id, title, count, refuted_by}.
+    {id, title, count, refuted_by}. ``explanation``: what the readouts say (:func:`explanation_of`), or None.
     """
     failed = [record for record in records if record.outcome != "expected failure"]
-    diagnoses = [record.diagnosis for record in failed if record.diagnosis]
-    if not diagnoses:
+    diagnoses = [one.diagnosis for one in failed if one.diagnosis and "title" in one.diagnosis]
+    explanation = explanation_of([one for one in failed if one.outcome in FAILURES])
+    if not diagnoses and explanation is None:
         return None
     named, possible = Counter[str](), Counter[str]()
     for one in diagnoses:
@@ -199,6 +278,7 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     unexplained = [one for one in diagnoses if best not in (one.get("id"), *one.get("alike", []))]
     others = Counter(one["id"] for one in unexplained if one.get("id"))
     summary: dict[str, Any] = {
+        "explanation": explanation,
         "id": None, "title": "no known bug", "count": 0, "of": len(diagnoses), "links": [], "alike": [],
         "also": [
             {"id": id, "title": title_of(id, diagnoses), "count": n, "refuted_by": refuted.get(id, [])}
@@ -214,6 +294,26 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
         "links": about.get("links") or list(MUTANTS[best].links if best in MUTANTS else ()),
         "alike": [id for id, n in left.items() if n == left[best] and id != best],
         "count": left[best],
+    }
+
+
+def explanation_of(failed: Sequence[Record]) -> dict[str, Any] | None:
+    """What the readouts among the failures of a run say; None if none was read.
+
+    ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` of :class:`~ringspec.conformance.readout.told.Told`.
+    ``explains``: how many of all ``failures`` have exactly the numbers of these faults.
+    """
+    diagnoses = [one.diagnosis or {} for one in failed]
+    found = told([reading_from(one["reading"]) for one in diagnoses if "reading" in one])
+    if not found.sentences:
+        return None
+    return {
+        "sentences": list(found.sentences),
+        "alternatives": list(found.alternatives),
+        "explains": found.explains + sum(bool(one.get("explained")) for one in diagnoses),
+        "failures": len(failed),
+        "hint": found.hint,
+        "shown_by": found.shown_by,
     }
 
 

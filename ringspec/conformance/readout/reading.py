@@ -138,7 +138,8 @@ def read(problem: Problem, outputs: Outputs) -> Reading:
             backward = None
             if seen.p is not None:
                 backward = reader.backward(seen, choices, forward.whole)
-        found = Reading(problem.id, False, pass_of(forward), backward and pass_of(backward))
+        passes = pass_of(forward), None if backward is None else pass_of(backward)
+        found = Reading(problem.id, False, *passes)
         if found.explained:
             break
     return found

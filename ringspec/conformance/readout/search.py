@@ -28,6 +28,9 @@ from ringspec.problem.model import Array, Booleans
 ZERO = 1e-6  # below it a weight counts as 0
 KEPT = 4  # partial sets that are extended by another fault
 MOST_FAULTS = 3
+# What a backward may do besides computing the gradient of attention.
+SAME = "The backward pass does the same."
+GRADIENT = "The backward pass is the gradient of that forward."
 SECONDS = 4.0  # of processor time for one pass of one problem
 # Slots by which what one block does changes what is seen in another one.
 MOVING = {"dy", "dv_to", "dq_to", "dk_to", "k", "q", "v", "dv_dy", "dk_q", "dq_k"}
@@ -201,11 +204,10 @@ class Reader:
             gradient = self.match_backward(seen, model.gradient_of_forward(choices))
             if gradient.whole:
                 return Explanation(
-                    (), True, gradient, (), "The backward pass is the gradient of that forward."
+                    (), True, gradient, (), GRADIENT
                 )
             kept = {slot: getattr(choices, slot) for slot in CARRIED}
-            same = "The backward pass does the same."
-            bases.append((same, dataclasses.replace(model.right, **kept)))
+            bases.append((SAME, dataclasses.replace(model.right, **kept)))
         found = []
         for words, base in bases:
             one = explain(

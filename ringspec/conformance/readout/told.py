@@ -18,9 +18,11 @@ class Told:
     ``faults``: those that account for most of the ``wrong`` problems, ``explains`` of them; ``sentences``: these
     faults, then what is wrong where they are not known; ``alternatives``: other explanations that fit as well;
     ``hint``: where the code of the first fault usually is; ``shown_by``: the id of a problem that shows them.
+    ``base``: what the backward does besides, as in :class:`~ringspec.conformance.readout.reading.PassRead`.
     """
 
     faults: tuple[Named, ...] = ()
+    base: str = ""
     sentences: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
     explains: int = 0
@@ -36,12 +38,13 @@ def told(readings: Sequence[Reading]) -> Told:
     explained = [one for one in readings if one.explained]
     left = [one for one in readings if one not in explained]
     if not explained:
-        return Told((), tuple(unexplained(left)), wrong=len(readings), shown_by=left[0].problem)
+        said = tuple(unexplained(left))
+        return Told(sentences=said, wrong=len(readings), shown_by=left[0].problem)
     first = explained[0]
     faults: list[Named] = []
     sentences: list[str] = []
     alternatives: list[str] = []
-    counts = []
+    counts: list[int] = []
     for phase in ("forward", "backward"):
         found = getattr(first, phase)
         if found is None:
@@ -54,6 +57,7 @@ def told(readings: Sequence[Reading]) -> Told:
     sentences += unexplained(left)
     return Told(
         tuple(faults),
+        first.backward.base if first.backward else "",
         tuple(sentences),
         tuple(alternatives),
         min(counts),

@@ -65,7 +65,9 @@ def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.E
     coverage = footer.get("coverage") or {}
     values = {
         "verdict": footer.get("headline", ""),
-        "diagnosis": "\n".join(verdict_lines(found) if found else ()).removeprefix("diagnosis: "),
+        "diagnosis": "\n".join(
+            verdict_lines(found, report.header["target"].get("spec", "")) if found else ()
+        ).removeprefix("diagnosis: "),
         "not tested": coverage.get("untested_line", ""),
         "hint": " ".join(coverage.get("hints", ())),
     }
@@ -112,6 +114,9 @@ def message_of(record: Record, found: Mapping[str, Any] | None) -> str:
     if len(lines) > 1 and line == f"{record.id}: {record.outcome}" and record.findings:
         line = f"{line}: {lines[1].strip()}"
     own = record.diagnosis or {}
+    explanation = (found or {}).get("explanation")
+    if own.get("explained") and explanation:
+        line = f"{line}; explanation: {' '.join(explanation['sentences'])}"
     if own.get("id"):
         return f"{line}; diagnosis: {own['title']} [{own['id']}]"
     if record.outcome == "mismatch" and not own and found is not None and found["id"]:

@@ -110,10 +110,43 @@ def check_diagnosis(found: dict[str, Any], what: str) -> None:
     if found.get("id") is not None:
         text(found["id"], f"id of {what}")
         text(found.get("title"), f"title of {what}")
+    if "reading" in found:
+        check_reading(found["reading"], f"the reading of {what}")
     must_fail = mapping(found.get("must_fail", {}), f"must_fail of {what}")
     for value in (found.get("alike", []), found.get("links", []), *must_fail.values()):
         for one in listed(value, f"alike, links and must_fail of {what}"):
             text(one, what)
+
+
+def check_reading(line: Any, what: str) -> None:
+    """Check what was read of a readout (:class:`ringspec.conformance.readout.reading.Reading`)."""
+    exactly(mapping(line, what), ("problem", "right", "forward", "backward"), what)
+    text(line["problem"], what)
+    truth(line["right"], what)
+    for name in ("forward", "backward"):
+        if line[name] is None:
+            continue
+        found = mapping(line[name], what)
+        exactly(found, ("sets", "left", "base"), what)
+        text(found["left"], what)
+        text(found["base"], what)
+        for faults in listed(found["sets"], what):
+            for fault in listed(faults, what):
+                exactly(mapping(fault, what), ("phase", "kind", "place", "cost", "hint"), what)
+                number(fault["cost"], what)
+                for word in ("phase", "kind", "place", "hint"):
+                    text(fault[word], what)
+
+
+def exactly(line: dict[str, Any], names: tuple[str, ...], what: str) -> None:
+    if set(line) != set(names):
+        refuse(f"{', '.join(names)} in {what}", sorted(line))
+
+
+def truth(value: Any, what: str) -> bool:
+    if type(value) is not bool:
+        refuse(f"true or false in {what}", value)
+    return value
 
 
 def read_finding(line: Any, what: str) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from ringspec.compare.explain import explain_all
 from ringspec.conformance.report.records import OUTCOMES, Record
 
 MOST_FINDINGS = 8
+MOST_SENTENCES = 4
 NEXT = (
     "  next: ringspec explain says what the target computes instead; "
     "ringspec replay repeats one failure"
@@ -48,8 +50,10 @@ def diagnosis_lines(record: Record) -> list[str]:
     ]
 
 
-def verdict_lines(found: Mapping[str, Any]) -> list[str]:
-    r"""Describe the verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`) and the other bugs in it.
+def verdict_lines(found: Mapping[str, Any], spec: str = "TARGET") -> list[str]:
+    r"""Describe the verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`).
+
+    First what the target computes, then the known bug and the other bugs in it. ``spec``: the target, in commands.
 
     >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
     >>> print("\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
@@ -57,19 +61,46 @@ def verdict_lines(found: Mapping[str, Any]) -> list[str]:
       next: ringspec explain says what the target computes instead; ringspec replay repeats one failure
       1 other failure looks like: a sign [dlse-sign]; but then ring/a would fail, and it passes
     """
-    if found["id"] is None:
-        most = "most of " if found["also"] else ""
-        lines = [f"no known bug explains {most}the {diagnosed(found['of'])}", NEXT]
-    else:
+    explanation = found.get("explanation")
+    lines = explanation_lines(explanation, spec) if explanation else []
+    if found["id"] is not None:
         of = found["of"]
         where = (
             f"in the {diagnosed(of)}" if of == 1 else f"in {found['count']} of the {diagnosed(of)}"
         )
-        lines = [f"diagnosis: {found['title']} [{found['id']}], {where}"]
+        lines.append(f"diagnosis: {found['title']} [{found['id']}], {where}")
         lines += [f"  {link}" for link in found["links"]]
         if found["alike"]:
             lines.append(f"  same results in all of them: {', '.join(found['alike'])}")
+    elif found["of"]:
+        most = "most of " if found["also"] else ""
+        lines.append(f"no known bug explains {most}the {diagnosed(found['of'])}")
+        lines += [] if explanation else [NEXT]
     return lines + [also_named(one) for one in found["also"]]
+
+
+def explanation_lines(found: Mapping[str, Any], spec: str) -> list[str]:
+    r"""Describe what a target computes.
+
+    >>> found = {"sentences": ["In the forward pass, the block is counted twice."], "alternatives": [],
+    ...          "explains": 3, "failures": 4, "hint": "look at the loop", "shown_by": "readout/x"}
+    >>> print("\n".join(explanation_lines(found, "mine:ring")))
+    explanation:
+      In the forward pass, the block is counted twice.
+      explains the numbers of 3 of 4 failures; 1 remains
+      look at the loop
+      smallest command that shows it: ringspec replay mine:ring readout/x
+    """
+    lines = ["explanation:", *(f"  {sentence}" for sentence in found["sentences"][:MOST_SENTENCES])]
+    lines += [f"  or, with the same results: {one}" for one in found["alternatives"]]
+    explains, failures = found["explains"], found["failures"]
+    if explains:
+        left = failures - explains
+        rest = f"; {left} remain{'s' if left == 1 else ''}" if left else ""
+        lines.append(f"  explains the numbers of {explains} of {failures} failures{rest}")
+    lines += [f"  {found['hint']}"] if found["hint"] else []
+    command = shlex.join(["ringspec", "replay", spec, found["shown_by"]])
+    return [*lines, f"  smallest command that shows it: {command}"]
 
 
 def diagnosed(count: int) -> str:

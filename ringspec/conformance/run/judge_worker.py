@@ -34,6 +34,8 @@ def main() -> None:
         while True:
             id = request["id"]
             check_name(f"the id of a case of the profile {setup['profile']}", id, cases)
+            if diagnoser is not None:
+                diagnoser.learn(request["readings"])
             control.reply(case_line(run_case(target, cases[id], diagnoser)))
             request = control.next()
     except RingspecError as error:

@@ -36,6 +36,7 @@ WHO = "a process that judges"
 # The parts of an id in which the variants of a problem differ.
 VARIANT = re.compile(r"-(contiguous|striped|zigzag|w\d+|bf16|fp16|f32|f64)(?=-|$)")
 MOST_TOGETHER = 24
+READOUT = "readout/"
 
 
 def in_processes(
@@ -56,15 +57,23 @@ def in_processes(
         own.judge = started(setup)
         judges.append(own.judge)
 
-    def work(ids: list[str]) -> list[Record]:
-        return [] if over.is_set() else [judged(own.judge, id) for id in ids]
+    def work(ids: list[str], readings: list[Any]) -> list[Record]:
+        return [] if over.is_set() else [judged(own.judge, id, readings) for id in ids]
 
     diagnosed: Counter[str] = Counter()
+    ids = [case.id for case in cases]
+    first = [id for id in ids if id.startswith(READOUT)]
+    readings: list[Any] = []
     threads = ThreadPoolExecutor(jobs, initializer=begin)
     try:
-        for future in [threads.submit(work, part) for part in chunks([case.id for case in cases])]:
-            for record in future.result():
-                yield within_limits(record, diagnosed)
+        # What the readouts say may explain the other cases, whichever process they are in.
+        for part in (first, [id for id in ids if id not in first]):
+            futures = [threads.submit(work, some, list(readings)) for some in chunks(part)]
+            for future in futures:
+                for record in future.result():
+                    yield within_limits(record, diagnosed)
+                    if record.id.startswith(READOUT) and record.diagnosis:
+                        readings.append(record.diagnosis)
     finally:
         over.set()
         threads.shutdown(wait=False, cancel_futures=True)
@@ -81,10 +90,13 @@ def started(setup: Mapping[str, Any]) -> Program:
     return Program(command, WHO, longest=MAX_LINE)
 
 
-def judged(judge: Program, id: str) -> Record:
-    """Return the record of one case; raise RingspecError if the process ended or reports an error."""
+def judged(judge: Program, id: str, readings: list[Any]) -> Record:
+    """Return the record of one case; raise RingspecError if the process ended or reports an error.
+
+    ``readings``: the diagnoses of all failed readouts, for other cases.
+    """
     try:
-        line = judge.exchange(line_of({"id": id}), math.inf)
+        line = judge.exchange(line_of({"id": id, "readings": readings}), math.inf)
         message = message_of(line, "the record of a case")
     except Failed as failure:
         got = "\n".join([f"at {id}: {failure}", judge.log()]).strip()
@@ -114,10 +126,11 @@ def chunks(ids: Sequence[str]) -> list[list[str]]:
 
 def within_limits(record: Record, diagnosed: Counter[str]) -> Record:
     """Remove the diagnosis if enough failures of this kind have one, from whichever process."""
-    if record.diagnosis is None:
+    if record.diagnosis is None or "title" not in record.diagnosis:
         return record
     kind = kind_of(record.id)
     diagnosed[kind] += 1
     if diagnosed[kind] <= MOST[kind]:
         return record
-    return dataclasses.replace(record, diagnosis=None)
+    read = {x: y for x, y in record.diagnosis.items() if x in ("reading", "explained")}
+    return dataclasses.replace(record, diagnosis=read or None)
