@@ -10,9 +10,12 @@ from click.testing import CliRunner
 
 from ringspec.cli import main
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import pairs
+from ringspec.conformance.readout import geometry, pairs
+from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.places import LISTED, block_places, part_places
 from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.told import unexplained
+from ringspec.conformance.readout.vocabulary import Fault, fault_named, kinds_of
 from ringspec.conformance.run.explain import explain_target, run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
@@ -22,7 +25,7 @@ WRONG = ROOT / "docs" / "examples" / "wrong_ring.py"
 BUGS = {
     "dkv-not-home": "dk and dv are added to those of the next step's visitor",
     "stale-keys-alone": "keys and values are those of the worker that computes",
-    "last-step-dropped": "in the last step (2), the block is not computed",
+    "last-step-dropped": "in the last step, the block is not computed",
     "future-not-skipped": "from step 1 on, no pair is masked",
     "diagonal-exclusive": "the causal mask hides each query's own position (key < query)",
     "running-part-not-rescaled": "the running o and l are not rescaled when the maximum rises",
@@ -168,6 +171,64 @@ def test_a_target_that_raises_has_no_results_and_the_reason():
 def test_the_numbers_of_the_problems_never_change():
     assert pairs.mixed(1, 3).tolist() == FIRST
     assert problems_for(Capabilities())[0][0].id == "readout/causal-contiguous-kv"
+
+
+@pytest.mark.parametrize(("layout", "window"), [("contiguous", None), ("zigzag", (5, 0))])
+@pytest.mark.parametrize("circulation", ["kv", "q"])
+def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circulation):
+    def geometry_of(workers, slots=8, heads=4, causal=True):
+        position = geometry.positions(layout, workers, slots)
+        return geometry.Geometry(
+            workers, circulation, 1, layout, position, causal, window, heads, 2, 0.125, "queries"
+        )
+
+    here = geometry_of(3)
+    masks = masks_of(here)
+    four, two, short = geometry_of(4), geometry_of(2), geometry_of(3, slots=4, heads=2)
+    for phase in ("forward", "backward"):
+        kinds = kinds_of(here, phase, masks)
+        every = kinds_of(here, phase, masks, False)
+        for words in (kinds, every):
+            assert len({kind.words for kind in words}) == len(words)
+        assert {kind.words for kind in kinds} <= {kind.words for kind in every}
+        places = block_places(here, phase, masks[0].pattern)
+        places += part_places(here, places)
+        assert len({place.words for place in places}) == len(places)
+        by_kind = {kind.words: kind for kind in every}
+        of_four = {kind.words for kind in kinds_of(four, phase, masks_of(four), False)}
+        for kind in kinds:
+            assert repr(by_kind[kind.words]) == repr(kind) and kind.words in of_four
+        for number, place in enumerate(places[::41]):
+            fault = Fault(
+                phase, next(kind for kind in kinds[number:] if not kind.of_workers), place
+            )
+            found = fault_named(here, masks, fault.name)
+            assert found.name == fault.name and repr(found.kind) == repr(fault.kind)
+            assert np.array_equal(found.place.table, place.table)
+            assert fault_named(four, masks_of(four), fault.name).name == fault.name
+        previous, following = [
+            found
+            for owner in (
+                "previous step's visitor",
+                "next step's visitor",
+                "next worker",
+                "worker before",
+            )
+            if (
+                found := fault_named(
+                    two, masks_of(two), (phase, f"values are those of the {owner}", "")
+                )
+            )
+        ]
+        assert previous.name != following.name
+        assert repr(previous.kind.changes) == repr(following.kind.changes)
+        assert fault_named(short, masks_of(short), (phase, kinds[0].words, "in head 3")) is None
+        assert fault_named(here, masks, (phase, "values are lost", "")) is None
+        assert fault_named(here, masks, (phase, kinds[0].words, "on worker 9")) is None
+        assert (
+            fault_named(here, masks, (phase, kinds[0].words, f"{LISTED} (0, 1), (2, 1)"))
+            is not None
+        )
 
 
 FIRST = [587505276, 1946140839, 1291246069]

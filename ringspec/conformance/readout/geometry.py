@@ -100,8 +100,13 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
     return maps
 
 
-def relations(geometry: Geometry, phase: str, side: str) -> dict[str, Integers]:
-    """Wrong owners [a, b] of the queries ('q') or keys ('k') of a block, keyed by their name in the sentences."""
+def relations(
+    geometry: Geometry, phase: str, side: str, distinct: bool = True
+) -> dict[str, Integers]:
+    """Wrong owners [a, b] of the queries ('q') or keys ('k') of a block, keyed by their name in the sentences.
+
+    ``distinct``: without those that are the correct owners, or equal to earlier ones.
+    """
     W, d = geometry.workers, geometry.direction
     a, b = np.indices((W, W))
     step = geometry.steps(phase)
@@ -126,6 +131,8 @@ def relations(geometry: Geometry, phase: str, side: str) -> dict[str, Integers]:
             "the worker before": (own - 1) % W,
             "worker 0": np.zeros_like(a),
         }
+    if not distinct:
+        return tables
     left: dict[str, Integers] = {}
     for words, table in tables.items():
         same = any(np.array_equal(table, x) for x in (own, *left.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +24,17 @@ def masks_of(geometry: Geometry) -> list[Mask]:
     """The patterns, the correct one first, none of them twice."""
     left: list[Mask] = []
     for mask in every_mask(geometry):
-        if not any(np.array_equal(mask.pattern, one.pattern) for one in left):
+        if number_of(mask.pattern, left) is None:
             left.append(mask)
     return left
+
+
+def number_of(pattern: Booleans, masks: Sequence[Mask]) -> int | None:
+    """The number of the mask with this pattern; None if there is none."""
+    for number, one in enumerate(masks):
+        if np.array_equal(pattern, one.pattern):
+            return number
+    return None
 
 
 def seen(
@@ -76,13 +84,20 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
         yield Mask(f"the mask takes positions for {layout}", seen(q_there, k_there, causal, window))
         yield Mask(f"the mask takes key positions for {layout}", seen(q, k_there, causal, window))
         yield Mask(f"the mask takes query positions for {layout}", seen(q_there, k, causal, window))
-    for phase in ("forward", "backward"):
-        for owner, table in relations(geometry, phase, "k").items():
-            pattern = seen(q, geometry.position[table], causal, window)
-            yield Mask(f"the mask is that for keys of {owner}", pattern, 1.5)
-        for owner, table in relations(geometry, phase, "q").items():
-            pattern = seen(geometry.position[table], k, causal, window)
-            yield Mask(f"the mask is that for queries of {owner}", pattern, 1.5)
+    keys, queries = owners(geometry, "k"), owners(geometry, "q")
+    for owner, table in keys.items():
+        pattern = seen(q, geometry.position[table], causal, window)
+        yield Mask(f"the mask is that for keys of {owner}", pattern, 1.5)
+    for owner, table in queries.items():
+        pattern = seen(geometry.position[table], k, causal, window)
+        yield Mask(f"the mask is that for queries of {owner}", pattern, 1.5)
+
+
+def owners(geometry: Geometry, side: str) -> dict[str, Integers]:
+    """The wrong owners in either pass."""
+    return relations(geometry, "forward", side, False) | relations(
+        geometry, "backward", side, False
+    )
 
 
 def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:

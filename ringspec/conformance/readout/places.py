@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Booleans
 
 MOST_LISTED = 8
+LISTED = "in the blocks (queries of worker, keys of worker)"
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,13 @@ class Place:
         return np.asarray(self.table.any(axis=(2, 3, 4)))
 
 
-def block_places(geometry: Geometry, phase: str, visible: Booleans) -> list[Place]:
-    """Sets of blocks, no set twice, the simplest words first; ``visible`` [a, b, 1, i, j] is the right mask."""
+def block_places(
+    geometry: Geometry, phase: str, visible: Booleans, distinct: bool = True
+) -> list[Place]:
+    """Sets of blocks, the simplest words first; ``visible`` [a, b, 1, i, j] is the right mask.
+
+    ``distinct``: no set twice.
+    """
     W = geometry.workers
     a, b = np.indices((W, W))
     step = geometry.steps(phase)
@@ -41,12 +48,13 @@ def block_places(geometry: Geometry, phase: str, visible: Booleans) -> list[Plac
 
     def add(words: str, blocks: Booleans, cost: float) -> None:
         table = blocks[:, :, None, None, None]
-        if blocks.any() and not any(np.array_equal(table, x.table) for x in found):
+        known = distinct and any(np.array_equal(table, x.table) for x in found)
+        if blocks.any() and not known:
             found.append(Place(words, table, cost))
 
     add("in the blocks of a worker's own keys (step 0)", step == 0, 0.3)
     add("from step 1 on", step > 0, 0.3)
-    add(f"in the last step ({W - 1})", step == W - 1, 0.5)
+    add("in the last step", step == W - 1, 0.5)
     add("in all but the last step", step < W - 1, 0.5)
     for number in range(1, W):
         add(f"in step {number}", step == number, 0.6)
@@ -195,4 +203,26 @@ def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
     if same or not 0 < blocks.sum() <= MOST_LISTED:
         return None
     names = ", ".join(f"({a}, {b})" for a, b in zip(*np.nonzero(blocks), strict=True))
-    return Place(f"in the blocks (queries of worker, keys of worker) {names}", table, 1.5)
+    return Place(f"{LISTED} {names}", table, 1.5)
+
+
+def place_named(
+    geometry: Geometry, phase: str, visible: Booleans, words: str, of_workers: bool
+) -> Place | None:
+    """The place with these words in a geometry; None if it has no such place."""
+    if of_workers:
+        return of_name(worker_places(geometry), words)
+    if words.startswith(LISTED):
+        numbers = [int(x) for x in re.findall(r"\d+", words)]
+        table = np.zeros((geometry.workers, geometry.workers), bool)
+        if max(numbers) >= geometry.workers:
+            return None
+        table[numbers[::2], numbers[1::2]] = True
+        return listed(table, ())
+    places = block_places(geometry, phase, visible, False)
+    around = [one for one in places[1:] if words.startswith(f"{one.words}, ")]
+    return of_name([*places, *part_places(geometry, [places[0], *around])], words)
+
+
+def of_name(places: Sequence[Place], words: str) -> Place | None:
+    return next((one for one in places if one.words == words), None)

@@ -21,9 +21,9 @@ from ringspec.conformance.readout.choices import (
     Choices,
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed, relations
-from ringspec.conformance.readout.masks import Mask
+from ringspec.conformance.readout.masks import Mask, every_mask, number_of
 from ringspec.conformance.readout.merges import LN2, MERGES
-from ringspec.conformance.readout.places import Place
+from ringspec.conformance.readout.places import Place, place_named
 from ringspec.problem.model import Booleans, Integers
 
 ONE_HEAD_MAP = ("heads", "v_heads")
@@ -83,15 +83,38 @@ class Fault:
         return f"In the {self.phase} pass{where}, {self.kind.words}."
 
 
-def kinds_of(geometry: Geometry, phase: str, masks: Sequence[Mask]) -> list[Kind]:
-    """Every wrong choice of a pass."""
-    own = forward_kinds(geometry) if phase == "forward" else backward_kinds(geometry)
-    return [*block_kinds(geometry, phase, masks), *slot_kinds(), *own]
+def kinds_of(
+    geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool = True
+) -> list[Kind]:
+    """Every wrong choice of a pass; ``distinct``: without those that are the same there as simpler ones."""
+    own = forward_kinds if phase == "forward" else backward_kinds
+    return [
+        *block_kinds(geometry, phase, masks, distinct),
+        *slot_kinds(),
+        *own(geometry, distinct),
+    ]
 
 
-def factors(geometry: Geometry) -> list[tuple[str, float]]:
+def fault_named(
+    geometry: Geometry, masks: Sequence[Mask], name: tuple[str, str, str]
+) -> Fault | None:
+    """The fault with this ``Fault.name`` in a geometry whose patterns are ``masks``; None if it has no such fault.
+
+    A fault may be the same there as another one, or change nothing.
+    """
+    phase, words, where = name
+    kinds = kinds_of(geometry, phase, masks, False)
+    kind = next((one for one in kinds if one.words == words), None)
+    if kind is None:
+        return None
+    place = place_named(geometry, phase, masks[0].pattern, where, kind.of_workers)
+    return None if place is None else Fault(phase, kind, place)
+
+
+def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
     """Factors that kernels apply by mistake, in words that follow 'is' or 'are'."""
     scale, W, group = geometry.scale, geometry.workers, geometry.group
+    numbers = {3, W, W + 1, group} if distinct else set(range(3, max(W + 2, group + 1, 9)))
     return [
         ("twice too large", 2.0),
         ("half as large", 0.5),
@@ -101,16 +124,18 @@ def factors(geometry: Geometry) -> list[tuple[str, float]]:
         ("not multiplied by the scale", 1 / scale),
         ("multiplied by the scale twice", scale),
         ("multiplied by the square root of the scale", scale**-0.5),
-        *((f"{x} times too large", float(x)) for x in sorted({W, W + 1, group, 3} - {1, 2})),
-        *((f"divided by {x}", 1.0 / x) for x in sorted({W, group} - {1, 2})),
+        *((f"{x} times too large", float(x)) for x in sorted(numbers - {1, 2})),
+        *((f"divided by {x}", 1.0 / x) for x in sorted(numbers - {1, 2})),
     ]
 
 
-def block_kinds(geometry: Geometry, phase: str, masks: Sequence[Mask]) -> Iterator[Kind]:
+def block_kinds(
+    geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
+) -> Iterator[Kind]:
     """What a block may do wrong in either pass: masks, scores, sources, heads."""
-    for number, mask in enumerate(masks):
-        if number:
-            yield Kind(mask.words, (("mask", number),), mask.cost)
+    for mask in masks if distinct else every_mask(geometry):
+        if mask.words:
+            yield Kind(mask.words, (("mask", number_of(mask.pattern, masks)),), mask.cost)
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
         yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)
@@ -122,7 +147,7 @@ def block_kinds(geometry: Geometry, phase: str, masks: Sequence[Mask]) -> Iterat
     yield Kind("the block is not computed", (("count", 0.0),), 0.9)
     yield Kind("the block is counted twice", (("count", 2.0),), 0.9)
     yield Kind("the block is counted three times", (("count", 3.0),), 1.3)
-    for words, value in factors(geometry):
+    for words, value in factors(geometry, distinct):
         if value != 0.5:
             yield Kind(f"scores are {words}", (("times", value),))
     yield Kind("all scores are 0", (("times", 0.0),), 1.2)
@@ -133,15 +158,15 @@ def block_kinds(geometry: Geometry, phase: str, masks: Sequence[Mask]) -> Iterat
         1.2,
     )
     yield Kind("scores are doubled in every step", (("times", 2.0**step),), 1.4)
-    for owner, table in relations(geometry, phase, "k").items():
+    for owner, table in relations(geometry, phase, "k", distinct).items():
         yield Kind(f"keys and values are those of {owner}", (("k", table), ("v", table)))
         yield Kind(f"keys are those of {owner}", (("k", table),), 1.1)
         yield Kind(f"values are those of {owner}", (("v", table),), 1.1)
-        moved = moved_mask(masks, table)
-        if moved:
+        moved = number_of(masks[0].pattern[np.arange(len(table))[:, None], table], masks)
+        if moved or not (distinct or moved is None):
             words = f"keys, values and their positions are those of {owner}"
-            yield Kind(words, (("k", table), ("v", table), *moved), 1.05)
-    for owner, table in relations(geometry, phase, "q").items():
+            yield Kind(words, (("k", table), ("v", table), ("mask", moved)), 1.05)
+    for owner, table in relations(geometry, phase, "q", distinct).items():
         yield Kind(f"the scores use the queries of {owner}", (("q", table),), 1.1)
     if geometry.group < geometry.heads:
         for number, words in enumerate(HEAD_WORDS):
@@ -154,16 +179,6 @@ HEAD_WORDS = (
     "", "key head h mod Hkv", "key head 0", "key head min(h, Hkv - 1)", "its key head, but the last query head reads key head 0",
 )  # fmt: skip
 assert len(HEAD_WORDS) == len(HEAD_MAPS)
-
-
-def moved_mask(masks: Sequence[Mask], table: Integers) -> tuple[tuple[str, object], ...]:
-    """The change to the mask of keys from ``table``; nothing if no pattern is that, or the mask shows all."""
-    rows = np.arange(len(table))[:, None]
-    wanted = masks[0].pattern[rows, table]
-    for number, mask in enumerate(masks):
-        if number and np.array_equal(mask.pattern, wanted):
-            return (("mask", number),)
-    return ()
 
 
 COME = (
@@ -213,13 +228,13 @@ LSE_GIVEN_WORDS = {
 }
 
 
-def forward_kinds(geometry: Geometry) -> Iterator[Kind]:
+def forward_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """What a forward may do wrong besides: merges, the end of a row, where results are stored."""
     for number, name in enumerate(MERGES):
         if number:
             words = merges.WRONG[name]
             yield Kind(words, (("merge", number),))
-            if not geometry.sees_all:
+            if not (geometry.sees_all and distinct):
                 more = f"{words}, and blocks without a visible pair are merged too"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
     for name, words in FINISH_WORDS.items():
@@ -227,7 +242,7 @@ def forward_kinds(geometry: Geometry) -> Iterator[Kind]:
     for name, words in LSE_GIVEN_WORDS.items():
         yield Kind(words, (("lse_out", LSES_GIVEN.index(name)),), 1.0, True)
     yield Kind("o is 0", (("o_times", 0.0),), 1.2, True)
-    for words, value in factors(geometry):
+    for words, value in factors(geometry, distinct):
         yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
     if geometry.travels("forward") == "queries":
         for names, what in (
@@ -286,7 +301,7 @@ ROW_WORDS = {
 }
 
 
-def row_kinds(geometry: Geometry) -> Iterator[Kind]:
+def row_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """lse and delta of the wrong row, or another number."""
     both = (("lse", LSES.index("block")), ("delta", DELTAS.index("block")))
     yield Kind("p is made with the lse of the block alone, and so is delta", both, 1.1)
@@ -302,7 +317,7 @@ def row_kinds(geometry: Geometry) -> Iterator[Kind]:
             (("lse", LSES.index(name)), ("delta", DELTAS.index(name))),
             1.1,
         )
-    for owner, table in relations(geometry, "backward", "q").items():
+    for owner, table in relations(geometry, "backward", "q", distinct).items():
         yield Kind(f"lse is that of {owner}", (("lse_of", table),))
         yield Kind(f"delta is that of {owner}", (("delta_of", table),))
         yield Kind(f"lse and delta are those of {owner}", (("lse_of", table), ("delta_of", table)))
@@ -310,12 +325,12 @@ def row_kinds(geometry: Geometry) -> Iterator[Kind]:
         yield Kind(f"delta is made with the o of {owner}", mixed, 1.1)
 
 
-def backward_kinds(geometry: Geometry) -> Iterator[Kind]:
+def backward_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """What a backward may do wrong besides."""
-    yield from row_kinds(geometry)
-    yield from product_kinds(geometry)
-    yield from route_kinds(geometry)
-    for words, value in factors(geometry):
+    yield from row_kinds(geometry, distinct)
+    yield from product_kinds(geometry, distinct)
+    yield from route_kinds(geometry, distinct)
+    for words, value in factors(geometry, distinct):
         yield Kind(f"delta is {words}", (("delta_times", value),), 1.1)
         yield Kind(f"dS is {words}", (("ds_times", value),), 1.1)
         yield Kind(f"dq and dk are {words}", (("dq_count", value), ("dk_count", value)), 1.15)
@@ -344,7 +359,7 @@ def later_steps(geometry: Geometry) -> Integers:
     return (geometry.workers - 1 - geometry.steps("backward"))[:, :, None, None, None]
 
 
-def product_kinds(geometry: Geometry) -> Iterator[Kind]:
+def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Wrong operands of the products that give dq, dk and dv."""
     yield Kind("dy is taken as 1 everywhere (the gradient of the sum of o)", (("dy_ones", True),))
     yield Kind("dS is not transposed in the product for dk", (("turned", 1),))
@@ -359,7 +374,7 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
     for number, words in enumerate(COME):
         if number:
             yield Kind(f"dy comes {words}", (("dy_slots", number),), 1.25)
-    for owner, table in relations(geometry, "backward", "q").items():
+    for owner, table in relations(geometry, "backward", "q", distinct).items():
         used = (("delta", DELTAS.index("used dy")),)
         whole = (("q", table), ("dy", table), ("lse_of", table), ("delta_of", table))
         yield Kind(f"dy is that of {owner}", (("dy", table),), 1.1)
@@ -368,15 +383,15 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
         yield Kind(f"queries, dy, lse and delta are those of {owner}", whole, 1.3)
         yield Kind(f"the product for dv uses the dy of {owner}", (("dv_dy", table),), 1.05)
         yield Kind(f"the product for dk uses the queries of {owner}", (("dk_q", table),), 1.05)
-    for owner, table in relations(geometry, "backward", "k").items():
+    for owner, table in relations(geometry, "backward", "k", distinct).items():
         yield Kind(f"the product for dq uses the keys of {owner}", (("dq_k", table),), 1.05)
 
 
-def route_kinds(geometry: Geometry) -> Iterator[Kind]:
+def route_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Shares of gradients that are added at the wrong place."""
-    for owner, table in relations(geometry, "backward", "q").items():
+    for owner, table in relations(geometry, "backward", "q", distinct).items():
         yield Kind(f"dq is added to that of {owner}", (("dq_to", table),))
-    for owner, table in relations(geometry, "backward", "k").items():
+    for owner, table in relations(geometry, "backward", "k", distinct).items():
         # Simpler than keys and values from elsewhere, which give the same where nothing is masked.
         both = (("dk_to", table), ("dv_to", table))
         yield Kind(f"dk and dv are added to those of {owner}", both, 0.95)
