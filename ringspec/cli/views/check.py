@@ -69,21 +69,21 @@ def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     """Show what the target computes, failures, reasons of cases not claimed, the headline and the paths of reports.
 
-    ``details``: show every executed case; without it, failures with the numbers of the explanation are listed by id.
+    ``details``: show every executed case. Failures with the numbers of the explanation are listed by id.
     """
     found = most_likely(report.records)
     explanation = found and found["explanation"]
-    if explanation:
+    if found and explanation:
         show_diagnosis(found, report, ())
         output.show([""])
     told = [record for record in report.records if record.outcome in FAILURES]
     if details:
         told = [record for record in report.records if record.outcome != "not claimed"]
     same_fault = [record for record in told if is_explained(record)]
-    if explanation and not details and len(same_fault) > FEW_EXPLAINED:
+    if explanation and len(same_fault) > FEW_EXPLAINED:
         told = [record for record in told if record not in same_fault]
         ids = ", ".join(record.id for record in same_fault)
-        output.show([f"failures with these numbers: {ids}", ""])
+        output.show([f"failures that it explains: {ids}", ""])
     most = MOST_DETAILED if details else MOST_FAILURES
     alike = with_shared_dtype(report.records)
     shared = same_message([record for record in told if record not in alike])

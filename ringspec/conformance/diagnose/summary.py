@@ -113,9 +113,7 @@ class Diagnoser:
             return {}
         return {"explained": True, "text": " ".join(self.told.sentences)} | self.known
 
-    def combined(
-        self, found: dict[str, Any], data: dict[str, Any] | None
-    ) -> dict[str, Any] | None:
+    def combined(self, found: dict[str, Any], data: dict[str, Any] | None) -> dict[str, Any] | None:
         """What was read of a case and the known bug that gives its outputs."""
         if data is None or not found:
             return found or data

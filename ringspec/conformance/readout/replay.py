@@ -28,7 +28,7 @@ from ringspec.conformance.readout.told import Told
 from ringspec.conformance.readout.vocabulary import fault_named
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
-from ringspec.problem.model import Array, Booleans
+from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.recipes import RECIPES
 
 TENSORS = {"q", "k", "v", "dy", "segments_q", "segments_k"}
@@ -164,7 +164,7 @@ def same_document(call: Call, entry: int) -> Booleans:
     return same
 
 
-def pairwise(of_q: Array, of_k: Array) -> Booleans:
+def pairwise(of_q: Integers, of_k: Integers) -> Booleans:
     return np.asarray(of_q[:, None, None, :, None] == of_k[None, :, None, None, :])
 
 

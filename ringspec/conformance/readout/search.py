@@ -203,9 +203,7 @@ class Reader:
         if choices is not model.right and forward_is_whole:
             gradient = self.match_backward(seen, model.gradient_of_forward(choices))
             if gradient.whole:
-                return Explanation(
-                    (), True, gradient, (), GRADIENT
-                )
+                return Explanation((), True, gradient, (), GRADIENT)
             kept = {slot: getattr(choices, slot) for slot in CARRIED}
             bases.append((SAME, dataclasses.replace(model.right, **kept)))
         found = []

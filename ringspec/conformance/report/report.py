@@ -226,7 +226,9 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
     lines = [plain(report.header), *map(case_line, report.records)]
     found = most_likely(report.records)
     if found is not None:
-        lines.append({"kind": "verdict", "lines": verdict_lines(found, report.header["target"]["spec"])})
+        lines.append(
+            {"kind": "verdict", "lines": verdict_lines(found, report.header["target"]["spec"])}
+        )
     return lines if report.footer is None else [*lines, report.footer]
 
 
