@@ -14,6 +14,7 @@ from typing import Any
 
 from ringspec.render.environment import asset, class_of, filled_in
 from ringspec.render.failures import failure
+from ringspec.render.picture import Picture, picture
 from ringspec.render.tables import case_row, listed, matrix, reasons, worst_errors
 
 MOST_FAILURES = 500
@@ -55,6 +56,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
         profile=header.get("profile", ""),
         headline=headline(footer, counts),
         verdict=[str(line).strip() for line in listed(verdict.get("lines"))],
+        evidence=evidence(verdict, cases),
         bar=bar(counts),
         counts=counts.most_common(),
         hints=list(coverage.get("hints", ())),
@@ -69,6 +71,12 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
         cases=[case_row(case) for case in cases],
         run=run_details(header, footer),
     )
+
+
+def evidence(verdict: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Picture | None:
+    """The picture of the case that shows the verdict's explanation."""
+    shown = [case for case in cases if case.get("id") == verdict.get("shown_by")]
+    return picture(shown[0].get("picture")) if shown else None
 
 
 def described(value: Any) -> Mapping[str, Any]:

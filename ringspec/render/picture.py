@@ -43,16 +43,22 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """What ``templates/picture.html`` draws. ``key`` is the legend: (kind, outline, words) of each sign."""
+    """What ``templates/picture.html`` draws. ``key`` is the legend: (kind, outline, words) of each sign.
+
+    ``lines``: the outline of lines between blocks, in cells.
+    """
 
     caption: str | None
     panels: list[Panel]
     sentence: str
     key: list[tuple[str, str, str]]
+    lines: str = ""
 
 
 def picture(data: Any) -> Picture | None:
-    """Return the picture of {"expected": rows, "got": rows}, with an optional "caption"; None for data of another form.
+    """Return the picture of {"expected": rows, "got": rows}; None for data of another form.
+
+    Optional: "caption", and "block", the number of cells between lines.
 
     >>> drawn = picture({"expected": [[1, 0], [1, 1]], "got": [[1, 1], [0, 1]]})
     >>> drawn.sentence
@@ -80,7 +86,16 @@ def picture(data: Any) -> Picture | None:
         ],
         sentence(difference, data.get("origin")),
         [(kind, path_of([[kind]], kind), MEANINGS[kind]) for kind in MEANINGS if kind in there],
+        between_blocks(data.get("block"), *shape(expected)),
     )
+
+
+def between_blocks(block: Any, rows: int, columns: int) -> str:
+    """Lines after every ``block`` cells; none if that is no whole number, or some pairs share a cell."""
+    if type(block) is not int or block < 1 or max(rows, columns) > MOST_DRAWN:
+        return ""
+    across = "".join(f"M0 {i}h{columns}" for i in range(block, rows, block))
+    return across + "".join(f"M{j} 0v{rows}" for j in range(block, columns, block))
 
 
 def grid(rows: Any) -> Grid | None:

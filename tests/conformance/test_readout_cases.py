@@ -15,13 +15,15 @@ from ringspec.conformance.readout.replay import explains
 from ringspec.conformance.readout.told import told
 from ringspec.conformance.report.junit import junit
 from ringspec.conformance.report.lines import read_record
-from ringspec.conformance.report.report import Report, case_line
+from ringspec.conformance.report.report import Report, case_line, report_lines
 from ringspec.conformance.report.words import verdict_lines
 from ringspec.conformance.run.executor import close, opened
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.errors import FileFormatError
+from ringspec.render.page import page
+from ringspec.render.picture import picture
 
 READOUTS = ("readout/causal-contiguous-kv", "readout/full-contiguous-kv")
 ONLY = (*READOUTS, "ring/zigzag-causal-w2")
@@ -92,7 +94,7 @@ def test_a_readout_that_is_not_claimed_says_why():
 
 def test_the_explanation_of_the_readouts_is_that_of_other_failures(wrong):
     found = most_likely(wrong.records)["explanation"]
-    assert found["explains"] == found["failures"] == len(ONLY)
+    assert found["explained"] == list(ONLY) and found["failures"] == len(ONLY)
     assert [SENTENCE in one for one in found["sentences"]] == [True]
     assert wrong.records[-1].diagnosis["explained"]
     assert found["shown_by"] == "readout/causal-contiguous-kv"
@@ -105,7 +107,7 @@ def test_a_failure_with_another_fault_besides_remains():
 
     records = checked(Wrong("dkv-not-home", spoil)).records
     found = most_likely(records)["explanation"]
-    assert (found["explains"], found["failures"]) == (2, 3)
+    assert found["explained"] == list(READOUTS) and found["failures"] == 3
     assert not records[-1].diagnosis.get("explained")
     assert any(
         line.endswith("2 of 3 failures; 1 remains") for line in verdict_lines(most_likely(records))
@@ -169,3 +171,13 @@ def test_a_reading_in_a_report_that_is_out_of_order_is_refused(wrong, change):
     line["diagnosis"]["reading"] |= change
     with pytest.raises(FileFormatError):
         read_record(line, "line")
+
+
+def test_a_failed_readout_has_the_picture_of_the_matrix_that_differs_first(wrong):
+    data = wrong.records[0].picture
+    assert data["caption"] == "P, the weights of the backward, head 0; lines part the workers"
+    drawn = picture(data)
+    assert len(drawn.panels) == 3 and drawn.lines.startswith("M0 8h24M0 16h24M8 0v24")
+    report = Report({"target": {"name": "mine", "spec": "mine.py:ring"}}, wrong.records, None)
+    text = page(report_lines(report))
+    assert text.index(SENTENCE[:30]) < text.index("P, the weights") < text.index('class="bar"')

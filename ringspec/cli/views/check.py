@@ -12,7 +12,6 @@ from typing import Any
 
 from ringspec.cli.shared import output
 from ringspec.conformance.diagnose.summary import most_likely
-from ringspec.conformance.readout.reading import reading_from
 from ringspec.conformance.report.records import FAILURES, Record
 from ringspec.conformance.report.report import Report
 from ringspec.conformance.report.shared import same_message, shared_dtype_lines, with_shared_dtype
@@ -79,11 +78,9 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     told = [record for record in report.records if record.outcome in FAILURES]
     if details:
         told = [record for record in report.records if record.outcome != "not claimed"]
-    same_fault = [record for record in told if is_explained(record)]
-    if explanation and len(same_fault) > FEW_EXPLAINED:
-        told = [record for record in told if record not in same_fault]
-        ids = ", ".join(record.id for record in same_fault)
-        output.show([f"failures that it explains: {ids}", ""])
+    if explanation and len(explanation["explained"]) > FEW_EXPLAINED:
+        told = [record for record in told if record.id not in explanation["explained"]]
+        output.show([f"failures that it explains: {', '.join(explanation['explained'])}", ""])
     most = MOST_DETAILED if details else MOST_FAILURES
     alike = with_shared_dtype(report.records)
     shared = same_message([record for record in told if record not in alike])
@@ -145,13 +142,6 @@ def worst_lines(record: Record) -> list[str]:
         return []
     figures = ", ".join(f"{name} {error:.2g}" for name, error in worst.items())
     return [f"  largest error in units of the bound: {figures}; {record.seconds:.2f} s"]
-
-
-def is_explained(record: Record) -> bool:
-    """Tell whether a failure has the numbers of the explanation."""
-    diagnosis = record.diagnosis or {}
-    reading = diagnosis.get("reading")
-    return bool(diagnosis.get("explained") or (reading and reading_from(reading).explained))
 
 
 def show_diagnosis(found: dict[str, Any], report: Report, shown: Sequence[Record]) -> None:

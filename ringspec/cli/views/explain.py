@@ -40,10 +40,13 @@ def lines(name: str, spec: str, told: Explained) -> list[str]:
         return [*found, f"computes what the definition says, in {len(told.runs)} problems"]
     found += told.sentences
     found += [f"Another change gives the same results: {one}" for one in told.told.alternatives]
-    if told.told.explains:
+    count = len(told.told.explained)
+    if count:
         found.append(
-            f"This accounts for every number in {told.told.explains} of the {told.wrong} problems that failed."
+            f"This accounts for every number in {count} of the {told.wrong} problems that failed."
         )
+    if told.told.hint:
+        found.append(f"{told.told.hint[0].upper()}{told.told.hint[1:]}.")
     if told.known is not None:
         found += [
             "",

@@ -6,12 +6,14 @@ number of workers, the head ratio, the format) is replaced by what it claims.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from ringspec.conformance.cases.calls import passes_for
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
+from ringspec.conformance.readout.evidence import picture_of
 from ringspec.conformance.readout.problems import SETTINGS, Problem, Setting, problem_for
 from ringspec.conformance.target.capabilities import FORMATS, Capabilities, why_not
 from ringspec.conformance.target.protocol import Call
@@ -46,8 +48,11 @@ def case_of(setting: Setting) -> RunCase:
         return [fitted(setting, claims).call]
 
     def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
-        case = fitted(setting, claims).case
-        return judged(Seen(claims, (case,), tuple(calls), tuple(outputs)))
+        problem = fitted(setting, claims)
+        found = judged(Seen(claims, (problem.case,), tuple(calls), tuple(outputs)))
+        if found.passed:
+            return found
+        return dataclasses.replace(found, picture=picture_of(problem, outputs[0]))
 
     return RunCase(
         setting.id,

@@ -299,16 +299,17 @@ def explanation_of(failed: Sequence[Record]) -> dict[str, Any] | None:
     """What the readouts among the failures of a run say; None if none was read.
 
     ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` of :class:`~ringspec.conformance.readout.told.Told`.
-    ``explains``: how many of all ``failures`` have exactly the numbers of these faults.
+    ``explained``: ids of the cases that have exactly the numbers of these faults, of all ``failures``.
     """
     diagnoses = [one.diagnosis or {} for one in failed]
     found = told([reading_from(one["reading"]) for one in diagnoses if "reading" in one])
     if not found.sentences:
         return None
+    others = [one.id for one in failed if (one.diagnosis or {}).get("explained")]
     return {
         "sentences": list(found.sentences),
         "alternatives": list(found.alternatives),
-        "explains": found.explains + sum(bool(one.get("explained")) for one in diagnoses),
+        "explained": [*found.explained, *others],
         "failures": len(failed),
         "hint": found.hint,
         "shown_by": found.shown_by,

@@ -79,16 +79,15 @@ class PassRead:
 
 @dataclass(frozen=True)
 class Reading:
-    """The results of one problem, read. ``right``: logically they are those of the definition; a pass that was not run is None.
+    """The results of one problem, read.
 
-    ``picture``: the first matrix that differs, for a report.
+    ``right``: logically they are those of the definition. A pass that was not run is None.
     """
 
     problem: str
     right: bool
     forward: PassRead | None = None
     backward: PassRead | None = None
-    picture: dict[str, Any] | None = None
 
     @property
     def passes(self) -> tuple[PassRead, ...]:
@@ -101,7 +100,7 @@ class Reading:
         return not self.right and wrong and all(one.whole for one in self.passes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, without the picture."""
+        """Return plain data."""
         return {
             "problem": self.problem,
             "right": self.right,

@@ -15,7 +15,7 @@ ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is r
 class Told:
     """What a target computes.
 
-    ``faults``: those that account for most of the ``wrong`` problems, ``explains`` of them; ``sentences``: these
+    ``faults``: those that account for most of the problems, whose ids are ``explained``; ``sentences``: these
     faults, then what is wrong where they are not known; ``alternatives``: other explanations that fit as well;
     ``hint``: where the code of the first fault usually is; ``shown_by``: the id of a problem that shows them.
     ``base``: what the backward does besides, as in :class:`~ringspec.conformance.readout.reading.PassRead`.
@@ -25,8 +25,7 @@ class Told:
     base: str = ""
     sentences: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
-    explains: int = 0
-    wrong: int = 0
+    explained: tuple[str, ...] = ()
     hint: str = ""
     shown_by: str = ""
 
@@ -38,30 +37,28 @@ def told(readings: Sequence[Reading]) -> Told:
     explained = [one for one in readings if one.explained]
     left = [one for one in readings if one not in explained]
     if not explained:
-        said = tuple(unexplained(left))
-        return Told(sentences=said, wrong=len(readings), shown_by=left[0].problem)
+        return Told(sentences=tuple(unexplained(left)), shown_by=left[0].problem)
     first = explained[0]
     faults: list[Named] = []
     sentences: list[str] = []
     alternatives: list[str] = []
-    counts: list[int] = []
+    same = explained
     for phase in ("forward", "backward"):
         found = getattr(first, phase)
         if found is None:
             continue
-        best, others, count = best_of(phase, found, explained)
+        best, others = best_of(phase, found, explained)
         faults += best
         sentences += [fault.told() for fault in best] or ([found.base] if found.base else [])
         alternatives += others
-        counts.append(count)
+        same = [one for one in same if accounts(phase, best, one)]
     sentences += unexplained(left)
     return Told(
         tuple(faults),
         first.backward.base if first.backward else "",
         tuple(sentences),
         tuple(alternatives),
-        min(counts),
-        len(readings),
+        tuple(one.problem for one in same),
         next((fault.hint for fault in faults if fault.hint), ""),
         first.problem,
     )
@@ -69,13 +66,13 @@ def told(readings: Sequence[Reading]) -> Told:
 
 def best_of(
     phase: str, found: PassRead, explained: Sequence[Reading]
-) -> tuple[tuple[Named, ...], list[str], int]:
-    """Faults of one pass, other explanations of it, and how many problems the faults account for.
+) -> tuple[tuple[Named, ...], list[str]]:
+    """Faults of one pass, and other explanations of it.
 
     Of the sets that account for the first problem, those that account for most of the others.
     """
     if not found.sets:
-        return (), [], len(explained)
+        return (), []
     counted = []
     for faults in found.sets:
         count = sum(accounts(phase, faults, one) for one in explained)
@@ -86,7 +83,7 @@ def best_of(
     for count, price, faults in counted[1:]:
         if count == most and price <= cheapest + ABOUT_AS_SIMPLE and kinds(faults) != kinds(best):
             others.setdefault(kinds(faults), " ".join(fault.told() for fault in faults))
-    return best, list(others.values())[:MOST_ALTERNATIVES], -most
+    return best, list(others.values())[:MOST_ALTERNATIVES]
 
 
 def kinds(faults: Sequence[Named]) -> tuple[str, ...]:
@@ -94,9 +91,11 @@ def kinds(faults: Sequence[Named]) -> tuple[str, ...]:
 
 
 def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
-    """Tell whether the same faults, by name, are among the explanations of another problem."""
+    """Tell whether the same faults, by name, are among the explanations of another problem; no faults are if it has none."""
     found = one.forward if phase == "forward" else one.backward
-    if found is None or not found.sets or not found.whole:
+    if not faults:
+        return found is None or not found.sets
+    if found is None or not found.whole:
         return False
     names = [fault.name for fault in faults]
     return any([fault.name for fault in other] == names for other in found.sets)

@@ -221,14 +221,14 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
     """Return all lines of a report as plain data, for :mod:`ringspec.render`.
 
     If failures were diagnosed, a line of the kind 'verdict' precedes the footer, with the verdict in words as
-    ``lines``. The file has no such line, because it follows from the cases.
+    ``lines`` and the id of the case that shows the explanation. The file has no such line, because it follows from the cases.
     """
     lines = [plain(report.header), *map(case_line, report.records)]
     found = most_likely(report.records)
     if found is not None:
-        lines.append(
-            {"kind": "verdict", "lines": verdict_lines(found, report.header["target"]["spec"])}
-        )
+        words = verdict_lines(found, report.header["target"]["spec"])
+        shown_by = (found["explanation"] or {}).get("shown_by")
+        lines.append({"kind": "verdict", "lines": words, "shown_by": shown_by})
     return lines if report.footer is None else [*lines, report.footer]
 
 

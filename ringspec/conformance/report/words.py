@@ -83,7 +83,7 @@ def explanation_lines(found: Mapping[str, Any], spec: str) -> list[str]:
     r"""Describe what a target computes.
 
     >>> found = {"sentences": ["In the forward pass, the block is counted twice."], "alternatives": [],
-    ...          "explains": 3, "failures": 4, "hint": "look at the loop", "shown_by": "readout/x"}
+    ...          "explained": ["a", "b", "c"], "failures": 4, "hint": "look at the loop", "shown_by": "readout/x"}
     >>> print("\n".join(explanation_lines(found, "mine:ring")))
     explanation:
       In the forward pass, the block is counted twice.
@@ -93,7 +93,7 @@ def explanation_lines(found: Mapping[str, Any], spec: str) -> list[str]:
     """
     lines = ["explanation:", *(f"  {sentence}" for sentence in found["sentences"][:MOST_SENTENCES])]
     lines += [f"  or, with the same results: {one}" for one in found["alternatives"]]
-    explains, failures = found["explains"], found["failures"]
+    explains, failures = len(found["explained"]), found["failures"]
     if explains:
         left = failures - explains
         rest = f"; {left} remain{'s' if left == 1 else ''}" if left else ""

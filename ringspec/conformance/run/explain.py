@@ -68,7 +68,7 @@ class Explained:
             ],
             "sentences": list(self.sentences),
             "alternatives": list(self.told.alternatives),
-            "explains": self.told.explains,
+            "explains": len(self.told.explained),
             "wrong": self.wrong,
             "hint": self.told.hint,
             "known": self.known,

@@ -1,0 +1,69 @@
+"""The picture of a wrong readout: the first matrix over pairs that differs, beside the expected one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.pairs import Seen, seen_in
+from ringspec.conformance.readout.problems import Problem
+from ringspec.formats import load
+from ringspec.problem.model import Array
+from ringspec.recipes import RECIPES
+
+DIGITS = 4
+
+
+def picture_of(problem: Problem, outputs: Mapping[str, Sequence[NDArray]]) -> dict[str, Any] | None:
+    """The ``expected`` and the ``got`` matrix of one head, [queries][keys] in the order of workers and slots.
+
+    ``block``: slots of a worker; ``caption``: which matrix of which head. None if no matrix differs visibly.
+    """
+    geometry = problem.pairs.geometry
+    right = run_right(problem.call, RECIPES["float64"])
+    got, want = (
+        seen_in(geometry, {name: stacked(results[name]) for name in outputs})
+        for results in (outputs, right)
+    )
+    for words, have, expected in matrices(got, want):
+        wrong = ~(np.abs(have - expected) <= problem.tolerance * np.abs(expected).max())
+        if wrong.any():
+            head = int(np.argmax(wrong.any(axis=(0, 1, 3, 4))))
+            return {
+                "expected": whole(expected[:, :, head]),
+                "got": whole(have[:, :, head]),
+                "block": geometry.slots,
+                "caption": f"{words}, head {head}; lines part the workers",
+            }
+    return None
+
+
+def stacked(shards: Sequence[NDArray]) -> Array:
+    """[1, heads, n, ..] of the workers as [W, heads, n, ..]."""
+    return np.concatenate([load(np.asarray(x)) for x in shards])
+
+
+def matrices(got: Seen, want: Seen) -> Iterator[tuple[str, Array, Array]]:
+    """Each matrix with its name, as seen and as expected."""
+    yield "A, the weights of the forward", got.weights, want.weights
+    for words, name in (
+        ("P, the weights of the backward", "p"),
+        ("dS as dq got it", "ds_of_dq"),
+        ("dS as dk got it", "ds_of_dk"),
+    ):
+        have, expected = getattr(got, name), getattr(want, name)
+        if have is not None and expected is not None:
+            yield words, have, expected
+
+
+def whole(x: Array) -> list[list[float]]:
+    """[a, b, i, j] as rows of one matrix."""
+    a, b, n, m = x.shape
+    rows: list[list[float]] = (
+        np.round(x.transpose(0, 2, 1, 3).reshape(a * n, b * m), DIGITS) + 0.0
+    ).tolist()
+    return rows
