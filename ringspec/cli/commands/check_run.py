@@ -106,10 +106,16 @@ def perform(
             writers(header, as_json, wanted.get("report")) as lines,
             counting(profile, not (debugged and sys.stderr.isatty())) as bar,
         ):
+            readouts: list[Record] = []
 
             def sink(record: Record) -> None:
                 for writer in lines:
                     writer(record)
+                if record.id.startswith("readout/"):
+                    readouts.append(record)
+                elif readouts and not as_json:
+                    check_text.show_first(readouts)
+                    readouts.clear()
 
             options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
             options["capture"] = as_json or not debugged

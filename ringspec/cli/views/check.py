@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ringspec.cli.shared import output
 from ringspec.conformance.diagnose.summary import most_likely
 from ringspec.conformance.report.records import FAILURES, Record
@@ -63,6 +65,14 @@ def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
     names += ["python"] if files.get("python", sys.executable) != sys.executable else []
     said = Installed(versions, files)
     return [f"computed with {said.of(name)}" for name in names]
+
+
+def show_first(readouts: Sequence[Record]) -> None:
+    """What the readouts say, as soon as they are done; on stderr, because the end of the run repeats it."""
+    found = most_likely(readouts)
+    if found and found["explanation"]:
+        for line in found["explanation"]["sentences"]:
+            click.echo(plain(f"so far: {line}"), err=True)
 
 
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:

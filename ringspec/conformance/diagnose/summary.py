@@ -258,7 +258,7 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     {id, title, count, refuted_by}. ``explanation``: what the readouts say (:func:`explanation_of`), or None.
     """
     failed = [record for record in records if record.outcome != "expected failure"]
-    diagnoses = [one.diagnosis for one in failed if one.diagnosis and "title" in one.diagnosis]
+    diagnoses = [one.diagnosis for one in failed if one.diagnosis and "id" in one.diagnosis]
     explanation = explanation_of([one for one in failed if one.outcome in FAILURES])
     if not diagnoses and explanation is None:
         return None

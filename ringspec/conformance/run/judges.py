@@ -126,7 +126,7 @@ def chunks(ids: Sequence[str]) -> list[list[str]]:
 
 def within_limits(record: Record, diagnosed: Counter[str]) -> Record:
     """Remove the diagnosis if enough failures of this kind have one, from whichever process."""
-    if record.diagnosis is None or "title" not in record.diagnosis:
+    if record.diagnosis is None or "id" not in record.diagnosis:
         return record
     kind = kind_of(record.id)
     diagnosed[kind] += 1
