@@ -78,7 +78,7 @@ def show_first(readouts: Sequence[Record]) -> None:
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     """Show what the target computes, failures, reasons of cases not claimed, the headline and the paths of reports.
 
-    ``details``: show every executed case. Failures with the numbers of the explanation are listed by id.
+    ``details``: show every executed case. Of the failures that the explanation accounts for one is shown.
     """
     found = most_likely(report.records)
     explanation = found and found["explanation"]
@@ -88,9 +88,8 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     told = [record for record in report.records if record.outcome in FAILURES]
     if details:
         told = [record for record in report.records if record.outcome != "not claimed"]
-    if explanation and len(explanation["explained"]) > FEW_EXPLAINED:
-        told = [record for record in told if record.id not in explanation["explained"]]
-        output.show([f"failures that it explains: {', '.join(explanation['explained'])}", ""])
+    if explanation:
+        told = with_one_example(told, explanation["explained"])
     most = MOST_DETAILED if details else MOST_FAILURES
     alike = with_shared_dtype(report.records)
     shared = same_message([record for record in told if record not in alike])
@@ -113,6 +112,16 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     show_coverage(report.footer.get("coverage", {}))
     output.echo([report.footer["headline"]])  # one line, which programs read
     output.echo(plain(f"{name}: {path}") for name, path in sorted(files.items()))
+
+
+def with_one_example(records: Sequence[Record], explained: Sequence[str]) -> list[Record]:
+    """The records without those that the explanation accounts for, but one; the ids of these are shown."""
+    if len(explained) <= FEW_EXPLAINED:
+        return list(records)
+    output.show([f"failures that it explains: {', '.join(explained)}", ""])
+    rings = [id for id in explained if id.startswith("ring/")]
+    example = next((id for id in rings or explained if not id.startswith("readout/")), explained[0])
+    return [record for record in records if record.id == example or record.id not in explained]
 
 
 def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:

@@ -259,7 +259,7 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     """
     failed = [record for record in records if record.outcome != "expected failure"]
     diagnoses = [one.diagnosis for one in failed if one.diagnosis and "id" in one.diagnosis]
-    explanation = explanation_of([one for one in failed if one.outcome in FAILURES])
+    explanation = explanation_of(failed)
     if not diagnoses and explanation is None:
         return None
     named, possible = Counter[str](), Counter[str]()
@@ -295,17 +295,24 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     }
 
 
-def explanation_of(failed: Sequence[Record]) -> dict[str, Any] | None:
-    """What the readouts among the failures of a run say; None if none was read.
+def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
+    """What the readouts of a run say; None if none was read.
 
     ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` of :class:`~ringspec.conformance.readout.told.Told`.
-    ``explained``: ids of the cases that have exactly the numbers of these faults, of all ``failures``.
+    ``explained``: ids of the cases that have exactly the numbers of these faults, of all ``failures``. ``wrong``: ids
+    of the readouts that failed; ``right``: how many passed.
     """
-    diagnoses = [one.diagnosis or {} for one in failed]
-    found = told([reading_from(one["reading"]) for one in diagnoses if "reading" in one])
+    failed = [one for one in records if one.outcome in FAILURES]
+    readings = {
+        one.id: reading_from(one.diagnosis["reading"])
+        for one in failed
+        if one.diagnosis and "reading" in one.diagnosis
+    }
+    found = told(list(readings.values()))
     if not found.sentences:
         return None
     others = [one.id for one in failed if (one.diagnosis or {}).get("explained")]
+    passed = [one for one in records if one.id.startswith("readout/") and one.outcome == "pass"]
     return {
         "sentences": list(found.sentences),
         "alternatives": list(found.alternatives),
@@ -313,6 +320,8 @@ def explanation_of(failed: Sequence[Record]) -> dict[str, Any] | None:
         "failures": len(failed),
         "hint": found.hint,
         "shown_by": found.shown_by,
+        "wrong": list(readings),
+        "right": len(passed),
     }
 
 

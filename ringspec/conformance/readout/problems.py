@@ -21,7 +21,7 @@ from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 
 MOST = 6
-WORKERS, SLOTS, WINDOW = 3, 8, (5, 0)
+WORKERS, SLOTS, MOST_SLOTS, WINDOW = 3, 8, 16, (5, 0)
 LAYOUTS = ("contiguous", "zigzag", "striped")
 CIRCULATIONS = ("kv", "q", "gather")
 NARROW = ("bfloat16", "float16")
@@ -30,6 +30,7 @@ DTYPES = {"float32": "f32", "float64": "f64", "float16": "fp16", "bfloat16": "bf
 # Relative to the sizes of a number's parts. Those of 16-bit formats leave room for 16-bit partial results and lse.
 COARSE = 0.05
 HEAD_DIMENSION = "a head dimension"
+OF_SHAPE = (HEAD_DIMENSION, "at most")
 TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COARSE}
 
 
@@ -106,7 +107,7 @@ def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
             found.append(made)
         else:
             reasons.append(made)
-    last = max(reasons, key=lambda reason: reason.startswith(HEAD_DIMENSION), default="")
+    last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
     return found[:MOST], "" if found else f"it needs {last}"
 
 
@@ -171,6 +172,8 @@ def shape_for(claims: Capabilities, setting: Setting) -> tuple[int, int, int, in
     group = setting.group or usual_group(claims)
     zigzag = setting.layout == "zigzag"
     multiple = int(np.lcm(claims.tokens_multiple, 2 if zigzag else 1))
+    if multiple > MOST_SLOTS:
+        return f"at most {MOST_SLOTS} tokens on a worker"
     for slots in dict.fromkeys((-(-SLOTS // multiple) * multiple, max(multiple, 4))):
         for heads in (2 * group, group) if group < 4 else (group,):
             least = (heads + 1) * workers * slots

@@ -83,11 +83,13 @@ def explanation_lines(found: Mapping[str, Any], spec: str) -> list[str]:
     r"""Describe what a target computes.
 
     >>> found = {"sentences": ["In the forward pass, the block is counted twice."], "alternatives": [],
-    ...          "explained": ["a", "b", "c"], "failures": 4, "hint": "look at the loop", "shown_by": "readout/x"}
+    ...          "explained": ["a", "b", "c"], "failures": 4, "hint": "look at the loop", "shown_by": "readout/x",
+    ...          "wrong": ["readout/x"], "right": 2}
     >>> print("\n".join(explanation_lines(found, "mine:ring")))
     explanation:
       In the forward pass, the block is counted twice.
       explains the numbers of 3 of 4 failures; 1 remains
+      seen in readout/x; 2 other readouts pass
       look at the loop
       smallest command that shows it: ringspec replay mine:ring readout/x
     """
@@ -98,6 +100,13 @@ def explanation_lines(found: Mapping[str, Any], spec: str) -> list[str]:
         left = failures - explains
         rest = f"; {left} remain{'s' if left == 1 else ''}" if left else ""
         lines.append(f"  explains the numbers of {explains} of {failures} failures{rest}")
+    if found["right"]:
+        other = (
+            "1 other readout passes"
+            if found["right"] == 1
+            else f"{found['right']} other readouts pass"
+        )
+        lines.append(f"  seen in {', '.join(found['wrong'])}; {other}")
     lines += [f"  {found['hint']}"] if found["hint"] else []
     command = shlex.join(["ringspec", "replay", spec, found["shown_by"]])
     return [*lines, f"  smallest command that shows it: {command}"]
