@@ -12,7 +12,7 @@ from ringspec.cli import main
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.readout import geometry, pairs
 from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.places import LISTED, block_places, part_places
+from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.told import unexplained
 from ringspec.conformance.readout.vocabulary import Fault, fault_named, kinds_of
@@ -192,7 +192,7 @@ def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circula
             assert len({kind.words for kind in words}) == len(words)
         assert {kind.words for kind in kinds} <= {kind.words for kind in every}
         places = block_places(here, phase, masks[0].pattern)
-        places += part_places(here, places)
+        places = [joined(x, part) for x in places for part in part_places(here)]
         assert len({place.words for place in places}) == len(places)
         by_kind = {kind.words: kind for kind in every}
         of_four = {kind.words for kind in kinds_of(four, phase, masks_of(four), False)}

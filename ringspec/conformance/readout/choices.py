@@ -1,170 +1,150 @@
 """Every choice that a ring makes, as data: the correct ones, and how one is changed somewhere.
 
-Blocks are [a, b]: query worker a, key worker b. Choices of pairs have the axes [a, b, h, i, j], those of rows
-[a, b, h, i], of blocks [a, b, h], of workers [a]; an axis of length 1 stands for all.
+Choices of pairs have the axes [a, b, h, i, j] (query i of worker a, key j of worker b, head h); an axis of length 1 stands
+for all. Choices of workers have the axes [a, 1, h, i, 1].
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ringspec.problem.model import Array, Booleans, Integers
+from ringspec.conformance.readout.geometry import Geometry
+from ringspec.problem.model import Booleans, Integers
+
+# What a pass takes or stores by the token of a query (worker, query head, slot), and what for.
+OF_QUERIES = {
+    "q": "the scores", "dy": "dp", "dv_dy": "dv", "dk_q": "dk", "lse_of": "the lse that a block uses",
+    "delta_dy": "the dy that makes delta", "delta_o": "the o that makes delta", "dq_to": "where dq is added",
+    "result_of": "the row whose result enters the running one", "lse_row": "the row whose lse is returned",
+}  # fmt: skip
+# The same by the token of a key (worker, key head, slot).
+OF_KEYS = {
+    "k": "the scores", "v": "o, and dp", "dq_k": "dq", "dk_to": "where dk is added", "dv_to": "where dv is added",
+}  # fmt: skip
+COMPONENTS = ("worker", "head", "slot")
+
+# The kinds that choices number; the correct one is number 0.
+FINISHES = (
+    "right", "not divided", "divided twice", "divided by the last block's l", "before the last merge",
+    "divided by the first block's l", "multiplied by l",
+)  # fmt: skip
+LSES_GIVEN = (
+    "right", "maximum", "log l", "base 2", "last block", "first block", "log2 l", "base 2 twice", "times ln 2",
+    "negative", "last maximum", "before the last merge", "l", "twice the maximum",
+)  # fmt: skip
+LSES = (
+    "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
+    "negative", "block's maximum",
+)  # fmt: skip
+DELTAS = (
+    "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
+)  # fmt: skip
+DS_FORMS = ("right", "p dp - delta", "dp - delta", "p", "p dp", "p delta", "p (dp + delta)", "dp")
+DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
+OF_ALL = (
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "o_tokens", "adds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What each block, row, pair or worker uses. Sources are numbers of workers.
+    """What each pair, row or worker uses, by the name of a slot.
 
-    Blocks:   ``q``, ``k``, ``v``, ``dy``  whose block is used; ``dv_dy``, ``dk_q``, ``dq_k``  whose the last product uses;
-              ``dq_to``, ``dk_to``, ``dv_to``  whose gradient gets it; ``lse_of``, ``delta_of``  whose row constants;
-              ``heads``, ``v_heads``  number of a map of heads, the same in all blocks (0: as heads)
+    Sources and goals, three slots each ('q.worker', 'q.head', 'q.slot'): those of OF_QUERIES and OF_KEYS.
     Pairs:    ``mask``  number of a pattern; ``value_mask``  that of the products with v and dy, -1: the same;
               ``hidden_score``  score of a hidden pair; ``times``  factor on the score; ``count``  how often a pair is computed;
-              ``q_slots`` to ``dv_slots``  number of a map of slots within a block;
-              ``ds_times``  factor on dS; ``dq_count``, ``dk_count``, ``dv_count``  how often a share is added
-    Rows:     ``lse``, ``delta``  kind of the row constant of the backward; ``delta_times``; ``merge``  how a block's
-              result enters the running one
-    Workers:  ``o_to``  where results are stored; ``o_times``; ``finish``, ``lse_out``  how a worker ends
-    All:      ``put_back``  a result whose tokens are put back by another layout; ``stays``  what of 'l', 'm', 'o' a Q ring does not send; ``dy_tokens``  layout by which dy is dealt;
-              ``hidden_merge``  whether blocks without a visible pair are merged; ``started``  whether the running softmax starts with l = 1; ``dy_ones``  whether dy is 1 everywhere;
+              ``lse``, ``delta``  kind of the row constant of the backward; ``delta_times``; ``ds_times``  factor on dS;
+              ``dq_form``, ``dk_form``, ``dv_form``  what the last products take;
+              ``dq_count``, ``dk_count``, ``dv_count``  how often a share is added
+    Rows:     ``merge``  how a block's result enters the running one
+    Workers:  ``o_to``, [a]  where results are stored; ``o_times``; ``finish``, ``lse_out``  how a worker ends;
+              ``exchanged``  whether dk and dv are
+    All:      ``o_tokens``  layout by which the tokens of o are put back; ``stays``  what of 'l', 'm', 'o' a Q ring does not send;
+              ``hidden_merge``  whether blocks without a visible pair are merged; ``started``  whether the running softmax starts with l = 1;
+              ``dy_ones``  whether dy is 1 everywhere; ``adds``  gradients that a hop adds to what is there;
               ``turned``  bits: dS is not transposed for dk (1), P is not transposed for dv (2)
     """
 
-    q: Integers
-    k: Integers
-    v: Integers
-    dy: Integers
-    mask: Integers
-    times: Array
-    count: Array
-    merge: Integers
-    heads: Integers
-    v_heads: Integers
-    o_to: Integers
-    o_times: Array
-    finish: Integers
-    lse_out: Integers
-    lse: Integers
-    lse_of: Integers
-    delta: Integers
-    delta_of: Integers
-    delta_times: Array
-    ds_times: Array
-    dq_count: Array
-    dk_count: Array
-    dv_count: Array
-    dq_to: Integers
-    dk_to: Integers
-    dv_to: Integers
-    q_slots: Integers
-    k_slots: Integers
-    v_slots: Integers
-    dy_slots: Integers
-    dq_slots: Integers
-    dk_slots: Integers
-    dv_slots: Integers
-    value_mask: Integers
-    hidden_score: Array
-    dv_dy: Integers
-    dk_q: Integers
-    dq_k: Integers
-    stays: str = ""
-    dy_tokens: int = 0
-    put_back: tuple[str, int] = ("", 0)
-    hidden_merge: bool = False
-    started: bool = False
-    dy_ones: bool = False
-    turned: int = 0
+    of: Mapping[str, Any]
 
-    @property
-    def map_of_heads(self) -> int:
-        """The number of the map of heads, which all blocks have."""
-        return int(self.heads.flat[0])
-
-    @property
-    def map_of_values(self) -> int:
-        """The number of the map of heads of the values."""
-        return int(self.v_heads.flat[0]) or self.map_of_heads
+    def __getitem__(self, slot: str) -> Any:
+        return self.of[slot]
 
     def with_value(self, slot: str, where: Booleans, value: Any) -> Choices:
-        """The same choices but ``value`` in the slot where ``where``, [a, b, h, i, j] or [a]."""
-        if slot in OF_ALL:
-            changed: dict[str, Any] = {slot: value}
-            return dataclasses.replace(self, **changed)
-        if slot in OF_ROWS:
-            where = where[..., 0]
-        elif slot in OF_BLOCKS:
-            where = where[..., 0, 0]
-            value = value[..., None] if np.ndim(value) == 2 else value
-        changed = {slot: np.where(where, value, getattr(self, slot))}
-        return dataclasses.replace(self, **changed)
+        """The same choices but ``value`` in the slot where ``where``, [a, b, h, i, j]."""
+        if slot in OF_ALL or where.all():
+            old = self.of[slot]
+            changed = value if slot in OF_ALL or np.ndim(value) else np.full_like(old, value)
+        elif slot == "o_to":
+            changed = np.where(where[:, 0, 0, 0, 0], value, self.of[slot])
+        else:
+            changed = np.where(where, value, self.of[slot])
+        return Choices({**self.of, slot: changed})
+
+    def taking(self, slots: Iterable[str], other: Choices) -> Choices:
+        """The same choices but those of ``other`` in some slots."""
+        return Choices({**self.of, **{slot: other[slot] for slot in slots}})
 
 
-# The kinds of row constants and endings that choices number; the correct one is number 0.
-FINISHES = (
-    "right", "not divided", "divided twice", "divided by the last block's l", "before the last merge",
-)  # fmt: skip
-LSES_GIVEN = (
-    "right", "maximum", "log l", "base 2", "last block", "first block", "log2 l", "read token first",
-    "written token first", "base 2 twice", "times ln 2", "negative", "last maximum", "first of group",
-)  # fmt: skip
-LSES = (
-    "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "read token first",
-    "written token first", "first block", "so far", "first of group", "next head", "group first", "halves exchanged",
-)  # fmt: skip
-DELTAS = (
-    "right", "block", "none", "block's own p", "times p", "first block", "last block", "read token first",
-    "written token first", "block's own o", "first of group", "next head", "used dy", "group first", "halves exchanged",
-)  # fmt: skip
-SLOT_MAPS = (
-    "right", "halves exchanged", "second at first", "first at second", "shifted", "shifted back", "reversed",
-)  # fmt: skip
-HEAD_MAPS = ("right", "modulo", "first", "own number", "last reads first")
-
-OF_ALL = ("hidden_merge", "started", "dy_ones", "turned", "stays", "dy_tokens", "put_back")
-OF_ROWS = ("lse", "delta", "delta_times", "merge")
-OF_BLOCKS = (
-    "q", "k", "v", "dy", "heads", "v_heads", "lse_of", "delta_of", "dq_to", "dk_to", "dv_to", "dv_dy", "dk_q", "dq_k",
-)  # fmt: skip
+def components(name: str) -> tuple[str, ...]:
+    """The three slots of a source or goal."""
+    return tuple(f"{name}.{one}" for one in COMPONENTS)
 
 
-def right_choices(workers: int) -> Choices:
+def home(geometry: Geometry, of: str) -> tuple[Integers, Integers, Integers]:
+    """Worker, head and slot, [a, b, h, i, j], of the query ('q') or the key ('k') of each pair."""
+    W, H, n = geometry.workers, geometry.heads, geometry.slots
+    a, b, h, i, j = np.ogrid[:W, :W, :H, :n, :n]
+    return (a, h, i) if of == "q" else (b, h // geometry.group, j)
+
+
+def right_choices(geometry: Geometry) -> Choices:
     """What a correct ring does."""
-    a, b = np.indices((workers, workers))[..., None]
-    heads, row = np.zeros((workers, workers, 1), int), np.zeros((workers, workers, 1, 1), int)
-    number, one = row[..., None], np.ones((workers, workers, 1, 1, 1))
-    sources = {
-        "q": a,
-        "k": b,
-        "v": b,
-        "dy": a,
-        "dv_dy": a,
-        "dk_q": a,
-        "dq_k": b,
-        "lse_of": a,
-        "delta_of": a,
-    }
-    goals = {"dq_to": a, "dk_to": b, "dv_to": b}
-    slots = {f"{name}_slots": number for name in ("q", "k", "v", "dy", "dq", "dk", "dv")}
-    counts = dict.fromkeys(("times", "count", "ds_times", "dq_count", "dk_count", "dv_count"), one)
-    given: dict[str, Any] = {**sources, **goals, **slots, **counts}
+    number = np.zeros((1, 1, 1, 1, 1), int)
+    one = np.ones(number.shape)
+    of: dict[str, Any] = {}
+    for names, side in ((OF_QUERIES, "q"), (OF_KEYS, "k")):
+        for name in names:
+            of |= dict(zip(components(name), home(geometry, side), strict=True))
+    numbers = (
+        "mask",
+        "lse",
+        "delta",
+        "dq_form",
+        "dk_form",
+        "dv_form",
+        "merge",
+        "finish",
+        "lse_out",
+    )
+    factors = (
+        "times",
+        "count",
+        "delta_times",
+        "ds_times",
+        "dq_count",
+        "dk_count",
+        "dv_count",
+        "o_times",
+    )
+    of |= dict.fromkeys(numbers, number) | dict.fromkeys(factors, one)
     return Choices(
-        **given,
-        mask=number,
-        value_mask=number - 1,
-        hidden_score=np.full(one.shape, -np.inf),
-        heads=heads,
-        v_heads=heads,
-        merge=row,
-        lse=row,
-        delta=row,
-        delta_times=one[..., 0],
-        o_to=np.arange(workers),
-        o_times=np.ones(workers),
-        finish=np.zeros(workers, int),
-        lse_out=np.zeros(workers, int),
+        {
+            **of,
+            "value_mask": number - 1,
+            "hidden_score": np.full(one.shape, -np.inf),
+            "exchanged": number > 0,
+            "o_to": np.arange(geometry.workers),
+            "o_tokens": 0,
+            "stays": "",
+            "hidden_merge": False,
+            "started": False,
+            "dy_ones": False,
+            "adds": (),
+            "turned": 0,
+        }
     )

@@ -5,26 +5,43 @@ The right choice everywhere gives softmax attention and its gradient.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import comb
+from typing import Any
 
 import numpy as np
 
 from ringspec.conformance.readout.choices import (
     DELTAS,
+    DS_FORMS,
+    DV_FORMS,
     FINISHES,
-    HEAD_MAPS,
     LSES,
     LSES_GIVEN,
     Choices,
+    components,
     right_choices,
 )
 from ringspec.conformance.readout.merges import AT_FIRST, LN2, MERGES, State, merge
 from ringspec.conformance.readout.pairs import Pairs
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
+
+OF_SCORES = (*components("q"), *components("k"), "times", "mask", "hidden_score", "count")
+OF_CORE = (
+    *OF_SCORES, *components("dy"), *components("v"), *components("lse_of"), *components("delta_dy"),
+    *components("delta_o"), "lse", "delta", "delta_times", "dy_ones",
+)  # fmt: skip
+OF_DV = (
+    *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "mask",
+)  # fmt: skip
+OF_DQ = (*components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds")
+OF_DK = (
+    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds",
+)  # fmt: skip
+OF_WEIGHTS = (*OF_SCORES, *components("result_of"), "value_mask")
 
 
 @dataclass(frozen=True)
@@ -55,123 +72,235 @@ class Model:
 
     def __init__(self, pairs: Pairs, masks: Sequence[Booleans], tokens: Sequence[Integers]) -> None:
         self.pairs, self.masks = pairs, np.stack(masks)
-        geometry = pairs.geometry
+        self.geometry = geometry = pairs.geometry
         self.workers, self.heads, self.group = geometry.workers, geometry.heads, geometry.group
+        self.slots, self.key_heads = geometry.slots, geometry.heads // geometry.group
+        self.shape = (self.workers, self.workers, self.heads, self.slots, self.slots)
         self.order = np.argsort(geometry.steps("forward"), axis=1)
         self.rows = np.arange(self.workers)
-        self.blocks = np.indices((self.workers, self.workers))[..., None]
-        self.each_head = np.arange(self.heads)
-        self.kept: dict[tuple[str, int], Array] = {}
-        self.slot_maps = slot_maps(geometry.slots)
-        self.token_maps = list(tokens)
+        self.s, self.g = (by_token(x) for x in (pairs.s, pairs.g))
+        # [c, (b, j), (g, x, y)]: G of query y of worker x in head g
+        self.columns = pairs.g.transpose(0, 2, 5, 3, 1, 4).reshape(
+            self.key_heads, geometry.tokens, -1
+        )
+        self.tokens = list(tokens)
+        self.kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     @cached_property
     def right(self) -> Choices:
-        return right_choices(self.workers)
+        return right_choices(self.geometry)
 
-    def head_map(self, kind: int) -> Integers:
-        """The key head that each query head reads."""
-        h, kv = self.each_head, self.heads // self.group
-        maps = {
-            "right": h // self.group, "modulo": h % kv, "first": 0 * h, "own number": np.minimum(h, kv - 1),
-            "last reads first": np.where(h == h.max(), 0, h // self.group),
-        }  # fmt: skip
-        return maps[HEAD_MAPS[kind]]
+    def once(self, name: str, given: Sequence[Any], compute: Callable[[], Any]) -> Any:
+        """The value of ``compute``, or the kept one if it was made from the very same objects."""
+        kept = self.kept.get(name)
+        if kept is not None and all(x is y for x, y in zip(kept[0], given, strict=True)):
+            return kept[1]
+        return compute()
 
-    def of_heads(self, name: str, kind: int) -> Array:
-        """S or G [a, b, h, i, j] under a map of heads."""
-        if (name, kind) not in self.kept:
-            x = getattr(self.pairs, name)
-            heads = self.head_map(kind)
-            self.kept[name, kind] = np.stack(
-                [x[heads[h], :, :, h] for h in range(self.heads)], axis=2
-            )
-        return self.kept[name, kind]
+    def keep(self, choices: Choices) -> None:
+        """Keep what these choices give: those that differ from them in a few slots are then computed faster."""
+        self.kept.clear()
+        self.kept["scores"] = tuple(choices[x] for x in OF_SCORES), self.scores(choices)
+        self.kept["blocks"] = tuple(choices[x] for x in OF_WEIGHTS), self.blocks(choices)
+
+    def keep_backward(self, c: Choices, forward: Forward, lse: Array, products: Array) -> None:
+        """Keep what a backward gives with these choices."""
+        self.keep(c)
+        given = forward, lse, products
+        deps = (*given, *(c[x] for x in OF_CORE))
+        core = self.core(c, *given)
+        self.kept["core"] = deps, core
+        found = self.backward(c, *given)
+        names = ("P", OF_DV), ("dS of dq", OF_DQ), ("dS of dk", OF_DK)
+        for (name, slots), x in zip(names, found, strict=True):
+            self.kept[name] = (core, *(c[x] for x in slots)), x
+
+    def index(self, c: Choices, name: str) -> Integers:
+        """The numbers of the queries or keys that a source names, counted over workers, heads and slots."""
+        worker, head, slot = (c[x] for x in components(name))
+        of_keys = name in ("k", "v", "dq_k", "dk_to", "dv_to")
+        return (worker * (self.key_heads if of_keys else self.heads) + head) * self.slots + slot
+
+    def correct(self, c: Choices, *names: str) -> bool:
+        return all(c[x] is self.right[x] for name in names for x in components(name))
+
+    def of_heads(self, name: str, _: int = 0) -> Array:
+        """S or G [a, b, h, i, j], each query head with its key head."""
+        table = self.s if name == "s" else self.g
+        return table[self.index(self.right, "q"), self.index(self.right, "k")]
 
     def scores(self, c: Choices) -> Array:
         """s where a pair is computed and visible, else -inf."""
-        s = self.of_heads("s", c.map_of_heads)[c.q, c.k, self.each_head]
-        s = self.permuted(self.permuted(s, c.q_slots, 3), c.k_slots, 4)
-        s = np.where(self.shown(c.mask), c.times * s, c.hidden_score)
-        return np.where(c.count != 0, s, -np.inf)
 
-    def for_values(self, c: Choices, p: Array, m: Array, l: Array) -> Array:
-        """p as the product with v, or with dy, gets it: under another mask where ``value_mask`` says so."""
-        if (c.value_mask < 0).all():
-            return p
-        free = self.scores(
-            dataclasses.replace(c, mask=np.where(c.value_mask < 0, c.mask, c.value_mask))
-        )
-        return np.exp(free - finite_shift(m)[..., None]) * c.count / nonzero(l)[..., None]
+        def compute() -> Array:
+            s = self.s[self.index(c, "q"), self.index(c, "k")]
+            s = np.where(self.shown(c["mask"]), c["times"] * s, c["hidden_score"])
+            return np.where(c["count"] != 0, s, -np.inf)
 
-    def permuted(self, x: Array, slots: Integers, axis: int) -> Array:
-        """Rows (axis 3) or columns (4) taken from other slots of the same block, where ``slots`` says which map."""
-        for number in np.unique(slots[slots != 0]):
-            x = np.where(slots == number, np.take(x, self.slot_maps[number], axis=axis), x)
-        return x
+        return np.asarray(self.once("scores", [c[x] for x in OF_SCORES], compute))
 
     def shown(self, mask: Integers) -> Booleans:
         """The patterns that ``mask`` numbers."""
+        if mask.size == 1:
+            return self.masks[int(mask.flat[0])]
         numbers = np.unique(mask)
         pattern = self.masks[numbers[0]]
         for number in numbers[1:]:
             pattern = np.where(mask == number, self.masks[number], pattern)
         return pattern
 
+    def for_values(self, c: Choices, p: Array, m: Array, l: Array) -> Array:
+        """p as the product with v, or with dy, gets it: under another mask where ``value_mask`` says so."""
+        if (c["value_mask"] < 0).all():
+            return p
+        free = self.scores(
+            Choices(
+                {**c.of, "mask": np.where(c["value_mask"] < 0, c["mask"], c["value_mask"])},
+            )
+        )
+        return np.exp(free - finite_shift(m)[..., None]) * c["count"] / nonzero(l)[..., None]
+
+    def blocks(self, c: Choices) -> tuple[Array, Array, Array, Array]:
+        """m, l [a, b, h, i] and p [a, b, h, i, j], normalised, of each block; p as the product with v gets it."""
+
+        def compute() -> tuple[Array, Array, Array, Array]:
+            s = self.scores(c)
+            m = s.max(axis=4)
+            e = np.exp(s - finite_shift(m)[..., None]) * c["count"]
+            l = e.sum(axis=4)
+            p = e / nonzero(l)[..., None]
+            p_of_v = self.for_values(c, p, m, l)
+            if not self.correct(c, "result_of"):
+                m, l, p, p_of_v = self.of_results(c, m, l, p, p_of_v)
+            return m, l, p, p_of_v
+
+        m, l, p, p_of_v = self.once("blocks", [c[x] for x in OF_WEIGHTS], compute)
+        return m, l, p, p_of_v
+
+    def of_results(
+        self, c: Choices, m: Array, l: Array, p: Array, p_of_v: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """The results of blocks in the rows that they enter; slot -1: none."""
+        worker, head, slot = (
+            np.broadcast_to(c[x], (*self.shape[:4], 1))[..., 0] for x in components("result_of")
+        )
+        b = np.arange(self.workers)[:, None, None]
+        here = slot >= 0
+        m, l = m[worker, b, head, slot], l[worker, b, head, slot]
+        p, p_of_v = p[worker, b, head, slot], p_of_v[worker, b, head, slot]
+        return (
+            np.where(here, m, -np.inf),
+            np.where(here, l, 0.0),
+            p * here[..., None],
+            p_of_v * here[..., None],
+        )
+
+    def weights_of_blocks(self, c: Choices) -> Array:
+        """[a, b, h, i]: the weights of the blocks' normalised results in o, if a worker ends as it should."""
+        m, l, _, _ = self.blocks(c)
+        omega, _, run_l, _, _ = self.merged(m, l, c)
+        weight = np.zeros(self.shape[:4])
+        for t in range(self.workers):
+            weight[self.rows, self.order[:, t]] = omega[t] / nonzero(run_l)
+        return weight
+
     def forward(self, c: Choices) -> Forward:
-        s = self.scores(c)
-        m = s.max(axis=4)
-        e = np.exp(s - finite_shift(m)[..., None]) * c.count
-        l = e.sum(axis=4)
-        p = e / nonzero(l)[..., None]
+        m, l, p, p_of_v = self.blocks(c)
         block_lse = log_of(m, l)
-        p_of_v = self.for_values(c, p, m, l)
-        omega, run_m, run_l, last_l, running = self.merged(m, l, block_lse, c)
+        omega, run_m, run_l, last_l, running = self.merged(m, l, c)
+        last, first = self.ends(block_lse)
         total = nonzero(run_l)
-        if c.finish.any():
-            early = self.merged(m, l, block_lse, c, self.workers - 1)
+        early = None
+        before = FINISHES.index("before the last merge")
+        if c["finish"].any() or c["lse_out"].any():
+            early = self.merged(m, l, c, self.workers - 1)
+        if c["finish"].any():
+            assert early is not None
+            first_m, first_l = self.ends(m)[1], self.ends(np.where(l == 0, -np.inf, l))[1]
             totals = {
                 "right": total, "not divided": np.ones_like(total), "divided twice": total**2,
                 "divided by the last block's l": last_l, "before the last merge": nonzero(early[2]),
+                "divided by the first block's l": np.where(np.isneginf(first_m), 1.0, first_l),
+                "multiplied by l": 1.0 / total,
             }  # fmt: skip
-            kind = c.finish[:, None, None]
+            kind = of_workers(c["finish"])
             total = chosen(kind, FINISHES, totals)
-            omega = np.where(kind == FINISHES.index("before the last merge"), early[0], omega)
-        weight = np.zeros(s.shape[:4])
+            omega = np.where(kind == before, early[0], omega)
+        weight = np.zeros(self.shape[:4])
         for t in range(self.workers):
             weight[self.rows, self.order[:, t]] = omega[t] / total
-        weights = weight[..., None] * p_of_v * c.o_times[:, None, None, None, None]
-        weights = self.scattered(weights, c.v_slots, 4)
-        if not np.array_equal(c.v, self.right.v):
-            weights = moved(weights, self.right.q, c.v)
-        last, first = self.ends(block_lse)
-        last_m, _ = self.ends(m)
-        lse = self.lse_out(c, log_of(run_m, run_l), run_m, run_l, last, first, last_m)
-        if c.put_back[0] == "o":
-            weights = of_rows(weights, np.argsort(self.token_maps[c.put_back[1]]))
-        if not np.array_equal(c.o_to, self.right.o_to):
-            stored, stored_lse = np.zeros_like(weights), np.full_like(lse, np.nan)
-            stored[c.o_to], stored_lse[c.o_to] = weights, lse
-            weights, lse = stored, stored_lse
+        weights = weight[..., None] * p_of_v * c["o_times"]
+        parts = self.of_key_heads(c, weights)
+        lse = log_of(run_m, run_l)
+        if c["lse_out"].any():
+            assert early is not None
+            log_l = np.log(nonzero(run_l))
+            last_m = self.ends(m)[0]
+            of = {
+                "right": lse, "maximum": run_m, "log l": log_l, "base 2": lse / LN2, "last block": last,
+                "first block": self.ends(np.where(l == 0, -np.inf, running))[1], "log2 l": run_m + log_l / LN2, "base 2 twice": lse / LN2 / LN2,
+                "times ln 2": lse * LN2, "negative": -lse, "last maximum": last_m + log_l,
+                "before the last merge": log_of(early[1], early[2]), "l": run_l, "twice the maximum": run_m + lse,
+            }  # fmt: skip
+            lse = chosen(of_workers(c["lse_out"]), LSES_GIVEN, of)
+        if not self.correct(c, "lse_row"):
+            at = np.broadcast_to(self.index(c, "lse_row"), (self.workers, 1, *self.shape[2:4], 1))
+            lse = lse.reshape(-1)[at[:, 0, :, :, 0]]
+        order = None
+        if c["o_tokens"]:
+            order = np.argsort(self.tokens[c["o_tokens"]])
+        stored = []
+        for weights in parts:
+            if order is not None:
+                weights = of_rows(weights, order)
+            if c["o_to"] is not self.right["o_to"]:
+                there = np.zeros_like(weights)
+                there[c["o_to"]] = weights
+                weights = there
+            stored.append(weights)
+        if c["o_to"] is not self.right["o_to"]:
+            stored_lse = np.full_like(lse, np.nan)
+            stored_lse[c["o_to"]] = lse
+            lse = stored_lse
+        weights = stored[0] if len(stored) == 1 else np.sum(stored, axis=0)
         return Forward(
-            weights, lse, block_lse, p, run_m, last, first, running, self.through(c, weights)
+            weights, lse, block_lse, p, run_m, last, first, running, self.through(stored)
         )
 
-    def through(self, c: Choices, weights: Array) -> Array:
-        """[a, h, i, (g, x, y)]: the weights times the G of query y of worker x in head g, which tells the head of v."""
-        g = self.pairs.g[self.head_map(c.map_of_values)]  # [h, x, b, g, y, j]
-        a, b, h, n, m = weights.shape
-        flat = weights.transpose(2, 0, 3, 1, 4).reshape(h, a * n, b * m)
-        values = g.transpose(0, 3, 1, 4, 2, 5).reshape(h, -1, b * m)
-        return (flat @ values.swapaxes(1, 2)).reshape(h, a, n, -1).transpose(1, 0, 2, 3)
+    def of_key_heads(self, c: Choices, weights: Array) -> list[Array]:
+        """The weights where v lands in o; one array if each head has its own values, else one for each key head."""
+        if self.correct(c, "v"):
+            return [weights]
+        worker, head, slot = (c[x] for x in components("v"))
+        if head is self.right["v.head"]:
+            return [self.landed(weights, "q", c, worker, slot)]
+        return [
+            self.landed(weights * (head == number), "q", c, worker, slot)
+            for number in range(self.key_heads)
+        ]
 
-    def scattered(self, x: Array, slots: Integers, axis: int) -> Array:
-        """Rows (axis 3) or columns (4) added at other slots of the same block."""
-        for number in np.unique(slots[slots != 0]):
-            place = np.eye(x.shape[axis])[self.slot_maps[number]]
-            there = x @ place if axis == 4 else (x.swapaxes(3, 4) @ place).swapaxes(3, 4)
-            x = np.where(slots == number, there, x)
-        return x
+    def landed(self, x: Array, row: str, c: Choices, b: Integers, j: Integers) -> Array:
+        """Shares [a, b, h, i, j] added up in the rows that ``row`` names and the columns of slot ``j`` of worker ``b``."""
+        if row == "q":
+            worker, head, slot = (self.right[x] for x in components("q"))
+        else:
+            worker, head, slot = (c[x] for x in components(row))
+        W, H, n = self.workers, self.heads, self.slots
+        at = (((worker * W + b) * H + head) * n + slot) * n + j
+        at = np.broadcast_to(at, self.shape)
+        x = np.broadcast_to(x, self.shape)
+        landed = np.bincount(at.ravel(), x.ravel().astype(float), x.size)
+        return np.asarray(landed.reshape(self.shape), float)
+
+    def through(self, parts: Sequence[Array]) -> Array:
+        """[a, h, i, (g, x, y)]: the weights times the G of query y of worker x in head g, which tells the head of v."""
+        W, H, n = self.workers, self.heads, self.slots
+        flat = [x.transpose(2, 0, 3, 1, 4).reshape(H, W * n, W * n) for x in parts]
+        if len(flat) == 1:
+            found = flat[0] @ self.columns[np.arange(H) // self.group]
+        else:
+            found = np.sum([x @ self.columns[c] for c, x in enumerate(flat)], axis=0)
+        return np.asarray(found.reshape(H, W, n, -1).transpose(1, 0, 2, 3))
 
     def ends(self, of_block: Array) -> tuple[Array, Array]:
         """[a, h, i]: of the last and of the first block that a row sees, -inf where it sees none."""
@@ -184,43 +313,30 @@ class Model:
             last = np.where(seen, here, last)
         return last, first
 
-    def lse_out(
-        self, c: Choices, lse: Array, m: Array, l: Array, last: Array, first: Array, last_m: Array
-    ) -> Array:
-        if not c.lse_out.any():
-            return lse
-        log_l = np.log(nonzero(l))
-        of = {
-            "right": lse, "maximum": m, "log l": log_l, "base 2": lse / LN2, "last block": last, "first block": first,
-            "log2 l": m + log_l / LN2, "read token first": by_token(lse), "written token first": of_token(lse),
-            "base 2 twice": lse / LN2 / LN2, "times ln 2": lse * LN2, "negative": -lse,
-            "last maximum": last_m + log_l, "first of group": self.of_other_heads(lse)[0],
-        }  # fmt: skip
-        return chosen(c.lse_out[:, None, None], LSES_GIVEN, of)
-
     def merged(
-        self, m: Array, l: Array, block_lse: Array, c: Choices, steps: int = 0
+        self, m: Array, l: Array, c: Choices, steps: int = 0
     ) -> tuple[Array, Array, Array, Array, Array]:
         """Weights [step, a, h, i] of the blocks' normalised results, running m and l, l of the last block, running lse."""
-        run_m = np.full(m[:, 0].shape, 0.0 if c.started else -np.inf)
-        run_l = np.full(run_m.shape, float(c.started))
+        run_m = np.full(m[:, 0].shape, 0.0 if c["started"] else -np.inf)
+        run_l = np.full(run_m.shape, float(c["started"]))
         omega = np.zeros((self.workers, *run_m.shape))
         last_l, running = np.ones_like(run_l), np.full(m.shape, -np.inf)
-        wrong = bool(c.merge.any())
-        back = -self.pairs.geometry.direction
+        wrong, stays, hidden_merge = bool(c["merge"].any()), c["stays"], c["hidden_merge"]
+        every = np.broadcast_to(c["merge"], (*self.shape[:4], 1))[..., 0]
+        back = -self.geometry.direction
         for t in range(steps or self.workers):
             b = self.order[:, t]
             m_b, l_b = m[self.rows, b], l[self.rows, b]
             here, fresh = l_b != 0, run_l == 0
             new = merge("right", run_m, run_l, omega, m_b, l_b, t)
             if wrong:
-                kinds = c.merge[self.rows, b]
-                joins = here | c.hidden_merge
+                kinds = every[self.rows, b]
+                joins = here | hidden_merge
                 for kind in np.unique(kinds[kinds != 0]):
                     other = merge(MERGES[kind], run_m, run_l, omega, m_b, l_b, t)
                     changed = (kinds == kind) & joins
                     if MERGES[kind] not in AT_FIRST:
-                        changed = changed & (t > 0) & (~fresh | c.hidden_merge)
+                        changed = changed & (t > 0) & (~fresh | hidden_merge)
                     new = where_changed(changed, other, new)
                 run_m, run_l = (
                     np.where(joins, x, y) for x, y in zip(new[:2], (run_m, run_l), strict=True)
@@ -228,224 +344,249 @@ class Model:
                 omega = np.where(joins, new[2], omega)
             else:
                 run_m, run_l, omega = new
-            if "n" in c.stays:
+            if "n" in stays:
                 run_m, omega, run_l = (
                     log_of(run_m, run_l),
                     omega / nonzero(run_l),
                     (run_l != 0).astype(float),
                 )
                 run_m = np.roll(run_m, back, axis=0)
-            if "l" in c.stays:
+            if "l" in stays:
                 run_l = np.roll(run_l, back, axis=0)
-            if "m" in c.stays:
+            if "m" in stays:
                 run_m = np.roll(run_m, back, axis=0)
-            if "o" in c.stays:
+            if "o" in stays:
                 omega = np.roll(omega, back, axis=1)
             last_l = np.where(here, l_b, last_l)
             running[self.rows, b] = log_of(run_m, run_l)
         return omega, run_m, run_l, last_l, running
 
     def backward(
-        self, c: Choices, forward: Forward, lse: Array, delta: Array
+        self, c: Choices, forward: Forward, lse: Array, products: Array
     ) -> tuple[Array, Array, Array]:
-        """P, dS as dq saw it and as dk saw it, from what the forward saved: ``lse``, ``delta`` [a, h, i]."""
-        s, g = (
-            self.scores(c),
-            self.of_heads("g", c.map_of_values)[c.dy, c.v, self.each_head],
-        )
-        g = self.permuted(self.permuted(g, c.dy_slots, 3), c.v_slots, 4)
-        if c.dy_ones:
-            g, delta = self.summed(forward)
-        if c.dy_tokens:
-            rows = self.token_maps[c.dy_tokens]
-            g = of_rows(g, rows)
-            delta = (forward.weights * of_rows(self.of_heads("g", 0), rows)).sum(axis=(1, 4))
+        """P, dS as dq saw it and as dk saw it, from what the forward saved.
+
+        ``lse`` [a, h, i]; ``products`` [a, h, i, (g, x, y)]: <dy, o> of each row of o with each row of dy.
+        """
+        given = forward, lse, products
+        core = self.once("core", (*given, *(c[x] for x in OF_CORE)), lambda: self.core(c, *given))
+
+        def of_dv() -> Array:
+            x = self.for_dv(c, *core)
+            if c["turned"] & 2:
+                x = x.swapaxes(3, 4)
+            x = self.with_ones(x) if c["dy_ones"] else x
+            return self.stored("dv", c, x * c["dv_count"], "dv_dy", "dv_to")
+
+        def of_dq() -> Array:
+            x = self.ds_of(c["dq_form"], c, *core[1:4])
+            return self.stored("dq", c, x * c["dq_count"], "dq_to", "dq_k")
+
+        def of_dk() -> Array:
+            x = self.ds_of(c["dk_form"], c, *core[1:4])
+            if c["turned"] & 1:
+                x = x.swapaxes(3, 4)
+            return self.stored("dk", c, x * c["dk_count"], "dk_q", "dk_to")
+
+        found = tuple(
+            self.once(name, (core, *(c[x] for x in slots)), compute)
+            for name, slots, compute in (
+                ("P", OF_DV, of_dv), ("dS of dq", OF_DQ, of_dq), ("dS of dk", OF_DK, of_dk),
+            )
+        )  # fmt: skip
+        if c["exchanged"].any():
+            dv, dk = self.exchanged(c, found[0], found[2])
+            return dv, found[1], dk
+        return found
+
+    def core(
+        self, c: Choices, forward: Forward, lse: Array, products: Array
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """Scores, p, dp, delta and lse of the pairs."""
+        s = self.scores(c)
+        g = self.g[self.index(c, "dy"), self.index(c, "v")]
+        if c["dy_ones"]:
+            g, ones = self.summed(forward)
+            delta = ones[:, None, :, :, None]
+        else:
+            delta = self.delta_of(c, products)
         used = self.row_lse(c, s, forward, lse)
         with np.errstate(over="ignore", invalid="ignore"):
-            p = np.exp(s - used[..., None])
-            p = np.where(np.isneginf(s), 0.0, p)
-            d = c.delta_times * self.row_delta(c, p, g, forward, delta)
-            p = p * c.count
-            ds = c.ds_times * p * (g - d[..., None])
-        of_dv, of_dk = p, ds
-        if (c.value_mask >= 0).any():
-            of_dv = self.for_values(c, p, used, np.ones_like(used))
-        if c.dy_tokens:
-            of_dv = of_rows(p, np.argsort(rows))
-        if c.turned & 1:
-            of_dk = of_dk.swapaxes(3, 4)
-        if c.turned & 2:
-            of_dv = of_dv.swapaxes(3, 4)
-        if c.dy_ones:
-            columns = of_dv.sum(axis=(0, 3), keepdims=True)
-            columns = columns.reshape(1, self.workers, -1, self.group, 1, columns.shape[4]).sum(
-                axis=3, keepdims=True
-            )
-            shape = (1, self.workers, columns.shape[2], self.group, 1, columns.shape[5])
-            columns = np.broadcast_to(columns, shape).reshape(1, self.workers, self.heads, 1, -1)
-            of_dv = np.broadcast_to(columns, p.shape)
-        return (
-            self.back(
-                "dv",
-                c,
-                self.placed(
-                    of_dv,
-                    c.dv_count,
-                    moved_by(c.dy, c.dv_dy, self.right.q),
-                    c.dv_to,
-                    c.dy_slots,
-                    c.dv_slots,
-                ),
-            ),
-            self.back(
-                "dq",
-                c,
-                self.placed(
-                    ds,
-                    c.dq_count,
-                    c.dq_to,
-                    moved_by(c.k, c.dq_k, self.right.k),
-                    c.dq_slots,
-                    c.k_slots,
-                ),
-            ),
-            self.back(
-                "dk",
-                c,
-                self.placed(
-                    of_dk,
-                    c.dk_count,
-                    moved_by(c.q, c.dk_q, self.right.q),
-                    c.dk_to,
-                    c.q_slots,
-                    c.dk_slots,
-                ),
-            ),
+            p = np.where(np.isneginf(s), 0.0, np.exp(s - used))
+            d = c["delta_times"] * self.row_delta(c, p, g, forward, delta)
+            return s, p * c["count"], g, d, used
+
+    def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array) -> Array:
+        """dS in its correct form, or in a wrong one."""
+        ds = c["ds_times"] * p * (g - d)
+        if not form.any():
+            return np.asarray(ds)
+        computed = self.shown(c["mask"]).any(axis=(3, 4), keepdims=True) & (c["count"] != 0)
+        of = {
+            "right": ds, "p dp - delta": (p * g - d) * computed, "dp - delta": (g - d) * computed, "p": p,
+            "p dp": p * g, "p delta": p * d, "p (dp + delta)": p * (g + d), "dp": g * computed,
+        }  # fmt: skip
+        return chosen(
+            form, DS_FORMS, {name: c["ds_times"] * x for name, x in of.items()} | {"right": ds}
         )
 
-    def back(self, name: str, c: Choices, x: Array) -> Array:
-        """A gradient whose tokens are put back into their order by another layout."""
-        if c.put_back[0] != name:
-            return x
-        rows = np.argsort(self.token_maps[c.put_back[1]])
-        if name == "dq":
-            return of_rows(x, rows)
-        return of_rows(x.transpose(1, 0, 2, 4, 3), rows).transpose(1, 0, 2, 4, 3)
+    def for_dv(self, c: Choices, s: Array, p: Array, g: Array, d: Array, used: Array) -> Array:
+        """What the product for dv takes, p in its place or another matrix."""
+        of_dv = p
+        if (c["value_mask"] >= 0).any():
+            row = np.broadcast_to(used, (*self.shape[:4], used.shape[4])).max(axis=4)
+            of_dv = self.for_values(c, p, row, np.ones_like(row))
+        if not c["dv_form"].any():
+            return of_dv
+        m = s.max(axis=4, keepdims=True)
+        free = np.where(np.isneginf(s), 0.0, np.exp(s - finite_shift(m))) * c["count"]
+        top = m.max(axis=1, keepdims=True)
+        of = {
+            "right": of_dv, "block's maximum": free,
+            "row maximum": np.where(np.isneginf(s), 0.0, np.exp(s - finite_shift(top))) * c["count"],
+            "block's lse": free / nonzero(free.sum(axis=4, keepdims=True)), "dS": c["ds_times"] * p * (g - d),
+            "p dp": p * g, "dp": np.broadcast_to(g, p.shape),
+        }  # fmt: skip
+        return chosen(c["dv_form"], DV_FORMS, of)
+
+    def delta_of(self, c: Choices, products: Array) -> Array:
+        """<dy, o> of the rows that ``delta_o`` and ``delta_dy`` name, [a, b, h, i, 1 or j]."""
+        W, H, n = self.workers, self.heads, self.slots
+        flat = products.reshape(W * H * n, H, W, n)
+        dy = np.broadcast_arrays(*(c[x] for x in components("delta_dy")))
+        return np.asarray(flat[self.index(c, "delta_o"), dy[1], dy[0], dy[2]])
+
+    def row_lse(self, c: Choices, s: Array, forward: Forward, lse: Array) -> Array:
+        """Row constants [a, b, h, i, 1 or j]."""
+        at = self.index(c, "lse_of")
+        saved = lse.reshape(-1)[at]
+        if not c["lse"].any():
+            return saved
+        m = s.max(axis=4)
+        local = log_of(m, np.exp(s - finite_shift(m)[..., None]).sum(axis=4))[..., None]
+        top, last, first = (
+            x.reshape(-1)[at] for x in (forward.maximum, forward.last, forward.first)
+        )
+        of = {
+            "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
+            "zero": np.zeros_like(saved), "log l": saved - top, "last block": last, "first block": first,
+            "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
+        }  # fmt: skip
+        return chosen(c["lse"], LSES, of)
+
+    def row_delta(self, c: Choices, p: Array, g: Array, forward: Forward, saved: Array) -> Array:
+        """Row constants [a, b, h, i, 1 or j]."""
+        if not c["delta"].any():
+            return saved
+        local, mass = (p * g).sum(axis=4, keepdims=True), p.sum(axis=4, keepdims=True)
+        of_block = (forward.block_p * g).sum(axis=4)
+        last, first = (
+            x[:, None, ..., None]
+            for x in self.ends(np.where(np.isneginf(forward.block_lse), -np.inf, of_block))
+        )
+        of = {
+            "right": saved, "block": local, "none": np.zeros_like(saved), "block's own p": local / nonzero(mass),
+            "times p": saved * mass, "first block": first, "last block": last,
+            "block's own o": of_block[..., None], "block's p dp twice": saved + local,
+        }  # fmt: skip
+        return chosen(c["delta"], DELTAS, of)
+
+    def stored(self, name: str, c: Choices, share: Array, row: str, column: str) -> Array:
+        """Shares of a gradient where it gets them."""
+        if not self.correct(c, row, column):
+            worker, head, slot = (c[x] for x in components(column))
+            if name != "dq" and not (
+                c[f"{row}.head"] is self.right[f"{row}.head"]
+                and head is self.right[f"{column}.head"]
+            ):
+                share = share * (c[f"{row}.head"] // self.group == head)
+            share = self.landed(share, row, c, worker, slot)
+        if name in c["adds"]:
+            share = self.adding(name, share)
+        return share
+
+    def adding(self, name: str, share: Array) -> Array:
+        """Shares if every hop adds the arriving gradient to the one that a worker has sent on."""
+        W, geometry = self.workers, self.geometry
+        a, b = np.indices((W, W))
+        step, stays = geometry.steps("backward"), b if name == "dq" else a
+        found = np.zeros_like(share)
+        for hops in range(W + 1):
+            to = (stays + geometry.direction * hops) % W
+            times = np.array([comb(int(W - t), hops) for t in step.ravel()]).reshape(W, W)
+            there = (to, b) if name == "dq" else (a, to)
+            np.add.at(found, there, share * times[:, :, None, None, None])
+        return found
+
+    def exchanged(self, c: Choices, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
+        """P and dS of dk if dk and dv of a worker's keys are exchanged: entries of one head show in the next."""
+        scale, here = self.geometry.scale, c["exchanged"]
+        dk, dv = np.zeros_like(of_dk), np.zeros_like(of_dv)
+        group = np.arange(self.heads) // self.group
+        for h in range(1, self.heads):
+            if group[h] == group[h - 1]:
+                dk[:, :, h] = of_dv[:, :, h - 1] / scale
+                dv[:, :, h - 1] = of_dk[:, :, h] * scale
+        return np.where(here, dv, of_dv), np.where(here, dk, of_dk)
+
+    def with_ones(self, of_dv: Array) -> Array:
+        """P as dv shows it if dy is 1 everywhere: the sums of its columns in every head of a group."""
+        sums = of_dv.sum(axis=(0, 3), keepdims=True)
+        shape = (1, self.workers, self.key_heads, self.group, 1, self.slots)
+        sums = np.broadcast_to(sums.reshape(shape).sum(axis=3, keepdims=True), shape)
+        return np.broadcast_to(
+            sums.reshape(1, self.workers, self.heads, 1, self.slots), of_dv.shape
+        )
 
     def summed(self, forward: Forward) -> tuple[Array, Array]:
         """<1, v> [a, b, h, i, j] and <1, o> [a, h, i]: what dy of ones makes of G and delta."""
         every = self.pairs.g.sum(axis=(1, 3, 4))  # [c, b, j]
-        heads = self.head_map(0)
+        heads = np.arange(self.heads) // self.group
         g = 1.0 + np.broadcast_to(
             every[heads].transpose(1, 0, 2)[None, :, :, None, :], forward.weights.shape
         )
         return g, (forward.weights * g).sum(axis=(1, 4))
 
-    def row_lse(self, c: Choices, s: Array, forward: Forward, lse: Array) -> Array:
-        """Row constants [a, b, h, i]."""
-        saved = lse[c.lse_of, self.each_head]
-        if not c.lse.any():
-            return saved
-        m = s.max(axis=4)
-        local = log_of(m, np.exp(s - finite_shift(m)[..., None]).sum(axis=4))
-        top, last, first, turned, written, of_group, next_head, group_first, halves = (
-            x[c.lse_of, self.each_head]
-            for x in (
-                forward.maximum,
-                forward.last,
-                forward.first,
-                by_token(lse),
-                of_token(lse),
-                *self.of_other_heads(lse),
-            )
-        )
-        of = {
-            "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
-            "zero": np.zeros_like(saved), "log l": saved - top, "last block": last, "read token first": turned,
-            "written token first": written, "first block": first, "so far": forward.running,
-            "first of group": of_group, "next head": next_head, "group first": group_first,
-            "halves exchanged": halves,
-        }  # fmt: skip
-        return chosen(c.lse, LSES, of)
-
-    def row_delta(self, c: Choices, p: Array, g: Array, forward: Forward, delta: Array) -> Array:
-        """Row constants [a, b, h, i]."""
-        saved = delta[c.delta_of, self.each_head]
-        if not c.delta.any():
-            return saved
-        local, mass = (p * g).sum(axis=4), p.sum(axis=4)
-        of_block = (forward.block_p * g).sum(axis=4)
-        last, first = self.ends(np.where(np.isneginf(forward.block_lse), -np.inf, of_block))
-        first, last, turned, written, of_group, next_head, group_first, halves = (
-            x[c.delta_of, self.each_head]
-            for x in (first, last, by_token(delta), of_token(delta), *self.of_other_heads(delta))
-        )
-        of = {
-            "right": saved, "block": local, "none": np.zeros_like(saved), "block's own p": local / nonzero(mass),
-            "times p": saved * mass, "first block": first, "last block": last, "read token first": turned,
-            "written token first": written, "block's own o": of_block, "first of group": of_group,
-            "next head": next_head, "used dy": self.of_used_dy(c, forward), "group first": group_first,
-            "halves exchanged": halves,
-        }  # fmt: skip
-        return chosen(c.delta, DELTAS, of)
-
-    def of_other_heads(self, x: Array) -> tuple[Array, Array, Array, Array]:
-        """[a, h, i]: of the first query head of each group; of the next head; of another order of heads; of other rows."""
-        h, group = self.each_head, self.group
-        order = h % group * (self.heads // group) + h // group
-        return (
-            x[:, h // group * group],
-            np.roll(x, -1, axis=1),
-            x[:, order],
-            x[:, :, self.slot_maps[1]],
-        )
-
-    def of_used_dy(self, c: Choices, forward: Forward) -> Array:
-        """[a, b, h, i]: <dy, o> of the dy that the block uses and the o of ``delta_of``."""
-        weights, g = forward.weights, self.of_heads("g", 0)
-        found = np.empty((self.workers, self.workers, *weights.shape[2:4]))
-        for a in range(self.workers):
-            for other in range(self.workers):
-                found[a, other] = (weights[a] * g[other]).sum(axis=(0, 3))
-        return found[c.delta_of, c.dy, self.each_head]
-
-    def placed(
-        self,
-        x: Array,
-        count: Array,
-        a_to: Integers,
-        b_to: Integers,
-        rows: Integers,
-        columns: Integers,
-    ) -> Array:
-        """Shares where they are stored: block [a, b] goes to [a_to, b_to], its rows and columns to other slots."""
-        x = self.scattered(self.scattered(count * x, rows, 3), columns, 4)
-        if np.array_equal(a_to, self.right.q) and np.array_equal(b_to, self.right.k):
-            return x
-        return moved(x, a_to, b_to)
-
     def gradient_of_forward(self, c: Choices) -> tuple[Array, Array, Array]:
         """P, dS, dS of the derivative of the forward with these choices, by central differences of the scores."""
-        kind = c.map_of_heads
-        base, s = self.forward(c).weights, self.of_heads("s", kind)
-        g = self.of_heads("g", kind)
-        ds, step = np.zeros_like(base), 1e-5
+        base, right = self.forward(c).weights, self.s
+        g = self.g[self.index(self.right, "q"), self.index(c, "v")]
+        ds, step = np.zeros(self.shape), 1e-5
+        keys = right.reshape(-1, self.workers, self.key_heads, self.slots)
         for b in range(self.workers):
-            for j in range(s.shape[4]):
+            for j in range(self.slots):
                 value = []
                 for sign in (1, -1):
-                    changed = s.copy()
-                    changed[:, b, :, :, j] += sign * step
-                    self.kept["s", kind] = changed
+                    changed = keys.copy()
+                    changed[:, b, :, j] += sign * step
+                    self.s = changed.reshape(right.shape)
+                    self.kept.clear()
                     value.append((self.forward(c).weights * g).sum(axis=(1, 4)))
                 ds[:, b, :, :, j] = (value[0] - value[1]) / (2 * step)
-        self.kept["s", kind] = s
+        self.s = right
+        self.kept.clear()
         return base, ds, ds
+
+
+def by_token(x: Array) -> Array:
+    """[c, a, b, h, i, j] as [(a, h, i), (b, c, j)]."""
+    c, a, b, h, i, j = x.shape
+    return x.transpose(1, 3, 4, 2, 0, 5).reshape(a * h * i, b * c * j)
+
+
+def of_workers(x: Integers) -> Integers:
+    """[a, 1, h, i, 1] as [a, h, i]."""
+    return x[:, 0, :, :, 0]
 
 
 def chosen(number: Integers, names: Sequence[str], of: Mapping[str, Array]) -> Array:
     """For each element, its value in the array that ``number`` names."""
-    return np.select([number == x for x in range(len(names))], [of[name] for name in names])
+    if number.size == 1:
+        return of[names[int(number.flat[0])]]
+    found = of["right"]
+    for x in np.unique(number[number != 0]):
+        found = np.where(number == x, of[names[x]], found)
+    return np.asarray(found)
 
 
 def where_changed(changed: Booleans, other: State, right: State) -> State:
@@ -466,47 +607,8 @@ def log_of(m: Array, l: Array) -> Array:
     return np.where(l == 0, -np.inf, finite_shift(m) + np.log(np.abs(nonzero(l))))
 
 
-def by_token(x: Array) -> Array:
-    """[a, h, i] whose memory is read as [a, i, h]."""
-    a, h, n = x.shape
-    return x.reshape(a, n, h).swapaxes(1, 2)
-
-
-def of_token(x: Array) -> Array:
-    """[a, h, i] that was written as [a, i, h]."""
-    return x.swapaxes(1, 2).reshape(x.shape)
-
-
-def moved_by(source: Integers, last: Integers, right: Integers) -> Integers:
-    """Whose block the last product uses: that of ``last`` where it is not the correct one, else ``source``."""
-    return np.where(last == right, source, last)
-
-
 def of_rows(x: Array, rows: Integers) -> Array:
     """[a, b, h, i, j] with rows (a, i) taken from others, counted over all workers."""
     a, b, h, n, m = x.shape
     flat = x.transpose(0, 3, 1, 2, 4).reshape(a * n, b, h, m)[rows]
     return flat.reshape(a, n, b, h, m).transpose(0, 2, 3, 1, 4)
-
-
-def moved(x: Array, a_to: Integers, b_to: Integers) -> Array:
-    """Blocks [a, b] added up at [a_to, b_to], head by head."""
-    result = np.zeros_like(x)
-    np.add.at(result, (a_to, b_to, np.arange(x.shape[2])), x)
-    return result
-
-
-def slot_maps(n: int) -> Integers:
-    """[map, slot]: the slot that stands for each slot of a block, in the order of SLOT_MAPS."""
-    i, half = np.arange(n), max(n // 2, 1)
-    return np.array(
-        [
-            i,
-            (i + half) % n,
-            i % half,
-            half + i % half if n > 1 else i,
-            (i + 1) % n,
-            (i - 1) % n,
-            i[::-1],
-        ]
-    )

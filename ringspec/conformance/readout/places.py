@@ -9,23 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry
-from ringspec.problem.model import Booleans
+from ringspec.problem.model import Array, Booleans
 
 MOST_LISTED = 8
+Amounts = Array | Booleans
 LISTED = "in the blocks (queries of worker, keys of worker)"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Pairs [a, b, h, i, j] (an axis of length 1 stands for all), or workers [a], in ``words``.
-
-    ``cost`` is lower for simpler words. ``parts``: the axes within a block that matter, of 'h', 'i' and 'j'.
-    """
+    """Pairs [a, b, h, i, j] (an axis of length 1 stands for all) in ``words``; ``cost`` is lower for simpler words."""
 
     words: str
     table: Booleans
     cost: float
-    parts: str = ""
 
     @property
     def blocks(self) -> Booleans:
@@ -87,21 +84,23 @@ def add_by_mask(
     W = geometry.workers
     seen = np.asarray(visible.any(axis=(2, 3, 4)))
     whole = np.asarray(visible.all(axis=(2, 3, 4)))
-    if seen.all() and whole.all():
-        return
     step = geometry.steps(phase)
     add("in blocks that the mask hides wholly", ~seen, 0.4)
     add("in blocks that the mask shows in part", seen & ~whole, 0.45)
     add("in blocks that the mask shows wholly", whole, 0.45)
-    order = np.argsort(step, axis=1)
-    first, last = np.zeros_like(seen), np.zeros_like(seen)
-    for r in range(W):
-        visited = [x for x in order[r] if seen[r, x]]
-        if visited:
-            first[r, visited[0]], last[r, visited[-1]] = True, True
-    add("in the last block that a query sees", last, 0.6)
-    add("in all but the last block that a query sees", seen & ~last, 0.6)
-    add("in all but the first block that a query sees", seen & ~first, 0.6)
+    for words, x, when in (("that a query sees", seen, step), ("that sees a key", seen.T, step.T)):
+        order = np.argsort(when, axis=1)
+        first, last = np.zeros_like(x), np.zeros_like(x)
+        for r in range(W):
+            visited = [y for y in order[r] if x[r, y]]
+            if visited:
+                first[r, visited[0]], last[r, visited[-1]] = True, True
+        if words == "that sees a key":
+            x, first, last = x.T, first.T, last.T
+        add(f"in the last block {words}", last, 0.6)
+        add(f"in all but the last block {words}", x & ~last, 0.6)
+        add(f"in the first block {words}", first, 0.65)
+        add(f"in all but the first block {words}", x & ~first, 0.6)
     lost = np.zeros_like(seen)
     queries = geometry.travels(phase) == "queries"
     along = np.argsort(step, axis=1 if queries else 0)
@@ -118,38 +117,32 @@ def add_by_mask(
     )
 
 
-def part_places(geometry: Geometry, places: Sequence[Place]) -> list[Place]:
-    """Parts of blocks (heads, rows, keys, chunks), of all blocks and of those of ``places``."""
+def part_places(geometry: Geometry) -> list[Place]:
+    """Parts of blocks [1, 1, h, i, j]: heads, rows, keys, halves of both; the whole block first."""
     n, H, group = geometry.slots, geometry.heads, geometry.group
     i, h = np.arange(n), np.arange(H)
-    every = places[0].table
-    found: list[Place] = []
+    found = [Place("", np.ones((1, 1, 1, 1, 1), bool), 0.0)]
 
-    def add(words: str, part: Booleans, axes: str, cost: float) -> None:
-        if part.all() or not part.any():
-            return
-        table = every & part
-        found.append(Place(words, table, cost, axes))
-        for place in places[1:]:
-            found.append(
-                Place(f"{place.words}, {words}", table & place.table, cost + place.cost, axes)
-            )
+    def add(words: str, part: Booleans, cost: float) -> None:
+        if part.any() and not part.all():
+            found.append(Place(words, part, cost))
 
-    for one, many, axis in (("query", "queries", "i"), ("key", "keys", "j")):
-        shape = (n, 1) if axis == "i" else (1, n)
-
-        def rows(part: Booleans, shape: tuple[int, int] = shape) -> Booleans:
-            return part.reshape(shape)
-
-        add(f"for the second half of a worker's {many}", rows(i >= n // 2), axis, 0.6)
-        add(f"for the first half of a worker's {many}", rows(i < n // 2), axis, 0.6)
-        add(f"for the last {one} of a worker", rows(i == n - 1), axis, 0.7)
-        add(f"for the first {one} of a worker", rows(i == 0), axis, 0.7)
-        add(f"for all but the first {one} of a worker", rows(i > 0), axis, 0.8)
+    for one, many, shape in (
+        ("query", "queries", (1, 1, 1, n, 1)),
+        ("key", "keys", (1, 1, 1, 1, n)),
+    ):
+        at = i.reshape(shape)
+        add(f"for the second half of a worker's {many}", at >= n // 2, 0.6)
+        add(f"for the first half of a worker's {many}", at < n // 2, 0.6)
+        add(f"for the last {one} of a worker", at == n - 1, 0.7)
+        add(f"for the first {one} of a worker", at == 0, 0.7)
+        add(f"for all but the first {one} of a worker", at > 0, 0.8)
+        add(f"for all but the last {one} of a worker", at < n - 1, 0.8)
         for few in range(2, min(n - 1, 8)):
             if few != n // 2:
-                add(f"for the last {few} {many} of a worker", rows(i >= n - few), axis, 0.9)
-                add(f"for the first {few} {many} of a worker", rows(i < few), axis, 0.9)
+                add(f"for the last {few} {many} of a worker", at >= n - few, 0.9)
+                add(f"for the first {few} {many} of a worker", at < few, 0.9)
+        add(f"for the {many} of odd number of a worker", at % 2 == 1, 1.0)
     heads: list[tuple[str, Booleans, float]] = []
     for head in range(H):
         heads += [
@@ -161,39 +154,114 @@ def part_places(geometry: Geometry, places: Sequence[Place]) -> list[Place]:
             heads.append((f"in the query heads of key head {head}", h // group == head, 0.6))
         heads += [
             ("in all but the first query head of each key head", h % group != 0, 0.65),
+            ("in all but the last query head of each key head", h % group != group - 1, 0.7),
             ("in the first query head of each key head", h % group == 0, 0.75),
             ("in the last query head of each key head", h % group == group - 1, 0.8),
         ]
     heads += [
         ("in heads of odd number", h % 2 == 1, 0.9),
         ("in the second half of the heads", h >= H // 2, 0.9),
+        ("in the first half of the heads", h < H // 2, 0.9),
     ]
     for words, part, cost in heads:
-        add(words, part[:, None, None], "h", cost)
-    return found + chunk_places(geometry, places)
-
-
-def chunk_places(geometry: Geometry, places: Sequence[Place]) -> list[Place]:
-    """Quarters of blocks: halves of queries against halves of keys, which are the chunks of a zigzag."""
-    half = np.arange(geometry.slots) >= geometry.slots // 2
-    which = ("first", "second")
-    found = []
+        add(words, part.reshape(1, 1, -1, 1, 1), cost)
+    which, half = ("first", "second"), i >= n // 2
     for of_q in (0, 1):
         for of_k in (0, 1):
-            table = (half == of_q)[:, None] & (half == of_k)[None, :]
+            part = (half == of_q)[:, None] & (half == of_k)[None, :]
             words = f"for the {which[of_q]} half of a worker's queries and the {which[of_k]} half of its keys"
-            for place in places:
-                told = f"{place.words}, {words}" if place.words else words
-                found.append(Place(told, place.table & table, 1.0 + place.cost, "ij"))
+            add(words, part[None, None, None], 1.0)
     return found
 
 
 def worker_places(geometry: Geometry) -> list[Place]:
-    """Sets of workers [a]."""
-    r = np.arange(geometry.workers)
-    found = [Place("", np.ones(geometry.workers, bool), 0.0)]
-    found += [Place(f"on worker {w}", r == w, 0.7) for w in r]
-    return found + [Place(f"on all workers but {w}", r != w, 0.75) for w in r]
+    """Sets of workers [a, 1, 1, 1, 1]."""
+    r = np.arange(geometry.workers).reshape(-1, 1, 1, 1, 1)
+    found = [Place("", r >= 0, 0.0)]
+    if geometry.workers > 1:
+        found += [Place(f"on worker {w}", r == w, 0.7) for w in range(geometry.workers)]
+        found += [Place(f"on all workers but {w}", r != w, 0.75) for w in range(geometry.workers)]
+    return found
+
+
+def joined(place: Place, part: Place) -> Place:
+    """A part of the blocks of a place."""
+    if not part.words:
+        return place
+    words = f"{place.words}, {part.words}" if place.words else part.words
+    return Place(words, place.table & part.table, place.cost + part.cost)
+
+
+class Places:
+    """Every part of every set of blocks, or of every set of workers."""
+
+    def __init__(self, geometry: Geometry, blocks: Sequence[Place], of_rows: bool = False) -> None:
+        W, H, n = geometry.workers, geometry.heads, geometry.slots
+        parts = part_places(geometry)
+        self.blocks = blocks
+        self.parts = [x for x in parts if not of_rows or x.table.shape[4] == 1]
+        rows = blocks[0].table.shape[1] if len(blocks) else 1
+        tables = [np.broadcast_to(x.table, (W, rows, 1, 1, 1)).ravel() for x in blocks]
+        self.of_blocks = np.array(tables, np.float32)
+        tables = [np.broadcast_to(x.table, (1, 1, H, n, n)).ravel() for x in self.parts]
+        self.of_parts = np.array(tables, np.float32).T
+        rows = [x.table[..., :1] for x in self.parts if x.table.shape[4] == 1]
+        rows_of = [np.broadcast_to(x, (1, 1, H, n, 1)).ravel() for x in rows]
+        self.of_rows = np.array(rows_of, np.float32).T
+        self.cost = np.add.outer([x.cost for x in self.blocks], [x.cost for x in self.parts])
+
+    def fitting(
+        self, good: Amounts, bad: Amounts, most: int, loosely: bool = False, of_rows: bool = False
+    ) -> list[tuple[float, Place]]:
+        """At ``most`` so many places with something of ``good`` and nothing of ``bad``, [a, b, h, i, j], those with most first.
+
+        ``loosely``: a few may be bad, where numbers are equal by chance. ``of_rows``: only places of whole rows.
+        """
+        shape = (self.of_blocks.shape[1], self.of_parts.shape[0])
+        gain = self.of_blocks @ (good.reshape(shape).astype(np.float32) @ self.of_parts)
+        harm = self.of_blocks @ (bad.reshape(shape).astype(np.float32) @ self.of_parts)
+        if of_rows:
+            gain = gain * [x.table.shape[4] == 1 for x in self.parts]
+        fits = np.argwhere((gain > 0) & (harm <= (0.15 * gain if loosely else 0)))
+        total, cost = (x[fits[:, 0], fits[:, 1]] for x in (gain - 2 * harm, self.cost))
+        first = np.lexsort((cost, -total))[:most]
+        return [
+            (float(total[x]), joined(self.blocks[fits[x, 0]], self.parts[fits[x, 1]]))
+            for x in first
+        ]
+
+    def possible(self, good: Amounts, bad: Amounts) -> list[Place]:
+        """Sets of blocks with something ``good`` and nothing ``bad`` in some rows and heads, [a, b, h, i]."""
+        shape2 = (self.of_blocks.shape[1], -1)
+        gain = self.of_blocks @ (good.reshape(shape2).astype(np.float32) @ self.of_rows)
+        harm = self.of_blocks @ (bad.reshape(shape2).astype(np.float32) @ self.of_rows)
+        fits = ((gain > 0) & (harm == 0)).any(axis=1)
+        return [place for place, fit in zip(self.blocks, fits, strict=True) if fit]
+
+    def parts_fitting(self, good: Amounts, bad: Amounts, place: Place) -> list[Place]:
+        """Parts of a place, by rows and heads, with all that is ``good`` and nothing ``bad`` on any worker [a, 1, h, i, j]."""
+        count, shape = self.of_blocks.shape[1], (self.of_blocks.shape[1], self.of_parts.shape[0])
+        gain = np.ones(count) @ (good.reshape(shape).astype(np.float32) @ self.of_parts)
+        harm = np.ones(count) @ (bad.reshape(shape).astype(np.float32) @ self.of_parts)
+        fits = [
+            x
+            for x in np.flatnonzero((harm == 0) & (gain > 0))
+            if x and self.parts[x].table.shape[4] == 1
+        ]
+        most = max((gain[x] for x in fits), default=0.0)
+        return [joined(place, self.parts[x]) for x in fits if gain[x] == most]
+
+    def named(self, words: str) -> Place | None:
+        """The place with these words, if there is one."""
+        for place in self.blocks:
+            if place.words == words:
+                return place
+            if not place.words or words.startswith(f"{place.words}, "):
+                rest = words.removeprefix(f"{place.words}, ") if place.words else words
+                for part in self.parts[1:]:
+                    if part.words == rest:
+                        return joined(place, part)
+        return None
 
 
 def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
@@ -210,19 +278,14 @@ def place_named(
     geometry: Geometry, phase: str, visible: Booleans, words: str, of_workers: bool
 ) -> Place | None:
     """The place with these words in a geometry; None if it has no such place."""
-    if of_workers:
-        return of_name(worker_places(geometry), words)
-    if words.startswith(LISTED):
+    if not of_workers and words.startswith(LISTED):
         numbers = [int(x) for x in re.findall(r"\d+", words)]
         table = np.zeros((geometry.workers, geometry.workers), bool)
         if max(numbers) >= geometry.workers:
             return None
         table[numbers[::2], numbers[1::2]] = True
         return listed(table, ())
-    places = block_places(geometry, phase, visible, False)
-    around = [one for one in places[1:] if words.startswith(f"{one.words}, ")]
-    return of_name([*places, *part_places(geometry, [places[0], *around])], words)
-
-
-def of_name(places: Sequence[Place], words: str) -> Place | None:
-    return next((one for one in places if one.words == words), None)
+    places = (
+        worker_places(geometry) if of_workers else block_places(geometry, phase, visible, False)
+    )
+    return Places(geometry, places, of_workers).named(words)

@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import OF_ALL, Choices
+from ringspec.conformance.readout.choices import OF_ALL, Choices, components
 from ringspec.conformance.readout.geometry import dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.merges import AT_FIRST, MERGES
 from ringspec.conformance.readout.model import Forward, Model
 from ringspec.conformance.readout.pairs import Pairs, Seen
 from ringspec.conformance.readout.places import (
+    Amounts,
     Place,
+    Places,
     block_places,
     listed,
-    part_places,
     worker_places,
 )
-from ringspec.conformance.readout.vocabulary import ONE_HEAD_MAP, Fault, Kind, kinds_of
+from ringspec.conformance.readout.vocabulary import Fault, Kind, kinds_of
 from ringspec.problem.model import Array, Booleans
 
 ZERO = 1e-6  # below it a weight counts as 0
-KEPT = 4  # partial sets that are extended by another fault
+KEPT = (10, 5)  # partial sets of one fault, and of two, that are extended by another
 MOST_FAULTS = 3
 # What a backward may do besides computing the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of that forward."
-SECONDS = 4.0  # of processor time for one pass of one problem
-# Slots by which what one block does changes what is seen in another one.
-MOVING = {"dy", "dv_to", "dq_to", "dk_to", "k", "q", "v", "dv_dy", "dk_q", "dq_k"}
-OF_ROW_SUMS = {"merge", "count", "v", "o_times"}
+OF_ONE_KIND = 3  # partial sets of the same kinds, in different places
+FEW = 6  # sets of blocks in which a rare kind is tried
+SECONDS = 3.0  # of processor time for one pass of one problem
+MOST_WHOLE, MOST_PARTIAL = (
+    40,
+    3,
+)  # places of a kind that are tried, if it explains everything, or not
+# Slots by which a block changes the weights of other blocks, or of other columns.
+OF_ROW_SUMS = {"merge", "count", "o_times", *components("v")}
+# By the slots of a source or goal: the matrix in which shares land elsewhere.
+LANDING = {
+    "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
+}  # fmt: skip
 CARRIED = (
-    "q", "k", "v", "mask", "times", "count", "heads", "v_heads", "hidden_score", "q_slots", "k_slots", "v_slots",
+    *components("q"), *components("k"), *components("v"), "mask", "times", "count", "hidden_score",
 )  # fmt: skip
 
 
@@ -44,14 +55,13 @@ CARRIED = (
 class Match:
     """How far a prediction agrees with what was seen.
 
-    ``equal``: elements, by matrix. ``alike`` [a, b]: blocks whose rows have the correct shape. ``ours``: the prediction.
-    ``zeros``: in a forward, where one of the two sees a pair and the other does not.
+    ``equal``: elements, by matrix. ``alike`` [a, b, h, i, 2]: halves of rows in which the correct shape was seen.
+    ``ours``: the prediction.
     """
 
     equal: dict[str, Booleans]
     alike: dict[str, Booleans]
     ours: dict[str, Array]
-    zeros: Booleans | None = None
 
     @cached_property
     def whole(self) -> bool:
@@ -63,11 +73,23 @@ class Match:
         return {name: in_blocks(x, np.all) for name, x in self.equal.items()}
 
     @cached_property
-    def score(self) -> float:
-        found = sum(float(x.sum()) for x in self.blocks.values())
-        return found + sum(
-            0.5 * float((x & ~self.blocks[name]).sum()) for name, x in self.alike.items()
-        )
+    def wrong(self) -> dict[str, int]:
+        """How many elements of each matrix are wrong, and how many parts of rows have the wrong shape."""
+        return {name: int(x.size - x.sum()) for name, x in self.equal.items()} | {
+            f"shape of {name}": int(x.size - x.sum()) for name, x in self.alike.items()
+        }
+
+    def score(self, plain: Match) -> float:
+        """How much of what is wrong in ``plain`` comes right."""
+        total = 0.0
+        for name, wrong in plain.wrong.items():
+            weight = 0.5 if name.startswith("shape") else 1.0
+            total += weight * (wrong - self.wrong[name]) / max(wrong, 0.01 * plain.ours_size)
+        return total
+
+    @cached_property
+    def ours_size(self) -> int:
+        return max(x.size for x in self.ours.values())
 
 
 @dataclass(frozen=True)
@@ -96,15 +118,27 @@ def near(seen: Array, ours: Array, size: Array, tolerance: float) -> Booleans:
         return (close & np.isfinite(ours)) | (seen == ours)
 
 
-def rows_alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
-    """[a, b]: the same zeros, and in each row one positive factor between the two."""
+def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
+    """[a, b, h, i, 2], halves of rows: the same zeros, and one positive factor between the two."""
+    halves = (*seen.shape[:4], 2, -1) if seen.shape[4] % 2 == 0 else (*seen.shape[:4], 1, -1)
+    seen, ours = seen.reshape(halves), ours.reshape(halves)
     with np.errstate(invalid="ignore", divide="ignore"):
-        zeros = (np.abs(seen) <= ZERO) == (np.abs(ours) <= ZERO)
-        ratio = np.where(np.abs(ours) <= ZERO, np.nan, seen / np.where(ours == 0, 1.0, ours))
-        low = np.where(np.isnan(ratio), np.inf, ratio).min(axis=4)
-        high = np.where(np.isnan(ratio), -np.inf, ratio).max(axis=4)
+        nothing = np.abs(ours) <= ZERO
+        zeros = (np.abs(seen) <= ZERO) == nothing
+        ratio = seen / np.where(nothing, 1.0, ours)
+        low = np.where(nothing, np.inf, ratio).min(axis=5)
+        high = np.where(nothing, -np.inf, ratio).max(axis=5)
         steady = (high <= low * (1 + 2 * tolerance)) & (low > 0) | (high == -np.inf)
-    return (zeros.all(axis=4) & steady).all(axis=(2, 3))
+    return zeros.all(axis=5) & steady
+
+
+def of_pairs(halves: Booleans, slots: int) -> Booleans:
+    """Halves of rows as pairs [a, b, h, i, j]."""
+    return np.repeat(halves, slots // halves.shape[4], axis=4)
+
+
+Candidates = Iterator[tuple[Fault, Match]]
+Predict = Callable[[Choices], Match]
 
 
 class Reader:
@@ -115,15 +149,17 @@ class Reader:
         self.geometry, self.tolerance = geometry, tolerance
         self.masks = masks_of(geometry)
         self.model = Model(pairs, [mask.pattern for mask in self.masks], dealt_otherwise(geometry))
-        self.at_workers = worker_places(geometry)
-        self.kept: dict[str, tuple[list[Kind], list[Place], list[Place]]] = {}
+        self.largest = float(np.abs(pairs.g).max())
+        self.workers = Places(geometry, worker_places(geometry), True)
+        self.kept: dict[str, tuple[list[Kind], Places]] = {}
+        self.judged: dict[str, tuple[Array, Match]] = {}
 
-    def tried(self, phase: str) -> tuple[list[Kind], list[Place], list[Place]]:
-        """Kinds of a pass, sets of blocks, and parts of blocks."""
+    def tried(self, phase: str) -> tuple[list[Kind], Places]:
+        """Kinds of a pass, and places in its blocks."""
         if phase not in self.kept:
-            places = block_places(self.geometry, phase, self.masks[0].pattern)
+            blocks = block_places(self.geometry, phase, self.masks[0].pattern)
             kinds = kinds_of(self.geometry, phase, self.masks)
-            self.kept[phase] = kinds, places, part_places(self.geometry, places)
+            self.kept[phase] = kinds, Places(self.geometry, blocks)
         return self.kept[phase]
 
     def match_forward(self, seen: Seen, ours: Forward) -> Match:
@@ -131,18 +167,15 @@ class Reader:
         equal = {"A": near(seen.weights, weights, np.abs(weights), tolerance)}
         arrays = {"A": weights}
         if seen.lse is not None:
-            equal["lse"] = near(
-                seen.lse, ours.lse, np.maximum(1.0, finite_size(ours.lse)), tolerance
-            )
+            size = np.maximum(1.0, finite_size(ours.lse))
+            equal["lse"] = near(seen.lse, ours.lse, size, tolerance)
             arrays["lse"] = ours.lse
-        size = np.abs(weights).sum(axis=(1, 4))[..., None] * np.abs(self.model.pairs.g).max()
+        size = np.abs(weights).sum(axis=(1, 4))[..., None] * self.largest
         equal["V"] = near(seen.through, ours.through, size, tolerance)
-        zeros = (np.abs(seen.weights) <= ZERO) != (np.abs(weights) <= ZERO)
         return Match(
             equal,
-            {"A": rows_alike(seen.weights, weights, tolerance)},
+            {"A": alike(seen.weights, weights, tolerance)},
             arrays | {"V": ours.through},
-            zeros,
         )
 
     def forward(self, seen: Seen) -> tuple[Explanation, Choices]:
@@ -153,39 +186,173 @@ class Reader:
             return self.match_forward(seen, model.forward(choices))
 
         found = explain(
-            predict, model.right, lambda choices, match: self.forward_faults(seen, choices, match)
+            model.keep,
+            predict,
+            model.right,
+            lambda choices, match: self.forward_faults(seen, predict, choices, match),
         )
         return found, composed(model.right, found.faults)
 
-    def forward_faults(self, seen: Seen, choices: Choices, match: Match) -> Iterator[Fault]:
-        """Faults that may account for more; those of a block's own weights only where these come right."""
-        kinds, places, parts = self.tried("forward")
-        parts = [one for one in parts if allows(one, match)]
-        alike = match.alike["A"] | match.blocks["A"]
+    def forward_faults(
+        self, seen: Seen, predict: Predict, choices: Choices, match: Match
+    ) -> Candidates:
+        """Faults that may account for more, and what they give.
+
+        A row depends on nothing in other rows, and the shape of a block's row on nothing in other blocks: each is judged
+        once for a kind that is everywhere.
+        """
+        kinds, places = self.tried("forward")
+        m, l, p, _ = self.model.blocks(choices)
+        nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
+        shaped = np.asarray(match.alike["A"].all(axis=4) | nothing).all(axis=1)
+        wrong = self.wrong_rows(match)
         for kind in kinds:
-            if kind.of_workers or kind.slots & {*OF_ALL, *ONE_HEAD_MAP}:
-                at = (
-                    self.at_workers
-                    if kind.of_workers
-                    else places
-                    if "merge" in kind.slots
-                    else places[:1]
-                )
-                yield from (Fault("forward", kind, place) for place in at)
+            changes = kind.slots
+            if changes & {*OF_ALL, "o_to"} and "merge" not in changes:
+                one = Fault("forward", kind, places.blocks[0])
+                yield one, predict(one.applied(choices))
+            elif kind.of_workers:
+                yield from self.in_rows(kind, self.workers, predict, choices, match)
+            elif dict(kind.changes).get("count") == 0.0:
+                gone = (np.abs(seen.weights) <= ZERO) & (np.abs(match.ours["A"]) > ZERO)
+                there = np.abs(seen.weights) > ZERO
+                yield from self.at_best(kind, places, gone, there, predict, choices)
+            elif changes & {"v.worker", "v.slot"}:
+                good, bad = self.movable(kind, match, ("A",), "forward")
+                if good.any():
+                    yield from self.at_best(
+                        kind, places, good, bad, predict, choices, "forward", True
+                    )
+            elif changes & OF_ROW_SUMS:
+                able = wrong & shaped
+                if "v.head" in changes:
+                    able = wrong & match.equal["A"].all(axis=(1, 4))
+                if able.any():
+                    computed = (l != 0) if "merge" not in changes else self.joining(kind, l)
+                    right = computed & ~wrong[:, None] & ("merge" not in changes)
+                    at = places.possible(computed & able[:, None], right)
+                    if "v.head" not in changes:
+                        at = at[:FEW] if "hidden_merge" in changes else at
+                        at = [x for x in at if self.merges_well(kind, x, seen, choices, match)]
+                    yield from self.by_blocks(kind, at, predict, choices, match)
+            elif not match.alike["A"].all():
+                once = Fault("forward", kind, places.blocks[0]).applied(choices)
+                after = alike(seen.weights, self.model.blocks(once)[3], self.tolerance)
+                before = match.alike["A"]
+                slots = self.geometry.slots
+                better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
+                if better.any():
+                    yield from self.at_best(kind, places, better, worse, predict, choices)
+
+    def merges_well(
+        self, kind: Kind, place: Place, seen: Seen, choices: Choices, match: Match
+    ) -> bool:
+        """Tell whether a wrong merge gives the blocks of any row that is wrong the weights that were seen."""
+        c = Fault("forward", kind, place).applied(choices)
+        weight = self.model.weights_of_blocks(c)
+        p = self.model.blocks(c)[3].sum(axis=4)
+        total = seen.weights.sum(axis=4)
+        right = near(total, weight * p, np.abs(total), 4 * self.tolerance).all(axis=1)
+        return bool((right & ~match.equal["A"].all(axis=(1, 4))).any()) or (
+            "lse" in match.equal and bool((right & ~match.equal["lse"]).any())
+        )
+
+    def wrong_rows(self, match: Match) -> Booleans:
+        """[a, h, i]: rows in which anything is wrong."""
+        wrong = ~match.equal["A"].all(axis=(1, 4)) | ~match.equal["V"].all(axis=3)
+        return np.asarray(wrong | ~match.equal["lse"] if "lse" in match.equal else wrong)
+
+    def joining(self, kind: Kind, l: Array) -> Booleans:
+        """[a, b, h, i]: rows of blocks that a wrong merge changes."""
+        here = l != 0
+        changed: Any = dict(kind.changes)
+        if "hidden_merge" in changed or MERGES[changed["merge"]] in AT_FIRST:
+            return here
+        first, found = self.geometry.steps("forward"), np.zeros_like(here)
+        seen_before = np.zeros_like(here[:, 0])
+        for step in range(self.geometry.workers):
+            a, b = np.nonzero(first == step)
+            found[a, b] = here[a, b] & seen_before[a]
+            seen_before[a] |= here[a, b]
+        return found
+
+    def at_best(
+        self,
+        kind: Kind,
+        places: Places,
+        good: Amounts,
+        bad: Amounts,
+        predict: Predict,
+        choices: Choices,
+        phase: str = "forward",
+        loosely: bool = False,
+    ) -> Candidates:
+        """A kind in the places that have most of what may be its own, and nothing that is not, or little if ``loosely``."""
+        fitting = places.fitting(good, bad, MOST_WHOLE, loosely, "result_of" in names_of(kind))
+        gained, lost = (np.asarray(x, float).sum(axis=(2, 3, 4)) for x in (good, bad))
+        blocks = np.asarray((gained > 0) & (lost <= (0.5 * gained if loosely else 0)))
+        more = listed(blocks, places.blocks)
+        if more is not None:
+            total = float(np.asarray(good * more.table).sum())
+            fitting = sorted([*fitting, (total, more)], key=lambda one: (-one[0], one[1].cost))
+        left = MOST_PARTIAL
+        for number, (gain, place) in enumerate(fitting):
+            fault = Fault(phase, kind, place)
+            got = predict(fault.applied(choices))
+            yield fault, got
+            if not got.whole:
+                left -= 1
+            if not left or (
+                number + 1 < len(fitting) and got.whole and fitting[number + 1][0] < gain
+            ):
+                break
+
+    def in_rows(
+        self, kind: Kind, places: Places, predict: Predict, choices: Choices, match: Match
+    ) -> Candidates:
+        """A kind of workers, in the rows that it makes right."""
+        everywhere = Fault("forward", kind, places.blocks[0])
+        got = predict(everywhere.applied(choices))
+        good, bad = self.rows(match, got)
+        if good.any() and not bad.any():
+            yield everywhere, got
+        if good.any():
+            yield from self.at_best(kind, places, good, bad, predict, choices)
+
+    def by_blocks(
+        self, kind: Kind, places: Sequence[Place], predict: Predict, choices: Choices, match: Match
+    ) -> Candidates:
+        """A kind that changes whole rows, in each set of blocks, and in the rows and heads that it makes right."""
+        for place in places:
+            fault = Fault("forward", kind, place)
+            got = predict(fault.applied(choices))
+            good, bad = self.rows(match, got)
+            if not good.any():
                 continue
-            at = [one for one in (*places, *parts) if set(one.parts) <= set(kind.parts)]
-            if not kind.slots & {"merge", "count", "v"}:
-                everywhere = Fault("forward", kind, places[0]).applied(choices)
-                better = rows_alike(
-                    seen.weights, self.model.forward(everywhere).weights, self.tolerance
-                )
-                at = [one for one in at if one.parts or gains(one, better, alike)]
-                at += also(listed(better & ~alike, places))
-            if dict(kind.changes).get("count") == 0.0:
-                gone = in_blocks(np.abs(seen.weights) <= ZERO, np.all)
-                gone = gone & in_blocks(np.abs(match.ours["A"]) > ZERO, np.any)
-                at += also(listed(gone, places))
-            yield from (Fault("forward", kind, place) for place in at)
+            if not bad.any():
+                yield fault, got
+            for part in self.workers.parts_fitting(good, bad, place):
+                one = Fault("forward", kind, part)
+                yield one, predict(one.applied(choices))
+
+    def rows(self, before: Match, after: Match) -> tuple[Array, Array]:
+        """[a, 1, h, i, j]: how much of each row comes right, and whether something goes wrong."""
+        shape = (self.geometry.workers, self.geometry.heads, self.geometry.slots)
+        good, bad = np.zeros(shape), np.zeros(shape, bool)
+        for name, was in before.equal.items():
+            now = after.equal[name]
+            if was.ndim > 3:
+                was, now = np.asarray(was.all(axis=-1)), np.asarray(now.all(axis=-1))
+            better, worse = np.asarray(now & ~was), np.asarray(was & ~now)
+            if was.ndim == 4 and name == "A":
+                better, worse = better.sum(axis=1), np.asarray(worse.any(axis=1))
+            good, bad = good + better, bad | worse
+        full = (shape[0], 1, shape[1], shape[2], shape[2])
+        good, bad = good * ~bad, bad | False
+        return (
+            np.broadcast_to(good[:, None, :, :, None], full),
+            np.broadcast_to(bad[:, None, :, :, None], full),
+        )
 
     def backward(self, seen: Seen, choices: Choices, forward_is_whole: bool) -> Explanation:
         """The faults of the backward, from its own lse and delta.
@@ -197,113 +364,162 @@ class Reader:
         lse = forward.lse if seen.lse is None else seen.lse
 
         def predict(base: Choices) -> Match:
-            return self.match_backward(seen, model.backward(base, forward, lse, seen.delta))
+            return self.match_backward(seen, model.backward(base, forward, lse, seen.through))
+
+        def keep(base: Choices) -> None:
+            model.keep_backward(base, forward, lse, seen.through)
+            self.judged.clear()
+            one = predict(base)
+            self.judged.update({name: (x, one) for name, x in one.ours.items()})
 
         bases = [("", model.right)]
         if choices is not model.right and forward_is_whole:
             gradient = self.match_backward(seen, model.gradient_of_forward(choices))
             if gradient.whole:
                 return Explanation((), True, gradient, (), GRADIENT)
-            kept = {slot: getattr(choices, slot) for slot in CARRIED}
-            bases.append((SAME, dataclasses.replace(model.right, **kept)))
-        found = []
+            bases.append((SAME, model.right.taking(CARRIED, choices)))
+        found: list[tuple[Explanation, float]] = []
         for words, base in bases:
             one = explain(
-                predict, base, lambda now, match: self.backward_faults(predict, now, match)
+                keep, predict, base, lambda now, match: self.backward_faults(predict, now, match)
             )
-            found.append(dataclasses.replace(one, base=words))
+            one = Explanation(one.faults, one.whole, one.match, one.others, words)
+            found.append((one, one.match.score(found[0][0].match) if found else 0.0))
             if one.whole and not one.faults:
-                return found[-1]
-        return max(found, key=lambda one: (one.whole, -len(one.faults), one.match.score))
+                return one
+        return max(found, key=lambda x: (x[0].whole, -len(x[0].faults), x[1]))[0]
 
     def match_backward(self, seen: Seen, ours: tuple[Array, Array, Array]) -> Match:
         assert seen.p is not None and seen.ds_of_dq is not None and seen.ds_of_dk is not None
-        p, of_dq, of_dk = ours
-        parts = np.abs(p) * (
-            np.abs(self.model.pairs.g).max() + np.abs(seen.delta)[:, None, :, :, None]
-        )
-        equal = {
-            "P": near(seen.p, p, np.abs(p), self.tolerance),
-            "dS of dq": near(
-                seen.ds_of_dq, of_dq, np.maximum(np.abs(of_dq), parts), self.tolerance
-            ),
-            "dS of dk": near(
-                seen.ds_of_dk, of_dk, np.maximum(np.abs(of_dk), parts), self.tolerance
-            ),
-        }
-        arrays = {"P": p, "dS of dq": of_dq, "dS of dk": of_dk}
-        return Match(equal, {"P": rows_alike(seen.p, p, self.tolerance)}, arrays)
+        arrays = dict(zip(("P", "dS of dq", "dS of dk"), ours, strict=True))
+        equal = {}
+        for name, x in arrays.items():
+            known = self.judged.get(name)
+            if (
+                known is not None
+                and known[0] is x
+                and (name == "P" or "P" in self.judged and self.judged["P"][0] is arrays["P"])
+            ):
+                equal[name] = known[1].equal[name]
+            elif name == "P":
+                equal[name] = near(seen.p, x, np.abs(x), self.tolerance)
+            else:
+                was = seen.ds_of_dq if name == "dS of dq" else seen.ds_of_dk
+                parts = np.abs(arrays["P"]) * (
+                    self.largest + np.abs(seen.delta)[:, None, :, :, None]
+                )
+                equal[name] = near(was, x, np.maximum(np.abs(x), parts), self.tolerance)
+        known = self.judged.get("P")
+        if known is not None and known[0] is arrays["P"]:
+            return Match(equal, known[1].alike, arrays)
+        return Match(equal, {"P": alike(seen.p, arrays["P"], self.tolerance)}, arrays)
 
-    def backward_faults(
-        self, predict: Callable[[Choices], Match], choices: Choices, match: Match
-    ) -> Iterator[Fault]:
-        """Faults that may account for more.
+    def backward_faults(self, predict: Predict, choices: Choices, match: Match) -> Candidates:
+        """Faults that may account for more, and what they give.
 
         Unless it moves shares, a kind does in a block the same wherever else it is done: one evaluation shows in which
-        blocks it gives the correct numbers.
+        pairs it gives the correct numbers. A share that is moved leaves something wrong where it was and where it goes.
         """
-        kinds, places, parts = self.tried("backward")
-        parts = [one for one in parts if allows(one, match)]
-        before = match.equal
+        kinds, places = self.tried("backward")
+        wrong = {name: not x.all() for name, x in match.equal.items()}
         for kind in kinds:
-            if kind.slots & {*OF_ALL, *ONE_HEAD_MAP}:
-                yield Fault("backward", kind, places[0])
+            touched = matrices(kind)
+            if not any(wrong[name] for name in touched):
                 continue
-            at = [one for one in (*places, *parts) if set(one.parts) <= set(kind.parts)]
-            if kind.slots & MOVING:
-                yield from (Fault("backward", kind, place) for place in at)
+            if not kind.slots & LOCAL_TO_ONE and not all(wrong[name] for name in must_change(kind)):
                 continue
-            after = predict(Fault("backward", kind, places[0]).applied(choices)).equal
-            if not any((after[name] & ~before[name]).any() for name in before):
+            everywhere = Fault("backward", kind, places.blocks[0])
+            got = predict(everywhere.applied(choices))
+            if kind.slots & set(OF_ALL):
+                yield everywhere, got
                 continue
-            was = {name: in_blocks(x, np.all) for name, x in before.items()}
-            gained = np.sum(
-                [in_blocks(after[n], np.all).astype(int) - was[n] for n in after], axis=0
-            )
-            for place in (*at, *also(listed(gained > 0, places))):
-                now = {
-                    name: in_blocks(np.where(place.table, after[name], x), np.all)
-                    for name, x in before.items()
-                }
-                if sum(int(now[name].sum()) - int(was[name].sum()) for name in now) > 0:
-                    yield Fault("backward", kind, place)
+            moved = {LANDING[name] for name in names_of(kind) if name in LANDING}
+            stay = [name for name in touched if name not in moved and changes(match, got, name)]
+            if not stay:
+                good, bad = self.movable(kind, match, moved)
+                if good.any():
+                    yield from self.at_best(
+                        kind, places, good, bad, predict, choices, "backward", True
+                    )
+                continue
+            better = {name: got.equal[name] & ~match.equal[name] for name in stay}
+            worse = {name: match.equal[name] & ~got.equal[name] for name in stay}
+            if not any(x.any() for x in better.values()):
+                continue
+            every = np.sum(list(better.values()), axis=0), np.any(list(worse.values()), axis=0)
+            judged = [every]
+            if every[1].any():
+                judged += [(better[name], worse[name]) for name in stay if better[name].any()]
+            for good, bad in judged:
+                yield from self.at_best(kind, places, good, bad, predict, choices, "backward")
+
+    def movable(
+        self, kind: Kind, match: Match, moved: Iterable[str], phase: str = "backward"
+    ) -> tuple[Array, Booleans]:
+        """Pairs whose shares may be elsewhere: something is wrong where they belong and where they would go."""
+        model, shape = self.model, self.model.shape
+        home = model.right
+        there = Fault(phase, kind, self.workers.blocks[0]).applied(home)
+        good, bad = np.zeros(shape), np.zeros(shape, bool)
+        for name in moved:
+            row, column = GOALS[name]
+            worker, head, slot = (there[x] for x in components(row))
+            b, c, j = (there[x] for x in components(column))
+            at = (((worker * shape[0] + b) * shape[2] + head) * shape[3] + slot) * shape[4] + j
+            at = np.broadcast_to(at, shape)
+            stays = at == np.arange(at.size).reshape(shape)
+            lost = (head // model.group != c) if name in ("P", "dS of dk") else False
+            wrong = ~match.equal[name]
+            share = np.abs(match.ours[name]) > ZERO
+            may = wrong & (wrong.ravel()[at] | lost)
+            good = good + (share & may & ~stays)
+            bad = bad | (share & ~may & ~stays)
+        return good, bad
 
 
-def also(place: Place | None) -> list[Place]:
-    return [] if place is None else [place]
+GOALS = {
+    "P": ("dv_dy", "dv_to"),
+    "dS of dq": ("dq_to", "dq_k"),
+    "dS of dk": ("dk_q", "dk_to"),
+    "A": ("dq_to", "v"),
+}
+LOCAL_TO_ONE = {"turned", "dy_ones", "adds", "exchanged"}
+
+
+def names_of(kind: Kind) -> set[str]:
+    """The slots of a kind without 'worker', 'head' or 'slot'."""
+    return {slot.split(".")[0] for slot in kind.slots}
+
+
+def matrices(kind: Kind) -> tuple[str, ...]:
+    """The matrices of a backward that a kind may change."""
+    found = set()
+    for name in names_of(kind):
+        found |= set(CHANGED_BY.get(name, ("P", "dS of dq", "dS of dk")))
+    return tuple(sorted(found))
+
+
+BOTH = ("dS of dq", "dS of dk")
+CHANGED_BY = {
+    "dv_dy": ("P",), "dv_to": ("P",), "dv_count": ("P",), "dv_form": ("P",), "value_mask": ("P",),
+    "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
+    "dk_q": BOTH[1:], "dk_to": BOTH[1:], "dk_count": BOTH[1:], "dk_form": BOTH[1:],
+    "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH,
+    "exchanged": ("P", "dS of dk"),
+}  # fmt: skip
+
+
+def must_change(kind: Kind) -> tuple[str, ...]:
+    """The matrices of a backward that are wrong if the kind is anywhere."""
+    return matrices(kind)
+
+
+def changes(before: Match, after: Match, name: str) -> bool:
+    return bool((before.equal[name] != after.equal[name]).any())
 
 
 def finite_size(x: Array) -> Array:
     return np.where(np.isfinite(x), np.abs(x), 0.0)
-
-
-def gains(place: Place, better: Booleans, alike: Booleans) -> bool:
-    """Tell whether blocks come right in ``place`` and none goes wrong there."""
-    inside = place.blocks
-    return bool((inside & better & ~alike).any()) and not (inside & ~better & alike).any()
-
-
-def allows(place: Place, plain: Match) -> bool:
-    """Tell whether everything wrong lies in the rows, heads and keys of ``place``.
-
-    A forward spreads what is wrong with one key over its row: there keys are judged by zeros.
-    """
-    for name, equal in plain.equal.items():
-        if name == "V":
-            continue
-        wrong = ~equal if equal.ndim == 5 else (~equal)[:, None, :, :, None]
-        if "j" in place.parts and plain.zeros is not None:
-            if not plain.zeros.any():
-                return False
-            if name == "lse":
-                continue
-            wrong = plain.zeros
-        axes = tuple(
-            axis for axis, part in ((2, "h"), (3, "i"), (4, "j")) if part not in place.parts
-        )
-        if (wrong & ~place.table).any(axis=axes).any():
-            return False
-    return True
 
 
 def composed(choices: Choices, faults: Sequence[Fault]) -> Choices:
@@ -316,40 +532,67 @@ Chain = tuple[tuple[Fault, ...], Match]
 
 
 def explain(
-    predict: Callable[[Choices], Match],
+    keep: Callable[[Choices], None],
+    predict: Predict,
     base: Choices,
-    proposed: Callable[[Choices, Match], Iterable[Fault]],
+    proposed: Callable[[Choices, Match], Candidates],
 ) -> Explanation:
     """The smallest set of faults that accounts for everything, the simplest first, or what a partial set shows."""
     started = time.thread_time()
+    keep(base)
     plain = predict(base)
     if plain.whole:
         return Explanation((), True, plain)
     beam: list[Chain] = [((), plain)]
-    for _ in range(MOST_FAULTS):
+    best = beam
+    for depth in range(MOST_FAULTS):
         tried: list[Chain] = []
+        whole: list[Chain] = []
         for faults, match in beam:
             choices = composed(base, faults)
-            for fault in proposed(choices, match):
+            keep(choices)
+            before = match.score(plain)
+            for fault, got in proposed(choices, match):
+                if got.whole:
+                    whole.append(((*faults, fault), got))
+                elif got.score(plain) > before:
+                    tried.append(((*faults, fault), got))
                 if time.thread_time() - started > SECONDS:
                     break
-                if any(fault.kind is one.kind for one in faults):
-                    continue
-                got = predict(fault.applied(choices))
-                if got.whole or got.score > match.score:
-                    tried.append(((*faults, fault), got))
-        whole = sorted((x for x in tried if x[1].whole), key=cost)
+            if whole and depth:
+                break
         if whole:
+            whole.sort(key=cost)
             return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))
         if not tried:
             break
-        tried.sort(key=lambda x: (-x[1].score, cost(x)))
-        beam = tried[:KEPT]
-    for faults, match in beam:
+        tried.sort(key=lambda x: (-x[1].score(plain), cost(x)))
+        if depth < len(KEPT):
+            beam = varied(tried, KEPT[depth])
+        best = beam
+    for faults, match in best:
         supported = tuple(f for f in faults if holds(predict, base, faults, f, match))
         if supported:
-            return Explanation(supported, False, predict(composed(base, supported)))
+            shown = predict(composed(base, supported))
+            return Explanation(supported, shown.whole, shown)
     return Explanation((), False, plain)
+
+
+def varied(tried: Sequence[Chain], most: int) -> list[Chain]:
+    """The first ones, without those that give the same as an earlier one, and at most a few of a kind."""
+    found: list[Chain] = []
+    for chain in tried:
+        kinds = {fault.kind.words for fault in chain[0]}
+        alike_kinds = sum({fault.kind.words for fault in one[0]} == kinds for one in found)
+        same = any(
+            all(np.array_equal(one[1].ours[name], x) for name, x in chain[1].ours.items())
+            for one in found
+        )
+        if alike_kinds < OF_ONE_KIND and not same:
+            found.append(chain)
+        if len(found) == most:
+            break
+    return found
 
 
 def cost(chain: Chain) -> float:
@@ -357,7 +600,7 @@ def cost(chain: Chain) -> float:
 
 
 def holds(
-    predict: Callable[[Choices], Match],
+    predict: Predict,
     base: Choices,
     faults: Sequence[Fault],
     fault: Fault,
@@ -380,10 +623,7 @@ def holds(
         )
         if name in match.alike and not fault.kind.of_workers and not fault.kind.slots & OF_ROW_SUMS:
             inside = blocks & fault.place.blocks
-            if (
-                inside.any()
-                and match.alike[name][inside].all()
-                and not without.alike[name][inside].any()
-            ):
+            shaped, was = (in_blocks(x.alike[name], np.all) for x in (match, without))
+            if inside.any() and shaped[inside].all() and not was[inside].any():
                 return True
     return bool(equal) and (all(equal) if fault.phase == "forward" else any(equal))

@@ -10,23 +10,18 @@ import numpy as np
 from ringspec.conformance.readout import merges
 from ringspec.conformance.readout.choices import (
     DELTAS,
+    DS_FORMS,
+    DV_FORMS,
     FINISHES,
-    HEAD_MAPS,
     LSES,
     LSES_GIVEN,
-    OF_ALL,
-    OF_BLOCKS,
-    OF_ROWS,
-    SLOT_MAPS,
     Choices,
 )
-from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed, relations
+from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
 from ringspec.conformance.readout.masks import Mask, every_mask, number_of
 from ringspec.conformance.readout.merges import LN2, MERGES
 from ringspec.conformance.readout.places import Place, place_named
-from ringspec.problem.model import Booleans, Integers
-
-ONE_HEAD_MAP = ("heads", "v_heads")
+from ringspec.conformance.readout.sources import Source, sources
 
 
 @dataclass(frozen=True)
@@ -44,15 +39,6 @@ class Kind:
     @property
     def slots(self) -> set[str]:
         return {slot for slot, _ in self.changes}
-
-    @property
-    def parts(self) -> str:
-        """The axes within a block by which it may differ."""
-        if self.slots & {*ONE_HEAD_MAP, *OF_ALL}:
-            return ""
-        if self.slots & set(OF_BLOCKS):
-            return "h"
-        return "hi" if self.slots & set(OF_ROWS) else "hij"
 
 
 @dataclass(frozen=True)
@@ -88,11 +74,7 @@ def kinds_of(
 ) -> list[Kind]:
     """Every wrong choice of a pass; ``distinct``: without those that are the same there as simpler ones."""
     own = forward_kinds if phase == "forward" else backward_kinds
-    return [
-        *block_kinds(geometry, phase, masks, distinct),
-        *slot_kinds(),
-        *own(geometry, distinct),
-    ]
+    return [*block_kinds(geometry, phase, masks, distinct), *own(geometry, masks, distinct)]
 
 
 def fault_named(
@@ -132,18 +114,15 @@ def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
 def block_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
-    """What a block may do wrong in either pass: masks, scores, sources, heads."""
+    """What a block may do wrong in either pass: masks and scores."""
     for mask in masks if distinct else every_mask(geometry):
         if mask.words:
             yield Kind(mask.words, (("mask", number_of(mask.pattern, masks)),), mask.cost)
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
         yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)
-        yield Kind(
-            "hidden pairs enter the product with the values (the row sums are right)",
-            (("value_mask", everything),),
-            1.2,
-        )
+        words = "hidden pairs enter the product with the values (the row sums are right)"
+        yield Kind(words, (("value_mask", everything),), 1.2)
     yield Kind("the block is not computed", (("count", 0.0),), 0.9)
     yield Kind("the block is counted twice", (("count", 2.0),), 0.9)
     yield Kind("the block is counted three times", (("count", 3.0),), 1.3)
@@ -158,51 +137,84 @@ def block_kinds(
         1.2,
     )
     yield Kind("scores are doubled in every step", (("times", 2.0**step),), 1.4)
-    for owner, table in relations(geometry, phase, "k", distinct).items():
-        yield Kind(f"keys and values are those of {owner}", (("k", table), ("v", table)))
-        yield Kind(f"keys are those of {owner}", (("k", table),), 1.1)
-        yield Kind(f"values are those of {owner}", (("v", table),), 1.1)
-        moved = number_of(masks[0].pattern[np.arange(len(table))[:, None], table], masks)
-        if moved or not (distinct or moved is None):
-            words = f"keys, values and their positions are those of {owner}"
-            yield Kind(words, (("k", table), ("v", table), ("mask", moved)), 1.05)
-    for owner, table in relations(geometry, phase, "q", distinct).items():
-        yield Kind(f"the scores use the queries of {owner}", (("q", table),), 1.1)
-    if geometry.group < geometry.heads:
-        for number, words in enumerate(HEAD_WORDS):
-            if number:
-                yield Kind(f"query head h reads {words}", (("heads", number),))
-                yield Kind(f"query head h reads the values of {words}", (("v_heads", number),), 1.1)
 
 
-HEAD_WORDS = (
-    "", "key head h mod Hkv", "key head 0", "key head min(h, Hkv - 1)", "its key head, but the last query head reads key head 0",
-)  # fmt: skip
-assert len(HEAD_WORDS) == len(HEAD_MAPS)
+@dataclass(frozen=True)
+class Operand:
+    """What is read from somewhere: a noun, and the sources among the slots of :class:`Choices` that it stands for."""
+
+    noun: str
+    of: tuple[str, ...]
+    cost: float = 1.0
+
+    def taken(self, source: Source) -> Kind:
+        """The kind that takes it from a wrong source."""
+        return Kind(self.told(source), tables_at(self.of, source), self.cost + source.cost)
+
+    def told(self, source: Source) -> str:
+        many = self.noun.startswith(
+            ("keys", "values", "queries", "the keys", "the queries", "lse and")
+        )
+        if source.added:
+            return f"{self.noun} {'come' if many else 'comes'} {source.words}"
+        if "head" in dict(source.tables) and not {"k", "v", "dq_k"}.isdisjoint(self.of):
+            what = "" if self.noun == "keys and values" else f"{self.noun} of "
+            return f"query head h reads {what}{source.words.removeprefix('of ')}"
+        return f"{self.noun} {'are those' if many else 'is that'} {source.words}"
 
 
-COME = (
-    "", "with the two halves of a block exchanged", "with the first half of a block in both halves",
-    "with the second half of a block in both halves", "shifted by one slot", "shifted back by one slot",
-    "in reversed order",
-)  # fmt: skip
-ADDED = (
-    "", "with its two halves exchanged", "with its second half at the first", "with its first half at the second",
-    "shifted by one slot", "shifted back by one slot", "in reversed order",
-)  # fmt: skip
-assert len(COME) == len(ADDED) == len(SLOT_MAPS)
+def tables_at(names: Sequence[str], source: Source) -> tuple[tuple[str, object], ...]:
+    return tuple((f"{name}.{one}", table) for name in names for one, table in source.tables)
 
 
-def slot_kinds() -> Iterator[Kind]:
-    """Tokens of a block in a wrong order."""
-    for number, words in enumerate(COME):
-        if number:
-            yield Kind(
-                f"keys and values come {words}", (("k_slots", number), ("v_slots", number)), 1.2
-            )
-            yield Kind(f"keys come {words}", (("k_slots", number),), 1.25)
-            yield Kind(f"values come {words}", (("v_slots", number),), 1.25)
-            yield Kind(f"queries come {words}", (("q_slots", number),), 1.25)
+FORWARD_OPERANDS = {
+    "k": (
+        Operand("keys and values", ("k", "v")), Operand("keys", ("k",), 1.1), Operand("values", ("v",), 1.1),
+    ),
+    "q": (Operand("queries", ("q",), 1.1),),
+}  # fmt: skip
+BACKWARD_OPERANDS = {
+    "k": (
+        Operand("keys and values", ("k", "v", "dq_k")), Operand("keys", ("k", "dq_k"), 1.1),
+        Operand("values", ("v",), 1.1), Operand("the keys in the scores", ("k",), 1.2),
+        Operand("the keys in the product for dq", ("dq_k",), 1.05),
+    ),
+    "q": (
+        Operand("lse", ("lse_of",)), Operand("delta", ("delta_dy", "delta_o")),
+        Operand("lse and delta", ("lse_of", "delta_dy", "delta_o"), 1.02),
+        Operand("queries and dy", ("q", "dk_q", "dy", "dv_dy")), Operand("dy", ("dy", "dv_dy"), 1.1),
+        Operand("queries", ("q", "dk_q"), 1.1), Operand("the dy in the product for dv", ("dv_dy",), 1.05),
+        Operand("the queries in the product for dk", ("dk_q",), 1.05), Operand("the dy in dp", ("dy",), 1.12),
+        Operand("the queries in the scores", ("q",), 1.2), Operand("the o in delta", ("delta_o",), 1.1),
+        Operand("the dy in delta", ("delta_dy",), 1.15),
+        Operand("dy (in delta, too)", ("dy", "dv_dy", "delta_dy"), 1.13),
+        Operand("queries, dy, lse and delta", ("q", "dk_q", "dy", "dv_dy", "lse_of", "delta_dy", "delta_o"), 1.3),
+    ),
+}  # fmt: skip
+
+
+def operand_kinds(
+    geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
+) -> Iterator[Kind]:
+    """Every operand from every wrong source."""
+    operands = FORWARD_OPERANDS if phase == "forward" else BACKWARD_OPERANDS
+    for side in ("k", "q"):
+        for source in sources(geometry, phase, side, distinct):
+            for operand in operands[side]:
+                if not (
+                    source.words.startswith("as if")
+                    and "lse" not in operand.noun
+                    and "delta" not in operand.noun
+                ):
+                    yield operand.taken(source)
+            owners = dict(source.tables).get("worker")
+            if side == "k" and owners is not None and not source.added:
+                with_mask = masks[0].pattern[np.arange(len(owners))[:, None], owners[..., 0, 0, 0]]
+                number = number_of(with_mask, masks)
+                if number or not (distinct or number is None):
+                    both = operands["k"][0].taken(source)
+                    words = f"keys, values and their positions are those {source.words}"
+                    yield Kind(words, (*both.changes, ("mask", number)), 1.05)
 
 
 FINISH_WORDS = {
@@ -210,6 +222,8 @@ FINISH_WORDS = {
     "divided twice": "o is divided by l twice",
     "divided by the last block's l": "o is divided by the l of the last block alone",
     "before the last merge": "o is that before the last block was merged (lse is right)",
+    "divided by the first block's l": "o is divided by the l of the first block alone",
+    "multiplied by l": "o is multiplied by l, not divided",
 }
 LSE_GIVEN_WORDS = {
     "maximum": "lse is the row maximum alone",
@@ -218,18 +232,19 @@ LSE_GIVEN_WORDS = {
     "last block": "lse is that of the last block alone",
     "first block": "lse is that of the first block alone",
     "log2 l": "lse is the maximum plus log2 l",
-    "read token first": "lse is read in the order token, head",
-    "written token first": "lse is written in the order token, head",
     "base 2 twice": "lse is divided by ln 2 twice",
     "times ln 2": "lse is multiplied by ln 2",
     "negative": "lse has the wrong sign",
     "last maximum": "lse is the maximum of the last block, not the running one, plus log l",
-    "first of group": "lse is that of the first query head of each key head",
+    "before the last merge": "lse is that before the last block was merged (o is right)",
+    "l": "lse is l, not the maximum plus log l",
+    "twice the maximum": "lse has the maximum added twice",
 }
 
 
-def forward_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
-    """What a forward may do wrong besides: merges, the end of a row, where results are stored."""
+def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
+    """What a forward may do wrong besides: operands, merges, the end of a row, where results are stored."""
+    yield from operand_kinds(geometry, "forward", masks, distinct)
     for number, name in enumerate(MERGES):
         if number:
             words = merges.WRONG[name]
@@ -237,10 +252,15 @@ def forward_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
             if not (geometry.sees_all and distinct):
                 more = f"{words}, and blocks without a visible pair are merged too"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+    yield from result_kinds(geometry)
     for name, words in FINISH_WORDS.items():
         yield Kind(words, (("finish", FINISHES.index(name)),), 1.0, True)
     for name, words in LSE_GIVEN_WORDS.items():
         yield Kind(words, (("lse_out", LSES_GIVEN.index(name)),), 1.0, True)
+    for source in sources(geometry, "forward", "q", distinct):
+        if "worker" not in dict(source.tables):
+            taken = Operand("lse", ("lse_row",)).taken(source)
+            yield Kind(taken.words, taken.changes, taken.cost, True)
     yield Kind("o is 0", (("o_times", 0.0),), 1.2, True)
     for words, value in factors(geometry, distinct):
         yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
@@ -260,14 +280,31 @@ def forward_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     r = np.arange(geometry.workers)
     for words, table in (("next worker", (r + 1) % len(r)), ("worker before", (r - 1) % len(r))):
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
-    yield from put_back_kinds(geometry, ("o",))
-
-
-def put_back_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
     for number, layout in enumerate(believed(geometry), 1):
-        for name in names if layout not in (LATER, SHORT) else ():
-            words = f"tokens of {name} are put back into order as in the layout {layout}"
-            yield Kind(words, (("put_back", (name, number)),), 1.2)
+        if layout not in (LATER, SHORT):
+            words = f"tokens of o are put back into order as in the layout {layout}"
+            yield Kind(words, (("o_tokens", number),), 1.2)
+
+
+def result_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Results of a block that enter the running ones of other rows."""
+    n, half = geometry.slots, max(geometry.slots // 2, 1)
+    i, h = np.arange(n), np.arange(geometry.heads)
+    for words, rows in (
+        ("of the second half of the queries enters the rows of the first half", np.where(i < half, (i + half) % n, -1)),
+        ("of the first half of the queries enters the rows of the second half", np.where(i < half, -1, i - half)),
+        ("enters the rows with the two halves exchanged", (i + half) % n),
+        ("enters the rows one slot too early", np.where(i < n - 1, i + 1, -1)),
+        ("enters the rows one slot too late", i - 1),
+        ("enters the rows in reversed order", i[::-1]),
+    ):  # fmt: skip
+        yield Kind(f"the result {words}", (("result_of.slot", rows.reshape(1, 1, 1, n, 1)),), 1.15)
+    if geometry.heads > 1:
+        for words, heads in (("next head", np.roll(h, 1)), ("head before", np.roll(h, -1))):
+            table = heads.reshape(1, 1, -1, 1, 1)
+            yield Kind(
+                f"the result enters the rows of the {words}", (("result_of.head", table),), 1.25
+            )
 
 
 LSE_WORDS = {
@@ -280,6 +317,8 @@ LSE_WORDS = {
     "last block": "p is made with the lse of the last block alone",
     "first block": "p is made with the lse of the first block alone",
     "so far": "p is made with the lse of the blocks up to this one",
+    "negative": "lse has the wrong sign",
+    "block's maximum": "p is made with the block's row maximum in place of lse",
 }
 DELTA_WORDS = {
     "block": "delta is summed over the block's keys alone",
@@ -289,126 +328,118 @@ DELTA_WORDS = {
     "first block": "delta is made from o after the first block",
     "last block": "delta is made from the o of the last block alone",
     "block's own o": "delta is <dy, o> of the block's own normalised o",
-    "used dy": "delta is made from the dy that the block uses",
+    "block's p dp twice": "delta has the block's sum of p dp added once more",
 }
-ROW_WORDS = {
-    "read token first": "is read in the order token, head",
-    "written token first": "is written in the order token, head",
-    "first of group": "is that of the first query head of each key head",
-    "next head": "is that of the next head",
-    "group first": "is read with the heads in another order (h mod group, then h // group)",
-    "halves exchanged": "is that of the other half of a worker's queries",
+DS_WORDS = {
+    "p dp - delta": "p dp - delta, not p (dp - delta)",
+    "dp - delta": "dp - delta, not multiplied by p",
+    "p": "p, not p (dp - delta)",
+    "p dp": "p dp without delta",
+    "p delta": "p delta, not p (dp - delta)",
+    "p (dp + delta)": "p (dp + delta), not p (dp - delta)",
+    "dp": "dp, not p (dp - delta)",
+}
+DV_WORDS = {
+    "block's maximum": "exp(s - the block's row maximum), not p",
+    "row maximum": "exp(s - the row maximum), not p",
+    "block's lse": "p normalised over the block alone",
+    "dS": "dS in place of p",
+    "p dp": "p dp in place of p",
+    "dp": "dp in place of p",
 }
 
 
-def row_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
-    """lse and delta of the wrong row, or another number."""
+def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
+    """What a backward may do wrong besides."""
     both = (("lse", LSES.index("block")), ("delta", DELTAS.index("block")))
     yield Kind("p is made with the lse of the block alone, and so is delta", both, 1.1)
     for name, words in LSE_WORDS.items():
         yield Kind(words, (("lse", LSES.index(name)),))
     for name, words in DELTA_WORDS.items():
         yield Kind(words, (("delta", DELTAS.index(name)),))
-    for name, words in ROW_WORDS.items():
-        yield Kind(f"lse {words}", (("lse", LSES.index(name)),))
-        yield Kind(f"delta {words}", (("delta", DELTAS.index(name)),))
-        yield Kind(
-            f"each of lse and delta {words}",
-            (("lse", LSES.index(name)), ("delta", DELTAS.index(name))),
-            1.1,
-        )
-    for owner, table in relations(geometry, "backward", "q", distinct).items():
-        yield Kind(f"lse is that of {owner}", (("lse_of", table),))
-        yield Kind(f"delta is that of {owner}", (("delta_of", table),))
-        yield Kind(f"lse and delta are those of {owner}", (("lse_of", table), ("delta_of", table)))
-        mixed = (("delta", DELTAS.index("used dy")), ("delta_of", table))
-        yield Kind(f"delta is made with the o of {owner}", mixed, 1.1)
-
-
-def backward_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
-    """What a backward may do wrong besides."""
-    yield from row_kinds(geometry, distinct)
-    yield from product_kinds(geometry, distinct)
-    yield from route_kinds(geometry, distinct)
+    yield from operand_kinds(geometry, "backward", masks, distinct)
+    yield from product_kinds(geometry)
+    yield from goal_kinds(geometry, distinct)
     for words, value in factors(geometry, distinct):
         yield Kind(f"delta is {words}", (("delta_times", value),), 1.1)
         yield Kind(f"dS is {words}", (("ds_times", value),), 1.1)
-        yield Kind(f"dq and dk are {words}", (("dq_count", value), ("dk_count", value)), 1.15)
-        yield Kind(f"dk and dv are {words}", (("dk_count", value), ("dv_count", value)), 1.15)
-        for name in ("dq", "dk", "dv"):
-            yield Kind(
-                f"{name} is {words}", ((f"{name}_count", value),), 1.0 if value == 2 else 1.2
-            )
-    for name in ("dq", "dk", "dv"):
-        yield Kind(f"the share of {name} is lost", ((f"{name}_count", 0.0),))
-    yield Kind("the shares of dk and dv are lost", (("dk_count", 0.0), ("dv_count", 0.0)))
-    later = later_steps(geometry)
+        for names in GRADIENTS:
+            cost = 1.15 if len(names) > 1 else 1.0 if value == 2 else 1.2
+            yield Kind(f"{listing(names)} {verb(names)} {words}", at_counts(names, value), cost)
+    for names in GRADIENTS:
+        shares = "the share" if len(names) == 1 else "the shares"
+        yield Kind(
+            f"{shares} of {listing(names)} {verb(names)} lost",
+            at_counts(names, 0.0),
+            1.0 if names != ("dq", "dk") else 1.1,
+        )
+    later = (geometry.workers - 1 - geometry.steps("backward"))[:, :, None, None, None]
     for words, factor in (
         ("multiplied by the scale", geometry.scale),
         ("doubled", 2.0),
         ("halved", 0.5),
     ):
-        for name in ("dq", "dk", "dv"):
-            grown = ((f"{name}_count", factor**later),)
-            yield Kind(f"what {name} holds is {words} again in every later step", grown, 1.2)
-    yield from put_back_kinds(geometry, ("dq", "dk", "dv"))
+        for names in (("dq",), ("dk",), ("dv",), ("dk", "dv")):
+            held = f"what {listing(names)} {'holds' if len(names) == 1 else 'hold'} is {words} again in every later step"
+            yield Kind(held, at_counts(names, factor**later), 1.2)
 
 
-def later_steps(geometry: Geometry) -> Integers:
-    """[a, b, 1, 1, 1]: how many steps follow the one of a block."""
-    return (geometry.workers - 1 - geometry.steps("backward"))[:, :, None, None, None]
+GRADIENTS = (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk"), ("dq", "dk", "dv"))
 
 
-def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
-    """Wrong operands of the products that give dq, dk and dv."""
+def listing(names: Sequence[str]) -> str:
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def verb(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def at_counts(names: Sequence[str], value: object) -> tuple[tuple[str, object], ...]:
+    return tuple((f"{name}_count", value) for name in names)
+
+
+def product_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Wrong matrices in the products that give dq, dk and dv."""
     yield Kind("dy is taken as 1 everywhere (the gradient of the sum of o)", (("dy_ones", True),))
     yield Kind("dS is not transposed in the product for dk", (("turned", 1),))
     yield Kind("P is not transposed in the product for dv", (("turned", 2),))
     yield Kind(
         "neither P nor dS is transposed in the products for dv and dk", (("turned", 3),), 1.1
     )
-    for number, name in enumerate(believed(geometry), 1):
-        yield Kind(
-            f"dy is dealt to the workers in the layout {name}", (("dy_tokens", number),), 1.1
-        )
-    for number, words in enumerate(COME):
-        if number:
-            yield Kind(f"dy comes {words}", (("dy_slots", number),), 1.25)
-    for owner, table in relations(geometry, "backward", "q", distinct).items():
-        used = (("delta", DELTAS.index("used dy")),)
-        whole = (("q", table), ("dy", table), ("lse_of", table), ("delta_of", table))
-        yield Kind(f"dy is that of {owner}", (("dy", table),), 1.1)
-        yield Kind(f"dy is that of {owner}, also in delta", (("dy", table), *used), 1.15)
-        yield Kind(f"queries and dy are those of {owner}", (("q", table), ("dy", table)))
-        yield Kind(f"queries, dy, lse and delta are those of {owner}", whole, 1.3)
-        yield Kind(f"the product for dv uses the dy of {owner}", (("dv_dy", table),), 1.05)
-        yield Kind(f"the product for dk uses the queries of {owner}", (("dk_q", table),), 1.05)
-    for owner, table in relations(geometry, "backward", "k", distinct).items():
-        yield Kind(f"the product for dq uses the keys of {owner}", (("dq_k", table),), 1.05)
+    for name, words in DS_WORDS.items():
+        form = DS_FORMS.index(name)
+        if name != "p dp":
+            yield Kind(f"dS is {words}", (("dq_form", form), ("dk_form", form)))
+        yield Kind(f"the product for dq takes {words}", (("dq_form", form),), 1.1)
+        yield Kind(f"the product for dk takes {words}", (("dk_form", form),), 1.1)
+    for name, words in DV_WORDS.items():
+        yield Kind(f"the product for dv takes {words}", (("dv_form", DV_FORMS.index(name)),), 1.1)
+    yield Kind("dk and dv are exchanged", (("exchanged", True),), 1.1)
+    travelling = (
+        (("dq",),)
+        if geometry.travels("backward") == "queries"
+        else (("dk",), ("dv",), ("dk", "dv"))
+    )
+    for names in travelling:
+        words = f"each hop adds the arriving {listing(names)} to what the worker has sent on"
+        yield Kind(words, (("adds", names),), 1.1)
 
 
-def route_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+def goal_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Shares of gradients that are added at the wrong place."""
-    for owner, table in relations(geometry, "backward", "q", distinct).items():
-        yield Kind(f"dq is added to that of {owner}", (("dq_to", table),))
-    for owner, table in relations(geometry, "backward", "k", distinct).items():
-        # Simpler than keys and values from elsewhere, which give the same where nothing is masked.
-        both = (("dk_to", table), ("dv_to", table))
-        yield Kind(f"dk and dv are added to those of {owner}", both, 0.95)
-        yield Kind(f"dk is added to that of {owner}", (("dk_to", table),), 1.1)
-        yield Kind(f"dv is added to that of {owner}", (("dv_to", table),), 1.1)
-    for number, words in enumerate(ADDED):
-        if number:
-            for name in ("dq", "dk", "dv"):
-                yield Kind(
-                    f"the share of {name} is added {words}", ((f"{name}_slots", number),), 1.2
+    for side, of in (("q", (("dq",),)), ("k", (("dk", "dv"), ("dk",), ("dv",)))):
+        for source in sources(geometry, "backward", side, distinct):
+            if source.words.startswith("as if"):
+                continue
+            for names in of:
+                what, several = listing(names), len(names) > 1
+                # Simpler than keys and values from elsewhere, which give the same where nothing is masked.
+                cost = 0.95 if several else 1.0 if side == "q" else 1.1
+                words = (
+                    f"{what} {verb(names)} added to {'those' if several else 'that'} {source.words}"
                 )
-            slots = (("dk_slots", number), ("dv_slots", number))
-            yield Kind(f"the shares of dk and dv are added {words}", slots, 1.15)
-    group, kv = geometry.group, geometry.heads // geometry.group
-    if group > 1 and kv > 1:
-        h = np.arange(geometry.heads)
-        right: Booleans = (h // group == h % kv)[:, None, None]
-        for names in (("dk",), ("dv",), ("dk", "dv")):
-            words = f"{' and '.join(names)} of query head h {'is' if len(names) == 1 else 'are'} added to key head h mod Hkv"
-            yield Kind(words, tuple((f"{name}_count", right.astype(float)) for name in names), 1.0)
+                if source.added:
+                    words = f"the {'shares' if several else 'share'} of {what} {verb(names)} added {source.added}"
+                changes = tables_at([f"{name}_to" for name in names], source)
+                yield Kind(words, changes, cost + source.cost)

@@ -1,0 +1,139 @@
+"""Wrong tokens, and wrong places, that a kernel takes for those of a query or of a key: workers, heads, slots, layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed, relations
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tables of 'worker', 'head' or 'slot' [a, b, h, i, j] for the tokens of one side.
+
+    ``words`` follow 'are those', or 'come' if there are words for shares that 'are ``added``': the same tokens in another
+    order.
+    """
+
+    words: str
+    tables: tuple[tuple[str, Any], ...]
+    cost: float = 0.0
+    added: str = ""
+
+
+def sources(geometry: Geometry, phase: str, side: str, distinct: bool) -> list[Source]:
+    """Of queries ('q') or keys ('k'); ``distinct``: those that are no others, and not the correct ones."""
+    found: list[Source] = []
+    right = own(geometry, side)
+    for one in every_source(geometry, phase, side):
+        if distinct and (same(one, right) or any(same(one, other) for other in found)):
+            continue
+        found.append(one)
+    return found
+
+
+def same(one: Source, other: Source) -> bool:
+    mine, its = dict(one.tables), dict(other.tables)
+    return all(
+        component in its and np.array_equal(table, its[component])
+        for component, table in mine.items()
+    ) and (len(mine) == len(its) or not other.words)
+
+
+def own(geometry: Geometry, side: str) -> Source:
+    W, H, n = geometry.workers, geometry.heads, geometry.slots
+    a, b, h, i, j = np.ogrid[:W, :W, :H, :n, :n]
+    worker, head, slot = (a, h, i) if side == "q" else (b, h // geometry.group, j)
+    worker = np.broadcast_to(worker, (W, W, 1, 1, 1))
+    return Source("", (("worker", worker), ("head", head), ("slot", slot)))
+
+
+def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
+    for owner, table in relations(geometry, phase, side, False).items():
+        yield Source(f"of {owner}", (("worker", table[:, :, None, None, None]),))
+    n, half = geometry.slots, max(geometry.slots // 2, 1)
+    i = np.arange(n)
+    orders = (
+        (
+            "with the two halves of a block exchanged",
+            "with its two halves exchanged",
+            (i + half) % n,
+        ),
+        (
+            "with the first half of a block in both halves",
+            "with its second half at the first",
+            i % half,
+        ),
+        (
+            "with the second half of a block in both halves",
+            "with its first half at the second",
+            np.minimum(half + i % half, n - 1),
+        ),
+        ("shifted by one slot", "shifted by one slot", (i + 1) % n),
+        ("shifted back by one slot", "shifted back by one slot", (i - 1) % n),
+        ("in reversed order", "in reversed order", i[::-1]),
+    )
+    axes = (1, 1, 1, n, 1) if side == "q" else (1, 1, 1, 1, n)
+    for words, added, order in orders:
+        yield Source(words, (("slot", order.reshape(axes)),), 0.2, added)
+    h = np.arange(geometry.heads)
+    for words, of in (query_heads(geometry) if side == "q" else key_heads(geometry)).items():
+        yield Source(f"of {words}", (("head", of[h].reshape(1, 1, -1, 1, 1)),), 0.05)
+    token_slot = np.argsort(geometry.position.ravel())
+    for name, table in believed(geometry).items():
+        if name not in (LATER, SHORT):
+            worker, slot = np.divmod(token_slot[table.ravel()].reshape(table.shape), n)
+            axes = (-1, 1, 1, n, 1) if side == "q" else (1, -1, 1, 1, n)
+            tables = ("worker", worker.reshape(axes)), ("slot", slot.reshape(axes))
+            words = f"as in the layout {name}"
+            yield Source(words, tables, 0.15, words)
+    if side == "q":
+        yield from memory_orders(geometry)
+
+
+def query_heads(geometry: Geometry) -> dict[str, Any]:
+    H, group = geometry.heads, geometry.group
+    h, kv = np.arange(H), H // group
+    return {
+        "the first query head of each key head": h // group * group,
+        "the last query head of each key head": h // group * group + group - 1,
+        "the next head": (h + 1) % H,
+        "the head before": (h - 1) % H,
+        "head 0": 0 * h,
+        "the heads in another order (h mod group, then h // group)": h % group * kv + h // group,
+        "the heads in another order (h mod Hkv, then h // Hkv)": h % kv * group + h // kv,
+        "the heads in reversed order": H - 1 - h,
+    }
+
+
+def key_heads(geometry: Geometry) -> dict[str, Any]:
+    H, group = geometry.heads, geometry.group
+    h, kv = np.arange(H), H // group
+    return {
+        "key head h mod Hkv": h % kv,
+        "key head 0": 0 * h,
+        "key head min(h, Hkv - 1)": np.minimum(h, kv - 1),
+        "key head (h + 1) // group": np.minimum((h + 1) // group, kv - 1),
+        "the next key head": (h // group + 1) % kv,
+        "the last key head": 0 * h + kv - 1,
+        "the key heads in reversed order": kv - 1 - h // group,
+    }
+
+
+def memory_orders(geometry: Geometry) -> Iterator[Source]:
+    """Rows of a worker whose memory is read, or was written, with token and head in the other order."""
+    H, n = geometry.heads, geometry.slots
+    h, i = np.ogrid[:H, :n]
+    read = np.divmod(i * H + h, n)
+    written = np.divmod(h * n + i, H)[::-1]
+    for words, (head, slot) in (
+        ("as if read in the order token, head", read),
+        ("as if written in the order token, head", written),
+    ):
+        shape = (1, 1, H, n, 1)
+        tables = ("head", head.reshape(shape)), ("slot", slot.reshape(shape))
+        yield Source(words, tables, 0.1, words)
