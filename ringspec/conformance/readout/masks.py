@@ -77,6 +77,7 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
         yield from causal_masks(geometry, q, k, slot)
     if window is not None:
         yield from window_masks(geometry, q, k, slot)
+    yield from tile_masks(right, n)
     for name, table in believed(geometry).items():
         q_there = np.broadcast_to(table[:, None, :], (W, W, n))
         k_there = np.broadcast_to(table[None, :, :], (W, W, n))
@@ -91,6 +92,29 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     for owner, table in queries.items():
         pattern = seen(geometry.position[table], k, causal, window)
         yield Mask(f"the mask is that for queries of {owner}", pattern, 1.5)
+
+
+def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
+    """Tiles, of a block or of half its queries and keys, that are skipped or taken for full by a wrong test."""
+    for size, tile in ((n, "blocks"), (n // 2, "tiles of half a block")):
+        if size < 2 or n % size:
+            continue
+        W, count = len(right), n // size
+        tiles = right.reshape(W, W, 1, count, size, count, size)
+        whole = np.broadcast_to(tiles.all(axis=(4, 6), keepdims=True), tiles.shape)
+        some = np.broadcast_to(tiles.any(axis=(4, 6), keepdims=True), tiles.shape)
+        for q_end, query in ((0, "first"), (-1, "last")):
+            for k_end, key in ((0, "first"), (-1, "last")):
+                pair = tiles[:, :, :, :, q_end, :, k_end][:, :, :, :, None, :, None]
+                words = f"{tile} whose {query} query does not see their {key} key are skipped"
+                yield Mask(words, (tiles & pair).reshape(right.shape), 1.1)
+                words = f"{tile} whose {query} query sees their {key} key are not masked"
+                yield Mask(words, (tiles | pair).reshape(right.shape), 1.1)
+        words = f"{tile} that the mask hides in part are skipped"
+        yield Mask(words, (tiles & whole).reshape(right.shape), 1.1)
+        yield Mask(
+            f"{tile} that the mask hides in part are not masked", some.reshape(right.shape), 1.1
+        )
 
 
 def owners(geometry: Geometry, side: str) -> dict[str, Integers]:
@@ -122,10 +146,22 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
         yield Mask(words, np.broadcast_to(table, shape), 1.5)
     yield Mask("query positions lack the worker's offset", seen(slot, k, True, window))
     yield Mask("key positions lack the worker's offset", seen(q, slot, True, window))
+    half = geometry.slots // 2
+    if half:
+        tile = "the causal mask compares slot numbers within half a block"
+        yield Mask(tile, seen(slot % half, slot % half, True, None))
     if geometry.layout == "zigzag":
-        half = np.arange(geometry.slots) >= geometry.slots // 2
-        second_queries = np.broadcast_to(half[:, None], shape)
-        first_keys = np.broadcast_to(~half[None, :], shape)
+        for of, positions in (("key", k), ("query", q)):
+            for number, which in enumerate(("first", "second")):
+                for by, words in ((half, "later"), (-half, "earlier")):
+                    moved_by = positions + by * ((slot >= half) == number)
+                    pattern = seen(*((q, moved_by) if of == "key" else (moved_by, k)), True, window)
+                    yield Mask(
+                        f"{of} positions of the {which} chunk are one chunk too {words}", pattern
+                    )
+        second = np.arange(geometry.slots) >= half
+        second_queries = np.broadcast_to(second[:, None], shape)
+        first_keys = np.broadcast_to(~second[None, :], shape)
         swapped = np.where(
             b < a, second_queries, np.where(b > a, first_keys, seen(q, k, True, window))
         )

@@ -25,7 +25,7 @@ from ringspec.conformance.readout.choices import (
     right_choices,
 )
 from ringspec.conformance.readout.merges import AT_FIRST, LN2, MERGES, State, merge
-from ringspec.conformance.readout.pairs import Pairs
+from ringspec.conformance.readout.pairs import ELSEWHERE, Pairs
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 
@@ -499,7 +499,7 @@ class Model:
                 c[f"{row}.head"] is self.right[f"{row}.head"]
                 and head is self.right[f"{column}.head"]
             ):
-                share = share * (c[f"{row}.head"] // self.group == head)
+                share = share * np.where(c[f"{row}.head"] // self.group == head, 1.0, ELSEWHERE)
             share = self.landed(share, row, c, worker, slot)
         if name in c["adds"]:
             share = self.adding(name, share)
@@ -524,16 +524,18 @@ class Model:
         dk, dv = np.zeros_like(of_dk), np.zeros_like(of_dv)
         group = np.arange(self.heads) // self.group
         for h in range(1, self.heads):
-            if group[h] == group[h - 1]:
-                dk[:, :, h] = of_dv[:, :, h - 1] / scale
-                dv[:, :, h - 1] = of_dk[:, :, h] * scale
+            weight = 1.0 if group[h] == group[h - 1] else ELSEWHERE
+            dk[:, :, h] = weight * of_dv[:, :, h - 1] / scale
+            dv[:, :, h - 1] = weight * of_dk[:, :, h] * scale
         return np.where(here, dv, of_dv), np.where(here, dk, of_dk)
 
     def with_ones(self, of_dv: Array) -> Array:
         """P as dv shows it if dy is 1 everywhere: the sums of its columns in every head of a group."""
         sums = of_dv.sum(axis=(0, 3), keepdims=True)
         shape = (1, self.workers, self.key_heads, self.group, 1, self.slots)
-        sums = np.broadcast_to(sums.reshape(shape).sum(axis=3, keepdims=True), shape)
+        of_group = sums.reshape(shape).sum(axis=3, keepdims=True)
+        others = of_group.sum(axis=2, keepdims=True) - of_group
+        sums = np.broadcast_to(of_group + ELSEWHERE * others, shape)
         return np.broadcast_to(
             sums.reshape(1, self.workers, self.heads, 1, self.slots), of_dv.shape
         )

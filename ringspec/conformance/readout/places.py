@@ -12,6 +12,7 @@ from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Array, Booleans
 
 MOST_LISTED = 8
+CHANCE = 0.35  # of numbers that are equal by chance
 Amounts = Array | Booleans
 LISTED = "in the blocks (queries of worker, keys of worker)"
 
@@ -222,7 +223,7 @@ class Places:
         harm = self.of_blocks @ (bad.reshape(shape).astype(np.float32) @ self.of_parts)
         if of_rows:
             gain = gain * [x.table.shape[4] == 1 for x in self.parts]
-        fits = np.argwhere((gain > 0) & (harm <= (0.15 * gain if loosely else 0)))
+        fits = np.argwhere((gain > 0) & (harm <= (CHANCE * gain if loosely else 0)))
         total, cost = (x[fits[:, 0], fits[:, 1]] for x in (gain - 2 * harm, self.cost))
         first = np.lexsort((cost, -total))[:most]
         return [

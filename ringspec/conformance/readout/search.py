@@ -33,7 +33,6 @@ MOST_FAULTS = 3
 # What a backward may do besides computing the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of that forward."
-OF_ONE_KIND = 3  # partial sets of the same kinds, in different places
 FEW = 6  # sets of blocks in which a rare kind is tried
 SECONDS = 3.0  # of processor time for one pass of one problem
 MOST_WHOLE, MOST_PARTIAL = (
@@ -84,7 +83,7 @@ class Match:
         total = 0.0
         for name, wrong in plain.wrong.items():
             weight = 0.5 if name.startswith("shape") else 1.0
-            total += weight * (wrong - self.wrong[name]) / max(wrong, 0.01 * plain.ours_size)
+            total += weight * max(0, wrong - self.wrong[name]) / max(wrong, 0.01 * plain.ours_size)
         return total
 
     @cached_property
@@ -468,15 +467,19 @@ class Reader:
             at = (((worker * shape[0] + b) * shape[2] + head) * shape[3] + slot) * shape[4] + j
             at = np.broadcast_to(at, shape)
             stays = at == np.arange(at.size).reshape(shape)
-            lost = (head // model.group != c) if name in ("P", "dS of dk") else False
+            if name in ("P", "dS of dk"):
+                stays = stays & (head // model.group == c)
             wrong = ~match.equal[name]
             share = np.abs(match.ours[name]) > ZERO
-            may = wrong & (wrong.ravel()[at] | lost)
+            may = wrong & wrong.ravel()[at]
             good = good + (share & may & ~stays)
             bad = bad | (share & ~may & ~stays)
         return good, bad
 
 
+OF_GRADIENTS = {
+    f"{name}_{what}" for name in ("dq", "dk", "dv") for what in ("to", "count", "form", "q", "k", "dy")
+}  # fmt: skip
 GOALS = {
     "P": ("dv_dy", "dv_to"),
     "dS of dq": ("dq_to", "dq_k"),
@@ -579,20 +582,27 @@ def explain(
 
 
 def varied(tried: Sequence[Chain], most: int) -> list[Chain]:
-    """The first ones, without those that give the same as an earlier one, and at most a few of a kind."""
+    """The first ones, without those that give the same as an earlier one, or are a part of it."""
     found: list[Chain] = []
     for chain in tried:
-        kinds = {fault.kind.words for fault in chain[0]}
-        alike_kinds = sum({fault.kind.words for fault in one[0]} == kinds for one in found)
         same = any(
-            all(np.array_equal(one[1].ours[name], x) for name, x in chain[1].ours.items())
+            part_of(chain[0], one[0])
+            or all(np.array_equal(one[1].ours[name], x) for name, x in chain[1].ours.items())
             for one in found
         )
-        if alike_kinds < OF_ONE_KIND and not same:
+        if not same:
             found.append(chain)
         if len(found) == most:
             break
     return found
+
+
+def part_of(faults: Sequence[Fault], others: Sequence[Fault]) -> bool:
+    """Tell whether faults are the others in some of their places."""
+    return all(
+        one.kind is other.kind and not (one.place.table & ~other.place.table).any()
+        for one, other in zip(faults, others, strict=True)
+    )
 
 
 def cost(chain: Chain) -> float:
@@ -608,8 +618,8 @@ def holds(
 ) -> bool:
     """Tell whether a fault of a partial set accounts for every block that it changes.
 
-    In every matrix of a forward, in some matrix of a backward; or, for what a block does by itself, in the shape of
-    its rows.
+    In every matrix of a forward, or of a fault in the last products; else in some matrix of a backward. Or, for what a
+    block does by itself, in the shape of its rows.
     """
     without = predict(composed(base, [one for one in faults if one is not fault]))
     equal = []
@@ -626,4 +636,5 @@ def holds(
             shaped, was = (in_blocks(x.alike[name], np.all) for x in (match, without))
             if inside.any() and shaped[inside].all() and not was[inside].any():
                 return True
-    return bool(equal) and (all(equal) if fault.phase == "forward" else any(equal))
+    strictly = fault.phase == "forward" or names_of(fault.kind) <= OF_GRADIENTS
+    return bool(equal) and (all(equal) if strictly else any(equal))
