@@ -43,7 +43,17 @@ LSES = (
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
 )  # fmt: skip
-DS_FORMS = ("right", "p dp - delta", "dp - delta", "p", "p dp", "p delta", "p (dp + delta)", "dp")
+DS_FORMS = (
+    "right",
+    "p dp - delta",
+    "dp - delta",
+    "p",
+    "p dp",
+    "p delta",
+    "p (dp + delta)",
+    "dp",
+    "hidden pairs",
+)
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
     "hidden_merge", "started", "dy_ones", "turned", "stays", "o_tokens", "adds",

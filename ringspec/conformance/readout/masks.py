@@ -155,7 +155,11 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
             for number, which in enumerate(("first", "second")):
                 for by, words in ((half, "later"), (-half, "earlier")):
                     moved_by = positions + by * ((slot >= half) == number)
-                    pattern = seen(*((q, moved_by) if of == "key" else (moved_by, k)), True, window)
+                    pattern = (
+                        seen(q, moved_by, True, window)
+                        if of == "key"
+                        else seen(moved_by, k, True, window)
+                    )
                     yield Mask(
                         f"{of} positions of the {which} chunk are one chunk too {words}", pattern
                     )
@@ -189,6 +193,8 @@ def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
             changed = moved(left, sign * more_left), moved(right, sign * more_right)
             yield Mask(f"the window is one too {words} {where}", seen(q, k, causal, changed))
     yield Mask("the two sides of the window are swapped", seen(q, k, causal, (right, left)))
+    yield Mask("the left side of the window is ignored", seen(q, k, causal, (None, right)))
+    yield Mask("the right side of the window is ignored", seen(q, k, causal, (left, None)))
     if left is not None:
         yield Mask(
             "the left side of the window is half as wide", seen(q, k, causal, (left // 2, right))

@@ -28,6 +28,12 @@ WRONG = {
     "l not added": "the new block's l is not added to the running l (o is)",
     "o not added": "the new block's o is not added to the running o (l is)",
     "running rescaled twice": "the running o and l are rescaled twice when the maximum rises",
+    "running rescaled inversely": "the running o and l are multiplied by exp(m_new - m_old), not exp(m_old - m_new)",
+    "o rescaled inversely": "the running o is multiplied by exp(m_new - m_old), not exp(m_old - m_new) (l is right)",
+    "o rescaled twice": "the running o is rescaled twice when the maximum rises (l is once)",
+    "block rescaled twice": "the new block's o and l are rescaled twice to the common maximum",
+    "o of block rescaled twice": "the new block's o is rescaled twice to the common maximum (l is once)",
+    "l overwritten, o kept": "the new block's l replaces the running l, and its o is dropped",
     "equal weights": "the merge averages blocks with equal weights",
     "half and half": "the merge takes half of the running o and half of the new one",
     "exp(lse ln 2)": "the merge weights blocks by 2**lse, where lse is natural",
@@ -58,6 +64,7 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
     shift = finite_shift(new_m)
     c, e = np.exp(m - shift), np.exp(m_b - shift)
     one = np.ones_like(c)
+    inverse = np.where(c > 0, 1 / np.where(c > 0, c, 1.0), 0.0)
     omega = omega.copy()
 
     def weighed(c_o: Array, e_o: Array, c_l: Array, e_l: Array) -> State:
@@ -83,6 +90,12 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
         "l not added": (c, e, c, 0 * e),
         "o not added": (c, 0 * e, c, e),
         "running rescaled twice": (c * c, e, c * c, e),
+        "running rescaled inversely": (inverse, e, inverse, e),
+        "o rescaled inversely": (inverse, e, c, e),
+        "o rescaled twice": (c * c, e, c, e),
+        "block rescaled twice": (c, e * e, c, e * e),
+        "o of block rescaled twice": (c, e * e, c, e),
+        "l overwritten, o kept": (c, 0 * e, 0 * c, e),
     }
     if kind in simple:
         return weighed(*simple[kind])

@@ -379,11 +379,11 @@ class Model:
             return self.stored("dv", c, x * c["dv_count"], "dv_dy", "dv_to")
 
         def of_dq() -> Array:
-            x = self.ds_of(c["dq_form"], c, *core[1:4])
+            x = self.ds_of(c["dq_form"], c, *core[1:])
             return self.stored("dq", c, x * c["dq_count"], "dq_to", "dq_k")
 
         def of_dk() -> Array:
-            x = self.ds_of(c["dk_form"], c, *core[1:4])
+            x = self.ds_of(c["dk_form"], c, *core[1:])
             if c["turned"] & 1:
                 x = x.swapaxes(3, 4)
             return self.stored("dk", c, x * c["dk_count"], "dk_q", "dk_to")
@@ -416,7 +416,7 @@ class Model:
             d = c["delta_times"] * self.row_delta(c, p, g, forward, delta)
             return s, p * c["count"], g, d, used
 
-    def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array) -> Array:
+    def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array) -> Array:
         """dS in its correct form, or in a wrong one."""
         ds = c["ds_times"] * p * (g - d)
         if not form.any():
@@ -426,6 +426,12 @@ class Model:
             "right": ds, "p dp - delta": (p * g - d) * computed, "dp - delta": (g - d) * computed, "p": p,
             "p dp": p * g, "p delta": p * d, "p (dp + delta)": p * (g + d), "dp": g * computed,
         }  # fmt: skip
+        hidden = DS_FORMS.index("hidden pairs")
+        if (form == hidden).any():
+            everything = next(x for x, mask in enumerate(self.masks) if mask.all())
+            free = self.scores(Choices({**c.of, "mask": np.full_like(c["mask"], everything)}))
+            with np.errstate(over="ignore"):
+                of["hidden pairs"] = np.exp(free - used) * c["count"] * (g - d) * computed
         return chosen(
             form, DS_FORMS, {name: c["ds_times"] * x for name, x in of.items()} | {"right": ds}
         )

@@ -188,14 +188,14 @@ class Reader:
             model.keep,
             predict,
             model.right,
-            lambda choices, match: self.forward_faults(seen, predict, choices, match),
+            lambda choices, match, last: self.forward_faults(seen, predict, choices, match, last),
         )
         return found, composed(model.right, found.faults)
 
     def forward_faults(
-        self, seen: Seen, predict: Predict, choices: Choices, match: Match
+        self, seen: Seen, predict: Predict, choices: Choices, match: Match, last: bool
     ) -> Candidates:
-        """Faults that may account for more, and what they give.
+        """Faults that may account for more, and what they give; ``last``: for everything that is left.
 
         A row depends on nothing in other rows, and the shape of a block's row on nothing in other blocks: each is judged
         once for a kind that is everywhere.
@@ -205,6 +205,7 @@ class Reader:
         nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
         shaped = np.asarray(match.alike["A"].all(axis=4) | nothing).all(axis=1)
         wrong = self.wrong_rows(match)
+        misshapen = not match.alike["A"].all()
         for kind in kinds:
             changes = kind.slots
             if changes & {*OF_ALL, "o_to"} and "merge" not in changes:
@@ -224,6 +225,8 @@ class Reader:
                     )
             elif changes & OF_ROW_SUMS:
                 able = wrong & shaped
+                if last and (wrong & ~shaped).any():
+                    continue
                 if "v.head" in changes:
                     able = wrong & match.equal["A"].all(axis=(1, 4))
                 if able.any():
@@ -234,13 +237,13 @@ class Reader:
                         at = at[:FEW] if "hidden_merge" in changes else at
                         at = [x for x in at if self.merges_well(kind, x, seen, choices, match)]
                     yield from self.by_blocks(kind, at, predict, choices, match)
-            elif not match.alike["A"].all():
+            elif misshapen:
                 once = Fault("forward", kind, places.blocks[0]).applied(choices)
                 after = alike(seen.weights, self.model.blocks(once)[3], self.tolerance)
                 before = match.alike["A"]
                 slots = self.geometry.slots
                 better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
-                if better.any():
+                if better.any() and not (last and not (after | before).all()):
                     yield from self.at_best(kind, places, better, worse, predict, choices)
 
     def merges_well(
@@ -380,7 +383,10 @@ class Reader:
         found: list[tuple[Explanation, float]] = []
         for words, base in bases:
             one = explain(
-                keep, predict, base, lambda now, match: self.backward_faults(predict, now, match)
+                keep,
+                predict,
+                base,
+                lambda now, match, last: self.backward_faults(predict, now, match, last),
             )
             one = Explanation(one.faults, one.whole, one.match, one.others, words)
             found.append((one, one.match.score(found[0][0].match) if found else 0.0))
@@ -413,8 +419,10 @@ class Reader:
             return Match(equal, known[1].alike, arrays)
         return Match(equal, {"P": alike(seen.p, arrays["P"], self.tolerance)}, arrays)
 
-    def backward_faults(self, predict: Predict, choices: Choices, match: Match) -> Candidates:
-        """Faults that may account for more, and what they give.
+    def backward_faults(
+        self, predict: Predict, choices: Choices, match: Match, last: bool
+    ) -> Candidates:
+        """Faults that may account for more, and what they give; ``last``: for everything that is left.
 
         Unless it moves shares, a kind does in a block the same wherever else it is done: one evaluation shows in which
         pairs it gives the correct numbers. A share that is moved leaves something wrong where it was and where it goes.
@@ -424,6 +432,8 @@ class Reader:
         for kind in kinds:
             touched = matrices(kind)
             if not any(wrong[name] for name in touched):
+                continue
+            if last and not all(name in touched for name in wrong if wrong[name]):
                 continue
             if not kind.slots & LOCAL_TO_ONE and not all(wrong[name] for name in must_change(kind)):
                 continue
@@ -447,7 +457,9 @@ class Reader:
                 continue
             every = np.sum(list(better.values()), axis=0), np.any(list(worse.values()), axis=0)
             judged = [every]
-            if every[1].any():
+            if last and not all((match.equal[name] | got.equal[name]).all() for name in stay):
+                continue
+            if every[1].any() and not last:
                 judged += [(better[name], worse[name]) for name in stay if better[name].any()]
             for good, bad in judged:
                 yield from self.at_best(kind, places, good, bad, predict, choices, "backward")
@@ -538,7 +550,7 @@ def explain(
     keep: Callable[[Choices], None],
     predict: Predict,
     base: Choices,
-    proposed: Callable[[Choices, Match], Candidates],
+    proposed: Callable[[Choices, Match, bool], Candidates],
 ) -> Explanation:
     """The smallest set of faults that accounts for everything, the simplest first, or what a partial set shows."""
     started = time.thread_time()
@@ -548,22 +560,30 @@ def explain(
         return Explanation((), True, plain)
     beam: list[Chain] = [((), plain)]
     best = beam
-    for depth in range(MOST_FAULTS):
-        tried: list[Chain] = []
+
+    def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
+        """The sets with one more fault that account for everything, and those that do so for more than before."""
         whole: list[Chain] = []
+        tried: list[Chain] = []
         for faults, match in beam:
             choices = composed(base, faults)
             keep(choices)
             before = match.score(plain)
-            for fault, got in proposed(choices, match):
+            for fault, got in proposed(choices, match, last):
                 if got.whole:
                     whole.append(((*faults, fault), got))
-                elif got.score(plain) > before:
+                elif not last and got.score(plain) > before:
                     tried.append(((*faults, fault), got))
                 if time.thread_time() - started > SECONDS:
-                    break
-            if whole and depth:
+                    return whole, tried
+            if whole and faults:
                 break
+        return whole, tried
+
+    for depth in range(MOST_FAULTS):
+        whole, tried = extended(True) if depth else ([], [])
+        if not whole and depth + 1 < MOST_FAULTS:
+            whole, tried = extended(False)
         if whole:
             whole.sort(key=cost)
             return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))
@@ -574,10 +594,12 @@ def explain(
             beam = varied(tried, KEPT[depth])
         best = beam
     for faults, match in best:
-        supported = tuple(f for f in faults if holds(predict, base, faults, f, match))
-        if supported:
-            shown = predict(composed(base, supported))
-            return Explanation(supported, shown.whole, shown)
+        supported, shown = faults, match
+        while supported:
+            left = tuple(f for f in supported if holds(predict, base, supported, f, shown))
+            if left == supported:
+                return Explanation(supported, shown.whole, shown)
+            supported, shown = left, predict(composed(base, left))
     return Explanation((), False, plain)
 
 
@@ -618,10 +640,12 @@ def holds(
 ) -> bool:
     """Tell whether a fault of a partial set accounts for every block that it changes.
 
-    In every matrix of a forward, or of a fault in the last products; else in some matrix of a backward. Or, for what a
+    It makes nothing wrong, and comes right in every matrix of a forward, or of a fault in the last products; else in some matrix of a backward. Or, for what a
     block does by itself, in the shape of its rows.
     """
     without = predict(composed(base, [one for one in faults if one is not fault]))
+    if any((x & ~match.equal[name]).any() for name, x in without.equal.items()):
+        return False
     equal = []
     for name, ours in match.ours.items():
         changed = ~near(ours, without.ours[name], finite_size(ours), 1e-9)

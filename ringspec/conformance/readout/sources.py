@@ -55,6 +55,13 @@ def own(geometry: Geometry, side: str) -> Source:
 def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
     for owner, table in relations(geometry, phase, side, False).items():
         yield Source(f"of {owner}", (("worker", table[:, :, None, None, None]),))
+    if (side == "q") == (geometry.travels(phase) == "queries"):
+        W = geometry.workers
+        a, b = np.indices((W, W))
+        for words, by in (("before", 2), ("later", -2)):
+            table = ((a if side == "q" else b) + by * geometry.direction) % W
+            at = table[:, :, None, None, None]
+            yield Source(f"of the visitor of two steps {words}", (("worker", at),), 0.05)
     n, half = geometry.slots, max(geometry.slots // 2, 1)
     i = np.arange(n)
     orders = (

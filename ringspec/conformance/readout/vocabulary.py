@@ -261,6 +261,11 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
         if "worker" not in dict(source.tables):
             taken = Operand("lse", ("lse_row",)).taken(source)
             yield Kind(taken.words, taken.changes, taken.cost, True)
+    r = np.arange(geometry.workers)
+    beside = ("next worker", (r + 1) % len(r)), ("worker before", (r - 1) % len(r))
+    for words, table in beside:
+        at = (("lse_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
+        yield Kind(f"lse is that of the {words} (o is right)", at, 1.1, True)
     yield Kind("o is 0", (("o_times", 0.0),), 1.2, True)
     for words, value in factors(geometry, distinct):
         yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
@@ -277,8 +282,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
-    r = np.arange(geometry.workers)
-    for words, table in (("next worker", (r + 1) % len(r)), ("worker before", (r - 1) % len(r))):
+    for words, table in beside:
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
     for number, layout in enumerate(believed(geometry), 1):
         if layout not in (LATER, SHORT):
@@ -338,6 +342,7 @@ DS_WORDS = {
     "p delta": "p delta, not p (dp - delta)",
     "p (dp + delta)": "p (dp + delta), not p (dp - delta)",
     "dp": "dp, not p (dp - delta)",
+    "hidden pairs": "the pairs that the mask hides, too",
 }
 DV_WORDS = {
     "block's maximum": "exp(s - the block's row maximum), not p",
@@ -409,7 +414,9 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
     )
     for name, words in DS_WORDS.items():
         form = DS_FORMS.index(name)
-        if name != "p dp":
+        if name == "hidden pairs" and geometry.sees_all:
+            continue
+        if name not in ("p dp", "hidden pairs"):
             yield Kind(f"dS is {words}", (("dq_form", form), ("dk_form", form)))
         yield Kind(f"the product for dq takes {words}", (("dq_form", form),), 1.1)
         yield Kind(f"the product for dk takes {words}", (("dk_form", form),), 1.1)
