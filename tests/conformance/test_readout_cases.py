@@ -9,10 +9,13 @@ from ringspec.conformance.cases import readout
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
+from ringspec.conformance.readout.hints import hint_for
+from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.problems import SETTINGS, Problem, problem_for
 from ringspec.conformance.readout.reading import reading_from
 from ringspec.conformance.readout.replay import explains
 from ringspec.conformance.readout.told import told
+from ringspec.conformance.readout.vocabulary import kinds_of
 from ringspec.conformance.report.junit import junit
 from ringspec.conformance.report.lines import read_record
 from ringspec.conformance.report.report import Report, case_line, report_lines
@@ -181,3 +184,11 @@ def test_a_failed_readout_has_the_picture_of_the_matrix_that_differs_first(wrong
     report = Report({"target": {"name": "mine", "spec": "mine.py:ring"}}, wrong.records, None)
     text = page(report_lines(report))
     assert text.index(SENTENCE[:30]) < text.index("P, the weights") < text.index('class="bar"')
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_every_fault_has_a_hint_where_its_code_is(phase):
+    problem = problem_for(SETTINGS[0], Capabilities())
+    geometry = dataclasses.replace(problem.pairs.geometry, circulation="q")
+    kinds = kinds_of(geometry, phase, masks_of(geometry))
+    assert len(kinds) > 100 and [kind.words for kind in kinds if not hint_for(kind)] == []

@@ -17,22 +17,29 @@ GRADIENTS = "look at the factors with which dS, dq, dk and dv are multiplied, an
 PRODUCTS = "look at the operands of the products that give dq, dk and dv"
 ROUTES = "look at where the accumulators of the gradients are sent, how often, and by whom they are added at the end"
 
+# By the name of a choice; what it takes from another head or slot comes first.
 HINTS = {
     MASKS: ("mask", "value_mask", "hidden_score"),
     LOOP: ("count",),
     SCORES: ("times",),
-    HEADS: ("heads", "v_heads"),
-    MERGING: ("merge", "started", "hidden_merge", "stays"),
-    ENDING: ("finish", "lse_out", "o_times", "o_to", "put_back"),
-    STATISTICS: ("lse", "lse_of", "delta", "delta_of", "delta_times"),
-    PRODUCTS: ("dv_dy", "dk_q", "dq_k", "turned", "dy_ones", "dy_tokens", "dy"),
-    ROUTES: ("dq_to", "dk_to", "dv_to"),
+    MERGING: ("merge", "started", "hidden_merge", "stays", "result_of"),
+    ENDING: ("finish", "lse_out", "lse_row", "o_times", "o_to", "o_tokens"),
+    STATISTICS: ("lse", "lse_of", "delta", "delta_o", "delta_dy", "delta_times"),
+    PRODUCTS: ("dv_dy", "dk_q", "dq_k", "turned", "dy_ones", "dy", "dq_form", "dk_form", "dv_form"),
+    ROUTES: ("dq_to", "dk_to", "dv_to", "adds", "exchanged"),
     GRADIENTS: ("ds_times", "dq_count", "dk_count", "dv_count"),
     SOURCES: ("q", "k", "v"),
-    ORDER: tuple(f"{name}_slots" for name in ("q", "k", "v", "dy", "dq", "dk", "dv")),
 }
 
 
 def hint_for(kind: Kind) -> str:
-    """The hint of the first group that has one of the kind's choices; '' if none has."""
-    return next((words for words, slots in HINTS.items() if kind.slots & set(slots)), "")
+    """Return the hint of the first group that has one of the kind's choices; '' if none has."""
+    parts = [slot.partition(".") for slot in kind.slots]
+    components = {component for _, _, component in parts if component}
+    if "worker" not in components:
+        if "head" in components:
+            return HEADS
+        if "slot" in components:
+            return ORDER
+    names = {name for name, _, _ in parts}
+    return next((words for words, of in HINTS.items() if names & set(of)), "")

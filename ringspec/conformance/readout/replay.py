@@ -9,7 +9,6 @@ matrices A, P and dS then give::
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
-from ringspec.conformance.readout.choices import Choices
+from ringspec.conformance.readout.choices import Choices, components
 from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.model import Model
@@ -33,7 +32,7 @@ from ringspec.recipes import RECIPES
 
 TENSORS = {"q", "k", "v", "dy", "segments_q", "segments_k"}
 TERMS = {"scale", "causal", "window", "cu_seqlens"}
-NOT_LINEAR = {"dy_ones"}  # a fault of the inputs, which matrices of pairs do not show
+NOT_LINEAR = ("dy_ones", "adds", "exchanged")  # choices that are not followed here
 NEARER = 0.25  # of the distance from the correct results, in each tensor
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
 Results = dict[str, Array]
@@ -171,24 +170,22 @@ def pairwise(of_q: Integers, of_k: Integers) -> Booleans:
 def results_of(told: Told, given: Given) -> tuple[Results, Results] | None:
     """Results of one batch entry, [W, heads, n, d] and lse [W, heads, n], and the sizes of their elements' parts.
 
-    None if no fault has a counterpart in this ring.
+    None if no fault has a counterpart in this ring, or one is not linear in the tensors.
     """
     geometry = given.geometry
     masks = masks_of(geometry)
     found = [fault_named(geometry, masks, one.name) for one in told.faults]
     faults = [one for one in found if one is not None]  # two workers have no step 2
-    if not faults or any(one.kind.slots & NOT_LINEAR for one in faults):
-        return None
     patterns = [mask.pattern & given.also for mask in masks]
     model = Model(pairs_of_call(given), patterns, dealt_otherwise(geometry))
     forward = composed(model.right, [one for one in faults if one.phase == "forward"])
-    base = model.right
-    if told.base == SAME:
-        kept = {slot: getattr(forward, slot) for slot in CARRIED}
-        base = dataclasses.replace(base, **kept)
+    base = model.right.taking(CARRIED, forward) if told.base == SAME else model.right
     backward = composed(base, [one for one in faults if one.phase == "backward"])
+    whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
+    if not faults or whole or (told.base == GRADIENT and not model.correct(forward, "q", "k")):
+        return None
     with np.errstate(all="ignore"):  # wrong choices overflow
-        return numbers(told.base == GRADIENT, given, model, forward, backward)
+        return Numbers(given, model, forward, backward, told.base == GRADIENT).all()
 
 
 def pairs_of_call(given: Given) -> Pairs:
@@ -198,37 +195,106 @@ def pairs_of_call(given: Given) -> Pairs:
     return Pairs(given.geometry, s, np.einsum("ahid,bcjd->cabhij", dy, given.v))
 
 
-def numbers(
-    derived: bool, given: Given, model: Model, forward: Choices, backward: Choices
-) -> tuple[Results, Results]:
-    """Results and sizes of the forward and, if there is a dy, of the backward; ``derived``: it is that forward's gradient."""
-    heads, group, scale = given.geometry.heads, given.geometry.group, given.geometry.scale
-    first = model.forward(forward)
-    v = given.v[:, model.head_map(forward.map_of_values)]
-    results = {"o": np.einsum("abhij,bhjd->ahid", first.weights, v), "lse": first.lse}
-    sizes = {
-        "o": np.einsum("abhij,bhjd->ahid", np.abs(first.weights), np.abs(v)),
-        "lse": np.maximum(1.0, np.abs(np.nan_to_num(first.lse, neginf=0.0))),
-    }
-    if given.dy is None:
+@dataclass(frozen=True)
+class Numbers:
+    """What a ring with these choices computes from given tensors.
+
+    ``derived``: the backward is the gradient of the forward with its choices.
+    """
+
+    given: Given
+    model: Model
+    forward: Choices
+    backward: Choices
+    derived: bool
+
+    def all(self) -> tuple[Results, Results]:
+        """Results and sizes of the forward and, if there is a dy, of the backward."""
+        given, model, right = self.given, self.model, self.model.right
+        first = model.forward(self.forward)
+        at_home = self.forward.taking((*components("v"), "o_to", "o_tokens"), right)
+        weights = model.forward(at_home).weights
+        o, size = self.product(weights, self.forward, ("q", right), "v", given.v, given.q)
+        results = {"o": self.put_back(o), "lse": first.lse}
+        sizes = {
+            "o": self.put_back(size),
+            "lse": np.maximum(1.0, np.abs(np.nan_to_num(first.lse, neginf=0.0))),
+        }
+        if given.dy is None:
+            return results, sizes
+        if self.derived:
+            _, ds, _ = model.gradient_of_forward(self.forward)
+            shares = weights, ds, ds
+            p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
+        else:
+            products = np.einsum("ahid,xgyd->ahigxy", results["o"], given.dy)
+            core = model.core(
+                self.backward, first, first.lse, products.reshape(*products.shape[:3], -1)
+            )
+            shares, p, delta = self.shares(core), core[1], core[3]
+        parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
+        scale, c = given.geometry.scale, self.backward
+        of_v = self.forward if self.derived else c
+        to_v = "v" if self.derived else "dv_to"
+        for name, share, goal, source, x, like in (
+            ("dv", shares[0], (to_v, of_v), "dv_dy", given.dy, given.v),
+            ("dq", scale * shares[1], ("dq_to", c), "dq_k", given.k, given.q),
+            ("dk", scale * shares[2], ("dk_to", c), "dk_q", given.q, given.k),
+        ):
+            results[name], size = self.product(share, c, goal, source, x, like)
+            if name != "dv":
+                share = scale * np.maximum(np.abs(parts), np.abs(share) / scale)
+                size = self.product(share, c, goal, source, x, like)[1]
+            sizes[name] = size
         return results, sizes
-    delta = (given.dy * results["o"]).sum(axis=3)
-    if derived:
-        p, of_dq, of_dk = model.gradient_of_forward(forward)
-    else:
-        p, of_dq, of_dk = model.backward(backward, first, first.lse, delta)
-    k = given.k[:, model.head_map(backward.map_of_heads)]
-    parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta)[:, None, :, :, None])
 
-    def of_keys(matrix: Array, rows: Array) -> Array:
-        each = np.einsum("abhij,ahid->bhjd", matrix, rows)
-        return each.reshape(len(each), heads // group, group, *each.shape[2:]).sum(axis=2)
+    def shares(self, core: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+        """P and dS of each pair, as the products for dv, dq and dk get them."""
+        model, c = self.model, self.backward
+        of_dv = model.for_dv(c, *core)
+        of_dk = model.ds_of(c["dk_form"], c, *core[1:])
+        return (
+            (of_dv.swapaxes(3, 4) if c["turned"] & 2 else of_dv) * c["dv_count"],
+            model.ds_of(c["dq_form"], c, *core[1:]) * c["dq_count"],
+            (of_dk.swapaxes(3, 4) if c["turned"] & 1 else of_dk) * c["dk_count"],
+        )
 
-    results["dq"] = scale * np.einsum("abhij,bhjd->ahid", of_dq, k)
-    results["dk"] = scale * of_keys(of_dk, given.q)
-    results["dv"] = of_keys(p, given.dy)
-    size_dq, size_dk = np.maximum(np.abs(of_dq), parts), np.maximum(np.abs(of_dk), parts)
-    sizes["dq"] = scale * np.einsum("abhij,bhjd->ahid", size_dq, np.abs(k))
-    sizes["dk"] = scale * of_keys(size_dk, np.abs(given.q))
-    sizes["dv"] = of_keys(np.abs(p), np.abs(given.dy))
-    return results, sizes
+    def product(
+        self,
+        share: Array,
+        c: Choices,
+        goal: tuple[str, Choices],
+        source: str,
+        x: Array,
+        like: Array,
+    ) -> tuple[Array, Array]:
+        """Sums of ``share`` times the rows of ``x`` that ``source`` names, where ``goal`` says; and of their sizes.
+
+        The result has the rows of ``like``.
+        """
+        rows, columns = like.shape[0] * like.shape[1] * like.shape[2], x.shape[:3]
+        count = columns[0] * columns[1] * columns[2]
+        at = self.model.index(goal[1], goal[0]) * count + self.model.index(c, source)
+        at = np.broadcast_to(at, self.model.shape).ravel()
+        flat = np.broadcast_to(share, self.model.shape).ravel()
+        vectors = x.reshape(count, -1)
+        found = [
+            np.bincount(at, weights, rows * count).reshape(rows, count) @ y
+            for weights, y in ((flat, vectors), (np.abs(flat), np.abs(vectors)))
+        ]
+        value, size = (np.asarray(y.reshape(*like.shape[:3], -1), float) for y in found)
+        return value, size
+
+    def put_back(self, o: Array) -> Array:
+        """o where a worker stores it, with its tokens in the order in which they are put back."""
+        c, model = self.forward, self.model
+        if c["o_tokens"]:
+            order = np.argsort(model.tokens[c["o_tokens"]])
+            W, H, n, d = o.shape
+            rows = o.transpose(0, 2, 1, 3).reshape(W * n, H, d)[order]
+            o = rows.reshape(W, n, H, d).transpose(0, 2, 1, 3)
+        if c["o_to"] is not model.right["o_to"]:
+            there = np.zeros_like(o)
+            there[c["o_to"]] = o
+            return there
+        return o
