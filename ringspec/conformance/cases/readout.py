@@ -1,6 +1,6 @@
 """Rings whose results spell out the weight of each pair of tokens: a failure is read, not only found.
 
-Inputs and how they are read: :mod:`ringspec.conformance.readout.pairs`. What a target does not claim of a ring (the
+A second call has random inputs; it proves what was read. Inputs and how they are read: :mod:`ringspec.conformance.readout.pairs`. What a target does not claim of a ring (the
 number of workers, the head ratio, the format) is replaced by what it claims.
 """
 
@@ -45,11 +45,13 @@ def case_of(setting: Setting) -> RunCase:
         return needs_of(fitted(setting, claims), claims)
 
     def make(claims: Capabilities) -> list[Call]:
-        return [fitted(setting, claims).call]
+        problem = fitted(setting, claims)
+        return [problem.call, problem.proof]
 
     def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
         problem = fitted(setting, claims)
-        found = judged(Seen(claims, (problem.case,), tuple(calls), tuple(outputs)))
+        cases = problem.case, problem.proof_case
+        found = judged(Seen(claims, cases, tuple(calls), tuple(outputs)))
         if found.passed:
             return found
         return dataclasses.replace(found, picture=picture_of(problem, outputs[0]))

@@ -26,6 +26,7 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
 from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of
 from ringspec.conformance.judge.recipe import recipe_for
 from ringspec.conformance.readout.problems import SETTINGS, Problem, problem_for
+from ringspec.conformance.readout.proof import proven
 from ringspec.conformance.readout.reading import Reading, read, reading_from
 from ringspec.conformance.readout.replay import explains
 from ringspec.conformance.readout.told import Told, told
@@ -75,7 +76,7 @@ class Diagnoser:
             if problem is None:
                 found = self.explained(calls, outputs)
             else:
-                found = self.read(problem, outputs[0])
+                found = self.read(problem, outputs)
             if found.get("explained") and not self.ambiguous:
                 return found
             data = self.compared(claims, case, calls, outputs, findings)
@@ -97,9 +98,9 @@ class Diagnoser:
             self.ambiguous = bool(data["alike"])
             self.known = {} if data["alike"] else {x: data[x] for x in ("id", "title", "links")}
 
-    def read(self, problem: Problem, outputs: Outputs) -> dict[str, Any]:
+    def read(self, problem: Problem, outputs: Sequence[Outputs]) -> dict[str, Any]:
         """The reading of a readout."""
-        reading = read(problem, outputs)
+        reading = proven(read(problem, outputs[0]), problem, outputs[1])
         with self.lock:
             self.readings.append(reading)
         return {"reading": reading.as_dict(), "text": "\n".join(told([reading]).sentences)}

@@ -29,6 +29,8 @@ FORMATS = ("float32", "float64", *reversed(NARROW))
 DTYPES = {"float32": "f32", "float64": "f64", "float16": "fp16", "bfloat16": "bf16"}
 # Relative to the sizes of a number's parts. Those of 16-bit formats leave room for 16-bit partial results and lse.
 COARSE = 0.05
+PROOF_DIM = 12  # no power of two, whose scale would hide in another factor
+REASON = "Results that spell out the weights of each pair of tokens."
 HEAD_DIMENSION = "a head dimension"
 OF_SHAPE = (HEAD_DIMENSION, "at most")
 TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COARSE}
@@ -86,12 +88,17 @@ SETTINGS = (*USUAL, *other_settings())
 
 @dataclass(frozen=True)
 class Problem:
-    """One call of a target and what it spells out."""
+    """One call of a target and what it spells out.
+
+    ``proof``, ``proof_case``: the same ring with random inputs. What is read has to give its results as well.
+    """
 
     case: Case
     pairs: Pairs
     call: Call
     tolerance: float
+    proof_case: Case
+    proof: Call
 
     @property
     def id(self) -> str:
@@ -205,27 +212,22 @@ def problem(
         name: TensorRecipe("values", values=in_order(x, order).tolist())
         for name, x in inputs_of(pairs, dim).items()
     }
-    given: dict[str, Any] = dict(tensors)
-    if causal:
-        given["causal"] = True
+    terms: dict[str, Any] = {"causal": True} if causal else {}
     if window is not None:
-        given["window"] = window
-    whole = build.case(
-        id,
-        "Results that spell out the weights of each pair of tokens.",
-        "",
-        S=geometry.tokens,
-        H=heads,
-        Hkv=heads // group,
-        D=dim,
-        dtype=DTYPES[storage],
-        **given,
-    )
-    case = over(whole, id, Ring(workers, layout, circulation, direction))
-    call = dataclasses.replace(call_of(case, {}), circulation=circulation, direction=direction)
-    if "ring-backward" not in claims.operations:
-        call = forward_alone(call)
-    return Problem(case, pairs, call, TOLERANCES[storage])
+        terms["window"] = window
+
+    def over_ring(id: str, dim: int, **given: Any) -> tuple[Case, Call]:
+        heads_of_keys, dtype = heads // group, DTYPES[storage]
+        whole = build.case(
+            id, REASON, "", S=geometry.tokens, H=heads, Hkv=heads_of_keys, D=dim, dtype=dtype, **given, **terms
+        )  # fmt: skip
+        case = over(whole, id, Ring(workers, layout, circulation, direction))
+        call = dataclasses.replace(call_of(case, {}), circulation=circulation, direction=direction)
+        return case, call if "ring-backward" in claims.operations else forward_alone(call)
+
+    case, call = over_ring(id, dim, **tensors)
+    narrow = PROOF_DIM if claims.head_dims is None and claims.value_dims is None else dim
+    return Problem(case, pairs, call, TOLERANCES[storage], *over_ring(f"{id}-proof", narrow))
 
 
 def in_order(x: Array, order: Integers) -> Array:

@@ -53,35 +53,50 @@ class Given:
     also: Booleans
 
 
+@dataclass(frozen=True)
+class Compared:
+    """``fits``: whether outputs are those that the faults give; ``wrong``: whether they are not the correct ones."""
+
+    fits: bool
+    wrong: bool
+
+
 def explains(told: Told, calls: Sequence[Call], outputs: Sequence[Outputs]) -> bool:
     """Tell whether the faults that were told give all outputs of a case's calls, and the definition does not.
 
     False where the model ring cannot express a call.
     """
-    if not told.faults or not all(map(expressible, calls)):
+    if not told.faults:
         return False
-    wrong = False
-    for call, got in zip(calls, outputs, strict=True):
-        right = run_right(call, RECIPES["float64"])
-        for entry in range(call.worker("q", 0).shape[0]):
-            fits, moved = compared(told, call, entry, got, right)
-            if not fits:
-                return False
-            wrong = wrong or moved
-    return wrong
+    found = [gives(told, call, got) for call, got in zip(calls, outputs, strict=True)]
+    return all(one is not None and one.fits for one in found) and any(
+        one is not None and one.wrong for one in found
+    )
+
+
+def gives(told: Told, call: Call, outputs: Outputs) -> Compared | None:
+    """Compare the outputs of a call with what the faults give; None if the model ring cannot express it."""
+    if not expressible(call):
+        return None
+    right = run_right(call, RECIPES["float64"])
+    parts = [compared(told, call, n, outputs, right) for n in range(call.worker("q", 0).shape[0])]
+    known = [one for one in parts if one is not None]
+    if len(known) < len(parts):
+        return None
+    return Compared(all(one.fits for one in known), any(one.wrong for one in known))
 
 
 def compared(
     told: Told, call: Call, entry: int, outputs: Outputs, right: Mapping[str, Sequence[Array]]
-) -> tuple[bool, bool]:
-    """Whether the faults give one batch entry of the outputs, and whether the ``right`` results are other ones.
+) -> Compared | None:
+    """Compare one batch entry of the outputs with what the faults give, and with the ``right`` results.
 
-    Each element is within the tolerance of its format; each wrong tensor is much nearer to the faults than to the
-    right results.
+    It fits if each element is within the tolerance of its format, and each wrong tensor is much nearer to what the
+    faults give than to the right results.
     """
     made = results_of(told, given_of(call, entry))
     if made is None:
-        return False, False
+        return None
     ours, sizes = made
     tolerance, wrong = TOLERANCES[call.formats["inputs"]], False
     for name in outputs.keys() & ours.keys():
@@ -90,13 +105,13 @@ def compared(
             for shards in (outputs[name], right[name])
         )
         if not near(got, ours[name], sizes[name], tolerance).all():
-            return False, wrong
+            return Compared(False, wrong)
         far, close = distance(got, true, sizes[name]), distance(got, ours[name], sizes[name])
         if far > tolerance:
             wrong = True
             if not close <= NEARER * far:
-                return False, wrong
-    return True, wrong
+                return Compared(False, wrong)
+    return Compared(True, wrong)
 
 
 def distance(x: Array, y: Array, size: Array) -> float:

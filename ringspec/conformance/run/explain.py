@@ -9,6 +9,7 @@ from typing import Any
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.match import diagnose
 from ringspec.conformance.readout.problems import Problem, problems_for
+from ringspec.conformance.readout.proof import proven
 from ringspec.conformance.readout.reading import Reading, read
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.run.call import Stop, ask, outputs_of
@@ -98,11 +99,13 @@ def run_problem(target: Target, problem: Problem) -> Run:
     """Run one problem and explain its results."""
     claims = target.capabilities
     try:
-        result, _ = ask(target, as_seen(problem.call, claims))
-        outputs = outputs_of(result, problem.call, claims)
+        outputs = [
+            outputs_of(ask(target, as_seen(call, claims))[0], call, claims)
+            for call in (problem.call, problem.proof)
+        ]
     except Stop as stop:
         return Run(problem, stopped=f"{stop.outcome}: {stop.message.splitlines()[0]}")
-    return Run(problem, read(problem, outputs), outputs)
+    return Run(problem, proven(read(problem, outputs[0]), problem, outputs[1]), outputs[0])
 
 
 def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
