@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ringspec.cli import main
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import geometry, pairs
+from ringspec.conformance.readout import geometry
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
@@ -169,8 +169,9 @@ def test_a_target_that_raises_has_no_results_and_the_reason():
 
 
 def test_the_numbers_of_the_problems_never_change():
-    assert pairs.mixed(1, 3).tolist() == FIRST
-    assert problems_for(Capabilities())[0][0].id == "readout/causal-contiguous-kv"
+    problem = problems_for(Capabilities())[0][0]
+    assert problem.id == "readout/causal-contiguous-kv"
+    assert problem.pairs.g.ravel()[:8].tolist() == FIRST
 
 
 @pytest.mark.parametrize(("layout", "window"), [("contiguous", None), ("zigzag", (5, 0))])
@@ -231,4 +232,4 @@ def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circula
         )
 
 
-FIRST = [587505276, 1946140839, 1291246069]
+FIRST = [-0.5, -1.5, 0.625, -0.5, -0.875, -1.5, -0.5, 1.25]

@@ -26,6 +26,7 @@ import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Array, Integers
+from ringspec.vectors.format.inputs import words
 
 LEVELS, OFFSETS, EIGHTHS = 9, 7, 16
 # Numbers of a query head in dk and dv of a key head that it does not read, which should be 0, are added with this weight.
@@ -57,17 +58,6 @@ class Seen:
     ds_of_dk: Array | None = None
 
 
-def mixed(seed: int, count: int) -> Integers:
-    """``count`` integers of 31 bits that look random (SplitMix64), the same in every version of NumPy."""
-    with np.errstate(over="ignore"):
-        x = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(33)).astype(np.int64)
-
-
 def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
     """S and G of a geometry.
 
@@ -76,11 +66,14 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
     """
     W, n, H = geometry.workers, geometry.slots, geometry.heads
     shape = (H // geometry.group, W, W, H, n, n)
-    size = int(np.prod(shape))
     unit = max(1, round(0.375 / geometry.scale)) * geometry.scale
-    grid = mixed(3 * seed, size).reshape(shape) % LEVELS
-    offset = mixed(3 * seed + 1, size // n).reshape(*shape[:5], 1) % OFFSETS
-    g = (mixed(3 * seed + 2, size).reshape(shape) % (2 * EIGHTHS + 1) - EIGHTHS) / 8
+
+    def below(most: int, name: str, *shape: int) -> Integers:
+        drawn = words(f"readout {seed}", name, int(np.prod(shape))) % np.uint64(most)
+        return drawn.astype(np.int64).reshape(shape)
+
+    grid, offset = below(LEVELS, "grid", *shape), below(OFFSETS, "offset", *shape[:5], 1)
+    g = (below(2 * EIGHTHS + 1, "g", *shape) - EIGHTHS) / 8
     return Pairs(geometry, (unit * (grid + offset)).astype(np.float64), g.astype(np.float64))
 
 

@@ -435,7 +435,7 @@ class Reader:
                 continue
             if last and not all(name in touched for name in wrong if wrong[name]):
                 continue
-            if not kind.slots & LOCAL_TO_ONE and not all(wrong[name] for name in must_change(kind)):
+            if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
                 continue
             everywhere = Fault("backward", kind, places.blocks[0])
             got = predict(everywhere.applied(choices))
@@ -498,7 +498,12 @@ GOALS = {
     "dS of dk": ("dk_q", "dk_to"),
     "A": ("dq_to", "v"),
 }
-LOCAL_TO_ONE = {"turned", "dy_ones", "adds", "exchanged"}
+PERHAPS = {
+    "turned",
+    "dy_ones",
+    "adds",
+    "exchanged",
+}  # kinds that change not all matrices that they may
 
 
 def names_of(kind: Kind) -> set[str]:
@@ -522,11 +527,6 @@ CHANGED_BY = {
     "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH,
     "exchanged": ("P", "dS of dk"),
 }  # fmt: skip
-
-
-def must_change(kind: Kind) -> tuple[str, ...]:
-    """The matrices of a backward that are wrong if the kind is anywhere."""
-    return matrices(kind)
 
 
 def changes(before: Match, after: Match, name: str) -> bool:
