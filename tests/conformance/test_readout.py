@@ -12,8 +12,10 @@ from ringspec.cli import main
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.readout import geometry
 from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
+from ringspec.conformance.readout.search import Reader, composed
 from ringspec.conformance.readout.told import unexplained
 from ringspec.conformance.readout.vocabulary import Fault, fault_named, kinds_of
 from ringspec.conformance.run.explain import explain_target, run_problem
@@ -108,6 +110,63 @@ def test_two_faults_are_both_told():
     told = " ".join(sentences(one))
     assert one.explained and "dv is twice too large" in told
     assert "in blocks of keys of worker 1, the share of dk is lost" in told
+
+
+def seen_of(reader, forward, backward):
+    """What results of these faults would show."""
+    model = reader.model
+    one = model.forward(composed(model.right, forward))
+    through = one.through
+    delta = np.stack(
+        [through[a, h, i].reshape(model.heads, model.workers, -1)[h, a, i]
+         for a, h, i in np.ndindex(one.lse.shape)]
+    ).reshape(one.lse.shape)  # fmt: skip
+    matrices = model.backward(composed(model.right, backward), one, one.lse, through)
+    return Seen(one.weights, one.lse, delta, through, *matrices)
+
+
+PAIRS = {
+    "forward": [
+        (("", "the causal mask hides each query's own position (key < query)"), ("", "lse is in base 2")),
+        (("", "the running o is not rescaled when the maximum rises (l is)"), ("in head 1", "all scores are 0")),
+        (("in step 1", "values are those of the previous step's visitor"), ("on worker 2", "o is twice too large")),
+    ],
+    "backward": [
+        (("", "lse is multiplied by ln 2"), ("in step 1", "the share of dq is lost")),
+        (("", "dk is added to that of key head h mod Hkv"), ("", "the product for dv takes dS in place of p")),
+        (("", "delta comes with the two halves of a block exchanged"), ("from step 1 on", "dq is of the wrong sign")),
+        (("", "dy comes as in the layout striped"), ("", "dk and dv are exchanged")),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phase", "pair"),
+    [
+        pytest.param(phase, pair, marks=[pytest.mark.slow] if number else [])
+        for phase, pairs in PAIRS.items()
+        for number, pair in enumerate(pairs)
+    ],
+    ids=lambda x: x if isinstance(x, str) else x[0][1][:30],
+)
+def test_two_faults_of_one_pass_are_both_found(phase, pair):
+    claims = dataclasses.replace(
+        REFERENCES["float32"].capabilities, head_ratios=(2,), circulations=("kv",)
+    )
+    problem = problems_for(claims)[0][0]
+    reader = Reader(problem.pairs, problem.tolerance)
+    here = reader.geometry
+    faults = [fault_named(here, reader.masks, (phase, words, where)) for where, words in pair]
+    assert None not in faults
+    with np.errstate(all="ignore"):
+        seen = seen_of(reader, *((faults, ()) if phase == "forward" else ((), faults)))
+        found, choices = reader.forward(seen)
+        if phase == "backward":
+            assert found.whole and not found.faults
+            found = reader.backward(seen, choices, True)
+    assert found.whole and len(found.faults) == 2
+    told = {fault.kind.words for one in (found.faults, *found.others) for fault in one}
+    assert told & {words for _, words in pair}
 
 
 def test_what_no_fault_explains_is_said_to_be_unexplained_and_where():

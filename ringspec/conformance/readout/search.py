@@ -297,7 +297,7 @@ class Reader:
         if more is not None:
             total = float(np.asarray(good * more.table).sum())
             fitting = sorted([*fitting, (total, more)], key=lambda one: (-one[0], one[1].cost))
-        left = MOST_PARTIAL
+        left = len(fitting) if loosely else MOST_PARTIAL
         for number, (gain, place) in enumerate(fitting):
             fault = Fault(phase, kind, place)
             got = predict(fault.applied(choices))
@@ -305,7 +305,10 @@ class Reader:
             if not got.whole:
                 left -= 1
             if not left or (
-                number + 1 < len(fitting) and got.whole and fitting[number + 1][0] < gain
+                not loosely
+                and number + 1 < len(fitting)
+                and got.whole
+                and fitting[number + 1][0] < gain
             ):
                 break
 
@@ -646,6 +649,11 @@ def holds(
     without = predict(composed(base, [one for one in faults if one is not fault]))
     if any((x & ~match.equal[name]).any() for name, x in without.equal.items()):
         return False
+    if 0.0 in (value for _, value in fault.kind.changes if isinstance(value, float)):
+        # What is lost here may be elsewhere, as long as something there is not explained.
+        names = matrices(fault.kind) if fault.phase == "backward" else tuple(match.ours)
+        if not all(match.equal[name].all() for name in names):
+            return False
     equal = []
     for name, ours in match.ours.items():
         changed = ~near(ours, without.ours[name], finite_size(ours), 1e-9)
