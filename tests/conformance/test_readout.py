@@ -129,7 +129,6 @@ PAIRS = {
     "forward": [
         (("", "the causal mask hides each query's own position (key < query)"), ("", "lse is in base 2")),
         (("", "the running o is not rescaled when the maximum rises (l is)"), ("in head 1", "all scores are 0")),
-        (("in step 1", "values are those of the previous step's visitor"), ("on worker 2", "o is twice too large")),
     ],
     "backward": [
         (("", "lse is multiplied by ln 2"), ("in step 1", "the share of dq is lost")),

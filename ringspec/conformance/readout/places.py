@@ -12,7 +12,6 @@ from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Array, Booleans
 
 MOST_LISTED = 8
-FEW, SIMPLE = 3, 0.6
 CHANCE = 0.35  # of numbers that are equal by chance
 Amounts = Array | Booleans
 LISTED = "in the blocks (queries of worker, keys of worker)"
@@ -217,7 +216,7 @@ class Places:
     ) -> list[tuple[float, Place]]:
         """At ``most`` so many places with something of ``good`` and nothing of ``bad``, [a, b, h, i, j], those with most first.
 
-        ``loosely``: a few may be bad, where numbers are equal by chance; those with most, and all simple ones. ``of_rows``: only places of whole rows.
+        ``loosely``: a few may be bad, where numbers are equal by chance. ``of_rows``: only places of whole rows.
         """
         shape = (self.of_blocks.shape[1], self.of_parts.shape[0])
         gain = self.of_blocks @ (good.reshape(shape).astype(np.float32) @ self.of_parts)
@@ -226,11 +225,7 @@ class Places:
             gain = gain * [x.table.shape[4] == 1 for x in self.parts]
         fits = np.argwhere((gain > 0) & (harm <= (CHANCE * gain if loosely else 0)))
         total, cost = (x[fits[:, 0], fits[:, 1]] for x in (gain - 2 * harm, self.cost))
-        order = np.lexsort((cost, -total))
-        first = list(order[:most])
-        if loosely:
-            simple = (fits[:, 1] == 0) & (cost <= SIMPLE)
-            first = [*first[:FEW], *(x for x in order[FEW:] if simple[x])]
+        first = np.lexsort((cost, -total))[:most]
         return [
             (float(total[x]), joined(self.blocks[fits[x, 0]], self.parts[fits[x, 1]]))
             for x in first

@@ -297,7 +297,7 @@ class Reader:
         if more is not None:
             total = float(np.asarray(good * more.table).sum())
             fitting = sorted([*fitting, (total, more)], key=lambda one: (-one[0], one[1].cost))
-        left = len(fitting) if loosely else MOST_PARTIAL
+        left = MOST_PARTIAL
         for number, (gain, place) in enumerate(fitting):
             fault = Fault(phase, kind, place)
             got = predict(fault.applied(choices))
@@ -305,10 +305,7 @@ class Reader:
             if not got.whole:
                 left -= 1
             if not left or (
-                not loosely
-                and number + 1 < len(fitting)
-                and got.whole
-                and fitting[number + 1][0] < gain
+                number + 1 < len(fitting) and got.whole and fitting[number + 1][0] < gain
             ):
                 break
 
