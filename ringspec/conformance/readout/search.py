@@ -78,7 +78,12 @@ class Match:
             f"shape of {name}": int(x.size - x.sum()) for name, x in self.alike.items()
         }
 
-    def score(self, plain: Match) -> float:
+    @cached_property
+    def score(self) -> float:
+        """How much is right, 1 for each matrix."""
+        return sum(float(x.mean()) for x in self.equal.values())
+
+    def gain(self, plain: Match) -> float:
         """How much of what is wrong in ``plain`` comes right."""
         total = 0.0
         for name, wrong in plain.wrong.items():
@@ -389,7 +394,7 @@ class Reader:
                 lambda now, match, last: self.backward_faults(predict, now, match, last),
             )
             one = Explanation(one.faults, one.whole, one.match, one.others, words)
-            found.append((one, one.match.score(found[0][0].match) if found else 0.0))
+            found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
             if one.whole and not one.faults:
                 return one
         return max(found, key=lambda x: (x[0].whole, -len(x[0].faults), x[1]))[0]
@@ -568,11 +573,11 @@ def explain(
         for faults, match in beam:
             choices = composed(base, faults)
             keep(choices)
-            before = match.score(plain)
+            before = match.gain(plain)
             for fault, got in proposed(choices, match, last):
                 if got.whole:
                     whole.append(((*faults, fault), got))
-                elif not last and got.score(plain) > before:
+                elif not last and got.gain(plain) > before:
                     tried.append(((*faults, fault), got))
                 if time.thread_time() - started > SECONDS:
                     return whole, tried
@@ -589,7 +594,7 @@ def explain(
             return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))
         if not tried:
             break
-        tried.sort(key=lambda x: (-x[1].score(plain), cost(x)))
+        tried.sort(key=lambda x: (-x[1].gain(plain), cost(x)))
         if depth < len(KEPT):
             beam = varied(tried, KEPT[depth])
         best = beam
