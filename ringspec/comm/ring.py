@@ -96,7 +96,8 @@ def ring_over(
     ``observer``   a function called with each :class:`~ringspec.rings.lockstep.Moment` of this rank's worker
 
     The result is bit-identical to that of ``ringspec.ring``. With several rings there are two exceptions, ``dsinks`` and
-    the ``dbias`` of a bias without batch axis: they are sums over the batch, which are added ring by ring.
+    the ``dbias`` of a bias without batch axis: they are sums over the batch. Each ring sums over its part,
+    and the sums are then added, so the rounding differs.
 
     Raises the errors of ``ringspec.ring`` on every rank. Any other exception of one rank, for example of its
     observer, is raised on that rank; the others raise CommunicationError ('failed-worker') with the rank and the

@@ -1,1 +1,1 @@
-"""The cases of the suite: what is called, and how the answer is judged."""
+"""The cases of the suite: which calls they make, and how the results are judged."""

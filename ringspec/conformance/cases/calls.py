@@ -34,11 +34,11 @@ GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """The truth of one tensor, for each worker.
+    """The correct values of one tensor on each worker.
 
-    ``values`` in float64 and ``rounded`` in the format of the case, both correctly rounded. ``scale``: row
-    scales, without the last axis of o, dq, dk and dv. ``real``: bool [n], which slots hold a token; None if
-    the tensor has no slots (dsinks, a bias shared by all queries).
+    ``values`` in float64 and ``rounded`` in the format of the case, both correctly rounded. ``scale``: scale of
+    each row, so without the last axis of o, dq, dk and dv. ``real``: bool [n], True for slots that hold a
+    token; None if the tensor has no slots (dsinks, a bias shared by all queries).
     """
 
     values: PerWorker
@@ -57,7 +57,7 @@ def call_of(case: Case, tensors: Tensors) -> Call:
     """Make the call of a golden case of any operation except 'schedule'.
 
     ``tensors``: from :meth:`ringspec.vectors.VectorSet.tensors`. Arrays of the call are read-only copies in
-    storage dtypes. Raises what drawing the inputs raises.
+    storage dtypes. Errors of drawing the inputs are raised unchanged.
 
     >>> from ringspec.vectors import open_set
     >>> core = open_set("core")
@@ -114,7 +114,7 @@ def held_by_workers(name: str, x: NDArray, index: Tensors) -> PerWorker:
 
 
 def expected_of(case: Case, tensors: Tensors) -> dict[str, ExpectedTensor]:
-    """Return the truth of each result in ``tensors``, by name; ``tensors`` are whole, not sampled rows."""
+    """Return the truth of each result in ``tensors``, by name; ``tensors`` must have all rows, not sampled ones."""
     sums = ("dsinks_sum", "dbias_sum")
     names = [name.split(".")[1] for name in sorted(tensors) if name.endswith(".float64")]
     return {name: expected_tensor(case, name, tensors) for name in names if name not in sums}
@@ -157,7 +157,8 @@ def with_claimed_passes(
 ) -> Call:
     """Limit a call to the passes that the target claims (:func:`passes_for`).
 
-    ``whole()`` returns the whole tensors of the case, from which a backward pass alone takes o and lse.
+    ``whole()`` returns the tensors of the case with all rows; a call of the backward pass alone takes o and lse
+    from them.
     """
     passes = passes_for(case, claims)
     if passes == case.passes:
@@ -172,9 +173,9 @@ def forward_alone(call: Call) -> Call:
 
 
 def backward_alone(call: Call, case: Case, tensors: Tensors) -> Call:
-    """Limit a call to its backward pass, with the correctly rounded o and lse of the forward (RING-13).
+    """Limit a call to its backward pass, with the correctly rounded o and lse of the forward pass (RING-13).
 
-    ``tensors`` are whole: a sampled case has too few rows.
+    ``tensors`` must have all rows; a case with sampled rows has too few.
     """
     given: dict[str, Any] = {}
     for name, storage in (("o", call.formats["outputs"]), ("lse", call.formats["statistics"])):

@@ -1,4 +1,4 @@
-"""Cases of several rings, of which a target gets those that it claims."""
+"""Cases that call several rings: a target runs those rings that it claims."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def case_of_rings(
     varying: tuple[str, ...] = PER_RING,
     **rest: Any,
 ) -> RunCase:
-    """One case of a run from problems that differ in their rings; a target gets those that it claims.
+    """Make one case from problems that differ in their rings; a target runs those problems that it claims.
 
-    ``rings(claims)``: the problems, one call each. ``least``: how many a target must claim to claim
-    the case. ``varying``: the requirements in which the problems differ.
+    ``rings(claims)``: the problems, one for each call. ``least``: how many of them a target must claim to claim
+    the case. ``varying``: the requirements in which the problems differ; they are left out of the requirements
+    of the case.
     """
     every = rings(Capabilities())
     needs = {key: x for key, x in needs_of(every).items() if key not in varying}

@@ -1,6 +1,6 @@
 """Probes with results in closed form: means, constants, one row, one number per head.
 
-They are also compared with the exact truth; a probe adds a message that names the fault.
+The results are also compared with the exact truth; the probe adds a message that names the fault.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def constant_values(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
 def one_row_of_dy(
     id: str, inputs: str, dtype: str, ring: tuple[int, str], row: int, **sizes: Any
 ) -> RunCase:
-    """dy is zero except for one number of query ``row``; ``inputs`` names the draw of all others."""
+    """Make a case in which dy is 0 except for one number of query ``row``.
+
+    ``inputs``: the name from which q, k and v are drawn; cases with the same name have the same values.
+    """
     dy = constant(0.0, None, put(1.0, None, None, row, 3))
     return run_case(
         id,
@@ -97,7 +100,7 @@ def one_row_of_dy(
 
 
 def head_case(id: str, dtype: str, sizes: tuple[int, int, int], ring: tuple[int, str]) -> RunCase:
-    """Each head of v is one number, so that o shows which head was read."""
+    """Make a case in which each head of v is a different constant, so that o shows which head was read."""
     batch, heads, kv_heads = sizes
     whose = [put(value_of(b, h), b, h, None, None) for b in range(batch) for h in range(kv_heads)]
     problem = drawn(
@@ -140,7 +143,7 @@ def reads_heads(seen: Seen) -> tuple[str, None]:
 
 
 def sinks(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
-    """q = 0 and one-hot v: a row of o with n visible keys is 1 / (n + exp(sink)) in their columns."""
+    """Make a case with q = 0 and one-hot v: a row of o with n visible keys is 1 / (n + exp(sink)) in their columns."""
     problem = drawn(
         "sinks", dtype, S=FEW_TOKENS, causal=True, q=constant(0.0), v=one_hot(FEW_TOKENS),
         sinks=((0.0,), (1.0,)),
@@ -165,7 +168,7 @@ def reads_sinks(seen: Seen) -> tuple[str, None]:
     got = gathered(output["o"], table).sum(axis=3)
     want = gathered(list(tensors["out.o.float64"]), table).sum(axis=3)
     for h in range(got.shape[1]):
-        # Twice the sink, or none, moves row 0 by more than this.
+        # If the sink is missing or counts twice, row 0 changes by more than this.
         if not abs(got[0, h, 0] - want[0, h, 0]) < 0.1:
             share = f"{1 - got[0, h, 0]:.3g} of query 0 instead of {1 - want[0, h, 0]:.3g}"
             return f"The sink of head {h} takes {share}.", None
@@ -173,7 +176,7 @@ def reads_sinks(seen: Seen) -> tuple[str, None]:
 
 
 def merge_weights(dtype: str) -> RunCase:
-    """Part n is one-hot in column n: o is the weight of each part; part 1 is empty in all rows."""
+    """Make a merge whose part n is one-hot in column n, so that o is the weight of each part; part 1 is empty."""
     parts = constant(0.0, None, *(put(1.0, n, None, None, None, n) for n in range(PARTS)))
     lse = constant(
         1.5, None, put(MINUS_INFINITY, 1, None, None, None), put(9.5, 3, None, None, (0, 4))

@@ -1,8 +1,8 @@
 """Numeric parameters at and around every boundary: the first token, half a shard, a shard, S.
 
 One case has one parameter, one layout and one choice of lengths, and calls the target once for each value. Windows,
-offsets, key bounds and lengths of documents are 0, and each boundary minus one, plus zero and plus one. The soft cap
-ranges from far below the scores to far above them.
+offsets, key bounds and lengths of documents are 0, each boundary, and the numbers one below and one above it. The soft
+cap ranges from far below the scores to far above them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Terms = dict[str, Any]
 def cases(profile: str = "core") -> list[RunCase]:
     """Return the cases ``edges/<parameter>/<layout>``; none in 'smoke'.
 
-    In 'core' each choice of unequal lengths has one layout, in 'full' every layout.
+    In 'core' each choice of unequal lengths is tested in one layout, in 'full' in every layout.
 
     >>> [case.id for case in cases()][:2]
     ['edges/window-left/contiguous', 'edges/window-left/striped']
@@ -80,7 +80,7 @@ def problems(
     found = []
     for n, terms in enumerate(PARAMETERS[parameter](workers, *lengths)):
         masked = ({"causal": True} if claims.only_causal else {}) | terms
-        name = id.replace(f"/{layout.replace('_', '-')}", "/")  # equal inputs in every layout
+        name = id.replace(f"/{layout.replace('_', '-')}", "/")  # the same inputs in every layout
         found.append(dealt(drawn(name, dtype, **sizes, **masked), f"{id}-{n}", workers, layout))
     return found
 
@@ -118,7 +118,7 @@ def causal_windows(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return positive and negative offsets of the queries; other cases have 0, the default."""
+    """Return positive and negative offsets of the queries; other cases cover 0, the default."""
     n = keys // workers
     sizes = {*around(n // 2, n, keys), queries, abs(keys - queries)} - {0}
     both = sorted({sign * size for size in sizes for sign in (1, -1)})
@@ -126,7 +126,7 @@ def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def key_bounds(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return lower and upper bounds with all these values, one per row; first those that leave no row empty."""
+    """Return lower and upper bounds, one per row, that take every such value; the first choices leave no row empty."""
     n = keys // workers
     every = around(n // 2, n, keys)
     inside, above = [x for x in every if x < keys], [x for x in every if x > 0]
@@ -150,7 +150,7 @@ def bounds_of(queries: int, lows: Sequence[int], highs: Sequence[int]) -> Terms:
 
 
 def document_lengths(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return first documents of each length up to the whole, an empty one, and tokens after the last one."""
+    """Return first documents of every boundary length, empty documents, and tokens that belong to no document."""
     n_q, n_k = queries // workers, keys // workers
     found: list[Terms] = []
     for step in (-1, 0, 1):
@@ -196,7 +196,7 @@ RULES = {
 
 
 def told(case: Case, call: Call | None = None) -> str:
-    """The parameters of a problem and its lengths, for a message.
+    """Describe the parameters and lengths of a problem for a message.
 
     >>> told(drawn("example", "f32", Sq=4, Sk=8, causal=True, window=(4, 0)))
     'With causal True, window (4, 0), Sq = 4, Sk = 8'

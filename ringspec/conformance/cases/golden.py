@@ -80,7 +80,7 @@ def is_asked(case: Case) -> bool:
 
 @lru_cache(maxsize=2)
 def kernel_tensors(id: str) -> Tensors:
-    """Return the whole tensors of a case of the kernel set with row scales, cached for call and verdict."""
+    """Return the tensors of a kernel-set case with all rows and row scales, cached for the call and the judge."""
     kernel = open_set("kernel")
     return with_scales(kernel.case(id), tensors_of(kernel, id))
 

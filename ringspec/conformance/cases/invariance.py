@@ -103,7 +103,7 @@ def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Checks that results that cannot depend on the ``changed`` tokens are equal to those of the first call."""
+    """Checks each call against the first: rows that cannot depend on the ``changed`` tokens must be equal."""
 
     what: str
     changed: tuple[int, int]
@@ -141,7 +141,7 @@ class Unchanged:
 
 
 def whose(seen: Seen, call: int, name: str, touched: NDArray[np.int64]) -> str:
-    """'tokens 3-5 (worker 0)'."""
+    """Name tokens and their workers: 'tokens 3-5 (worker 0)'."""
     table = tables_of(tensors_of(seen.cases[call]))[side_of(name)]
     workers = sorted({place(int(token), table)[0] for token in touched})
     return f"{numbers('token', touched)} ({numbers('worker', workers)})"
@@ -150,13 +150,13 @@ def whose(seen: Seen, call: int, name: str, touched: NDArray[np.int64]) -> str:
 def differing(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[np.bool_]:
     """Return [B, H, S]: rows in which a tensor of a call is not ``factor`` times that of the first call.
 
-    Bit for bit if the target claims ``repeats_bitwise``, else within the bounds of both.
+    They are compared bit for bit if the target claims ``repeats_bitwise``, else within the bounds of both calls.
     """
     if not seen.claims.repeats_bitwise:
         return differs_in(seen, call, name, factor)
     first, later = (result_rows(seen, n, name) for n in (0, call))
     same = first * factor == later
-    if factor != 1.0:  # exact, except for subnormal numbers, which halving rounds once more
+    if factor != 1.0:  # exact, but halving a subnormal number rounds it
         least = format_of(seen.calls[0].formats["outputs"]).smallest_subnormal
         same |= np.abs(first * factor - later) <= least
     return ~same.all(axis=3)
@@ -205,7 +205,7 @@ def same_bits_cases() -> Iterator[RunCase]:
 
 
 def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
-    """scale * <q, k> does not change, and dq = scale * dz k is exactly half as large."""
+    """Make a case in which scale * <q, k> stays the same, and dq = scale * dz k is exactly half as large."""
     half = {"scale": default_scale(HEAD_DIM) / 2}
     twice = {"q": (times(2.0, None, None, None, None),)}
     moved = dataclasses.replace(patched(base, twice), terms=dict(base.terms) | half)
@@ -221,7 +221,7 @@ def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
 
 @dataclass(frozen=True)
 class Multiplied:
-    """Checks that each tensor is a power of two times that of the first call (by default 1)."""
+    """Checks that each tensor equals that of the first call times a power of two (1 by default)."""
 
     factors: dict[str, float]
 

@@ -32,7 +32,7 @@ KEYS, QUERIES, ONE_ROW = (200, 256), (0, 200), 220
 
 
 def long_block_cases() -> Iterator[RunCase]:
-    """Yield patterns, then isolation, heads and one row of dy; neighbours share their truth."""
+    """Yield patterns, then isolation, heads and one row of dy; consecutive ones share the cached truth."""
     for mask in MASKS:
         for workers, width in SIZES:
             for dtype in USUAL_DTYPES:
@@ -65,11 +65,11 @@ def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> Run
 
 
 def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> RunCase:
-    """Three calls: one-hot dy makes dv the pattern; one-hot k writes dZ to dq, one-hot q to dk.
+    """Make a case of three calls: one-hot dy makes dv the pattern; one-hot k writes dZ to dq, one-hot q to dk.
 
-    In the last two calls dy is 1 in column 0, where v alternates between 2 and -1. dP of a key is that number,
-    and delta is its mean over the visible keys, between 0.5 and 2. So no dZ is small, except for a query that
-    sees one key, where it is 0.
+    In the last two calls dy is 1 in column 0, where v alternates between 2 and -1. dP of a pair is therefore v
+    of its key in column 0, and delta is the mean of these over the visible keys, between 0.5 and 2. So no dZ is
+    small, except for a query that sees one key, where dZ is 0.
     """
     id = f"probe/gradient-pattern/long-{mask}-{layout}-w{workers}-d{width}-{dtype}"
     name, tokens = f"long-gradient-{mask}-w{workers}-d{width}", workers * BLOCK

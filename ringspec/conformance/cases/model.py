@@ -18,10 +18,10 @@ Outputs = Mapping[str, PerWorker]
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement of a case on the results of its calls.
+    """The verdict of a case on the results of its calls, with its grounds.
 
-    ``passed``: the verdict. ``findings``: one for each compared tensor. ``message``: what is wrong in one or two
-    sentences; if empty, the findings are described. ``picture``: the attention pattern if a probe read it,
+    ``passed``: the verdict. ``findings``: one for each compared tensor. ``message``: what is wrong in one or
+    two sentences; if empty, the findings are described. ``picture``: the attention pattern if a probe read it,
     {"expected": 2-D list, "got": 2-D list}. ``noise``: the statistical tests
     (:class:`ringspec.conformance.judge.noise.Examined`) as plain data.
     """
@@ -41,13 +41,13 @@ Judge = Callable[[Capabilities, Sequence[Call], Sequence[Outputs]], Judgement]
 class RunCase:
     """One case. Its id never changes and its inputs are fixed.
 
-    ``reason``: its purpose. ``truth``: what it is compared with ('exact' or otherwise). ``flags``: known bugs that
+    ``reason``: its purpose. ``truth``: what its results are compared with, such as 'exact'. ``flags``: known bugs that
     it would find; ``rules``: rules that it tests.
 
     ``make(claims)`` returns the calls, which run one after the other. ``judge(claims, calls, outputs)`` gets their
     results in the same order: for each expected tensor one array per worker, in axis order [B, H, n, d] and in
     its storage dtype. A hidden lse is left out; a base-2 lse is converted to natural, float64. Missing tensors,
-    wrong shapes and dtypes, exceptions and changed inputs are handled before.
+    wrong shapes and dtypes, exceptions and changed inputs end the case before ``judge`` is called.
 
     ``claimed(claims)``: the reason why the case is not claimed, None if it is; by default it follows from
     ``needs``. ``narrowed(claims)``: what the case needs if the target gets only a part of it; by default ``needs``.

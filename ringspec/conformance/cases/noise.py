@@ -5,7 +5,7 @@ statistical tests of :mod:`ringspec.compare.statistics.tests` run on o, lse, dq,
 heads, workers, ring steps and other parts. A kernel that declares its recipe must show no more noise than predicted. For
 one that declares none, only systematic errors raise an alarm.
 
-The false-alarm rate of all these cases of a run together is at most :data:`ringspec.compare.statistics.types.RATE` = 1e-9.
+The false-alarm rate of all noise cases in a run is at most :data:`ringspec.compare.statistics.types.RATE` = 1e-9.
 It is divided among the cases, and the share of a case among its tests.
 """
 
@@ -52,7 +52,7 @@ MASKS: dict[str, dict[str, Any]] = {
 }
 HEADS = 2
 # Mask, W, layout, key heads. Recipes do not say how dk and dv are summed over the query heads of a group: inside a
-# tile, or after each head's result was rounded. With grouped heads these two are judged as undeclared.
+# tile, or after each head's result was rounded. With grouped heads, dk and dv are judged as if no recipe were declared.
 RINGS = (
     ("causal", 1, "contiguous", 2),
     ("causal", 2, "zigzag", 1),
@@ -91,7 +91,7 @@ def problem(
     kv_heads: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """Make a problem of numbers within 2 of 0; every fourth run of 32 rows has large scores, so is peaked."""
+    """Make a problem with inputs within 2 of 0; 32 rows in every 128 have large scores, and so a peaked softmax."""
     bits = BITS[dtype]
     draw: dict[str, Any] = {name: numbers(bits, 2 - bits) for name in ("k", "v", "dy")}
     peaked = tuple(times(PEAKED, None, None, (t, t + 32), None) for t in range(32, tokens, 128))
@@ -104,7 +104,7 @@ def problem(
 def noise_call(
     id: str, dtype: str, workers: int, layout: str = "contiguous", mask: str = "full", **sizes: int
 ) -> Call:
-    """Make the call of such a problem, for measurements.
+    """Make the call of a noise problem, for measurements.
 
     >>> noise_call("mine", "bf16", 4, "zigzag", "causal").worker("q", 0).shape
     (1, 2, 96, 64)
@@ -113,7 +113,7 @@ def noise_call(
 
 
 def noise_case(id: str, case: Case) -> RunCase:
-    """Make one such case."""
+    """Make the noise case of one problem over its ring."""
 
     def claimed(claims: Capabilities) -> str | None:
         return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
@@ -140,7 +140,7 @@ def noise_case(id: str, case: Case) -> RunCase:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The truth, row scales and directions of a problem, which do not depend on the ring."""
+    """What does not depend on the ring: ``dense``, truth and row scales; ``question``, inputs of the noise tests."""
 
     dense: Expected
     question: Question
@@ -170,7 +170,7 @@ def forward_tensors(case: Case, call: Call) -> dict[str, Any]:
 
 
 def judged(claims: Capabilities, case: Case, call: Call, outputs: Outputs) -> Judgement:
-    """Check that rows are within their bounds and errors are noise."""
+    """Check that rows are within their bounds and that the errors are rounding noise."""
     truth = known(without_ring(case))
     expected = expected_tensors(truth.dense, call)
     findings = findings_of(bounds_of(claims, call), expected, outputs, claims)

@@ -25,7 +25,7 @@ HEAD_DIMS = (6, 12, 10, 3, 5, 7, 24, 48, 96, 20, 40, 80, 32, 128, 8, 64, 16, 4)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The lengths and the position of each token; a query may see the key at its own index."""
+    """The lengths and the position of each token; they allow a query to see the key with the same index."""
 
     queries: int
     keys: int
@@ -65,7 +65,7 @@ def sizes_of(one: Row, claims: Capabilities) -> Sizes:
     if {"positions", "q-offset"} <= set(one.features):
         neighbours = tuple(
             t ^ 1 for t in range(keys)
-        )  # for keys only: q_offset sets those of queries
+        )  # only of keys: q_offset sets the positions of queries
         return Sizes(queries, keys, tuple(t + OFFSET for t in range(queries)), neighbours)
     if "positions" in one.features:
         shuffle = [(5 * t + 2) % keys for t in range(keys)]
@@ -102,7 +102,7 @@ def ring_of(one: Row, sizes: Sizes) -> Ring:
 
 
 def table(length: int, workers: int, padded: bool) -> tuple[tuple[int, ...], ...]:
-    """Return a layout without a pattern; if ``padded``, one slot of each worker holds no token."""
+    """Return an irregular layout table; if ``padded``, one slot of each worker holds no token."""
     rows = shuffled(length, workers)
     if not padded:
         return rows
@@ -111,7 +111,7 @@ def table(length: int, workers: int, padded: bool) -> tuple[tuple[int, ...], ...
 
 
 def masks_of(one: Row, sizes: Sizes) -> dict[str, Any]:
-    """Return terms and tensors of the mask; each query sees the key of its index, except an empty row."""
+    """Return terms and tensors of the mask; each query sees the key with its index, unless its row must be empty."""
     empties = emptied_by(one) if "empty-rows" in one.features else None
     made: dict[str, Callable[[bool], dict[str, Any]]] = {
         "causal": lambda empty: {"causal": True},
@@ -129,7 +129,7 @@ def masks_of(one: Row, sizes: Sizes) -> dict[str, Any]:
 
 
 def documents(one: Row, sizes: Sizes, empty: bool) -> dict[str, Any]:
-    """Return three documents, or two of whole chunks if no slot may be padding."""
+    """Return three documents, or two that consist of whole chunks if no slot may be padding."""
     if one.layout == "zigzag_per_document" and "padding-slots" not in one.features:
         half = sizes.queries // 2
         if empty:  # tokens after the last document belong to none
@@ -192,7 +192,7 @@ def features_of(one: Row, sizes: Sizes) -> dict[str, Any]:
 
 
 def hidden_pairs(one: Row, sizes: Sizes) -> tuple[Patch, ...]:
-    """Return where the bias is -inf: the key before that of every third query, and all keys of the empty row."""
+    """Return where the bias is -inf: the previous key of every third query, and all keys of the empty row."""
     if "bias-minus-infinity" not in one.masks:
         return ()
     hidden = [put(-math.inf, 0, None, i, i - 1) for i in range(1, sizes.queries, 3)]

@@ -16,7 +16,7 @@ EMPTYING = ("segments", "bounds", "dense", "documents", "bias-minus-infinity")
 
 @dataclass(frozen=True)
 class Row:
-    """One problem by the claims it needs; ``operation`` is 'ring', 'block-forward' or 'block-backward'."""
+    """One problem, given by the claims that it needs; ``operation``: 'ring', 'block-forward' or 'block-backward'."""
 
     operation: str
     workers: int
@@ -110,7 +110,7 @@ def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
         one,
         operation=operation,
         workers=workers,
-        # A value that changes nothing is the first claimed one, so that equal problems are recognised.
+        # If a value has no effect, use the first claimed one, so that equal problems are recognised.
         layout=kept(one.layout if workers > 1 else "contiguous", layouts, number * (workers > 1)),
         circulation=kept(one.circulation if workers > 1 else "kv", claims.circulations, number),
         inputs=kept(one.inputs, claims.formats, number),
@@ -131,7 +131,7 @@ def kept(value: Any, claimed: Sequence[Any] | None, number: int) -> Any:
 
 
 def operation_for(one: Row, claims: Capabilities, number: int) -> str:
-    """Return the operation of a row; for a target of blocks only, a block instead of a ring."""
+    """Return the operation of a row: a block instead of a ring if the target claims only blocks."""
     blocks = [name for name in ("block-forward", "block-backward") if name in claims.operations]
     rings = any(name.startswith("ring-") for name in claims.operations)
     if one.operation == "ring" and not rings and blocks:

@@ -80,14 +80,14 @@ def call_for(case: Case, claims: Capabilities) -> Call:
 
 @lru_cache(maxsize=1024)
 def fitted_case(number: int, claims: Capabilities) -> Case | None:
-    """The problem of a row, limited to what a target claims; None if no ring is left."""
+    """Make the problem of a row, limited to what a target claims; None if no ring is left."""
     found = fitted_row(ROWS[number], claims, number)
     return None if found is None else case_of(found, f"pairs/{number:03}", claims)
 
 
 @lru_cache(maxsize=1024)
 def is_repeated(number: int, claims: Capabilities) -> bool:
-    """Whether an earlier row becomes the same problem with these claims."""
+    """True if an earlier row gives the same problem with these claims."""
     own = fitted_row(ROWS[number], claims, number)
     earlier = (fitted_row(ROWS[n], claims, n) for n in range(number))
     return any(one == own for one in earlier)

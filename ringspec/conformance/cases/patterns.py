@@ -66,7 +66,7 @@ def one_hot(tokens: int = TOKENS) -> TensorRecipe:
 
 
 def grid() -> Iterator[tuple[str, str, int, str]]:
-    """Yield (mask, dtype, workers, layout); neighbours share their truth."""
+    """Yield (mask, dtype, workers, layout); consecutive ones share the cached truth."""
     for mask in MASKS:
         for dtype in USUAL_DTYPES if mask in IN_FEW_RINGS else DTYPES:
             every = dtype in USUAL_DTYPES and mask not in IN_FEW_RINGS
@@ -142,12 +142,12 @@ def block_cases() -> Iterator[RunCase]:
 
 
 def word(layout: str) -> str:
-    """Return a name as a part of an id."""
+    """Return a layout's name as it is written in ids."""
     return layout.replace("_", "-")
 
 
 class Reads:
-    """Looks for the first tensor, call after call, with an unexpected pattern.
+    """Looks for the first tensor of the calls that shows an unexpected pattern.
 
     ``join`` combines the heads over which a pattern is distributed.
     """

@@ -1,7 +1,7 @@
-"""Exact probes: inputs whose results are known by structure, so that a failure names its cause.
+"""Exact probes: inputs so simple that the correct results are known in advance and a failure names its cause.
 
-Probes read back the attention pattern (``patterns``), change inputs that must not matter (``invariance``), or have
-results in closed form (``closed_form``). Some are repeated with 128 tokens per worker (``long_blocks``).
+Probes read back the attention pattern (``patterns``), change inputs that must not matter (``invariance``), or
+have results in closed form (``closed_form``). Some are repeated with 128 tokens per worker (``long_blocks``).
 """
 
 from __future__ import annotations

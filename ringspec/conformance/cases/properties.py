@@ -1,7 +1,7 @@
 """Properties: relations between several results of one target.
 
-The same problem over other rings and layouts, gradients of a sum of two dy, and blocks merged into the whole. Inputs are
-fixed, and each result is also compared with its own truth.
+They compare the same problem over different rings and layouts, the gradients for two dy with those for their sum, and
+merged blocks with the whole. Inputs are fixed, and each result is also compared with its own truth.
 """
 
 from __future__ import annotations
@@ -146,12 +146,12 @@ def agree(seen: Seen) -> tuple[str, None]:
 
 
 def ring_name(call: Call) -> str:
-    """'4 workers, zigzag'."""
+    """Describe the ring of a call: '4 workers, zigzag'."""
     return f"{call.workers} worker{'s' if call.workers > 1 else ''}, {call.layout}"
 
 
 def linearity_cases() -> Iterator[RunCase]:
-    """Yield cases that check that gradients are linear in dy: for 2 dy + dy' they are 2 g + g'."""
+    """Yield cases that check that gradients are linear in dy: 2 dy + dy' must give 2 g + g'."""
     for dtype in DTYPES:
         base = drawn("linearity", dtype, causal=True)
         assert base.shape is not None

@@ -2,7 +2,7 @@
 
 A case calls its problem in every input format (float64 in two problems), layout and number of workers (2, 3, 4) that
 the target claims. The 16-bit formats share one draw of 8 significant bits, float32 and float64 one of 24.
-The seed also sets how peaked the softmax is (q from 2**-4 to 2**5 times its usual size, twice each) and the sizes of v
+The seed also sets how peaked the softmax is (q is scaled by 2**-4 to 2**5, each factor in two seeds) and the sizes of v
 and dy. From seed 10 on, one key, one query and one value are far larger than all others.
 """
 
@@ -84,7 +84,7 @@ def case_of(problem: SeededProblem, seed: int) -> RunCase:
 
 
 def variants(problem: SeededProblem, seed: int, id: str) -> Iterator[Case]:
-    """Yield the problem in each format over each ring; neighbours share their truth."""
+    """Yield the problem in each format over each ring; consecutive ones share the cached truth."""
     for dtype in problem.dtypes:
         drawn_once = problem_in(problem, seed, dtype)
         for layout in problem.layouts:
@@ -115,5 +115,5 @@ def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
 
 
 def ring_name(case: Case, call: Call) -> str:
-    """The format and the ring of a call, for a message."""
+    """Describe the format and the ring of a call for a message."""
     return f"In {call.formats['inputs']}, {call.layout}, {call.workers} workers"

@@ -1,7 +1,8 @@
-"""Rings whose results spell out the weight of each pair of tokens: a failure is read, not only found.
+"""Readouts: rings whose results show the weight of each pair of tokens, so that a failure can be explained.
 
-A second call has random inputs; it proves what was read. Inputs and how they are read: :mod:`ringspec.conformance.readout.pairs`. What a target does not claim of a ring (the
-number of workers, the head ratio, the format) is replaced by what it claims.
+A second call has random inputs; it proves what was read. :mod:`ringspec.conformance.readout.pairs` defines the inputs of
+the first and how they are read. If a target does not claim a ring's number of workers, head ratio or format, a claimed
+one is used instead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SMOKE = SETTINGS[:3]
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Return one case for each ring; three of them in 'smoke'."""
+    """Return one case for each readout ring; only the first three in 'smoke'."""
     return [case_of(setting) for setting in (SMOKE if profile == "smoke" else SETTINGS)]
 
 

@@ -116,7 +116,8 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]
         (),
     ),
 }
-# Column 0 of v is 1 in these. The row scale grows with the scores; the sum of weights stays 1.
+# Column 0 of v is 1 in these cases, so column 0 of o is the sum of the weights, 1. It is checked by itself, because the
+# row scale, and with it the bound, grows with the scores.
 COARSE = 2.0**-20  # coarser statistics cannot tell an lse of 200 from its neighbours
 WITH_ONES = ("equal-scores", "low-scores", "high-scores")
 MASKED_BLOCK = (
@@ -127,7 +128,7 @@ MASKED_BLOCK = (
 
 
 def special_cases() -> Iterator[RunCase]:
-    """Yield all special cases; neighbours share their truth."""
+    """Yield all special cases; consecutive ones share the cached truth."""
     for name, (reason, what, rules, flags) in PROBLEMS.items():
         for dtype in USUAL_DTYPES if name == "garbage-in-padding" else DTYPES:
             problem = drawn(f"special-{name}", dtype, S=TOKENS, **what)

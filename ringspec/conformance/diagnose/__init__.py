@@ -1,1 +1,1 @@
-"""The name of a bug: where a wrong answer is wrong, and which known bug gives it."""
+"""Diagnose a failing case: where its results are wrong, and which known bug gives the same results."""

@@ -1,7 +1,8 @@
-"""What programs give for the calls of a case, and how far that is from the results of the target.
+"""Run known bugs on the calls of a case, and measure how far their results are from those of the target.
 
-A suspect is a mutant in one of its guises, in one way of going round. Two answers are alike where they differ
-by no more than rounding: see :mod:`~ringspec.conformance.diagnose.match`.
+A suspect is a mutant (a known bug that can be run) or a variant of it (``guise``), run in one of the ways that
+the specification permits (``way``). Two results agree if they differ by no more than rounding: see
+:mod:`~ringspec.conformance.diagnose.match`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from ringspec.recipes import RECIPES, Recipe
 Array = NDArray[np.float64]
 PairsOfShards = list[tuple[Array, Array]]
 CAP = 1e3
-POOLED = 0.1  # part of the tensor's mean noise in each row's
+POOLED = 0.1  # fraction of the tensor's mean squared noise that is added to each row's
 KEY_TENSORS = ("dk", "dv")
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A mutant in a guise (None: as it is) and in a way of going round."""
+    """A mutant, or its variant ``guise`` if given, run in the permitted implementation variant ``way``."""
 
     mutant: Mutant
     guise: Guise | None = None
@@ -49,13 +50,13 @@ class Suspect:
         return f"{self.mutant.id} {self.told()}"
 
     def told(self) -> str:
-        """What is special in it; empty for the mutant as it is."""
+        """Describe the variant and the way; return '' for the mutant as it is."""
         words = "" if self.guise is None else self.guise.words
         return "; ".join(filter(None, (words, self.way.told())))
 
 
 class CannotRun(Exception):
-    """A suspect raised an exception, which is a fault of ours and none of the target's."""
+    """Raised if a suspect raises an exception, which is an error in ringspec and not in the target."""
 
     def __init__(self, suspect: Suspect, error: Exception) -> None:
         super().__init__(f"{suspect.mutant.id} ({type(error).__name__}: {error})")
@@ -63,7 +64,7 @@ class CannotRun(Exception):
 
 
 class View:
-    """One call with its answer, and what programs give for it, each computed once."""
+    """One call with the results of the target, and the results of other programs for it, each computed once."""
 
     def __init__(self, claims: Capabilities, call: Call, got: Outputs) -> None:
         self.call = call
@@ -75,14 +76,16 @@ class View:
         self.noises: dict[str, dict[str, list[Array]]] = {}
 
     def shown(self, suspect: Suspect | None) -> Suspect | None:
-        """The suspect, or None where its results are the correct ones."""
+        """Return the suspect; return None, the correct program, if the suspect cannot change this call's results."""
         shows = suspect is not None and suspect.program.applies(self.call)
         return suspect if shows else None
 
     def of(self, suspect: Suspect | None, exact: bool = False) -> dict[str, list[Array]]:
-        """Results of a program under the recipe, as they would be stored, or in float64.
+        """Return the results of a suspect (None: the correct program) for this call.
 
-        A suspect that does not apply to the call gives the correct program's.
+        They are computed under the target's recipe and rounded to the formats of the call; if ``exact``, they
+        are computed and kept in float64. A suspect that does not apply to the call gives the correct program's
+        results.
         """
         suspect = self.shown(suspect)
         key = ("" if suspect is None else suspect.key, exact)
@@ -99,7 +102,7 @@ class View:
         return self.kept[key]
 
     def run(self, suspect: Suspect | None, recipe: Recipe) -> Results:
-        """Raises :class:`CannotRun` where a suspect raises anything."""
+        """Run a suspect (None: the correct program); raise :class:`CannotRun` if the suspect raises an exception."""
         if suspect is None:
             return run_right(self.call, recipe)
         try:
@@ -108,14 +111,14 @@ class View:
             raise CannotRun(suspect, error) from error
 
     def tokens(self, x: Array, name: str, worker: int) -> Array:
-        """A worker's array without its padding slots."""
+        """Return one worker's array without its padding slots."""
         index = self.call.index_k if name in KEY_TENSORS else self.call.index_q
         if index is None or name in ("dsinks", "dbias") or self.call.operation == "merge":
             return x
         return x[:, :, index[worker] >= 0]
 
     def pairs(self, ours: dict[str, list[Array]], name: str) -> PairsOfShards:
-        """(got, ours) of each worker, without padding; empty where shapes differ."""
+        """Return (got, ours) of each worker, without padding; return an empty list if some shapes differ."""
         found = []
         for worker, got in enumerate(self.got[name]):
             mine = ours[name][worker]
@@ -125,12 +128,12 @@ class View:
         return found
 
     def coarse(self, suspect: Suspect) -> float:
-        """A distance by the correct program's noise, to choose which suspects are looked at closely."""
+        """Measure the distance in units of the correct program's noise, to choose the suspects to examine closely."""
         rms, _ = self.compared(self.of(suspect), self.noise(None))
         return sum(rms.values())
 
     def noise(self, suspect: Suspect | None) -> dict[str, list[Array]]:
-        """sigma of each row: of the program's own rounding errors."""
+        """Return sigma of each row, by tensor and worker: the size of the program's own rounding errors."""
         suspect = self.shown(suspect)
         key = "" if suspect is None else suspect.key
         if key not in self.noises:
@@ -144,7 +147,7 @@ class View:
     def compared(
         self, ours: dict[str, list[Array]], noise: dict[str, list[Array]]
     ) -> tuple[dict[str, float], float]:
-        """Root mean square of (got - ours) / sigma by tensor, and the largest."""
+        """Return the root mean square of (got - ours) / sigma for each tensor, and the largest value in any tensor."""
         rms, largest = {}, 0.0
         for name in self.formats:
             square, count = 0.0, 0
@@ -162,7 +165,7 @@ def run_right(call: Call, recipe: Recipe) -> Results:
 
 
 def row_noise(rounded: Sequence[Array], exact: Sequence[Array], unit: float) -> list[Array]:
-    """sigma by row, one array a worker, with an axis of 1 for d where there is one."""
+    """Return sigma of each row, one array per worker; the axis of d, if there is one, has length 1."""
     squares = [finite_square(a, b) for a, b in zip(rounded, exact, strict=True)]
     count = sum(x.size for x in squares)
     pooled = POOLED * sum(float(x.sum()) for x in squares) / count if count else 0.0
@@ -184,10 +187,10 @@ def finite_square(a: Array, b: Array) -> Array:
 
 
 def standardised(got: Array, ours: Array, sigma: Array) -> Array:
-    """|got - ours| / sigma up to CAP; 0 where both are the same infinity, or neither is a number.
+    """Return |got - ours| / sigma, at most CAP; return 0 where both are equal, or both are NaN or +inf.
 
-    Which of +inf and NaN a spoilt element holds is a matter of the order of operations. -inf is the lse of an
-    empty row.
+    Whether a spoilt element ends as +inf or as NaN depends on the order of operations. -inf is not spoilt: it
+    is the lse of an empty row.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         difference = np.abs(got - ours)

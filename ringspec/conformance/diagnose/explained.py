@@ -1,14 +1,14 @@
-"""How much of an answer's deviation from the correct program a suspect explains.
+"""Measure how much of the target's deviation from the correct program a suspect explains.
 
-Suspects of rounding stay within noise of the correct program, so that a distance in units of noise cannot tell
-them apart. Their rounding errors can: they are the same numbers, element by element, in every kernel that has
-the bug. With e = got - right and d = suspect - right, both under the recipe of the target::
+The results of a rounding bug stay within the noise of the correct program, so their distance in units of noise
+cannot identify the bug. Their rounding errors can: every kernel with the bug makes the same errors, element by
+element. Let e = got - right and d = suspect - right, both under the recipe of the target. In each tensor::
 
-    slope = <e, d> / <d, d>                    1 where the answer moved as far as the suspect does
+    slope = <e, d> / <d, d>                    1 if the results deviate as far as the suspect's
     share = <e, d>^2 / (<e, e> <d, d>)         the part of e that the suspect explains
 
-in each tensor. The correct program explains nothing on this measure. Other tiles or another order of merging add
-to e what is independent of d: the share falls, and the slope stays near 1.
+The correct program itself explains nothing. If the target uses different tiles or merges in a different order,
+e has an additional part that is independent of d: the share falls, and the slope stays near 1.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ import numpy as np
 
 from ringspec.conformance.diagnose.candidates import Array, Suspect, View, rms_of
 
-TOUCHED = 0.05  # <d, d> / <e, e> from which a suspect changes a tensor
-LEAST_SHARE = 0.25  # in every tensor that the suspect changes
+TOUCHED = 0.05  # a suspect changes a tensor if <d, d> / <e, e> exceeds this
+LEAST_SHARE = 0.25  # required in every tensor that the suspect changes, as is LEAST_SLOPE
 LEAST_SLOPE = 0.5
-NEAR_ONE = 0.8  # slope that one of these tensors has at least
+NEAR_ONE = 0.8  # slope required in at least one of these tensors
 LARGEST_SLOPE = 1.5
-ENOUGH = 64.0  # elements times share: the slope is then at least eight standard errors from 0
-EXTRA = 1.25  # error / correct program's error, above which an untouched tensor has a fault as well
+ENOUGH = 64.0  # elements times share; from this value on, the slope is at least eight standard errors from 0
+EXTRA = 1.25  # an unchanged tensor whose error exceeds the correct program's by this factor has another fault
 EXTRA_LSE = (
-    4.0  # its float32 error is that of one exp, one log and the order of a sum, which are free
+    4.0  # larger: the float32 error of lse comes from one exp, one log and a sum in any order
 )
-SAME = 0.95  # share of one suspect's deviation that another has, where they cannot be told apart
+SAME = 0.95  # two suspects that share this part of their deviations cannot be told apart
 
 
 @dataclass(frozen=True)
 class InTensor:
-    """What a suspect explains of one tensor: ``share`` and ``slope`` of ``elements`` numbers.
+    """What a suspect explains of one tensor: ``share`` and ``slope``, over ``elements`` numbers.
 
-    ``size``: mean square of e in units of the correct program's noise; ``touched``: whether the suspect changes
-    the tensor; ``extra``: rms error of the answer over the correct program's, above ``most`` a fault.
+    ``size``: mean square of e in units of the correct program's noise. ``touched``: whether the suspect changes
+    the tensor. ``extra``: rms error of the results divided by the correct program's; if the tensor is not
+    touched and this exceeds ``most``, the tensor has another fault.
     """
 
     share: float
@@ -52,7 +53,7 @@ class InTensor:
 
     @property
     def plain(self) -> bool:
-        """Whether the suspect may be the answer's bug, as far as this tensor says."""
+        """True unless this tensor shows that the suspect is not the bug of the target."""
         if not self.touched:
             return self.extra <= self.most
         return self.share >= LEAST_SHARE and LEAST_SLOPE <= self.slope <= LARGEST_SLOPE
@@ -60,15 +61,16 @@ class InTensor:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a suspect explains, by tensor."""
+    """What a suspect explains, for each tensor."""
 
     tensors: Mapping[str, InTensor]
 
     @property
     def part(self) -> float:
-        """The part of the squared deviation that the suspect explains.
+        """The part of the squared deviation of all tensors together that the suspect explains.
 
-        Tensors that it does not change, and whose error is as large as the correct program's, are left out.
+        A tensor that the suspect does not change is left out, unless its error is clearly larger than the
+        correct program's.
         """
         counted = [one for one in self.tensors.values() if one.touched or not one.plain]
         whole = sum(one.size for one in counted)
@@ -77,7 +79,7 @@ class Explained:
 
     @property
     def enough(self) -> bool:
-        """Whether the suspect explains the answer where the correct program does not."""
+        """True if the suspect explains the results and the correct program does not."""
         touched = [one for one in self.tensors.values() if one.touched]
         return (
             all(one.plain for one in self.tensors.values())
@@ -87,9 +89,9 @@ class Explained:
 
 
 def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = None) -> Explained:
-    """What ``suspect`` explains of the answers' deviation from ``right`` (None: the correct program).
+    """Measure what ``suspect`` explains of the deviation of the results from ``right`` (None: the correct program).
 
-    Nothing where an answer is infinite or NaN and the correct program's is not: no rounding gives that.
+    It explains nothing if the results hold an infinity or NaN where ``right`` is finite: no rounding does that.
     """
     if any(spoilt(view, right) for view in views):
         return Explained({})
@@ -119,7 +121,7 @@ def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = N
 def deviations(
     view: View, name: str, suspect: Suspect, right: Suspect | None
 ) -> tuple[Array, Array, Array]:
-    """got - right, suspect - right, and right - float64, in units of the correct program's noise by row."""
+    """Return got - right, suspect - right and right - float64, in units of the correct program's noise in the row."""
     if name not in view.formats:
         return (np.zeros(0),) * 3
     base, exact, noise = view.of(right), view.of(None, exact=True), view.noise(None)
@@ -137,7 +139,7 @@ def deviations(
 
 
 def spoilt(view: View, right: Suspect | None) -> bool:
-    """Whether an answer is not finite where the correct program is."""
+    """True if the results of the target are not finite in a place where those of ``right`` are."""
     return any(
         bool((np.isfinite(ours) & ~np.isfinite(got)).any())
         for name in view.formats
@@ -146,7 +148,7 @@ def spoilt(view: View, right: Suspect | None) -> bool:
 
 
 def spread(noise: dict[str, list[Array]], like: dict[str, list[Array]]) -> dict[str, list[Array]]:
-    """sigma of each row in the shape of the tensors."""
+    """Broadcast sigma of each row to the shapes of the tensors."""
     return {
         name: [np.broadcast_to(x, y.shape) for x, y in zip(noise[name], like[name], strict=True)]
         for name in like
@@ -154,14 +156,14 @@ def spread(noise: dict[str, list[Array]], like: dict[str, list[Array]]) -> dict[
 
 
 def ratio(square: float, other: float) -> float:
-    """sqrt(square / other), where nothing over nothing is 1."""
+    """Return sqrt(square / other); return 1 if both are 0."""
     if other == 0:
         return 1.0 if square == 0 else math.inf
     return math.sqrt(square / other)
 
 
 def alike(views: Sequence[View], one: Suspect, other: Suspect) -> bool:
-    """Whether two suspects deviate from the correct program by the same numbers."""
+    """True if two suspects deviate from the correct program in the same way, element by element."""
     for view in views:
         right, first, second = view.of(None), view.of(one), view.of(other)
         for name in view.formats:

@@ -1,7 +1,7 @@
-"""A ring that somebody else has run, and the diagnosis of it: for assertions in existing tests.
+"""Diagnose a ring that was run outside the suite, for assertions in existing tests.
 
-The suite makes calls from its cases. Here a call is made from a checked problem and a layout, so that the
-catalogue of known bugs can be compared with results that no target gave.
+The suite makes its calls from cases. Here a call is made from a checked problem and a layout, so that any
+results, not only those of a target, can be compared with the known bugs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ def diagnosis_of(
     outputs: Outputs,
     failing: Collection[str],
 ) -> list[str]:
-    """The known bug that gives the same ``outputs``, or where they are wrong, in lines; perhaps none.
+    """Return lines that name the known bug with the same ``outputs``, or else say where these are wrong.
 
-    ``options``: keywords of the problem as arrays; ``outputs``: by name one array a worker, in slot order,
-    lse natural; ``failing``: names of those that are wrong. Which side travels is not known: with a backward
-    pass both circulations are tried. An exception in a mutant costs the diagnosis and nothing else: the
-    caller's mismatch is what counts.
+    ``options``: keyword arguments of the problem, as arrays. ``outputs``: by name, one array per worker in slot
+    order; lse is natural. ``failing``: the names of the wrong outputs. The list is empty if nothing was found,
+    if the problem is too large, or if no target can claim its input format.
+
+    The circulation is not known; with a backward pass, both are tried. If a mutant raises an exception, only
+    the diagnosis is lost, and a line says so: the caller still reports the mismatch.
     """
     if recipe.inputs not in FORMATS or not set(failing) & set(outputs):
         return []
@@ -67,7 +69,7 @@ def diagnosis_of(
 
 
 def declared(recipe: Recipe) -> Any:
-    """A recipe as a target declares it: a known name, or what differs from the recipe of the input format."""
+    """Express a recipe as a target declares it: by its name, or as changes of the recipe of the input format."""
     if RECIPES.get(recipe.name) == recipe:
         return recipe.name
     base = RECIPES[RECIPE_OF_FORMAT[recipe.inputs]]
@@ -84,7 +86,7 @@ def call_of_problem(
     recipe: Recipe,
     options: Mapping[str, Any],
 ) -> Call:
-    """The call of a ring over ``tables`` that computes this problem; with dy also its backward pass."""
+    """Make the call of a ring with the layout ``tables`` that computes this problem, with dy also its backward pass."""
     index = layout_tensors(problem, tables)
     whole: dict[str, Any] = {name: getattr(problem, name) for name in ("q", "k", "v")}
     whole |= {} if upstream.dy is None else {"dy": upstream.dy}
@@ -94,7 +96,7 @@ def call_of_problem(
     given = rows | {"sinks": problem.terms.sinks} | {name: options.get(name) for name in PER_TOKEN}
     whole |= {name: np.asarray(x) for name, x in given.items() if x is not None}
     held = {name: held_by_workers(name, x, index) for name, x in whole.items()}
-    # One format of all results: the recipe's own narrower one is kept where o or the gradients have it.
+    # A call has one format for o and the gradients, so take the wider one; the recipe rounds to the narrower one.
     outputs, gradients = recipe.outputs, recipe.gradients
     wider = gradients if narrower(outputs, gradients) == outputs else outputs
     return Call(
@@ -114,7 +116,7 @@ def call_of_problem(
 
 
 def terms_of(problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values of a call: ``scale``, and what is not the default."""
+    """Return the plain values of a call: ``scale``, and every option that differs from its default."""
     known = ("causal", "window", "softcap", "dropout_p", "dropout_seed")
     terms = {name: getattr(problem.terms, name) for name in known}
     terms |= {"q_offset": options.get("q_offset", 0)}

@@ -1,9 +1,9 @@
-"""Where a wrong answer is wrong: tensors, workers, heads, rows, and whose block counts wrongly.
+"""Say where a result is wrong: in which tensors, workers, heads and rows, and whether a block is missing from it.
 
-This is said of a failing case whatever its bug is. An element is wrong where it is further from the
-truth than :data:`FAR` times the rounding noise of its row. The share of a block, queries of worker a
-with keys of worker b, in a result is known from the truth; an error that is minus that share says
-that the block is missing, plus the share that it counts twice.
+No known bug is needed for this. An element is wrong if it is further from the truth than :data:`FAR` times its
+predicted rounding noise. The truth also gives the contribution of each block (queries of worker a with keys of
+worker b) to a result, and so the error that arises if this block is missing or counts twice. If a worker's
+error equals such an error, the block is named.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ringspec.spec.dense_backward import over_group
 Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 FAR = 8.0
-EXPLAINED = 0.98  # part of an error's square that a block's share must explain
+EXPLAINED = 0.98  # part of the error's sum of squares that a block must explain
 KEY_TENSORS = ("dk", "dv")
 ORDER = ("o", "lse", "dq", "dk", "dv")
-# Of a block that is all of a result, what explains the same error.
+# If a block is the whole result of a worker, this fault gives the same error.
 OR_ELSE = {
     "is missing from": ", or the whole result is missing",
     "counts twice in": ", or a factor 1/2 is missing: the whole result is twice the expected one",
@@ -33,7 +33,7 @@ OR_ELSE = {
 
 @dataclass(frozen=True)
 class Wrong:
-    """Rows of one tensor that are wrong: ``rows`` [B, H, S], ``owner`` [S] their workers."""
+    """The wrong rows of one tensor: ``rows`` bool [B, H, S]; ``owner`` [S], the worker of each row."""
 
     name: str
     rows: Booleans
@@ -47,10 +47,10 @@ def localise(
     sd: Mapping[str, Array],
     failing: Collection[str] = ORDER,
 ) -> list[str]:
-    """Sentences about where ``got`` (global, float64) differs from the truth by more than noise.
+    """Describe in sentences where ``got`` (global, float64) differs from the truth by more than noise.
 
-    ``sd``: predicted standard deviation of each element's error, by tensor. ``failing``: the tensors that the
-    case failed, default all; no other is called wrong, however far from its predicted noise it is.
+    ``sd``: predicted standard deviation of each element's error, by tensor. ``failing``: the tensors that
+    failed the case, by default all. Other tensors are never called wrong, however far they are from the truth.
     """
     found = [
         Wrong(name, wrong_rows(got[name], question.truth[name], sd[name]), owner_of(name, geometry))
@@ -75,14 +75,14 @@ def owner_of(name: str, geometry: Geometry) -> NDArray[np.int64]:
 
 
 def wrong_rows(got: Array, truth: Array, sd: Array) -> Booleans:
-    """[B, H, S]: rows with an element further off than noise, or not finite where it should be."""
+    """Return bool [B, H, S]: True for rows with an element that is off by more than noise, or wrongly not finite."""
     with np.errstate(invalid="ignore"):
         off = ~((got == truth) | (np.abs(got - truth) <= FAR * sd))
     return off.any(axis=3) if off.ndim == 4 else off
 
 
 def described(wrong: Wrong, geometry: Geometry) -> str:
-    """Which batches, heads, workers and rows of one tensor.
+    """Say which batches, heads, workers and rows of one tensor are wrong.
 
     >>> rows = np.zeros((1, 2, 8), dtype=bool); rows[0, 1, 6:] = True
     >>> owner = np.repeat([0, 1], 4)
@@ -101,7 +101,7 @@ def described(wrong: Wrong, geometry: Geometry) -> str:
 
 
 def few(what: str, which: Booleans) -> list[str]:
-    """'head 1 of 4' or 'heads 1, 3 of 4' where not all are concerned.
+    """Return a list with 'head 1 of 4' or 'heads 1, 3 of 4'; an empty list if ``which`` is True for all.
 
     >>> few("head", np.array([False, True, False, True])), few("head", np.array([True, True]))
     (['heads 1, 3 of 4'], [])
@@ -114,7 +114,7 @@ def few(what: str, which: Booleans) -> list[str]:
 
 
 def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
-    """The range of rows inside the blocks, where it is the same in all blocks and not all of them."""
+    """Return the range of wrong rows within a worker's block, if all workers agree and it is not the whole block."""
     ranges = set()
     for r in range(workers):
         mine = np.flatnonzero(wrong.owner == r)
@@ -134,9 +134,10 @@ def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
 def blocks_that_count_wrongly(
     name: str, question: Question, geometry: Geometry, got: Array
 ) -> Iterator[str]:
-    """Blocks whose missing, or counting twice, explains a worker's error.
+    """Yield a sentence for each block that is missing or counts twice, if this explains the error of a worker.
 
-    Where a block is all of a worker's result, a missing factor explains the error as well, and is reported.
+    If the block is the worker's whole result, another fault gives the same error, and the sentence names it
+    too.
     """
     if name == "lse":
         return
@@ -161,13 +162,13 @@ def blocks_that_count_wrongly(
 
 
 def explains(effect: Array, error: Array) -> bool:
-    """Whether an effect is the error, up to a small part of its square."""
+    """True if ``effect`` equals ``error`` up to a small part of the error's sum of squares."""
     rest = error - effect
     return float((rest * rest).sum()) <= (1 - EXPLAINED) * float((error * error).sum())
 
 
 def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
-    """In which step of the ring a worker meets another's block, for this tensor."""
+    """Return the ring step in which a worker computes its pairs with the block of ``other``, for this tensor."""
     order = {"o": geometry.order, "dq": geometry.order_dq}.get(name, geometry.order_dkv)
     at = np.flatnonzero(order[worker] == other)
     return int(at[0]) if at.size else -1
@@ -176,7 +177,7 @@ def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
 def shares_of(
     name: str, question: Question, geometry: Geometry
 ) -> list[list[tuple[int, Array, Array]]]:
-    """For each worker: (other worker, error if its block is missing, error if it counts twice)."""
+    """Return for each worker a list of (other worker, error if its block is missing, error if it counts twice)."""
     shares = linear_shares(name, question)
     owner, others = owner_of(name, geometry), other_side(name, geometry)
     found: list[list[tuple[int, Array, Array]]] = []
@@ -203,7 +204,10 @@ def other_side(name: str, geometry: Geometry) -> NDArray[np.int64]:
 
 
 class linear_shares:
-    """share(rows, columns): what pairs of these rows and columns add to a result, and o's weights."""
+    """Compute what the pairs of some rows and columns contribute to a result.
+
+    ``share(rows, columns)`` returns this contribution and, for o, the sum of the pairs' weights in each row.
+    """
 
     def __init__(self, name: str, question: Question) -> None:
         self.name, self.at = name, question.attention

@@ -1,21 +1,21 @@
-"""Which known bug gives the results of a failing case: they are compared with those of each mutant.
+"""Name the known bug that gives the results of a failing case, by comparing them with those of each mutant.
 
 Every mutant (:mod:`ringspec.conformance.diagnose.mutants`) that applies to the case's calls is run under the
-recipe by which the target is judged. Two answers are alike where they differ by no more than rounding:
+recipe by which the target is judged. Two results agree if they differ by no more than rounding:
 
     sigma^2 = (mutant under the recipe - mutant in float64)^2, averaged over a row
               + a part of its average over the tensor + (half a unit of the result's format)^2
     distance = root mean square of (got - mutant) / sigma, averaged over the tensors
 
-The noise is that of the mutant itself, so that large wrong numbers are allowed their large roundings. A
-mutant *fits* where every tensor lies within :data:`FIT` of such standard deviations, and it is *named*
-where it fits and is clearly nearer than the correct program. Mutants that cannot be told from the named
-one on this case are listed beside it. Where none fits as it is, the guises of mutants are tried, and the
-ways of going round that are left open (:mod:`ringspec.conformance.diagnose.mutants.variants`).
+The noise is that of the mutant, because large wrong numbers have large rounding errors. A mutant *fits* if the
+distance in every tensor is at most :data:`FIT`. It is *named* if it fits and is clearly nearer than the correct
+program. Mutants that give the same results in this case are listed with it. If no mutant fits as it is, its
+variants are tried, and the implementation variants that the specification permits
+(:mod:`ringspec.conformance.diagnose.mutants.variants`).
 
-Where the correct program fits as well, or is within the noise of the mutant, a distance in units of noise
-decides nothing. The mutant is then named only if its rounding errors are those of the answers, element by
-element (:func:`by_rounding`, :mod:`ringspec.conformance.diagnose.explained`).
+If the correct program fits as well, or is within the noise of the mutant, the distance in units of noise cannot
+identify a bug. The mutant is then named only if the target makes the same rounding errors, element by element
+(:func:`by_rounding`, :mod:`ringspec.conformance.diagnose.explained`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from ringspec.conformance.target.protocol import Call
 from ringspec.recipes import RECIPES
 
 FIT = 3.0
-FURTHEST = 100.0  # of a single element: sigma is an estimate from few numbers
-NEARER = 0.5  # of the correct program's distance
-ABOUT_AS_MUCH = 0.7  # of what a form explains
-REFINED = 10  # suspects that are also run in float64
-OF_ONE = 2  # of them of the same mutant
-MANY_PAIRS = 1 << 16  # B * H * Sq * Sk from which on only bugs of rounding are tried
+FURTHEST = 100.0  # for a single element; large, because sigma is estimated from few numbers
+NEARER = 0.5  # fraction of the correct program's distance below which a mutant is clearly nearer
+ABOUT_AS_MUCH = 0.7  # prefer the plain mutant if it explains this fraction of what a variant does
+REFINED = 10  # number of suspects that are also run in float64
+OF_ONE = 2  # of these, the most with the same mutant
+MANY_PAIRS = 1 << 16  # B * H * Sq * Sk above which only rounding bugs are tried
 RIGHT = made("", "the correct program", "", applies=lambda call: True)
 IN_NOISE, UNEXPLAINED = "units of rounding noise", "part left unexplained"
 
@@ -72,21 +72,21 @@ class Candidate:
 
     @property
     def how(self) -> str:
-        """In which guise and way, where it is not the usual one."""
+        """The variant and the way of the suspect; '' for the mutant as it is."""
         return "" if self.suspect is None else self.suspect.told()
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a failing case looks like.
+    """The known bugs that come nearest to the results of a failing case.
 
-    ``named``      the mutant that fits, or None; ``alike``: others that give the same here
-    ``runner_up``  the nearest one that is not alike
+    ``named``      the mutant that fits, or None; ``alike``: others that give the same results in this case
+    ``runner_up``  the nearest mutant that is not among these
     ``right``      the correct program, with its distance
-    ``tried``      how many mutants could show in the case
-    ``measure``    what all three distances are: units of rounding noise; or the part of the deviation from
-                   the correct program that stays unexplained, 1 for the correct program itself
-    ``dropped``    mutants that raised an exception, which is ringspec's fault, with its text
+    ``tried``      number of mutants that apply to the case
+    ``measure``    unit of all three distances: rounding noise; or the part of the deviation from the correct
+                   program that stays unexplained, which is 1 for the correct program itself
+    ``dropped``    mutants that raised an exception, with its text; such an exception is an error in ringspec
     """
 
     named: Candidate | None
@@ -98,7 +98,7 @@ class Diagnosis:
     dropped: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """In words, for a report."""
+        """Return the diagnosis as lines of a report."""
         if self.named is None or self.named.mutant is None:
             fits = "; without a bug they differ by rounding only" if self.right.fits else ""
             counted = f"{self.tried} of {len(MUTANTS)} apply to a case of this kind and size"
@@ -134,7 +134,7 @@ class Diagnosis:
         return f"distance from these results in units of rounding noise: {', '.join([near, *far])}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For a report."""
+        """Return the diagnosis as plain data for a report file."""
         mutant = None if self.named is None else self.named.mutant
         return {
             "id": None if mutant is None else mutant.id,
@@ -155,7 +155,7 @@ class Diagnosis:
 def diagnose(
     claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]
 ) -> Diagnosis | None:
-    """The mutants beside the answers to a case's calls; None where no mutant applies to them.
+    """Compare the results of a case's calls with those of all mutants; return None if no mutant applies to them.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> from ringspec.conformance.targets.reference import reference_bf16 as right
@@ -172,7 +172,7 @@ def diagnose(
     while True:
         try:
             found = compared(views, list(known.values()))
-        except CannotRun as fault:  # what was computed is kept by the views
+        except CannotRun as fault:  # the next attempt reuses what the views have computed
             if known.pop(fault.suspect.mutant.id, None) is None:
                 raise
             dropped.append(str(fault))
@@ -181,7 +181,7 @@ def diagnose(
 
 
 def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None:
-    """The ``known`` mutants beside the answers; :class:`CannotRun` where one of them raises."""
+    """Compare the results with those of the ``known`` mutants; raise :class:`CannotRun` if one of them raises."""
     calls = [view.call for view in views]
     plain = [Suspect(mutant) for mutant in known if any(map(mutant.applies, calls))]
     tried = sum(any(map(applies_somehow(mutant), calls)) for mutant in known)
@@ -210,9 +210,9 @@ def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None
 
 
 def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates that the correct program is not within the noise of, or that explain the answers.
+    """Keep the candidates that differ from the correct program by more than noise, or that explain the results.
 
-    The own noise of a bug of rounding is large: answers with any other fault fit it as well.
+    A rounding bug has large noise, so results with any other fault may fit it as well.
     """
     return [
         one
@@ -223,17 +223,17 @@ def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]
 
 
 def supposed(views: Sequence[View], one: Candidate) -> bool:
-    """Whether some call has what the mutant's title takes for granted."""
+    """True if some call has what the mutant's title takes for granted, for example a mask."""
     return one.mutant is not None and any(one.mutant.supposes(view.call) for view in views)
 
 
 def applies_somehow(mutant: Mutant) -> Condition:
-    """In itself or in one of its guises."""
+    """Return the condition that the mutant or one of its variants applies to a call."""
     return either(mutant.applies, *(one.applies for one in mutant.guises))
 
 
 def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspect]:
-    """The guises of mutants, and all of those that another way of going round may change."""
+    """Yield the variants of mutants, and mutants and variants in each permitted way that may change their results."""
     forward_is_right = all(map(right_in_forward, views))
     for mutant in known:
         for one in (None, *mutant.guises):
@@ -243,7 +243,7 @@ def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspec
                 continue
             if one is not None:
                 yield Suspect(mutant, one)
-            # The recipe has no part in which pieces are replaced.
+            # Which pieces are replaced does not depend on the recipe, so any recipe will do.
             ways = [
                 ways_of(program.hooks(call, RECIPES["float64"]), call, forward_is_right)
                 for call in shown
@@ -253,13 +253,13 @@ def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspec
 
 
 def right_in_forward(view: View) -> bool:
-    """Whether o and lse are correct, where they were asked for."""
+    """True if o and lse are correct, as far as the call has them."""
     rms, _ = view.compared(view.of(None), view.noise(None))
     return all(rms[name] <= FIT for name in ("o", "lse") if name in rms)
 
 
 def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidate]:
-    """The suspects that come near and change something here, the nearest first."""
+    """Return the suspects nearest to the results, nearest first and one per mutant, if they change anything here."""
     coarse = sorted(
         ((sum(view.coarse(suspect) for view in views), n) for n, suspect in enumerate(suspects))
     )
@@ -277,7 +277,7 @@ def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidat
 
 
 def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
-    """The nearest form of each mutant."""
+    """Return the first candidate of each mutant, which is the nearest one if they are sorted."""
     first: dict[str, Candidate] = {}
     for one in found:
         first.setdefault(one.id, one)
@@ -285,7 +285,7 @@ def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def simplest_of_each(found: Sequence[Candidate]) -> list[Candidate]:
-    """The nearest form of each mutant, or the mutant as it is if that explains about as much."""
+    """Return the nearest candidate of each mutant, or the mutant as it is if that explains about as much."""
     first = {one.id: one for one in reversed(found)}
     for one in found:
         plain = one.suspect is not None and one.suspect.guise is None
@@ -299,12 +299,12 @@ def guised(one: Candidate) -> bool:
 
 
 def named(found: Sequence[Candidate], right: Candidate) -> bool:
-    """Whether the nearest is clearly nearer than the correct program, and within noise."""
+    """True if the nearest candidate is within noise and clearly nearer than the correct program."""
     return bool(found) and found[0].fits and found[0].distance < NEARER * right.distance
 
 
 def pairs_of(call: Call) -> int:
-    """B * H * Sq * Sk of all workers together."""
+    """Return the number of query-key pairs of a call, B * H * Sq * Sk over all workers; 0 for a merge."""
     if call.operation == "merge":
         return 0
     q, k = (call.worker(name, 0).shape for name in ("q", "k"))
@@ -312,10 +312,10 @@ def pairs_of(call: Call) -> int:
 
 
 def placed(views: Sequence[View], suspect: Suspect | None) -> Candidate:
-    """A program's distance from the answers."""
+    """Measure the distance of a suspect (None: the correct program) from the results."""
     distances, fits = [], True
     for view in views:
-        # By rounding the answer may be nearer to either: both are the program's.
+        # The rounded and the float64 results of the program are equally valid; take the nearer one.
         noise = view.noise(suspect)
         best = None
         for exact in (True, False):
@@ -331,7 +331,7 @@ def placed(views: Sequence[View], suspect: Suspect | None) -> Candidate:
 
 
 def changes(views: Sequence[View], suspect: Suspect | None) -> bool:
-    """Whether the suspect changes anything here, by rounding or more."""
+    """True if the suspect changes any result here, even if only by rounding."""
     assert suspect is not None
     return any(
         not all(
@@ -344,7 +344,7 @@ def changes(views: Sequence[View], suspect: Suspect | None) -> bool:
 
 
 def agree(views: Sequence[View], one: Suspect, other: Suspect | None) -> bool:
-    """Whether two suspects give the same up to the first one's noise."""
+    """True if two programs give the same results up to the noise of the first one."""
     for view in views:
         noise, first, second = view.noise(one), view.of(one), view.of(other)
         for name in view.formats:
@@ -358,11 +358,12 @@ def agree(views: Sequence[View], one: Suspect, other: Suspect | None) -> bool:
 def by_rounding(
     views: Sequence[View], suspects: Sequence[Suspect], right: Candidate, tried: int
 ) -> Diagnosis:
-    """The suspect whose rounding errors the answers have, where the correct program fits as well.
+    """Find the suspect that makes the same rounding errors as the target, element by element.
 
-    Distances are parts of the deviation from the correct program that stay unexplained, so that the correct
-    program is at 1. Bugs of rounding are tried in every form, and all in both orders of merging, each beside
-    the correct program in the same order.
+    This decides if the correct program fits as well. Distances are then the parts of the deviation from the
+    correct program that stay unexplained, so the correct program has distance 1. Rounding bugs are tried in
+    every variant, and all suspects with both orders of merging; each is compared with the correct program that
+    merges in the same order.
     """
     forms = [
         Suspect(one.mutant, form)

@@ -1,7 +1,7 @@
-"""The attention pattern that a probe reads back: where it differs, as a picture and in words.
+"""Show where the attention pattern that a probe reads back is wrong: as a picture and in words.
 
-A pattern is a boolean array [queries, keys] of one head. One-hot values show it in o and in dq, one-hot
-dy and q in dv and dk, keys first there.
+A pattern is a boolean array [queries, keys] of one head. One-hot v shows it in o, one-hot k in dq. One-hot dy
+shows it in dv and one-hot q in dk, transposed: [keys, queries].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYS_FIRST = ("dk", "dv")
 
 
 def gathered(shards: Sequence[NDArray], table: Integers) -> NDArray[np.float64]:
-    """[B, H, S, d] of per-worker arrays [B, H, n, d]; ``table`` [W, n]: token of each slot, or -1.
+    """Join the arrays [B, H, n, d] of all workers to [B, H, S, d]; ``table`` [W, n]: token of each slot, or -1.
 
     >>> table = np.array([[0, 2], [1, -1]])
     >>> gathered([np.full((1, 1, 2, 1), 5.0), np.full((1, 1, 2, 1), 6.0)], table).ravel().tolist()
@@ -37,10 +37,10 @@ def gathered(shards: Sequence[NDArray], table: Integers) -> NDArray[np.float64]:
 
 
 def patterns(name: str, want: NDArray, got: NDArray, columns: int) -> tuple[Booleans, Booleans]:
-    """Expected and read pattern [B, H, queries, keys] from the first columns of a tensor.
+    """Return the expected and the read pattern, each [B, H, queries, keys], from the first columns of a tensor.
 
-    A pair counts as seen from half of the least weight that any pair should have. NaN counts as seen in the
-    picture; in words it is reported as NaN (:func:`not_a_number`).
+    A pair counts as seen if its number exceeds half of the smallest that any visible pair should have. NaN
+    counts as seen in the picture; the message reports it as NaN (:func:`not_a_number`).
     """
     size, read = np.abs(want[..., :columns]), np.abs(got[..., :columns])
     least = size[size > 0].min(initial=np.inf)
@@ -51,7 +51,7 @@ def patterns(name: str, want: NDArray, got: NDArray, columns: int) -> tuple[Bool
 
 
 def first_difference(expected: Booleans, seen: Booleans) -> tuple[int, int] | None:
-    """(batch, head) of the first pattern that differs."""
+    """Return (batch, head) of the first pattern that differs; None if none does."""
     differs = (expected != seen).any(axis=(2, 3))
     if not differs.any():
         return None
@@ -60,9 +60,9 @@ def first_difference(expected: Booleans, seen: Booleans) -> tuple[int, int] | No
 
 
 def picture_of(expected: Booleans, seen: Booleans) -> dict[str, Any]:
-    """At most 64 x 64 of two patterns [queries, keys], from the first difference on.
+    """Cut the region around the first difference, at most 64 x 64, out of two patterns [queries, keys].
 
-    ``origin`` is the query and the key of the first row and column.
+    ``origin``: the query and the key of its first row and column.
     """
     row, column = (int(i) for i in np.argwhere(expected != seen)[0])
     top, left = start(row, expected.shape[0]), start(column, expected.shape[1])
@@ -77,12 +77,12 @@ def picture_of(expected: Booleans, seen: Booleans) -> dict[str, Any]:
 def pictured(
     expected: Booleans, seen: Booleans, at: tuple[int, int] | None
 ) -> dict[str, Any] | None:
-    """The picture of one batch entry and head; None where no pattern differs."""
+    """Return the picture of the batch entry and head ``at``; None if ``at`` is None."""
     return None if at is None else picture_of(expected[at], seen[at])
 
 
 def not_a_number(name: str, got: NDArray, table: Integers) -> str:
-    """Which rows of a tensor hold NaN. Nothing is said of a pattern, which NaN does not show.
+    """Say which rows of a tensor hold NaN; such rows show no pattern that could be described.
 
     >>> got = np.zeros((1, 1, 4, 2)); got[0, 0, 3] = np.nan
     >>> not_a_number("dk", got, np.array([[0, 1], [2, 3]]))
@@ -100,12 +100,12 @@ def not_a_number(name: str, got: NDArray, table: Integers) -> str:
 
 
 def start(first: int, length: int) -> int:
-    """Where a cut of 64 begins that holds ``first``, a little before it."""
+    """Return the first index of a cut of 64 that contains ``first``, a little after its start."""
     return max(0, min(first - LARGEST // 8, length - LARGEST))
 
 
 def describe(name: str, expected: Booleans, seen: Booleans, tables: Mapping[str, Integers]) -> str:
-    """Which rows of which workers see what they must not, or miss what they must see.
+    """Say which workers have wrong rows, and which keys the first wrong row sees or misses by mistake.
 
     >>> expected, seen = np.array([[1, 0], [1, 1]]) > 0, np.array([[1, 1], [1, 1]]) > 0
     >>> describe("o", expected, seen, {"q": np.array([[0], [1]]), "k": np.array([[0], [1]])})
@@ -129,19 +129,19 @@ def describe(name: str, expected: Booleans, seen: Booleans, tables: Mapping[str,
 
 
 def place(token: int, table: Integers) -> tuple[int, int]:
-    """(worker, slot) of a token."""
+    """Return (worker, slot) of a token."""
     worker, slot = np.argwhere(table == token)[0]
     return int(worker), int(slot)
 
 
 def tokens(what: str, which: Sequence[int] | Integers, table: Integers) -> str:
-    """'keys 3-5, 9 of workers 0, 1'."""
+    """List tokens with their workers: 'keys 3-5, 9 of workers 0, 1'."""
     owners = sorted({place(int(token), table)[0] for token in which})
     return f"{numbers(what, which)} of {numbers('worker', owners)}"
 
 
 def numbers(what: str, which: Sequence[int] | Integers, most: int = 6) -> str:
-    """Ascending numbers with their noun, runs drawn together.
+    """List ascending numbers after their noun, with runs written as ranges.
 
     >>> numbers("row", [3]), numbers("row", [0, 1, 2, 5])
     ('row 3', 'rows 0-2, 5')

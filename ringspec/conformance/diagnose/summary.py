@@ -1,8 +1,8 @@
-"""The diagnoses of a run: a few failing cases are looked at closely, and what most of them say is the verdict.
+"""Diagnose a few failing cases of a run, and report what most of these diagnoses say.
 
-One bug fails hundreds of cases, and a diagnosis takes a second or two; so a run diagnoses at most
-:data:`MOST` of them: few probes and extreme inputs, on which many bugs look alike, and more rings of random
-inputs, which tell bugs apart.
+One bug can fail hundreds of cases, and a diagnosis takes a second or two, so a run diagnoses at most
+:data:`MOST` cases of each kind: few probes and special values, for which many bugs give the same results, and
+more rings with random inputs, which tell bugs apart.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ MOST = {
     "readout": 2, "probe": 2, "property": 2, "special": 1, "adversarial": 2, "attention": 3, "ring": 8, "noise": 2,
     "pairs": 2, "other": 3,
 }  # fmt: skip
-ENOUGH = 3  # cases that name a bug, from which on no other case refutes them
-FEWEST = 0.4  # part of the diagnosed failures that a name must explain
-MOST_PAIRS = 1 << 19  # B * H * Sq * Sk of a call; larger ones take too long
+ENOUGH = 3  # a bug that so many cases name is no longer refuted by other cases
+FEWEST = 0.4  # fraction of the diagnosed failures that a bug must explain to be named
+MOST_PAIRS = 1 << 19  # B * H * Sq * Sk of a call; larger calls take too long
 
 
 @dataclass
 class Diagnoser:
-    """Called with each failing case; counts how many it has taken. Safe to call from threads.
+    """Diagnose failing cases: call it with each of them, from any thread. It limits the cases of each kind.
 
-    ``readings``: what was read of failing readouts. ``told``: what they say together; it is fixed at the first failing
-    case of another kind, which it may explain. ``known``: id, title and links of the known bug that gives a readout, empty if none does or
-    several do (``ambiguous``), which other cases may tell apart.
+    ``taken``: number of cases diagnosed so far, by kind. ``readings``: what was read from failing readouts.
+    ``told``: what they say together; it is fixed at the first failing case of another kind, which it may
+    explain. ``known``: id, title and links of the known bug that gives the results of a readout. It is empty if
+    no bug does, or if several do (``ambiguous``) and only other cases can tell them apart.
     """
 
     taken: Counter[str] = field(default_factory=Counter)
@@ -70,7 +71,7 @@ class Diagnoser:
         outputs: Sequence[Outputs],
         findings: Sequence[Finding] = (),
     ) -> dict[str, Any] | None:
-        """The diagnosis as plain data; None where none is made. ``findings`` are those of the judge."""
+        """Return the diagnosis as plain data, or None if none is made. ``findings`` are those of the judge."""
         try:
             problem = readout_problem(case.id, claims)
             if problem is None:
@@ -80,7 +81,7 @@ class Diagnoser:
             if found.get("explained") and not self.ambiguous:
                 return found
             data = self.compared(claims, case, calls, outputs, findings)
-        except Exception as error:  # a fault of ours must not end the run of a target
+        except Exception as error:  # an error in ringspec must not end the run of a target
             text = f"none: the diagnosis failed by an error in ringspec ({type(error).__name__}: {error})"
             return {"id": None, "title": "no known bug", "text": text}
         return self.combined(found, data)
@@ -93,20 +94,20 @@ class Diagnoser:
                 self.name(one)
 
     def name(self, data: dict[str, Any]) -> None:
-        """Note the known bug that gives a readout."""
+        """Note the known bug that gives the results of a readout."""
         if data.get("id"):
             self.ambiguous = bool(data["alike"])
             self.known = {} if data["alike"] else {x: data[x] for x in ("id", "title", "links")}
 
     def read(self, problem: Problem, outputs: Sequence[Outputs]) -> dict[str, Any]:
-        """The reading of a readout."""
+        """Read the results of a readout."""
         reading = proven(read(problem, outputs[0]), problem, outputs[1])
         with self.lock:
             self.readings.append(reading)
         return {"reading": reading.as_dict(), "text": "\n".join(told([reading]).sentences)}
 
     def explained(self, calls: Sequence[Call], outputs: Sequence[Outputs]) -> dict[str, Any]:
-        """What the readouts say, if it gives the outputs of this case; empty if not."""
+        """Return what the readouts say if it explains the outputs of this case; an empty dict if not."""
         with self.lock:
             if self.told is None:
                 self.told = told(self.readings)
@@ -115,7 +116,7 @@ class Diagnoser:
         return {"explained": True, "text": " ".join(self.told.sentences)} | self.known
 
     def combined(self, found: dict[str, Any], data: dict[str, Any] | None) -> dict[str, Any] | None:
-        """What was read of a case and the known bug that gives its outputs."""
+        """Join what was read from a case with the known bug that gives its outputs."""
         if data is None or not found:
             return found or data
         if "reading" in found:
@@ -130,7 +131,10 @@ class Diagnoser:
         outputs: Sequence[Outputs],
         findings: Sequence[Finding],
     ) -> dict[str, Any] | None:
-        """The known bug that gives the outputs, for as many cases of a kind as MOST says."""
+        """Find the known bug that gives the outputs.
+
+        None if a call is too large or :data:`MOST` cases of this kind have been diagnosed.
+        """
         kind = kind_of(case.id)
         if any(pairs_of(call) > MOST_PAIRS for call in calls):
             return None
@@ -142,14 +146,14 @@ class Diagnoser:
 
 
 def readout_problem(id: str, claims: Capabilities) -> Problem | None:
-    """The problem of a readout case for a target; None for other cases."""
+    """Return the problem of a readout case for a target; None for any other case."""
     setting = next((one for one in SETTINGS if one.id == id), None)
     found = None if setting is None else problem_for(setting, claims)
     return found if isinstance(found, Problem) else None
 
 
 def kind_of(id: str) -> str:
-    """The kind of a case: the first part of its id, or 'other'.
+    """Return the kind of a case: the first part of its id, or 'other'.
 
     >>> kind_of("probe/pattern/full"), kind_of("block/plain")
     ('probe', 'other')
@@ -164,7 +168,7 @@ def diagnosed(
     outputs: Sequence[Outputs],
     findings: Sequence[Finding] = (),
 ) -> dict[str, Any] | None:
-    """The bug by name, or where the answer is wrong."""
+    """Name the known bug, or say where the results are wrong; return plain data."""
     found = diagnose(claims, calls, outputs)
     data: dict[str, Any] = {"id": None, "title": "no known bug"}
     lines: list[str] = []
@@ -188,14 +192,14 @@ def where(
     outputs: Sequence[Outputs],
     failing: Collection[str] = ORDER,
 ) -> list[str]:
-    """Localisation of the first ring call that is wrong in the ``failing`` tensors."""
+    """Describe the errors of the first ring call that is wrong in the ``failing`` tensors."""
     for call, got in zip(calls, outputs, strict=True):
         if call.operation != "ring":
             continue
         try:
             question, geometry = question_of(call), geometry_of(call)
             noise = predict(question.attention, recipe_for(claims, call.formats), geometry)
-        except RingspecError:  # inputs at the edge of what float64 holds
+        except RingspecError:  # inputs near the limits of float64
             continue
         lines = localise(question, geometry, in_order(call, got), noise.sd, failing)
         if lines:
@@ -209,11 +213,11 @@ def core_cases() -> dict[str, RunCase]:
 
 
 def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> list[str]:
-    """Ids of cases that a target with these claims fails if it has the suspect's bug on its way of ``calls``.
+    """Return the ids of the cases that a target with these claims must fail if it has the suspect's bug.
 
-    Of the cases that the mutant is known to fail those that the target claims, that go the same way (operation
-    and circulation: a kernel may have the bug in its Q ring alone), and whose judge fails what the suspect
-    gives. Noise cases are left out: what they find depends on the declared recipe.
+    These are cases that the mutant is known to fail, that the target claims, and whose judge fails the
+    suspect's results. Their calls have the operation and circulation of ``calls``, because a kernel may have
+    the bug only in its Q ring. Noise cases are left out: what they find depends on the declared recipe.
     """
     found = []
     for id in sorted(set(suspect.mutant.kills.values())):
@@ -225,7 +229,7 @@ def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> 
             continue
         try:
             outputs = [given_by(claims, call, suspect) for call in asked]
-        except Exception:  # what a suspect cannot compute refutes nothing
+        except Exception:  # a case that the suspect cannot compute refutes nothing
             continue
         if not case.judge(claims, asked, outputs).passed:
             found.append(id)
@@ -233,12 +237,12 @@ def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> 
 
 
 def way_of(call: Call) -> tuple[str, str]:
-    """Operation and circulation; a ring of one worker does not circulate."""
+    """Return the operation and the circulation of a call; the circulation of one worker is ''."""
     return call.operation, call.circulation if call.workers > 1 else ""
 
 
 def given_by(claims: Capabilities, call: Call, suspect: Suspect) -> Outputs:
-    """What a suspect gives for a call, as a judge sees it."""
+    """Return the suspect's results for a call in the form in which a judge gets them."""
     recipe = recipe_for(claims, call.formats)
     results = run_mutant(suspect.program, call, recipe, suspect.way)
     return {
@@ -249,14 +253,16 @@ def given_by(claims: Capabilities, call: Call, suspect: Suspect) -> Outputs:
 
 
 def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
-    """What the diagnosed failures of a run say together; None where no case was diagnosed.
+    """Combine the diagnoses of a run; return None if no case was diagnosed and no readout explains anything.
 
-    ``title``, ``id``, ``links`` of the bug that most of them name, or may be, ``count`` of them and of how
-    many (expected failures have their reason already and are left out); ``alike``: ids that no case tells
-    from it. Ties go to the bug that was named outright more often. A bug that explains fewer than
-    :data:`FEWEST` of them is none, and so is one that few of them name and that other cases refute
-    (:func:`refuting`). ``also``: bugs that were named in cases which this one does not explain, as
-    {id, title, count, refuted_by}. ``explanation``: what the readouts say (:func:`explanation_of`), or None.
+    ``id``, ``title``, ``links``: the bug that most diagnoses name or consider possible; in a tie, the one that
+    is named more often. ``count`` and ``of``: how many of the diagnoses that is; expected failures are left
+    out, because their reason is known. ``alike``: ids of bugs that no case distinguishes from it. ``also``:
+    bugs named in other cases, as {id, title, count, refuted_by}. ``explanation``: what the readouts say
+    (:func:`explanation_of`), or None.
+
+    ``id`` is None if no bug explains at least the fraction :data:`FEWEST` of the diagnoses. A bug in fewer than
+    :data:`ENOUGH` diagnoses is ignored if other cases refute it (:func:`refuting`).
     """
     failed = [record for record in records if record.outcome != "expected failure"]
     diagnoses = [one.diagnosis for one in failed if one.diagnosis and "id" in one.diagnosis]
@@ -297,11 +303,12 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
-    """What the readouts of a run say; None if none was read.
+    """Return what the readouts of a run say; None if they say nothing.
 
-    ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` of :class:`~ringspec.conformance.readout.told.Told`.
-    ``explained``: ids of the cases that have exactly the numbers of these faults, of all ``failures``. ``wrong``: ids
-    of the readouts that failed; ``right``: how many passed.
+    ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` are those of
+    :class:`~ringspec.conformance.readout.told.Told`. ``explained``: ids of the cases whose results these faults
+    reproduce exactly; ``failures``: number of all failing cases. ``wrong``: ids of the readouts that failed;
+    ``right``: number of those that passed.
     """
     failed = [one for one in records if one.outcome in FAILURES]
     readings = {
@@ -327,16 +334,16 @@ def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def title_of(id: str, diagnoses: Sequence[dict[str, Any]]) -> str:
-    """The title of a bug, as a diagnosis that names it has it."""
+    """Return the title of a bug, from a diagnosis that names it or from the catalogue."""
     titles = (str(one["title"]) for one in diagnoses if one.get("id") == id)
     return next(titles, MUTANTS[id].title if id in MUTANTS else id)
 
 
 def refuting(id: str, records: Sequence[Record]) -> list[str]:
-    """The cases that a named bug must fail, if some of them were run and all of these passed.
+    """Return the cases that a bug must fail, if some of them were run and all of those passed; else an empty list.
 
-    That a few cases look like the bug is then chance: a tiny case in which every row is empty looks like any
-    bug that hides all keys.
+    The few cases that name the bug then do so by chance: for example, if every row of a tiny case is empty, the
+    case looks like any bug that hides all keys.
     """
     known = {
         case

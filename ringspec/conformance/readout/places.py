@@ -81,7 +81,7 @@ def block_places(
 def add_by_mask(
     geometry: Geometry, phase: str, visible: Booleans, add: Callable[[str, Booleans, float], None]
 ) -> None:
-    """Sets of blocks by what the mask shows of them."""
+    """Add the sets of blocks that the mask determines, such as those it hides entirely or only in part."""
     W = geometry.workers
     seen = np.asarray(visible.any(axis=(2, 3, 4)))
     whole = np.asarray(visible.all(axis=(2, 3, 4)))

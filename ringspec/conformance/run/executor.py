@@ -61,7 +61,7 @@ def check_numbers(timeout: float | None, jobs: int) -> None:
 def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Target:
     """Load the target that a text names, first in a separate process in case loading ends the process.
 
-    It stays there, with ``timeout`` seconds for one call. It is loaded again in this process if calls are to
+    The target stays there, with ``timeout`` seconds for one call. It is loaded again in this process if calls are to
     be made ``here`` or the target has its own processes. Raises OptionError if it cannot be loaded.
     """
     if spec.startswith(("cmd:", "dir:")):

@@ -19,7 +19,7 @@ from ringspec.conformance.target.protocol import Target
 
 @dataclass(frozen=True)
 class Run:
-    """One problem of a target: its reading and outputs, or why it was ``stopped``."""
+    """One problem that a target ran: its reading and outputs, or ``stopped``, why there are none."""
 
     problem: Problem
     reading: Reading | None = None
@@ -33,7 +33,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a target computes: ``told``, and ``known``, id, title and links of a known bug with the same results.
+    """What a target computes: ``told`` says it; ``known`` is a known bug with the same results (id, title and links).
 
     ``unread``: why nothing could be read.
     """
@@ -54,7 +54,7 @@ class Explained:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the target computes; first why a problem has no results, if one has none."""
+        """Sentences that say what the target computes; the first says why a problem has no results, if one has none."""
         stopped = [one for one in self.runs if one.stopped]
         said = [f"{one.problem.id}: no results ({one.stopped})." for one in stopped[:1]]
         return (*said, *self.told.sentences)
@@ -80,7 +80,7 @@ class Explained:
 def explain_target(target: Target) -> Explained:
     """Run a target on a few problems that it claims, and read what it computes.
 
-    Raises nothing for a target that fails: its problems are wrong, with the reason.
+    A target that fails raises nothing here; the result says which problems have no results, and why.
 
     >>> from ringspec.conformance.targets.reference import reference_float32
     >>> explain_target(reference_float32).right
@@ -109,7 +109,7 @@ def run_problem(target: Target, problem: Problem) -> Run:
 
 
 def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
-    """The known bug that gives the results of the problem that shows the explanation; None if there is none."""
+    """Find the known bug that gives the results of the problem that shows the explanation; None if there is none."""
     shown = [one for one in wrong if one.problem.id == found.shown_by]
     if not shown:
         return None

@@ -78,7 +78,7 @@ def in_processes(
         over.set()
         threads.shutdown(wait=False, cancel_futures=True)
         for judge in judges:
-            judge.kill()  # the process of its target ends with it
+            judge.kill()  # this also ends the process of its target
         threads.shutdown()
         for judge in judges:
             judge.end()
@@ -125,7 +125,7 @@ def chunks(ids: Sequence[str]) -> list[list[str]]:
 
 
 def within_limits(record: Record, diagnosed: Counter[str]) -> Record:
-    """Remove the diagnosis if enough failures of this kind have one, from whichever process."""
+    """Remove the diagnosis of a record if enough failures of its kind, in any process, already have one."""
     if record.diagnosis is None or "id" not in record.diagnosis:
         return record
     kind = kind_of(record.id)

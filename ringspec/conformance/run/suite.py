@@ -26,8 +26,7 @@ PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 class Summary:
     """The ``records`` of a run. ``complete`` is False if Ctrl-C ended it; the remaining cases are 'not run'.
 
-    ``coverage``: what the target claims and no executed case used. ``recipe``: the target's claim of
-    that name.
+    ``coverage``: claims of the target that no executed case used. ``recipe``: the target's claim ``recipe``.
     """
 
     records: tuple[Record, ...]
