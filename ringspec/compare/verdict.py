@@ -50,6 +50,8 @@ class TensorVerdict:
     ``where``  (b, h, slot[, d]) of the element whose ``got`` and ``want`` are given: the worst one, or, in a
                failure, the worst of its kind
     ``rows``   number of rows that fail; ``of``: number of rows that were compared (not padding)
+    ``limit``  for a tensor that passes: the smallest relative error (for lse: absolute) of all its elements that
+               exceeds a bound; None if not computed
     """
 
     tensor: str
@@ -61,6 +63,7 @@ class TensorVerdict:
     want: float | None = None
     rows: int = 0
     of: int = 0
+    limit: float | None = None
 
     @property
     def ok(self) -> bool:

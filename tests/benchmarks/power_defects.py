@@ -1,7 +1,7 @@
 """Defects of a given size: what each adds to the true results.
 
 A :class:`Defect` gives for a size x the error of every result, exact to float64, and its direction: the
-derivative by x at 0, from which :func:`ringspec.compare.statistics.tests.detectable` computes the smallest x.
+derivative by x at 0, from which :func:`ringspec.compare.statistics.power.detectable` computes the smallest x.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ rounding, so that a defect is added where a kernel would have it.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from ringspec.compare.noise.predict import predict
 from ringspec.compare.noise.problem import Attention, Geometry
+from ringspec.compare.statistics.power import Remembered
 from ringspec.compare.statistics.strata import Stratum, strata_for
 from ringspec.compare.statistics.types import Allowance, Predicted, allowance_for
 from ringspec.conformance.judge.noise_inputs import attention_of, places
@@ -118,36 +118,6 @@ class Setting:
         """A correct kernel's results before their last rounding; ``scale``: with another scale."""
         asked, problem = self.asked, self.problem
         return simulated(asked, self.recipe, problem, self.upstream, scale)
-
-
-@dataclass
-class Remembered:
-    """A prediction that remembers the variances it was asked for: many defects share their tests."""
-
-    noise: Predicted
-    known: dict[Any, Array] = field(default_factory=dict)
-
-    @property
-    def sd(self) -> Mapping[str, Array]:
-        return self.noise.sd
-
-    @property
-    def mean(self) -> Mapping[str, Array]:
-        return self.noise.mean
-
-    @property
-    def drift(self) -> Mapping[str, Array]:
-        return self.noise.drift
-
-    def variance_of_sums(self, name: str, weights: Array, labels: Any = None) -> Array:
-        key = (name, digest(weights), None if labels is None else digest(labels))
-        if key not in self.known:
-            self.known[key] = np.asarray(self.noise.variance_of_sums(name, weights, labels))
-        return self.known[key]
-
-
-def digest(x: NDArray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(x).tobytes(), digest_size=16).digest()
 
 
 def inputs_of(asked: Asked) -> list[Array]:

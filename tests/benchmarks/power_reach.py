@@ -2,7 +2,7 @@
 
 For each tensor the least of three sizes is taken, each detected with the wanted probability:
 
-- *sum*: :func:`ringspec.compare.statistics.tests.detectable`, of the error as it comes through the last rounding.
+- *sum*: :func:`ringspec.compare.statistics.power.detectable`, of the error as it comes through the last rounding.
   That rounding swallows what does not reach the next number: where the noise before it is smaller than the
   spacing, the answer to a small error is uneven, and smaller where the predicted noise is small. So
   the answer is measured on the results of the correct kernel, at the size that is looked for.
@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import zlib
 
 import numpy as np
 from benchmarks.power_problem import Array, Named, Setting
 from scipy import special
 
 from ringspec.compare.noise.rounding import spacing
-from ringspec.compare.statistics.linear import detectable, size_of, threshold
-from ringspec.compare.statistics.spread import correlation
+from ringspec.compare.statistics.linear import size_of, threshold
+from ringspec.compare.statistics.power import detectable, mean_square_needed
 from ringspec.compare.statistics.types import RATE
 from ringspec.conformance.cases.noise import MOST_CASES
 from ringspec.formats import round_to
@@ -117,18 +116,8 @@ def by_variance(setting: Setting, name: str, error: Array) -> float:
     noisy = sd > 0
     if not noisy.any():
         return math.inf
-    unit = np.where(noisy, 1.0 / np.where(noisy, sd, 1.0), 0.0)
-    # The signs of the tests themselves, so that their variances are known already.
-    rng = np.random.default_rng([zlib.crc32(name.encode()), *error.shape])
-    known = correlation(setting.noise, name, unit, rng)
-    counts = noisy.reshape(known.within.size, -1).sum(axis=1).astype(np.float64)
-    n = float(counts.sum())
-    square, norm = known.of(counts, n)
-    x = math.log(TESTS / CASE)
-    excess = 2.0 * math.sqrt(x * square) / n + 2.0 * x * norm / n
-    z = float(special.ndtri(setting.asked.power))
-    margin = z * math.sqrt(2.0 * square) / n
-    wanted = allowance.high**2 * (1.0 + excess + margin) - allowance.low**2
+    n, z = float(noisy.sum()), float(special.ndtri(setting.asked.power))
+    wanted = mean_square_needed(name, setting.noise, allowance, CASE / TESTS, setting.asked.power)
     variance = sd**2 + step_of(setting, name) ** 2 / 12.0
     total = float((error[noisy] ** 2 / variance[noisy]).sum())
     # x^2 total, less what the product of noise and error may take away, is n wanted.

@@ -8,7 +8,8 @@ import pytest
 from compare.synthetic_noise import problem
 from scipy import stats
 
-from ringspec.compare.statistics.linear import detectable, threshold
+from ringspec.compare.statistics.linear import threshold
+from ringspec.compare.statistics.power import detectable
 from ringspec.compare.statistics.spread import growth
 from ringspec.compare.statistics.strata import Stratum, edges, heads, positions, workers
 from ringspec.compare.statistics.tests import alarms, errors_of, examine, told

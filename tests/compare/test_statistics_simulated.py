@@ -9,7 +9,7 @@ from compare.test_inference import backward_block, forward_block, truncate
 from scipy import stats
 
 from ringspec.compare.noise.predict import predict
-from ringspec.compare.statistics.linear import detectable
+from ringspec.compare.statistics.power import detectable
 from ringspec.compare.statistics.spread import growth
 from ringspec.compare.statistics.strata import strata_for
 from ringspec.compare.statistics.tests import alarms, errors_of, examine

@@ -85,6 +85,7 @@ from ringspec.recipes import Recipe, recipe
 __all__ = ["Noise", "predict"]
 
 TRUNCATIONS = ("p", "ds", "outputs", "gradients")
+ROUNDED_LAST = ("o", "dq", "dk", "dv")
 # Between 1 (all of the variance is common) and 0, whose predictions differ by up to a factor of 3.
 UNDECLARED = 0.97
 INNER = 0.5  # between 1 (one accumulator) and 0.1 (a sum in lanes)
@@ -102,6 +103,7 @@ class Noise:
                value whose place between two neighbours is known. Rows in which one key is visible, or that share
                a factor, have the same rounding error, so ``drift`` adds up over a tensor. Subtract it from errors
                before you sum them; :meth:`variance_of_sums` is the variance of the rest
+    ``before`` variance of o, dq, dk and dv before their last rounding
     ``attention``: the problem. ``heads``, ``stored`` and ``held``: data from which variances of sums are computed.
     """
 
@@ -109,6 +111,7 @@ class Noise:
     bound: Mapping[str, Array]
     mean: Mapping[str, Array]
     drift: Mapping[str, Array]
+    before: Mapping[str, Array]
     attention: Attention = field(repr=False)
     heads: Mapping[tuple[int, int], Elementary] = field(repr=False)
     stored: Mapping[str, Array] = field(repr=False)
@@ -244,6 +247,7 @@ class Results:
         self.value, self.variance, self.bound, self.mean, self.drift = (
             {name: np.zeros(shape) for name, shape in shapes.items()} for _ in range(5)
         )
+        self.before = {name: np.zeros(x) for name, x in shapes.items() if name in ROUNDED_LAST}
         self.heads: dict[tuple[int, int], Elementary] = {}
 
     def put(
@@ -275,7 +279,9 @@ class Results:
         for name, mean in self.mean.items():
             self.bound[name] = self.bound[name] + np.abs(mean)
         sd = {name: np.sqrt(x) for name, x in self.variance.items()}
-        return Noise(sd, self.bound, self.mean, self.drift, self.attention, self.heads, last)
+        return Noise(
+            sd, self.bound, self.mean, self.drift, self.before, self.attention, self.heads, last
+        )
 
 
 def predict_head(
@@ -296,6 +302,7 @@ def predict_head(
     lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
     results.put("o", (b, heads), head.o, rows.o, rows.mean, rows.drift)
     results.put("lse", (b, heads), lse, rows.lse, 0.0)
+    results.before["o"][b, heads] = rows.before
     at = Elementary(
         deviation(sources.zeta.variance),
         deviation(sources.sigma.variance),
@@ -316,6 +323,8 @@ def predict_head(
         results.put("dq", (b, heads), dq.value, dq.error, dq.mean, dq.drift)
         results.put("dk", (b, h), dk.value, dk.error, dk.mean, dk.drift)
         results.put("dv", (b, h), dv.value, dv.error, dv.mean, dv.drift)
+        for name, place, one in (("dq", heads, dq), ("dk", h, dk), ("dv", h, dv)):
+            results.before[name][b, place] = one.before
         at = dataclasses.replace(
             at,
             private=deviation(pairs.private.variance),

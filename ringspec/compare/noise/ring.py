@@ -45,7 +45,7 @@ class GradientNoise:
     """One gradient: its true ``value``, its whole ``error``, and the known part of that.
 
     ``local``: variance of its own roundings without the known part (``drift``). ``gain``: the fraction of all earlier
-    errors that survives the last rounding.
+    errors that survives the last rounding. ``before``: their variance.
     """
 
     value: Array
@@ -54,6 +54,7 @@ class GradientNoise:
     mean: Array
     drift: Array
     gain: Array
+    before: Array
 
 
 @dataclass(frozen=True)
@@ -226,14 +227,16 @@ def ended(
         made, lost = truncation(before.value, recipe.gradients, before.grid)
         local = before.local.variance + made.variance - before.explained
         one = np.ones(mean.shape)
-        return GradientNoise(before.value, before.error + made, local, mean + lost, drift, one)
+        error, unknown = before.error + made, before.unknown()
+        return GradientNoise(before.value, error, local, mean + lost, drift, one, unknown)
     shifted = Partial(
         before.value + mean, before.grid, before.error, before.local, drift, explained
     )
     after = shifted.rounded(recipe.gradients)
     own = np.maximum(before.local.variance - before.explained, 0.0)
     local, gain = after.unshared(shifted, own), after.gain + np.zeros(mean.shape)
-    return GradientNoise(before.value, after.error, local, mean, np.asarray(after.drift), gain)
+    drift = np.asarray(after.drift)
+    return GradientNoise(before.value, after.error, local, mean, drift, gain, shifted.unknown())
 
 
 def dkv_noise(

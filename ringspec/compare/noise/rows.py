@@ -38,7 +38,7 @@ class RowNoise:
     """``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: whole errors of the results. ``mean`` and ``drift``: those of o.
 
     ``output`` [G, Sq, Dv]: variance of o that no other element shares, without what ``drift`` explains (``explained``).
-    ``gain``: the fraction of all earlier errors that passes the last rounding.
+    ``gain``: the fraction of all earlier errors that passes the last rounding. ``before``: their variance.
     """
 
     o: Error
@@ -47,6 +47,7 @@ class RowNoise:
     explained: Array
     output: Array
     gain: Array
+    before: Array
     lse: Error
 
 
@@ -100,6 +101,7 @@ def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str
         np.asarray(rounded.explained),
         np.maximum(rounded.unshared(made, own), 0.0),
         rounded.gain + np.zeros(head.o.shape),
+        made.unknown(),
         lse,
     )
 

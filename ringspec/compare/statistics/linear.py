@@ -22,7 +22,7 @@ deviation is multiplied by ``high``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ from scipy import special
 from ringspec.compare.noise.rounding import spacing
 from ringspec.compare.statistics.strata import Stratum, by_exponent, by_sign
 from ringspec.compare.statistics.types import (
-    RATE,
     ROW_TENSORS,
     Allowance,
     Array,
@@ -237,40 +236,3 @@ def judged(
             count=int(count[g]),
             allowance=allowance,
         )
-
-
-def detectable(
-    noise: Predicted,
-    truth: Mapping[str, Array],
-    direction: Mapping[str, Array],
-    allowances: Mapping[str, Allowance],
-    *,
-    rate: float = RATE,
-    count: int = 500,
-    power: float = 0.999,
-    scale_direction: Mapping[str, Array] | None = None,
-) -> dict[str, float]:
-    """Return the smallest x for which an error ``x * direction`` raises an alarm with probability ``power``.
-
-    The result is by tensor, for the better of the whole-tensor contrasts. An alarm is raised if
-    ``|T| > allowed + z(rate / count) high sd``, and T is Gaussian about ``x sum c direction``.
-    ``scale_direction``: d result / d log scale, as passed to the tests (default: ``direction``).
-    A run detects the smallest value over the tensors. The value is infinite if every contrast is orthogonal to
-    the direction.
-    """
-    found = {}
-    for name, want in direction.items():
-        sd = noise.sd[name]
-        scale = (direction if scale_direction is None else scale_direction).get(name)
-        size = size_of(name, truth[name], scale)
-        allowance, best = allowances[name], math.inf
-        for c, _ in contrasts(sd, truth[name], scale, allowance.last).values():
-            variance = float(RowVariances(noise, name, c).whole()[0])
-            lever = abs(float((c * want).sum()))
-            if not (variance > 0 and lever > 0):
-                continue
-            allowed = float((np.abs(c) * (allowance.slope * size + allowance.share * sd)).sum())
-            reach = threshold(rate / count) * allowance.high + float(special.ndtri(power))
-            best = min(best, (allowed + reach * math.sqrt(variance)) / lever)
-        found[name] = best
-    return found

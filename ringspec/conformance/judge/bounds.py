@@ -74,17 +74,44 @@ def finding_of(
     want = expected.values[worker]
     if name == "lse":
         got = settle_empty_rows(got, want, claims)
-    return judge_tensor(
+    real = None if expected.real is None else expected.real[worker]
+    finding = judge_tensor(
         name,
         got,
         want,
         expected.rounded[worker],
         expected.scale[worker],
         bounds.factors[name],
-        None if expected.real is None else ~expected.real[worker],
+        None if real is None else ~real,
         floor=bounds.floors[name],
         worker=worker,
     )
+    if not finding.ok:
+        return finding
+    bound = bounds.factors[name] * expected.scale[worker] + bounds.floors[name]
+    return dataclasses.replace(finding, limit=limit_of(name, load(got), want, bound, real))
+
+
+def limit_of(
+    name: str, got: NDArray, want: NDArray, bound: NDArray, real: NDArray[np.bool_] | None
+) -> float | None:
+    """Return the smallest error of a whole tensor that is beyond the bound of an element; None if none is.
+
+    The error is relative, or a shift of lse. ``bound`` is that of elements or of rows, ``real`` [n] of the slots
+    that are compared.
+    """
+    if bound.ndim < want.ndim:
+        bound = bound[..., None]
+    bound = np.broadcast_to(bound, want.shape)
+    size = np.ones(want.shape) if name == "lse" else np.abs(want)
+    used = np.isfinite(want) & np.isfinite(got) & np.isfinite(bound) & (size > 0) & (bound > 0)
+    if real is not None:
+        used &= real.reshape((-1,) + (1,) * (want.ndim - 3))
+    if not used.any():
+        return None
+    with np.errstate(over="ignore"):
+        least = ((bound[used] + np.abs(got[used] - want[used])) / size[used]).min()
+    return float(least) if np.isfinite(least) else None
 
 
 def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None) -> Bounds:

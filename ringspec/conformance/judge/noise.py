@@ -9,13 +9,15 @@ reading of the recipe, is accepted: there is an alarm only if all readings raise
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ringspec.compare.inference.infer import CONTRADICTION, EVEN, infer, score
-from ringspec.compare.noise.predict import Noise, predict
+from ringspec.compare.noise.predict import predict
 from ringspec.compare.noise.problem import Geometry
+from ringspec.compare.statistics.power import Limits, Remembered, limits
 from ringspec.compare.statistics.strata import strata_for
 from ringspec.compare.statistics.tests import alarms, errors_of, examine, told
 from ringspec.compare.statistics.types import Allowance, Test, allowance_for
@@ -50,7 +52,8 @@ class Examined:
 
     ``recipe``: the declared one, or that of the input format, in the reading that fits. ``rms``: root mean
     square of error / predicted noise, by tensor. ``alarms``: the failed tests, out of ``count``, that a correct
-    kernel would pass. ``inferred``: sentences about the arithmetic that the errors imply, if it was inferred.
+    kernel would pass. ``inferred``: sentences about the arithmetic that the errors imply, if it was inferred. ``limits``: the
+    smallest errors that these tests detect, by tensor; empty if there is an alarm.
     """
 
     recipe: Recipe
@@ -59,6 +62,7 @@ class Examined:
     alarms: tuple[Test, ...]
     count: int
     inferred: tuple[str, ...] = ()
+    limits: Mapping[str, Limits] = dataclasses.field(default_factory=dict)
 
     def message(self) -> str:
         lines = [told(test) for test in self.alarms[:NAMED]]
@@ -77,6 +81,7 @@ class Examined:
             "tests": self.count,
             "alarms": [told(test) for test in self.alarms[:KEPT]],
             "inferred": list(self.inferred),
+            "limits": {name: one.as_dict() for name, one in self.limits.items()},
         }
 
 
@@ -209,32 +214,65 @@ def no_noisier(seen: Examined, grouped: bool) -> bool:
 def under(answer: Answer, recipe: Recipe) -> Examined:
     """Test all tensors under one reading."""
     attention = answer.question.attention
-    noise = predict(attention, recipe, answer.geometry)
+    noise = Remembered(predict(attention, recipe, answer.geometry))
     strata = strata_for(answer.geometry, attention.p, attention.k.shape[1])
     rms = {name: rms_ratio(error, noise.sd[name]) for name, error in answer.errors.items()}
 
-    def of(name: str, noise: Noise) -> list[Test]:
-        strict = answer.declared and not (answer.grouped and name in OF_KEYS)
-        allowance = allowance_for(recipe, name, answer.workers)
-        if not strict:
-            allowance = widened(allowance, usual_ratio(answer.errors[name], noise.sd[name]))
+    def of(name: str, noise: Remembered) -> list[Test]:
         made = examine(
             name, answer.errors[name], answer.question.truth[name], noise, strata[name],
-            allowance=allowance, direction=answer.question.directions[name],
-            merging=merging(answer, name),
+            allowance=allowance_of(answer, recipe, name, noise),
+            direction=answer.question.directions[name], merging=merging(answer, name),
         )  # fmt: skip
-        return [test for test in made if strict or test.name in SYSTEMATIC]
+        return [test for test in made if strict(answer, name) or test.name in SYSTEMATIC]
 
     by_name = {name: of(name, noise) for name in answer.errors}
     raised = alarms([test for tests in by_name.values() for test in tests], answer.rate)
     if any(test.tensor in READ_DELTA for test in raised) and recipe.outputs != recipe.merge:
         # A backward pass may read o before its last rounding, which a recipe cannot express.
-        unrounded = predict(attention, recipe.replace(outputs=recipe.merge), answer.geometry)
+        unrounded = Remembered(
+            predict(attention, recipe.replace(outputs=recipe.merge), answer.geometry)
+        )
         again = {name: of(name, unrounded) for name in READ_DELTA if name in answer.errors}
         if not alarms([test for tests in again.values() for test in tests], answer.rate):
             by_name |= again
     tests = [test for made in by_name.values() for test in made]
-    return Examined(recipe, answer.declared, rms, alarms(tests, answer.rate), len(tests))
+    raised = alarms(tests, answer.rate)
+    seen = {} if raised else limits_of(answer, recipe, noise, len(tests))
+    return Examined(recipe, answer.declared, rms, raised, len(tests), limits=seen)
+
+
+def limits_of(answer: Answer, recipe: Recipe, noise: Remembered, tests: int) -> dict[str, Limits]:
+    """Compute the smallest errors that these tests of each tensor detect."""
+    question = answer.question
+
+    def of(name: str) -> Limits:
+        def widened(added: Array) -> Allowance:
+            return allowance_of(answer, recipe, name, noise, added)
+
+        return limits(
+            name, question.truth[name], noise, noise.noise.before.get(name),
+            allowance_of(answer, recipe, name, noise), question.directions[name],
+            answer.rate / tests, widened=None if strict(answer, name) else widened,
+        )  # fmt: skip
+
+    return {name: of(name) for name in answer.errors}
+
+
+def strict(answer: Answer, name: str) -> bool:
+    """Tell whether a tensor must show no more noise than its recipe predicts."""
+    return answer.declared and not (answer.grouped and name in OF_KEYS)
+
+
+def allowance_of(
+    answer: Answer, recipe: Recipe, name: str, noise: Remembered, added: Array | float = 0.0
+) -> Allowance:
+    """Return what a correct kernel may show in a tensor, with an ``added`` error."""
+    allowance = allowance_for(recipe, name, answer.workers)
+    if strict(answer, name):
+        return allowance
+    error = np.abs(answer.errors[name]) + np.abs(added)
+    return widened(allowance, usual_ratio(error, noise.sd[name]))
 
 
 def merging(answer: Answer, name: str) -> Array:

@@ -1,0 +1,298 @@
+"""The smallest errors that the tests of one tensor detect, with a given probability.
+
+An alarm of a sum ``T = sum c e`` (:mod:`ringspec.compare.statistics.linear`) is raised if
+``|T| > allowed + z high sd``. An error of the kernel moves T by ``sum c response``, so it is detected
+with probability ``power`` if this exceeds ``allowed + (z high + z_power) sd``. :func:`limits` computes the
+smallest size of five errors:
+
+=========  ==================================================================================
+factor     the result times 1 + x before its last rounding
+scale      the softmax scale times 1 + x
+shift      lse + x
+bias       roundings of the result whose mean error is x units in the last place, towards zero
+share      a share x of the elements is wrong by one unit in the last place
+=========  ==================================================================================
+
+**Response.** The last rounding removes an error that does not reach the next number. The mean over all
+elements is the error itself, but the sums give most weight to the elements with the least noise, and these
+are rounded back. :func:`response` is the mean of the error after the rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from ringspec.compare.noise.predict import Noise
+from ringspec.compare.noise.rounding import between_neighbours, spacing
+from ringspec.compare.statistics.linear import RowVariances, contrasts, size_of, threshold
+from ringspec.compare.statistics.spread import correlation
+from ringspec.compare.statistics.types import RATE, Allowance, Array, Predicted
+from ringspec.formats import format_of
+
+POWER = 0.999
+WIDE = 24  # digits of float32: its spacing is below the noise before the last rounding
+GROWTH, LADDER = 1.1, 80  # of the sizes that are tried, and their number
+BLURRED = 0.25  # squared spacings: with more noise before it, the last rounding passes an error on
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The smallest errors of one tensor that are detected (module docstring); None: at no size, or not tested."""
+
+    factor: float | None = None
+    scale: float | None = None
+    shift: float | None = None
+    bias: float | None = None
+    share: float | None = None
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the errors that have a limit.
+
+        >>> Limits(factor=1e-4).as_dict()
+        {'factor': 0.0001}
+        """
+        return {name: x for name, x in dataclasses.asdict(self).items() if x is not None}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One weighted sum of the errors of a tensor: its weights, standard deviation and allowed mean."""
+
+    weights: Array
+    deviation: float
+    allowed: float
+
+    def smallest(self, pattern: Array, reach: float) -> float:
+        """The smallest x at which errors ``x * pattern`` are detected; infinity if the sum does not see them."""
+        lever = abs(float((self.weights * pattern).sum()))
+        return (self.allowed + reach * self.deviation) / lever if lever > 0 else math.inf
+
+
+def sums_of(
+    noise: Predicted, name: str, truth: Array, direction: Array | None, allowance: Allowance
+) -> Iterator[Sum]:
+    """Yield the sums over a whole tensor that have noise."""
+    sd, size = noise.sd[name], size_of(name, truth, direction)
+    for c, _ in contrasts(sd, truth, direction, allowance.last).values():
+        variance = float(RowVariances(noise, name, c).whole()[0])
+        if variance > 0:
+            allowed = np.abs(c) * (allowance.slope * size + allowance.share * sd)
+            yield Sum(c, math.sqrt(variance), float(allowed.sum()))
+
+
+def reach_of(p: float, power: float, allowance: Allowance) -> float:
+    """Predicted standard deviations by which an error must move a sum; ``p``: false-alarm rate of one test."""
+    return threshold(p) * allowance.high + float(special.ndtri(power))
+
+
+def detectable(
+    noise: Predicted,
+    truth: Mapping[str, Array],
+    direction: Mapping[str, Array],
+    allowances: Mapping[str, Allowance],
+    *,
+    rate: float = RATE,
+    count: int = 500,
+    power: float = POWER,
+    scale_direction: Mapping[str, Array] | None = None,
+) -> dict[str, float]:
+    """The smallest x at which an error ``x * direction`` is an alarm with probability ``power``.
+
+    By tensor, for the best sum over the whole tensor. ``rate`` false alarms in ``count`` tests. ``scale_direction``:
+    d result / d log scale, as it is given to the tests (default: ``direction``).
+    A run detects the smallest value over the tensors. Infinity if every contrast is orthogonal to
+    the direction.
+    """
+    found = {}
+    for name, want in direction.items():
+        scale = (direction if scale_direction is None else scale_direction).get(name)
+        reach = reach_of(rate / count, power, allowances[name])
+        sums = sums_of(noise, name, truth[name], scale, allowances[name])
+        found[name] = min((one.smallest(want, reach) for one in sums), default=math.inf)
+    return found
+
+
+def response(truth: Array, before: Array, last: str, error: Array) -> Array:
+    """The mean error after the last rounding, of an error before it.
+
+    ``before``: variance of the noise before that rounding, to the format ``last``; the mean is over this noise.
+
+    >>> x, n = np.array([1.0, 1.0]), np.array([0.0, 1e-4])
+    >>> response(x, n, "bfloat16", np.full(2, 1e-3)).round(4).tolist()
+    [0.0, 0.001]
+    """
+    moved = error.copy()
+    if format_of(last).precision >= WIDE:
+        return moved
+    u = spacing(truth, last)
+    few = before < BLURRED * u * u
+    u, x, t2 = u[few], truth[few] / u[few], before[few] / (u[few] * u[few])
+    lost = [between_neighbours(one, t2)[0] for one in (x, x + error[few] / u)]
+    moved[few] += (lost[1] - lost[0]) * u
+    return moved
+
+
+def limits(
+    name: str,
+    truth: Array,
+    noise: Predicted,
+    before: Array | None,
+    allowance: Allowance,
+    direction: Array,
+    p: float,
+    *,
+    power: float = POWER,
+    widened: Callable[[Array], Allowance] | None = None,
+) -> Limits:
+    """Compute the limits of one tensor.
+
+    ``before``: variance before the last rounding, None for lse. ``p``: false-alarm rate of one test. ``widened``: for a
+    kernel that declares no recipe, the allowance that it gets with an additional error; only sums are tested then.
+    Others as for :func:`ringspec.compare.statistics.tests.examine`.
+    """
+    direction = np.where(np.isfinite(direction), direction, 0.0)
+    finite = np.where(np.isfinite(truth), truth, 0.0)
+    sums = list(sums_of(noise, name, truth, direction, allowance))
+
+    def detected(pattern: Array, size: float, rounded: bool) -> float:
+        """The smallest size, where the response and the allowance are those of ``size``."""
+        moved = size * pattern
+        if rounded and before is not None:
+            moved = response(finite, before, allowance.last, moved)
+        allowed = allowance if widened is None else widened(moved)
+        return least(sums, moved / size, reach_of(p, power, allowed))
+
+    def by_sums(pattern: Array, rounded: bool = True) -> float | None:
+        size = least(sums, pattern, reach_of(p, power, allowance))
+        if not math.isfinite(size):
+            return None
+        needed = detected(pattern, size, rounded)
+        if widened is None:
+            return needed if math.isfinite(needed) else None
+        for _ in range(LADDER):  # the error itself widens the allowance
+            if needed <= size:
+                return size
+            size *= GROWTH
+            needed = detected(pattern, size, rounded)
+        return None
+
+    if name == "lse":
+        shift = np.isfinite(truth).astype(np.float64)
+        return Limits(scale=by_sums(direction), shift=by_sums(shift))
+    step = np.where(finite == 0, 0.0, spacing(finite, allowance.last))
+    share = None
+    if widened is None:
+        share = smallest_share(name, finite, noise, step, allowance, p, power)
+    bias = by_sums(np.sign(finite) * step, rounded=False)
+    return Limits(by_sums(finite), by_sums(direction), None, bias, share)
+
+
+def least(sums: Sequence[Sum], pattern: Array, reach: float) -> float:
+    return min((one.smallest(pattern, reach) for one in sums), default=math.inf)
+
+
+def smallest_share(
+    name: str,
+    truth: Array,
+    noise: Predicted,
+    step: Array,
+    allowance: Allowance,
+    p: float,
+    power: float,
+) -> float | None:
+    """The share of elements, chosen at random, that must be wrong by one ``step`` to be detected.
+
+    Either one of them is an outlier, or all of them are an excess of variance. None: not even all are detected.
+    """
+    sd = noise.sd[name]
+    noisy = (sd > 0) & (step > 0)
+    if not noisy.any():
+        return None
+    sd, step = sd[noisy], step[noisy]
+    size = np.abs(truth[noisy])
+    beyond = threshold(p / sd.size) * allowance.high * sd + allowance.slope * size
+    beyond = beyond + allowance.share * sd + 0.5 * step
+    drift = noise.drift[name][noisy] if name in noise.drift else np.zeros(sd.shape)
+    alone = [np.abs(sign * step + drift) > beyond for sign in (1.0, -1.0)]
+    chance = float(np.mean(alone))
+    square = np.where(alone[0] | alone[1], 0.0, step / sd) ** 2
+    share = share_needed(square, mean_square_needed(name, noise, allowance, p, power), power)
+    if chance > 0:
+        count = math.log(1.0 - power) / math.log(1.0 - chance) if chance < 1 else 1.0
+        share = min(share, count / sd.size)
+    return share if share < 1 else None
+
+
+def share_needed(square: Array, needed: float, power: float) -> float:
+    """The share of elements, chosen at random, whose ``square`` adds up to ``needed`` times their number.
+
+    The sum over the chosen elements varies; it is large enough with probability ``power``.
+    """
+    mean, z = float(square.mean()), float(special.ndtri(power))
+    if mean == 0:
+        return math.inf
+    spread = z * math.sqrt(float((square * square).mean()))
+    root = (spread + math.sqrt(spread * spread + 4.0 * mean * square.size * needed)) / (2.0 * mean)
+    return root * root / square.size
+
+
+def mean_square_needed(
+    name: str, noise: Predicted, allowance: Allowance, p: float, power: float
+) -> float:
+    """The mean square, in units of the noise, that errors must add to be an excess of variance.
+
+    The noise of the correct kernel may be as small as its allowance says.
+    """
+    sd = noise.sd[name]
+    noisy = sd > 0
+    unit = np.where(noisy, 1.0 / np.where(noisy, sd, 1.0), 0.0)
+    # The signs of the tests themselves, so that their variances are known already.
+    rng = np.random.default_rng([zlib.crc32(name.encode()), *sd.shape])
+    known = correlation(noise, name, unit, rng)
+    counts = noisy.reshape(known.within.size, -1).sum(axis=1).astype(np.float64)
+    n = float(counts.sum())
+    square, norm = known.of(counts, n)
+    x = math.log(1.0 / p)
+    excess = 2.0 * math.sqrt(x * square) / n + 2.0 * x * norm / n
+    margin = float(special.ndtri(power)) * math.sqrt(2.0 * square) / n
+    return allowance.high**2 * (1.0 + excess + margin) - allowance.low**2
+
+
+@dataclass
+class Remembered:
+    """A prediction that remembers the variances that were computed: tests and limits share many."""
+
+    noise: Noise
+    known: dict[Any, Array] = field(default_factory=dict)
+
+    @property
+    def sd(self) -> Mapping[str, Array]:
+        return self.noise.sd
+
+    @property
+    def mean(self) -> Mapping[str, Array]:
+        return self.noise.mean
+
+    @property
+    def drift(self) -> Mapping[str, Array]:
+        return self.noise.drift
+
+    def variance_of_sums(self, name: str, weights: Array, labels: Any = None) -> Array:
+        key = (name, digest(weights), None if labels is None else digest(labels))
+        if key not in self.known:
+            self.known[key] = np.asarray(self.noise.variance_of_sums(name, weights, labels))
+        return self.known[key]
+
+
+def digest(x: NDArray) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(x).tobytes(), digest_size=16).digest()
