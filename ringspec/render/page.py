@@ -29,6 +29,16 @@ class Headline:
     incomplete: str | None
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The table of the errors that the run could not have seen."""
+
+    heading: Any
+    heads: list[Any]
+    rows: list[list[Any]]
+    notes: list[Any]
+
+
 def page(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return the page of a report's lines: the header, the cases, and the footer if there is one.
 
@@ -66,6 +76,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
         failures=[failure(case, header, n < 3) for n, case in enumerate(failed[:MOST_FAILURES])],
         matrix=matrix(cases),
         errors=worst_errors(cases),
+        limits=limits(next((line for line in lines if line.get("kind") == "limits"), {})),
         reasons=reasons(cases),
         outcomes=sorted(counts),
         cases=[case_row(case) for case in cases],
@@ -101,6 +112,14 @@ def untested(coverage: Mapping[str, Any]) -> list[str]:
         f"{str(kind).replace('_', ' ')}: {', '.join(map(str, values))}"
         for kind, values in kinds.items()
     ]
+
+
+def limits(line: Mapping[str, Any]) -> Limits | None:
+    """The table of the line 'limits', whose first row has the heads."""
+    rows = [listed(row) for row in listed(line.get("rows"))]
+    if len(rows) < 2:
+        return None
+    return Limits(line.get("heading"), rows[0], rows[1:], listed(line.get("notes")))
 
 
 def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from ringspec.conformance.cases.model import PROFILES, RunCase
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.junit import junit
+from ringspec.conformance.report.limits import limits_of
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.report.report import (
     Report,
@@ -123,7 +124,10 @@ def perform(
             # Single cases do not test most claims, so a replay does not list the untested ones.
             coverage = None if profile == "replay" else summary.coverage
             changed = changed_since(header, computed_with(target, spec))
-            footers = [writer.finish(summary.complete, coverage, changed) for writer in lines]
+            limits = limits_of(summary.records)
+            footers = [
+                writer.finish(summary.complete, coverage, changed, limits) for writer in lines
+            ]
         report = Report(header, summary.records, footers[0])
         write_files(report, wanted)
         if not as_json:

@@ -14,6 +14,8 @@ import click
 
 from ringspec.cli.shared import output
 from ringspec.conformance.diagnose.summary import most_likely
+from ringspec.conformance.report.limits import limits_of
+from ringspec.conformance.report.limits_text import limit_lines
 from ringspec.conformance.report.records import FAILURES, Record
 from ringspec.conformance.report.report import Report
 from ringspec.conformance.report.shared import same_message, shared_dtype_lines, with_shared_dtype
@@ -110,6 +112,7 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     assert report.footer is not None
     show_changed(report.header, report.footer)
     show_coverage(report.footer.get("coverage", {}))
+    output.show(limit_lines(limits_of(report.records)))
     output.echo([report.footer["headline"]])  # one line, which programs read
     output.echo(plain(f"{name}: {path}") for name, path in sorted(files.items()))
 

@@ -12,6 +12,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ringspec.conformance.diagnose.summary import most_likely
+from ringspec.conformance.report.limits import limits_of
+from ringspec.conformance.report.limits_text import limit_lines
 from ringspec.conformance.report.records import FAILURES, Record
 from ringspec.conformance.report.report import Report
 from ringspec.conformance.report.words import record_text, verdict_lines
@@ -60,7 +62,7 @@ def junit(report: Report) -> str:
 
 
 def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.Element:
-    """List the verdict, the diagnosis, what was not tested, versions, and files of imported packages."""
+    """List the verdict, the diagnosis, what was not tested or not seen, versions, and imported files."""
     footer = report.footer or {}
     coverage = footer.get("coverage") or {}
     values = {
@@ -70,6 +72,7 @@ def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.E
         ).removeprefix("diagnosis: "),
         "not tested": coverage.get("untested_line", ""),
         "hint": " ".join(coverage.get("hints", ())),
+        "not seen": "\n".join(limit_lines(limits_of(report.records))),
     }
     for kind in CHANGING:
         named = {**report.header.get(kind, {}), **footer.get(kind, {})}

@@ -7,10 +7,12 @@ import math
 from typing import Any, NoReturn
 
 from ringspec import strictjson
-from ringspec.conformance.report.records import OUTCOMES, Finding, Record
+from ringspec.compare.statistics.power import Limits
+from ringspec.conformance.report.records import OUTCOMES, TENSORS, Finding, Record
 from ringspec.errors import FileFormatError, shown
 
 MAX_LINE = 1 << 24
+KINDS = {one.name for one in dataclasses.fields(Limits)}
 TEXT = 1 << 20
 NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 HEADER = {
@@ -93,6 +95,7 @@ def read_record(line: dict[str, Any], what: str) -> Record:
     for name in ("needs", "picture", "noise", "diagnosis", "used"):
         mapping(data.get(name) or {}, f"{name} in {what}")
     check_diagnosis(data.get("diagnosis") or {}, f"the diagnosis in {what}")
+    check_noise(data.get("noise") or {}, f"noise in {what}")
     if "seconds" in data:
         data["seconds"] = number(data["seconds"], f"seconds in {what}")
     flags, findings = (
@@ -149,6 +152,19 @@ def truth(value: Any, what: str) -> bool:
     return value
 
 
+def check_noise(found: dict[str, Any], what: str) -> None:
+    """Check the parts from which the limits of a run are made: ``recipe``, ``declared`` and ``limits``."""
+    if "limits" not in found:  # written by an earlier version
+        return
+    text(found.get("recipe"), f"recipe of {what}")
+    truth(found.get("declared"), f"declared of {what}")
+    for name, kinds in mapping(found["limits"], f"limits of {what}").items():
+        if name not in TENSORS or not set(mapping(kinds, what)) <= KINDS:
+            refuse(f"known tensors and errors as limits of {what}", {name: kinds})
+        for kind, size in mapping(kinds, f"limits of {name} of {what}").items():
+            found["limits"][name][kind] = positive(size, f"limit {kind} of {name} of {what}")
+
+
 def read_finding(line: Any, what: str) -> Finding:
     data = dict(mapping(line, f"finding in {what}"))
     fields(data, Finding, "finding", what)
@@ -160,6 +176,8 @@ def read_finding(line: Any, what: str) -> Finding:
     for name in ("got", "want"):
         if data.get(name) is not None:
             data[name] = number(data[name], f"{name} in {what}")
+    if data.get("limit") is not None:
+        data["limit"] = positive(data["limit"], f"limit in {what}")
     where = listed(data.get("where", []), f"where in {what}")
     data["where"] = tuple(whole(one, f"where in {what}") for one in where)
     return Finding(**data)
@@ -201,6 +219,13 @@ def whole(value: Any, what: str) -> int:
     if type(value) is not int or abs(value) > 1 << 53:
         refuse(f"a whole number as {what}", value)
     return value
+
+
+def positive(value: Any, what: str) -> float:
+    found = number(value, what)
+    if not 0 < found < math.inf:
+        refuse(f"a positive number as {what}", value)
+    return found
 
 
 def number(value: Any, what: str) -> float:

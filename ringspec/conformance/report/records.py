@@ -14,6 +14,7 @@ __all__ = ["Record"]
 
 # The comparison of one tensor of one worker.
 Finding = TensorVerdict
+TENSORS = ("o", "lse", "dq", "dk", "dv")  # those that have limits
 OUTCOMES = {
     "pass": "every compared value is within its bound",
     "mismatch": "a value is beyond its bound, or is NaN or infinite where it must not be",

@@ -24,6 +24,8 @@ import numpy as np
 import ringspec
 from ringspec.conformance.diagnose.summary import most_likely
 from ringspec.conformance.report.coverage import Coverage
+from ringspec.conformance.report.limits import FormatLimits, as_data, limits_of
+from ringspec.conformance.report.limits_text import explanation, heading, limit_rows
 from ringspec.conformance.report.lines import (
     check_coverage,
     lines_of,
@@ -161,15 +163,17 @@ class ReportWriter:
         complete: bool,
         coverage: Coverage | None = None,
         changed: Mapping[str, Any] | None = None,
+        limits: Sequence[FormatLimits] | None = None,
     ) -> dict[str, Any]:
         """Write the footer and return it.
 
         ``coverage``: what was not tested; None if unknown. ``changed``: from
-        :func:`ringspec.conformance.target.provenance.changed_since`.
+        :func:`ringspec.conformance.target.provenance.changed_since`. ``limits``: the smallest errors that the
+        cases detect, from :func:`ringspec.conformance.report.limits.limits_of`; None: left out.
         """
         counts = ordered(self.outcomes)
         known = None if coverage is None else coverage.as_dict()
-        footer = footer_of(counts, complete, known) | dict(changed or {})
+        footer = footer_of(counts, complete, known, limits) | dict(changed or {})
         self.line(footer)
         return footer
 
@@ -181,14 +185,19 @@ def case_line(record: Record) -> dict[str, Any]:
 
 
 def footer_of(
-    counts: Mapping[str, int], complete: bool, coverage: Mapping[str, Any] | None = None
+    counts: Mapping[str, int],
+    complete: bool,
+    coverage: Mapping[str, Any] | None = None,
+    limits: Sequence[FormatLimits] | None = None,
 ) -> dict[str, Any]:
     """Make the last line. A run in which some cases were not run is not complete.
 
     ``coverage``: what the run did not test, from :meth:`ringspec.conformance.report.coverage.Coverage.as_dict`;
-    None: unknown, and left out of the line.
+    None: unknown, and left out of the line; so are ``limits``.
     """
-    known = {} if coverage is None else {"coverage": dict(coverage)}
+    known: dict[str, Any] = {} if coverage is None else {"coverage": dict(coverage)}
+    if limits is not None:
+        known["limits"] = as_data(limits)
     return {
         "kind": "footer",
         "summary": dict(counts),
@@ -221,7 +230,9 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
     """Return all lines of a report as plain data, for :mod:`ringspec.render`.
 
     If failures were diagnosed, a line of the kind 'verdict' precedes the footer, with the verdict in words as
-    ``lines`` and the id of the case that shows the explanation. The file has no such line, because it follows from the cases.
+    ``lines`` and the id of the case that shows the explanation. A line of the kind 'limits' has the ``heading``, ``rows``
+    and ``notes`` of the errors that the run could not have seen. The file has no such lines, because they follow
+    from the cases.
     """
     lines = [plain(report.header), *map(case_line, report.records)]
     found = most_likely(report.records)
@@ -229,6 +240,10 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
         words = verdict_lines(found, report.header["target"]["spec"])
         shown_by = (found["explanation"] or {}).get("shown_by")
         lines.append({"kind": "verdict", "lines": words, "shown_by": shown_by})
+    limits = limits_of(report.records)
+    if limits:
+        rows, notes = limit_rows(limits), explanation(limits)
+        lines.append({"kind": "limits", "heading": heading(), "rows": rows, "notes": notes})
     return lines if report.footer is None else [*lines, report.footer]
 
 
@@ -269,7 +284,8 @@ def check_footer(footer: dict[str, Any], records: tuple[Record, ...], what: str)
     complete, coverage = footer.get("complete"), footer.get("coverage")
     if coverage is not None:
         check_coverage(coverage, f"coverage in the footer of {what}")
-    due = footer_of(counts_of(records), complete is True, coverage)
+    limits = limits_of(records) if "limits" in footer else None
+    due = footer_of(counts_of(records), complete is True, coverage, limits)
     said = {name: value for name, value in footer.items() if name not in CHANGING}
     for name in footer.keys() & set(CHANGING):
         texts_by_name(footer[name], f"{name} in the footer of {what}")

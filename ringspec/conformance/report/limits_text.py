@@ -1,0 +1,121 @@
+"""The limits of a run in words: a table, and one sentence that says what a number in it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ringspec.compare.statistics.power import POWER
+from ringspec.conformance.report.limits import BOUNDS, FormatLimits
+
+FACTORS = ("o", "dq", "dk", "dv")
+HEADS = {
+    "inputs": "",
+    "scale": "softmax scale times 1 + x",
+    "o": "o times 1 + x",
+    "dq": "dq times 1 + x",
+    "dk": "dk times 1 + x",
+    "dv": "dv times 1 + x",
+    "lse": "lse + x",
+    "bias": "mean error of rounding o, in units in the last place, towards 0",
+    "wrong": "share of elements of o that are wrong by one unit in the last place",
+}
+NONE = "-"
+BY_BOUNDS, UNDECLARED = "*", "+"
+MARKS = {
+    UNDECLARED: "no recipe is declared: the size of the noise is not tested",
+    BY_BOUNDS: "no statistics: the limit is the bound of a single element",
+}
+
+
+def limit_rows(limits: Sequence[FormatLimits]) -> list[list[str]]:
+    """Return the cells of the table, the heads first; a column in which no format has a limit is left out.
+
+    >>> from ringspec.conformance.report.limits import Limit
+    >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}
+    >>> limit_rows([FormatLimits("bfloat16", "bf16", True, found)])
+    [['inputs', 'o'], ['bfloat16', '1.7e-4']]
+    """
+    rows = [list(HEADS), *(cells_of(one) for one in limits)]
+    used = [n for n in range(len(HEADS)) if any(row[n] != NONE for row in rows[1:])]
+    return [[row[n] for n in used] for row in rows]
+
+
+def cells_of(one: FormatLimits) -> list[str]:
+    """Return the row of one format."""
+    by_bounds = all(x.by == BOUNDS for kinds in one.found.values() for x in kinds.values())
+    mark = BY_BOUNDS if by_bounds else "" if one.declared else UNDECLARED
+    first = next((name for name in FACTORS if one.size(name, "bias") is not None), "o")
+    shift, bias, share = one.size("lse", "shift"), one.size(first, "bias"), one.size(first, "share")
+    return [
+        one.format + mark,
+        figure(one.least("scale")),
+        *(figure(one.size(name, "factor")) for name in FACTORS),
+        NONE if shift is None else f"+{figure(shift)}",
+        figure(bias),
+        NONE if share is None else f"1 in {math.floor(1 / share)}",
+    ]
+
+
+def figure(x: float | None) -> str:
+    """Format a size with two digits, rounded up: an error of this size is detected.
+
+    >>> figure(1.61e-4), figure(0.0431), figure(9.95e-5), figure(0.5), figure(11.2), figure(None)
+    ('1.7e-4', '0.044', '1.0e-4', '0.50', '12', '-')
+    """
+    if x is None:
+        return NONE
+    if x >= 10:
+        return f"{math.ceil(x)}"
+    exponent = math.floor(math.log10(x))
+    digits = math.ceil(x / 10.0 ** (exponent - 1) - 1e-9)
+    if digits >= 100:
+        digits, exponent = 10, exponent + 1
+    if -2 <= exponent:
+        return f"{digits * 10.0 ** (exponent - 1):.{1 - exponent}f}"
+    return f"{digits // 10}.{digits % 10}e{exponent}"
+
+
+def limit_lines(limits: Sequence[FormatLimits]) -> list[str]:
+    """Return the text of the limits in lines of at most 80 characters; none without limits."""
+    if not limits:
+        return []
+    rows = limit_rows(limits)
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    table = [
+        "  " + " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [heading(), *table, *(f"  {line}" for line in explanation(limits))]
+
+
+def heading() -> str:
+    """Say what the numbers of the table are."""
+    return f"not seen by this run: errors below these sizes, found at them in {100 * POWER:g} %"
+
+
+def explanation(limits: Sequence[FormatLimits]) -> list[str]:
+    """Say what a number of the table means, what its last columns are, and what the marks are."""
+    heads, marks = limit_rows(limits)[0], {cells_of(one)[0][-1] for one in limits}
+    lines = [meaning(limits)]
+    if "bias" in heads:
+        lines.append("bias: mean error of rounding o towards 0, in units in the last place (ulp)")
+    if "wrong" in heads:
+        lines.append("wrong: elements of o that are wrong by 1 ulp")
+    return lines + [f"{mark} {words}" for mark, words in MARKS.items() if mark in marks]
+
+
+def meaning(limits: Sequence[FormatLimits]) -> str:
+    """Put one number into a sentence.
+
+    >>> from ringspec.conformance.report.limits import Limit
+    >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}
+    >>> meaning([FormatLimits("bfloat16", "bf16", True, found)])
+    'so a bfloat16 kernel whose o is too large by a factor below 1 + 1.7e-4 passes'
+    """
+    sizes = [(one, name, one.size(name, "factor")) for one in limits for name in FACTORS]
+    told = next(((one, name, x) for one, name, x in sizes if x is not None), None)
+    if told is None:
+        return "lse: x is added to all its elements"
+    one, name, size = told
+    return f"so a {one.format} kernel whose {name} is too large by a factor below 1 + {figure(size)} passes"
