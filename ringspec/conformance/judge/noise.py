@@ -17,7 +17,7 @@ import numpy as np
 from ringspec.compare.inference.infer import CONTRADICTION, EVEN, infer, score
 from ringspec.compare.noise.predict import predict
 from ringspec.compare.noise.problem import Geometry
-from ringspec.compare.statistics.power import Limits, Remembered, limits
+from ringspec.compare.statistics.power import OPEN, UNDECLARED, Limits, Remembered, limits
 from ringspec.compare.statistics.strata import strata_for
 from ringspec.compare.statistics.tests import alarms, errors_of, examine, told
 from ringspec.compare.statistics.types import Allowance, Test, allowance_for
@@ -123,7 +123,8 @@ def examined(
     answer = Answer(question, geometry_of(call), errors, call.workers, declared, grouped, rate)
     recipe = recipe_for(claims, call.formats)
     first, *others = readings(recipe, longest_block(answer.geometry))
-    seen = under(answer, first)
+    margin = (OPEN if declared else UNDECLARED) if others else 1.0
+    seen = under(answer, first, margin)
     if not seen.alarms:
         return seen
     likely = []
@@ -131,7 +132,7 @@ def examined(
         likely = as_likely(answer, first, others, in_o(seen))
     told_of = seen
     for reading in likely:
-        result = under(answer, reading)
+        result = under(answer, reading, margin)
         if not result.alarms and (not declared or no_noisier(result, grouped)):
             return result
         if result.alarms and in_o(told_of) and not in_o(result):
@@ -211,8 +212,8 @@ def no_noisier(seen: Examined, grouped: bool) -> bool:
     )
 
 
-def under(answer: Answer, recipe: Recipe) -> Examined:
-    """Test all tensors under one reading."""
+def under(answer: Answer, recipe: Recipe, margin: float = 1.0) -> Examined:
+    """Test all tensors under one reading; ``margin``: of the limits, where other readings are accepted too."""
     attention = answer.question.attention
     noise = Remembered(predict(attention, recipe, answer.geometry))
     strata = strata_for(answer.geometry, attention.p, attention.k.shape[1])
@@ -238,12 +239,14 @@ def under(answer: Answer, recipe: Recipe) -> Examined:
             by_name |= again
     tests = [test for made in by_name.values() for test in made]
     raised = alarms(tests, answer.rate)
-    seen = {} if raised else limits_of(answer, recipe, noise, len(tests))
+    seen = {} if raised else limits_of(answer, recipe, noise, len(tests), margin)
     return Examined(recipe, answer.declared, rms, raised, len(tests), limits=seen)
 
 
-def limits_of(answer: Answer, recipe: Recipe, noise: Remembered, tests: int) -> dict[str, Limits]:
-    """Compute the smallest errors that these tests of each tensor detect."""
+def limits_of(
+    answer: Answer, recipe: Recipe, noise: Remembered, tests: int, margin: float
+) -> dict[str, Limits]:
+    """Compute the smallest errors that these tests of each tensor detect, times ``margin`` except for lse."""
     question = answer.question
 
     def of(name: str) -> Limits:
@@ -254,6 +257,7 @@ def limits_of(answer: Answer, recipe: Recipe, noise: Remembered, tests: int) -> 
             name, question.truth[name], noise, noise.noise.before.get(name),
             allowance_of(answer, recipe, name, noise), question.directions[name],
             answer.rate / tests, widened=None if strict(answer, name) else widened,
+            margin=1.0 if name == "lse" else margin,
         )  # fmt: skip
 
     return {name: of(name) for name in answer.errors}
