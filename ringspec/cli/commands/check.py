@@ -84,6 +84,13 @@ def report_options(function: Function) -> Function:
     metavar="N",
     help="Number of parallel processes.",
 )
+@click.option(
+    "--sharp",
+    type=click.FloatRange(0, 86_400, min_open=True),
+    metavar="SECONDS",
+    help="Add a larger noise case in bfloat16 that takes about this time at most: the smallest that detects a "
+    "relative error of 1e-4 in o, or the largest that fits. An estimate is shown first.",
+)
 @timeout_option
 @click.option(
     "--expected-failures",

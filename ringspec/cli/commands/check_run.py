@@ -27,8 +27,10 @@ from ringspec.conformance.report.report import (
 from ringspec.conformance.run.executor import opened
 from ringspec.conformance.run.expected import Expectation, read_expected
 from ringspec.conformance.run.load import asked_of, telling
+from ringspec.conformance.run.sharp import chosen as larger_case
 from ringspec.conformance.run.suite import Summary, run, selected
 from ringspec.conformance.target.project import target_or_default
+from ringspec.conformance.target.protocol import Target
 from ringspec.conformance.target.provenance import changed_since, computed_with
 from ringspec.errors import OptionError, nearest, shown
 from ringspec.render import page
@@ -45,6 +47,7 @@ def check(
     timeout: float,
     expected_failures: Path | None,
     as_json: bool,
+    sharp: float | None = None,
     **files: Path | None,
 ) -> None:
     """Run a profile."""
@@ -58,7 +61,7 @@ def check(
         "expected_failures": expected,
         "profile": profile,
     }
-    perform(spec, profile, run_cases(profile), options, as_json, files)
+    perform(spec, profile, run_cases(profile), options, as_json, files, sharp)
 
 
 def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path | None) -> None:
@@ -87,17 +90,24 @@ def perform(
     options: dict[str, Any],
     as_json: bool,
     files: dict[str, Path | None],
+    sharp: float | None = None,
 ) -> None:
-    """Load the target, run the cases, write reports; exit with the exit code if it is not 0."""
+    """Load the target, run the cases, write reports; exit with the exit code if it is not 0.
+
+    ``sharp``: seconds for a larger noise case.
+    """
     wanted: Files = {name: path for name, path in files.items() if path is not None}
     for path in wanted.values():
         check_destination(path)
-    chosen = selected(cases, options.get("only"))
+    selected(cases, options.get("only"))  # a wrong pattern is refused before the target is loaded
     timeout = options.get("timeout")
     # A debugger requires the target in this process, and the terminal to itself.
     debugged = timeout is None and options.get("jobs", 1) == 1
     target = opened(spec, timeout, here=debugged)
     try:
+        if sharp is not None:
+            cases = sharpened(cases, options, target, spec, sharp)
+        chosen = selected(cases, options.get("only"))
         Expectation(options.get("expected_failures") or {}, target, cases)
         header = make_header(target, spec=spec, profile=profile, vectors=vectors_data())
         header["options"] = {"timeout": timeout}
@@ -136,6 +146,19 @@ def perform(
     finally:
         with telling(f"a close() of {spec} that returns"):
             getattr(target, "close", lambda: None)()
+
+
+def sharpened(
+    cases: list[RunCase], options: dict[str, Any], target: Target, spec: str, seconds: float
+) -> list[RunCase]:
+    """Add the larger noise case that takes at most ``seconds``, also to the patterns of ids."""
+    added = larger_case(target, spec, seconds)
+    click.echo(added.words, err=True)
+    if added.case is None:
+        return cases
+    if options["only"] is not None:
+        options["only"] = (*options["only"], added.case.id)
+    return [*cases, added.case]
 
 
 def check_destination(path: Path) -> None:

@@ -11,6 +11,7 @@ from ringspec.conformance.cases import (
     properties,
     random_seeds,
     readout,
+    sharp,
 )
 from ringspec.conformance.cases.model import PROFILES, RunCase
 from ringspec.conformance.target.declared import check_name
@@ -19,15 +20,18 @@ __all__ = ["run_cases"]
 
 
 def run_cases(profile: str = "core") -> list[RunCase]:
-    """Return all cases of a profile, 'smoke', 'core', 'full', 'seeds' or 'noise', in the order of a run.
+    """Return all cases of a profile, 'smoke', 'core', 'full', 'seeds', 'noise' or 'sharp', in their order.
 
     Readouts come first, because they say most about a fault; then exact probes, golden vectors, properties, pairs and edges;
     then, except in 'smoke', the noise of whole tensors. 'noise' has only the last. 'seeds' has only random inputs.
+    'sharp' has the larger noise cases, of which a run with ``--sharp`` adds one.
     Raises OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":
         return list(random_seeds.cases())
+    if profile == "sharp":
+        return list(sharp.cases())
     parts = () if profile == "noise" else (readout, probes, golden, properties, pairs, edges)
     found = [case for part in parts for case in part.cases(profile)]
     return found if profile == "smoke" else [*found, *noise.cases()]

@@ -29,7 +29,8 @@ def main() -> None:
     request = control.next()
     diagnoser = Diagnoser() if setup["diagnose"] else None
     try:
-        cases = {case.id: case for case in run_cases(setup["profile"])}
+        known = (*run_cases(setup["profile"]), *run_cases("sharp"))
+        cases = {case.id: case for case in known}
         target = opened(setup["spec"], setup["timeout"])
         while True:
             id = request["id"]

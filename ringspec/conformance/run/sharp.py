@@ -1,0 +1,92 @@
+"""Choose the larger noise case that a target runs in a given time, from one call of the usual size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ringspec.conformance.cases import sharp
+from ringspec.conformance.cases.model import RunCase
+from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.run.case import run_case
+from ringspec.conformance.target.protocol import Target
+from ringspec.errors import OptionError, shown
+
+WANTED = 1e-4  # relative error of o
+# What is detected in N times as many elements, relative to the usual noise case: FLOOR + (1 - FLOOR) / sqrt(N).
+# Fitted to the limits of o in bf16 at 0.05 to 0.5 million elements. FLOOR is what correct kernels may show.
+FLOOR = 0.27
+
+
+@dataclass(frozen=True)
+class Sharp:
+    """The ``case`` to add to a run, None if there is none, and one line of ``words`` about it."""
+
+    case: RunCase | None
+    words: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A larger noise case with its estimated time and limit of o."""
+
+    case: RunCase
+    seconds: float
+    limit: float
+
+    def words(self) -> str:
+        return f"{self.case.id}, about {self.seconds:.0f} s, sees about {self.limit:.1e} in o"
+
+
+def chosen(target: Target, spec: str, seconds: float) -> Sharp:
+    """Choose the smallest case that detects an error of :data:`WANTED` in o, or the largest that fits ``seconds``.
+
+    The usual noise case runs once, to measure its time. Raises OptionError for a folder of results.
+    """
+    if spec.startswith("dir:"):
+        fix = "leave out --sharp, which calls the target with more inputs"
+        raise OptionError("a target that can be called", shown(spec), fix)
+    larger = claimed(target)
+    if not larger:
+        return Sharp(None, "sharp: the target claims no larger noise case in bfloat16")
+    usual = next(case for case in run_cases("noise") if larger[0].id.startswith(f"{case.id}-"))
+    record = run_case(target, usual)
+    limit = (record.noise or {}).get("limits", {}).get("o", {}).get("factor")
+    if record.outcome != "pass" or limit is None:
+        return Sharp(None, f"sharp: no larger case, because {usual.id} shows no limit of o")
+    if limit <= WANTED:
+        return Sharp(None, f"sharp: {usual.id} sees {limit:.1e} in o already")
+    return fitting(estimates(larger, record.seconds, limit), seconds)
+
+
+def claimed(target: Target) -> list[RunCase]:
+    """Return the cases of all sizes of the first ring that the target claims."""
+    of_size = len(sharp.SIZES)
+    every = [case for case in run_cases("sharp") if case.why_not(target.capabilities) is None]
+    return every[:of_size]
+
+
+def estimates(cases: list[RunCase], seconds: float, limit: float) -> list[Estimate]:
+    """Estimate time and limit of larger cases from those of the usual size."""
+    return [
+        Estimate(
+            case,
+            seconds * sharp.pairs_ratio(*size),
+            limit * (FLOOR + (1 - FLOOR) / math.sqrt(sharp.elements_ratio(*size))),
+        )
+        for case, size in zip(cases, sharp.SIZES, strict=True)
+    ]
+
+
+def fitting(found: list[Estimate], seconds: float) -> Sharp:
+    """Choose among estimates in the order of their sizes.
+
+    >>> fitting([Estimate(None, 7.0, 2e-4)], 5).words
+    'sharp: the smallest larger noise case would take about 7 s'
+    """
+    fit = [one for one in found if one.seconds <= seconds]
+    if not fit:
+        words = f"the smallest larger noise case would take about {found[0].seconds:.0f} s"
+        return Sharp(None, f"sharp: {words}")
+    best = next((one for one in fit if one.limit <= WANTED), fit[-1])
+    return Sharp(best.case, f"sharp: {best.words()}")
