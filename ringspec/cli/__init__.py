@@ -15,6 +15,7 @@ from ringspec.cli.commands.check import check_command
 from ringspec.cli.commands.explain import explain_command
 from ringspec.cli.commands.explore import explore_command
 from ringspec.cli.commands.plan import plan_command
+from ringspec.cli.commands.power import power_command
 from ringspec.cli.commands.replay import replay_command
 from ringspec.cli.commands.schedule import schedule_command
 from ringspec.cli.commands.simulate import simulate_command
@@ -39,6 +40,7 @@ main.add_command(explore_command)
 main.add_command(vectors_group)
 main.add_command(smoke_command)
 main.add_command(check_command)
+main.add_command(power_command)
 main.add_command(replay_command)
 main.add_command(explain_command)
 main.add_command(cases_group)

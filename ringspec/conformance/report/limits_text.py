@@ -71,13 +71,13 @@ def figure(x: float | None) -> str:
     digits = math.ceil(x / 10.0 ** (exponent - 1) - 1e-9)
     if digits >= 100:
         digits, exponent = 10, exponent + 1
-    if -2 <= exponent:
+    if exponent >= -2:
         return f"{digits * 10.0 ** (exponent - 1):.{1 - exponent}f}"
     return f"{digits // 10}.{digits % 10}e{exponent}"
 
 
-def limit_lines(limits: Sequence[FormatLimits]) -> list[str]:
-    """Return the text of the limits in lines of at most 80 characters; none without limits."""
+def limit_lines(limits: Sequence[FormatLimits], run: str = "this run") -> list[str]:
+    """Return the text of the limits in lines of at most 80 characters; none without limits. ``run``: what did not see."""
     if not limits:
         return []
     rows = limit_rows(limits)
@@ -86,12 +86,12 @@ def limit_lines(limits: Sequence[FormatLimits]) -> list[str]:
         "  " + " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return [heading(), *table, *(f"  {line}" for line in explanation(limits))]
+    return [heading(run), *table, *(f"  {line}" for line in explanation(limits))]
 
 
-def heading() -> str:
+def heading(run: str = "this run") -> str:
     """Say what the numbers of the table are."""
-    return f"not seen by this run: errors below these sizes, found at them in {100 * POWER:g} %"
+    return f"not seen by {run}: smaller errors may pass, these are found in {100 * POWER:g} %"
 
 
 def explanation(limits: Sequence[FormatLimits]) -> list[str]:
@@ -111,11 +111,12 @@ def meaning(limits: Sequence[FormatLimits]) -> str:
     >>> from ringspec.conformance.report.limits import Limit
     >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}
     >>> meaning([FormatLimits("bfloat16", "bf16", True, found)])
-    'so a bfloat16 kernel whose o is too large by a factor below 1 + 1.7e-4 passes'
+    'so a bfloat16 kernel whose o is too large by less than 0.017 % may pass'
     """
     sizes = [(one, name, one.size(name, "factor")) for one in limits for name in FACTORS]
     told = next(((one, name, x) for one, name, x in sizes if x is not None), None)
     if told is None:
         return "lse: x is added to all its elements"
     one, name, size = told
-    return f"so a {one.format} kernel whose {name} is too large by a factor below 1 + {figure(size)} passes"
+    below = f"less than {figure(100 * size)} %"
+    return f"so a {one.format} kernel whose {name} is too large by {below} may pass"
