@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
-from ringspec.cli.shared.progress import counting
+from ringspec.cli.shared import output
+from ringspec.cli.shared.progress import counting, trying
 from ringspec.cli.views import check as check_text
+from ringspec.cli.views import shrink as shrink_text
 from ringspec.conformance.cases.model import PROFILES, RunCase
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser
@@ -22,12 +25,14 @@ from ringspec.conformance.report.report import (
     Report,
     ReportWriter,
     make_header,
+    plain,
     report_lines,
 )
 from ringspec.conformance.run.executor import opened
 from ringspec.conformance.run.expected import Expectation, read_expected
 from ringspec.conformance.run.load import asked_of, telling
 from ringspec.conformance.run.sharp import chosen as larger_case
+from ringspec.conformance.run.shrink import shrink
 from ringspec.conformance.run.suite import Summary, run, selected
 from ringspec.conformance.target.project import target_or_default
 from ringspec.conformance.target.protocol import Target
@@ -64,12 +69,55 @@ def check(
     perform(spec, profile, run_cases(profile), options, as_json, files, sharp)
 
 
-def replay(words: tuple[str, ...], timeout: float, as_json: bool, **files: Path | None) -> None:
-    """Run cases by their exact ids, from any profile."""
+def replay(
+    words: tuple[str, ...],
+    shrinking: bool,
+    shrink_time: float,
+    timeout: float,
+    as_json: bool,
+    **files: Path | None,
+) -> None:
+    """Run cases by their exact ids, from any profile; shrink a failing one if ``shrinking``."""
     target, ids = (words[0], words[1:]) if len(words) > 1 else (None, words)
     spec = target_or_default(target)
     cases = [found(id) for id in dict.fromkeys(ids)]
-    perform(spec, "replay", cases, {"timeout": timeout or None}, as_json, files)
+    options = {"timeout": timeout or None}
+    if not shrinking:
+        perform(spec, "replay", cases, options, as_json, files)
+        return
+    check_can_shrink(spec, ids)
+
+    def then(target: Target) -> None:
+        show_shrunk(target, cases[0], shrink_time, as_json)
+
+    perform(spec, "replay", cases, options, as_json, files, then)
+
+
+def check_can_shrink(spec: str, ids: Sequence[str]) -> None:
+    """Raise before the run if there are several cases, or if the target cannot run new calls."""
+    if len(ids) > 1:
+        raise OptionError("one id with --shrink", f"{len(ids)} ids", "shrink one case at a time")
+    if spec.startswith("dir:"):
+        raise OptionError(
+            "a target that runs new calls, for --shrink",
+            f"the stored results in {spec.removeprefix('dir:')}",
+            "shrink on the machine that has the target",
+        )
+
+
+def show_shrunk(target: Target, case: RunCase, seconds: float, as_json: bool) -> None:
+    """Shrink a failing case; print the simplest failing call."""
+    with trying("shrinking", sys.stderr.isatty()) as tell:
+        found = shrink(
+            target,
+            case,
+            seconds,
+            lambda trial, best: tell(f"trial {trial}, now {shrink_text.describe(best)}"),
+        )
+    if as_json:
+        click.echo(json.dumps(plain({"kind": "shrunk", **found.as_dict()}), allow_nan=False))
+    else:
+        output.show(["", *map(check_text.plain, shrink_text.lines(found))])
 
 
 def found(id: str) -> RunCase:
@@ -91,10 +139,11 @@ def perform(
     as_json: bool,
     files: dict[str, Path | None],
     sharp: float | None = None,
+    then: Callable[[Target], None] | None = None,
 ) -> None:
     """Load the target, run the cases, write reports; exit with the exit code if it is not 0.
 
-    ``sharp``: seconds for a larger noise case.
+    ``sharp``: seconds for a larger noise case. ``then`` is called with the target before the exit.
     """
     wanted: Files = {name: path for name, path in files.items() if path is not None}
     for path in wanted.values():
@@ -142,6 +191,8 @@ def perform(
         write_files(report, wanted)
         if not as_json:
             check_text.show_end(report, wanted, details=profile in ("smoke", "replay"))
+        if then is not None and summary.complete:
+            then(target)
         exit_with(summary)
     finally:
         with telling(f"a close() of {spec} that returns"):

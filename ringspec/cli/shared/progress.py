@@ -68,6 +68,17 @@ def working(what: str, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
+def trying(what: str, wanted: bool) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the latest of many attempts. Nothing is shown without a terminal."""
+    console = console_on(sys.stderr)
+    if not (wanted and console.is_terminal):
+        yield lambda text: None
+        return
+    with console.status(what) as status:
+        yield lambda text: status.update(f"{what}: {text}")
+
+
+@contextmanager
 def bar(what: str, console: Console) -> Iterator[Count]:
     """Show a progress bar, which is erased at the end."""
     columns = (

@@ -147,7 +147,9 @@ def show_record(record: Record, report: Report, details: bool) -> None:
         lines += worst_lines(record)
     output.show(lines)
     if record.outcome in FAILURES:
-        words = ("ringspec", "replay", report.header["target"]["spec"], record.id)
+        words = ["ringspec", "replay", report.header["target"]["spec"], record.id]
+        # Random inputs say nothing; a smaller call does.
+        words += ["--shrink"] if record.id.startswith("seeded/") else []
         again = (
             [] if report.header["profile"] == "replay" else [f"  repeat it: {shlex.join(words)}"]
         )

@@ -1,0 +1,336 @@
+"""Ways to make a problem simpler: each yields smaller problems with a name, the largest cut first.
+
+A smaller problem may be one that no case can have, or that the target does not claim; its caller finds out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.cases.calls import (
+    OF_KEYS,
+    OF_QUERIES,
+    PAIRS,
+    POSITIONS,
+    QUERY_ROWS,
+    SEGMENTS,
+)
+from ringspec.conformance.run.explicit import Explicit, is_number
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.protocol import Call
+from ringspec.formats import round_to
+from ringspec.problem.options import default_scale
+from ringspec.vectors.format.case import Ring
+
+ROWS = (*QUERY_ROWS, *SEGMENTS[1:], *POSITIONS)
+MOST_CHOICES = 4  # batch entries and heads of which each is tried alone
+MOST_ELEMENTS = 48  # of a tensor whose elements are simplified one by one
+OPTIONAL = (
+    ("positions", POSITIONS),
+    ("bounds", ("bound_min", "bound_max")),
+    ("segments", SEGMENTS),
+    ("documents", ("cu_seqlens", "cu_seqlens_k")),
+    ("the mask", ("mask",)),
+    ("keep and dropout", ("keep", "dropout_p", "dropout_seed")),
+    ("bias", ("bias",)),
+    ("sinks", ("sinks",)),
+    ("dlse", ("dlse",)),
+    ("softcap", ("softcap",)),
+    ("q_offset", ("q_offset",)),
+    ("the window", ("window",)),
+    ("causal", ("causal",)),
+)
+Named = tuple[str, Explicit]
+# The problem, the call that was made from it, and the claims of the target.
+Reduction = Callable[[Explicit, Call, Capabilities], Iterator[Named]]
+
+
+def workers(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """The first workers alone, with the tokens that they hold."""
+    for count in fewer(problem.workers, claims.workers):
+        yield f"{count} workers", cut_tokens(problem, call, count)
+
+
+def tokens(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """The first or the last slots of each worker alone."""
+    assert call.index_q is not None and call.index_k is not None
+    of_q, of_k = call.index_q.shape[1], call.index_k.shape[1]
+    zigzag = problem.ring is not None and problem.ring.layout == "zigzag"
+    unit = int(np.lcm(claims.tokens_multiple, 2 if zigzag else 1))
+    sizes = [(n, n) for n in fewer(min(of_q, of_k) + (of_q != of_k), None, unit)]
+    if of_q != of_k:
+        sizes += [(of_q, n) for n in fewer(of_k, None, unit)]
+        sizes += [(n, of_k) for n in fewer(of_q, None, unit)]
+    for n_q, n_k in sizes:
+        for slots_q, slots_k in (
+            (slice(0, n_q), slice(0, n_k)),
+            (slice(of_q - n_q, of_q), slice(of_k - n_k, of_k)),
+        ):
+            made = cut_tokens(problem, call, problem.workers, slots_q, slots_k)
+            yield f"{n_q} tokens a worker", made
+
+
+def layout(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """Contiguous tokens."""
+    if problem.ring is not None and problem.ring.layout != "contiguous":
+        ring = dataclasses.replace(
+            problem.ring, layout="contiguous", table_q=None, table_k=None
+        )  # fmt: skip
+        yield "layout contiguous", dataclasses.replace(problem, ring=ring)
+
+
+def batch(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """Fewer entries of the batch."""
+    for count in fewer(problem.shape.B, claims.batch):
+        for entries in chosen(problem.shape.B, count):
+            tensors = dict(problem.tensors)
+            for name, x in tensors.items():
+                shared = name == "sinks" or x.ndim == 1 or len(x) == 1
+                tensors[name] = x if shared else x[entries]
+            yield f"batch of {count}", dataclasses.replace(problem, tensors=tensors)
+
+
+def heads(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """Fewer key heads, then fewer query heads of each."""
+    shape = problem.shape
+    group = shape.H // shape.Hkv
+    for count in fewer(shape.Hkv):
+        for kept in chosen(shape.Hkv, count):
+            yield f"{count} key heads", cut_heads(problem, kept, range(group))
+    for count in fewer(group, claims.head_ratios):
+        for members in chosen(group, count):
+            made = cut_heads(problem, range(shape.Hkv), members)
+            yield f"{count} query heads of a key head", made
+
+
+def dimensions(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """Fewer dimensions of q and k, of v and dy, or of all."""
+    of_k, of_v = problem.shape.D, problem.shape.Dv
+    for d in fewer(min(of_k, of_v) + (of_k != of_v), claims.head_dims):
+        yield f"D = Dv = {d}", cut_dimensions(problem, d, d)
+    if of_k != of_v:
+        for d in fewer(of_k, claims.head_dims):
+            yield f"D = {d}", cut_dimensions(problem, d, of_v)
+        for d in fewer(of_v, claims.value_dims):
+            yield f"Dv = {d}", cut_dimensions(problem, of_k, d)
+
+
+def passes(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """The forward alone."""
+    if problem.operation == "ring" and call.passes == ("forward", "backward"):
+        tensors = {name: x for name, x in problem.tensors.items() if name not in ("dy", "dlse")}
+        made = dataclasses.replace(problem, passes=("forward",), tensors=tensors)
+        yield "the forward alone", made
+
+
+def terms(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """Fewer mask terms and features, then a smaller window, one sink, and the usual scale."""
+    for what, names in OPTIONAL:
+        if any(name in problem.terms or name in problem.tensors for name in names):
+            yield f"without {what}", without(problem, names)
+    yield from smaller_windows(problem)
+    sinks = problem.tensors.get("sinks")
+    if sinks is not None and sinks.shape[1] > 1:
+        one = {**problem.tensors, "sinks": sinks[:, :1]}
+        yield "one sink of each head", dataclasses.replace(problem, tensors=one)
+    if not problem.default_scale:
+        usual = {**problem.terms, "scale": default_scale(problem.shape.D)}
+        yield "the usual scale", dataclasses.replace(problem, terms=usual)
+
+
+def smaller_windows(problem: Explicit) -> Iterator[Named]:
+    """Each side of the window smaller."""
+    window: tuple[int | None, ...] = problem.terms.get("window") or ()
+    for side in range(len(window)):
+        for length in fewer((window[side] or 0) + 1):
+            sizes = tuple(length - 1 if i == side else old for i, old in enumerate(window))
+            made = dataclasses.replace(problem, terms={**problem.terms, "window": sizes})
+            yield f"window {sizes}", made
+
+
+def numbers(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
+    """All of a tensor 0, a single 1, all 1, rounded to halves; then its elements 0 or 1 one by one."""
+    for name, x in reversed(list(problem.tensors.items())):
+        if is_number(name):
+            for what, y in (*simple(x), *one_by_one(x)):
+                there = np.where(np.isneginf(x), x, y)  # a masked pair stays masked
+                made = {**problem.tensors, name: stored(problem, name, there)}
+                yield f"{name}: {what}", dataclasses.replace(problem, tensors=made)
+
+
+def simple(x: NDArray) -> Iterator[tuple[str, NDArray]]:
+    yield "0", np.zeros_like(x)
+    for i in range(min(x.size, MOST_CHOICES)):
+        one_hot = np.zeros_like(x)
+        one_hot.flat[i] = 1.0
+        yield "a single 1", one_hot
+    yield "1", np.ones_like(x)
+    yield "whole numbers", np.round(x)
+    yield "halves", np.round(2 * x) / 2
+
+
+def one_by_one(x: NDArray) -> Iterator[tuple[str, NDArray]]:
+    if x.size > MOST_ELEMENTS:
+        return
+    for i in np.flatnonzero(x):
+        for value in (0.0, 1.0, float(np.round(x.flat[i]))):
+            y = x.copy()
+            y.flat[i] = value
+            yield "an element", y
+
+
+def stored(problem: Explicit, name: str, x: NDArray) -> NDArray:
+    """Numbers that the format of an input holds exactly."""
+    narrow = name in ("q", "k", "v", "dy")
+    return round_to(x, problem.formats.inputs if narrow else problem.formats.statistics)
+
+
+REDUCTIONS: tuple[Reduction, ...] = (
+    workers, tokens, batch, heads, dimensions, passes, layout, terms, numbers,
+)  # fmt: skip
+
+
+def fewer(now: int, claimed: Sequence[int] | None = None, unit: int = 1) -> list[int]:
+    """Smaller counts, the smallest first: the claimed ones, else powers of two and those just below.
+
+    >>> fewer(12), fewer(12, (4, 8, 16)), fewer(12, None, 4), fewer(1)
+    ([1, 2, 3, 4, 6, 8, 11], [4, 8], [4, 8], [])
+    """
+    some = claimed or {1, 2, 3, 4, 8, 16, 32, 64, now // 2, now - 1}
+    return sorted({n // unit * unit for n in some if unit <= n < now})
+
+
+def chosen(now: int, count: int) -> list[list[int]]:
+    """Which of ``now`` to keep: each alone if they are few, else the first ones."""
+    if count == 1 and now <= MOST_CHOICES:
+        return [[i] for i in range(now)]
+    return [list(range(count))]
+
+
+def cut_tokens(
+    problem: Explicit,
+    call: Call,
+    count: int,
+    slots_q: slice = slice(None),
+    slots_k: slice = slice(None),
+) -> Explicit:
+    """Keep some slots of the first ``count`` workers. The tokens left are numbered anew, in their order."""
+    assert call.index_q is not None and call.index_k is not None
+    table_q, table_k = call.index_q[:count, slots_q], call.index_k[:count, slots_k]
+    of_q, of_k = (np.sort(table[table >= 0]) for table in (table_q, table_k))
+    tensors = {name: rows_left(name, x, of_q, of_k) for name, x in problem.tensors.items()}
+    if "positions_k" not in tensors:
+        for name in ("bound_min", "bound_max"):
+            if name in tensors:
+                tensors[name] = np.searchsorted(of_k, tensors[name]).astype(np.int64)
+    left = {**problem.terms, **documents_left(problem.terms, of_q, of_k)}
+    ring = problem.ring
+    if ring is not None:
+        ring = Ring(count, ring.layout, ring.circulation, ring.direction)
+        if ring.layout == "table":
+            again = (numbered(table_q, of_q), numbered(table_k, of_k))
+            ring = dataclasses.replace(ring, table_q=again[0], table_k=again[1])
+    return dataclasses.replace(problem, ring=ring, terms=left, tensors=tensors)
+
+
+def rows_left(name: str, x: NDArray, of_q: NDArray, of_k: NDArray) -> NDArray:
+    """The part of a global tensor that belongs to these queries and keys."""
+    if name in PAIRS:
+        x = x if x.shape[2] == 1 else x[:, :, of_q]
+        return x if x.shape[3] == 1 else x[..., of_k]
+    if name in OF_QUERIES or name in OF_KEYS:
+        return x[:, :, of_q if name in OF_QUERIES else of_k]
+    if name in ROWS:
+        return x[..., of_q if name in (*QUERY_ROWS, "positions_q") else of_k]
+    return x
+
+
+def documents_left(given: Any, of_q: NDArray, of_k: NDArray) -> dict[str, Any]:
+    """The boundaries of documents among the tokens that are left."""
+    if "cu_seqlens" not in given:
+        return {}
+    if "cu_seqlens_k" not in given and np.array_equal(of_q, of_k):
+        again = np.unique(np.searchsorted(of_q, given["cu_seqlens"]))
+        return {"cu_seqlens": tuple(again.tolist())}
+    for_k = given.get("cu_seqlens_k", given["cu_seqlens"])
+    return {
+        "cu_seqlens": tuple(np.searchsorted(of_q, given["cu_seqlens"]).tolist()),
+        "cu_seqlens_k": tuple(np.searchsorted(of_k, for_k).tolist()),
+    }
+
+
+def numbered(table: NDArray, tokens_left: NDArray) -> tuple[tuple[int, ...], ...]:
+    """A layout table with the new numbers of its tokens; -1 stays."""
+    again = np.where(table < 0, -1, np.searchsorted(tokens_left, table))
+    return tuple(map(tuple, again.tolist()))
+
+
+def cut_heads(problem: Explicit, kept: Sequence[int], members: Sequence[int]) -> Explicit:
+    """Keep some key heads, and of each the query heads with these numbers in its group."""
+    group = problem.shape.H // problem.shape.Hkv
+    queries = [head * group + member for head in kept for member in members]
+    tensors = dict(problem.tensors)
+    for name, x in tensors.items():
+        if name == "sinks":
+            tensors[name] = x[queries]
+        elif name in OF_KEYS:
+            tensors[name] = x[:, list(kept)]
+        elif name in OF_QUERIES or (name in PAIRS and x.shape[1] > 1):
+            tensors[name] = x[:, queries]
+    return dataclasses.replace(problem, tensors=tensors)
+
+
+def cut_dimensions(problem: Explicit, of_k: int, of_v: int) -> Explicit:
+    """Keep the first dimensions; a usual scale stays usual."""
+    widths = {"q": of_k, "k": of_k, "v": of_v, "dy": of_v}
+    tensors = {n: x[..., : widths[n]] if n in widths else x for n, x in problem.tensors.items()}
+    scale = default_scale(of_k) if problem.default_scale else problem.terms["scale"]
+    return dataclasses.replace(problem, terms={**problem.terms, "scale": scale}, tensors=tensors)
+
+
+def without(problem: Explicit, names: Sequence[str]) -> Explicit:
+    """Leave out terms and tensors."""
+    return dataclasses.replace(
+        problem,
+        terms={name: x for name, x in problem.terms.items() if name not in names},
+        tensors={name: x for name, x in problem.tensors.items() if name not in names},
+    )
+
+
+def cost(problem: Explicit) -> tuple[float, ...]:
+    """How complicated a problem is. A reduction makes one of these numbers smaller and none before it larger."""
+    shape, window = problem.shape, problem.terms.get("window") or (0, 0)
+    return (
+        problem.workers,
+        shape.Sq + shape.Sk,
+        shape.B,
+        shape.Hkv,
+        shape.H,
+        shape.D + shape.Dv,
+        len(problem.passes),
+        problem.ring is not None and problem.ring.layout != "contiguous",
+        len(problem.terms) + len(problem.tensors),
+        not problem.default_scale,
+        sum(side is None for side in window),
+        sum(side or 0 for side in window),
+        sum(x.size for name, x in problem.tensors.items() if name == "sinks"),
+        sum(cost_of(x) for name, x in problem.tensors.items() if is_number(name)),
+    )
+
+
+def cost_of(x: NDArray) -> float:
+    """0 for each 0, 1 for each 1, 2 and 3 for other small whole numbers and halves, 4 for the rest."""
+    values = np.abs(x[np.isfinite(x)])
+    kinds = [
+        values == 0,
+        values == 1,
+        values == np.round(values),
+        2 * values == np.round(2 * values),
+    ]
+    costs = np.select(kinds, [0.0, 1.0, 2.0, 3.0], 4.0)
+    return float((costs + (values > 9) + (x[np.isfinite(x)] < 0) / 2).sum())

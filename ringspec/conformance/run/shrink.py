@@ -1,0 +1,302 @@
+"""Shrink a failing case: the simplest call that the target fails in the same way.
+
+One reduction after the other is tried (:mod:`ringspec.conformance.run.reductions`). A smaller call is accepted if
+the target's results are wrong in the same tensors or fewer. If the target's readouts explain the failure
+(:mod:`ringspec.conformance.readout`), they must explain the smaller one as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ringspec.compare.explain import explain_all
+from ringspec.conformance.cases.calls import passes_for
+from ringspec.conformance.cases.model import Outputs, RunCase
+from ringspec.conformance.cases.problems import Seen, judged
+from ringspec.conformance.readout.problems import problems_for
+from ringspec.conformance.readout.reading import Reading
+from ringspec.conformance.readout.replay import explains
+from ringspec.conformance.readout.told import Told, told
+from ringspec.conformance.report.records import Finding
+from ringspec.conformance.run.call import Stop, ask, outputs_of
+from ringspec.conformance.run.explain import run_problem
+from ringspec.conformance.run.explicit import Explicit, call_for, case_of, explicit_of
+from ringspec.conformance.run.reductions import REDUCTIONS, cost
+from ringspec.conformance.target.capabilities import Capabilities, why_not
+from ringspec.conformance.target.conventions import as_seen
+from ringspec.conformance.target.protocol import Call, Target
+from ringspec.errors import OptionError, RingspecError
+
+SECONDS = 30.0
+READING = 0.4  # of the time, after which no further readout is made
+ID = "shrunk"
+# Called before each trial: its number, and the simplest failing problem so far.
+Progress = Callable[[int, Explicit], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A problem, its call, what the target returned for it, and the comparison with the truth."""
+
+    problem: Explicit
+    call: Call
+    outputs: Outputs
+    findings: tuple[Finding, ...]
+
+    @property
+    def wrong(self) -> frozenset[tuple[str, str]]:
+        """Wrong tensors, each with what is wrong."""
+        return frozenset((one.tensor, one.kind) for one in self.findings if one.kind != "ok")
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of wrong tensors."""
+        found = [one.tensor for one in self.findings if one.kind != "ok"]
+        return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The failing call of case ``id`` as it was (``first``) and the simplest one found (``last``).
+
+    ``steps``: the reductions that led to it. ``trials``: how many calls were made, in ``seconds``. ``explanation``:
+    sentences that explain both; empty if there are none. ``finished``: False if the time ran out.
+    """
+
+    id: str
+    first: Trial
+    last: Trial
+    steps: tuple[str, ...]
+    trials: int
+    seconds: float
+    explanation: tuple[str, ...]
+    finished: bool
+
+    @property
+    def message(self) -> str:
+        """What is wrong with the results of the last call."""
+        return explain_all(self.last.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data; ``inputs`` of the call are listed for each worker."""
+        call = self.last.call
+        shapes = {name: vars(one.problem.shape) for name, one in self.ends}
+        return {
+            "case": self.id,
+            **{name: {"workers": one.problem.workers, **shapes[name]} for name, one in self.ends},
+            "steps": list(self.steps),
+            "trials": self.trials,
+            "seconds": self.seconds,
+            "finished": self.finished,
+            "explanation": list(self.explanation),
+            "wrong": list(self.last.tensors),
+            "message": self.message,
+            "call": {
+                "operation": call.operation,
+                "passes": list(call.passes),
+                "workers": call.workers,
+                "layout": call.layout,
+                "index_q": None if call.index_q is None else call.index_q.tolist(),
+                "index_k": None if call.index_k is None else call.index_k.tolist(),
+                "circulation": call.circulation,
+                "direction": call.direction,
+                "terms": dict(call.terms),
+                "formats": dict(call.formats),
+                "inputs": {name: [x.tolist() for x in xs] for name, xs in call.tensors.items()},
+            },
+        }
+
+    @property
+    def ends(self) -> tuple[tuple[str, Trial], ...]:
+        return ("first", self.first), ("last", self.last)
+
+
+def shrink(
+    target: Target, case: RunCase, seconds: float = SECONDS, progress: Progress | None = None
+) -> Shrunk:
+    """Find the simplest call that a target fails as it fails this case.
+
+    No call is made after ``seconds``. Raises :class:`~ringspec.errors.OptionError` for a case that passes, that
+    has no ring or block call, or that fails other than by wrong numbers in one call.
+
+    >>> from ringspec.conformance.cases.profiles import run_cases
+    >>> from ringspec.conformance.targets.reference import reference_float32
+    >>> [one] = [case for case in run_cases("smoke") if case.id == "ring/contiguous-w2"]
+    >>> shrink(reference_float32, one)
+    Traceback (most recent call last):
+    ...
+    ringspec.errors.OptionError: expected a failing case; got ring/contiguous-w2, which passes: nothing to \
+shrink. Fix: leave --shrink out.
+    """
+    begun = time.monotonic()
+    first = failing(target, case)
+    explanation = explanation_for(target, first, begun + seconds * READING)
+    search = Search(target, first, explanation, begun + seconds, progress)
+    search.run()
+    return Shrunk(
+        case.id,
+        first,
+        search.best,
+        tuple(search.steps),
+        search.trials,
+        time.monotonic() - begun,
+        sentences(search.told, search.best.call),
+        search.finished,
+    )
+
+
+def failing(target: Target, case: RunCase) -> Trial:
+    """The first call of a case with wrong results."""
+    claims = target.capabilities
+    reason = case.why_not(claims)
+    if reason is not None:
+        refuse(f"{case.id}, which the target does not claim ({reason})")
+    calls = list(case.make(claims))
+    if any(call.operation == "merge" for call in calls):
+        refuse(f"{case.id}, which merges partial results", "a case that calls a ring or a block")
+    try:
+        outputs = [results(target, call) for call in calls]
+    except Stop as stop:
+        text = f"{case.id}: {stop.outcome}"
+        refuse(text, "a case that fails by wrong numbers", "repair this failure first")
+    verdict = case.judge(claims, calls, outputs)
+    if verdict.passed:
+        refuse(f"{case.id}, which passes: nothing to shrink")
+    for call in suspects(calls, outputs, verdict.findings):
+        trial = tried(target, explicit_of(call))
+        if trial is not None and trial.wrong:
+            return trial
+    text = f"{case.id}, in which each call alone is within its bounds"
+    refuse(text, "a case with a call whose results are wrong")
+
+
+def refuse(got: str, expected: str = "a failing case", fix: str = "leave --shrink out") -> NoReturn:
+    raise OptionError(expected, got, fix)
+
+
+def results(target: Target, call: Call) -> Outputs:
+    """Run one call. Raises Stop if there are no results of the right form."""
+    claims = target.capabilities
+    result, _ = ask(target, as_seen(call, claims))
+    return outputs_of(result, call, claims)
+
+
+def suspects(
+    calls: Sequence[Call], outputs: Sequence[Outputs], findings: Sequence[Finding]
+) -> Sequence[Call]:
+    """The calls with wrong findings; all of them if the findings cannot be assigned to calls."""
+    counts = [sum(map(len, one.values())) for one in outputs]
+    if sum(counts) != len(findings):
+        return calls
+    rest, wrong = list(findings), []
+    for call, count in zip(calls, counts, strict=True):
+        if any(one.kind != "ok" for one in rest[:count]):
+            wrong.append(call)
+        rest = rest[count:]
+    return wrong
+
+
+def tried(target: Target, problem: Explicit) -> Trial | None:
+    """Run a problem; None if it cannot be made, is not claimed, or has no results of the right form."""
+    claims = target.capabilities
+    try:
+        case = case_of(problem, ID)
+        call = call_for(claims, case)
+        outputs = results(target, call)
+        verdict = judged(Seen(claims, (case,), (call,), (outputs,)))
+    except (RingspecError, Stop):
+        return None
+    return Trial(problem, call, outputs, verdict.findings)
+
+
+def claimed(claims: Capabilities, problem: Explicit) -> bool:
+    """Whether a target claims a problem; False also if there is no such problem."""
+    try:
+        case = case_of(problem, ID)
+    except RingspecError:
+        return False
+    return why_not(claims, case.requires | {"passes": passes_for(case, claims)}) is None
+
+
+def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
+    """What the first usual readouts of a target say as soon as it explains this failure; nothing if it never does."""
+    problems, _ = problems_for(target.capabilities)
+    readings: list[Reading] = []
+    for problem in problems:
+        if time.monotonic() > deadline:
+            break
+        reading = run_problem(target, problem).reading
+        if reading is not None and not reading.right:
+            readings.append(reading)
+            found = told(readings)
+            if explains(found, [trial.call], [trial.outputs]):
+                return found
+    return Told()
+
+
+def sentences(explanation: Told, call: Call) -> tuple[str, ...]:
+    """The faults of the passes of a call in words, without what was said about other readouts."""
+    return tuple(one.told() for one in explanation.faults if one.phase in call.passes)
+
+
+class Search:
+    """Greedy: the first smaller problem that fails in the same way replaces the ``best`` one.
+
+    ``finished``: False if the time ran out while reductions were left.
+    """
+
+    def __init__(
+        self, target: Target, first: Trial, told: Told, deadline: float, progress: Progress | None
+    ) -> None:
+        self.target, self.first, self.best, self.told = target, first, first, told
+        self.deadline, self.progress = deadline, progress
+        self.trials, self.finished = 0, True
+        self.steps: list[str] = []
+        self.seen = {first.problem.key()}
+
+    def run(self) -> None:
+        """Repeat all reductions until none is accepted, or the time is over."""
+        before = None
+        while before is not self.best:
+            before = self.best
+            for reduction in REDUCTIONS:
+                while self.reduced(reduction):
+                    pass
+
+    def reduced(self, reduction: Any) -> bool:
+        """Try what one reduction yields; tell whether a smaller problem was accepted."""
+        claims = self.target.capabilities
+        for name, problem in reduction(self.best.problem, self.best.call, claims):
+            if time.monotonic() > self.deadline:
+                self.finished = False
+                return False
+            if self.is_new(problem) and claimed(claims, problem):
+                trial = self.trial(problem)
+                if trial is not None and self.same_failure(trial):
+                    self.best = trial
+                    self.steps.append(name)
+                    return True
+        return False
+
+    def is_new(self, problem: Explicit) -> bool:
+        """Whether a problem is simpler than the best one and was not tried yet."""
+        key = problem.key()
+        if key in self.seen or not cost(problem) < cost(self.best.problem):
+            return False
+        self.seen.add(key)
+        return True
+
+    def trial(self, problem: Explicit) -> Trial | None:
+        self.trials += 1
+        if self.progress is not None:
+            self.progress(self.trials, self.best.problem)
+        return tried(self.target, problem)
+
+    def same_failure(self, trial: Trial) -> bool:
+        """Whether the same tensors or fewer are wrong in the same manner, with the same explanation."""
+        if not trial.wrong or not trial.wrong <= self.first.wrong:
+            return False
+        return not self.told.faults or explains(self.told, [trial.call], [trial.outputs])
