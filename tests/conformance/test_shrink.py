@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from conformance.wrong_targets import Wrong, window_per_block
 
 from ringspec.cli import main
 from ringspec.cli.commands import check_run
+from ringspec.cli.views import check as check_text
 from ringspec.cli.views.shrink import describe, lines
 from ringspec.conformance.cases.calls import call_of
 from ringspec.conformance.cases.golden import is_asked
@@ -18,11 +20,13 @@ from ringspec.conformance.cases.model import Judgement
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.told import Told
+from ringspec.conformance.report.records import Record
 from ringspec.conformance.run import shrink as shrink_module
 from ringspec.conformance.run.explicit import case_of, explicit_of
 from ringspec.conformance.run.load import load_target
 from ringspec.conformance.run.reductions import REDUCTIONS, cost
 from ringspec.conformance.run.shrink import results, shrink
+from ringspec.conformance.target.protocol import TimedOut
 from ringspec.errors import OptionError, RingspecError
 from ringspec.vectors import open_set
 
@@ -103,6 +107,16 @@ def test_replay_prints_it_after_the_report_and_json_has_the_call(ring, monkeypat
 
 
 @pytest.mark.parametrize(
+    ("id", "end"), [("seeded/causal/13", "13 --shrink"), ("ring/window-w3", "window-w3")]
+)
+def test_the_command_that_repeats_a_seeded_failure_shrinks_it(id, end, capsys):
+    header = {"target": {"spec": "mine.py:ring"}, "profile": "seeds"}
+    check_text.show_record(Record(id, "mismatch"), SimpleNamespace(header=header), False)
+    said = capsys.readouterr().out.rstrip()
+    assert f"repeat it: ringspec replay mine.py:ring {id}" in said and said.endswith(end)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("reference-float32", "ring/contiguous-w2"), "passes: nothing to shrink"),
@@ -170,6 +184,26 @@ def test_no_call_is_made_after_the_time():
     found = shrink(load_target(WRONG_RING), case(ZIGZAG), seconds=0.0)
     assert not found.finished and found.trials == 0 and found.last is found.first
     assert any("the time ran out" in line for line in lines(found))
+
+
+class SmallHangs(Wrong):
+    """Wrong dv; no answer within the time limit for one worker."""
+
+    timeout = 120.0
+    limits = ()
+
+    def run(self, call):
+        self.limits += (self.timeout,)
+        if call.workers == 1:
+            raise TimedOut(f"no answer within {self.timeout} s")
+        return super().run(call)
+
+
+def test_the_time_limit_of_a_call_is_at_most_the_time_that_is_left():
+    target = SmallHangs("float32", answer=doubles_dv, **CLAIMS)
+    found = shrink(target, case(ZIGZAG), seconds=20.0)
+    assert found.last.problem.workers == 2 and target.timeout == 120.0
+    assert target.limits[:2] == (120.0, 120.0) and max(target.limits[2:]) <= 20.0
 
 
 def test_the_backward_is_dropped_if_o_is_wrong():

@@ -24,7 +24,7 @@ from ringspec.cli.commands.check import EXIT_CODES, TARGETS, report_options, tim
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time after which --shrink makes no further call.",
+    help="Time limit of the search of --shrink, which starts after the readouts.",
 )
 @timeout_option
 @report_options

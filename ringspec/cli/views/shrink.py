@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from numpy.typing import NDArray
 
+from ringspec.compare.explain import explain_all
 from ringspec.conformance.run.explicit import Explicit
 from ringspec.conformance.run.shrink import Shrunk
 from ringspec.conformance.target.protocol import Call
@@ -14,7 +15,7 @@ from ringspec.formats import load
 from ringspec.vectors.format.case import Shape
 
 WIDTH = 80
-MOST_INPUTS = 14  # lines
+MOST_INPUTS, MOST_RESULTS = 10, 2  # lines
 FEATURES = {
     "cu_seqlens": "documents", "segments_q": "segments", "bound_min": "bounds", "mask": "dense mask",
     "bias": "bias", "sinks": "sinks", "softcap": "softcap", "dropout_p": "dropout", "keep": "keep",
@@ -29,7 +30,7 @@ def lines(shrunk: Shrunk) -> list[str]:
     ended = "" if shrunk.finished else "; the time ran out, --shrink-time gives more"
     found.append(f"  {count}, {shrunk.seconds:.1f} s{ended}")
     found += inputs(shrunk.last.call)
-    found += shrunk.message.splitlines()
+    found += explain_all(shrunk.last.findings, MOST_RESULTS).splitlines()
     if shrunk.explanation:
         found.append(f"explanation: {' '.join(shrunk.explanation)}")
     else:

@@ -53,7 +53,7 @@ Reduction = Callable[[Explicit, Call, Capabilities], Iterator[Named]]
 def workers(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
     """The first workers alone, with the tokens that they hold."""
     for count in fewer(problem.workers, claims.workers):
-        yield f"{count} workers", cut_tokens(problem, call, count)
+        yield f"workers: {count}", cut_tokens(problem, call, count)
 
 
 def tokens(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
@@ -72,7 +72,7 @@ def tokens(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Name
             (slice(of_q - n_q, of_q), slice(of_k - n_k, of_k)),
         ):
             made = cut_tokens(problem, call, problem.workers, slots_q, slots_k)
-            yield f"{n_q} tokens a worker", made
+            yield f"tokens a worker: {n_q}" + ("" if n_q == n_k else f", keys: {n_k}"), made
 
 
 def layout(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
@@ -101,11 +101,11 @@ def heads(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named
     group = shape.H // shape.Hkv
     for count in fewer(shape.Hkv):
         for kept in chosen(shape.Hkv, count):
-            yield f"{count} key heads", cut_heads(problem, kept, range(group))
+            yield f"key heads: {count}", cut_heads(problem, kept, range(group))
     for count in fewer(group, claims.head_ratios):
         for members in chosen(group, count):
             made = cut_heads(problem, range(shape.Hkv), members)
-            yield f"{count} query heads of a key head", made
+            yield f"query heads of a key head: {count}", made
 
 
 def dimensions(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:

@@ -7,8 +7,10 @@ the target's results are wrong in the same tensors or fewer. If the target's rea
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -31,7 +33,8 @@ from ringspec.conformance.target.protocol import Call, Target
 from ringspec.errors import OptionError, RingspecError
 
 SECONDS = 30.0
-READING = 0.4  # of the time, after which no further readout is made
+LEAST_SECONDS = 1.0  # of a call
+READING = 0.4  # part of the time of the search after which no further readout is made
 ID = "shrunk"
 # Called before each trial: its number, and the simplest failing problem so far.
 Progress = Callable[[int, Explicit], None]
@@ -119,7 +122,7 @@ def shrink(
 ) -> Shrunk:
     """Find the simplest call that a target fails as it fails this case.
 
-    No call is made after ``seconds``. Raises :class:`~ringspec.errors.OptionError` for a case that passes, that
+    ``seconds``: of the search, after the readouts of the target. Raises :class:`~ringspec.errors.OptionError` for a case that passes, that
     has no ring or block call, or that fails other than by wrong numbers in one call.
 
     >>> from ringspec.conformance.cases.profiles import run_cases
@@ -134,7 +137,7 @@ shrink. Fix: leave --shrink out.
     begun = time.monotonic()
     first = failing(target, case)
     explanation = explanation_for(target, first, begun + seconds * READING)
-    search = Search(target, first, explanation, begun + seconds, progress)
+    search = Search(target, first, explanation, time.monotonic() + seconds, progress)
     search.run()
     return Shrunk(
         case.id,
@@ -242,6 +245,20 @@ def sentences(explanation: Told, call: Call) -> tuple[str, ...]:
     return tuple(one.told() for one in explanation.faults if one.phase in call.passes)
 
 
+@contextlib.contextmanager
+def limited(target: Any, seconds: float) -> Iterator[None]:
+    """Lower the time limit of a target's calls, if it has one: a smaller call may hang."""
+    before = getattr(target, "timeout", None)
+    if before is None or before == math.inf:
+        yield
+        return
+    target.timeout = min(before, max(seconds, LEAST_SECONDS))
+    try:
+        yield
+    finally:
+        target.timeout = before
+
+
 class Search:
     """Greedy: the first smaller problem that fails in the same way replaces the ``best`` one.
 
@@ -293,7 +310,8 @@ class Search:
         self.trials += 1
         if self.progress is not None:
             self.progress(self.trials, self.best.problem)
-        return tried(self.target, problem)
+        with limited(self.target, self.deadline - time.monotonic()):
+            return tried(self.target, problem)
 
     def same_failure(self, trial: Trial) -> bool:
         """Whether the same tensors or fewer are wrong in the same manner, with the same explanation."""
