@@ -90,7 +90,7 @@ def replay(
     def then(target: Target) -> None:
         show_shrunk(target, cases[0], shrink_time, as_json)
 
-    perform(spec, "replay", cases, options, as_json, files, then)
+    perform(spec, "replay", cases, options, as_json, files, then=then)
 
 
 def check_can_shrink(spec: str, ids: Sequence[str]) -> None:
