@@ -136,7 +136,7 @@ shrink. Fix: leave --shrink out.
     """
     begun = time.monotonic()
     first = failing(target, case)
-    explanation = explanation_for(target, first, begun + seconds * READING)
+    explanation = explanation_for(target, first, time.monotonic() + seconds * READING)
     search = Search(target, first, explanation, time.monotonic() + seconds, progress)
     search.run()
     return Shrunk(
