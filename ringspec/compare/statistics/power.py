@@ -47,6 +47,7 @@ from ringspec.formats import format_of
 POWER = 0.999
 WIDE = 24  # digits of float32: its spacing is below the noise before the last rounding
 OPEN, UNDECLARED = 1.2, 2.0  # factors of the limits, for what is not declared
+TRUNCATED = 0.5  # units in the last place: mean error of a truncation, the most of a rounding
 OF_ROUNDING = 12.0  # a squared spacing in units of the variance of a rounding
 GROWTH, LADDER = 1.1, 80  # of the sizes that are tried, and their number
 BLURRED = 0.25  # squared spacings: with more noise before it, the last rounding passes an error on
@@ -205,6 +206,7 @@ def limits(
         share = smallest_share(name, noise, step, allowance, p, power)
         share = margin * share if margin * share < 1 else None
     bias = by_sums(np.sign(finite) * step, rounded=False)
+    bias = None if bias is None or bias > TRUNCATED else bias
     return Limits(by_sums(finite), by_sums(direction), None, bias, share)
 
 

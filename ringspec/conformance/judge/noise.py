@@ -275,8 +275,8 @@ def allowance_of(
     allowance = allowance_for(recipe, name, answer.workers)
     if strict(answer, name):
         return allowance
-    error = np.abs(answer.errors[name]) + np.abs(added)
-    return widened(allowance, usual_ratio(error, noise.sd[name]))
+    either = (answer.errors[name] + sign * added for sign in (1.0, -1.0))
+    return widened(allowance, max(usual_ratio(error, noise.sd[name]) for error in either))
 
 
 def merging(answer: Answer, name: str) -> Array:
