@@ -166,7 +166,7 @@ def limits(
     """Compute the limits of one tensor.
 
     ``before``: variance before the last rounding, None for lse. ``p``: false-alarm rate of one test. ``widened``: for a
-    kernel that declares no recipe, the allowance that it gets with an additional error; only sums are tested then.
+    kernel that declares no recipe, the allowance that it gets with an additional error. How it rounds is not tested then.
     ``margin``: a factor of all sizes. Others as for :func:`ringspec.compare.statistics.tests.examine`.
     """
     direction = np.where(np.isfinite(direction), direction, 0.0)
@@ -201,13 +201,16 @@ def limits(
         shift = np.isfinite(truth).astype(np.float64)
         return Limits(scale=by_sums(direction), shift=by_sums(shift))
     step = np.where(finite == 0, 0.0, spacing(finite, allowance.last))
-    share = None
-    if widened is None:
-        share = smallest_share(name, noise, step, allowance, p, power)
-        share = margin * share if margin * share < 1 else None
+    if widened is not None:
+        return Limits(by_sums(finite), by_sums(direction))
+    share = margin * smallest_share(name, noise, step, allowance, p, power)
     bias = by_sums(np.sign(finite) * step, rounded=False)
-    bias = None if bias is None or bias > TRUNCATED else bias
-    return Limits(by_sums(finite), by_sums(direction), None, bias, share)
+    return Limits(
+        by_sums(finite),
+        by_sums(direction),
+        bias=None if bias is None or bias > TRUNCATED else bias,
+        share=share if share < 1 else None,
+    )
 
 
 def smallest_share(

@@ -23,7 +23,7 @@ HEADS = {
 NONE = "-"
 BY_BOUNDS, UNDECLARED = "*", "+"
 MARKS = {
-    UNDECLARED: "no recipe is declared: the size of the noise is not tested",
+    UNDECLARED: "no recipe is declared: how the kernel rounds is not tested",
     BY_BOUNDS: "no statistics: the limit is the bound of a single element",
 }
 
