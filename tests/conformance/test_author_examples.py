@@ -60,7 +60,8 @@ def test_an_example_prints_what_the_page_shows_and_passes(target):
 
 
 def test_every_transcript_of_the_page_is_run_here():
-    assert set(SHOWN) == {f"ringspec smoke {shlex.quote(target)}" for target in MARKS}
+    smoked = {command for command in SHOWN if command.startswith("ringspec smoke ")}
+    assert smoked == {f"ringspec smoke {shlex.quote(target)}" for target in MARKS}
 
 
 @pytest.mark.usefixtures("at_the_root")

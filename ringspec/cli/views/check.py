@@ -187,5 +187,6 @@ def show_unclaimed(report: Report) -> None:
     reasons = Counter(record.reason for record in report.records if record.outcome == "not claimed")
     if reasons:
         listed = [f"{reason} ({count})" for reason, count in reasons.most_common(8)]
-        more = f"; {len(reasons) - 8} other reasons" if len(reasons) > 8 else ""
+        other = len(reasons) - 8
+        more = f"; {other} other reason{'' if other == 1 else 's'}" if other > 0 else ""
         output.show([plain(f"not claimed: {'; '.join(listed)}{more}")])
