@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Formula:
-    """``lines`` of LaTeX, perhaps none, and ``where``: their symbols, or why there is no formula."""
+    """``lines`` of LaTeX (possibly none), and ``where``: what the symbols mean, or why there is no formula."""
 
     lines: tuple[str, ...]
     where: str = ""
