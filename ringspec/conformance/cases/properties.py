@@ -151,7 +151,7 @@ def ring_name(call: Call) -> str:
 
 
 def linearity_cases() -> Iterator[RunCase]:
-    """Yield cases that check that gradients are linear in dy: 2 dy + dy' must give 2 g + g'."""
+    """Yield cases that check that gradients are linear: if dy, dy' give g, g', then 2 dy + dy' gives 2 g + g'."""
     for dtype in DTYPES:
         base = drawn("linearity", dtype, causal=True)
         assert base.shape is not None

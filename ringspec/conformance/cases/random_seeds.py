@@ -1,9 +1,10 @@
 """Profile ``seeds``: twelve problems with twenty seeds each, to test that a correct target never fails.
 
-A case calls its problem in every input format (float64 in two problems), layout and number of workers (2, 3, 4) that
-the target claims. The 16-bit formats share one draw of 8 significant bits, float32 and float64 one of 24.
-The seed also sets how peaked the softmax is (q is scaled by 2**-4 to 2**5, each factor in two seeds) and the sizes of v
-and dy. From seed 10 on, one key, one query and one value are far larger than all others.
+A case calls its problem in every input format (float64 in two problems), layout and number of workers (2, 3, 4)
+that the target claims. The 16-bit formats share one draw of 8 significant bits, float32 and float64 one of 24.
+
+The seed also sets how peaked the softmax is (q is scaled by 2**-4 to 2**5, each factor in two seeds) and the
+sizes of v and dy. From seed 10 on, one key, one query and one value are far larger than all others.
 """
 
 from __future__ import annotations

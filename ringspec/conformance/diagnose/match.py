@@ -100,7 +100,9 @@ class Diagnosis:
     def lines(self) -> list[str]:
         """Return the diagnosis as lines of a report."""
         if self.named is None or self.named.mutant is None:
-            fits = "; without a bug they differ by rounding only" if self.right.fits else ""
+            fits = (
+                "; they differ from the correct results by rounding only" if self.right.fits else ""
+            )
             counted = f"{self.tried} of {len(MUTANTS)} apply to a case of this kind and size"
             return [
                 f"no known bug gives these results ({counted}){fits}",
