@@ -16,7 +16,7 @@ from ringspec.conformance.readout.replay import gives
 from ringspec.conformance.readout.told import Told
 
 MOST_TRIED = 6  # sets of faults of a pass
-NOT_PROVED = "random inputs: what gives the numbers of the readout does not give theirs"
+NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
 
 
 def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:

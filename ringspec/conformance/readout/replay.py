@@ -91,13 +91,29 @@ def compared(
 ) -> Compared | None:
     """Compare one batch entry of the outputs with what the faults give, and with the ``right`` results.
 
-    It fits if each element is within the tolerance of its format, and each wrong tensor is much nearer to what the
-    faults give than to the right results.
+    The forward of a Q ring may also send its queries, which the definition leaves open.
     """
-    made = results_of(told, given_of(call, entry))
-    if made is None:
-        return None
-    ours, sizes = made
+    found = []
+    for travels in ("keys", "queries") if call.circulation == "q" else ("keys",):
+        made = results_of(told, given_of(call, entry, travels))
+        if made is not None:
+            found.append(nearer(call, entry, outputs, right, *made))
+    return next((one for one in found if one.fits), found[0] if found else None)
+
+
+def nearer(
+    call: Call,
+    entry: int,
+    outputs: Outputs,
+    right: Mapping[str, Sequence[Array]],
+    ours: Results,
+    sizes: Results,
+) -> Compared:
+    """Compare one batch entry of the outputs with ``ours`` and with the ``right`` results.
+
+    It fits if each element is within the tolerance of its format, and each wrong tensor is much nearer to ours than to
+    the right results. ``sizes``: sums of the absolute values of each element's parts.
+    """
     tolerance, wrong = TOLERANCES[call.formats["inputs"]], False
     for name in outputs.keys() & ours.keys():
         got, true = (
@@ -137,8 +153,8 @@ def expressible(call: Call) -> bool:
     return one_side and position_q.shape[1] == 1 and index_q.min() >= 0 and pairs <= MOST_PAIRS
 
 
-def given_of(call: Call, entry: int) -> Given:
-    """One batch entry of a call that is expressible."""
+def given_of(call: Call, entry: int, travels: str) -> Given:
+    """One batch entry of a call that is expressible; ``travels``: 'keys' or 'queries', in the forward."""
     q, k, v, dy = (
         np.stack([load(x)[entry] for x in call.tensors[name]]) if name in call.tensors else None
         for name in ("q", "k", "v", "dy")
@@ -157,6 +173,7 @@ def given_of(call: Call, entry: int) -> Given:
         q.shape[1],
         q.shape[1] // k.shape[1],
         float(terms["scale"]),
+        travels,
     )
     return Given(geometry, q, k, v, dy, same_document(call, entry))
 
