@@ -328,8 +328,9 @@ class NkiTensor(NKIObject):
     ) -> NkiTensor:
         """Return the view with the access pattern [[stride, count], ...] on the storage, in elements.
 
-        ``offset`` counts from the start of the storage and replaces the offset of this view. None keeps the offset of
-        this view, as the API reference says; the programming guide says that it is ignored, so pass it explicitly.
+        ``offset`` counts from the start of the storage and replaces the offset of this view. With None the offset of
+        this view is kept, as the API reference says. The programming guide says that the view's offset is ignored, so pass
+        ``offset`` explicitly.
         ``scalar_offset`` (a register or a (1,1) integer tile) and ``vector_offset`` (a (P,1) integer
         tile, one row per partition) are multiplied by the product of the dimensions of this tensor
         after ``indirect_dim``.

@@ -86,7 +86,10 @@ def pass_data(
 def offset_of(
     layout_q: Layout, layout_k: Layout, a: int, b: int, q_offset: int
 ) -> int | list[list[int]] | None:
-    """Return the causal offset of two blocks (RING-8, RING-9), four of them for zigzag (RING-10), else None."""
+    """Return the causal offset of two blocks (RING-8, RING-9).
+
+    For zigzag it is a list of four, one for each pair of chunks (RING-10); for other layouts None.
+    """
     sizes = {
         "workers": layout_q.workers,
         "n_q": layout_q.slots,

@@ -103,7 +103,7 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
 def relations(
     geometry: Geometry, phase: str, side: str, distinct: bool = True
 ) -> dict[str, Integers]:
-    """Wrong owners [a, b] of the queries ('q') or keys ('k') of a block, keyed by their name in the sentences.
+    """Return wrong owners [a, b] of the queries ('q') or keys ('k') of a block, by the words that describe them.
 
     ``distinct``: without those that are the correct owners, or equal to earlier ones.
     """

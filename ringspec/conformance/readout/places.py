@@ -19,7 +19,10 @@ LISTED = "in the blocks (queries of worker, keys of worker)"
 
 @dataclass(frozen=True)
 class Place:
-    """Pairs [a, b, h, i, j] (an axis of length 1 stands for all) in ``words``; ``cost`` is lower for simpler words."""
+    """A set of pairs of tokens: the boolean ``table`` [a, b, h, i, j], and the ``words`` for it.
+
+    An axis of length 1 stands for all. ``cost`` is lower for simpler words.
+    """
 
     words: str
     table: Booleans
@@ -214,7 +217,9 @@ class Places:
     def fitting(
         self, good: Amounts, bad: Amounts, most: int, loosely: bool = False, of_rows: bool = False
     ) -> list[tuple[float, Place]]:
-        """At ``most`` so many places with something of ``good`` and nothing of ``bad``, [a, b, h, i, j], those with most first.
+        """Return the places that contain some of ``good`` and none of ``bad`` [a, b, h, i, j], those with most good first.
+
+        ``most``: the largest number of places.
 
         ``loosely``: a few may be bad, where numbers are equal by chance. ``of_rows``: only places of whole rows.
         """
