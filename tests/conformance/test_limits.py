@@ -222,6 +222,7 @@ def test_the_page_and_junit_show_the_table(judged):
     assert "Not seen" not in page(report_lines(failed)) and "not seen" not in junit(failed)
 
 
+@pytest.mark.slow
 def test_smoke_has_the_limits_of_bounds():
     summary = run(REFERENCES["float32"], run_cases("smoke"))
     one = next(one for one in limits_of(summary.records) if one.format == "float32")
@@ -244,6 +245,7 @@ def test_power_shows_the_table_of_a_correct_program_without_running_the_target(t
     assert result.exit_code == 2 and "float32" in result.stderr
 
 
+@pytest.mark.slow
 def test_power_is_plain_data_too_and_noise_cases_decide(monkeypatch):
     monkeypatch.setattr(profiles.noise, "cases", lambda: iter([NOISE_CASES[ID]]))
     result = CliRunner().invoke(main, ["power", "--recipe", "bf16", "--profile", "noise", "--json"])
@@ -299,6 +301,7 @@ def test_no_larger_case_where_none_is_claimed_or_the_usual_one_fails(larger, mon
     assert larger(60).case is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_check_runs_the_larger_case_also_in_processes(monkeypatch, tmp_path, jobs):
     case = next(

@@ -232,8 +232,15 @@ def test_the_numbers_of_the_problems_never_change():
     assert problem.pairs.g.ravel()[:8].tolist() == FIRST
 
 
-@pytest.mark.parametrize(("layout", "window"), [("contiguous", None), ("zigzag", (5, 0))])
-@pytest.mark.parametrize("circulation", ["kv", "q"])
+@pytest.mark.parametrize(
+    ("layout", "window", "circulation"),
+    [
+        ("contiguous", None, "q"),
+        pytest.param("contiguous", None, "kv", marks=pytest.mark.slow),
+        pytest.param("zigzag", (5, 0), "kv", marks=pytest.mark.slow),
+        pytest.param("zigzag", (5, 0), "q", marks=pytest.mark.slow),
+    ],
+)
 def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circulation):
     def geometry_of(workers, slots=8, heads=4, causal=True):
         position = geometry.positions(layout, workers, slots)

@@ -140,6 +140,7 @@ def test_the_verdict_and_junit_begin_with_what_the_target_computes(wrong):
     assert "explanation: In the backward pass" in message
 
 
+@pytest.mark.slow
 def test_records_do_not_depend_on_the_number_of_processes():
     target = opened(WRONG, 60)
     try:
