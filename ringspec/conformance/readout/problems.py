@@ -69,7 +69,8 @@ def usual_settings() -> Iterator[Setting]:
             yield Setting("causal", layout, circulation)
             if circulation == "kv" or layout == LAYOUTS[0]:
                 yield Setting("full", layout, circulation)
-    yield Setting("window", LAYOUTS[0])
+    for layout in LAYOUTS:
+        yield Setting("window", layout)
 
 
 def other_settings() -> Iterator[Setting]:
