@@ -172,6 +172,8 @@ def first_before(error: BaseException, handled: BaseException | None) -> BaseExc
     unlocked lock".
     """
     while error.__context__ is not None and error.__context__ is not handled:
+        if isinstance(error.__context__, queue.Empty):  # the interrupt came while a wait timed out
+            break
         error = error.__context__
     return error
 

@@ -1,6 +1,7 @@
 """Interrupts and forks: what has begun ends, no thread is left behind, and the next call is right."""
 
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -31,7 +32,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from threadpoolctl import threadpool_limits
 
 from ringspec import fast
-from ringspec.fast.team import run_tasks
+from ringspec.fast.team import first_before, run_tasks
 from ringspec.fast.threads import BLAS_LIMIT
 from ringspec.problem.options import check
 
@@ -355,3 +356,12 @@ class Machine(RuleBasedStateMachine):
 
 Machine.TestCase.settings = settings(max_examples=3, stateful_step_count=10, deadline=None)
 TestRingsInterruptsForksAndChanges = Machine.TestCase
+
+
+def test_an_interrupt_while_a_wait_times_out_is_raised_itself():
+    with pytest.raises(KeyboardInterrupt) as raised:
+        try:
+            raise queue.Empty
+        except queue.Empty:
+            raise KeyboardInterrupt  # noqa: B904
+    assert first_before(raised.value, None) is raised.value
