@@ -78,7 +78,7 @@ def test_a_passing_noise_case_has_limits_of_every_tensor(judged):
     assert set(found["lse"]) == {"scale", "shift"} and found["lse"]["shift"] < 1e-5
 
 
-@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("declared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_errors_at_their_limit_are_found_and_smaller_ones_pass(declared):
     rng = np.random.default_rng(0)
     given = problem_of(7, "bf16", 64, declared)
@@ -231,6 +231,7 @@ def test_smoke_has_the_limits_of_bounds():
     assert 1e-7 < one.size("o", "factor") < 1e-3
 
 
+@pytest.mark.slow
 def test_power_shows_the_table_of_a_correct_program_without_running_the_target(tmp_path):
     claims = Capabilities(("ring-forward",), workers=(2,), axes="SHD", lse="base2")
     file = tmp_path / "mine.py"

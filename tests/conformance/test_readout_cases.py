@@ -61,6 +61,7 @@ def wrong():
     return checked(Wrong("dkv-not-home"))
 
 
+@pytest.mark.slow
 def test_every_readout_passes_for_the_reference_with_all_claims():
     target = REFERENCES["float32"]
     claims = dataclasses.replace(
