@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.pairs import Seen, seen_in
 from ringspec.conformance.readout.problems import Problem
+from ringspec.conformance.readout.reading import joined
 from ringspec.formats import load
 from ringspec.problem.model import Array
 from ringspec.recipes import RECIPES
@@ -26,7 +27,7 @@ def picture_of(problem: Problem, outputs: Mapping[str, Sequence[NDArray]]) -> di
     geometry = problem.pairs.geometry
     right = run_right(problem.call, RECIPES["float64"])
     got, want = (
-        seen_in(geometry, {name: stacked(results[name]) for name in outputs})
+        seen_in(geometry, {name: joined(map(load, results[name])) for name in outputs})
         for results in (outputs, right)
     )
     for words, have, expected in matrices(got, want):
@@ -40,11 +41,6 @@ def picture_of(problem: Problem, outputs: Mapping[str, Sequence[NDArray]]) -> di
                 "caption": f"{words}, head {head}; lines part the workers",
             }
     return None
-
-
-def stacked(shards: Sequence[NDArray]) -> Array:
-    """[1, heads, n, ..] of the workers as [W, heads, n, ..]."""
-    return np.concatenate([load(np.asarray(x)) for x in shards])
 
 
 def matrices(got: Seen, want: Seen) -> Iterator[tuple[str, Array, Array]]:

@@ -124,7 +124,7 @@ class Model:
     def correct(self, c: Choices, *names: str) -> bool:
         return all(c[x] is self.right[x] for name in names for x in components(name))
 
-    def of_heads(self, name: str, _: int = 0) -> Array:
+    def of_heads(self, name: str) -> Array:
         """S or G [a, b, h, i, j], each query head with its key head."""
         table = self.s if name == "s" else self.g
         return table[self.index(self.right, "q"), self.index(self.right, "k")]

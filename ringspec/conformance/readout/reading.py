@@ -203,7 +203,7 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     inputs = inputs_of(pairs, dim)
     q, k, v, dy = (np.abs(inputs[name]) for name in ("q", "k", "v", "dy"))
     k, v = (np.repeat(x, geometry.group, axis=1) for x in (k, v))
-    p, g = forward.weights, np.abs(model.of_heads("g", 0))
+    p, g = forward.weights, np.abs(model.of_heads("g"))
     ds = p * (g + (p * g).sum(axis=(1, 4))[:, None, ..., None])
     per_head = {
         "dk": geometry.scale * np.einsum("abhij,ahid->bhjd", ds, q),

@@ -63,11 +63,6 @@ class Fault:
             choices = choices.with_value(slot, self.place.table, value)
         return choices
 
-    def told(self) -> str:
-        """Say it in one sentence."""
-        where = f", {self.place.words}" if self.place.words else ""
-        return f"In the {self.phase} pass{where}, {self.kind.words}."
-
 
 def kinds_of(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool = True
