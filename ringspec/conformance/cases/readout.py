@@ -15,7 +15,13 @@ from ringspec.conformance.cases.calls import passes_for
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
 from ringspec.conformance.readout.evidence import picture_of
-from ringspec.conformance.readout.problems import SETTINGS, Problem, Setting, problem_for
+from ringspec.conformance.readout.problems import (
+    REASON,
+    SETTINGS,
+    Problem,
+    Setting,
+    problem_for,
+)
 from ringspec.conformance.target.capabilities import FORMATS, Capabilities, why_not
 from ringspec.conformance.target.protocol import Call
 
@@ -59,7 +65,7 @@ def case_of(setting: Setting) -> RunCase:
 
     return RunCase(
         setting.id,
-        "Results that spell out the weight of each pair of tokens.",
+        REASON,
         needed(alone),
         make,
         judge,

@@ -30,7 +30,7 @@ DTYPES = {"float32": "f32", "float64": "f64", "float16": "fp16", "bfloat16": "bf
 # Relative to the sizes of a number's parts. Those of 16-bit formats leave room for 16-bit partial results and lse.
 COARSE = 0.05
 PROOF_DIM = 12  # no power of two, whose scale would hide in another factor
-REASON = "Results that spell out the weights of each pair of tokens."
+REASON = "Results that spell out the weight of each pair of tokens."
 HEAD_DIMENSION = "a head dimension"
 OF_SHAPE = (HEAD_DIMENSION, "at most")
 TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COARSE}
