@@ -39,6 +39,11 @@ def ringspec(*arguments):
     return result.stdout
 
 
+def without_errors(shown):
+    """Leave out a kernel's own errors: they differ between processors, and so between BLAS kernels."""
+    return re.sub(r"(largest error in units of the bound: ).*", r"\1...", shown)
+
+
 @pytest.fixture
 def at_the_root(monkeypatch):
     """As a reader would be: in the checkout, and `python` is the one that has NumPy."""
@@ -54,7 +59,7 @@ def at_the_root(monkeypatch):
 def test_an_example_prints_what_the_page_shows_and_passes(target):
     command = f"ringspec smoke {shlex.quote(target)}"
     printed = ringspec(*shlex.split(command)[1:])
-    assert OutputChecker().check_output(SHOWN[command], printed, ELLIPSIS), printed
+    assert OutputChecker().check_output(without_errors(SHOWN[command]), printed, ELLIPSIS), printed
     passed, claimed = printed.splitlines()[-1].split()[1:4:2]
     assert passed == claimed and int(claimed) >= 2
 
