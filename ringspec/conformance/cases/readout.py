@@ -53,15 +53,15 @@ def case_of(setting: Setting) -> RunCase:
 
     def make(claims: Capabilities) -> list[Call]:
         problem = fitted(setting, claims)
-        return [problem.call, problem.proof]
+        return list(problem.asked)
 
     def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
         problem = fitted(setting, claims)
-        cases = problem.case, problem.proof_case
-        found = judged(Seen(claims, cases, tuple(calls), tuple(outputs)))
+        read = problem.call, problem.proof
+        found = judged(Seen(claims, problem.cases, read, tuple(problem.results(outputs))))
         if found.passed:
             return found
-        return dataclasses.replace(found, picture=picture_of(problem, outputs[0]))
+        return dataclasses.replace(found, picture=picture_of(problem, problem.results(outputs)[0]))
 
     return RunCase(
         setting.id,
@@ -76,7 +76,7 @@ def case_of(setting: Setting) -> RunCase:
 
 
 def needs_of(problem: Problem, claims: Capabilities) -> dict[str, Any]:
-    return problem.case.requires | {"passes": passes_for(problem.case, claims)}
+    return dict(problem.requires) | {"passes": passes_for(problem.cases[0], claims)}
 
 
 def fitted(setting: Setting, claims: Capabilities) -> Problem:

@@ -26,8 +26,8 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
 from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of
 from ringspec.conformance.judge.recipe import recipe_for
 from ringspec.conformance.readout.problems import SETTINGS, Problem, problem_for
-from ringspec.conformance.readout.proof import proven
-from ringspec.conformance.readout.reading import Reading, read, reading_from
+from ringspec.conformance.readout.proof import read_proven
+from ringspec.conformance.readout.reading import Reading, reading_from
 from ringspec.conformance.readout.replay import explains
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.report.records import FAILURES, Finding, Record
@@ -101,7 +101,9 @@ class Diagnoser:
 
     def read(self, problem: Problem, outputs: Sequence[Outputs]) -> dict[str, Any]:
         """Read the results of a readout."""
-        reading = proven(read(problem, outputs[0]), problem, outputs[1])
+        with self.lock:
+            earlier = tuple(self.readings)
+        reading = read_proven(problem, outputs, earlier)
         with self.lock:
             self.readings.append(reading)
         return {"reading": reading.as_dict(), "text": "\n".join(told([reading]).sentences)}

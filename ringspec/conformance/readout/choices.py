@@ -26,6 +26,7 @@ OF_KEYS = {
     "k": "the scores", "v": "o, and dp", "dq_k": "dq", "dk_to": "where dk is added", "dv_to": "where dv is added",
 }  # fmt: skip
 COMPONENTS = ("worker", "head", "slot")
+KERNELS = ("dq", "dk and dv")  # which many backwards compute apart, each with its own masks and p
 
 # The kinds that choices number; the correct one is number 0.
 FINISHES = (
@@ -42,6 +43,7 @@ LSES = (
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
+    "times l",
 )  # fmt: skip
 DS_FORMS = (
     "right",
@@ -73,7 +75,7 @@ class Choices:
     Rows:     ``merge``  how a block's result enters the running one
     Workers:  ``o_to``, [a]  where results are stored; ``o_times``; ``finish``, ``lse_out``  how a worker ends;
               ``exchanged``  whether dk and dv are
-    All:      ``o_tokens``  layout by which the tokens of o are put back; ``stays``  what of 'l', 'm', 'o' a Q ring does not send;
+    All:      ``o_tokens``  layout by which the tokens of o are put back; ``stays``  what of 'l', 'm', 'o' a Q ring does not send ('no m': it is 0 on arrival);
               ``hidden_merge``  whether blocks without a visible pair are merged; ``started``  whether the running softmax starts with l = 1;
               ``dy_ones``  whether dy is 1 everywhere; ``adds``  gradients that a hop adds to what is there;
               ``turned``  bits: dS is not transposed for dk (1), P is not transposed for dv (2)
@@ -84,20 +86,39 @@ class Choices:
     def __getitem__(self, slot: str) -> Any:
         return self.of[slot]
 
-    def with_value(self, slot: str, where: Booleans, value: Any) -> Choices:
-        """The same choices but ``value`` in the slot where ``where``, [a, b, h, i, j]."""
-        if slot in OF_ALL or where.all():
-            old = self.of[slot]
-            changed = value if slot in OF_ALL or np.ndim(value) else np.full_like(old, value)
-        elif slot == "o_to":
-            changed = np.where(where[:, 0, 0, 0, 0], value, self.of[slot])
-        else:
-            changed = np.where(where, value, self.of[slot])
-        return Choices({**self.of, slot: changed})
+    def with_value(self, slot: str, where: Booleans, value: Any, only: str = "") -> Choices:
+        """The same choices but ``value`` in the slot where ``where``, [a, b, h, i, j].
+
+        ``only``: one of KERNELS, for a backward that computes dq apart from dk and dv; '' is both.
+        """
+        changed = {}
+        for kernel in (only,) if only else ("", *KERNELS):
+            name = of_kernel(kernel, slot)
+            if kernel == only or name in self.of:
+                changed[name] = replaced(self.of.get(name, self.of[slot]), slot, where, value)
+        return Choices({**self.of, **changed})
+
+    def in_kernel(self, kernel: str) -> Choices:
+        """The choices of one of KERNELS."""
+        start = of_kernel(kernel, "")
+        own = {x.removeprefix(start): value for x, value in self.of.items() if x.startswith(start)}
+        return Choices({**self.of, **own}) if own else self
 
     def taking(self, slots: Iterable[str], other: Choices) -> Choices:
         """The same choices but those of ``other`` in some slots."""
         return Choices({**self.of, **{slot: other[slot] for slot in slots}})
+
+
+def of_kernel(kernel: str, slot: str) -> str:
+    """The name of a slot that one of KERNELS has for itself."""
+    return f"{kernel}: {slot}" if kernel else slot
+
+
+def replaced(old: Any, slot: str, where: Booleans, value: Any) -> Any:
+    """The ``old`` contents of a slot with ``value`` where ``where``."""
+    if slot in OF_ALL or where.all():
+        return value if slot in OF_ALL or np.ndim(value) else np.full_like(old, value)
+    return np.where(where[:, 0, 0, 0, 0] if slot == "o_to" else where, value, old)
 
 
 def components(name: str) -> tuple[str, ...]:

@@ -13,7 +13,10 @@ from ringspec.problem.model import Booleans, Integers
 
 @dataclass(frozen=True)
 class Mask:
-    """A pattern [a, b, 1, i, j], the words for a sentence and the cost of the words; the correct one has none."""
+    """A pattern [a, b, 1, i, j], the words for a sentence and the cost of the words.
+
+    The correct one has no words, and neither has the one that hides everything.
+    """
 
     words: str
     pattern: Booleans
@@ -62,6 +65,7 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     slot = np.broadcast_to(np.arange(n), (W, W, n))
     right = seen(q, k, causal, window)
     yield Mask("", right)
+    yield Mask("", np.zeros_like(right))
     if geometry.sees_all:
         yield Mask("a causal mask is applied that was not asked for", seen(q, k, True, None))
         yield Mask(
@@ -95,26 +99,43 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
 
 
 def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
-    """Tiles, of a block or of half its queries and keys, that are skipped or taken for full by a wrong test."""
-    for size, tile in ((n, "blocks"), (n // 2, "tiles of half a block")):
-        if size < 2 or n % size:
-            continue
-        W, count = len(right), n // size
-        tiles = right.reshape(W, W, 1, count, size, count, size)
+    """Tiles, of a block or of parts of its queries and keys, that are skipped or taken for full by a wrong test."""
+    for rows, keys in tile_sizes(n):
+        W = len(right)
+        tile = tile_words(n, rows, keys)
+        tiles = right.reshape(W, W, 1, n // rows, rows, n // keys, keys)
         whole = np.broadcast_to(tiles.all(axis=(4, 6), keepdims=True), tiles.shape)
         some = np.broadcast_to(tiles.any(axis=(4, 6), keepdims=True), tiles.shape)
-        for q_end, query in ((0, "first"), (-1, "last")):
-            for k_end, key in ((0, "first"), (-1, "last")):
-                pair = tiles[:, :, :, :, q_end, :, k_end][:, :, :, :, None, :, None]
-                words = f"{tile} whose {query} query does not see their {key} key are skipped"
-                yield Mask(words, (tiles & pair).reshape(right.shape), 1.1)
-                words = f"{tile} whose {query} query sees their {key} key are not masked"
-                yield Mask(words, (tiles | pair).reshape(right.shape), 1.1)
+        if rows == keys and 2 * rows >= n:
+            for q_end, query in ((0, "first"), (-1, "last")):
+                for k_end, key in ((0, "first"), (-1, "last")):
+                    pair = tiles[:, :, :, :, q_end, :, k_end][:, :, :, :, None, :, None]
+                    words = f"{tile} whose {query} query does not see their {key} key are skipped"
+                    yield Mask(words, (tiles & pair).reshape(right.shape), 1.1)
+                    words = f"{tile} whose {query} query sees their {key} key are not masked"
+                    yield Mask(words, (tiles | pair).reshape(right.shape), 1.1)
         words = f"{tile} that the mask hides in part are skipped"
         yield Mask(words, (tiles & whole).reshape(right.shape), 1.1)
-        yield Mask(
-            f"{tile} that the mask hides in part are not masked", some.reshape(right.shape), 1.1
+        words = f"{tile} that the mask hides in part are not masked"
+        yield Mask(words, some.reshape(right.shape), 1.1)
+
+
+def tile_sizes(n: int) -> list[tuple[int, int]]:
+    """Queries and keys of a tile: all of a block, a half or a quarter; the largest tiles first."""
+    sizes = [n // x for x in (1, 2, 4) if n % x == 0 and n // x > 1]
+    return sorted(((i, j) for i in sizes for j in sizes), key=lambda x: -x[0] * x[1])
+
+
+def tile_words(n: int, rows: int, keys: int) -> str:
+    """What a tile of so many queries and keys is called."""
+    part = {n: "all", n // 2: "half", n // 4: "a quarter"}
+    if rows == keys:
+        return (
+            "blocks"
+            if rows == n
+            else f"tiles of {part[rows]} a block".replace("a quarter a", "a quarter of a")
         )
+    return f"tiles of {part[rows]} of a block's queries and {part[keys]} of its keys"
 
 
 def owners(geometry: Geometry, side: str) -> dict[str, Integers]:

@@ -18,6 +18,7 @@ from ringspec.conformance.readout.choices import (
     DS_FORMS,
     DV_FORMS,
     FINISHES,
+    KERNELS,
     LSES,
     LSES_GIVEN,
     Choices,
@@ -42,6 +43,8 @@ OF_DK = (
     *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds",
 )  # fmt: skip
 OF_WEIGHTS = (*OF_SCORES, *components("result_of"), "value_mask")
+
+Core = tuple[Array, Array, Array, Array, Array]  # scores, p, dp, delta and lse of the pairs
 
 
 @dataclass(frozen=True)
@@ -344,18 +347,20 @@ class Model:
                 omega = np.where(joins, new[2], omega)
             else:
                 run_m, run_l, omega = new
-            if "n" in stays:
+            if stays.startswith("no "):
+                run_m, run_l, omega = nothing_of(stays[-1], run_m, run_l, omega)
+            elif "n" in stays:
                 run_m, omega, run_l = (
                     log_of(run_m, run_l),
                     omega / nonzero(run_l),
                     (run_l != 0).astype(float),
                 )
                 run_m = np.roll(run_m, back, axis=0)
-            if "l" in stays:
+            if "l" in stays and len(stays) < 3:
                 run_l = np.roll(run_l, back, axis=0)
-            if "m" in stays:
+            if "m" in stays and len(stays) < 3:
                 run_m = np.roll(run_m, back, axis=0)
-            if "o" in stays:
+            if stays == "o":
                 omega = np.roll(omega, back, axis=1)
             last_l = np.where(here, l_b, last_l)
             running[self.rows, b] = log_of(run_m, run_l)
@@ -369,39 +374,47 @@ class Model:
         ``lse`` [a, h, i]; ``products`` [a, h, i, (g, x, y)]: <dy, o> of each row of o with each row of dy.
         """
         given = forward, lse, products
-        core = self.once("core", (*given, *(c[x] for x in OF_CORE)), lambda: self.core(c, *given))
+
+        def core_of(c: Choices) -> Core:
+            deps = (*given, *(c[x] for x in OF_CORE))
+            found: Core = self.once("core", deps, lambda: self.core(c, *given))
+            return found
+
+        of_q, of_kv = (c.in_kernel(kernel) for kernel in KERNELS)
+        core = core_of(of_q)
+        core_kv = core if of_kv is of_q else core_of(of_kv)
 
         def of_dv() -> Array:
-            x = self.for_dv(c, *core)
+            x = self.for_dv(of_kv, *core_kv)
             if c["turned"] & 2:
                 x = x.swapaxes(3, 4)
             x = self.with_ones(x) if c["dy_ones"] else x
-            return self.stored("dv", c, x * c["dv_count"], "dv_dy", "dv_to")
+            return self.stored("dv", of_kv, x * c["dv_count"], "dv_dy", "dv_to")
 
         def of_dq() -> Array:
-            x = self.ds_of(c["dq_form"], c, *core[1:])
-            return self.stored("dq", c, x * c["dq_count"], "dq_to", "dq_k")
+            x = self.ds_of(c["dq_form"], of_q, *core[1:])
+            return self.stored("dq", of_q, x * c["dq_count"], "dq_to", "dq_k")
 
         def of_dk() -> Array:
-            x = self.ds_of(c["dk_form"], c, *core[1:])
+            x = self.ds_of(c["dk_form"], of_kv, *core_kv[1:])
             if c["turned"] & 1:
                 x = x.swapaxes(3, 4)
-            return self.stored("dk", c, x * c["dk_count"], "dk_q", "dk_to")
+            return self.stored("dk", of_kv, x * c["dk_count"], "dk_q", "dk_to")
 
         found = tuple(
             self.once(name, (core, *(c[x] for x in slots)), compute)
-            for name, slots, compute in (
-                ("P", OF_DV, of_dv), ("dS of dq", OF_DQ, of_dq), ("dS of dk", OF_DK, of_dk),
+            for name, core, c, slots, compute in (
+                ("P", core_kv, of_kv, OF_DV, of_dv),
+                ("dS of dq", core, of_q, OF_DQ, of_dq),
+                ("dS of dk", core_kv, of_kv, OF_DK, of_dk),
             )
-        )  # fmt: skip
+        )
         if c["exchanged"].any():
             dv, dk = self.exchanged(c, found[0], found[2])
             return dv, found[1], dk
         return found
 
-    def core(
-        self, c: Choices, forward: Forward, lse: Array, products: Array
-    ) -> tuple[Array, Array, Array, Array, Array]:
+    def core(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
         """Scores, p, dp, delta and lse of the pairs."""
         s = self.scores(c)
         g = self.g[self.index(c, "dy"), self.index(c, "v")]
@@ -492,6 +505,7 @@ class Model:
         )
         of = {
             "right": saved, "block": local, "none": np.zeros_like(saved), "block's own p": local / nonzero(mass),
+            "times l": saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
             "times p": saved * mass, "first block": first, "last block": last,
             "block's own o": of_block[..., None], "block's p dp twice": saved + local,
         }  # fmt: skip
@@ -603,6 +617,15 @@ def where_changed(changed: Booleans, other: State, right: State) -> State:
         np.where(changed, other[0], right[0]),
         np.where(changed, other[1], right[1]),
         np.where(changed, other[2], right[2]),
+    )
+
+
+def nothing_of(name: str, m: Array, l: Array, omega: Array) -> State:
+    """The running softmax with 'm', 'l' or 'o' taken for 0."""
+    return (
+        np.zeros_like(m) if name == "m" else m,
+        np.zeros_like(l) if name == "l" else l,
+        np.zeros_like(omega) if name == "o" else omega,
     )
 
 

@@ -15,6 +15,12 @@ MOST_LISTED = 8
 CHANCE = 0.35  # of numbers that are equal by chance
 Amounts = Array | Booleans
 LISTED = "in the blocks (queries of worker, keys of worker)"
+MOST_RECTANGLES = 12
+PAIRS = "for the pairs of"  # of slots in a block, counted from 0
+RECTANGLE = re.compile(r"(?:query|queries) (?P<queries>[\d, -]+) with keys? (?P<keys>[\d, -]+)")
+GROUP = re.compile(
+    rf"((?P<blocks>(?!in heads? \d).+?), )?(in heads? (?P<heads>[\d, -]+), )?{PAIRS} (?P<rectangles>.+)"
+)
 
 
 @dataclass(frozen=True)
@@ -280,10 +286,88 @@ def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
     return Place(f"{LISTED} {names}", table, 1.5)
 
 
+def pairs_listed(geometry: Geometry, table: Booleans, known: Sequence[Place]) -> Place | None:
+    """A set of pairs [a, b, h, i, j] as a place, in rectangles of each block; None if it takes too many words."""
+    W, H, n = geometry.workers, geometry.heads, geometry.slots
+    table = np.broadcast_to(table, (W, W, H, n, n))
+    groups: dict[tuple[str, bytes], Booleans] = {}  # blocks with the same pairs in the same heads
+    for a, b in zip(*np.nonzero(table.any(axis=(2, 3, 4))), strict=True):
+        patterns = {table[a, b, h].tobytes() for h in range(H)}
+        for pattern in sorted(patterns):
+            heads = [h for h in range(H) if table[a, b, h].tobytes() == pattern]
+            if any(pattern):
+                key = (f"in {counted('head', 'heads', heads)}" if len(heads) < H else "", pattern)
+                groups.setdefault(key, np.zeros((W, W), bool))[a, b] = True
+    found, count = [], 0
+    for (heads_text, pattern), blocks in groups.items():
+        rows = np.frombuffer(pattern, bool).reshape(n, n)
+        with_keys: dict[bytes, list[int]] = {}
+        for i in np.flatnonzero(rows.any(axis=1)):
+            with_keys.setdefault(rows[i].tobytes(), []).append(int(i))
+        count += len(with_keys)
+        same = [x for x in known if np.array_equal(x.table, blocks[:, :, None, None, None])]
+        place = same[0] if same else listed(blocks, ())
+        if place is None or count > MOST_RECTANGLES:
+            return None
+        rectangles = " and ".join(
+            f"{counted('query', 'queries', of)} with "
+            f"{counted('key', 'keys', np.flatnonzero(np.frombuffer(keys, bool)).tolist())}"
+            for keys, of in with_keys.items()
+        )
+        parts = (place.words, heads_text, f"{PAIRS} {rectangles}")
+        found.append(", ".join(part for part in parts if part))
+    return Place("; ".join(found), table, 1.6 + 0.1 * count) if found else None
+
+
+def counted(one: str, many: str, numbers: Sequence[int]) -> str:
+    """Ascending whole numbers with their noun in few words: 'queries 0-2, 5'."""
+    runs: list[list[int]] = []
+    for x in numbers:
+        if runs and x == runs[-1][1] + 1:
+            runs[-1][1] = int(x)
+        else:
+            runs.append([int(x), int(x)])
+    noun = one if len(numbers) == 1 else many
+    return f"{noun} " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def numbers_of(text: str) -> list[int]:
+    """The numbers of :func:`counted`, without the noun."""
+    found: list[int] = []
+    for run in text.split(", "):
+        first, _, last = run.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def pairs_named(geometry: Geometry, phase: str, visible: Booleans, words: str) -> Place | None:
+    """The place of :func:`pairs_listed` with these words; None if the geometry has no such pairs."""
+    H, n = geometry.heads, geometry.slots
+    table = np.zeros((geometry.workers, geometry.workers, H, n, n), bool)
+    for group in words.split("; "):
+        parsed = GROUP.fullmatch(group)
+        if parsed is None:
+            return None
+        place = place_named(geometry, phase, visible, parsed["blocks"] or "", False)
+        heads = numbers_of(parsed["heads"]) if parsed["heads"] else range(H)
+        if place is None or max(heads) >= H:
+            return None
+        for rectangle in RECTANGLE.finditer(parsed["rectangles"].replace(" and ", "; ")):
+            rows, keys = numbers_of(rectangle["queries"]), numbers_of(rectangle["keys"])
+            if max(rows) >= n or max(keys) >= n:
+                return None
+            part = np.zeros((H, n, n), bool)
+            part[np.ix_(list(heads), rows, keys)] = True
+            table |= place.table & part
+    return Place(words, table, 1.6)
+
+
 def place_named(
     geometry: Geometry, phase: str, visible: Booleans, words: str, of_workers: bool
 ) -> Place | None:
     """The place with these words in a geometry; None if it has no such place."""
+    if not of_workers and PAIRS in words:
+        return pairs_named(geometry, phase, visible, words)
     if not of_workers and words.startswith(LISTED):
         numbers = [int(x) for x in re.findall(r"\d+", words)]
         table = np.zeros((geometry.workers, geometry.workers), bool)

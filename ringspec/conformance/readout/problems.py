@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from ringspec.conformance.cases.calls import call_of, forward_alone
+from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.cases.problems import over
 from ringspec.conformance.readout.geometry import Geometry, positions
 from ringspec.conformance.readout.pairs import Pairs, inputs_of, pairs_of
+from ringspec.conformance.readout.tiles import spread_out, with_mark
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
+from ringspec.formats import load, store
 from ringspec.problem.model import Array, Integers
 from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
@@ -31,6 +34,7 @@ DTYPES = {"float32": "f32", "float64": "f64", "float16": "fp16", "bfloat16": "bf
 COARSE = 0.05
 PROOF_DIM = 12  # no power of two, whose scale would hide in another factor
 REASON = "Results that spell out the weight of each pair of tokens."
+Asked = tuple[Case, Call]
 HEAD_DIMENSION = "a head dimension"
 OF_SHAPE = (HEAD_DIMENSION, "at most")
 TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COARSE}
@@ -84,26 +88,49 @@ def other_settings() -> Iterator[Setting]:
 
 
 USUAL = tuple(usual_settings())
+# Those that a kernel with large tiles gets, too: their exact truth takes seconds.
+IN_TILES = tuple(
+    Setting(mask, layout) for mask, layout in (("causal", "contiguous"), ("causal", "zigzag"), ("full", "contiguous"))
+)  # fmt: skip
 SETTINGS = (*USUAL, *other_settings())
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call of a target and what it spells out.
+    """Two calls of a target: one spells out what it computes, the other has random inputs in the same ring.
 
-    ``proof``, ``proof_case``: the same ring with random inputs. What is read has to give its results as well.
+    ``call``, ``proof``: the calls as they are read; ``cases``: their cases, by which they are judged. What is read from the
+    first has to give the results of the second. ``asked``: the same calls as the target gets them, in whole tiles if
+    ``spread`` is above 1; ``requires``: the claims that these need.
     """
 
-    case: Case
     pairs: Pairs
-    call: Call
     tolerance: float
-    proof_case: Case
+    call: Call
     proof: Call
+    asked: tuple[Call, Call]
+    cases: tuple[Case, Case]
+    requires: Mapping[str, Any]
+    spread: int = 1
 
     @property
     def id(self) -> str:
-        return self.case.id
+        return self.cases[0].id
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """q, dy [W, H, n, dim] and k, v [W, Hkv, n, dim] of the call that is read."""
+        inputs = inputs_of(self.pairs, self.call.worker("q", 0).shape[3])
+        return inputs if self.spread == 1 else with_mark(inputs)
+
+    def results(self, outputs: Sequence[Outputs]) -> list[Outputs]:
+        """Return the results of the calls that are read among those of the calls that were asked."""
+        if self.spread == 1:
+            return list(outputs)
+        return [
+            {name: tuple(x[:, :, :: self.spread] for x in shards) for name, shards in one.items()}
+            for one in outputs
+        ]
 
 
 def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
@@ -174,61 +201,106 @@ def usual_group(claims: Capabilities) -> int:
     return 2 if 2 in ratios else ratios[0]
 
 
-def shape_for(claims: Capabilities, setting: Setting) -> tuple[int, int, int, int, int] | str:
-    """W, n, H, query heads of a key head, D; or why there is none."""
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a problem: ``slots`` of a worker, ``spread`` slots of the call apart; ``group`` query heads of a key head."""
+
+    workers: int
+    slots: int
+    heads: int
+    group: int
+    dim: int
+    spread: int = 1
+
+
+def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
+    """The sizes of a problem for a target with these claims; or why there is none."""
     workers = setting.workers or usual_workers(claims)
     group = setting.group or usual_group(claims)
     zigzag = setting.layout == "zigzag"
     multiple = int(np.lcm(claims.tokens_multiple, 2 if zigzag else 1))
-    if multiple > MOST_SLOTS:
+    if multiple > MOST_SLOTS and (multiple % SLOTS or setting not in IN_TILES):
         return f"at most {MOST_SLOTS} tokens on a worker"
-    for slots in dict.fromkeys((-(-SLOTS // multiple) * multiple, max(multiple, 4))):
+    spread = multiple // SLOTS if multiple > MOST_SLOTS else 1
+    sizes = (SLOTS,) if spread > 1 else (-(-SLOTS // multiple) * multiple, max(multiple, 4))
+    for slots in dict.fromkeys(sizes):
         for heads in (2 * group, group) if group < 4 else (group,):
-            least = (heads + 1) * workers * slots
+            least = (heads + 1) * workers * slots + (spread > 1)
             dims = claims.head_dims or (least,)
             if claims.value_dims is not None:
                 dims = tuple(d for d in dims if d in claims.value_dims)
             fitting = [d for d in dims if d >= least]
             if fitting:
-                return workers, slots, heads, group, min(fitting)
+                return Shape(workers, slots, heads, group, min(fitting), spread)
     return f"{HEAD_DIMENSION} of at least {least}, for {workers} workers with {slots} tokens each"
 
 
-def problem(
-    setting: Setting, storage: str, shape: tuple[int, int, int, int, int], claims: Capabilities
-) -> Problem:
-    """One problem, as a case of golden vectors over a ring."""
-    workers, slots, heads, group, dim = shape
+def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) -> Problem:
+    """One problem, as cases of golden vectors over a ring."""
+    workers, heads, group, spread = shape.workers, shape.heads, shape.group, shape.spread
     layout, circulation, id = setting.layout, setting.circulation, setting.id
     directions = claims.directions or (1,)
     direction = setting.direction if setting.direction in directions else directions[0]
     causal, window = setting.mask != "full", WINDOW if setting.mask == "window" else None
-    table = positions(layout, workers, slots)
+    table = positions(layout, workers, shape.slots)
     geometry = Geometry(
-        workers, circulation, direction, layout, table, causal, window, heads, group, dim**-0.5
-    )
+        workers, circulation, direction, layout, table, causal, window, heads, group, shape.dim**-0.5
+    )  # fmt: skip
     pairs = pairs_of(geometry)
-    order = np.argsort(table.ravel())
-    tensors = {
-        name: TensorRecipe("values", values=in_order(x, order).tolist())
-        for name, x in inputs_of(pairs, dim).items()
-    }
     terms: dict[str, Any] = {"causal": True} if causal else {}
     if window is not None:
         terms["window"] = window
 
-    def over_ring(id: str, dim: int, **given: Any) -> tuple[Case, Call]:
-        heads_of_keys, dtype = heads // group, DTYPES[storage]
-        whole = build.case(
-            id, REASON, "", S=geometry.tokens, H=heads, Hkv=heads_of_keys, D=dim, dtype=dtype, **given, **terms
+    def asked(id: str, dim: int, inputs: Mapping[str, Array] | None, spread: int = 1) -> Asked:
+        """A case and its call; ``inputs`` [W, heads, n, dim], None: random ones.
+
+        Those of a call in tiles are not in its case, which is not judged.
+        """
+        slots = shape.slots * spread
+        order = np.argsort(positions(layout, workers, slots).ravel())
+        whole = {name: in_order(x, order) for name, x in (inputs or {}).items()}
+        given: dict[str, Any] = {}
+        if spread == 1:
+            given = {name: TensorRecipe("values", values=x.tolist()) for name, x in whole.items()}
+        dtype, tokens = DTYPES[storage], workers * slots
+        dense = build.case(
+            id, REASON, "", S=tokens, H=heads, Hkv=heads // group, D=dim, dtype=dtype, **given, **terms
         )  # fmt: skip
-        case = over(whole, id, Ring(workers, layout, circulation, direction))
-        call = dataclasses.replace(call_of(case, {}), circulation=circulation, direction=direction)
+        case = over(dense, id, Ring(workers, layout, circulation, direction))
+        tensors = (
+            {} if spread == 1 else {f"in.{name}": store(x, storage) for name, x in whole.items()}
+        )
+        call = call_of(case, tensors)
+        call = dataclasses.replace(call, circulation=circulation, direction=direction)
         return case, call if "ring-backward" in claims.operations else forward_alone(call)
 
-    case, call = over_ring(id, dim, **tensors)
-    narrow = PROOF_DIM if claims.head_dims is None and claims.value_dims is None else dim
-    return Problem(case, pairs, call, TOLERANCES[storage], *over_ring(f"{id}-proof", narrow))
+    proof_id, free = f"{id}-proof", claims.head_dims is None and claims.value_dims is None
+    proof_dim = PROOF_DIM if free else shape.dim
+    read, tolerance = inputs_of(pairs, shape.dim), TOLERANCES[storage]
+    if spread == 1:
+        first, second = asked(id, shape.dim, read), asked(proof_id, proof_dim, None)
+        calls = first[1], second[1]
+        return Problem(pairs, tolerance, *calls, calls, (first[0], second[0]), first[0].requires)
+    random = inputs_in(asked(proof_id, proof_dim, None)[1])
+    both = ((id, shape.dim, with_mark(read)), (proof_id, proof_dim, with_mark(random)))
+    first, second = (asked(*one) for one in both)
+    large = [asked(id, dim, spread_out(x, spread), spread) for id, dim, x in both]
+    return Problem(
+        pairs,
+        tolerance,
+        first[1],
+        second[1],
+        (large[0][1], large[1][1]),
+        (first[0], second[0]),
+        large[0][0].requires,
+        spread,
+    )
+
+
+def inputs_in(call: Call) -> dict[str, Array]:
+    """The inputs of a call of batch 1, [W, heads, n, dim]."""
+    names = [name for name in ("q", "k", "v", "dy") if name in call.tensors]
+    return {name: np.stack([load(x)[0] for x in call.tensors[name]]) for name in names}
 
 
 def in_order(x: Array, order: Integers) -> Array:

@@ -7,16 +7,40 @@ belong to other heads than the rest.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.problems import Problem
-from ringspec.conformance.readout.reading import PassRead, Reading
-from ringspec.conformance.readout.replay import gives
-from ringspec.conformance.readout.told import Told
+from ringspec.conformance.readout.reading import PassRead, Reading, read
+from ringspec.conformance.readout.replay import Replayed, explains, expressible
+from ringspec.conformance.readout.told import Told, told
 
 MOST_TRIED = 6  # sets of faults of a pass
 NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
+
+
+def read_proven(
+    problem: Problem, outputs: Sequence[Outputs], earlier: Sequence[Reading]
+) -> Reading:
+    """Read the results of a problem's two calls: by faults of ``earlier`` readings if they explain them, else anew."""
+    outputs = problem.results(outputs)
+    tried: list[Told] = []
+    for one in earlier:
+        found = told([one])
+        if not one.explained or not found.faults or found.faults in [x.faults for x in tried]:
+            continue
+        tried.append(found)
+        if explains(found, (problem.call, problem.proof), outputs):
+            passes = [part and with_faults(part, found) for part in (one.forward, one.backward)]
+            return Reading(problem.id, False, *passes)
+    return proven(read(problem, outputs[0]), problem, outputs[1])
+
+
+def with_faults(part: PassRead, found: Told) -> PassRead:
+    """The same pass with the one set of faults that was told of it."""
+    sets = [one for one in part.sets if set(one) <= set(found.faults)]
+    return dataclasses.replace(part, sets=tuple(sets[:1]))
 
 
 def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
@@ -24,16 +48,17 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
 
     If none does, the reading is not explained. It stays as it is if the model ring cannot compute the proof.
     """
-    if not reading.explained:
+    if not reading.explained or not expressible(problem.proof):
         return reading
+    replayed = Replayed(problem.proof, outputs)
     passes = [one or PassRead() for one in (reading.forward, reading.backward)]
     sets = [one.sets[:MOST_TRIED] or ((),) for one in passes]
     kept: list[dict[tuple, None]] = [{}, {}]
     for forward, backward in product(*sets):
-        told = Told(faults=(*forward, *backward), base=passes[1].base)
-        if not told.faults:
+        told_here = Told(faults=(*forward, *backward), base=passes[1].base)
+        if not told_here.faults:
             return reading
-        found = gives(told, problem.proof, outputs)
+        found = replayed.compared(told_here)
         if found is None:
             return reading
         if found.fits:

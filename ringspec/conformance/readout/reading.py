@@ -16,7 +16,8 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.hints import hint_for
-from ringspec.conformance.readout.pairs import Seen, inputs_of, seen_in
+from ringspec.conformance.readout.pairs import Seen, seen_in
+from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
 from ringspec.conformance.readout.search import Explanation, Reader, near
 from ringspec.conformance.readout.vocabulary import Fault
@@ -32,6 +33,12 @@ MATRICES = {
     "P": "the weights of the backward",
     "dS of dq": "dS as dq got it",
     "dS of dk": "dS as dk got it",
+}
+# Kinds that are said of blocks, in words for pairs.
+OF_PAIRS = {
+    "the block is not computed": "the scores are not computed",
+    "the block is counted": "a pair is counted",
+    "no pair is masked": "the mask does not hide what it should hide",
 }
 BY_ROUNDING = (
     "each pair has the correct weight, but the numbers differ by more than rounding allows. "
@@ -57,7 +64,12 @@ class Named:
     def told(self) -> str:
         """Say it in one sentence."""
         where = f", {self.place}" if self.place else ""
-        return f"In the {self.phase} pass{where}, {self.kind}."
+        if PAIRS not in self.place:
+            return f"In the {self.phase} pass{where}, {self.kind}."
+        kind = self.kind
+        for of_blocks, of_pairs in OF_PAIRS.items():
+            kind = kind.replace(of_blocks, of_pairs)
+        return f"In the {self.phase} pass{where} (slots of a worker, from 0), {kind}."
 
 
 @dataclass(frozen=True)
@@ -199,8 +211,7 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     pairs, geometry = problem.pairs, problem.pairs.geometry
     model = Reader(pairs, problem.tolerance).model
     forward = model.forward(model.right)
-    dim = problem.call.worker("q", 0).shape[3]
-    inputs = inputs_of(pairs, dim)
+    inputs, dim = problem.inputs, problem.call.worker("q", 0).shape[3]
     q, k, v, dy = (np.abs(inputs[name]) for name in ("q", "k", "v", "dy"))
     k, v = (np.repeat(x, geometry.group, axis=1) for x in (k, v))
     p, g = forward.weights, np.abs(model.of_heads("g"))

@@ -16,15 +16,15 @@ import numpy as np
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
-from ringspec.conformance.readout.choices import Choices, components
+from ringspec.conformance.readout.choices import KERNELS, Choices, components
 from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.model import Model
+from ringspec.conformance.readout.model import Core, Model
 from ringspec.conformance.readout.pairs import Pairs
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.search import CARRIED, GRADIENT, SAME, composed, near
 from ringspec.conformance.readout.told import Told
-from ringspec.conformance.readout.vocabulary import fault_named
+from ringspec.conformance.readout.vocabulary import Fault, fault_named
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers
@@ -76,29 +76,36 @@ def explains(told: Told, calls: Sequence[Call], outputs: Sequence[Outputs]) -> b
 
 def gives(told: Told, call: Call, outputs: Outputs) -> Compared | None:
     """Compare the outputs of a call with what the faults give; None if the model ring cannot express it."""
-    if not expressible(call):
-        return None
-    right = run_right(call, RECIPES["float64"])
-    parts = [compared(told, call, n, outputs, right) for n in range(call.worker("q", 0).shape[0])]
-    known = [one for one in parts if one is not None]
-    if len(known) < len(parts):
-        return None
-    return Compared(all(one.fits for one in known), any(one.wrong for one in known))
+    replayed = Replayed(call, outputs) if expressible(call) else None
+    return None if replayed is None else replayed.compared(told)
 
 
-def compared(
-    told: Told, call: Call, entry: int, outputs: Outputs, right: Mapping[str, Sequence[Array]]
-) -> Compared | None:
-    """Compare one batch entry of the outputs with what the faults give, and with the ``right`` results.
+class Replayed:
+    """A call that is expressible and its outputs, to be compared with the results of faults.
 
     The forward of a Q ring may also send its queries, which the definition leaves open.
     """
-    found = []
-    for travels in ("keys", "queries") if call.circulation == "q" else ("keys",):
-        made = results_of(told, given_of(call, entry, travels))
-        if made is not None:
-            found.append(nearer(call, entry, outputs, right, *made))
-    return next((one for one in found if one.fits), found[0] if found else None)
+
+    def __init__(self, call: Call, outputs: Outputs) -> None:
+        self.call, self.outputs = call, outputs
+        self.right = run_right(call, RECIPES["float64"])
+        ways = ("keys", "queries") if call.circulation == "q" else ("keys",)
+        batch = call.worker("q", 0).shape[0]
+        self.rings = [[RingOf(given_of(call, n, way)) for way in ways] for n in range(batch)]
+
+    def compared(self, told: Told) -> Compared | None:
+        """Compare the outputs with what the faults give; None if the model ring cannot compute that."""
+        parts: list[Compared] = []
+        for entry, rings in enumerate(self.rings):
+            found = []
+            for ring in rings:
+                made = ring.results_of(told)
+                if made is not None:
+                    found.append(nearer(self.call, entry, self.outputs, self.right, *made))
+            if not found:
+                return None
+            parts.append(next((one for one in found if one.fits), found[0]))
+        return Compared(all(one.fits for one in parts), any(one.wrong for one in parts))
 
 
 def nearer(
@@ -199,25 +206,38 @@ def pairwise(of_q: Integers, of_k: Integers) -> Booleans:
     return np.asarray(of_q[:, None, None, :, None] == of_k[None, :, None, None, :])
 
 
-def results_of(told: Told, given: Given) -> tuple[Results, Results] | None:
-    """Results of one batch entry, [W, heads, n, d] and lse [W, heads, n], and the sizes of their elements' parts.
+class RingOf:
+    """The model ring of one batch entry of a call, and the faults of it that were looked up."""
 
-    None if no fault has a counterpart in this ring, or one is not linear in the tensors.
-    """
-    geometry = given.geometry
-    masks = masks_of(geometry)
-    found = [fault_named(geometry, masks, one.name) for one in told.faults]
-    faults = [one for one in found if one is not None]  # two workers have no step 2
-    patterns = [mask.pattern & given.also for mask in masks]
-    model = Model(pairs_of_call(given), patterns, dealt_otherwise(geometry))
-    forward = composed(model.right, [one for one in faults if one.phase == "forward"])
-    base = model.right.taking(CARRIED, forward) if told.base == SAME else model.right
-    backward = composed(base, [one for one in faults if one.phase == "backward"])
-    whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
-    if not faults or whole or (told.base == GRADIENT and not model.correct(forward, "q", "k")):
-        return None
-    with np.errstate(all="ignore"):  # wrong choices overflow
-        return Numbers(given, model, forward, backward, told.base == GRADIENT).all()
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.masks = masks_of(given.geometry)
+        patterns = [mask.pattern & given.also for mask in self.masks]
+        self.model = Model(pairs_of_call(given), patterns, dealt_otherwise(given.geometry))
+        self.known: dict[tuple[str, str, str], Fault | None] = {}
+
+    def fault(self, name: tuple[str, str, str]) -> Fault | None:
+        """The fault with this name, None if this ring has none: two workers have no step 2."""
+        if name not in self.known:
+            self.known[name] = fault_named(self.given.geometry, self.masks, name)
+        return self.known[name]
+
+    def results_of(self, told: Told) -> tuple[Results, Results] | None:
+        """Results [W, heads, n, d] and lse [W, heads, n] with the faults, and the sizes of their elements' parts.
+
+        None if no fault has a counterpart in this ring, or one is not linear in the tensors.
+        """
+        faults = [one for fault in told.faults if (one := self.fault(fault.name)) is not None]
+        model = self.model
+        forward = composed(model.right, [one for one in faults if one.phase == "forward"])
+        base = model.right.taking(CARRIED, forward) if told.base == SAME else model.right
+        backward = composed(base, [one for one in faults if one.phase == "backward"])
+        whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
+        derived = told.base == GRADIENT
+        if not faults or whole or (derived and not model.correct(forward, "q", "k")):
+            return None
+        with np.errstate(all="ignore"):  # wrong choices overflow
+            return Numbers(self.given, model, forward, backward, derived).all()
 
 
 def pairs_of_call(given: Given) -> Pairs:
@@ -254,24 +274,25 @@ class Numbers:
         }
         if given.dy is None:
             return results, sizes
+        of_q, of_kv = (self.backward.in_kernel(kernel) for kernel in KERNELS)
         if self.derived:
             _, ds, _ = model.gradient_of_forward(self.forward)
             shares = weights, ds, ds
             p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
         else:
             products = np.einsum("ahid,xgyd->ahigxy", results["o"], given.dy)
-            core = model.core(
-                self.backward, first, first.lse, products.reshape(*products.shape[:3], -1)
-            )
-            shares, p, delta = self.shares(core), core[1], core[3]
+            flat = products.reshape(*products.shape[:3], -1)
+            cores = [model.core(c, first, first.lse, flat) for c in (of_q, of_kv)]
+            shares = self.shares(of_q, of_kv, *cores)
+            p, delta = np.maximum(cores[0][1], cores[1][1]), cores[0][3]
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
-        scale, c = given.geometry.scale, self.backward
-        of_v = self.forward if self.derived else c
+        scale = given.geometry.scale
+        of_v = self.forward if self.derived else of_kv
         to_v = "v" if self.derived else "dv_to"
-        for name, share, goal, source, x, like in (
-            ("dv", shares[0], (to_v, of_v), "dv_dy", given.dy, given.v),
-            ("dq", scale * shares[1], ("dq_to", c), "dq_k", given.k, given.q),
-            ("dk", scale * shares[2], ("dk_to", c), "dk_q", given.q, given.k),
+        for name, share, c, goal, source, x, like in (
+            ("dv", shares[0], of_kv, (to_v, of_v), "dv_dy", given.dy, given.v),
+            ("dq", scale * shares[1], of_q, ("dq_to", of_q), "dq_k", given.k, given.q),
+            ("dk", scale * shares[2], of_kv, ("dk_to", of_kv), "dk_q", given.q, given.k),
         ):
             results[name], size = self.product(share, c, goal, source, x, like)
             if name != "dv":
@@ -280,14 +301,16 @@ class Numbers:
             sizes[name] = size
         return results, sizes
 
-    def shares(self, core: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+    def shares(
+        self, of_q: Choices, of_kv: Choices, core: Core, core_kv: Core
+    ) -> tuple[Array, Array, Array]:
         """P and dS of each pair, as the products for dv, dq and dk get them."""
         model, c = self.model, self.backward
-        of_dv = model.for_dv(c, *core)
-        of_dk = model.ds_of(c["dk_form"], c, *core[1:])
+        of_dv = model.for_dv(of_kv, *core_kv)
+        of_dk = model.ds_of(c["dk_form"], of_kv, *core_kv[1:])
         return (
             (of_dv.swapaxes(3, 4) if c["turned"] & 2 else of_dv) * c["dv_count"],
-            model.ds_of(c["dq_form"], c, *core[1:]) * c["dq_count"],
+            model.ds_of(c["dq_form"], of_q, *core[1:]) * c["dq_count"],
             (of_dk.swapaxes(3, 4) if c["turned"] & 1 else of_dk) * c["dk_count"],
         )
 

@@ -22,6 +22,7 @@ from ringspec.conformance.readout.places import (
     Places,
     block_places,
     listed,
+    pairs_listed,
     worker_places,
 )
 from ringspec.conformance.readout.vocabulary import Fault, Kind, kinds_of
@@ -33,6 +34,7 @@ MOST_FAULTS = 3
 # What a backward may do besides computing the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of that forward."
+HALF = 0.5  # of the wrong pairs, from which on the very pairs that a kind explains are tried
 FEW = 6  # sets of blocks in which a rare kind is tried
 SECONDS = 3.0  # of processor time for one pass of one problem
 MOST_WHOLE, MOST_PARTIAL = (
@@ -141,6 +143,22 @@ def of_pairs(halves: Booleans, slots: int) -> Booleans:
     return np.repeat(halves, slots // halves.shape[4], axis=4)
 
 
+def in_tiles(inside: Booleans, outside: Booleans, either: Booleans) -> Booleans:
+    """``inside`` with those pairs of ``either`` [a, b, h, i, j] that belong to it if whole tiles do.
+
+    The tiles are the largest, of a block's queries and keys divided by powers of 2, of which none holds both pairs inside
+    and pairs outside.
+    """
+    n = inside.shape[3]
+    sizes = [n >> x for x in range(n.bit_length()) if n % (1 << x) == 0]
+    for rows, keys in sorted(((i, j) for i in sizes for j in sizes), key=lambda x: -x[0] * x[1]):
+        shape = (*inside.shape[:3], n // rows, rows, n // keys, keys)
+        some, others = (x.reshape(shape).any(axis=(4, 6), keepdims=True) for x in (inside, outside))
+        if not (some & others).any():
+            return inside | (either & np.broadcast_to(some, shape).reshape(inside.shape))
+    return inside
+
+
 Candidates = Iterator[tuple[Fault, Match]]
 Predict = Callable[[Choices], Match]
 
@@ -213,6 +231,9 @@ class Reader:
         misshapen = not match.alike["A"].all()
         for kind in kinds:
             changes = kind.slots
+            if misshapen:
+                pairs = self.read_pairs(kind, seen, choices, match)
+                yield from self.in_pairs("forward", kind, pairs, predict, choices)
             if changes & {*OF_ALL, "o_to"} and "merge" not in changes:
                 one = Fault("forward", kind, places.blocks[0])
                 yield one, predict(one.applied(choices))
@@ -223,7 +244,7 @@ class Reader:
                 there = np.abs(seen.weights) > ZERO
                 yield from self.at_best(kind, places, gone, there, predict, choices)
             elif changes & {"v.worker", "v.slot"}:
-                good, bad = self.movable(kind, match, ("A",), "forward")
+                good, bad = self.movable(kind, match, ("A",), "forward", seen.weights)
                 if good.any():
                     yield from self.at_best(
                         kind, places, good, bad, predict, choices, "forward", True
@@ -250,6 +271,41 @@ class Reader:
                 better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
                 if better.any() and not (last and not (after | before).all()):
                     yield from self.at_best(kind, places, better, worse, predict, choices)
+
+    def read_pairs(self, kind: Kind, seen: Seen, choices: Choices, match: Match) -> Booleans:
+        """The pairs [a, b, h, i, j] whose weights say by themselves that a forward has this kind there."""
+        ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
+        changes = dict(kind.changes)
+        masks = {"mask", "value_mask"} & changes.keys()
+        if changes.get("count") == 0.0:
+            return ours & ~there
+        if masks and len(changes) == 1:
+            pattern = self.model.masks[int(np.asarray(changes[masks.pop()]))]
+            if pattern.all():
+                return there & ~ours
+            if not pattern.any():
+                return ours & ~there
+        times = changes.get("times")
+        if isinstance(times, float) and seen.lse is not None:
+            s = self.model.scores(choices)
+            e = seen.weights * np.exp(seen.lse)[:, None, ..., None]
+            once, other = np.exp(s), np.exp(times * s)
+            fits = [near(e, x, x, 2 * self.tolerance) & there & ours for x in (once, other)]
+            return in_tiles(fits[1] & ~fits[0], ours & ~fits[1], fits[0] & fits[1])
+        return np.zeros(ours.shape, bool)
+
+    def in_pairs(
+        self, phase: str, kind: Kind, pairs: Booleans, predict: Predict, choices: Choices
+    ) -> Candidates:
+        """A kind in the very pairs in which it was read, if few words say which these are."""
+        masks = [value for slot, value in kind.changes if slot in ("mask", "value_mask")]
+        patterns = [self.model.masks[int(np.asarray(x))] for x in masks if np.asarray(x) >= 0]
+        if not all(x.all() or not x.any() for x in patterns):
+            return  # of a pattern that differs from pair to pair, pairs say nothing
+        place = pairs_listed(self.geometry, pairs, self.tried(phase)[1].blocks)
+        if place is not None:
+            fault = Fault(phase, kind, place)
+            yield fault, predict(fault.applied(choices))
 
     def merges_well(
         self, kind: Kind, place: Place, seen: Seen, choices: Choices, match: Match
@@ -468,11 +524,23 @@ class Reader:
                 judged += [(better[name], worse[name]) for name in stay if better[name].any()]
             for good, bad in judged:
                 yield from self.at_best(kind, places, good, bad, predict, choices, "backward")
+            right = np.all([match.equal[name] | got.equal[name] for name in stay], axis=0)
+            pairs = np.asarray((every[0] > 0) & ~every[1] & right)
+            if any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
+                yield from self.in_pairs("backward", kind, pairs, predict, choices)
 
     def movable(
-        self, kind: Kind, match: Match, moved: Iterable[str], phase: str = "backward"
+        self,
+        kind: Kind,
+        match: Match,
+        moved: Iterable[str],
+        phase: str = "backward",
+        seen: Array | None = None,
     ) -> tuple[Array, Booleans]:
-        """Pairs whose shares may be elsewhere: something is wrong where they belong and where they would go."""
+        """Pairs whose shares may be elsewhere: something is wrong where they belong and where they would go.
+
+        ``seen``: the weights of a forward.
+        """
         model, shape = self.model, self.model.shape
         home = model.right
         there = Fault(phase, kind, self.workers.blocks[0]).applied(home)
@@ -489,6 +557,9 @@ class Reader:
             wrong = ~match.equal[name]
             share = np.abs(match.ours[name]) > ZERO
             may = wrong & wrong.ravel()[at]
+            if seen is not None:  # what has moved is not here any more, unless something else came
+                lands = np.bincount(at[share & ~stays], minlength=at.size).reshape(shape) > 0
+                may = may & ((np.abs(seen) <= ZERO) | lands)
             good = good + (share & may & ~stays)
             bad = bad | (share & ~may & ~stays)
         return good, bad
@@ -521,6 +592,8 @@ def matrices(kind: Kind) -> tuple[str, ...]:
     found = set()
     for name in names_of(kind):
         found |= set(CHANGED_BY.get(name, ("P", "dS of dq", "dS of dk")))
+    if kind.only:
+        found &= {"dS of dq"} if kind.only == "dq" else {"P", "dS of dk"}
     return tuple(sorted(found))
 
 

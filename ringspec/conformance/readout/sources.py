@@ -80,6 +80,11 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
             "with its first half at the second",
             np.minimum(half + i % half, n - 1),
         ),
+        (
+            "with the first quarter of a block in all four",
+            "with its other quarters at the first",
+            i % max(n // 4, 1),
+        ),
         ("shifted by one slot", "shifted by one slot", (i + 1) % n),
         ("shifted back by one slot", "shifted back by one slot", (i - 1) % n),
         ("in reversed order", "in reversed order", i[::-1]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
 
 MOST_ALTERNATIVES = 2
@@ -81,6 +82,12 @@ def best_of(
     most, cheapest, best = counted[0]
     others: dict[tuple[str, ...], str] = {}
     for count, price, faults in counted[1:]:
+        # Pairs that were read are described in one way: other kinds in the same pairs say nothing else.
+        same_pairs = [x.place for x in faults] == [x.place for x in best] and any(
+            PAIRS in x.place for x in best
+        )
+        if same_pairs:
+            continue
         if count == most and price <= cheapest + ABOUT_AS_SIMPLE and kinds(faults) != kinds(best):
             others.setdefault(kinds(faults), " ".join(fault.told() for fault in faults))
     return best, list(others.values())[:MOST_ALTERNATIVES]
@@ -97,8 +104,13 @@ def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
         return found is None or not found.sets
     if found is None or not found.whole:
         return False
-    names = [fault.name for fault in faults]
-    return any([fault.name for fault in other] == names for other in found.sets)
+    names = [name_in_any(fault) for fault in faults]
+    return any([name_in_any(fault) for fault in other] == names for other in found.sets)
+
+
+def name_in_any(fault: Named) -> tuple[str, str, str]:
+    """The name of a fault in any problem: pairs that are listed differ between layouts."""
+    return fault.phase, fault.kind, PAIRS if PAIRS in fault.place else fault.place
 
 
 def unexplained(wrong: Sequence[Reading]) -> list[str]:

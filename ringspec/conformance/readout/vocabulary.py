@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,10 @@ from ringspec.conformance.readout.choices import (
     DS_FORMS,
     DV_FORMS,
     FINISHES,
+    KERNELS,
     LSES,
     LSES_GIVEN,
+    OF_ALL,
     Choices,
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
@@ -23,18 +26,26 @@ from ringspec.conformance.readout.merges import LN2, MERGES
 from ringspec.conformance.readout.places import Place, place_named
 from ringspec.conformance.readout.sources import Source, sources
 
+# Slots of what both kernels of a backward compute: p, dp and dS.
+OF_BOTH = {
+    "q", "k", "v", "dy", "mask", "hidden_score", "times", "count", "lse", "lse_of", "delta", "delta_dy", "delta_o",
+    "delta_times", "ds_times",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Kind:
     """A wrong choice: ``changes`` of slots of :class:`Choices`, and ``words`` that complete 'In the forward pass, ...'.
 
     ``cost`` is lower for what is more usual. ``of_workers``: it is chosen for workers, not for blocks.
+    ``only``: one of KERNELS, where a backward has it in one of them.
     """
 
     words: str
     changes: tuple[tuple[str, object], ...]
     cost: float = 1.0
     of_workers: bool = False
+    only: str = ""
 
     @property
     def slots(self) -> set[str]:
@@ -60,7 +71,7 @@ class Fault:
 
     def applied(self, choices: Choices) -> Choices:
         for slot, value in self.kind.changes:
-            choices = choices.with_value(slot, self.place.table, value)
+            choices = choices.with_value(slot, self.place.table, value, self.kind.only)
         return choices
 
 
@@ -68,8 +79,28 @@ def kinds_of(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool = True
 ) -> list[Kind]:
     """Every wrong choice of a pass; ``distinct``: without those that are the same there as simpler ones."""
-    own = forward_kinds if phase == "forward" else backward_kinds
-    return [*block_kinds(geometry, phase, masks, distinct), *own(geometry, masks, distinct)]
+    blocks = block_kinds(geometry, phase, masks, distinct)
+    if phase == "forward":
+        return [*blocks, *forward_kinds(geometry, masks, distinct)]
+    kinds = [*blocks, *backward_kinds(geometry, masks, distinct)]
+    return [*kinds, *(one for kind in kinds if both_kernels(kind) for one in in_one_kernel(kind))]
+
+
+def both_kernels(kind: Kind) -> bool:
+    """Tell whether what a kind changes is computed for dq, and for dk and dv.
+
+    A factor on dS or on a whole block in one kernel alone is one on its gradients, which other kinds have.
+    """
+    slots = {slot.split(".")[0] for slot in kind.slots}
+    alone = slots <= {"ds_times", "count"} or slots & {*OF_ALL, "exchanged"}
+    return bool(slots & OF_BOTH) and not alone
+
+
+def in_one_kernel(kind: Kind) -> Iterator[Kind]:
+    """The same kind for dq alone, and for dk and dv alone."""
+    for kernel in KERNELS:
+        words = f"{kind.words} (for {kernel} alone)"
+        yield dataclasses.replace(kind, words=words, cost=kind.cost + 0.25, only=kernel)
 
 
 def fault_named(
@@ -101,6 +132,7 @@ def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
         ("not multiplied by the scale", 1 / scale),
         ("multiplied by the scale twice", scale),
         ("multiplied by the square root of the scale", scale**-0.5),
+        ("multiplied by the scale and divided by ln 2", scale / LN2),
         *((f"{x} times too large", float(x)) for x in sorted(numbers - {1, 2})),
         *((f"divided by {x}", 1.0 / x) for x in sorted(numbers - {1, 2})),
     ]
@@ -118,6 +150,9 @@ def block_kinds(
         yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)
         words = "hidden pairs enter the product with the values (the row sums are right)"
         yield Kind(words, (("value_mask", everything),), 1.2)
+    nothing = next(n for n, mask in enumerate(masks) if not mask.pattern.any())
+    words = "visible pairs enter the row sums and not the product with the values"
+    yield Kind(words, (("value_mask", nothing),), 1.3)
     yield Kind("the block is not computed", (("count", 0.0),), 0.9)
     yield Kind("the block is counted twice", (("count", 2.0),), 0.9)
     yield Kind("the block is counted three times", (("count", 3.0),), 1.3)
@@ -240,6 +275,12 @@ LSE_GIVEN_WORDS = {
 def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
     """What a forward may do wrong besides: operands, merges, the end of a row, where results are stored."""
     yield from operand_kinds(geometry, "forward", masks, distinct)
+    right = masks[0].pattern
+    for mask in masks if distinct else every_mask(geometry):
+        if mask.words and (mask.pattern | ~right).all():
+            words = f"the row sums (not o) are made as if {mask.words}"
+            number = number_of(mask.pattern, masks)
+            yield Kind(words, (("mask", number), ("value_mask", 0)), mask.cost + 0.3)
     for number, name in enumerate(MERGES):
         if number:
             words = merges.WRONG[name]
@@ -274,6 +315,9 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
         ):
             words = f"{names} (not sent with the queries) are what the worker computed for the last visitor"
             yield Kind(words, (("stays", what),), 1.1)
+        for name in ("m", "l", "o"):
+            words = f"{name} is taken for 0 when queries arrive (it is not sent with them)"
+            yield Kind(words, (("stays", f"no {name}"),), 1.15)
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
@@ -324,6 +368,7 @@ DELTA_WORDS = {
     "none": "delta is left out",
     "block's own p": "delta is <dp, p> of the block with p summing to 1",
     "times p": "delta is multiplied by the block's sum of p",
+    "times l": "delta is made from o before its division by l",
     "first block": "delta is made from o after the first block",
     "last block": "delta is made from the o of the last block alone",
     "block's own o": "delta is <dy, o> of the block's own normalised o",

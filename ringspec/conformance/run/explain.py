@@ -9,8 +9,8 @@ from typing import Any
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.match import diagnose
 from ringspec.conformance.readout.problems import Problem, problems_for
-from ringspec.conformance.readout.proof import proven
-from ringspec.conformance.readout.reading import Reading, read
+from ringspec.conformance.readout.proof import read_proven
+from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
@@ -87,7 +87,10 @@ def explain_target(target: Target) -> Explained:
     True
     """
     problems, reason = problems_for(target.capabilities)
-    runs = tuple(run_problem(target, one) for one in problems)
+    made: list[Run] = []
+    for problem in problems:
+        made.append(run_problem(target, problem, [x.reading for x in made if x.reading]))
+    runs = tuple(made)
     if not runs:
         return Explained((), unread=reason)
     wrong = [one for one in runs if one.reading is not None and not one.right]
@@ -95,17 +98,17 @@ def explain_target(target: Target) -> Explained:
     return Explained(runs, found, known_bug(target, found, wrong))
 
 
-def run_problem(target: Target, problem: Problem) -> Run:
-    """Run one problem and explain its results."""
+def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = ()) -> Run:
+    """Run one problem and explain its results, by the faults of ``earlier`` readings if they do."""
     claims = target.capabilities
     try:
         outputs = [
             outputs_of(ask(target, as_seen(call, claims))[0], call, claims)
-            for call in (problem.call, problem.proof)
+            for call in problem.asked
         ]
     except Stop as stop:
         return Run(problem, stopped=f"{stop.outcome}: {stop.message.splitlines()[0]}")
-    return Run(problem, proven(read(problem, outputs[0]), problem, outputs[1]), outputs[0])
+    return Run(problem, read_proven(problem, outputs, earlier), problem.results(outputs)[0])
 
 
 def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:

@@ -1,0 +1,186 @@
+"""Faults in pairs of tokens that no place of the vocabulary describes, in one kernel of a backward, or in large tiles."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.geometry import Geometry, positions
+from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.places import PAIRS, block_places, pairs_listed, place_named
+from ringspec.conformance.readout.problems import Setting, problem_for
+from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.target import Capabilities
+from ringspec.conformance.target.protocol import Result
+from ringspec.recipes import RECIPES
+
+
+def two_kernels(call, shown=None, times=None, shown_to_dv=None, lse_of_dq=None):
+    """Dense causal attention in float32 on all tokens; its backward computes p once for dq and once for dk and dv.
+
+    Each fault is a function of positions or rows; ``shown`` and ``times`` take positions [S, 1] and [1, S].
+    """
+    order = np.argsort(call.position_q[:, 0].ravel())
+    q, k, v, dy = (
+        np.concatenate(list(map(np.asarray, call.tensors[name])), axis=2).astype(np.float32)[0][
+            :, order
+        ]
+        for name in ("q", "k", "v", "dy")
+    )
+    group = q.shape[0] // k.shape[0]
+    k, v = (np.repeat(x, group, axis=0) for x in (k, v))
+    i, j = np.ogrid[: q.shape[1], : q.shape[1]]
+    causal = j <= i if call.terms.get("causal") else np.ones((len(order), len(order)), bool)
+    s = call.terms["scale"] * q @ k.swapaxes(1, 2)
+    visible = causal if shown is None else shown(causal, i, j)
+    s_forward = np.where(visible, s if times is None else s * times(causal, i, j), -np.inf)
+    lse = np.log(np.exp(s_forward).sum(axis=2, keepdims=True))
+    o = np.exp(s_forward - lse) @ v
+    delta = (dy * o).sum(axis=2, keepdims=True)
+    for_dq = np.where(causal, np.exp(s - (lse if lse_of_dq is None else lse_of_dq(lse))), 0)
+    visible = causal if shown_to_dv is None else shown_to_dv(causal, i, j)
+    for_dv = np.where(visible, np.exp(s - lse), 0)
+    dp = dy @ v.swapaxes(1, 2) - delta
+    of_keys = (len(k) // group, group, *k.shape[1:])
+    results = {
+        "o": o, "lse": lse[..., 0],
+        "dq": call.terms["scale"] * (for_dq * dp) @ k,
+        "dk": call.terms["scale"] * ((for_dv * dp).swapaxes(1, 2) @ q).reshape(of_keys).sum(axis=1),
+        "dv": (for_dv.swapaxes(1, 2) @ dy).reshape(of_keys).sum(axis=1),
+    }  # fmt: skip
+    at = call.position_q[:, 0]
+    return Result(
+        **{
+            n: [x.astype(np.float32)[None][:, :, at[a]] for a in range(call.workers)]
+            for n, x in results.items()
+        }
+    )
+
+
+class Dense:
+    """The target of these faults, read in contiguous layout alone."""
+
+    name = "dense"
+    capabilities = Capabilities(
+        layouts=("contiguous",), circulations=("kv",), workers=(3,), masks=("causal",), head_ratios=(2,),
+        formats=("float32",), only_causal=True,
+    )  # fmt: skip
+
+    def __init__(self, **faults):
+        self.faults = faults
+
+    def run(self, call):
+        return two_kernels(call, **self.faults)
+
+
+def hidden_where_both_are_3_mod_5(causal, i, j):
+    return causal & ~((i % 5 == 3) & (j % 5 == 3) & (i > j))
+
+
+def shown_beside_the_diagonal_in_odd_rows(causal, i, j):
+    return causal | ((j == i + 1) & (i % 4 == 1))
+
+
+def test_two_kernels_without_a_fault_are_right():
+    assert explain_target(Dense()).right
+
+
+@pytest.mark.parametrize(
+    "faults, words",
+    [
+        ({"shown": hidden_where_both_are_3_mod_5}, "the scores are not computed"),
+        pytest.param(
+            {"shown": shown_beside_the_diagonal_in_odd_rows},
+            "the mask does not hide what it should hide",
+            marks=pytest.mark.slow,
+        ),
+        ({"times": lambda causal, i, j: np.where((i < 4) | (j >= 4), 1, 2)}, "scores are twice too large"),
+        ({"shown_to_dv": hidden_where_both_are_3_mod_5}, "dk and dv are lost"),
+        ({"shown_to_dv": shown_beside_the_diagonal_in_odd_rows}, "(for dk and dv alone)"),
+    ],
+    ids=["hidden", "shown", "scores", "lost", "shown-to-dv"],
+)  # fmt: skip
+def test_pairs_that_no_place_describes_are_read_from_the_results(faults, words):
+    found = explain_target(Dense(**faults))
+    assert not found.right and len(found.told.explained) == found.wrong
+    said = [
+        fault.told()
+        for fault in found.told.faults
+        if fault.phase == ("forward", "backward")["shown_to_dv" in faults]
+    ]
+    assert len(said) == 1 and words in said[0]
+    assert PAIRS in said[0] or "scores" in words
+
+
+def test_a_fault_in_the_p_of_dq_alone_is_told_as_such():
+    found = explain_target(Dense(lse_of_dq=lambda lse: lse / np.log(2)))
+    assert [fault.kind for fault in found.told.faults] == [
+        "lse is divided by ln 2 (taken for natural where it is in base 2) (for dq alone)"
+    ]
+
+
+def test_pairs_are_listed_in_words_that_name_the_same_pairs():
+    geometry = Geometry(
+        3, "kv", 1, "contiguous", positions("contiguous", 3, 8), True, None, 4, 2, 0.1
+    )
+    visible = masks_of(geometry)[0].pattern
+    known = block_places(geometry, "forward", visible)
+    random, listed = np.random.default_rng(0), 0
+    for _ in range(300):
+        table = np.zeros((3, 3, 4, 8, 8), bool)
+        for _ in range(random.integers(1, 4)):
+            part = np.zeros((4, 8, 8), bool)
+            (i, j), (rows, keys) = random.integers(0, 8, 2), random.integers(1, 4, 2)
+            part[random.integers(0, 3) :, i : i + rows, j : j + keys] = True
+            table |= known[random.integers(len(known))].table & part
+        place = pairs_listed(geometry, table, known)
+        if place is not None:
+            listed += 1
+            assert np.array_equal(place.table, table)
+            named = place_named(geometry, "forward", visible, place.words, False)
+            assert named is not None and np.array_equal(named.table, table), place.words
+    assert listed > 200
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "for the pairs of query 8 with key 0",
+        "in head 4, for the pairs of query 0 with key 0",
+        "in the blocks of nobody, for the pairs of query 0 with key 0",
+        "for the pairs of",
+    ],
+)
+def test_words_for_pairs_that_a_ring_does_not_have_name_nothing(words):
+    geometry = Geometry(
+        3, "kv", 1, "contiguous", positions("contiguous", 3, 8), True, None, 4, 2, 0.1
+    )
+    assert place_named(geometry, "forward", masks_of(geometry)[0].pattern, words, False) is None
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_a_problem_in_whole_tiles_has_the_results_of_the_problem(layout):
+    in_tiles = dataclasses.replace(
+        Dense.capabilities, layouts=(layout,), tokens_multiple=128, head_dims=(64, 128)
+    )
+    found = problem_for(Setting("causal", layout), in_tiles)
+    assert found.spread == 16 and found.asked[0].worker("q", 0).shape == (1, 4, 128, 128)
+    for asked, read in zip(found.asked, (found.call, found.proof), strict=True):
+        small = run_right(read, RECIPES["float64"])
+        large = found.results([run_right(asked, RECIPES["float64"])])[0]
+        for name in ("o", "lse", "dq", "dk", "dv"):
+            got, want = np.stack(large[name]), np.stack(small[name])
+            np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
+
+
+def test_a_kernel_with_large_tiles_is_read():
+    class Tiled(Dense):
+        capabilities = dataclasses.replace(
+            Dense.capabilities, tokens_multiple=128, head_dims=(128,)
+        )
+
+    assert explain_target(Tiled()).right
+    found = explain_target(Tiled(lse_of_dq=lambda lse: lse / np.log(2)))
+    assert len(found.told.explained) == found.wrong == 1
+    assert found.told.faults[0].kind.startswith("lse is divided by ln 2")
