@@ -73,7 +73,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _has_submodules(package: str, names: tuple[str, ...]) -> bool:
-    """Whether the package has these submodules; it is not imported."""
+    """Tell whether the package has these submodules; it is not imported."""
     spec = importlib.util.find_spec(package)
     places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     return all(

@@ -131,7 +131,7 @@ def backward(
 
 
 def scaled(call: Call, rank: int) -> Array:
-    """A rank's q, multiplied by the scale if the mask is causal."""
+    """Return a rank's q, multiplied by the scale if the mask is causal."""
     q = call.worker("q", rank)
     if not call.terms.get("causal", False):
         return q

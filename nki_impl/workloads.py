@@ -100,7 +100,7 @@ def ring_attention_spmd_bwd(shape: Shape) -> tuple[Callable[..., Any], Arguments
 
 
 def ring_attention_unpermute(shape: Shape) -> tuple[Callable[..., Any], Arguments]:
-    """Conversion of striped rows to contiguous rows."""
+    """Convert striped rows to contiguous rows."""
     items = shape.batch * shape.heads
     arguments: Arguments = [
         {

@@ -40,9 +40,9 @@ class Recipe:
     ``block_o``             o of one block, as the block's computation returns it
     ``merge``               each product and each sum in a merge of two partial results (NUM-3)
     ``carried_o``           o as it is kept between ring steps
-    ``outputs``             the final o, which the backward reads too
-    ``lse``                 the final lse, as the forward returns it
-    ``backward_lse``        lse as the backward's exp(s - lse) reads it
+    ``outputs``             the final o, which the backward pass reads as well
+    ``lse``                 the final lse, as the forward pass returns it
+    ``backward_lse``        lse as exp(s - lse) in the backward pass reads it
     ``dy_o_products``       each product dy * o before the products of a row are summed
     ``delta``               dy_o_sum, or dy_o_sum - dlse
     ``ds``                  dZ (dS without a soft cap) as operand of its two products

@@ -54,14 +54,14 @@ def check_groups(replica_groups: Any, num_workers: int) -> None:
 
 
 def given_scale(softmax_scale: float | None, width: int) -> float:
-    """The given scale, or 1/sqrt(d) for None or 0."""
+    """Return the given scale, or 1/sqrt(d) for None or 0."""
     if softmax_scale is None or softmax_scale == 0:
         return 1.0 / width**0.5
     return float(softmax_scale)
 
 
 def forward_scale(softmax_scale: float | None, causal: bool, width: int) -> float:
-    """The scale of the forward pass: 1.0 with a causal mask, because q is already scaled; else as given."""
+    """Return the scale of the forward pass: 1.0 with a causal mask, because q is already scaled; else as given."""
     if not causal:
         return given_scale(softmax_scale, width)
     assert softmax_scale is None or softmax_scale == 1.0, (

@@ -33,7 +33,7 @@ class Mask(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def is_triangle(mask: Mask, step: int) -> bool:
-    """Whether row t attends to no key beyond t, whatever the ranks are, so that tiles can be left out."""
+    """Tell whether row t attends to no key beyond t, whatever the ranks are, so that tiles can be left out."""
     return mask.causal and (mask.striped or step == 0)
 
 

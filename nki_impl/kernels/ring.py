@@ -55,7 +55,7 @@ def travelling_pair(ring: Ring, shape: Any, dtype: DType, name: str) -> Pair:
 
 
 def held(pair: Pair, step: int) -> Tensor:
-    """The buffer of a pair that holds the data of step ``step``."""
+    """Return the buffer of a pair that holds the data of step ``step``."""
     return pair[step % 2]
 
 

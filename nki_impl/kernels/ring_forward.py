@@ -196,7 +196,7 @@ def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values
 
 
 def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
-    """This core's share of the rows: whole heads, and half of the rows of an odd head.
+    """Return this core's share of the rows: whole heads, and half of the rows of an odd head.
 
     The cores can split a head, because no result of this computation enters a collective.
     """
@@ -295,7 +295,7 @@ def attend_stretch(
 
 
 def tile_of(state: Partial, t: int) -> Partial:
-    """The state of query tile ``t`` as a view."""
+    """Return the state of query tile ``t`` as a view."""
     return Partial(state.o[:, t, :], state.l[:, t : t + 1], state.n[:, t : t + 1])
 
 

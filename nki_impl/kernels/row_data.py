@@ -13,7 +13,7 @@ from nki_impl.lang import nisa, nl
 
 
 def plane_count(group: int, mask: Mask) -> int:
-    """The number of planes of an item with ``group`` query heads."""
+    """Return the number of planes of an item with ``group`` query heads."""
     if mask.bound_min is None:
         return 2 * group
     return 2 * group + 2

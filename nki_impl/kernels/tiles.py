@@ -40,7 +40,7 @@ def load_rows(head: Tensor, start: int, stop: int) -> Tensor:
 
 
 def rows_by_partition(head: Tensor, start: int, stop: int) -> Tensor:
-    """The view [128, n / 128, D] of rows start..stop-1 of a head [S, D] in HBM."""
+    """Return the view [128, n / 128, D] of rows start..stop-1 of a head [S, D] in HBM."""
     return head[start:stop, :].reshape_dim(0, (-1, ROWS)).permute((1, 0, 2))
 
 

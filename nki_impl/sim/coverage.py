@@ -49,7 +49,7 @@ def public_names() -> tuple[str, dict[str, tuple[str, ...]]]:
 
 
 def is_offered(module: ModuleType, name: str) -> bool:
-    """Whether ``module`` has ``name`` and models it (``not_modelled`` marks functions that only raise)."""
+    """Tell whether ``module`` has ``name`` and models it (``not_modelled`` marks functions that only raise)."""
     return hasattr(module, name) and not getattr(getattr(module, name), "not_modelled", False)
 
 

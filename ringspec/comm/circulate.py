@@ -170,7 +170,7 @@ class Exchange:
             self.links.wait(pending)
 
     def messages(self) -> tuple[Message, ...]:
-        """The messages that have arrived, in the order of the senders."""
+        """Return the messages that have arrived, in the order of the senders."""
         whole: dict[tuple[int, int, int], Message] = {}
         for crossing in self.incoming:
             if crossing not in self.here:

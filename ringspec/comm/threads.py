@@ -23,7 +23,7 @@ GLANCE_SECONDS = 0.02
 
 
 class Hall:
-    """What the threads share: a queue for each (source, target, tag), and the first error."""
+    """The objects that threads share: a queue for each (source, target, tag), and the first error."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""How far a result may be from the true value, derived from the rounding points of a declared recipe.
+"""Bounds on the distance of a result from the true value, derived from the rounding points of a declared recipe.
 
 An element passes if ``|got - want| <= factor * scale + floor``. The row scale (docs/spec/numbers.md) is
 the definition's sum with absolute values inside, times kappa = 1 + the row's largest |logit|. Each rounding
@@ -234,7 +234,7 @@ def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[
 def backward_sources(
     used: Recipe, u: Mapping[str, float], sizes: Sizes, forward: Mapping[str, Sources]
 ) -> dict[str, Sources]:
-    """Return the errors of the gradients, from those of the forward pass that the backward reads."""
+    """Return the errors of the gradients, from those errors of the forward pass that the backward pass reads."""
     f, t = u["products"], u["statistics"]
     log_keys, o, lse = sizes.log_keys, forward["o"], forward["lse"][:-1]
     if sizes.given_lse is not None:

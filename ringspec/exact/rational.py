@@ -56,7 +56,7 @@ class Row:
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether all terms are provably equal."""
+        """Tell whether all terms are provably equal."""
         return len(set(self.terms_as_keys)) <= 1
 
     @property
@@ -145,7 +145,7 @@ class Prover:
         )
 
     def scale(self, tensor: str, index: tuple[int, ...]) -> Fraction | None:
-        """The row scale of o where the largest sum of P keep |v| / A is rational; None for other tensors.
+        """Return the row scale of o where the largest sum of P keep |v| / A is rational; None for other tensors.
 
         The other sums are compared with it in float64, which is off by far less than MARGIN.
         """
@@ -172,7 +172,7 @@ class Prover:
         return self.condition(b, h, i) * mean
 
     def condition(self, b: int, h: int, i: int) -> Fraction:
-        """kappa of a row: 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|)."""
+        """Return kappa of a row: 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|)."""
         row, problem = self.row(b, h, i), self.problem
         q, keys = fractions(np.abs(problem.q[b, h, i])), np.abs(problem.k[b, h // problem.group])
         sizes = [abs(Fraction(problem.scale)) * dot(q, fractions(keys[j])) for j in row.j]

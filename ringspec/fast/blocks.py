@@ -60,7 +60,7 @@ def block_forward(
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> SoftmaxState:
-    """Return the softmax state of queries q over keys k and values v alone; o is not normalised.
+    """Return the softmax state of queries q over only these keys k and values v; o is not normalised.
 
     q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` is as in
     :func:`ringspec.spec.block.block_forward`. Its recipe must have one type, float64 or float32, at every rounding

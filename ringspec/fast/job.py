@@ -31,7 +31,7 @@ class Job:
 
     q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as given. ``dtype``:
     the type of the computation. ``runs`` [P][row block] from :func:`~ringspec.fast.plan.plan`. ``look``: search k
-    and v for NaN and infinity before use. ``unit`` of the forward's scores: log2(e) if it uses exp2, else 1.
+    and v for NaN and infinity before use. ``unit`` of the scores in the forward pass: log2(e) if it uses exp2, else 1.
     ``kept``: values derived from read-only arrays. ``patterns``: the hidden pairs of some tiles, for all heads.
     """
 

@@ -1,4 +1,4 @@
-"""Classify tiles of a block as fully visible, fully masked or mixed, from positions alone.
+"""Classify tiles of a block as fully visible, fully masked or mixed, using only positions.
 
 Rows are cut into blocks and keys into granules. Each has the least and the greatest of its positions,
 segment ids and bounds. Comparing these decides most pairs of a block and a granule without looking at
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def whole(self) -> bool:
-        """Whether all of the keys are visible to every query of the row block."""
+        """Tell whether all of the keys are visible to every query of the row block."""
         return self.mixed == self.stop
 
 

@@ -1,13 +1,13 @@
-"""Threads for the tasks of a call, and for the calls that these tasks make.
+"""Run the tasks of a call on threads; a task may itself make such a call.
 
-A call from outside takes a crew of idle threads, gives it the tasks and waits. The calling thread computes
-nothing, so an interrupt (Ctrl-C arrives in the main thread) never arrives in the middle of a sum. After an interrupt
-the crew is dismissed, and the next call makes another. A call from within a task works on its own tasks, and
-idle threads of the crew help. So the threads of a ring first compute whole workers, then tiles of each other's
-blocks.
+A call from outside a task takes a crew of idle threads, gives it the tasks and waits. The calling thread computes
+nothing. So an interrupt (Ctrl-C arrives in the main thread) never arrives in the middle of a sum. After an interrupt
+the crew is dismissed, and the next call creates a new one. In a call from within a task, the calling thread works on the
+new tasks itself, and idle threads of the crew help. So the threads of a ring first compute whole workers, then tiles of
+each other's blocks.
 
-A task's arithmetic does not depend on which thread runs it or when, and no two tasks write to the
-same memory. So results are the same bits for any number of threads.
+The arithmetic of a task does not depend on which thread runs it or when, and no two tasks write to the
+same memory. So results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GLANCE = 0.5  # seconds
 
 
 class Here(threading.local):
-    """The crew to which the calling thread belongs; None outside of a call."""
+    """The crew to which the current thread belongs; None for a thread that belongs to no crew."""
 
     crew: Crew | None = None
 
@@ -46,7 +46,7 @@ HERE = Here()
 
 
 class Round:
-    """The tasks of one call, started in their order, and (number, error) of those that raised."""
+    """The tasks of one call, which start in order, and in ``failed`` the number and error of those that raised."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.waiting = deque(enumerate(tasks))
@@ -69,14 +69,14 @@ class Round:
 
 
 class Crew:
-    """The threads of one call from outside. ``dismissed``: no further task starts."""
+    """The threads that run one call from outside a task. ``dismissed``: True if no further task may start."""
 
     def __init__(self, threads: int) -> None:
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix="ringspec-fast")
         self.dismissed = False
 
     def dismiss(self) -> None:
-        """Start no further task, and wait for the running ones, which takes at most the time of a tile."""
+        """Start no further task, and wait for the running tasks, each of which takes at most the time of one tile."""
         self.dismissed = True
         self.executor.shutdown(cancel_futures=True)
 
@@ -98,7 +98,7 @@ class Crew:
             ended()
 
     def work(self, one: Round) -> None:
-        """Run tasks of a round until none is left."""
+        """Run tasks of a round until none is waiting or the crew is dismissed."""
         while not self.dismissed:
             GATE.let_forks_pass()
             try:
@@ -127,17 +127,17 @@ class Crew:
         one.raise_first()
 
 
-# Crews that are idle, by their number of threads. Their threads keep scratch memory.
+# Idle crews by number of threads. They are kept because their threads keep scratch memory.
 IDLE: dict[int, list[Crew]] = {}
 
 
 def run_tasks(tasks: Sequence[Task], threads: int) -> None:
     """Run every task once on ``threads`` threads; each thread takes the next task when it is free.
 
-    Within a task of another call, the threads are those of the outermost call. When no thread works on these tasks any
-    more, the error of the first failing task is raised. The same holds for an interrupt of the calling thread, after
-    which no further task starts. NumPy's overflow warnings are off, because hidden pairs would cause them;
-    results are checked instead.
+    Within a task of another call, the threads are those of the outermost call. If tasks fail, the error of the first one
+    is raised as soon as no thread works on these tasks any more. After an interrupt of the calling thread no further task
+    starts, and the interrupt is raised in the same way. NumPy's overflow warnings are off, because hidden pairs would
+    cause them; results are checked instead.
     """
     if HERE.crew is not None:
         HERE.crew.run_within(tasks, threads)
@@ -146,7 +146,10 @@ def run_tasks(tasks: Sequence[Task], threads: int) -> None:
 
 
 def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
-    """Run the tasks on a crew, and wait on a queue written in C: an interrupt in ``Future.result`` could leave its lock held."""
+    """Run the tasks on a crew and wait for them.
+
+    The wait is on a queue that is implemented in C, because an interrupt in ``Future.result`` could leave its lock held.
+    """
     handled = sys.exception()
     one, ended = Round(tasks), queue.SimpleQueue[None]()
     crew = idle_crew(threads)
@@ -166,10 +169,10 @@ def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
 
 
 def first_before(error: BaseException, handled: BaseException | None) -> BaseException:
-    """Return the first error in the context of an error, except the one that the caller was handling.
+    """Return the error that happened first in the context of ``error``, after the one that the caller was handling.
 
-    An interrupt in ``threading.Condition.wait``, which ``submit`` uses, can appear as "release
-    unlocked lock".
+    This finds the interrupt: in ``threading.Condition.wait``, which ``submit`` uses, an interrupt can lead to a later
+    error, "release unlocked lock".
     """
     while error.__context__ is not None and error.__context__ is not handled:
         if isinstance(error.__context__, queue.Empty):  # the interrupt came while a wait timed out
@@ -179,7 +182,10 @@ def first_before(error: BaseException, handled: BaseException | None) -> BaseExc
 
 
 def wait_for_one(ended: queue.SimpleQueue[None]) -> None:
-    """Wait with a timeout, repeatedly: on Windows, or if another thread took the signal, an endless wait ignores an interrupt."""
+    """Wait for one helper to end, in repeated short waits.
+
+    A wait without a timeout would ignore an interrupt on Windows, or if another thread received the signal.
+    """
     while True:
         with contextlib.suppress(queue.Empty):
             return ended.get(timeout=GLANCE)
@@ -193,7 +199,7 @@ def idle_crew(threads: int) -> Crew:
 
 
 def each(function: Callable[[Any], Any], values: Iterable[Any], *, threads: int) -> list[Any]:
-    """Apply ``function`` to every value, like ``map`` and in its order, but in parallel on ``threads`` threads."""
+    """Apply ``function`` to every value on ``threads`` threads; return the results in the order of ``values``."""
     values = list(values)
     results: list[Any] = [None] * len(values)
 
@@ -210,7 +216,7 @@ def each(function: Callable[[Any], Any], values: Iterable[Any], *, threads: int)
 
 
 def thread_count(threads: int | None) -> int:
-    """Validate a number of threads; None: one for each core that this process may use."""
+    """Validate a number of threads and return it; None means one thread for each core that this process may use."""
     if threads is None:
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
@@ -220,5 +226,5 @@ def thread_count(threads: int | None) -> int:
     return int(threads)
 
 
-if hasattr(os, "register_at_fork"):  # the child of a fork has none of its parent's threads
+if hasattr(os, "register_at_fork"):  # a forked child does not have its parent's threads
     os.register_at_fork(after_in_child=IDLE.clear)

@@ -1,4 +1,4 @@
-"""What threads share or own: the limit of one BLAS thread, scratch memory, and values computed once for all threads.
+"""State of threads: the limit of one BLAS thread, scratch memory, and values computed once for all threads.
 
 NumPy releases the interpreter's lock in products and elementwise functions, so Python threads run in
 parallel. BLAS must then use one thread: at S = 4096, two threads with two BLAS threads each were

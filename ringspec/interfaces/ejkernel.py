@@ -62,7 +62,7 @@ Gradients = tuple[NDArray, NDArray, NDArray]
 
 
 class RingFlashResiduals(NamedTuple):
-    """What the forward pass keeps for the backward pass.
+    """The tensors that the forward pass keeps for the backward pass.
 
     q, k, v, bias, attention_mask and dropout_seed are as given; ``o`` [W, b, s, h, d] is in q's
     dtype; ``lse`` [W, b, h, s] is natural, float32.

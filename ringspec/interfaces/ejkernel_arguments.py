@@ -241,7 +241,7 @@ def check_sinks_only(softmax_aux: Any, heads: int) -> None:
 def segment_ids(
     q_segment_ids: Any, kv_segment_ids: Any, batch: int, n_q: int, n_k: int
 ) -> tuple[NDArray, ...] | None:
-    """Return segment ids [b, sq] and [b, sk]; one alone is used for both."""
+    """Return segment ids [b, sq] and [b, sk]; if only one is given, it is used for both."""
     if q_segment_ids is None and kv_segment_ids is None:
         return None
     for_q = kv_segment_ids if q_segment_ids is None else q_segment_ids

@@ -4,7 +4,7 @@ Names, order, defaults, layouts and refusals are those of ``nkilib.experimental.
 tensor has one more leading axis, of ranks, here written W. Values are computed in float64 and
 rounded once, unless ``recipe=`` is given ("nki" is the recipe of the public kernels).
 
-Forward and backward treat the scale differently. With a causal mask the forward uses the scale
+The forward and the backward pass treat the scale differently. With a causal mask the forward uses the scale
 1.0, and the caller multiplies q by the scale beforehand. The backward's ``softmax_scale=None`` is
 1/sqrt(D), with and without a causal mask. So after a causal forward the caller must pass the same
 pre-scaled q and ``softmax_scale=1.0``. dq is then the gradient with respect to that q; the
@@ -12,7 +12,7 @@ gradient with respect to the q before the scaling is dq times the scale. With th
 scores are scaled twice, without an error.
 
 Where the definition and the public kernels differ, results follow the definition. A row without keys
-within its bounds has o = 0, lse = -inf and no gradient. ``bound_max`` is exclusive in the forward too.
+within its bounds has o = 0, lse = -inf and no gradient. ``bound_max`` is exclusive in both passes.
 Bounds belong to the query row, on whichever rank it is. With several replica groups, the unpermute's
 rank is the index within the group.
 
@@ -176,11 +176,11 @@ def ring_attention_spmd_bwd(
     ``softmax_scale``   None or 0: 1/sqrt(D), also with a causal mask. After a causal forward, pass
                         the pre-scaled q and 1.0; dq is then with respect to that q
     ``lnc_size``        1 or 2 cores; see :func:`deal`. It has no effect on the result
-    ``num_workers``, ``replica_groups``, ``bound_min``, ``bound_max``   as in the forward
-    ``striped_attention``   as ``striped_input`` in the forward
+    ``num_workers``, ``replica_groups``, ``bound_min``, ``bound_max``   as in the forward pass
+    ``striped_attention``   as ``striped_input`` in the forward pass
     ``recipe``          not an argument of nkilib: the arithmetic; if given, it replaces ``mixed_precision``
 
-    Errors are as in the forward. Source: https://github.com/aws-neuron/nki-library
+    Errors are those of the forward pass. Source: https://github.com/aws-neuron/nki-library
     (ring_attention_bwd.py). The schedule is the Q ring: Q, dY, LSE and dy_o_sum are sent, then dQ.
 
     In this example the pre-scaled q gives the scores q k = 1; the second call scales them once more:

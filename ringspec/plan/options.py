@@ -42,7 +42,7 @@ class Option:
 
     @property
     def idle(self) -> float:
-        """The fraction of the time in which the mean worker does not compute."""
+        """The fraction of the time in which an average worker does not compute."""
         computing = sum(one.compute_seconds for one in self.passes)
         return 1.0 - computing / self.seconds if self.seconds else 0.0
 

@@ -1,4 +1,4 @@
-"""How many (query, key) pairs each worker computes in each step: closed forms in integers.
+"""The number of (query, key) pairs that each worker computes in each step, by closed forms in integers.
 
 The mask is a band: a pair is visible iff ``lowest <= i - j <= highest`` for the positions i of the
 query and j of the key (causal: lowest 0; a window (L, R): -R and L). Two facts give closed forms.

@@ -24,7 +24,7 @@ from ringspec.spec.schedule import (
 
 @dataclass(frozen=True)
 class Movement:
-    """What a pass of a circulation moves: the schedule's name, the side that travels, the names of its arrays."""
+    """The data that a pass of a circulation moves: the schedule's name, the side that travels, the names of its arrays."""
 
     name: str
     moves: str

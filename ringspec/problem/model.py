@@ -1,4 +1,4 @@
-"""What a problem consists of: tensors, rows (what belongs to a query) and columns (what belongs to a key).
+"""The parts of a problem: tensors, rows (the data of a query) and columns (the data of a key).
 
 Rows and columns are cut into blocks and travel with the block that they index (RING-6). The terms
 are the same on every worker. Indices and positions are int64, masks bool, all else float64.
@@ -47,7 +47,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Rows:
-    """What belongs to n queries: index and position, and the queries' rows of the bias, mask and keep of all pairs.
+    """The data of n queries: index and position, and the queries' rows of the bias, mask and keep of all pairs.
 
     ``index`` [n] is the place in the global arrays, -1 for a padding slot. ``position``,
     ``segment``, ``bound_min``, ``bound_max`` are [B, n] or [1, n]. ``bias``, ``mask``, ``keep`` are
@@ -92,7 +92,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """What belongs to n keys: ``index`` [n], ``position`` and ``segment`` [B, n] or [1, n]."""
+    """The data of n keys: ``index`` [n], ``position`` and ``segment`` [B, n] or [1, n]."""
 
     index: Integers
     position: Integers

@@ -1,4 +1,4 @@
-"""One failure on the page: what went wrong, where, and a command that reproduces it alone."""
+"""One failure on the page: what went wrong, where, and a command that reproduces only this failure."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def evidence(verdict: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """The picture of the case that shows the verdict's explanation."""
+    """Return the picture of the case that shows the verdict's explanation."""
     shown = [case for case in cases if case.get("id") == verdict.get("shown_by")]
     return picture(shown[0].get("picture")) if shown else None
 
@@ -115,7 +115,7 @@ def untested(coverage: Mapping[str, Any]) -> list[str]:
 
 
 def limits(line: Mapping[str, Any]) -> Limits | None:
-    """The table of the line 'limits', whose first row has the heads."""
+    """Return the table of the line 'limits', whose first row has the heads."""
     rows = [listed(row) for row in listed(line.get("rows"))]
     if len(rows) < 2:
         return None

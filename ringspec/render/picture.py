@@ -43,7 +43,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """What ``templates/picture.html`` draws. ``key`` is the legend: (kind, outline, words) of each sign.
+    """The content that ``templates/picture.html`` draws. ``key`` is the legend: (kind, outline, words) of each sign.
 
     ``lines``: the outline of lines between blocks, in cells.
     """
@@ -91,7 +91,7 @@ def picture(data: Any) -> Picture | None:
 
 
 def between_blocks(block: Any, rows: int, columns: int) -> str:
-    """Lines after every ``block`` cells; none if that is no whole number, or some pairs share a cell."""
+    """Draw lines after every ``block`` cells; none if that is not a whole number or if a cell stands for several pairs."""
     if type(block) is not int or block < 1 or max(rows, columns) > MOST_DRAWN:
         return ""
     across = "".join(f"M0 {i}h{columns}" for i in range(block, rows, block))

@@ -1,4 +1,4 @@
-"""What a ring costs: hops, bytes, visible pairs per worker and step, imbalance, a timeline.
+"""The cost of a ring: hops, bytes, visible pairs per worker and step, imbalance, a timeline.
 
 Counts come from the schedule and the masks that the ring runs with. Only times are estimated, from rates that
 the caller gives. Bytes are payload without headers; each number has the size of its format in the recipe.

@@ -308,7 +308,7 @@ def run_backward(
     accumulate: Accumulate = plus,
     each: Each = map,
 ) -> list[WorkerResult]:
-    """Run the backward loop from the o and lse of the forward, rounded as the forward returns them (RING-13)."""
+    """Run the backward loop from the o and lse of the forward pass, rounded as that pass returns them (RING-13)."""
     dy, dlse = (shard(x, layout_q) for x in seeds)
 
     def begin(r: int) -> BackwardState:

@@ -171,7 +171,7 @@ class Run:
         return cost(self.problem, schedule, self.layout_q, self.layout_k, self.recipe)
 
     def replay(self) -> Iterator[Moment]:
-        """Compute every recorded step again, from the recorded state and messages alone.
+        """Compute every recorded step again, from only the recorded state and messages.
 
         Yields the recomputed moments in order; they equal the recorded ones bit for bit.
         Raises NotRecordedError without ``ring(..., record=True)``.

@@ -71,7 +71,7 @@ def forward_step(
 def score_block(
     state: ForwardState, schedule: Schedule, compute: BlockForward
 ) -> SoftmaxState | None:
-    """Return the softmax state of the two blocks at this worker alone; None if the worker is idle in this step."""
+    """Return the softmax state of only the two blocks at this worker; None if the worker is idle in this step."""
     if schedule.pair(state.step, state.worker) is None:
         return None
     query, key = state.query, state.key

@@ -100,7 +100,7 @@ class ForwardState:
 
 @dataclass(frozen=True)
 class BackwardState:
-    """One worker at one moment of the backward pass; ``step`` is as in the forward.
+    """One worker at one moment of the backward pass; ``step`` is as in the forward pass.
 
     ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
     the two visits. ``dsinks`` [H, N] is this worker's contribution, over its own query rows (RING-12). It is complete

@@ -96,7 +96,7 @@ def sums_of(problem: Problem, upstream: Upstream) -> AbsoluteSums:
 
 
 def pairs_in(problem: Problem) -> int:
-    """B * H * Sq * Sk."""
+    """Return the number of pairs, B * H * Sq * Sk."""
     batch, heads, n_q, _ = problem.q.shape
     return batch * heads * n_q * problem.k.shape[2]
 

@@ -18,7 +18,7 @@ STATISTICS = ("lse", "dsinks", "dsinks_parts")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to evaluate: the ``formats`` of the results, and with ``scales`` also their row scales.
+    """The values to compute: the ``formats`` of the results, and with ``scales`` also their row scales.
 
     ``statistics``: formats of lse and dsinks, if they differ from ``formats``.
     """

@@ -14,7 +14,7 @@ NOBODY, EVERYBODY = -1, -2
 def schedule_of(name: str, circulation: str, workers: int, direction: int) -> Schedule:
     """Return the schedule of the pass ``name``, 'forward' or 'backward'.
 
-    The forward pass of a Q ring is a KV ring (RING-5): circulation 'q' changes only the backward.
+    The forward pass of a Q ring is a KV ring (RING-5): circulation 'q' changes only the backward pass.
     """
     made = forward_schedule if name == "forward" else backward_schedule
     return made(circulation, workers, direction)

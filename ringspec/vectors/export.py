@@ -88,7 +88,7 @@ def content(vectors: VectorSet, name: str, listed: FileEntry | None) -> bytes:
 
 
 def member(name: str, size: int | None) -> tarfile.TarInfo:
-    """The tar header of a file of ``size`` bytes; of a folder if ``size`` is None."""
+    """Return the tar header of a file of ``size`` bytes; of a folder if ``size`` is None."""
     info = tarfile.TarInfo(name)
     info.type = tarfile.DIRTYPE if size is None else tarfile.REGTYPE
     info.mode = 0o755 if size is None else 0o644

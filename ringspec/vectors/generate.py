@@ -75,7 +75,7 @@ def derive(case: Case) -> Derived:
 
 
 def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = None) -> Tensors:
-    """Every tensor of a case, in full, even if the set stores only part of it: in, out, scale, layout, position.
+    """Return every tensor of a case, in full, even if the set stores only part of it: in, out, scale, layout, position.
 
     ``scales=False`` leaves out ``scale.*``, which saves a third of the time. ``truth``: the results if they
     are known, in global order and at least in the formats of the case; None: they are computed.
@@ -106,7 +106,7 @@ def layouts_of_case(case: Case) -> Tensors:
 
 
 def arguments_of(case: Case, inputs: Tensors) -> tuple[Problem, Upstream, Tables | None]:
-    """The checked arguments of a case for :mod:`ringspec.truth`; for a ring case with its layouts."""
+    """Return the checked arguments of a case for :mod:`ringspec.truth`; for a ring case with its layouts."""
     q, k, v = (load(inputs[name], name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(case, inputs))
     upstream = (load(inputs[name], name) if name in inputs else None for name in ("dy", "dlse"))
@@ -117,7 +117,7 @@ def arguments_of(case: Case, inputs: Tensors) -> tuple[Problem, Upstream, Tables
 
 
 def options_of(case: Case, inputs: Tensors) -> dict[str, Any]:
-    """The keywords of ``ringspec.ring`` and ``ringspec.attention`` for a case."""
+    """Return the keywords of ``ringspec.ring`` and ``ringspec.attention`` for a case."""
     tensors = {name: as_number(name, x) for name, x in inputs.items() if name not in NOT_OPTIONS}
     return dict(case.terms) | tensors
 
@@ -127,7 +127,7 @@ def as_number(name: str, x: NDArray) -> NDArray:
 
 
 def layout_of(ring: Ring) -> Any:
-    """The argument ``layout`` of ``ringspec.ring`` for the ring of a case."""
+    """Return the argument ``layout`` of ``ringspec.ring`` for the ring of a case."""
     if ring.layout != "table":
         return ring.layout
     table_q, table_k = ring.table_q, ring.table_k
@@ -137,7 +137,7 @@ def layout_of(ring: Ring) -> Any:
 def truth_of_block(
     case: Case, inputs: Tensors, problem: Problem, upstream: Upstream, wanted: Wanted
 ) -> Truth:
-    """Results of the passes of a block case; gradients are the contributions of the block."""
+    """Return the results of the passes of a block case; gradients are the contributions of the block."""
     ahead = Truth({})
     if "forward" in case.passes:
         ahead = attention(problem, Upstream(), None, wanted)
@@ -149,7 +149,7 @@ def truth_of_block(
 
 
 def wanted_of(case: Case, scales: bool = True) -> Wanted:
-    """The formats in which a case needs its results: float64 and its own."""
+    """Return the formats in which a case needs its results: float64 and its own."""
     assert case.formats is not None
     outputs, statistics = case.formats.outputs, case.formats.statistics
     return Wanted(("float64", outputs), ("float64", statistics), scales)
@@ -196,7 +196,7 @@ def derive_named(case: Case) -> Derived:
 
 
 def cases_of(name: str, only: str | None = None) -> tuple[Case, ...]:
-    """The cases of a named set whose ids match a pattern such as 'ring/*' (None: all)."""
+    """Return the cases of a named set whose ids match a pattern such as 'ring/*' (None: all)."""
     if name not in SET_VERSIONS:
         raise OptionError(
             "the name of a set that can be generated",
@@ -208,7 +208,7 @@ def cases_of(name: str, only: str | None = None) -> tuple[Case, ...]:
 
 
 def matching(cases: tuple[Case, ...], only: str | None) -> tuple[Case, ...]:
-    """Cases whose id matches a shell pattern; an error if none does."""
+    """Return the cases whose id matches a shell pattern; raise an error if none does."""
     chosen = tuple(case for case in cases if only is None or fnmatch.fnmatchcase(case.id, only))
     if cases and not chosen:
         ids = [case.id for case in cases]

@@ -79,7 +79,7 @@ def make_case(
 
 
 def rules_of(ring: Ring | None, backward: bool, terms: dict[str, Any]) -> str:
-    """The rules that a case with these features tests, separated by blanks."""
+    """Return the rules that a case with these features tests, separated by blanks."""
     found = ["FWD-1", "FWD-4", "FWD-6"]
     found += ["BWD-3", "BWD-5", "BWD-6", "BWD-7"] if backward else []
     found += ["RING-2"] if ring is not None else []

@@ -1,4 +1,4 @@
-"""Apply a function to many items in several processes; results come in the order of the items.
+"""Apply a function to many items in several processes; results are returned in the order of the items.
 
 Each process uses one BLAS thread, because the threads of several processes would compete for the same
 processors.
@@ -85,7 +85,7 @@ def leave_with_parent() -> None:
 
 
 def default_jobs() -> int:
-    """The number of processors that this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return min(len(os.sched_getaffinity(0)), MOST_JOBS)
     return min(os.cpu_count() or 1, MOST_JOBS)

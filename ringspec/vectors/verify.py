@@ -35,7 +35,7 @@ class CaseReport:
 
     @property
     def failed(self) -> bool:
-        """Whether the set differs from what this program derives."""
+        """Tell whether the set differs from what this program derives."""
         return self.outcome in FAILURES
 
 

@@ -203,7 +203,7 @@ def made():
 def test_page_and_junit_say_it_too():
     text = page(report_lines(made()))
     assert CLAUSE in text and "workers: 8" in text and "features: a, b, c, d, e, f" in text
-    assert "declare recipe=" in text
+    assert "for example recipe=" in text
     suite = ElementTree.fromstring(junit(made())).find("testsuite")
     values = {one.get("name"): one.get("value") for one in suite.iter("property")}
     assert values["verdict"].endswith(CLAUSE) and "recipe=" in values["hint"]

@@ -283,7 +283,8 @@ def test_a_diagnosis_that_fails_is_noted_and_the_run_goes_on(cases, monkeypatch)
     assert [record.outcome for record in found.records] == ["mismatch"] * 2
     for record in found.records:
         assert (
-            "the diagnosis failed by an error in ringspec (IndexError" in record.diagnosis["text"]
+            "the diagnosis failed because of an error in ringspec (IndexError"
+            in record.diagnosis["text"]
         )
     assert most_likely(found.records)["id"] is None
 

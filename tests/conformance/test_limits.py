@@ -198,7 +198,7 @@ def test_the_text_is_within_80_columns_and_says_what_a_number_means(judged):
     assert lines[1].split() == "inputs scale o dq dk dv lse bias wrong".split()
     size = figure(100 * judged.noise["limits"]["o"]["factor"])
     assert f"whose o is too large by less than {size} % may pass" in "\n".join(lines)
-    assert "float64*" in lines[5] and "  * no statistics" in lines[-1]
+    assert "float64*" in lines[5] and "  * not tested by noise cases" in lines[-1]
     assert limit_lines(()) == []
 
 
@@ -288,7 +288,7 @@ def test_the_smallest_case_that_sees_enough_or_the_largest_that_fits_is_added(
         assert found.case is None and "about 7 s" in found.words
     else:
         assert found.case.id == f"noise/causal-zigzag-w4-bf16-{size}"
-        assert found.case.id in found.words and " s, sees about " in found.words
+        assert found.case.id in found.words and " s, detects an error of about " in found.words
 
 
 def test_no_larger_case_where_none_is_claimed_or_the_usual_one_fails(larger, monkeypatch):

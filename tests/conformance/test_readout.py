@@ -31,10 +31,10 @@ BUGS = {
     "future-not-skipped": "from step 1 on, no pair is masked",
     "diagonal-exclusive": "the causal mask hides each query's own position (key < query)",
     "running-part-not-rescaled": "the running o and l are not rescaled when the maximum rises",
-    "merge-averages": "the merge averages blocks with equal weights",
+    "merge-averages": "the merge averages all blocks so far with equal weights",
     "lse-without-maximum": "lse is log l without the maximum",
-    "block-local-delta": "delta is summed over the block's keys alone",
-    "block-local-statistics": "p is made with the lse of the block alone, and so is delta",
+    "block-local-delta": "delta is summed over only the block's keys",
+    "block-local-statistics": "p is computed with the block's own lse, and delta is summed over only the block's keys",
     "ds-not-transposed": "dS is not transposed in the product for dk",
     "dy-ignored": "dy is taken as 1 everywhere",
     "scale-missing-in-dk": "dk is not multiplied by the scale",
@@ -108,7 +108,7 @@ def test_two_faults_are_both_told():
     target = Claiming(REFERENCES["float32"], twice, circulations=("kv",))
     one = read_first(target)
     told = " ".join(sentences(one))
-    assert one.explained and "dv is twice too large" in told
+    assert one.explained and "dv is too large by a factor of 2" in told
     assert "in blocks of keys of worker 1, the share of dk is lost" in told
 
 
@@ -133,8 +133,8 @@ PAIRS = {
     "backward": [
         (("", "lse is multiplied by ln 2"), ("in step 1", "the share of dq is lost")),
         (("", "dk is added to that of key head h mod Hkv"), ("", "the product for dv takes dS in place of p")),
-        (("", "delta comes with the two halves of a block exchanged"), ("from step 1 on", "dq is of the wrong sign")),
-        (("", "dy comes as in the layout striped"), ("", "dk and dv are exchanged")),
+        (("", "delta is taken with the two halves of a block exchanged"), ("from step 1 on", "dq is negated")),
+        (("", "dy is taken as in the layout striped"), ("", "dk and dv are exchanged")),
     ],
 }  # fmt: skip
 
@@ -278,7 +278,7 @@ def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circula
                 "previous step's visitor",
                 "next step's visitor",
                 "next worker",
-                "worker before",
+                "previous worker",
             )
             if (
                 found := fault_named(

@@ -180,7 +180,9 @@ def test_a_reading_in_a_report_that_is_out_of_order_is_refused(wrong, change):
 
 def test_a_failed_readout_has_the_picture_of_the_matrix_that_differs_first(wrong):
     data = wrong.records[0].picture
-    assert data["caption"] == "P, the weights of the backward, head 0; lines part the workers"
+    assert data["caption"] == (
+        "P, the weights in the backward pass, head 0; lines separate the workers"
+    )
     drawn = picture(data)
     assert len(drawn.panels) == 3 and drawn.lines.startswith("M0 8h24M0 16h24M8 0v24")
     report = Report({"target": {"name": "mine", "spec": "mine.py:ring"}}, wrong.records, None)

@@ -151,7 +151,9 @@ def test_a_verdict_about_several_calls_cannot_be_shrunk():
     one = dataclasses.replace(
         case("ring/contiguous-w2"), judge=lambda *_: Judgement(False, message="unequal")
     )
-    with pytest.raises(OptionError, match="each call alone is within its bounds"):
+    with pytest.raises(
+        OptionError, match="the results of each single call are within their bounds"
+    ):
         shrink(Wrong("float32"), one)
 
 
@@ -231,13 +233,15 @@ def test_a_smaller_problem_with_another_wrong_tensor_is_not_accepted():
 
 def test_a_smaller_problem_without_the_explanation_is_not_accepted(monkeypatch):
     """The explanation holds for three workers and more only, the wrong dv for two as well."""
-    fault = Named("backward", "dv is twice too large", "", 1.0, "")
+    fault = Named("backward", "dv is too large by a factor of 2", "", 1.0, "")
     with_three = lambda told, calls, outputs: calls[0].workers >= 3  # noqa: E731
     monkeypatch.setattr(shrink_module, "explanation_for", lambda *_: Told((fault,)))
     monkeypatch.setattr(shrink_module, "explains", with_three)
     found = shrink(Wrong("float32", answer=doubles_dv, **CLAIMS), case(ZIGZAG))
     assert found.last.problem.workers == 3
-    assert lines(found)[-1] == "explanation: In the backward pass, dv is twice too large."
+    assert (
+        lines(found)[-1] == "explanation: In the backward pass, dv is too large by a factor of 2."
+    )
 
 
 CALLED = [one for one in CORE.ids if is_asked(CORE.case(one)) and not one.startswith("merge/")]

@@ -47,7 +47,7 @@ class Call:
 
     @property
     def on_chip(self) -> bool:
-        """Whether the operands are in SBUF."""
+        """Tell whether the operands are in SBUF."""
         return self.reads[0].storage.on_chip
 
 
@@ -176,7 +176,7 @@ def _check_alias(call: Call) -> None:
 
 
 def overlap(a: NkiTensor, b: NkiTensor) -> bool:
-    """Whether two static tensors share an element; exact for any strides."""
+    """Tell whether two static tensors share an element; exact for any strides."""
     if a.storage is not b.storage:
         return False
     if a.whole or b.whole:

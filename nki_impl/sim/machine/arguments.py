@@ -33,13 +33,13 @@ class Input:
 
 
 def is_torch(value: object) -> bool:
-    """Whether ``value`` is a PyTorch tensor; False if PyTorch is not loaded."""
+    """Tell whether ``value`` is a PyTorch tensor; False if PyTorch is not loaded."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
-    """Whether ``value`` is a NumPy array, a PyTorch tensor, or another array that NumPy can read (JAX)."""
+    """Tell whether ``value`` is a NumPy array, a PyTorch tensor, or another array that NumPy can read (JAX)."""
     if isinstance(value, np.ndarray) or is_torch(value):
         return True
     return hasattr(value, "__array__") and not isinstance(value, (np.generic, NkiTensor, type))

@@ -217,7 +217,7 @@ class Detector:
 
 
 def _watched(tensor: NkiTensor) -> bool:
-    """Whether both cores can access the tensor and at least one may write it."""
+    """Tell whether both cores can access the tensor and at least one may write it."""
     return tensor.storage.buffer is MemoryRegion.shared_hbm and not tensor.storage.read_only
 
 

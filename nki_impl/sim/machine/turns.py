@@ -124,7 +124,7 @@ class Machine:
 
     @property
     def alone(self) -> bool:
-        """Whether the run has only one worker, which never waits and never switches."""
+        """Tell whether the run has only one worker, which never waits and never switches."""
         return len(self.workers) == 1
 
     def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -187,7 +187,7 @@ class Machine:
         return meeting.result
 
     def step(self, worker: Worker) -> None:
-        """Perhaps switch to another worker; called before each instruction if there are several workers."""
+        """Switch to another worker at random moments; called before each instruction if there are several workers."""
         if self._stopping:
             raise Stopped
         if self._random is not None and self._random.randrange(SWITCH_EVERY) == 0:

@@ -1,9 +1,9 @@
-"""Reads and writes of tensors; instructions access values only through these functions.
+"""Read and write tensors. Instructions access values only through these functions.
 
 Reading checks that every element has been written. Writing rounds once to the dtype of the destination
-(:func:`nki_impl.sim.tensor.dtypes.round_once`) and marks the elements as written. Copies between equal dtypes
-are bit exact. :func:`copy_bits` copies the mark "never written" too instead of raising, so that a tile
-with unwritten elements may be moved as long as no instruction computes with them.
+(:func:`nki_impl.sim.tensor.dtypes.round_once`) and marks the elements as written. Copies between equal dtypes are
+bit-exact. :func:`copy_bits` does not raise for unwritten elements but marks their copies as unwritten. So a tile with
+such elements may be moved as long as no instruction computes with them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Array = NDArray
 
 
 def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
-    """Return ``tensor`` as a static on-chip tile that a compute engine can address.
+    """Return ``tensor`` as an on-chip tile that a compute engine can address, with a dynamic scalar index resolved.
 
-    Resolves a dynamic scalar index. Raises :class:`DtypeError` (not a tensor), :class:`PlacementError`
-    (HBM, or PSUM with ``psum=False``) or :class:`PartitionError` (a start partition that engines
-    cannot address: 0 for more than 64 partitions, 0 or 64 for more than 32, else multiples of 32).
+    Raises :class:`DtypeError` if it is not a tensor, :class:`PlacementError` if it is in HBM, or in PSUM with
+    ``psum=False``, and :class:`PartitionError` if engines cannot address its first partition. They can address 0 for more
+    than 64 partitions, 0 and 64 for more than 32, otherwise multiples of 32.
     """
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tile in SBUF or PSUM")
@@ -62,7 +62,7 @@ def _check_start(tensor: NkiTensor, operand: str) -> None:
         raise PartitionError(
             operand,
             "a start at partition 0 for more than 64 partitions, 0 or 64 for more than 32, else 0, 32, 64 or 96",
-            f"{used} partitions from {start} on",
+            f"{used} partitions starting at {start}",
             "move the rows with dma_copy, or start at such a partition",
         )
 
@@ -79,9 +79,9 @@ def index_value(source: NkiTensor | VirtualRegister, operand: str = "scalar_offs
 
 
 def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
-    """Return ``tensor`` with its dynamic scalar index replaced by the value that it has now.
+    """Return ``tensor`` with its dynamic scalar index replaced by the current value of the index.
 
-    Raises :class:`OutOfBoundsError`, or returns None with ``skip``, when the index lies outside.
+    If the index is out of bounds, raises :class:`OutOfBoundsError`, or with ``skip`` returns None.
     """
     dynamic = tensor.dynamic
     if dynamic is None:
@@ -109,9 +109,9 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
 
 
 def over(tensor: NkiTensor, shadow: Array, unit: int) -> Array:
-    """Return the part of ``shadow``, an array with one entry per ``unit`` bytes, that ``tensor`` covers.
+    """Return the part of ``shadow``, an array with one entry per ``unit`` bytes of storage, that belongs to ``tensor``.
 
-    If the tensor's elements are wider than ``unit``, a last dimension has the entries of each element.
+    If the tensor's elements are wider than ``unit``, the entries of one element are along an additional last axis.
     """
     width = tensor.dtype.itemsize // unit
     size = shadow.itemsize
@@ -131,7 +131,7 @@ def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:
 
 
 def is_written(tensor: NkiTensor) -> bool:
-    """Return True when every element of ``tensor`` was written."""
+    """Return True if every element of ``tensor`` has been written."""
     storage = tensor.storage
     if storage.missing == 0:
         return True
@@ -162,7 +162,7 @@ def mark_written(tensor: NkiTensor) -> None:
 
 
 def check_read(tensor: NkiTensor, operand: str) -> None:
-    """Raise :class:`UninitializedError` unless every element was written; notify the race detector."""
+    """Notify the race detector, and raise :class:`UninitializedError` if an element has never been written."""
     storage = tensor.storage
     if not storage.on_chip:
         core = current()
@@ -174,27 +174,27 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
         total = tensor.size * (tensor.dtype.itemsize // storage.unit)
         raise UninitializedError(
             operand,
-            "elements that were written before they are read",
+            "elements that are written before they are read",
             f"{total - count} of {total} elements of {tensor.name or 'the tensor'} {shape} never written",
             "write the whole tile first (memset, dma_copy), or read only what was written",
         )
 
 
 def read_raw(tensor: NkiTensor, operand: str) -> Array:
-    """Return a view of the elements in their own dtype; the caller must not change it."""
+    """Return a view of the elements in the dtype of the tensor; the caller must not change it."""
     check_read(tensor, operand)
     return tensor.array
 
 
 def read(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
-    """Return the elements as float32, a view if the tensor is float32; the caller must not change it."""
+    """Return the elements as float32; for a float32 tensor this is a view, so the caller must not change it."""
     if tensor.storage.missing or not tensor.storage.on_chip:
         check_read(tensor, operand)
     return to_float32(tensor.array)
 
 
 def check_write(tensor: NkiTensor, operand: str) -> None:
-    """Raise :class:`OutputError` for a read-only storage; notify the race detector."""
+    """Raise :class:`OutputError` if the tensor is read-only; otherwise notify the race detector."""
     storage = tensor.storage
     if storage.on_chip:
         return
@@ -213,7 +213,7 @@ def check_write(tensor: NkiTensor, operand: str) -> None:
 def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
     """Round ``values`` once to the dtype of ``tensor``, store them and mark them as written.
 
-    ``values`` has the tensor's shape, or its partition count and free size.
+    ``values`` must have the tensor's shape, or one that reshapes to it, such as (partitions, free size).
     """
     if not tensor.storage.on_chip:
         check_write(tensor, operand)
@@ -228,7 +228,7 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
 
 
 def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "dst") -> None:
-    """Write ``values`` (of dst's shape, in its format) where ``chosen``; other elements are unchanged."""
+    """Write ``values``, which have the shape and format of ``dst``, where ``chosen`` is true."""
     check_write(dst, operand)
     np.copyto(dst.array, values, where=chosen)
     storage = dst.storage
@@ -241,7 +241,7 @@ def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "ds
 
 
 def check_read_where(tensor: NkiTensor, chosen: Array, operand: str) -> None:
-    """Raise :class:`UninitializedError` unless the elements where ``chosen`` were written."""
+    """Raise :class:`UninitializedError` if an element where ``chosen`` is true has never been written."""
     if tensor.storage.missing and not is_written(tensor):
         if tensor.storage.mask is None or not _mask(tensor)[chosen].all():
             check_read(tensor, operand)
@@ -256,9 +256,9 @@ def _recount(tensor: NkiTensor) -> None:
 
 
 def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
-    """Copy ``src`` to ``dst`` in row-major order, including holes (elements that were never written).
+    """Copy ``src`` to ``dst`` in row-major order; unwritten elements of ``src`` become unwritten in ``dst``.
 
-    The copy is bit exact between equal dtypes, else through float32.
+    Between equal dtypes the copy is bit-exact; otherwise values are converted through float32.
     """
     hole = None if is_written(src) else _holes(src).reshape(dst.shape)
     write(dst, src.array if dst.dtype is src.dtype else to_float32(src.array))
@@ -270,7 +270,7 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
-    """Return where elements of ``tensor`` were not, or not completely, written, in its shape."""
+    """Return an array of the shape of ``tensor`` that is true where an element has not been written completely."""
     if tensor.storage.mask is None:
         return np.ones(tensor.shape, np.bool_)
     mask = _mask(tensor)
@@ -281,7 +281,7 @@ def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
 def hbm_tensor(
     array: Array, name: str, owner: tuple[int, int | None], read_only: bool
 ) -> NkiTensor:
-    """Return a tensor with a copy of ``array`` in shared HBM, or in private HBM if ``owner`` names a core."""
+    """Copy ``array`` to a new tensor in shared HBM, or in private HBM if ``owner`` names a core."""
     dtype = as_dtype(array.dtype, name)
     shape = array.shape or (1,)
     buffer = MemoryRegion.shared_hbm if owner[1] is None else MemoryRegion.private_hbm
@@ -293,7 +293,7 @@ def hbm_tensor(
 
 
 def to_numpy(tensor: NkiTensor, operand: str = "result") -> Array:
-    """Return a copy of the elements; raises :class:`UninitializedError` if one was never written."""
+    """Return a copy of the elements. Raises :class:`UninitializedError` if one has never been written."""
     if not is_written(tensor):
         check_read(tensor, operand)
     return tensor.array.copy()

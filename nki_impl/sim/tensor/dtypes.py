@@ -57,12 +57,12 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Whether this is a floating-point format."""
+        """Tell whether this is a floating-point format."""
         return self.kind == "float"
 
     @property
     def is_integer(self) -> bool:
-        """Whether this is a signed or unsigned integer format or bool."""
+        """Tell whether this is a signed or unsigned integer format or bool."""
         return self.kind != "float"
 
 

@@ -145,12 +145,12 @@ class NkiTensor(NKIObject):
         return out
 
     def is_contiguous(self) -> bool:
-        """Whether the elements are contiguous (on chip: within each partition)."""
+        """Tell whether the elements are contiguous (on chip: within each partition)."""
         array = self.array[0] if self.storage.on_chip else self.array
         return self.dynamic is None and bool(array.flags.c_contiguous)
 
     def is_indirect(self) -> bool:
-        """Whether an index that only the device knows selects the elements."""
+        """Tell whether an index that only the device knows selects the elements."""
         return self.dynamic is not None
 
     def get_pattern(self) -> list[list[int]]:

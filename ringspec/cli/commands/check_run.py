@@ -1,4 +1,4 @@
-"""What ``smoke``, ``check`` and ``replay`` do: run cases, write reports, print the verdict."""
+"""Common code of ``smoke``, ``check`` and ``replay``: run cases, write reports, print the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ringspec plan``: estimate the cost of a ring of any size on given hardware by closed forms."""
+"""``ringspec plan``: estimate from closed forms what a ring of any size costs on given hardware."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NamesType(click.ParamType):
 @click.command("plan", epilog=EPILOG, short_help="Estimate what a ring costs on given hardware.")
 @click.option(
     "--hardware", default="h200", show_default=True, metavar=f"{choice(PRESETS)[:-1]}|FILE]",
-    help="Rates of one device: a preset, or a TOML or JSON file.",
+    help="Rates of one device: the name of a preset, or a TOML or JSON file.",
 )  # fmt: skip
 @click.option(
     "--workers", type=LengthsType(), default="8", show_default=True, metavar="N,...",
@@ -85,11 +85,11 @@ class NamesType(click.ParamType):
 @click.option("--causal/--no-causal", default=True, show_default=True, help="Causal mask.")
 @click.option(
     "--window", type=WindowType(), metavar="L,R",
-    help="Sliding window: at most L positions earlier and R later; one number sets both, 'none' is unbounded.",
+    help="Sliding window: a query sees keys at most L positions earlier and R later; one number sets both, 'none' is unbounded.",
 )  # fmt: skip
 @click.option(
     "--recipe", default="bf16", show_default=True, metavar="NAME",
-    help="Number formats; they determine the bytes and the rate of products. One of "
+    help="Number formats; they determine the bytes sent and the rate of matrix products. One of "
     f"{', '.join(RECIPES)}.",
 )  # fmt: skip
 @click.option(
@@ -107,13 +107,13 @@ class NamesType(click.ParamType):
 )
 @click.option(
     "--overlap/--no-overlap", default=True, show_default=True,
-    help="Assume that transfers run during the computation.",
+    help="Assume that transfers run at the same time as the computation.",
 )  # fmt: skip
 @click.option(
     "--flops",
     type=float,
     metavar="X",
-    help="FLOP/s of dense products. [default for this and the next options: the value of --hardware]",
+    help="FLOP/s of dense matrix products. [default for this and the next four options: the value of --hardware]",
 )
 @click.option(
     "--efficiency", type=float, metavar="X", help="Fraction of --flops that a kernel reaches."
@@ -129,11 +129,11 @@ class NamesType(click.ParamType):
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 def plan_command(**given: Any) -> None:
-    """Estimate what attention of one layer costs on a ring: times, waiting, bytes, memory.
+    """Estimate what the attention of one layer costs on a ring: time, waiting, bytes sent and memory.
 
-    Compares all layouts and circulations for given device rates, for rings of up to 1048576 workers.
-    Pairs and bytes are exact counts from closed forms; times follow from the rates. The presets use
-    figures that the vendors publish; --json prints the sources.
+    Compares all layouts and circulations at the given device rates, for rings of up to 1048576 workers.
+    Counts of pairs and bytes are exact; times are computed from these counts and the rates. The presets
+    use figures that the vendors publish; --json prints their sources.
     """
     plans = planned(given)
     if given["figure"] is not None:
@@ -175,7 +175,7 @@ def planned(given: dict[str, Any]) -> list[Plan]:
 
 
 def hardware(given: dict[str, Any]) -> Hardware:
-    """Return a preset or the hardware of a file, with the rates that options override."""
+    """Return the hardware of a preset or a file, with rates replaced by those given as options."""
     from ringspec.plan import PRESETS, read_hardware
     from ringspec.plan.hardware import hardware_named
 
@@ -204,7 +204,7 @@ def document(plans: list[Plan]) -> dict[str, Any]:
 
 
 def text(one: Plan, width: int) -> list[str]:
-    """Return one plan as lines: a warning if it wastes time, the workload, the table, the best option's passes, the advice."""
+    """Return one plan as lines: a warning if time is wasted, workload, table, passes of the best ring, advice."""
     from ringspec.plan.advice import advice, warning
 
     lines = [*warning(one), *heading(one), "", *table(one, width), ""]
@@ -234,7 +234,7 @@ def heading(one: Plan) -> list[str]:
 
 
 def table(one: Plan, width: int) -> list[str]:
-    """Return a line for each layout and circulation; on a narrow terminal, further columns follow below."""
+    """Return a table with a line for each layout and circulation; on a narrow terminal it continues below."""
     from ringspec.plan.advice import amount, duration, percent
 
     labels, columns = [""], [[name] for name in COLUMNS]
@@ -262,9 +262,9 @@ def table(one: Plan, width: int) -> list[str]:
 
 COLUMNS = ("time", "ratio", "forward", "backward", "idle", "waits", "exposed", "memory", "n*", "W*")
 LEGEND = (
-    "*: recommended; idle: fraction of the time in which the mean worker does not compute, because it waits for the "
+    "*: recommended; idle: fraction of the time in which an average worker does not compute, because it waits for the "
     "busiest worker of the step (waits) or for transfers (exposed); memory: of one worker, ! if the device has "
-    "less; n*, W*: with at least n* tokens per worker, or at most W* workers, each step hides all of its transfers"
+    "less; n*, W*: with at least n* tokens per worker, or at most W* workers, computation hides all transfers"
 )
 
 
@@ -314,10 +314,7 @@ def draw(one: Plan, path: Path) -> None:
 
 
 def title(one: Plan, workers: int) -> str:
-    """Return the title of the drawing.
-
-    Instead of a large ring, a small one with the same number of tokens per worker is drawn.
-    """
+    """Return the title of the drawing, which says if a smaller ring is drawn in place of a large one."""
     best, work = one.best, one.work
     small = "" if workers == work.workers else f" (drawn with {workers} workers)"
     passes = "forward, then backward" if best.backward is not None else "forward"

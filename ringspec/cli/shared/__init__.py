@@ -1,1 +1,1 @@
-"""What several commands share: options, inputs, output, progress, ranks."""
+"""Code that several commands share: options, inputs, output, progress, ranks."""

@@ -70,7 +70,7 @@ def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
 
 
 def show_first(readouts: Sequence[Record]) -> None:
-    """What the readouts say, as soon as they are done; on stderr, because the end of the run repeats it."""
+    """Show what the readouts say as soon as they are done; on stderr, because the end of the run repeats it."""
     found = most_likely(readouts)
     if found and found["explanation"]:
         for line in found["explanation"]["sentences"]:
@@ -118,7 +118,7 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
 
 
 def with_one_example(records: Sequence[Record], explained: Sequence[str]) -> list[Record]:
-    """The records without those that the explanation accounts for, but one; the ids of these are shown."""
+    """Return the records without those that the explanation accounts for, except one as an example; show their ids."""
     if len(explained) <= FEW_EXPLAINED:
         return list(records)
     output.show([f"failures that it explains: {', '.join(explained)}", ""])
@@ -169,7 +169,7 @@ def worst_lines(record: Record) -> list[str]:
 
 
 def show_diagnosis(found: dict[str, Any], report: Report, shown: Sequence[Record]) -> None:
-    """The verdict of the run, unless it repeats the one diagnosis among the ``shown`` records."""
+    """Show the verdict of the run, unless it repeats the only diagnosis among the ``shown`` records."""
     repeated = found["id"] is not None and found["of"] == 1
     if repeated and any((record.diagnosis or {}).get("id") == found["id"] for record in shown):
         return

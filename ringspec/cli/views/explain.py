@@ -1,4 +1,4 @@
-"""What ``ringspec explain`` prints."""
+"""The text that ``ringspec explain`` prints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(target: str | None, timeout: float, as_json: bool) -> None:
 
 
 def lines(name: str, spec: str, told: Explained) -> list[str]:
-    """The text of an explanation."""
+    """Return the text of an explanation."""
     head = name if name == spec else f"{name} ({spec})"
     if told.unread:
         return [head, f"nothing was read: {told.unread}"]

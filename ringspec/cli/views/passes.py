@@ -1,4 +1,4 @@
-"""One pass of a ring as plain data (for --json), and this data as lines of text."""
+"""One pass of a ring: as plain data for --json, and as lines of text made from this data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pass_data(
 ) -> Data:
     """Return steps, workers, counts and transfers of one pass; the keys are those of ``schema.json``.
 
-    The problem's positions must be those of ``q_offset`` alone, because the command line sets no others.
+    The positions of the problem must follow from ``q_offset`` alone; the command line sets no others.
     """
     counted = cost(problem, schedule, layout_q, layout_k, recipe)
     steps = []
@@ -86,9 +86,9 @@ def pass_data(
 def offset_of(
     layout_q: Layout, layout_k: Layout, a: int, b: int, q_offset: int
 ) -> int | list[list[int]] | None:
-    """Return the causal offset of two blocks (RING-8, RING-9).
+    """Return the causal offset of a block of queries and a block of keys (RING-8, RING-9).
 
-    For zigzag it is a list of four, one for each pair of chunks (RING-10); for other layouts None.
+    For zigzag: a 2 x 2 list with one offset for each pair of chunks (RING-10). For the layouts without offsets: None.
     """
     sizes = {
         "workers": layout_q.workers,
@@ -112,7 +112,7 @@ def layout_data(layout_q: Layout, layout_k: Layout) -> Data:
 
 
 def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
-    """Return one pass as text; a table that would repeat that of ``before`` is not printed again."""
+    """Return one pass as text, without the table of blocks if it is the same as that of the pass ``before``."""
     copies = data["copies"]
     lines = [f"{data['name']}: query x key block ({pairs_text(copies)})"]
     steps, workers = data["steps"], len(data["steps"][0]["workers"])
@@ -140,7 +140,7 @@ def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
 
 
 def same_meetings(data: Data, before: Data | None) -> bool:
-    """Return whether every worker computes the same blocks in the same steps as in the previous pass."""
+    """Tell whether every worker computes the same blocks in the same steps as in the pass ``before``."""
     return before is not None and meetings(before) == meetings(data)
 
 
@@ -184,14 +184,14 @@ def offset_lines(data: Data, layout: str, width: int) -> list[str]:
     workers = len(steps[0]["workers"])
     if layout not in ("contiguous", "striped", "zigzag"):
         return [
-            f"cp_offset: not defined for the layout {layout}, whose mask follows from positions"
+            f"cp_offset: not defined for the layout {layout}; its masks are computed from positions"
         ]
     if workers > MAX_TABLE:
         return [f"cp_offset: no table for W > {MAX_TABLE}; --json has every worker"]
     lines = ["cp_offset: the query at local index i attends to the key at j iff j <= i + offset"]
     if layout == "zigzag":
         lines.append(
-            "entries: low query chunk with low, high key chunk / high query chunk with low, high key chunk"
+            "entries: first query chunk with first and second key chunk / second query chunk with first and second"
         )
     labels = ["worker"] + [str(r) for r in range(workers)]
     columns = [
@@ -215,7 +215,7 @@ def offset_text(offset: Any) -> str:
 
 
 def tokens_text(tokens: Sequence[int], most: int = 4) -> str:
-    """Write token indices in a short form: arithmetic sequences, and the number of padding slots.
+    """Write token indices as arithmetic sequences, and give the number of padding slots.
 
     >>> tokens_text([0, 4, 8, 12]), tokens_text([0, 1, 14, 15]), tokens_text([5, -1])
     ('0, 4 .. 12', '0..1, 14..15', '5, and 1 padding slot')
@@ -231,7 +231,7 @@ def tokens_text(tokens: Sequence[int], most: int = 4) -> str:
 
 
 def runs(tokens: list[int]) -> list[tuple[int, int]]:
-    """Return (start, stop) of the longest pieces with a constant difference, greedily from the left."""
+    """Divide tokens into pieces with a constant difference, each as long as possible, and return their (start, stop)."""
     found, a = [], 0
     while a < len(tokens):
         b = a + 1
@@ -253,7 +253,7 @@ def run_text(run: list[int]) -> str:
 
 
 def holding_lines(layout: Data) -> list[str]:
-    """Say which tokens each worker holds; list queries and keys separately if they differ."""
+    """Return lines with the tokens of each worker; queries and keys are listed separately if they differ."""
     if len(layout["queries"]) > MAX_TABLE:
         return [f"tokens: no table for W > {MAX_TABLE}; --json has every worker"]
     lines = ["worker  tokens"]

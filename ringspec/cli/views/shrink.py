@@ -41,7 +41,7 @@ def lines(shrunk: Shrunk) -> list[str]:
 
 
 def describe(problem: Explicit) -> str:
-    """Workers, tokens, heads, dimensions, mask and features of a problem.
+    """Describe workers, tokens, heads, dimensions, mask and features of a problem.
 
     >>> from ringspec.conformance.cases.problems import dealt, drawn, tensors_of
     >>> from ringspec.conformance.cases.calls import call_of
@@ -66,7 +66,7 @@ def describe(problem: Explicit) -> str:
 
 
 def tokens(problem: Explicit) -> str:
-    """How many tokens a worker has."""
+    """Describe the number of tokens of a worker."""
     shape, workers = problem.shape, problem.workers
     of_q, of_k = -(-shape.Sq // workers), -(-shape.Sk // workers)
     if shape.Sq == shape.Sk:
@@ -75,13 +75,13 @@ def tokens(problem: Explicit) -> str:
 
 
 def heads(shape: Shape) -> str:
-    """How many query heads and, if they are fewer, key heads there are."""
+    """Describe the number of query heads and, if it differs, of key heads."""
     shared = "" if shape.Hkv == shape.H else f" ({plural(shape.Hkv, 'key head')})"
     return plural(shape.H, "head") + shared
 
 
 def plural(count: int, one: str, several: str = "") -> str:
-    """A count with its noun.
+    """Format a count with its noun.
 
     >>> plural(1, "token"), plural(2, "query", "queries"), plural(2, "head")
     ('1 token', '2 queries', '2 heads')
@@ -90,7 +90,7 @@ def plural(count: int, one: str, several: str = "") -> str:
 
 
 def inputs(call: Call) -> list[str]:
-    """Everything that a call has, each tensor as nested lists [B, H, n, d] without leading axes of length 1."""
+    """Return the lines of a call: its options, and each tensor as nested lists without leading axes of length 1."""
     passes = " and ".join(call.passes)
     ring = f", {call.circulation}, direction {call.direction}" if call.operation == "ring" else ""
     found = [f"{call.operation}, {passes}, {call.layout}{ring}"]
@@ -106,7 +106,7 @@ def inputs(call: Call) -> list[str]:
 
 
 def wrapped(name: str, entries: list[str]) -> Iterator[str]:
-    """One tensor: as many workers on a line as fit."""
+    """Format one tensor, with as many workers on a line as fit."""
     line = f"{name:3}"
     for entry in entries:
         if len(line) + len(entry) + 4 > WIDTH and line.strip() not in ("", name):
@@ -117,7 +117,7 @@ def wrapped(name: str, entries: list[str]) -> Iterator[str]:
 
 
 def numbers(x: NDArray) -> str:
-    """An array as nested lists; leading axes of length 1 are left out down to a matrix.
+    """Format an array as nested lists, without leading axes of length 1 down to a matrix.
 
     >>> import numpy as np
     >>> numbers(np.array([[[[1.0, -0.5]]]])), numbers(np.array([[0, 1]]))

@@ -66,7 +66,7 @@ def shape_text(case: Case) -> str:
 
 
 def case_data(case: Case, stored: Tensors, content: str, values: bool) -> dict[str, Any]:
-    """Return the content of case.json, its content digest, and its tensors."""
+    """Return the content of case.json, its digest, and a list of the tensors; with ``values``, their numbers as well."""
     rows = []
     for row in tensor_rows(case, stored):
         entry = {name: row[name] for name in ("name", "dtype", "shape", "stored", "sha256")}
@@ -114,9 +114,9 @@ def listed_words(value: Any) -> str:
 
 
 def tensor_rows(case: Case, stored: Tensors) -> list[dict[str, Any]]:
-    """List stored tensors, and those of which the case has only the digest, by name.
+    """List the tensors of a case by name: those that are stored, and those of which only the digest is stored.
 
-    ``sha256`` is that of the whole tensor; it comes from the case if the tensor is not stored whole.
+    ``sha256`` is the digest of the whole tensor. If only some rows are stored, it comes from the case.
     """
     table = whole_tensors(case)
     rows = []
@@ -140,7 +140,7 @@ def tensor_rows(case: Case, stored: Tensors) -> list[dict[str, Any]]:
 
 
 def values_text(x: NDArray) -> str:
-    """Show the first values in C order, and the last.
+    """Show the first values in C order and the last one.
 
     >>> values_text(np.arange(20.0)), values_text(np.array([True, False]))
     ('0.0 1.0 2.0 3.0 4.0 5.0 ... 19.0', 'True False')
@@ -153,5 +153,5 @@ def values_text(x: NDArray) -> str:
 
 
 def listed(x: NDArray) -> Any:
-    """Return all values as nested lists; infinities become text when the document is printed."""
+    """Return all values as nested lists; infinities become strings when the document is printed."""
     return (x.astype(np.float64) if x.dtype.kind in "fV" else x).tolist()

@@ -82,7 +82,7 @@ class Fit:
         return self.candidate.name
 
     def seen(self) -> str:
-        """The rms ratios in words."""
+        """Describe the rms ratios."""
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.rms.items())
         return f"rms of error / predicted: {ratios}"
 

@@ -1,1 +1,1 @@
-"""The rounding noise of every element, predicted from a recipe and the truth."""
+"""Predict the rounding noise of every element from a recipe and the true values."""

@@ -1,6 +1,6 @@
 """Noise of P and dS in the backward pass, pair by pair, before their products.
 
-The backward computes P = exp(s - lse) again, from the forward's lse. With dz = dS (times 1 - tanh^2)::
+The backward pass computes P = exp(s - lse) again, from the lse of the forward pass. With dz = dS (times 1 - tanh^2)::
 
     d P_ij  = P_ij (sigma_ij - d lse_i + its own roundings)
     d dz_ij = x_ij sigma_ij - dz_ij d lse_i - y_ij d delta_i + private_ij,

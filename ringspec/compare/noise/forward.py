@@ -1,7 +1,7 @@
-"""Noise of o and lse: the effect of each rounding of the forward pass on a row.
+"""Error sources of o and lse: the effect of each rounding of the forward pass on a row.
 
-Let e_ij = exp(s_ij - m), l = sum e, o = sum e keep v / l, and p = e / l in the final row, all of them true
-values. The error sources of one row i are independent. To first order::
+Let e_ij = exp(s_ij - m), l = sum e, o = sum e keep v / l, and p = e / l be the true values of the final row. The error
+sources of one row i are independent. To first order::
 
     d o_id = sum_j zeta_ij v_jd                                    P as operand, in units of p
            + sum_j p_ij (sigma_ij + eta_ij) (keep_ij v_jd - o_id)  scores, and roundings of e, which enter both sums
@@ -10,13 +10,13 @@ values. The error sources of one row i are independent. To first order::
            + omega_id                                              roundings of o itself
     d lse_i = sum_j p_ij (sigma_ij + eta_ij) + lambda_i + sum_n gamma_in a_in + rounding of lse
 
-The e of a step are rounded relative to the number that the recipe names (``p_relative_to``,
+In each step, e is rounded relative to the number that the recipe names (``p_relative_to``,
 :mod:`~ringspec.compare.noise.p_relative_to`): the block's maximum if blocks are merged, the running maximum if a state
-is carried, and so on. So the order of steps determines binades, and an e that is exactly 1 has no rounding
-error. A partial result enters the final row with the weight exp(m - lse). A rescaling factor c = exp(m_a - m)
-multiplies a whole partial sum, so its error is one number for all d (``shared``), with
-u = exp(m_a - lse) (o_a - l_a o) and a = exp(m_a - lse) l_a. Rescaling between tiles of one block is counted element by
-element instead.
+is carried, and so on. So the binade in which an e is rounded depends on the order of the steps, and an e that is exactly
+1 has no rounding error. A partial result has the weight exp(m - lse) in the final row. A rescaling factor
+c = exp(m_a - m) multiplies a whole partial sum, so its error is one number for all d (``shared``), with
+u = exp(m_a - lse) (o_a - l_a o) and a = exp(m_a - lse) l_a. Only the errors of rescaling between tiles of one block are
+treated as independent for each element.
 
 Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691; rules SOFT-1 to SOFT-4, NUM-2, NUM-3.
 """
@@ -53,7 +53,7 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class Shared:
-    """One error gamma of a row, which changes o by gamma * ``u`` [G, Sq, Dv] and lse by gamma * ``a`` [G, Sq]."""
+    """An error gamma that a row shares: it changes o by gamma * ``u`` [G, Sq, Dv] and lse by gamma * ``a`` [G, Sq]."""
 
     u: Array
     a: Array
@@ -64,10 +64,11 @@ class Shared:
 class Sources:
     """The error sources of one head in the forward pass, filled block by block.
 
-    ``sigma``, ``eta`` [G, Sq, Sk]: relative errors of e. ``common``: the part of sigma's variance that the backward's
-    scores share. ``zeta``: in units of p, with its predictable part ``mean``. ``lam`` [G, Sq]. ``omega`` [G, Sq, Dv], with
-    its known part ``drift`` and the variance ``explained`` by that. ``top``, ``bottom``: bounds of the shared errors of the
-    numerator and of the denominator, in units of the final row.
+    The Greek names are those of the module. ``sigma``, ``eta`` [G, Sq, Sk]: relative errors of e, from the scores and from
+    roundings. ``common``: the part of sigma's variance that the scores of the backward pass share. ``zeta``: the error of P
+    as operand, in units of p; ``mean``: its predictable part. ``lam`` [G, Sq]: roundings of l. ``omega`` [G, Sq, Dv]:
+    roundings of o; ``drift``: its predictable part; ``explained``: the variance that ``drift`` explains. ``top``,
+    ``bottom``: bounds of the shared errors of the numerator and of the denominator, in units of the final row.
     """
 
     sigma: Error
@@ -86,7 +87,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class State:
-    """The running softmax of some rows: m, l [G, n]; o unnormalised, or normalised with l = 1."""
+    """The running softmax of some rows: m, l [G, n], and o, either unnormalised, or normalised with l = 1."""
 
     m: Array
     l: Array
@@ -119,7 +120,7 @@ def forward_sources(
     same_scores: float = 1.0,
     inner: float = 1.0,
 ) -> Sources:
-    """Run all workers, steps and tiles with true values, and record the error of each rounding."""
+    """Step through all workers, steps and tiles with true values, and record the error of each rounding."""
     pairs, rows = head.s.shape, head.lse.shape
     sigma = score_error(head, recipe, inner)
     sources = Sources(
@@ -172,7 +173,7 @@ class Worker:
     truncated: bool
 
     def weight(self, queries: Integers, m: Array) -> Array:
-        """Return exp(m - lse): the final row's weight of a partial sum relative to m; 0 for empty rows."""
+        """Return exp(m - lse), the weight in the final row of a partial sum relative to m; 0 for empty rows."""
         lse = self.head.lse[:, queries]
         nothing = np.isneginf(m) | np.isneginf(lse)
         difference = np.subtract(m, lse, where=~nothing, out=np.zeros(m.shape))
@@ -229,10 +230,10 @@ class Worker:
     def operand(
         self, index: tuple, s: Array, relative_to: Array, m: Array, w: Array
     ) -> tuple[Array, Error, Array]:
-        """Return P in units of exp(m) as it enters P v, its error and the known part of that; record eta and zeta.
+        """Return P in units of exp(m) as an operand of P v, its error, and the known part of the error.
 
-        The number that is rounded is P = exp(s - ``relative_to``). If that is 1, P is the rounded dropout
-        factor.
+        Records eta and zeta. The number that is rounded is P = exp(s - ``relative_to``), times the dropout factor. If the
+        exponential is exactly 1, only the dropout factor is rounded.
         """
         recipe, sources = self.recipe, self.sources
         known_binade = recipe.p_relative_to != "any"
@@ -285,7 +286,7 @@ class Worker:
         return self.noted(queries, m, o, brought)
 
     def note_factor(self, queries: Integers, state: State, c: Array) -> None:
-        """Record the rounding of a rescaling factor between tiles, element by element."""
+        """Record the rounding of a rescaling factor between tiles, as independent errors of the elements."""
         of_c = self.relative(c)
         w = self.weight(queries, state.m)
         o, omega, lam = self.head.o[:, queries], self.sources.omega, self.sources.lam
@@ -296,7 +297,7 @@ class Worker:
         self.sources.bottom[:, queries] += of_c.bound * w * state.l
 
     def relative(self, c: Array) -> Error:
-        """Return the relative error of a factor exp(..) or quotient; 0 and 1 are exact."""
+        """Return the relative error of a rounded factor; the values 0 and 1 are exact."""
         made = rounding(c, self.recipe.statistics).relative_to(c)
         exact = (c == 0) | (c == 1)
         return Error(np.where(exact, 0.0, made.variance), np.where(exact, 0.0, made.bound))
@@ -304,7 +305,7 @@ class Worker:
     def note_shared(
         self, queries: Integers, made: Error, o: Array, mass: Array, of_sum: bool = True
     ) -> None:
-        """Record a relative error of a part of the row, with its numerator ``o`` and its denominator ``mass``.
+        """Record a relative error ``made`` of a partial result, whose numerator is ``o`` and whose denominator is ``mass``.
 
         Without ``of_sum``, the error affects only the numerator.
         """
@@ -346,7 +347,7 @@ class Worker:
         return self.noted(queries, m, o, before)
 
     def normalised(self, queries: Integers, state: State) -> State:
-        """Convert (m, l, o) to (lse, 1, o / l); lse, the weight of the whole block, is rounded."""
+        """Convert (m, l, o) to (lse, 1, o / l); record the rounding of lse, which affects the whole block."""
         empty = state.l == 0
         safe = np.where(empty, 1.0, state.l)
         lse = np.where(empty, -np.inf, state.m + np.log(safe))

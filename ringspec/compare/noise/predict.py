@@ -199,7 +199,7 @@ def predict(
                    this adds a rounding
     ``truncated``  points of :data:`TRUNCATIONS` at which the kernel rounds toward zero, not to nearest (OptionError
                    for others)
-    ``same_scores``    whether the scores of the backward pass equal those of the forward bit for bit. If not, float32
+    ``same_scores``    whether the scores of the backward pass equal those of the forward pass bit for bit. If not, float32
                    gradients of peaked rows have up to 3 times the noise. None: not declared, and the fraction
                    UNDECLARED of the scores' variance counts as common to both
     ``sequential``     True: q k and dy v are accumulated one term after the other. False: not declared, and the

@@ -54,7 +54,7 @@ BLURRED = 1.0 / 16.0
 
 @dataclass(frozen=True)
 class Error:
-    """What is known about an error: its ``variance``, and a ``bound`` of its absolute value."""
+    """The ``variance`` of an error, and a ``bound`` of its absolute value."""
 
     variance: Array
     bound: Array

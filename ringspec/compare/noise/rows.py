@@ -1,14 +1,15 @@
-"""From the error sources of the forward pass to the errors of o, lse and delta, row by row.
+"""Compute the errors of o, lse and delta of each row from the error sources of the forward pass.
 
-delta = <dy, o> - dlse reads the *rounded* o, so all error sources of o reach it. delta and lse also share the errors of
-the scores and of l. With D = <dy, o> and X_ij = dp_ij - D_i, the sources of
+delta = <dy, o> - dlse is computed from the *rounded* o, so it contains the errors of all sources of o. delta and lse also
+share the errors of the scores and of l. With D = <dy, o> and X_ij = dp_ij - D_i, the sources of
 :mod:`~ringspec.compare.noise.forward` give::
 
     d delta_i = sum_j zeta_ij <dy_i, v_j> + sum_j p_ij (sigma + eta)_ij X_ij - D_i lambda_i
               + sum_n gamma_in <dy_i, u_in> + sum_d dy_id omega_id + its own roundings
 
 The errors of delta and lse are each one number for a whole row of dS. They change all of dq_i along one direction and
-every dk_j a little, so the variance of a sum over a tensor is not the sum of variances.
+every dk_j a little. So errors of different elements are correlated, and the variance of a sum over a tensor is not the
+sum of variances.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class RowNoise:
-    """``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: whole errors of the results. ``mean`` and ``drift``: those of o.
+    """The errors of the results of the forward pass.
 
-    ``output`` [G, Sq, Dv]: variance of o that no other element shares, without what ``drift`` explains (``explained``).
-    ``gain``: the fraction of all earlier errors that passes the last rounding. ``before``: their variance.
+    ``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: the total errors. ``mean`` and ``drift``: the predictable parts of the error of
+    o; ``explained``: the variance that ``drift`` explains. ``output`` [G, Sq, Dv]: the remaining variance of o that no
+    other element shares. ``before``: the variance of o before its last rounding; ``gain``: the fraction of these earlier
+    errors that survives the last rounding.
     """
 
     o: Error
@@ -68,7 +71,7 @@ class ReadNoise:
 
 
 def relative_variance(sources: Sources) -> Array:
-    """Return the variance of the relative error of e, from scores and roundings."""
+    """Return the variance of the relative error of e = exp(s - m), from the scores and the roundings of e."""
     return sources.sigma.variance + sources.eta.variance
 
 
@@ -78,7 +81,7 @@ def relative_bound(sources: Sources) -> Array:
 
 
 def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str, ...]) -> RowNoise:
-    """Predict o and lse as the forward returns them."""
+    """Predict the errors of o and lse as the forward pass returns them."""
     before = o_error(head, sources)
     on_grid = recipe.merge_order == "normalised" and head.sinks is None
     grid: Array | float = 0.0
@@ -107,7 +110,7 @@ def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str
 
 
 def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
-    """Return the last carried o as base if only the sinks' factor follows; else None."""
+    """Return the last carried o as the base of its last rounding if only the factor of the sinks follows; else None."""
     if recipe.merge_order != "normalised" or head.sinks is None:
         return None
     mass = head.p.sum(axis=2, keepdims=True)
@@ -123,9 +126,9 @@ def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
 
 
 def o_error(head: Head, sources: Sources) -> Error:
-    """Return the variance of d o in :mod:`~ringspec.compare.noise.forward`, and a bound without approximation.
+    """Return the error of o: its variance to first order (:mod:`~ringspec.compare.noise.forward`), and an exact bound.
 
-    The bound divides the numerator's worst case by the denominator's: (N + dN) / (1 - dL).
+    The bound divides the worst case of the numerator by that of the denominator: (N + dN) / (1 - dL).
     """
     v, o, p = head.v, head.o, head.p
     weight = relative_variance(sources) * p * p
@@ -147,7 +150,7 @@ def o_error(head: Head, sources: Sources) -> Error:
 
 
 def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
-    """Return the error of lse as the forward returns it; 0 for an empty row."""
+    """Return the error of lse as the forward pass returns it; 0 for an empty row."""
     weight = relative_variance(sources) * head.p**2
     variance = weight.sum(axis=2) + sources.lam.variance
     for one in sources.shared:
@@ -166,7 +169,7 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
 
 
 def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> ReadNoise:
-    """Return the errors of a row that dS depends on: of lse rounded to ``backward_lse``, and of delta."""
+    """Return the errors of a row on which dS depends: of lse rounded to ``backward_lse``, and of delta."""
     assert head.dy is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     dy, let_through = head.dy, head.dy * rows.gain

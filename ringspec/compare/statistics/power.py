@@ -1,27 +1,26 @@
-"""The smallest errors that the tests of one tensor detect, with a given probability.
+"""The smallest errors that the statistical tests of one tensor detect with a given probability.
 
-An alarm of a sum ``T = sum c e`` (:mod:`ringspec.compare.statistics.linear`) is raised if
-``|T| > allowed + z high sd``. An error of the kernel moves T by ``sum c response``, so it is detected
-with probability ``power`` if this exceeds ``allowed + (z high + z_power) sd``. :func:`limits` computes the
-smallest size of five errors:
+A weighted sum of errors ``T = sum c e`` (:mod:`ringspec.compare.statistics.linear`) raises an alarm if
+``|T| > allowed + z high sd``. An error of the kernel moves T by ``sum c response``. It is detected with probability
+``power`` if this exceeds ``allowed + (z high + z_power) sd``. :func:`limits` computes the smallest detected size x of
+five kinds of error:
 
 =========  ==================================================================================
 factor     the result times 1 + x before its last rounding
 scale      the softmax scale times 1 + x
 shift      lse + x
-bias       roundings of the result whose mean error is x units in the last place, towards zero
+bias       the last rounding of the result has a mean error of x units in the last place, towards zero
 share      a share x of the elements is wrong by one unit in the last place
 =========  ==================================================================================
 
-**Response.** The last rounding removes an error that does not reach the next number. The mean over all
-elements is the error itself, but the sums give most weight to the elements with the least noise, and these
-are rounded back. :func:`response` is the mean of the error after the rounding.
+**Response.** The last rounding removes an error that is too small to reach the next number. On average over all elements
+it preserves the error. But the sums give most weight to the elements with the least noise, which are rounded back to
+their correct values. :func:`response` computes the mean error that is left after the rounding.
 
-**Margins.** The noise of a correct kernel may be ``high`` times the predicted one, also where it hides an error. A
-recipe that does not say relative to what P is rounded is accepted under every choice, and the choice with the
-most noise moves the limits by less than a fifth: they are multiplied by :data:`OPEN`. Without a declared recipe the
-size of the noise is not tested either, and the standard deviations of two choices differ by up to 2
-(:data:`UNDECLARED`).
+**Margins.** A correct kernel may have ``high`` times the predicted noise, which may hide an error. If a recipe does not
+say relative to which maximum P is rounded, every choice is accepted. The choice with the most noise raises the limits by
+less than a fifth, so they are multiplied by :data:`OPEN`. Without a declared recipe, the size of the noise is not tested
+either, and the standard deviations of two choices differ by a factor of up to 2 (:data:`UNDECLARED`).
 """
 
 from __future__ import annotations
@@ -45,17 +44,21 @@ from ringspec.compare.statistics.types import RATE, Allowance, Array, Predicted
 from ringspec.formats import format_of
 
 POWER = 0.999
-WIDE = 24  # digits of float32: its spacing is below the noise before the last rounding
-OPEN, UNDECLARED = 1.2, 2.0  # factors of the limits, for what is not declared
-TRUNCATED = 0.5  # units in the last place: mean error of a truncation, the most of a rounding
-OF_ROUNDING = 12.0  # a squared spacing in units of the variance of a rounding
-GROWTH, LADDER = 1.1, 80  # of the sizes that are tried, and their number
-BLURRED = 0.25  # squared spacings: with more noise before it, the last rounding passes an error on
+WIDE = 24  # digits of float32: its spacing is smaller than the noise before the last rounding
+OPEN, UNDECLARED = 1.2, 2.0  # factors of the limits, for what a target does not declare
+TRUNCATED = (
+    0.5  # mean error of a truncation in units in the last place, the largest of any rounding
+)
+OF_ROUNDING = 12.0  # the squared spacing divided by the variance of a rounding error
+GROWTH, LADDER = 1.1, 80  # factor between the sizes that are tried, and how many are tried
+BLURRED = (
+    0.25  # noise variance, in squared spacings, from which the last rounding preserves an error
+)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The smallest errors of one tensor that are detected (module docstring); None: at no size, or not tested."""
+    """The smallest detected errors of one tensor (see the module); None: detected at no size, or not tested."""
 
     factor: float | None = None
     scale: float | None = None
@@ -81,7 +84,10 @@ class Sum:
     allowed: float
 
     def smallest(self, pattern: Array, reach: float) -> float:
-        """The smallest x at which errors ``x * pattern`` are detected; infinity if the sum does not see them."""
+        """Return the smallest x for which errors ``x * pattern`` are detected; infinity if they do not change the sum.
+
+        ``reach``: the number of standard deviations by which they must move the sum.
+        """
         lever = abs(float((self.weights * pattern).sum()))
         return (self.allowed + reach * self.deviation) / lever if lever > 0 else math.inf
 
@@ -89,7 +95,7 @@ class Sum:
 def sums_of(
     noise: Predicted, name: str, truth: Array, direction: Array | None, allowance: Allowance
 ) -> Iterator[Sum]:
-    """Yield the sums over a whole tensor that have noise."""
+    """Yield the tested sums over a whole tensor, except sums without noise."""
     sd, size = noise.sd[name], size_of(name, truth, direction)
     for c, _ in contrasts(sd, truth, direction, allowance.last).values():
         variance = float(RowVariances(noise, name, c).whole()[0])
@@ -99,7 +105,7 @@ def sums_of(
 
 
 def reach_of(p: float, power: float, allowance: Allowance) -> float:
-    """Predicted standard deviations by which an error must move a sum; ``p``: false-alarm rate of one test."""
+    """Return by how many predicted standard deviations an error must move a sum; ``p``: false-alarm rate of one test."""
     return threshold(p) * allowance.high + float(special.ndtri(power))
 
 
@@ -114,12 +120,11 @@ def detectable(
     power: float = POWER,
     scale_direction: Mapping[str, Array] | None = None,
 ) -> dict[str, float]:
-    """The smallest x at which an error ``x * direction`` is an alarm with probability ``power``.
+    """Return the smallest x for which an error ``x * direction`` raises an alarm with probability ``power``, by tensor.
 
-    By tensor, for the best sum over the whole tensor. ``rate`` false alarms in ``count`` tests. ``scale_direction``:
-    d result / d log scale, as it is given to the tests (default: ``direction``).
-    A run detects the smallest value over the tensors. Infinity if every contrast is orthogonal to
-    the direction.
+    The alarm is that of the most sensitive sum over the whole tensor; x is infinity if no sum sees the direction. A run
+    detects the smallest of these values. ``rate``: false alarms in ``count`` tests together. ``scale_direction``:
+    d result / d log scale, as the tests get it (default: ``direction``).
     """
     found = {}
     for name, want in direction.items():
@@ -131,9 +136,10 @@ def detectable(
 
 
 def response(truth: Array, before: Array, last: str, error: Array) -> Array:
-    """The mean error after the last rounding, of an error before it.
+    """Return the mean error after the last rounding that results from ``error`` before it.
 
-    ``before``: variance of the noise before that rounding, to the format ``last``; the mean is over this noise.
+    ``last``: the format to which that rounding goes. ``before``: variance of the noise before it; the mean is taken over
+    this noise.
 
     >>> x, n = np.array([1.0, 1.0]), np.array([0.0, 1e-4])
     >>> response(x, n, "bfloat16", np.full(2, 1e-3)).round(4).tolist()
@@ -165,16 +171,17 @@ def limits(
 ) -> Limits:
     """Compute the limits of one tensor.
 
-    ``before``: variance before the last rounding, None for lse. ``p``: false-alarm rate of one test. ``widened``: for a
-    kernel that declares no recipe, the allowance that it gets with an additional error. How it rounds is not tested then.
-    ``margin``: a factor of all sizes. Others as for :func:`ringspec.compare.statistics.tests.examine`.
+    ``before``: variance before the last rounding, None for lse. ``p``: false-alarm rate of one test. ``widened``: only for
+    a kernel without a declared recipe; returns the allowance that the tests use if a given error is added. For such a
+    kernel ``bias`` and ``share`` are not tested. ``margin``: a factor for all sizes. The other parameters are those of
+    :func:`ringspec.compare.statistics.tests.examine`.
     """
     direction = np.where(np.isfinite(direction), direction, 0.0)
     finite = np.where(np.isfinite(truth), truth, 0.0)
     sums = list(sums_of(noise, name, truth, direction, allowance))
 
     def needed(pattern: Array, size: float, rounded: bool) -> float:
-        """The smallest size, where the response and the allowance are those of ``size``."""
+        """Return the smallest detected size, with the response and the allowance of an error of ``size``."""
         moved = size * pattern
         if rounded and before is not None:
             moved = response(finite, before, allowance.last, moved)
@@ -216,11 +223,10 @@ def limits(
 def smallest_share(
     name: str, noise: Predicted, step: Array, allowance: Allowance, p: float, power: float
 ) -> float:
-    """The share of elements, chosen at random, that must be wrong by one ``step`` for an excess of variance.
+    """Return the share of random elements that must be wrong by one ``step`` to be detected as an excess of variance.
 
-    An element counts at most as if its only noise were its last rounding: where a recipe predicts less, other
-    correct kernels may have more. The sum over the chosen elements varies; it is large enough with probability
-    ``power``.
+    Each element counts as if it had at least the noise of its last rounding: if a recipe predicts less, other correct
+    kernels may have more. The sum over the chosen elements is random; it is large enough with probability ``power``.
     """
     sd = noise.sd[name]
     noisy = (sd > 0) & (step > 0)
@@ -237,14 +243,14 @@ def smallest_share(
 def mean_square_needed(
     name: str, noise: Predicted, allowance: Allowance, p: float, power: float
 ) -> float:
-    """The mean square, in units of the noise, that errors must add to be an excess of variance.
+    """Return the mean square, in units of the noise, that errors must add to be detected as an excess of variance.
 
-    The noise of the correct kernel may be as small as its allowance says.
+    The correct kernel is assumed to have as little noise as its allowance permits.
     """
     sd = noise.sd[name]
     noisy = sd > 0
     unit = np.where(noisy, 1.0 / np.where(noisy, sd, 1.0), 0.0)
-    # The signs of the tests themselves, so that their variances are known already.
+    # The random signs are those of the tests, so that the variances are already cached.
     rng = np.random.default_rng([zlib.crc32(name.encode()), *sd.shape])
     known = correlation(noise, name, unit, rng)
     counts = noisy.reshape(known.within.size, -1).sum(axis=1).astype(np.float64)
@@ -258,7 +264,7 @@ def mean_square_needed(
 
 @dataclass
 class Remembered:
-    """A prediction that remembers the variances that were computed: tests and limits share many."""
+    """A noise prediction that caches variances, because the tests and the limits need many of the same."""
 
     noise: Noise
     known: dict[Any, Array] = field(default_factory=dict)

@@ -12,7 +12,7 @@ All tests have the same **null hypothesis**. The error of element i is ``b_i + n
   relative error of l. A scale that is itself rounded causes such an error, and so does rounding to
   nearest, in the second order of the unit roundoff.
 
-With these allowances, a longer run does not come closer to an alarm. :func:`allowance_for` gives the figures by recipe.
+With these allowances, a longer run is not more likely to raise an alarm. :func:`allowance_for` gives the figures by recipe.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Predicted(Protocol):
 
 @dataclass(frozen=True)
 class Allowance:
-    """What the errors of a correct kernel may show beyond the predicted noise (module docstring).
+    """The deviations from the predicted noise that a correct kernel may have (see the module).
 
     ``slope``, ``share``  bounds of the mean error, in units of size_i and of sd_i
     ``low``, ``high``     least and greatest rms of error / predicted of a correct kernel that rounds as declared

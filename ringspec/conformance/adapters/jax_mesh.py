@@ -53,7 +53,7 @@ class JaxTarget:
 
     64-bit types are enabled for float64 calls only. Results keep the dtype that the function gave them. ``run``
     raises Refused, Failed (an exception, with its traceback), Crashed, Exited and TimedOut. A backward pass
-    recomputes the forward pass; o and lse in a call of the backward pass alone are ignored.
+    recomputes the forward pass; o and lse in a call of only the backward pass are ignored.
 
     >>> target = JaxTarget("my_package.ring:attention", Capabilities(workers=(2, 4)))
     >>> target.name, target.platform

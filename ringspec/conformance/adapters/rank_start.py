@@ -1,16 +1,16 @@
-"""Start a worker whose interpreter can import this ringspec, and nothing else of this environment.
+"""Run a module of this ringspec in the environment of a worker, which may belong to another interpreter.
 
     python .../ringspec/conformance/adapters/rank_start.py MODULE ARGUMENT...
 
-The environment of a worker is under test, so no folder is added to its import path, which could shadow one of its
-packages. The package ``ringspec`` that contains this file is loaded by its location. In a worker ringspec needs only
-NumPy and ml_dtypes, which come from the worker's environment. If one is missing, the process exits with a sentence
-that says what to install.
+The worker's environment is under test. A folder added to its import path could shadow one of its packages, so none is
+added: the package ``ringspec`` that contains this file is loaded by its location. In a worker ringspec needs only
+NumPy and ml_dtypes, which come from the worker's environment. If one of them is missing, the process exits with a
+message that says what to install.
 
-The rest is as with ``python -m``: the current folder is first on the import path (unless PYTHONSAFEPATH or ``-P``
-forbids it), and PYTHONPATH has its usual meaning. A process that :mod:`multiprocessing` spawns in a worker runs
-this file again as ``__mp_main__``, so it imports the same ringspec. Any other program that a worker starts imports
-the ringspec on its own import path.
+In all other respects the module runs as with ``python -m``: the current folder is first on the import path (unless
+PYTHONSAFEPATH or ``-P`` forbids it), and PYTHONPATH has its usual meaning. A process that :mod:`multiprocessing` spawns
+in a worker runs this file again as ``__mp_main__``, so it imports the same ringspec. Any other program that a worker
+starts imports the ringspec on that program's import path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEEDED = ("numpy", "ml_dtypes")
 
 
 def load_ringspec() -> None:
-    """Make ``import ringspec`` import the package in FOLDER, whatever the import path has."""
+    """Make ``import ringspec`` import the package in FOLDER, regardless of the import path."""
     check_environment()
     place = str(FOLDER / "__init__.py")
     spec = importlib.util.spec_from_file_location(
@@ -40,9 +40,9 @@ def load_ringspec() -> None:
 
 
 def check_environment() -> None:
-    """Exit with a sentence if ringspec cannot work in this process."""
+    """Exit with a message if ringspec cannot work in this process."""
     python = sys.executable or "python"
-    if sys.version_info < OLDEST:  # `python=` may name any interpreter
+    if sys.version_info < OLDEST:  # the adapter's option `python=` may name any interpreter
         oldest, own = (".".join(map(str, one)) for one in (OLDEST, sys.version_info[:3]))
         raise SystemExit(
             f"expected Python >= {oldest} as {python}; got {own}. Fix: name another interpreter"

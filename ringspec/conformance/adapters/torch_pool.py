@@ -54,7 +54,7 @@ class RankHere:
         return ""
 
     def kill(self) -> None:
-        """Do nothing: this process stays."""
+        """Do nothing, because this process must not end."""
 
     def end(self) -> None:
         import torch.distributed as dist

@@ -66,7 +66,7 @@ class LocalCall:
 
     @property
     def causal(self) -> bool:
-        """Whether the mask is causal."""
+        """Tell whether the mask is causal."""
         return bool(self.terms.get("causal", False))
 
     @property

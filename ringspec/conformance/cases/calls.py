@@ -1,7 +1,7 @@
 """Convert golden cases to calls of a target and to the expected tensors of each worker.
 
-A case has global tensors; a call has those of each worker, in slot order. Dense attention is called as a ring of one
-worker. A call contains no expected values, except the rounded o and lse that a backward pass alone needs.
+A case has global tensors; a call has the part of each worker, in slot order. Dense attention is called as a ring of one
+worker. A call contains no expected values, except the rounded o and lse that a call of only the backward pass needs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """The correct values of one tensor on each worker.
+    """The correct values of one tensor, as one array per worker in each field.
 
-    ``values`` in float64 and ``rounded`` in the format of the case, both correctly rounded. ``scale``: scale of
-    each row, so without the last axis of o, dq, dk and dv. ``real``: bool [n], True for slots that hold a
-    token; None if the tensor has no slots (dsinks, a bias shared by all queries).
+    ``values``: in float64. ``rounded``: in the format of the case. Both are correctly rounded. ``scale``: the row scale,
+    without the last axis of o, dq, dk and dv. ``real``: bool [n], True for slots that hold a token; None if the tensor
+    has no slots (dsinks, a bias shared by all queries).
     """
 
     values: PerWorker
@@ -48,7 +48,7 @@ class ExpectedTensor:
 
 
 def whole_inputs(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """Return the global inputs by name, stored or drawn again from their recipes."""
+    """Return the global inputs by name: the stored ones, or new ones drawn from their recipes."""
     stored = {name[3:]: x for name, x in tensors.items() if name.startswith("in.")}
     return stored or inputs_of(case)
 
@@ -57,7 +57,7 @@ def call_of(case: Case, tensors: Tensors) -> Call:
     """Make the call of a golden case of any operation except 'schedule'.
 
     ``tensors``: from :meth:`ringspec.vectors.VectorSet.tensors`. Arrays of the call are read-only copies in
-    storage dtypes. Errors of drawing the inputs are raised unchanged.
+    storage dtypes. An error in drawing the inputs is raised unchanged.
 
     >>> from ringspec.vectors import open_set
     >>> core = open_set("core")
@@ -91,7 +91,7 @@ def call_of(case: Case, tensors: Tensors) -> Call:
 
 
 def slot_tables(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """Return ``layout.q``, ``layout.k`` [W, n] and ``position.q``, ``position.k`` [W, 1|B, n]; W = 1 without a ring."""
+    """Return ``layout.q``, ``layout.k`` [W, n] and ``position.q``, ``position.k`` [W, 1|B, n]; a dense case has W = 1."""
     names = ("layout.q", "layout.k", "position.q", "position.k")
     if all(name in tensors for name in names):
         return {name: tensors[name] for name in names}
@@ -114,7 +114,7 @@ def held_by_workers(name: str, x: NDArray, index: Tensors) -> PerWorker:
 
 
 def expected_of(case: Case, tensors: Tensors) -> dict[str, ExpectedTensor]:
-    """Return the truth of each result in ``tensors``, by name; ``tensors`` must have all rows, not sampled ones."""
+    """Return the truth of each result in ``tensors``, by name; ``tensors`` must have all rows, not only a sample."""
     sums = ("dsinks_sum", "dbias_sum")
     names = [name.split(".")[1] for name in sorted(tensors) if name.endswith(".float64")]
     return {name: expected_tensor(case, name, tensors) for name in names if name not in sums}
@@ -137,7 +137,7 @@ def expected_tensor(case: Case, name: str, tensors: Tensors) -> ExpectedTensor:
 
 
 def passes_for(case: Case, claims: Capabilities) -> tuple[str, ...]:
-    """Return the passes of a case that a target claims; all of them if it claims none."""
+    """Return the passes of a case that a target claims; all passes if it claims none."""
     if case.operation not in ("attention", "ring") or len(case.passes) == 1:
         return case.passes
     return tuple(one for one in case.passes if f"ring-{one}" in claims.operations) or case.passes
@@ -157,8 +157,7 @@ def with_claimed_passes(
 ) -> Call:
     """Limit a call to the passes that the target claims (:func:`passes_for`).
 
-    ``whole()`` returns the tensors of the case with all rows; a call of the backward pass alone takes o and lse
-    from them.
+    ``whole()`` returns the tensors of the case with all rows. A call of only the backward pass takes o and lse from them.
     """
     passes = passes_for(case, claims)
     if passes == case.passes:
@@ -175,7 +174,7 @@ def forward_alone(call: Call) -> Call:
 def backward_alone(call: Call, case: Case, tensors: Tensors) -> Call:
     """Limit a call to its backward pass, with the correctly rounded o and lse of the forward pass (RING-13).
 
-    ``tensors`` must have all rows; a case with sampled rows has too few.
+    ``tensors`` must have all rows, not only a sample.
     """
     given: dict[str, Any] = {}
     for name, storage in (("o", call.formats["outputs"]), ("lse", call.formats["statistics"])):

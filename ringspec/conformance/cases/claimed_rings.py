@@ -1,4 +1,4 @@
-"""Cases that call several rings: a target runs those rings that it claims."""
+"""Cases that call several rings. A target runs only the rings that it claims."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def case_of_rings(
     varying: tuple[str, ...] = PER_RING,
     **rest: Any,
 ) -> RunCase:
-    """Make one case from problems that differ in their rings; a target runs those problems that it claims.
+    """Make one case from problems that differ in their rings. A target runs the problems that it claims.
 
-    ``rings(claims)``: the problems, one for each call. ``least``: how many of them a target must claim to claim
-    the case. ``varying``: the requirements in which the problems differ; they are left out of the requirements
-    of the case.
+    ``rings(claims)``: the problems, one for each call. ``least``: how many of them a target must claim; with fewer,
+    the case is not claimed. ``varying``: the requirements in which the problems differ, which the requirements of the
+    case leave out.
     """
     every = rings(Capabilities())
     needs = {key: x for key, x in needs_of(every).items() if key not in varying}
@@ -48,7 +48,7 @@ def case_of_rings(
             return None
         reasons = filter(None, (why(claims, case) for case in rings(claims) or every[:1]))
         first = next(reasons, f"no ring of 3 or more workers with at most {MOST_TOKENS} tokens")
-        return first if least == 1 else f"fewer than {least} of its rings: {first}"
+        return first if least == 1 else f"fewer than {least} of its rings are claimed: {first}"
 
     def make(claims: Capabilities) -> list[Call]:
         return [call_for(claims, case) for case in chosen(claims)]

@@ -1,6 +1,6 @@
-"""Probes with results in closed form: means, constants, one row, one number per head.
+"""Probes whose correct results have a closed form, such as a mean, a constant or one row of P.
 
-The results are also compared with the exact truth; the probe adds a message that names the fault.
+The results are also compared with the exact truth. The check of a probe adds a message that names the fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringspec.vectors.format.case import Case
 HEADS = ((2, 4, 4), (2, 4, 2), (1, 4, 1))  # (B, H, Hkv)
 FEW_TOKENS = 24
 ONE_ROW = 29
-# Small scores, and dy in one column: the noise of large sums must not hide a cancellation in dq.
+# Small scores, and dy in one column: with large sums, noise would hide whether delta cancels dp in dq.
 LITTLE_NOISE = {
     "q": (times(0.0625, None, None, None, None),),
     "dy": (put(0.0, None, None, None, (1, HEAD_DIM)),),
@@ -73,7 +73,7 @@ def constant_values(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
     )  # fmt: skip
     return run_case(
         id,
-        "All values of a head are equal: o is that value, and in dq and dk delta cancels dp.",
+        "All values of a head are equal: o is that value, and delta cancels dp in dq and dk.",
         [dealt(problem, id, *ring)],
         rules=("BWD-1", "BWD-3", "RING-13"),
         flags=("block-local-delta",),
@@ -83,15 +83,15 @@ def constant_values(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
 def one_row_of_dy(
     id: str, inputs: str, dtype: str, ring: tuple[int, str], row: int, **sizes: Any
 ) -> RunCase:
-    """Make a case in which dy is 0 except for one number of query ``row``.
+    """Make a case in which dy is 0 except for one number, in the row of query ``row``.
 
-    ``inputs``: the name from which q, k and v are drawn; cases with the same name have the same values.
+    ``inputs``: the name from which q, k and v are drawn; cases with the same name have the same q, k and v.
     """
     dy = constant(0.0, None, put(1.0, None, None, row, 3))
     return run_case(
         id,
-        f"dy is one number, of query {row}: dv is that row of P; all other rows of dq, and dk and "
-        "dv of keys that it does not see, are exactly 0.",
+        f"dy is 0 except for one number of query {row}: dv is that row of P. All other rows of dq, and the "
+        "dk and dv of keys hidden from that query, are exactly 0.",
         [dealt(drawn(inputs, dtype, causal=True, dy=dy, **sizes), id, *ring)],
         only_backward=True,
         rules=("BWD-3", "BWD-7"),
@@ -100,7 +100,7 @@ def one_row_of_dy(
 
 
 def head_case(id: str, dtype: str, sizes: tuple[int, int, int], ring: tuple[int, str]) -> RunCase:
-    """Make a case in which each head of v is a different constant, so that o shows which head was read."""
+    """Make a case in which each head of v is a different constant, so that o shows which head a query reads."""
     batch, heads, kv_heads = sizes
     whose = [put(value_of(b, h), b, h, None, None) for b in range(batch) for h in range(kv_heads)]
     problem = drawn(
@@ -113,7 +113,7 @@ def head_case(id: str, dtype: str, sizes: tuple[int, int, int], ring: tuple[int,
 def head_probe(id: str, problem: Case, ring: tuple[int, str]) -> RunCase:
     return run_case(
         id,
-        "Each head of v is a different number: o shows which one a query head reads.",
+        "Each key head has a different constant as its values: o shows which key head a query head reads.",
         [dealt(problem, id, *ring)],
         reads_heads,
         rules=("FWD-10", "BWD-6"),
@@ -143,14 +143,14 @@ def reads_heads(seen: Seen) -> tuple[str, None]:
 
 
 def sinks(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
-    """Make a case with q = 0 and one-hot v: a row of o with n visible keys is 1 / (n + exp(sink)) in their columns."""
+    """Make a case with q = 0 and one-hot v: if a query sees n keys, its o is 1 / (n + exp(sink)) in their columns."""
     problem = drawn(
         "sinks", dtype, S=FEW_TOKENS, causal=True, q=constant(0.0), v=one_hot(FEW_TOKENS),
         sinks=((0.0,), (1.0,)),
     )  # fmt: skip
     return run_case(
         id,
-        "A sink takes its share of each row once: the weights of the keys sum to less than 1.",
+        "A sink takes its share of each row exactly once: the weights of the keys sum to less than 1.",
         [dealt(problem, id, *ring)],
         reads_sinks,
         rules=("FWD-5", "BWD-9"),
@@ -176,7 +176,7 @@ def reads_sinks(seen: Seen) -> tuple[str, None]:
 
 
 def merge_weights(dtype: str) -> RunCase:
-    """Make a merge whose part n is one-hot in column n, so that o is the weight of each part; part 1 is empty."""
+    """Make a merge whose part n is one-hot in column n, so that column n of o is the weight of part n; part 1 is empty."""
     parts = constant(0.0, None, *(put(1.0, n, None, None, None, n) for n in range(PARTS)))
     lse = constant(
         1.5, None, put(MINUS_INFINITY, 1, None, None, None), put(9.5, 3, None, None, (0, 4))
@@ -185,7 +185,7 @@ def merge_weights(dtype: str) -> RunCase:
     problem = merge(id, "", "", N=PARTS, S=8, Dv=16, dtype=dtype, parts_o=parts, parts_lse=lse)
     return run_case(
         id,
-        "One-hot parts: o is the weight of each part, 0 for the part whose lse is -inf.",
+        "Part n is one-hot in column n: o shows the weight of each part, 0 for the part whose lse is -inf.",
         [problem],
         rules=("SOFT-1", "SOFT-2"),
         flags=("log2-lse", "natural-lse-as-log2", "empty-merge-nan"),

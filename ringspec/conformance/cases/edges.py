@@ -1,8 +1,8 @@
-"""Numeric parameters at and around every boundary: the first token, half a shard, a shard, S.
+"""Windows, offsets, key bounds and document lengths at every boundary and next to it; soft caps of every size.
 
-One case has one parameter, one layout and one choice of lengths, and calls the target once for each value. Windows,
-offsets, key bounds and lengths of documents are 0, each boundary, and the numbers one below and one above it. The soft
-cap ranges from far below the scores to far above them.
+A case tests one parameter in one layout with one choice of lengths, and calls the target once for each value of the
+parameter. The values are 0, each boundary (half a shard, a shard, all keys), and the numbers one below and one above
+it. The soft cap ranges from far below the scores to far above them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Terms = dict[str, Any]
 def cases(profile: str = "core") -> list[RunCase]:
     """Return the cases ``edges/<parameter>/<layout>``; none in 'smoke'.
 
-    In 'core' each choice of unequal lengths is tested in one layout, in 'full' in every layout.
+    'core' tests each choice of unequal lengths in one layout, 'full' in every layout.
 
     >>> [case.id for case in cases()][:2]
     ['edges/window-left/contiguous', 'edges/window-left/striped']
@@ -56,7 +56,7 @@ def layouts_of(parameter: str) -> tuple[str, ...]:
 def edge_case(id: str, parameter: str, layout: str, each: tuple[int, int]) -> RunCase:
     return case_of_rings(
         id,
-        "A parameter at a boundary of a shard or of the sequence, one less and one more.",
+        "A parameter at a boundary of a shard or of the sequence, one below it and one above it.",
         partial(problems, id, parameter, layout, each),
         partial(judged_each, told),
         rules=RULES[parameter],
@@ -91,7 +91,7 @@ def head_dim(claims: Capabilities) -> int:
 
 
 def around(*boundaries: int) -> list[int]:
-    """Return 0, and each boundary with its neighbours.
+    """Return 0, each boundary, and the numbers one below and one above it.
 
     >>> around(4, 12)
     [0, 3, 4, 5, 11, 12, 13]
@@ -100,7 +100,7 @@ def around(*boundaries: int) -> list[int]:
 
 
 def distances(workers: int, queries: int, keys: int) -> list[int]:
-    """Return sides of windows; the boundaries are half a shard of keys, a shard, and all keys."""
+    """Return window sizes at and around half a shard of keys, a shard, and all keys."""
     n = keys // workers
     return around(n // 2, n, keys)
 
@@ -118,7 +118,7 @@ def causal_windows(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return positive and negative offsets of the queries; other cases cover 0, the default."""
+    """Return positive and negative query offsets; other cases cover the default, 0."""
     n = keys // workers
     sizes = {*around(n // 2, n, keys), queries, abs(keys - queries)} - {0}
     both = sorted({sign * size for size in sizes for sign in (1, -1)})
@@ -126,7 +126,10 @@ def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def key_bounds(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return lower and upper bounds, one per row, that take every such value; the first choices leave no row empty."""
+    """Return lower and upper key bounds for each query row, which take every boundary value.
+
+    In the first two results no row is empty.
+    """
     n = keys // workers
     every = around(n // 2, n, keys)
     inside, above = [x for x in every if x < keys], [x for x in every if x > 0]
@@ -150,7 +153,7 @@ def bounds_of(queries: int, lows: Sequence[int], highs: Sequence[int]) -> Terms:
 
 
 def document_lengths(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return first documents of every boundary length, empty documents, and tokens that belong to no document."""
+    """Return packed documents: a first document of every boundary length, empty documents, tokens outside of all."""
     n_q, n_k = queries // workers, keys // workers
     found: list[Terms] = []
     for step in (-1, 0, 1):
@@ -196,7 +199,7 @@ RULES = {
 
 
 def told(case: Case, call: Call | None = None) -> str:
-    """Describe the parameters and lengths of a problem for a message.
+    """Describe the parameters and lengths of a problem, for a message.
 
     >>> told(drawn("example", "f32", Sq=4, Sk=8, causal=True, window=(4, 0)))
     'With causal True, window (4, 0), Sq = 4, Sk = 8'

@@ -1,12 +1,12 @@
 """Golden vectors as cases of a run.
 
-The ids are those of the sets. Profile 'core' has the core set. 'full' adds the kernel set, whose expected values are
-read from the cache or derived, and dense cases distributed over several workers. Schedules, which a target does not
-compute, and withdrawn cases are left out.
+The ids are those of the golden sets. Profile 'core' runs the core set. 'full' adds the kernel set, whose expected values
+are read from the cache or derived, and the dense cases distributed over several workers. Withdrawn cases are left out,
+and so are schedules, which no target computes.
 
-A target that claims one of two passes gets that one: the forward alone, or the backward with the correctly rounded
-o and lse. A case of dense attention is called in any layout that the target claims, because on one worker all
-layouts are equal.
+A target that claims only the forward pass is called only for it. One that claims only the backward pass gets the
+correctly rounded o and lse. Dense attention is called in any layout of :data:`SAME_ON_ONE_WORKER` that the target
+claims, because on one worker these layouts are equal.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def kernel_tensors(id: str) -> Tensors:
 
 
 def resharded(cases: Sequence[Case]) -> list[Case]:
-    """Distribute dense cases over 2, 3 and 4 workers, contiguous, if their lengths allow it."""
+    """Distribute dense cases over 2, 3 and 4 workers in contiguous blocks, where the lengths are divisible."""
     dealt = []
     for case in cases:
         if case.operation != "attention" or case.shape is None:
@@ -101,7 +101,7 @@ def resharded(cases: Sequence[Case]) -> list[Case]:
 
 
 def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
-    """Make one golden case. ``stored`` returns the tensors to compare, ``whole`` those with all rows."""
+    """Make one golden case. ``stored`` returns the tensors to compare, ``whole`` the same tensors with all rows."""
 
     def make(claims: Capabilities) -> list[Call]:
         call = call_of(case, stored())
@@ -137,7 +137,10 @@ def needs_of(case: Case) -> dict[str, Any]:
 
 
 def why_not_claimed(case: Case, claims: Capabilities) -> str | None:
-    """Return the first reason why a target does not claim a case, limited to its passes; None if it does."""
+    """Return the first reason why a target does not claim a case; None if it does.
+
+    A target that claims only one pass needs to claim only what that pass requires.
+    """
     needs = needs_of(case) | {"passes": passes_for(case, claims)}
     if case.operation == "attention" and layout_on_one_worker(case, claims) is None:
         return f"layout {SAME_ON_ONE_WORKER[0]}"

@@ -1,7 +1,6 @@
-"""Probes that change inputs which must not affect certain results, and check that these stay unchanged.
+"""Probes that change inputs on which certain results do not depend, and check that these results stay the same.
 
-If a target claims that equal calls give equal bits, unchanged means bit for bit. Otherwise the two results may differ by
-their noise.
+If a target claims ``repeats_bitwise``, the results must be bit-identical. Otherwise they may differ by their noise.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ringspec.vectors.catalogue.build import put, times
 from ringspec.vectors.format.case import Case, Patch
 from ringspec.vectors.format.requires import visible
 
-# Changed under each mask: keys that some queries cannot see, and queries that cannot see some keys.
+# The changed tokens under each mask: keys that some queries cannot see, and queries that cannot see some keys.
 CHANGED = {
     "causal": ((30, 48), (0, 30)),
     "window": ((0, 5), (40, 48)),
@@ -48,7 +47,7 @@ Whole = NDArray[np.float64]
 
 
 def isolation_cases() -> Iterator[RunCase]:
-    """Change hidden keys, and the dy of queries that do not see a key, by large and small amounts."""
+    """Yield cases that change keys that some queries do not see, or the dy of queries that do not see some keys."""
     for mask, (keys, queries) in CHANGED.items():
         for dtype in DTYPES:
             base = drawn(f"isolation-{mask}", dtype, **MASKS[mask])
@@ -70,7 +69,7 @@ def hidden_keys(id: str, base: Case, keys: tuple[int, int], ring: tuple[int, str
     problems = (base, patched(base, a_lot), patched(base, a_little))
     return run_case(
         id,
-        "Keys and values change, a lot and a little; queries that do not see them keep o and lse.",
+        "Some keys and values change, by a lot or a little: queries that do not see them keep their o and lse.",
         [dealt(p, f"{id}-{part}", *ring) for p, part in zip(problems, "abc", strict=True)],
         Unchanged("keys and values", keys),
         rules=("MASK-9", "FWD-4"),
@@ -83,8 +82,8 @@ def hidden_queries(id: str, base: Case, queries: tuple[int, int], ring: tuple[in
     problems = (base, patched(base, changes))
     return run_case(
         id,
-        "The dy of some queries changes a lot: dq of all others, and dk, dv of keys that none of "
-        "them sees, stay.",
+        "The dy of some queries changes a lot: the dq of all other queries, and the dk and dv of keys "
+        "that none of the changed queries sees, stay the same.",
         [dealt(p, f"{id}-{part}", *ring) for p, part in zip(problems, "ab", strict=True)],
         Unchanged("dy of queries", queries),
         only_backward=True,
@@ -94,7 +93,7 @@ def hidden_queries(id: str, base: Case, queries: tuple[int, int], ring: tuple[in
 
 
 def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
-    """Change some inputs of a problem after they are drawn."""
+    """Return a problem whose inputs are drawn as in ``case`` and then changed."""
     tensors = dict(case.inputs.tensors)
     for name, patches in changes.items():
         tensors[name] = dataclasses.replace(tensors[name], patches=patches)
@@ -103,7 +102,7 @@ def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Checks each call against the first: rows that cannot depend on the ``changed`` tokens must be equal."""
+    """Checks that rows that do not depend on the ``changed`` tokens are the same in each call as in the first."""
 
     what: str
     changed: tuple[int, int]
@@ -118,7 +117,7 @@ class Unchanged:
         return "", None
 
     def must_stay(self, case: Case, name: str) -> NDArray[np.bool_]:
-        """Return the rows of a tensor that cannot depend on the changed tokens."""
+        """Return [S]: the rows of a tensor that do not depend on the changed tokens."""
         assert case.shape is not None
         part = slice(*self.changed)
         sees = np.asarray(visible(case, case.shape).any(axis=(0, 1)))
@@ -135,8 +134,8 @@ class Unchanged:
         same = "bit for bit the same" if seen.claims.repeats_bitwise else "the same within noise"
         return (
             f"When the {self.what} {self.changed[0]}-{self.changed[1] - 1} changed, {name} of "
-            f"{whose(seen, call, name, touched)} did not stay {same}, although nothing there "
-            "depends on them."
+            f"{whose(seen, call, name, touched)} did not stay {same}, although it does not "
+            "depend on them."
         )
 
 
@@ -150,13 +149,13 @@ def whose(seen: Seen, call: int, name: str, touched: NDArray[np.int64]) -> str:
 def differing(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[np.bool_]:
     """Return [B, H, S]: rows in which a tensor of a call is not ``factor`` times that of the first call.
 
-    They are compared bit for bit if the target claims ``repeats_bitwise``, else within the bounds of both calls.
+    Rows are compared bit for bit if the target claims ``repeats_bitwise``, else within the bounds of both calls.
     """
     if not seen.claims.repeats_bitwise:
         return differs_in(seen, call, name, factor)
     first, later = (result_rows(seen, n, name) for n in (0, call))
     same = first * factor == later
-    if factor != 1.0:  # exact, but halving a subnormal number rounds it
+    if factor != 1.0:  # multiplication is exact, except that halving a subnormal number rounds it
         least = format_of(seen.calls[0].formats["outputs"]).smallest_subnormal
         same |= np.abs(first * factor - later) <= least
     return ~same.all(axis=3)
@@ -188,7 +187,7 @@ def bound_rows(seen: Seen, call: int, name: str) -> Whole:
 
 
 def same_bits_cases() -> Iterator[RunCase]:
-    """Repeat a call, and move a power of two from the scale to the queries."""
+    """Yield cases that repeat a call, and cases that move a factor of two from the scale to the queries."""
     for dtype in DTYPES:
         base = drawn("same-bits", dtype, causal=True)
         for workers, layout in few_rings(dtype):
@@ -196,7 +195,8 @@ def same_bits_cases() -> Iterator[RunCase]:
             id = f"probe/repeat/{name}"
             yield run_case(
                 id,
-                "The same call three times: the same bits, if the target claims repeats_bitwise.",
+                "The same call three times gives the same bits if the target claims repeats_bitwise, "
+                "otherwise the same results within noise.",
                 [dealt(base, f"{id}-{part}", *ring) for part in "abc"],
                 Multiplied({}),
                 flags=("delta-of-few-rows", "buffer-reuse"),
@@ -205,13 +205,13 @@ def same_bits_cases() -> Iterator[RunCase]:
 
 
 def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
-    """Make a case in which scale * <q, k> stays the same, and dq = scale * dz k is exactly half as large."""
+    """Make a case in which scale * <q, k> stays the same and dq = scale * dz k is exactly halved."""
     half = {"scale": default_scale(HEAD_DIM) / 2}
     twice = {"q": (times(2.0, None, None, None, None),)}
     moved = dataclasses.replace(patched(base, twice), terms=dict(base.terms) | half)
     return run_case(
         id,
-        "q twice as large and the scale half as large: no bit changes, except that dq is halved.",
+        "q is doubled and the scale halved: no bit of the results changes, except that dq is halved.",
         [dealt(base, f"{id}-a", *ring), dealt(moved, f"{id}-b", *ring)],
         Multiplied({"dq": 0.5}),
         rules=("FWD-1", "BWD-5"),
@@ -221,7 +221,7 @@ def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
 
 @dataclass(frozen=True)
 class Multiplied:
-    """Checks that each tensor equals that of the first call times a power of two (1 by default)."""
+    """Checks that each tensor equals that of the first call times its power of two in ``factors`` (default 1)."""
 
     factors: dict[str, float]
 

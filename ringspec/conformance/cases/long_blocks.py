@@ -1,8 +1,8 @@
 """Probes with 128 tokens per worker, for kernels that support only long blocks and large heads.
 
-A pattern of 256 or 384 keys does not fit into the 64 or 128 columns of one head, so the keys are distributed over heads:
-head h has the one-hot values of keys h * Dv to (h + 1) * Dv - 1 and zeros for all others, and the columns of all heads
-side by side are the pattern. All queries are zero, so every head has the same weights.
+A pattern of 256 or 384 keys does not fit into the 64 or 128 columns of one head, so the keys are distributed over heads.
+Head h has one-hot values for keys h * Dv to (h + 1) * Dv - 1 and zeros for all other keys. All queries are zero, so
+every head has the same weights, and the columns of all heads side by side are the pattern.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ BLOCK = 128
 LAYOUTS = ("contiguous", "striped", "zigzag")
 MASKS: dict[str, dict[str, Any]] = {"causal": {"causal": True}, "full": {}}
 SIZES = ((2, 128), (2, 64), (3, 128))  # (W, D)
-# The truth of a backward pass takes seconds; these sizes cost as much as all other probes.
+# The exact truth of a backward pass takes seconds: even these few sizes take as long as all other probes together.
 GRADIENT_SIZES = {"causal": SIZES, "full": SIZES[:1]}
-# The boundary is after the first 64 tokens of a worker, where a second tile may begin.
+# Token 200 and those after it lie beyond the first 64 tokens of their worker, so possibly in its second tile.
 KEYS, QUERIES, ONE_ROW = (200, 256), (0, 200), 220
 
 
 def long_block_cases() -> Iterator[RunCase]:
-    """Yield patterns, then isolation, heads and one row of dy; consecutive ones share the cached truth."""
+    """Yield patterns, then isolation, heads and one row of dy; consecutive cases share the cached truth."""
     for mask in MASKS:
         for workers, width in SIZES:
             for dtype in USUAL_DTYPES:
@@ -56,7 +56,7 @@ def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> Run
     )  # fmt: skip
     return run_case(
         id,
-        "Queries of zero, one-hot values distributed over heads: o of all heads is the attention pattern.",
+        "Zero queries, one-hot values distributed over the heads: o of all heads together is the attention pattern.",
         [dealt(problem, id, workers, layout)],
         Reads(("o",), join=side_by_side),
         rules=("FWD-4", "MASK-9"),
@@ -65,11 +65,11 @@ def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> Run
 
 
 def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> RunCase:
-    """Make a case of three calls: one-hot dy makes dv the pattern; one-hot k writes dZ to dq, one-hot q to dk.
+    """Make a case of three calls: one-hot dy makes dv the pattern, one-hot k writes dZ to dq, one-hot q to dk.
 
-    In the last two calls dy is 1 in column 0, where v alternates between 2 and -1. dP of a pair is therefore v
-    of its key in column 0, and delta is the mean of these over the visible keys, between 0.5 and 2. So no dZ is
-    small, except for a query that sees one key, where dZ is 0.
+    In the last two calls dy is 1 in column 0, where v alternates between 2 and -1. So dP of a pair is 2 or -1,
+    depending on its key, and delta is the mean of dP over the visible keys, between 0.5 and 2. No dZ is
+    small, except that it is 0 for a query that sees only one key.
     """
     id = f"probe/gradient-pattern/long-{mask}-{layout}-w{workers}-d{width}-{dtype}"
     name, tokens = f"long-gradient-{mask}-w{workers}-d{width}", workers * BLOCK
@@ -87,7 +87,7 @@ def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: st
     parts = zip(problems, "abc", strict=True)
     return run_case(
         id,
-        "Scores of zero, one-hot inputs distributed over heads: dv, dq and dk show which query "
+        "Zero scores, one-hot inputs distributed over the heads: dv, dq and dk show which query "
         "contributed to which key.",
         [dealt(problem, f"{id}-{part}", workers, layout) for problem, part in parts],
         Reads(("dv",), ("dq",), ("dk",), join=side_by_side),
@@ -98,7 +98,7 @@ def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: st
 
 
 def sizes_of(workers: int, width: int) -> dict[str, Any]:
-    """Return sizes with enough heads to have a column for each key."""
+    """Return sizes with enough heads that each key has a column."""
     return {"S": workers * BLOCK, "D": width, "H": workers * BLOCK // width}
 
 

@@ -1,4 +1,4 @@
-"""The merge property: results of three blocks of keys merge to attention over all of them."""
+"""The merge property: the results for three blocks of keys merge to attention over all keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def merge_cases() -> Iterator[RunCase]:
 
 
 def blocks_merged(id: str, dtype: str) -> RunCase:
-    """Make three block calls, whose results are merged in float64, and a merge call of exact parts."""
+    """Make a case of three block calls, whose results are merged in float64, and a merge call of correct parts."""
     whole = drawn("blocks-merged", dtype, backward=False, Sq=QUERIES, Sk=KEYS)
     blocks = [block_of(whole, f"{id}-block-{n}", n) for n in range(BLOCKS)]
 
@@ -58,7 +58,7 @@ def blocks_merged(id: str, dtype: str) -> RunCase:
 
     return RunCase(
         id,
-        "Three blocks merge to attention over all of their keys.",
+        "The results for three blocks of keys merge to attention over all keys.",
         needs_of(blocks),
         make,
         judge,
@@ -69,7 +69,7 @@ def blocks_merged(id: str, dtype: str) -> RunCase:
 
 
 def block_of(whole: Case, id: str, n: int) -> Case:
-    """Make the block of all queries and the n-th part of the keys."""
+    """Make the block problem of all queries and the n-th part of the keys."""
     assert whole.shape is not None
     given = inputs_of(whole)
     keys = slice(n * QUERIES, (n + 1) * QUERIES)
@@ -103,7 +103,7 @@ def merge_of(blocks: Sequence[Case], id: str, dtype: str) -> Case:
 
 
 def merges_to(whole: Case, seen: Seen) -> str:
-    """Check that the results of the blocks, merged in float64, are those of the whole; '' if they are."""
+    """Merge the results of the blocks in float64; return '' if they are those of ``whole``, else what is wrong."""
     truth = tensors_of(whole)
     if any("lse" not in output for output in seen.outputs[:BLOCKS]):
         return ""
@@ -116,7 +116,7 @@ def merges_to(whole: Case, seen: Seen) -> str:
         total = np.logaddexp.reduce(lse, axis=0)
         weight = np.exp(lse - total)
         merged = (weight[..., None] * o).sum(axis=0)
-        # To first order, a weight and the total each have twice the largest error of an lse.
+        # To first order, a weight and the total each err by at most twice the largest error of an lse.
         largest = noise_lse.max(axis=0)
         spread = (weight * (noise_o + 4 * largest * np.abs(o).max(axis=4))).sum(axis=0)
         far = ~(np.abs(merged - truth["out.o.float64"]) <= spread[..., None]).all(axis=3)

@@ -18,11 +18,11 @@ Outputs = Mapping[str, PerWorker]
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict of a case on the results of its calls, with its grounds.
+    """The verdict of a case on the results of its calls, with the reasons for it.
 
-    ``passed``: the verdict. ``findings``: one for each compared tensor. ``message``: what is wrong in one or
-    two sentences; if empty, the findings are described. ``picture``: the attention pattern if a probe read it,
-    {"expected": 2-D list, "got": 2-D list}. ``noise``: the statistical tests
+    ``passed``: the verdict. ``findings``: one for each compared tensor. ``message``: what is wrong, in one or
+    two sentences; if empty, the report describes the findings. ``picture``: the attention pattern if a probe read it,
+    {"expected": 2-D list, "got": 2-D list}. ``noise``: the outcome of the statistical tests
     (:class:`ringspec.conformance.judge.noise.Examined`) as plain data.
     """
 
@@ -41,16 +41,16 @@ Judge = Callable[[Capabilities, Sequence[Call], Sequence[Outputs]], Judgement]
 class RunCase:
     """One case. Its id never changes and its inputs are fixed.
 
-    ``reason``: its purpose. ``truth``: what its results are compared with, such as 'exact'. ``flags``: known bugs that
-    it would find; ``rules``: rules that it tests.
+    ``reason``: its purpose. ``needs``: what it requires of a target. ``truth``: what its results are compared with, such
+    as 'exact'. ``flags``: the known bugs that it detects. ``rules``: the rules that it tests.
 
     ``make(claims)`` returns the calls, which run one after the other. ``judge(claims, calls, outputs)`` gets their
     results in the same order: for each expected tensor one array per worker, in axis order [B, H, n, d] and in
-    its storage dtype. A hidden lse is left out; a base-2 lse is converted to natural, float64. Missing tensors,
-    wrong shapes and dtypes, exceptions and changed inputs end the case before ``judge`` is called.
+    its storage dtype. An lse that the target hides is left out; one in base 2 is converted to base e, in float64. Missing
+    tensors, wrong shapes and dtypes, exceptions and changed inputs end the case before ``judge`` is called.
 
     ``claimed(claims)``: the reason why the case is not claimed, None if it is; by default it follows from
-    ``needs``. ``narrowed(claims)``: what the case needs if the target gets only a part of it; by default ``needs``.
+    ``needs``. ``narrowed(claims)``: what the case needs if the target runs only a part of it; by default ``needs``.
     """
 
     id: str

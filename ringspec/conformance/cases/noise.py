@@ -1,12 +1,12 @@
-"""Cases that test the errors of whole tensors: are they the rounding noise that the recipe predicts?
+"""Cases that test whether the errors of whole tensors are the rounding noise that the recipe predicts.
 
-Each case is one problem of a few hundred tokens with flat and peaked rows. In addition to the bound of each row, the
-statistical tests of :mod:`ringspec.compare.statistics.tests` run on o, lse, dq, dk and dv: on the whole tensor and on its
-heads, workers, ring steps and other parts. A kernel that declares its recipe must show no more noise than predicted. For
-one that declares none, only systematic errors raise an alarm.
+Each case is one problem of a few hundred tokens; the softmax is flat in some rows and peaked in others. Besides the bound
+of each row, the statistical tests of :mod:`ringspec.compare.statistics.tests` run on o, lse, dq, dk and dv: on the whole
+tensor and on its heads, workers, ring steps and other parts. A kernel that declares its recipe must show no more noise
+than predicted. If it declares none, only systematic errors raise an alarm.
 
-The false-alarm rate of all noise cases in a run is at most :data:`ringspec.compare.statistics.types.RATE` = 1e-9.
-It is divided among the cases, and the share of a case among its tests.
+The false-alarm rate of all noise cases of a run together is at most
+:data:`ringspec.compare.statistics.types.RATE` = 1e-9. Each case has an equal share of it, divided among its tests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ringspec.vectors.generate import arguments_of
 
 TOKENS, HEAD_DIM = 384, 64
 MOST_CASES = 64  # the false-alarm rate of a run is divided by it
-PEAKED = 4.0  # q of a quarter of the rows is multiplied by it
+PEAKED = 4.0  # factor of q in a quarter of the rows
 BITS = {"bf16": 8, "fp16": 10, "f32": 20}
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -51,8 +51,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "documents": {"causal": True, "cu_seqlens": (0, 90, 96, 250, TOKENS)},
 }
 HEADS = 2
-# Mask, W, layout, key heads. Recipes do not say how dk and dv are summed over the query heads of a group: inside a
-# tile, or after each head's result was rounded. With grouped heads, dk and dv are judged as if no recipe were declared.
+# Mask, W, layout, key heads. A recipe does not say how dk and dv are summed over the query heads of a group: inside a
+# tile, or after rounding the result of each head. With grouped heads, dk and dv are judged as if no recipe were declared.
 RINGS = (
     ("causal", 1, "contiguous", 2),
     ("causal", 2, "zigzag", 1),
@@ -91,7 +91,7 @@ def problem(
     kv_heads: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """Make a problem with inputs within 2 of 0; 32 rows in every 128 have large scores, and so a peaked softmax."""
+    """Make a problem with inputs between -2 and 2; in 32 of every 128 rows q is 4 times larger and the softmax peaked."""
     bits = BITS[dtype]
     draw: dict[str, Any] = {name: numbers(bits, 2 - bits) for name in ("k", "v", "dy")}
     peaked = tuple(times(PEAKED, None, None, (t, t + 32), None) for t in range(32, tokens, 128))
@@ -104,7 +104,7 @@ def problem(
 def noise_call(
     id: str, dtype: str, workers: int, layout: str = "contiguous", mask: str = "full", **sizes: int
 ) -> Call:
-    """Make the call of a noise problem, for measurements.
+    """Make the call of a noise problem, for programs that measure.
 
     >>> noise_call("mine", "bf16", 4, "zigzag", "causal").worker("q", 0).shape
     (1, 2, 96, 64)
@@ -127,7 +127,7 @@ def noise_case(id: str, case: Case) -> RunCase:
 
     return RunCase(
         id,
-        "Flat and peaked rows: the errors of whole tensors are the rounding noise of the recipe.",
+        "Flat and peaked softmax rows: the errors of whole tensors are the rounding noise of the recipe.",
         needs_of([case]),
         make,
         judge,
@@ -140,7 +140,10 @@ def noise_case(id: str, case: Case) -> RunCase:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What does not depend on the ring: ``dense``, truth and row scales; ``question``, inputs of the noise tests."""
+    """The parts of a problem's truth that do not depend on its ring.
+
+    ``dense``: correct results and row scales. ``question``: inputs of the noise tests.
+    """
 
     dense: Expected
     question: Question
@@ -159,7 +162,7 @@ def without_ring(case: Case) -> Keyed:
 
 
 def forward_tensors(case: Case, call: Call) -> dict[str, Any]:
-    """Return o and lse of the whole problem, divided among the workers, for a backward pass alone."""
+    """Return o and lse of the whole problem, divided among the workers, for a call of only the backward pass."""
     truth = known(without_ring(case)).question.truth
     assert call.index_q is not None
     formats = {"o": call.formats["outputs"], "lse": call.formats["statistics"]}

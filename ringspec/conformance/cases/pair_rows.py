@@ -1,4 +1,4 @@
-"""The rows of the covering array of :mod:`ringspec.conformance.cases.pairs`, and how claims limit them."""
+"""The rows of the covering array of :mod:`ringspec.conformance.cases.pairs`, and how a row is fitted to claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMPTYING = ("segments", "bounds", "dense", "documents", "bias-minus-infinity")
 
 @dataclass(frozen=True)
 class Row:
-    """One problem, given by the claims that it needs; ``operation``: 'ring', 'block-forward' or 'block-backward'."""
+    """The claims that one problem needs; ``operation``: 'ring', 'block-forward' or 'block-backward'."""
 
     operation: str
     workers: int
@@ -39,8 +39,8 @@ def row_from(text: str) -> Row:
     )  # fmt: skip
 
 
-# operation W layout circulation direction inputs H/Hkv | masks | features. New rows are added at the
-# end: the number of a row is its id, and chooses what replaces an unclaimed value.
+# operation W layout circulation direction inputs H/Hkv | masks | features. Add new rows at the end:
+# the number of a row is its id, and decides what replaces an unclaimed value.
 TABLE = """
 ring 3 zigzag_per_document kv -1 bfloat16 4 | bias-minus-infinity documents window | bias padding-slots q-offset several-sinks sinks unequal-lengths
 ring 4 zigzag_per_document q -1 float32 1 | causal dense documents window | dlse q-offset scale softcap unequal-lengths
@@ -91,7 +91,9 @@ ROWS = tuple(row_from(line) for line in TABLE.strip().splitlines())
 
 
 def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
-    """Remove the unclaimed values of a row, or replace them if one is required; None if no ring is claimed.
+    """Fit a row to claims: drop unclaimed masks and features, replace other unclaimed values by claimed ones.
+
+    ``number``: the number of the row, which decides between claimed values. None if no claimed ring has 1 to 8 workers.
 
     >>> claims = Capabilities(layouts=("zigzag",), workers=(2,), features=("sinks",))
     >>> made = row_from("ring 4 striped q -1 bfloat16 2 | causal window | sinks dlse")
@@ -110,7 +112,7 @@ def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
         one,
         operation=operation,
         workers=workers,
-        # If a value has no effect, use the first claimed one, so that equal problems are recognised.
+        # Where a value has no effect, use the first claimed one, so that equal problems are recognised.
         layout=kept(one.layout if workers > 1 else "contiguous", layouts, number * (workers > 1)),
         circulation=kept(one.circulation if workers > 1 else "kv", claims.circulations, number),
         inputs=kept(one.inputs, claims.formats, number),
@@ -124,14 +126,14 @@ def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
 
 
 def kept(value: Any, claimed: Sequence[Any] | None, number: int) -> Any:
-    """Return the value if it is claimed, else a claimed one; ``claimed`` None claims any value."""
+    """Return ``value`` if it is claimed, else a claimed value, chosen by ``number``; None in ``claimed`` claims all."""
     if claimed is None or value in claimed or not claimed:
         return value
     return claimed[number % len(claimed)]
 
 
 def operation_for(one: Row, claims: Capabilities, number: int) -> str:
-    """Return the operation of a row: a block instead of a ring if the target claims only blocks."""
+    """Return the operation of a row; a ring becomes a block if the target claims only blocks."""
     blocks = [name for name in ("block-forward", "block-backward") if name in claims.operations]
     rings = any(name.startswith("ring-") for name in claims.operations)
     if one.operation == "ring" and not rings and blocks:
@@ -140,7 +142,7 @@ def operation_for(one: Row, claims: Capabilities, number: int) -> str:
 
 
 def with_terms(one: Row, claims: Capabilities) -> Row:
-    """Limit a row to the masks and features that are claimed and can be combined."""
+    """Limit a row to claimed masks and features, and add a claimed mask where a feature has no effect without one."""
     ring = one.operation == "ring"
     masks = {name for name in one.masks if name in claims.masks}
     if claims.only_causal:

@@ -1,12 +1,12 @@
-"""Pairs of features: small problems that combine every two claims that can occur together.
+"""Pairs of features: small problems, so that any two claims that can occur together are tested together.
 
 The rows of :mod:`ringspec.conformance.cases.pair_rows` are a covering array. Take any two values of operation, layout,
 circulation, direction, number of workers, format, head ratio, mask terms and features that can occur in one problem:
 some golden case or some row has both, and both change its result. tests/conformance/test_pairs.py verifies this.
 
-A target that does not claim a value of a row still gets the row, with this value left out or replaced by a claimed one.
-Claimed values stay, so the rows cover all pairs of any target's claims. No default scale of these problems is a power of
-two, so that a missing scale is not a factor of 2.
+If a target does not claim a value of a row, the row runs without this value or with a claimed one instead. Claimed
+values stay, so the rows cover all pairs of any target's claims. The default scale of these problems is never a power of
+two, because a missing scale would then look like other bugs that are wrong by a factor of 2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pair_case(id: str, number: int) -> RunCase:
         if case is None:
             return f"workers {ROWS[number].workers}"
         if is_repeated(number, claims):
-            return "another case of pairs has all of its claimed features"
+            return "with these claims, an earlier case of pairs is the same problem"
         if max(case.requires["lengths"]) > MOST_TOKENS:
             return f"no ring of at most {MOST_TOKENS} tokens"
         return why_not(claims, case.requires | {"passes": passes_for(case, claims)})
@@ -62,7 +62,7 @@ def pair_case(id: str, number: int) -> RunCase:
     everything = case_of(ROWS[number], id)
     return RunCase(
         id,
-        "Two features that are right separately can be wrong together.",
+        "Two features that work separately can fail together.",
         everything.requires,
         make,
         judge,
@@ -87,7 +87,7 @@ def fitted_case(number: int, claims: Capabilities) -> Case | None:
 
 @lru_cache(maxsize=1024)
 def is_repeated(number: int, claims: Capabilities) -> bool:
-    """True if an earlier row gives the same problem with these claims."""
+    """Tell whether an earlier row gives the same problem with these claims."""
     own = fitted_row(ROWS[number], claims, number)
     earlier = (fitted_row(ROWS[n], claims, n) for n in range(number))
     return any(one == own for one in earlier)

@@ -1,8 +1,8 @@
 """Probes that read back the attention pattern of the forward and of the backward pass.
 
-With queries of zero every visible key has the same weight, and one-hot values write that weight into the column of its
-key: o *is* the attention pattern. One-hot dy makes dv the pattern of the backward pass; one-hot keys write dZ into dq,
-one-hot queries into dk.
+With zero queries every visible key has the same weight, and one-hot values write that weight into the column of the
+key: o *is* the attention pattern. In the backward pass, one-hot dy makes dv the pattern, one-hot keys write dZ to dq, and
+one-hot queries write dZ to dk.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def one_hot(tokens: int = TOKENS) -> TensorRecipe:
 
 
 def grid() -> Iterator[tuple[str, str, int, str]]:
-    """Yield (mask, dtype, workers, layout); consecutive ones share the cached truth."""
+    """Yield (mask, dtype, workers, layout); consecutive problems share the cached truth."""
     for mask in MASKS:
         for dtype in USUAL_DTYPES if mask in IN_FEW_RINGS else DTYPES:
             every = dtype in USUAL_DTYPES and mask not in IN_FEW_RINGS
@@ -84,7 +84,7 @@ def pattern_cases() -> Iterator[RunCase]:
         )
         yield run_case(
             id,
-            "Queries of zero and one-hot values: o is the attention pattern over its row sums.",
+            "Zero queries and one-hot values: o is the attention pattern divided by its row sums.",
             [dealt(problem, id, workers, layout)],
             Reads(("o",)),
             rules=("FWD-4", "MASK-9"),
@@ -93,7 +93,7 @@ def pattern_cases() -> Iterator[RunCase]:
 
 
 def gradient_pattern_cases() -> Iterator[RunCase]:
-    """Yield cases of two calls: with q = 0 dv shows the pattern and dq shows dZ, with k = 0 dk shows dZ."""
+    """Yield cases of two calls: with q = 0, dv shows the pattern and dq shows dZ; with k = 0, dk shows dZ."""
     ones, zero = one_hot(), constant(0.0)
     for mask, dtype, workers, layout in grid():
         id = f"probe/gradient-pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
@@ -105,7 +105,7 @@ def gradient_pattern_cases() -> Iterator[RunCase]:
         parts = zip(problems, "ab", strict=True)
         yield run_case(
             id,
-            "Scores of zero and one-hot inputs: dv, dq and dk show which query contributed to which key.",
+            "Zero scores and one-hot inputs: dv, dq and dk show which query contributed to which key.",
             [dealt(problem, f"{id}-{part}", workers, layout) for problem, part in parts],
             Reads(("dv", "dq"), ("dk",)),
             only_backward=True,
@@ -115,7 +115,7 @@ def gradient_pattern_cases() -> Iterator[RunCase]:
 
 
 def block_cases() -> Iterator[RunCase]:
-    """Yield the diagonal block alone, forward and backward, from a given lse and delta."""
+    """Yield cases of only the diagonal block: forward, and backward from a given lse and delta."""
     counts = np.arange(1, TOKENS + 1)
     rows = {"lse": np.log(counts).astype(np.float32), "delta": (1 / counts).astype(np.float32)}
     given = {
@@ -134,7 +134,7 @@ def block_cases() -> Iterator[RunCase]:
             id = f"probe/{label}/block-causal-{dtype}"
             yield run_case(
                 id,
-                "Queries of zero and one-hot inputs read back the diagonal block.",
+                "Zero queries and one-hot inputs: the results are the pattern of the diagonal block.",
                 [make(id, "", "", **sizes, **inputs, **extra)],
                 Reads(names),
                 rules=("MASK-1", "BWD-11"),
@@ -142,14 +142,14 @@ def block_cases() -> Iterator[RunCase]:
 
 
 def word(layout: str) -> str:
-    """Return a layout's name as it is written in ids."""
+    """Return the name of a layout as ids spell it."""
     return layout.replace("_", "-")
 
 
 class Reads:
-    """Looks for the first tensor of the calls that shows an unexpected pattern.
+    """Finds the first tensor of the calls with an unexpected pattern.
 
-    ``join`` combines the heads over which a pattern is distributed.
+    ``names``: the tensors to read, for each call. ``join`` combines the heads over which a pattern is distributed.
     """
 
     def __init__(self, *names: tuple[str, ...], join: Join = np.asarray) -> None:
@@ -168,7 +168,7 @@ class Reads:
 def read(
     name: str, tensors: Tensors, shards: Sequence[NDArray], join: Join
 ) -> tuple[str, dict[str, Any] | None]:
-    """Compare the pattern of one tensor; return message and picture, ('', None) if it is as expected."""
+    """Compare the pattern of one tensor; return message and picture, or ('', None) if it is as expected."""
     tables = tables_of(tensors)
     rows, columns = (tables[side] for side in ("qk" if side_of(name) == "q" else "kq"))
     want = tensors[f"out.{name}.float64"]

@@ -1,7 +1,8 @@
-"""Exact probes: inputs so simple that the correct results are known in advance and a failure names its cause.
+"""Exact probes: inputs so simple that the correct results are known in advance and a failure shows its cause.
 
-Probes read back the attention pattern (``patterns``), change inputs that must not matter (``invariance``), or
-have results in closed form (``closed_form``). Some are repeated with 128 tokens per worker (``long_blocks``).
+Probes read back the attention pattern (``patterns``), change inputs on which a result does not depend
+(``invariance``), or have results in closed form (``closed_form``). Some are repeated with 128 tokens per worker
+(``long_blocks``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SMOKE = (
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Return the probes of a profile in the order of a run: a few in 'smoke', else all.
+    """Return the probes of a profile in the order of a run: a few in 'smoke', all in other profiles.
 
     >>> made = cases()
     >>> made[0].id, len({case.id for case in made}) == len(made)

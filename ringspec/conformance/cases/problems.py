@@ -1,6 +1,7 @@
-"""Small problems for probes, properties and special cases: drawn once, evaluated exactly once, used in many rings.
+"""Small problems for probes, properties and special cases, each used in many rings.
 
-Results of attention do not depend on the ring, so one exact evaluation serves all layouts and numbers of workers.
+Results of attention do not depend on the ring, so one evaluation in exact arithmetic serves all layouts and numbers of
+workers.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def drawn(name: str, dtype: str, *, backward: bool = True, **rest: Any) -> Case:
 
 
 def dealt(case: Case, id: str, workers: int, layout: str = "contiguous") -> Case:
-    """Distribute a problem over a ring; the layout 'table' is a permutation without a pattern."""
+    """Distribute a problem over a ring; the layout 'table' is an irregular permutation."""
     assert case.shape is not None
     if layout == "table":
         return with_table(case, id, shuffled(case.shape.Sq, workers))
@@ -114,7 +115,7 @@ def shuffled(length: int, workers: int) -> tuple[tuple[int, ...], ...]:
 
 
 class Keyed:
-    """A case as the key of a cache."""
+    """A hashable wrapper of a case, for the keys of caches."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -133,16 +134,16 @@ def tensors_of(case: Case) -> Tensors:
 
 @lru_cache(maxsize=24)
 def evaluated(key: Keyed) -> Tensors:
-    """Compute the tensors of a case; those of a ring from the truth of its problem."""
+    """Compute the tensors of a case; a ring shares the truth of its problem with other rings."""
     case = key.case
     truth = truth_of(problem_of(case)) if case.operation == "ring" else None
     return tensors_of_case(case, truth=truth)
 
 
 def problem_of(case: Case) -> Keyed:
-    """Remove formats and ring from a case; neither changes a result.
+    """Remove formats and ring from a case, because its exact results do not depend on them.
 
-    With sinks or a bias the ring stays, because each worker has a part of their gradients.
+    With sinks or a bias the ring stays, because each worker returns a part of their gradients.
     """
     exact = CaseFormats("float64", "float64", "float64")
     bare = dataclasses.replace(case, id="", requires={}, formats=exact)
@@ -181,7 +182,7 @@ class Seen:
     outputs: tuple[Outputs, ...]
 
 
-# The additional check of a probe: (message, picture); the message is empty if nothing is wrong.
+# The additional check of a probe. It returns (message, picture); the message is empty if nothing is wrong.
 Look = Callable[[Seen], tuple[str, dict[str, Any] | None]]
 
 
@@ -196,8 +197,8 @@ def run_case(
 ) -> RunCase:
     """Make one case of a run from one or several problems, each compared with its own truth.
 
-    A target gets the passes that it claims; with ``only_backward`` it must claim the backward. Circulation and
-    direction are those that the target claims, because no result depends on them.
+    A target is called for the passes that it claims; with ``only_backward``, the case is claimed only if the backward
+    pass is. Circulation and direction are any that the target claims, because no result depends on them.
     """
     needs = needs_of(cases)
 
@@ -227,9 +228,9 @@ def judged(seen: Seen, look: Look | None = None) -> Judgement:
 
 
 def judged_each(name: Callable[[Case, Call], str], seen: Seen) -> Judgement:
-    """Compare each result with its own truth; the message is about the first failing call.
+    """Compare each result with its own truth; the message describes the first failing call.
 
-    ``name`` describes this call, as in "With causal True" or "In bfloat16".
+    ``name(case, call)``: how the message begins, such as "With causal True" or "In bfloat16".
     """
     findings: list[Finding] = []
     message = ""
@@ -242,7 +243,7 @@ def judged_each(name: Callable[[Case, Call], str], seen: Seen) -> Judgement:
 
 
 def call_for(claims: Capabilities, case: Case) -> Call:
-    """Make the call of a case with passes, circulation and direction that the target claims."""
+    """Make the call of a case, with passes, circulation and direction that the target claims."""
     tensors = tensors_of(case)
     call = call_of(case, tensors)
     if case.operation == "ring":
@@ -251,7 +252,7 @@ def call_for(claims: Capabilities, case: Case) -> Call:
 
 
 def needs_of(cases: Sequence[Case]) -> dict[str, Any]:
-    """Return what all cases need together; they differ at most in masks and features."""
+    """Return what ``cases`` need together; their needs may differ only in masks and features."""
     needs = dict(cases[0].requires)
     for name in ("circulation", "direction"):
         needs.pop(name, None)

@@ -22,10 +22,9 @@ __all__ = ["run_cases"]
 def run_cases(profile: str = "core") -> list[RunCase]:
     """Return all cases of a profile, 'smoke', 'core', 'full', 'seeds', 'noise' or 'sharp', in their order.
 
-    Readouts come first, because they say most about a fault; then exact probes, golden vectors, properties, pairs and edges;
-    then, except in 'smoke', the noise of whole tensors. 'noise' has only the last. 'seeds' has only random inputs.
-    'sharp' has the larger noise cases, of which a run with ``--sharp`` adds one.
-    Raises OptionError for another name.
+    Readouts come first, because they say most about a fault, then exact probes, golden vectors, properties, pairs and
+    edges. Except in 'smoke', the noise cases come last. 'noise' has only the noise cases, 'seeds' only random inputs,
+    'sharp' only larger noise cases, of which a run with ``--sharp`` adds one. Raises OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":

@@ -1,7 +1,7 @@
 """Properties: relations between several results of one target.
 
 They compare the same problem over different rings and layouts, the gradients for two dy with those for their sum, and
-merged blocks with the whole. Inputs are fixed, and each result is also compared with its own truth.
+merged blocks with attention over all keys. Inputs are fixed. Each result is also compared with its own truth.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WORKER_PROBLEMS = (
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Return properties and special values; in 'smoke' only rings of three workers or more.
+    """Return the properties and special values of a profile; 'smoke' has only rings of three workers or more.
 
     >>> [case.id for case in cases()][:2]
     ['property/rings/full-bf16', 'property/rings/full-f32']
@@ -69,7 +69,7 @@ def cases(profile: str = "core") -> list[RunCase]:
 
 
 def ring_cases() -> Iterator[RunCase]:
-    """Yield cases of one problem over all claimed rings and layouts."""
+    """Yield cases that run one problem over all claimed rings and layouts."""
     for mask, terms in MASKS.items():
         for dtype in DTYPES:
             yield over_rings(f"property/rings/{mask}-{dtype}", f"rings-{mask}", dtype, terms)
@@ -90,7 +90,7 @@ def over_rings(id: str, name: str, dtype: str, terms: dict[str, Any]) -> RunCase
 
 
 def worker_cases() -> Iterator[RunCase]:
-    """Yield cases of one problem over claimed rings of three workers or more."""
+    """Yield cases that run one problem over claimed rings of three workers or more."""
     for mask, layout in WORKER_PROBLEMS:
         for dtype in DTYPES:
             id = f"property/workers/{mask}-{layout}-{dtype}"
@@ -114,7 +114,7 @@ def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabiliti
 
 
 def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
-    """Return the two smallest claimed W >= 3 and the largest up to 8, if they do not need too many tokens.
+    """Return the two smallest claimed W >= 3 and the largest W <= 8, except those that need too many tokens.
 
     >>> numbers_of_workers(Capabilities(workers=(2, 4, 6, 8, 64)))
     (4, 6, 8)
@@ -128,7 +128,7 @@ def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
 
 
 def tokens_for(workers: int, multiple: int) -> int:
-    """Return a length of at least 24, with an even multiple of ``multiple`` on every worker."""
+    """Return a length >= 24 of which each worker gets an even number of tokens that is a multiple of ``multiple``."""
     step = workers * math.lcm(2, multiple)
     return step * -(-24 // step)
 
@@ -151,7 +151,7 @@ def ring_name(call: Call) -> str:
 
 
 def linearity_cases() -> Iterator[RunCase]:
-    """Yield cases that check that gradients are linear: if dy, dy' give g, g', then 2 dy + dy' gives 2 g + g'."""
+    """Yield cases that test that gradients are linear in dy: if dy and dy' give g and g', 2 dy + dy' gives 2 g + g'."""
     for dtype in DTYPES:
         base = drawn("linearity", dtype, causal=True)
         assert base.shape is not None

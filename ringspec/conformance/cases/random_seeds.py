@@ -1,10 +1,10 @@
 """Profile ``seeds``: twelve problems with twenty seeds each, to test that a correct target never fails.
 
-A case calls its problem in every input format (float64 in two problems), layout and number of workers (2, 3, 4)
-that the target claims. The 16-bit formats share one draw of 8 significant bits, float32 and float64 one of 24.
+A case runs its problem in every claimed input format, layout and number of workers (2, 3, 4); only two problems
+have float64 inputs. The 16-bit formats share one draw of 8 significant bits, float32 and float64 one of 24.
 
-The seed also sets how peaked the softmax is (q is scaled by 2**-4 to 2**5, each factor in two seeds) and the
-sizes of v and dy. From seed 10 on, one key, one query and one value are far larger than all others.
+The seed also sets how peaked the softmax is (q is scaled by 2**-4 to 2**5, each factor in two seeds) and how large v and
+dy are. From seed 10 on, q, k and v each have one token with far larger numbers than all others.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def cases() -> list[RunCase]:
 
 
 def case_of(problem: SeededProblem, seed: int) -> RunCase:
-    """Make the case of one problem and one seed, in all formats, layouts and rings that a target claims."""
+    """Make the case of one problem and one seed, which runs in all claimed formats, layouts and rings."""
     id = f"seeded/{problem.name}/{seed:02}"
     every = list(variants(problem, seed, id))
     return case_of_rings(
@@ -85,7 +85,7 @@ def case_of(problem: SeededProblem, seed: int) -> RunCase:
 
 
 def variants(problem: SeededProblem, seed: int, id: str) -> Iterator[Case]:
-    """Yield the problem in each format over each ring; consecutive ones share the cached truth."""
+    """Yield the problem in each format over each ring; consecutive cases share the cached truth."""
     for dtype in problem.dtypes:
         drawn_once = problem_in(problem, seed, dtype)
         for layout in problem.layouts:
@@ -95,7 +95,7 @@ def variants(problem: SeededProblem, seed: int, id: str) -> Iterator[Case]:
 
 
 def problem_in(problem: SeededProblem, seed: int, dtype: str) -> Case:
-    """Draw the inputs of a seed: numbers within 2 of 0, times powers of two that depend on the seed."""
+    """Draw the inputs of a seed: numbers between -2 and 2, times powers of two that depend on the seed."""
     bits = BITS[dtype]
     powers = {"q": seed % 10 - 4, "k": 0, "v": 7 * seed % 5 - 2, "dy": 3 * seed % 5 - 2}
     given: dict[str, Any] = problem.sizes | problem.terms
@@ -105,7 +105,7 @@ def problem_in(problem: SeededProblem, seed: int, dtype: str) -> Case:
 
 
 def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
-    """Enlarge one token of q and one of k fourfold, one of v sixteenfold; none before seed 10."""
+    """Multiply one token of q and one of k by 4, and one of v by 16; none before seed 10."""
     if seed < 10:
         return {}
     tokens = problem.sizes["S"]
@@ -116,5 +116,5 @@ def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
 
 
 def ring_name(case: Case, call: Call) -> str:
-    """Describe the format and the ring of a call for a message."""
+    """Describe the format and the ring of a call, for a message."""
     return f"In {call.formats['inputs']}, {call.layout}, {call.workers} workers"

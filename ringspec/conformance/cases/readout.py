@@ -1,8 +1,8 @@
 """Readouts: rings whose results show the weight of each pair of tokens, so that a failure can be explained.
 
-A second call has random inputs; it proves what was read. :mod:`ringspec.conformance.readout.pairs` defines the inputs of
-the first and how they are read. If a target does not claim a ring's number of workers, head ratio or format, a claimed
-one is used instead.
+:mod:`ringspec.conformance.readout.pairs` defines the inputs of the first call and how its results are read. A second call
+with random inputs checks what was read. If a target does not claim the number of workers, head ratio or format of a
+ring, a claimed one is used instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Noise cases with more tokens and heads, which detect smaller errors: for ``ringspec check --sharp``.
 
-What is detected falls with the root of the number of elements, and time grows with that of pairs of a query and a key. So
-heads are added before tokens.
+The smallest detected error falls with the square root of the number of elements; the time grows with the number of pairs
+of a query and a key. More tokens add more pairs per element, so the sizes grow in heads first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.noise import HEADS, TOKENS, noise_case, problem
 from ringspec.conformance.cases.problems import dealt
 
-# Mask, W, layout of noise cases in bfloat16 whose key heads are not shared; a target gets the first that it claims.
+# Mask, W, layout of noise cases in bfloat16 with one key head per query head; a target runs the first that it claims.
 RINGS = (
     ("causal", 4, "zigzag"),
     ("causal", 4, "contiguous"),
@@ -37,7 +37,7 @@ def cases() -> Iterator[RunCase]:
 
 
 def base_id(mask: str, workers: int, layout: str) -> str:
-    """Return the id of the noise case of usual size."""
+    """Return the id of the noise case of usual size in this ring; the ids of larger ones begin with it."""
     return f"noise/{mask}-{layout}-w{workers}-{DTYPE}"
 
 

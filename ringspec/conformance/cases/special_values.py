@@ -1,6 +1,6 @@
 """Special values in rings: empty rows and workers, equal, low and high scores, garbage in padding.
 
-Each result is compared with the exact truth; -inf, 0 and NaN must be exactly where they are expected.
+Each result is compared with the exact truth. Values that must be exactly 0 or -inf are compared exactly.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GARBAGE = {
 }
 WORKERS = 3
 BLOCK = TOKENS // WORKERS
-# Queries of worker r see only the keys of worker r + 1, which arrive last in a ring 0 -> 1.
+# Queries of worker r see only the keys of worker r + 1, which arrive last if worker 0 sends to worker 1.
 NEXT_BLOCK = {
     "segments_q": tuple(i // BLOCK for i in range(TOKENS)),
     "segments_k": tuple((j // BLOCK - 1) % WORKERS for j in range(TOKENS)),
@@ -62,19 +62,19 @@ LAST_SLOTS_EMPTY = (tuple(range(0, 10)), tuple(range(10, 20)), (20, 21, 22, 23, 
 # name: (reason, what is special, rules, flags)
 PROBLEMS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
     "equal-scores": (
-        "All keys are equal, and so all scores of a row: equal weights at a maximum that is not 0.",
+        "All keys are equal, so all scores of a row are equal: equal weights, with a row maximum that is not 0.",
         {"causal": True, "k": constant(0.75), "patches": ONES},
         ("FWD-4",),
         (),
     ),
     "low-scores": (
-        "All scores are near -200, where exp underflows unless the maximum is subtracted first.",
+        "All scores are near -200: exp underflows unless the maximum is subtracted first.",
         {"causal": True, "patches": SCORES_OF_MINUS_200},
         ("SOFT-1",),
         ("running-max-of-masked-block",),
     ),
     "high-scores": (
-        "All scores are near 200, where exp overflows unless the maximum is subtracted first.",
+        "All scores are near 200: exp overflows unless the maximum is subtracted first.",
         {"causal": True, "patches": SCORES_OF_200},
         ("SOFT-4",),
         ("merge-overflow",),
@@ -116,19 +116,19 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]
         (),
     ),
 }
-# Column 0 of v is 1 in these cases, so column 0 of o is the sum of the weights, 1. It is checked by itself, because the
-# row scale, and with it the bound, grows with the scores.
-COARSE = 2.0**-20  # coarser statistics cannot tell an lse of 200 from its neighbours
+# Column 0 of v is 1 in these cases, so column 0 of o is the sum of the weights, 1. It is checked separately, because the
+# bound grows with the scores, as the row scale does.
+COARSE = 2.0**-20  # coarser statistics round an lse near 200 too much for exact weights
 WITH_ONES = ("equal-scores", "low-scores", "high-scores")
 MASKED_BLOCK = (
-    "Scores near -200 after a fully masked first block: a maximum kept from that block loses the row.",
+    "Scores near -200 after a fully masked first block: if that block leaves a finite maximum, the row underflows.",
     ("SOFT-1", "SOFT-2"),
     ("running-max-of-masked-block", "masked-block-nan"),
 )
 
 
 def special_cases() -> Iterator[RunCase]:
-    """Yield all special cases; consecutive ones share the cached truth."""
+    """Yield all special cases; consecutive cases share the cached truth."""
     for name, (reason, what, rules, flags) in PROBLEMS.items():
         for dtype in USUAL_DTYPES if name == "garbage-in-padding" else DTYPES:
             problem = drawn(f"special-{name}", dtype, S=TOKENS, **what)
@@ -155,7 +155,7 @@ def masked_block(dtype: str) -> Iterator[RunCase]:
 
 
 def padded(dtype: str) -> Iterator[RunCase]:
-    """Yield cases with workers without tokens, and with slots that hold none."""
+    """Yield a case in which a worker has no tokens, and one in which the last worker has padding slots."""
     problem = drawn("special-padded", dtype, S=TOKENS, causal=True)
     for name, table in (("empty-worker", NOBODY_ON_1), ("padding-slots", LAST_SLOTS_EMPTY)):
         id = f"special/{name}/causal-w3-{dtype}"

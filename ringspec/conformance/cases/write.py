@@ -1,6 +1,6 @@
 """Write the calls of cases to a folder, for a program on another machine.
 
-:mod:`ringspec.conformance.adapters.offline` describes the folder, and reads it back with the results.
+:mod:`ringspec.conformance.adapters.offline` describes the folder, and reads the results from it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def write_cases(
     """Write the calls of all ``cases`` that ``claims`` cover to the new folder ``directory``.
 
     The folder contains no expected values. If writing fails, no folder is left. ``claims``: what the program on
-    the other machine supports, and its conventions; None: everything, in the conventions of the suite. ``profile``
-    and ``only``, the pattern by which ``cases`` were chosen, are stored for the check of the folder.
+    the other machine supports, and its conventions; None: everything, in the conventions of the suite. ``profile`` and
+    ``only`` say by which profile and pattern ``cases`` were chosen; they are stored in the folder for its check.
     ``progress(done, total, id)`` is called after each case. Raises OptionError if the path exists or its parent
     does not.
     """

@@ -36,7 +36,7 @@ SAME = 0.95  # two suspects that share this part of their deviations cannot be t
 
 @dataclass(frozen=True)
 class InTensor:
-    """What a suspect explains of one tensor: ``share`` and ``slope``, over ``elements`` numbers.
+    """How much of one tensor's error a suspect explains: ``share`` and ``slope``, over ``elements`` numbers.
 
     ``size``: mean square of e in units of the correct program's noise. ``touched``: whether the suspect changes
     the tensor. ``extra``: rms error of the results divided by the correct program's; if the tensor is not
@@ -61,7 +61,7 @@ class InTensor:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a suspect explains, for each tensor."""
+    """How much of the errors a suspect explains, for each tensor."""
 
     tensors: Mapping[str, InTensor]
 
@@ -139,7 +139,7 @@ def deviations(
 
 
 def spoilt(view: View, right: Suspect | None) -> bool:
-    """True if the results of the target are not finite in a place where those of ``right`` are."""
+    """Tell whether the results of the target are not finite in a place where those of ``right`` are."""
     return any(
         bool((np.isfinite(ours) & ~np.isfinite(got)).any())
         for name in view.formats
@@ -163,7 +163,7 @@ def ratio(square: float, other: float) -> float:
 
 
 def alike(views: Sequence[View], one: Suspect, other: Suspect) -> bool:
-    """True if two suspects deviate from the correct program in the same way, element by element."""
+    """Tell whether two suspects deviate from the correct program in the same way, element by element."""
     for view in views:
         right, first, second = view.of(None), view.of(one), view.of(other)
         for name in view.formats:

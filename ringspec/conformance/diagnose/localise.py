@@ -162,7 +162,7 @@ def blocks_that_count_wrongly(
 
 
 def explains(effect: Array, error: Array) -> bool:
-    """True if ``effect`` equals ``error`` up to a small part of the error's sum of squares."""
+    """Tell whether ``effect`` equals ``error`` up to a small part of the error's sum of squares."""
     rest = error - effect
     return float((rest * rest).sum()) <= (1 - EXPLAINED) * float((error * error).sum())
 

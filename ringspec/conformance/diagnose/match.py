@@ -78,7 +78,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The known bugs that come nearest to the results of a failing case.
+    """The known bugs whose results are nearest to those of a failing case.
 
     ``named``      the mutant that fits, or None; ``alike``: others that give the same results in this case
     ``runner_up``  the nearest mutant that is not among these
@@ -225,7 +225,7 @@ def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]
 
 
 def supposed(views: Sequence[View], one: Candidate) -> bool:
-    """True if some call has what the mutant's title takes for granted, for example a mask."""
+    """Tell whether some call has what the mutant's title takes for granted, for example a mask."""
     return one.mutant is not None and any(one.mutant.supposes(view.call) for view in views)
 
 
@@ -255,7 +255,7 @@ def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspec
 
 
 def right_in_forward(view: View) -> bool:
-    """True if o and lse are correct, as far as the call has them."""
+    """Tell whether o and lse are correct, as far as the call has them."""
     rms, _ = view.compared(view.of(None), view.noise(None))
     return all(rms[name] <= FIT for name in ("o", "lse") if name in rms)
 
@@ -301,7 +301,7 @@ def guised(one: Candidate) -> bool:
 
 
 def named(found: Sequence[Candidate], right: Candidate) -> bool:
-    """True if the nearest candidate is within noise and clearly nearer than the correct program."""
+    """Tell whether the nearest candidate is within noise and clearly nearer than the correct program."""
     return bool(found) and found[0].fits and found[0].distance < NEARER * right.distance
 
 
@@ -333,7 +333,7 @@ def placed(views: Sequence[View], suspect: Suspect | None) -> Candidate:
 
 
 def changes(views: Sequence[View], suspect: Suspect | None) -> bool:
-    """True if the suspect changes any result here, even if only by rounding."""
+    """Tell whether the suspect changes any result here, even if only by rounding."""
     assert suspect is not None
     return any(
         not all(
@@ -346,7 +346,7 @@ def changes(views: Sequence[View], suspect: Suspect | None) -> bool:
 
 
 def agree(views: Sequence[View], one: Suspect, other: Suspect | None) -> bool:
-    """True if two programs give the same results up to the noise of the first one."""
+    """Tell whether two programs give the same results up to the noise of the first one."""
     for view in views:
         noise, first, second = view.noise(one), view.of(one), view.of(other)
         for name in view.formats:

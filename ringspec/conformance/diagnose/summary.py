@@ -1,8 +1,8 @@
 """Diagnose a few failing cases of a run, and report what most of these diagnoses say.
 
-One bug can fail hundreds of cases, and a diagnosis takes a second or two, so a run diagnoses at most
+One bug can make hundreds of cases fail, and a diagnosis takes a second or two. So a run diagnoses at most
 :data:`MOST` cases of each kind: few probes and special values, for which many bugs give the same results, and
-more rings with random inputs, which tell bugs apart.
+more rings with random inputs, for which bugs differ.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ MOST = {
     "readout": 2, "probe": 2, "property": 2, "special": 1, "adversarial": 2, "attention": 3, "ring": 8, "noise": 2,
     "pairs": 2, "other": 3,
 }  # fmt: skip
-ENOUGH = 3  # a bug that so many cases name is no longer refuted by other cases
+ENOUGH = 3  # a bug that this many cases name is not refuted by other cases
 FEWEST = 0.4  # fraction of the diagnosed failures that a bug must explain to be named
 MOST_PAIRS = 1 << 19  # B * H * Sq * Sk of a call; larger calls take too long
 
 
 @dataclass
 class Diagnoser:
-    """Diagnose failing cases: call it with each of them, from any thread. It limits the cases of each kind.
+    """Diagnoses failing cases. Call it with each failing case, from any thread; it limits the cases of each kind.
 
-    ``taken``: number of cases diagnosed so far, by kind. ``readings``: what was read from failing readouts.
-    ``told``: what they say together; it is fixed at the first failing case of another kind, which it may
-    explain. ``known``: id, title and links of the known bug that gives the results of a readout. It is empty if
-    no bug does, or if several do (``ambiguous``) and only other cases can tell them apart.
+    ``taken``: number of cases diagnosed so far, by kind. ``readings``: what was read from failing readouts. ``told``:
+    what the readings say together, computed at the first failing case that is no readout. ``known``: id, title and links
+    of the known bug that gives the results of a readout. It is empty if no bug does, or if several do (``ambiguous``),
+    which only other cases can distinguish.
     """
 
     taken: Counter[str] = field(default_factory=Counter)
@@ -71,7 +71,7 @@ class Diagnoser:
         outputs: Sequence[Outputs],
         findings: Sequence[Finding] = (),
     ) -> dict[str, Any] | None:
-        """Return the diagnosis as plain data, or None if none is made. ``findings`` are those of the judge."""
+        """Return the diagnosis of a case as plain data, or None if none is made. ``findings``: those of the judge."""
         try:
             problem = readout_problem(case.id, claims)
             if problem is None:
@@ -82,25 +82,25 @@ class Diagnoser:
                 return found
             data = self.compared(claims, case, calls, outputs, findings)
         except Exception as error:  # an error in ringspec must not end the run of a target
-            text = f"none: the diagnosis failed by an error in ringspec ({type(error).__name__}: {error})"
+            text = f"none: the diagnosis failed because of an error in ringspec ({type(error).__name__}: {error})"
             return {"id": None, "title": "no known bug", "text": text}
         return self.combined(found, data)
 
     def learn(self, diagnoses: Sequence[dict[str, Any]]) -> None:
-        """Take over the diagnoses of the readouts that other processes judged."""
+        """Use the diagnoses of readouts that other processes judged."""
         if self.told is None and diagnoses:
             self.readings = [reading_from(one["reading"]) for one in diagnoses]
             for one in diagnoses:
                 self.name(one)
 
     def name(self, data: dict[str, Any]) -> None:
-        """Note the known bug that gives the results of a readout."""
+        """Remember the known bug that gives the results of a readout."""
         if data.get("id"):
             self.ambiguous = bool(data["alike"])
             self.known = {} if data["alike"] else {x: data[x] for x in ("id", "title", "links")}
 
     def read(self, problem: Problem, outputs: Sequence[Outputs]) -> dict[str, Any]:
-        """Read the results of a readout."""
+        """Read the results of a readout, and return what they say as a diagnosis."""
         with self.lock:
             earlier = tuple(self.readings)
         reading = read_proven(problem, outputs, earlier)
@@ -109,7 +109,7 @@ class Diagnoser:
         return {"reading": reading.as_dict(), "text": "\n".join(told([reading]).sentences)}
 
     def explained(self, calls: Sequence[Call], outputs: Sequence[Outputs]) -> dict[str, Any]:
-        """Return what the readouts say if it explains the outputs of this case; an empty dict if not."""
+        """Return what the readouts say if this explains the outputs of a case; otherwise an empty dict."""
         with self.lock:
             if self.told is None:
                 self.told = told(self.readings)
@@ -118,7 +118,7 @@ class Diagnoser:
         return {"explained": True, "text": " ".join(self.told.sentences)} | self.known
 
     def combined(self, found: dict[str, Any], data: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Join what was read from a case with the known bug that gives its outputs."""
+        """Join the explanation ``found`` of a case with ``data`` about the known bug that gives its outputs."""
         if data is None or not found:
             return found or data
         if "reading" in found:
@@ -135,7 +135,7 @@ class Diagnoser:
     ) -> dict[str, Any] | None:
         """Find the known bug that gives the outputs.
 
-        None if a call is too large or :data:`MOST` cases of this kind have been diagnosed.
+        Returns None if a call is too large or if :data:`MOST` cases of this kind have been diagnosed already.
         """
         kind = kind_of(case.id)
         if any(pairs_of(call) > MOST_PAIRS for call in calls):
@@ -217,9 +217,9 @@ def core_cases() -> dict[str, RunCase]:
 def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> list[str]:
     """Return the ids of the cases that a target with these claims must fail if it has the suspect's bug.
 
-    These are cases that the mutant is known to fail, that the target claims, and whose judge fails the
+    These are cases that the mutant is known to fail, that the target claims, and whose judge rejects the
     suspect's results. Their calls have the operation and circulation of ``calls``, because a kernel may have
-    the bug only in its Q ring. Noise cases are left out: what they find depends on the declared recipe.
+    the bug only in its Q ring. Noise cases are left out, because their verdict depends on the declared recipe.
     """
     found = []
     for id in sorted(set(suspect.mutant.kills.values())):
@@ -231,7 +231,7 @@ def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> 
             continue
         try:
             outputs = [given_by(claims, call, suspect) for call in asked]
-        except Exception:  # a case that the suspect cannot compute refutes nothing
+        except Exception:  # the suspect cannot compute this case, so it cannot refute the bug
             continue
         if not case.judge(claims, asked, outputs).passed:
             found.append(id)
@@ -239,12 +239,12 @@ def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> 
 
 
 def way_of(call: Call) -> tuple[str, str]:
-    """Return the operation and the circulation of a call; the circulation of one worker is ''."""
+    """Return the operation and the circulation of a call; for a single worker the circulation is ''."""
     return call.operation, call.circulation if call.workers > 1 else ""
 
 
 def given_by(claims: Capabilities, call: Call, suspect: Suspect) -> Outputs:
-    """Return the suspect's results for a call in the form in which a judge gets them."""
+    """Return the suspect's results for a call, in the form that a judge expects."""
     recipe = recipe_for(claims, call.formats)
     results = run_mutant(suspect.program, call, recipe, suspect.way)
     return {
@@ -258,10 +258,10 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     """Combine the diagnoses of a run; return None if no case was diagnosed and no readout explains anything.
 
     ``id``, ``title``, ``links``: the bug that most diagnoses name or consider possible; in a tie, the one that
-    is named more often. ``count`` and ``of``: how many of the diagnoses that is; expected failures are left
-    out, because their reason is known. ``alike``: ids of bugs that no case distinguishes from it. ``also``:
-    bugs named in other cases, as {id, title, count, refuted_by}. ``explanation``: what the readouts say
-    (:func:`explanation_of`), or None.
+    is named more often. ``count``: the number of these diagnoses; ``of``: the number of all diagnoses. Expected
+    failures are left out, because their reason is known. ``alike``: ids of bugs that no case distinguishes from this
+    one. ``also``: bugs that the remaining diagnoses name, as {id, title, count, refuted_by}. ``explanation``: what the
+    readouts say (:func:`explanation_of`), or None.
 
     ``id`` is None if no bug explains at least the fraction :data:`FEWEST` of the diagnoses. A bug in fewer than
     :data:`ENOUGH` diagnoses is ignored if other cases refute it (:func:`refuting`).
@@ -305,12 +305,12 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Return what the readouts of a run say; None if they say nothing.
+    """Return what the readouts of a run say; None if they explain nothing.
 
     ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` are those of
     :class:`~ringspec.conformance.readout.told.Told`. ``explained``: ids of the cases whose results these faults
-    reproduce exactly; ``failures``: number of all failing cases. ``wrong``: ids of the readouts that failed;
-    ``right``: number of those that passed.
+    reproduce. ``failures``: number of failing cases. ``wrong``: ids of the readouts that failed. ``right``: number of
+    readouts that passed.
     """
     failed = [one for one in records if one.outcome in FAILURES]
     readings = {
@@ -342,10 +342,10 @@ def title_of(id: str, diagnoses: Sequence[dict[str, Any]]) -> str:
 
 
 def refuting(id: str, records: Sequence[Record]) -> list[str]:
-    """Return the cases that a bug must fail, if some of them were run and all of those passed; else an empty list.
+    """Return the cases that a bug must fail, as far as they ran, if all of these passed; otherwise an empty list.
 
-    The few cases that name the bug then do so by chance: for example, if every row of a tiny case is empty, the
-    case looks like any bug that hides all keys.
+    If these cases passed, the few cases that name the bug do so by chance. For example, a tiny case in which every row is
+    empty looks like any bug that hides all keys.
     """
     known = {
         case

@@ -174,7 +174,7 @@ def longest_block(geometry: Geometry) -> int:
 
 
 def in_o(seen: Examined) -> bool:
-    """Whether o itself raised an alarm."""
+    """Tell whether o itself raised an alarm."""
     return any(test.tensor == "o" for test in seen.alarms)
 
 
@@ -200,7 +200,7 @@ def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -
 
 
 def no_noisier(seen: Examined, grouped: bool) -> bool:
-    """Whether the noise is at most what a reading predicts.
+    """Tell whether the noise is at most what a reading predicts.
 
     Tests raise alarms only far above this level, which is enough for the first reading. Without this check the
     reading that predicts the most noise could excuse errors that no reading explains.
@@ -280,7 +280,7 @@ def allowance_of(
 
 
 def merging(answer: Answer, name: str) -> Array:
-    """Bound the error that W merges in float32 add, however the kernel computes the merge weights.
+    """Bound the error that W merges in float32 add, for any way to compute the merge weights.
 
     Weights exp(lse_n - lse) have the error of a rounded lse. The sigmoid form o - w (o - o_n) has the rounding error
     of the larger part, even if w is 1.

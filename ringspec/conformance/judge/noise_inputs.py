@@ -46,7 +46,7 @@ class Question:
 
     @cached_property
     def forward(self) -> Attention:
-        """``attention`` for the forward pass alone."""
+        """``attention`` for only the forward pass."""
         return dataclasses.replace(self.attention, dy=None)
 
     @cached_property
@@ -96,7 +96,7 @@ def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Questio
 
 
 def attention_of(problem: Problem, o: Array, upstream: Upstream | None = None) -> Attention:
-    """Return the input of the noise model; without upstream gradients, for the forward pass alone."""
+    """Return the input of the noise model; without upstream gradients, for only the forward pass."""
     at, terms = weights_of(problem), problem.terms
     dy, dlse = None, None
     if upstream is not None and upstream.dy is not None:

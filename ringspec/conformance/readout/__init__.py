@@ -1,1 +1,1 @@
-"""What a ring computed, pair by pair, read from one problem and described in sentences."""
+"""Readouts: find out, pair of tokens by pair of tokens, what a ring computed, and describe it in sentences."""

@@ -1,7 +1,7 @@
-"""Every choice that a ring makes, as data: the correct ones, and how one is changed somewhere.
+"""Every choice that a ring makes, as data: the correct choices, and how to change one of them somewhere.
 
-Choices of pairs have the axes [a, b, h, i, j] (query i of worker a, key j of worker b, head h); an axis of length 1 stands
-for all. Choices of workers have the axes [a, 1, h, i, 1].
+A choice made for each pair has the axes [a, b, h, i, j] (query i of worker a, key j of worker b, head h); an axis of
+length 1 stands for all. A choice made for each row of a worker has the axes [a, 1, h, i, 1].
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Booleans, Integers
 
-# What a pass takes or stores by the token of a query (worker, query head, slot), and what for.
+# What a pass reads or writes at the token of a query (worker, query head, slot), and its use.
 OF_QUERIES = {
     "q": "the scores", "dy": "dp", "dv_dy": "dv", "dk_q": "dk", "lse_of": "the lse that a block uses",
-    "delta_dy": "the dy that makes delta", "delta_o": "the o that makes delta", "dq_to": "where dq is added",
-    "result_of": "the row whose result enters the running one", "lse_row": "the row whose lse is returned",
+    "delta_dy": "the dy in delta", "delta_o": "the o in delta", "dq_to": "where dq is added",
+    "result_of": "the row whose block result is merged into this row", "lse_row": "the row whose lse is returned",
 }  # fmt: skip
 # The same by the token of a key (worker, key head, slot).
 OF_KEYS = {
@@ -28,7 +28,7 @@ OF_KEYS = {
 COMPONENTS = ("worker", "head", "slot")
 KERNELS = ("dq", "dk and dv")  # which many backwards compute apart, each with its own masks and p
 
-# The kinds that choices number; the correct one is number 0.
+# The numbered variants of some choices; the correct one is number 0.
 FINISHES = (
     "right", "not divided", "divided twice", "divided by the last block's l", "before the last merge",
     "divided by the first block's l", "multiplied by l",
@@ -64,20 +64,21 @@ OF_ALL = (
 
 @dataclass(frozen=True)
 class Choices:
-    """What each pair, row or worker uses, by the name of a slot.
+    """All choices of a ring: ``of`` maps the name of each choice (its slot) to the value for every pair, row or worker.
 
-    Sources and goals, three slots each ('q.worker', 'q.head', 'q.slot'): those of OF_QUERIES and OF_KEYS.
-    Pairs:    ``mask``  number of a pattern; ``value_mask``  that of the products with v and dy, -1: the same;
+    Tokens, three slots each ('q.worker', 'q.head', 'q.slot'): those of OF_QUERIES and OF_KEYS.
+    Pairs:    ``mask``  number of a pattern; ``value_mask``  pattern for the products with v and dy, -1: as ``mask``;
               ``hidden_score``  score of a hidden pair; ``times``  factor on the score; ``count``  how often a pair is computed;
-              ``lse``, ``delta``  kind of the row constant of the backward; ``delta_times``; ``ds_times``  factor on dS;
-              ``dq_form``, ``dk_form``, ``dv_form``  what the last products take;
+              ``lse``, ``delta``  variant of the row constant in the backward pass; ``delta_times``, ``ds_times``  factors;
+              ``dq_form``, ``dk_form``, ``dv_form``  the matrix in the last product for dq, dk, dv;
               ``dq_count``, ``dk_count``, ``dv_count``  how often a share is added
-    Rows:     ``merge``  how a block's result enters the running one
-    Workers:  ``o_to``, [a]  where results are stored; ``o_times``; ``finish``, ``lse_out``  how a worker ends;
-              ``exchanged``  whether dk and dv are
-    All:      ``o_tokens``  layout by which the tokens of o are put back; ``stays``  what of 'l', 'm', 'o' a Q ring does not send ('no m': it is 0 on arrival);
-              ``hidden_merge``  whether blocks without a visible pair are merged; ``started``  whether the running softmax starts with l = 1;
-              ``dy_ones``  whether dy is 1 everywhere; ``adds``  gradients that a hop adds to what is there;
+    Rows:     ``merge``  how a block's result is merged into the running one
+    Workers:  ``o_to``, [a]  worker that stores the results; ``o_times``  factor on o; ``finish``, ``lse_out``  how o and lse
+              are completed; ``exchanged``  whether dk and dv are exchanged
+    All:      ``o_tokens``  layout by which the tokens of o are put in order; ``stays``  which of 'l', 'm', 'o' a Q ring does
+              not send, 'n': the running lse, 'no m': m is 0 on arrival; ``hidden_merge``  whether blocks without a visible
+              pair are merged; ``started``  whether the running softmax starts with l = 1; ``dy_ones``  whether dy is 1
+              everywhere; ``adds``  gradients that a hop adds to what the receiver has sent on;
               ``turned``  bits: dS is not transposed for dk (1), P is not transposed for dv (2)
     """
 
@@ -105,7 +106,7 @@ class Choices:
         return Choices({**self.of, **own}) if own else self
 
     def taking(self, slots: Iterable[str], other: Choices) -> Choices:
-        """The same choices but those of ``other`` in some slots."""
+        """Return the same choices except those of ``other`` in ``slots``."""
         return Choices({**self.of, **{slot: other[slot] for slot in slots}})
 
 
@@ -122,19 +123,19 @@ def replaced(old: Any, slot: str, where: Booleans, value: Any) -> Any:
 
 
 def components(name: str) -> tuple[str, ...]:
-    """The three slots of a source or goal."""
+    """Return the three slots that give the worker, head and slot of a token."""
     return tuple(f"{name}.{one}" for one in COMPONENTS)
 
 
 def home(geometry: Geometry, of: str) -> tuple[Integers, Integers, Integers]:
-    """Worker, head and slot, [a, b, h, i, j], of the query ('q') or the key ('k') of each pair."""
+    """Return worker, head and slot, [a, b, h, i, j], of the query ('q') or the key ('k') of each pair."""
     W, H, n = geometry.workers, geometry.heads, geometry.slots
     a, b, h, i, j = np.ogrid[:W, :W, :H, :n, :n]
     return (a, h, i) if of == "q" else (b, h // geometry.group, j)
 
 
 def right_choices(geometry: Geometry) -> Choices:
-    """What a correct ring does."""
+    """Return the choices of a correct ring."""
     number = np.zeros((1, 1, 1, 1, 1), int)
     one = np.ones(number.shape)
     of: dict[str, Any] = {}

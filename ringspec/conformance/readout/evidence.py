@@ -1,4 +1,4 @@
-"""The picture of a wrong readout: the first matrix over pairs that differs, beside the expected one."""
+"""The picture of a failing readout: the first matrix over pairs that is wrong, and the expected one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIGITS = 4
 
 
 def picture_of(problem: Problem, outputs: Mapping[str, Sequence[NDArray]]) -> dict[str, Any] | None:
-    """The ``expected`` and the ``got`` matrix of one head, [queries][keys] in the order of workers and slots.
+    """Return the ``expected`` and the ``got`` matrix of one head, [queries][keys] in the order of workers and slots.
 
     ``block``: slots of a worker; ``caption``: which matrix of which head. None if no matrix differs visibly.
     """
@@ -38,18 +38,18 @@ def picture_of(problem: Problem, outputs: Mapping[str, Sequence[NDArray]]) -> di
                 "expected": whole(expected[:, :, head]),
                 "got": whole(have[:, :, head]),
                 "block": geometry.slots,
-                "caption": f"{words}, head {head}; lines part the workers",
+                "caption": f"{words}, head {head}; lines separate the workers",
             }
     return None
 
 
 def matrices(got: Seen, want: Seen) -> Iterator[tuple[str, Array, Array]]:
-    """Each matrix with its name, as seen and as expected."""
-    yield "A, the weights of the forward", got.weights, want.weights
+    """Yield the name of each matrix, the matrix that was read, and the expected one."""
+    yield "A, the weights in the forward pass", got.weights, want.weights
     for words, name in (
-        ("P, the weights of the backward", "p"),
-        ("dS as dq got it", "ds_of_dq"),
-        ("dS as dk got it", "ds_of_dk"),
+        ("P, the weights in the backward pass", "p"),
+        ("dS as used for dq", "ds_of_dq"),
+        ("dS as used for dk", "ds_of_dk"),
     ):
         have, expected = getattr(got, name), getattr(want, name)
         if have is not None and expected is not None:
@@ -57,7 +57,7 @@ def matrices(got: Seen, want: Seen) -> Iterator[tuple[str, Array, Array]]:
 
 
 def whole(x: Array) -> list[list[float]]:
-    """[a, b, i, j] as rows of one matrix."""
+    """Join the blocks [a, b, i, j] to the rows of one matrix."""
     a, b, n, m = x.shape
     rows: list[list[float]] = (
         np.round(x.transpose(0, 2, 1, 3).reshape(a * n, b * m), DIGITS) + 0.0

@@ -1,4 +1,4 @@
-"""The ring of a readout problem, and what belongs to it: steps, positions, and layouts that a kernel may wrongly assume."""
+"""The ring of a readout problem: its steps and positions, and the layouts that a kernel may wrongly assume."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ringspec.problem.model import Integers
 from ringspec.spec.layout import contiguous, striped, zigzag
 
 LAYOUTS = {"contiguous": contiguous, "striped": striped}  # zigzag takes an even number of slots
-LATER = "contiguous, one token later"
-SHORT = "contiguous, one token a worker fewer"
+LATER = "contiguous, shifted by one token"
+SHORT = "contiguous, with one token fewer on each worker"
 Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Who computes what, and the mask.
+    """The ring, the heads and the mask of a problem.
 
-    ``circulation`` and ``direction`` as in ``ringspec.ring``; ``position`` [W, n] of the slots under ``layout``.
-    ``causal`` and ``window`` (left, right) are the mask. ``heads`` query heads, ``group`` of them to a key head.
-    ``forward_travels``: 'keys', as in the specification; 'queries' for a kernel whose forward sends these.
+    ``circulation`` and ``direction`` as in ``ringspec.ring``; ``position`` [W, n]: positions of the slots under
+    ``layout``. ``causal`` and ``window`` (left, right): the mask. ``heads``: query heads; ``group``: query heads per key
+    head. ``forward_travels``: 'keys', as in the specification, or 'queries' if the kernel's forward pass sends these.
     """
 
     workers: int
@@ -38,7 +38,7 @@ class Geometry:
 
     @property
     def slots(self) -> int:
-        """Tokens of one worker."""
+        """Number of tokens of one worker."""
         return int(self.position.shape[1])
 
     @property
@@ -51,25 +51,25 @@ class Geometry:
         return not self.causal and self.window is None
 
     def travels(self, phase: str) -> str:
-        """Which side visits in a pass, 'queries' or 'keys'."""
+        """Return what travels in a pass, 'queries' or 'keys'."""
         if phase == "forward":
             return self.forward_travels
         return "queries" if self.circulation == "q" else "keys"
 
     def steps(self, phase: str) -> Integers:
-        """[a, b]: the step in which a pass computes the block of query worker a and key worker b (RING-1)."""
+        """Return [a, b]: the step in which a pass computes the block of queries of worker a and keys of worker b (RING-1)."""
         a, b = np.indices((self.workers, self.workers))
         hops = b - a if self.travels(phase) == "queries" else a - b
         return (self.direction * hops) % self.workers
 
 
 def positions(layout: str, workers: int, slots: int) -> Integers:
-    """Positions [W, n] of the slots under 'contiguous', 'striped' or 'zigzag'."""
+    """Return the positions [W, n] of the slots under 'contiguous', 'striped' or 'zigzag'."""
     return tables(workers, slots)[layout]
 
 
 def tables(workers: int, slots: int) -> dict[str, Integers]:
-    """Positions [W, n] by name of the layout, with the mistaken ones that kernels are known to use."""
+    """Return the positions [W, n] under each layout, by name; these include wrong layouts that kernels are known to use."""
     r, i = np.indices((workers, slots))
     length, half = workers * slots, slots // 2
     found = {name: make(length, workers).table for name, make in LAYOUTS.items()}
@@ -82,16 +82,16 @@ def tables(workers: int, slots: int) -> dict[str, Integers]:
 
 
 def believed(geometry: Geometry) -> dict[str, Integers]:
-    """Positions [W, n] under the layouts that the problem does not have."""
+    """Return the positions [W, n] under every layout that differs from that of the problem."""
     every = tables(geometry.workers, geometry.slots)
     return {name: x for name, x in every.items() if not np.array_equal(x, geometry.position)}
 
 
 def dealt_otherwise(geometry: Geometry) -> list[Integers]:
-    """For the correct layout and each of :func:`believed`: where the tokens of its slots really are.
+    """Return where the tokens of the correct layout, and of each layout of :func:`believed`, really are.
 
-    One array per layout: for each slot of that layout, the slot (counted over all workers) where its token
-    really is. A layout that is not a permutation of the tokens is replaced by the correct one.
+    One array per layout: for each slot of that layout, the slot (counted over all workers) that really holds its token.
+    A layout that is not a permutation of the tokens is replaced by the correct one.
     """
     slot_of = np.argsort(geometry.position.ravel())
     maps = [np.arange(geometry.tokens)]
@@ -103,9 +103,9 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
 def relations(
     geometry: Geometry, phase: str, side: str, distinct: bool = True
 ) -> dict[str, Integers]:
-    """Return wrong owners [a, b] of the queries ('q') or keys ('k') of a block, by the words that describe them.
+    """Return wrong owners [a, b] of the queries ('q') or keys ('k') of a block, keyed by the words that describe them.
 
-    ``distinct``: without those that are the correct owners, or equal to earlier ones.
+    ``distinct``: leave out tables that equal the correct owners or an earlier table.
     """
     W, d = geometry.workers, geometry.direction
     a, b = np.indices((W, W))
@@ -116,9 +116,9 @@ def relations(
             "the worker that computes": other,
             "the previous step's visitor": (own + d) % W,
             "the next step's visitor": (own - d) % W,
-            "the visitor in a ring of the other direction": (other + d * step) % W,
-            "the worker whose number is that of the step": step % W,
-            "the neighbour in pairs of workers (0 and 1, 2 and 3)": np.minimum(
+            "the visitor in a ring of the opposite direction": (other + d * step) % W,
+            "the worker whose number equals the step": step % W,
+            "the partner in fixed pairs of workers (0 and 1, 2 and 3)": np.minimum(
                 other ^ (step % 2), W - 1
             ),
             "worker 0": np.zeros_like(a),
@@ -128,7 +128,7 @@ def relations(
         tables = {
             "the visitor": other,
             "the next worker": (own + 1) % W,
-            "the worker before": (own - 1) % W,
+            "the previous worker": (own - 1) % W,
             "worker 0": np.zeros_like(a),
         }
     if not distinct:

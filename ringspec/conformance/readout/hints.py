@@ -1,23 +1,23 @@
-"""Where the code of a fault usually is, by the choice that the fault changes."""
+"""Hints: where in a kernel to look for a fault, by the choice that the fault changes."""
 
 from __future__ import annotations
 
 from ringspec.conformance.readout.vocabulary import Kind
 
-MASKS = "look at where the mask of a block gets the positions of its queries and keys, above all after the first transfer"
+MASKS = "look at where the mask of a block gets the positions of its queries and keys, especially after the first transfer"
 SOURCES = "look at which buffer the block reads: the one that the last transfer filled, or the one that is being sent"
 LOOP = "look at the bounds of the loop over steps and at the condition that skips a block"
 SCORES = "look at where the scores are multiplied by the scale, and with which base the exponential is taken"
 HEADS = "look at how a query head finds its key head"
-ORDER = "look at where the halves or tokens of a shard are cut, ordered and put together"
+ORDER = "look at where the halves or tokens of a shard are split, ordered and joined"
 MERGING = "look at the function that merges a block's result into the running one"
 ENDING = "look at what happens to o and lse after the last step, before they are returned or saved"
-STATISTICS = "look at which lse and delta the backward gets for a block, in which base and in which order of axes"
+STATISTICS = "look at which lse and delta the backward pass uses for a block, in which base and with which order of axes"
 GRADIENTS = "look at the factors with which dS, dq, dk and dv are multiplied, and how often a share is added"
-PRODUCTS = "look at the operands of the products that give dq, dk and dv"
-ROUTES = "look at where the accumulators of the gradients are sent, how often, and by whom they are added at the end"
+PRODUCTS = "look at the operands of the matrix products for dq, dk and dv"
+ROUTES = "look at where the gradient accumulators are sent, how often, and which worker adds them up at the end"
 
-# By the name of a choice; what it takes from another head or slot comes first.
+# Hints by the names of the choices; hint_for gives HEADS and ORDER before it looks here.
 HINTS = {
     MASKS: ("mask", "value_mask", "hidden_score"),
     LOOP: ("count",),
@@ -33,7 +33,7 @@ HINTS = {
 
 
 def hint_for(kind: Kind) -> str:
-    """Return the hint of the first group that has one of the kind's choices; '' if none has."""
+    """Return the hint for a kind of fault: that of the first group with a choice that the kind changes; '' if none."""
     parts = [slot.partition(".") for slot in kind.slots]
     components = {component for _, _, component in parts if component}
     if "worker" not in components:

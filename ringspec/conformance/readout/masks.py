@@ -13,9 +13,9 @@ from ringspec.problem.model import Booleans, Integers
 
 @dataclass(frozen=True)
 class Mask:
-    """A pattern [a, b, 1, i, j], the words for a sentence and the cost of the words.
+    """A pattern [a, b, 1, i, j] of visible pairs. ``words`` describe the mistake.
 
-    The correct one has no words, and neither has the one that hides everything.
+    The correct pattern, and the one that hides every pair, have no words. ``cost`` is lower for the more usual mistakes.
     """
 
     words: str
@@ -24,7 +24,7 @@ class Mask:
 
 
 def masks_of(geometry: Geometry) -> list[Mask]:
-    """The patterns, the correct one first, none of them twice."""
+    """Return the patterns without duplicates, the correct one first."""
     left: list[Mask] = []
     for mask in every_mask(geometry):
         if number_of(mask.pattern, left) is None:
@@ -33,7 +33,7 @@ def masks_of(geometry: Geometry) -> list[Mask]:
 
 
 def number_of(pattern: Booleans, masks: Sequence[Mask]) -> int | None:
-    """The number of the mask with this pattern; None if there is none."""
+    """Return the number of the mask with this pattern; None if no mask has it."""
     for number, one in enumerate(masks):
         if np.array_equal(pattern, one.pattern):
             return number
@@ -43,7 +43,10 @@ def number_of(pattern: Booleans, masks: Sequence[Mask]) -> int | None:
 def seen(
     query: Integers, key: Integers, causal: bool, window: Window | None, reach: int = 0
 ) -> Booleans:
-    """The pattern of positions [a, b, n] as a block takes them; ``reach`` moves the causal edge."""
+    """Return the pattern for the positions [a, b, n] that a block uses for its queries and keys.
+
+    ``reach``: how many keys after its own position a query sees under the causal mask.
+    """
     gap = key[:, :, None, None, :] - query[:, :, None, :, None]
     pattern = np.ones(gap.shape, bool)
     if causal:
@@ -67,9 +70,9 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     yield Mask("", right)
     yield Mask("", np.zeros_like(right))
     if geometry.sees_all:
-        yield Mask("a causal mask is applied that was not asked for", seen(q, k, True, None))
+        yield Mask("a causal mask is applied although the call has none", seen(q, k, True, None))
         yield Mask(
-            "a causal mask of slot numbers is applied that was not asked for",
+            "a causal mask that compares slot numbers is applied although the call has none",
             seen(slot, slot, True, None),
         )
         return
@@ -85,21 +88,21 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     for name, table in believed(geometry).items():
         q_there = np.broadcast_to(table[:, None, :], (W, W, n))
         k_there = np.broadcast_to(table[None, :, :], (W, W, n))
-        layout = f"those of the layout {name}"
-        yield Mask(f"the mask takes positions for {layout}", seen(q_there, k_there, causal, window))
-        yield Mask(f"the mask takes key positions for {layout}", seen(q, k_there, causal, window))
-        yield Mask(f"the mask takes query positions for {layout}", seen(q_there, k, causal, window))
+        layout = f"of the layout {name}"
+        yield Mask(f"the mask uses positions {layout}", seen(q_there, k_there, causal, window))
+        yield Mask(f"the mask uses key positions {layout}", seen(q, k_there, causal, window))
+        yield Mask(f"the mask uses query positions {layout}", seen(q_there, k, causal, window))
     keys, queries = owners(geometry, "k"), owners(geometry, "q")
     for owner, table in keys.items():
         pattern = seen(q, geometry.position[table], causal, window)
-        yield Mask(f"the mask is that for keys of {owner}", pattern, 1.5)
+        yield Mask(f"the mask is the one for keys of {owner}", pattern, 1.5)
     for owner, table in queries.items():
         pattern = seen(geometry.position[table], k, causal, window)
-        yield Mask(f"the mask is that for queries of {owner}", pattern, 1.5)
+        yield Mask(f"the mask is the one for queries of {owner}", pattern, 1.5)
 
 
 def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
-    """Tiles, of a block or of parts of its queries and keys, that are skipped or taken for full by a wrong test."""
+    """Yield masks in which a wrong test skips tiles or leaves them unmasked; a tile is a block or a part of one."""
     for rows, keys in tile_sizes(n):
         W = len(right)
         tile = tile_words(n, rows, keys)
@@ -114,9 +117,9 @@ def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
                     yield Mask(words, (tiles & pair).reshape(right.shape), 1.1)
                     words = f"{tile} whose {query} query sees their {key} key are not masked"
                     yield Mask(words, (tiles | pair).reshape(right.shape), 1.1)
-        words = f"{tile} that the mask hides in part are skipped"
+        words = f"{tile} that are masked in part are skipped"
         yield Mask(words, (tiles & whole).reshape(right.shape), 1.1)
-        words = f"{tile} that the mask hides in part are not masked"
+        words = f"{tile} that need a mask in part are not masked"
         yield Mask(words, some.reshape(right.shape), 1.1)
 
 
@@ -139,7 +142,7 @@ def tile_words(n: int, rows: int, keys: int) -> str:
 
 
 def owners(geometry: Geometry, side: str) -> dict[str, Integers]:
-    """The wrong owners in either pass."""
+    """Return the wrong owners in the forward or the backward pass."""
     return relations(geometry, "forward", side, False) | relations(
         geometry, "backward", side, False
     )
@@ -154,8 +157,8 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     yield Mask(
         "the causal mask shows one key too many (key <= query + 1)", seen(q, k, True, window, 1)
     )
-    yield Mask("the causal mask faces the other way (key >= query)", seen(-q, -k, True, window))
-    yield Mask("the causal mask faces the other way (key > query)", seen(-q, -k, True, window, -1))
+    yield Mask("the causal mask is reversed (key >= query)", seen(-q, -k, True, window))
+    yield Mask("the causal mask is reversed (key > query)", seen(-q, -k, True, window, -1))
     strict = "the causal mask compares slot numbers strictly (slot of key < slot of query)"
     yield Mask(strict, seen(slot, slot, True, None, -1))
     yield Mask(
@@ -163,13 +166,13 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
         seen(slot, slot, True, None, 1),
     )
     for sign, table in (("<=", b <= a), ("<", b < a)):
-        words = f"the causal mask compares worker numbers alone (key's worker {sign} query's)"
+        words = f"the causal mask compares only worker numbers (key's worker {sign} query's)"
         yield Mask(words, np.broadcast_to(table, shape), 1.5)
     yield Mask("query positions lack the worker's offset", seen(slot, k, True, window))
     yield Mask("key positions lack the worker's offset", seen(q, slot, True, window))
     half = geometry.slots // 2
     if half:
-        tile = "the causal mask compares slot numbers within half a block"
+        tile = "the causal mask compares slot numbers counted within half a block"
         yield Mask(tile, seen(slot % half, slot % half, True, None))
     if geometry.layout == "zigzag":
         for of, positions in (("key", k), ("query", q)):
@@ -191,7 +194,7 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
             b < a, second_queries, np.where(b > a, first_keys, seen(q, k, True, window))
         )
         yield Mask(
-            "the two cases of a zigzag (keys of an earlier, of a later worker) are swapped", swapped
+            "the masks for keys of an earlier and of a later zigzag worker are swapped", swapped
         )
 
 
@@ -212,7 +215,7 @@ def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     ):
         for words, sign in (("wide", 1), ("narrow", -1)):
             changed = moved(left, sign * more_left), moved(right, sign * more_right)
-            yield Mask(f"the window is one too {words} {where}", seen(q, k, causal, changed))
+            yield Mask(f"the window is one key too {words} {where}", seen(q, k, causal, changed))
     yield Mask("the two sides of the window are swapped", seen(q, k, causal, (right, left)))
     yield Mask("the left side of the window is ignored", seen(q, k, causal, (None, right)))
     yield Mask("the right side of the window is ignored", seen(q, k, causal, (left, None)))

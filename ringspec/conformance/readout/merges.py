@@ -1,4 +1,4 @@
-"""How one block's result enters the running one: the right way, and the wrong ways that a readout tries."""
+"""Merge a block's result into the running one: correctly, or by one of the mistakes that a readout tries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringspec.problem.model import Array
 from ringspec.spec.online_softmax import finite_shift
 
 LN2 = math.log(2.0)
-# Wrong ways by name, with the words that complete "In the forward pass, ...".
+# Wrong merges by name, with the words that complete "In the forward pass, ...".
 WRONG = {
     "running not rescaled": "the running o and l are not rescaled when the maximum rises",
     "o not rescaled": "the running o is not rescaled when the maximum rises (l is)",
@@ -19,29 +19,29 @@ WRONG = {
     "o of block not rescaled": "the new block's o is not rescaled to the common maximum (l is)",
     "l of block not rescaled": "the new block's l is not rescaled to the common maximum (o is)",
     "weights swapped": "the two weights of the merge are swapped",
-    "o weights swapped": "the two weights of the merge are swapped for o (lse is right)",
-    "normalised o weights swapped": "the two weights of the merge of normalised o are swapped (lse is right)",
+    "o weights swapped": "the two weights of the merge are swapped for o (lse is correct)",
+    "normalised o weights swapped": "the two weights are swapped in a merge of normalised o (lse is correct)",
     "last wins": "the new block replaces what was there before",
     "first wins": "the new block is dropped in the merge",
-    "o last wins": "the new block's o replaces the running o (l is right)",
+    "o last wins": "the new block's o replaces the running o (l is correct)",
     "lse last wins": "the new block's l replaces the running l (o is accumulated)",
     "l not added": "the new block's l is not added to the running l (o is)",
     "o not added": "the new block's o is not added to the running o (l is)",
     "running rescaled twice": "the running o and l are rescaled twice when the maximum rises",
     "running rescaled inversely": "the running o and l are multiplied by exp(m_new - m_old), not exp(m_old - m_new)",
-    "o rescaled inversely": "the running o is multiplied by exp(m_new - m_old), not exp(m_old - m_new) (l is right)",
+    "o rescaled inversely": "the running o is multiplied by exp(m_new - m_old), not exp(m_old - m_new) (l is correct)",
     "o rescaled twice": "the running o is rescaled twice when the maximum rises (l is once)",
     "block rescaled twice": "the new block's o and l are rescaled twice to the common maximum",
     "o of block rescaled twice": "the new block's o is rescaled twice to the common maximum (l is once)",
     "l overwritten, o kept": "the new block's l replaces the running l, and its o is dropped",
-    "equal weights": "the merge averages blocks with equal weights",
-    "half and half": "the merge takes half of the running o and half of the new one",
+    "equal weights": "the merge averages all blocks so far with equal weights",
+    "half and half": "the merge averages the running o and the new one with equal weights",
     "exp(lse ln 2)": "the merge weights blocks by 2**lse, where lse is natural",
     "exp(lse / ln 2)": "the merge weights blocks by exp(lse), where lse is in base 2",
     "added": "normalised results are added without weights",
     "lse added": "the lse of the blocks are added",
     "rescaled by l too": "the running o is multiplied by its l once more",
-    "normalised as sum": "the block's o, which is divided by its l already, is merged as if it were not",
+    "normalised as sum": "the block's o, already divided by its l, is merged as if it were not",
     "block o with weight 1": "the new block's o enters with weight 1",
     "running o with weight 1": "the running o is not rescaled by exp(lse_old - lse_new); the new block is",
     "block weighed by the old lse": "the new block has the weight exp(lse_block - lse_old), not exp(lse_block - lse_new)",
@@ -50,7 +50,7 @@ WRONG = {
     "divided at every merge": "o is divided by the running l at every merge, and again at the end",
 }
 MERGES = ("right", *WRONG)
-# These differ from the right way at the first block, too.
+# These are wrong from the first block on.
 AT_FIRST = (
     "normalised as sum", "block not rescaled", "o of block not rescaled", "l of block not rescaled",
     "divided at every merge",
@@ -60,7 +60,7 @@ State = tuple[Array, Array, Array]
 
 
 def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t: int) -> State:
-    """(m, l, weights) after block t of m_b, l_b joins the running m, l and weights [step, a, h, i]."""
+    """Return the running m, l and weights [step, a, h, i] after block t, with m_b and l_b, is merged into them."""
     new_m = np.maximum(m, m_b)
     shift = finite_shift(new_m)
     c, e = np.exp(m - shift), np.exp(m_b - shift)

@@ -1,6 +1,6 @@
-"""A ring over matrices of pairs, in which every choice that a kernel makes is data (``choices``).
+"""A model of a ring, over matrices of pairs, in which every choice that a kernel makes is data (``choices``).
 
-The right choice everywhere gives softmax attention and its gradient.
+With the correct choice everywhere it computes softmax attention and its gradient.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ Core = tuple[Array, Array, Array, Array, Array]  # scores, p, dp, delta and lse 
 
 @dataclass(frozen=True)
 class Forward:
-    """``weights`` [a, b, h, i, j], as they are stored, ``lse`` [a, h, i]; of each block its lse and normalised p.
+    """The results of a forward pass: ``weights`` [a, b, h, i, j] as they appear in o, and ``lse`` [a, h, i].
 
-    ``maximum``, ``last``, ``first`` [a, h, i]: the row maximum, the lse of the last and of the first block that a row sees;
-    ``running`` [a, b, h, i]: lse after each block. ``through`` [a, h, i, x]: the columns of o that hold products with G.
+    ``block_lse``, ``block_p``: lse and normalised p of each block. ``maximum``, ``last``, ``first`` [a, h, i]: the row
+    maximum, and the lse of the last and of the first block in which a row sees a key. ``running`` [a, b, h, i]: lse after
+    each block. ``through`` [a, h, i, x]: the columns of o that contain products with G.
     """
 
     weights: Array
@@ -69,8 +70,8 @@ class Forward:
 class Model:
     """The model of one problem.
 
-    ``masks``: the patterns [a, b, 1, i, j] that choices number, the correct one first; ``tokens``: the orders of tokens
-    that they number (:func:`ringspec.conformance.readout.geometry.dealt_otherwise`).
+    ``masks``: the patterns [a, b, 1, i, j] that the choice ``mask`` numbers, the correct one first. ``tokens``: the token
+    orders that ``o_tokens`` numbers (:func:`ringspec.conformance.readout.geometry.dealt_otherwise`).
     """
 
     def __init__(self, pairs: Pairs, masks: Sequence[Booleans], tokens: Sequence[Integers]) -> None:
@@ -82,7 +83,7 @@ class Model:
         self.order = np.argsort(geometry.steps("forward"), axis=1)
         self.rows = np.arange(self.workers)
         self.s, self.g = (by_token(x) for x in (pairs.s, pairs.g))
-        # [c, (b, j), (g, x, y)]: G of query y of worker x in head g
+        # [c, (b, j), (g, x, y)]: G of query y of worker x in head g, with key j of worker b in key head c
         self.columns = pairs.g.transpose(0, 2, 5, 3, 1, 4).reshape(
             self.key_heads, geometry.tokens, -1
         )
@@ -94,20 +95,20 @@ class Model:
         return right_choices(self.geometry)
 
     def once(self, name: str, given: Sequence[Any], compute: Callable[[], Any]) -> Any:
-        """The value of ``compute``, or the kept one if it was made from the very same objects."""
+        """Return the value kept under ``name`` if it was computed from the same objects ``given``, else ``compute()``."""
         kept = self.kept.get(name)
         if kept is not None and all(x is y for x, y in zip(kept[0], given, strict=True)):
             return kept[1]
         return compute()
 
     def keep(self, choices: Choices) -> None:
-        """Keep what these choices give: those that differ from them in a few slots are then computed faster."""
+        """Keep the results of these choices, so that choices that differ in a few slots are computed faster."""
         self.kept.clear()
         self.kept["scores"] = tuple(choices[x] for x in OF_SCORES), self.scores(choices)
         self.kept["blocks"] = tuple(choices[x] for x in OF_WEIGHTS), self.blocks(choices)
 
     def keep_backward(self, c: Choices, forward: Forward, lse: Array, products: Array) -> None:
-        """Keep what a backward gives with these choices."""
+        """Keep the results of the backward pass with these choices."""
         self.keep(c)
         given = forward, lse, products
         deps = (*given, *(c[x] for x in OF_CORE))
@@ -119,7 +120,7 @@ class Model:
             self.kept[name] = (core, *(c[x] for x in slots)), x
 
     def index(self, c: Choices, name: str) -> Integers:
-        """The numbers of the queries or keys that a source names, counted over workers, heads and slots."""
+        """Return the index, over workers, heads and slots, of the query or key that the choice ``name`` gives each pair."""
         worker, head, slot = (c[x] for x in components(name))
         of_keys = name in ("k", "v", "dq_k", "dk_to", "dv_to")
         return (worker * (self.key_heads if of_keys else self.heads) + head) * self.slots + slot
@@ -128,12 +129,12 @@ class Model:
         return all(c[x] is self.right[x] for name in names for x in components(name))
 
     def of_heads(self, name: str) -> Array:
-        """S or G [a, b, h, i, j], each query head with its key head."""
+        """Return S or G [a, b, h, i, j] of each query head with its key head."""
         table = self.s if name == "s" else self.g
         return table[self.index(self.right, "q"), self.index(self.right, "k")]
 
     def scores(self, c: Choices) -> Array:
-        """s where a pair is computed and visible, else -inf."""
+        """Return the scores: ``hidden_score`` where a pair is masked, -inf where it is not computed."""
 
         def compute() -> Array:
             s = self.s[self.index(c, "q"), self.index(c, "k")]
@@ -143,7 +144,7 @@ class Model:
         return np.asarray(self.once("scores", [c[x] for x in OF_SCORES], compute))
 
     def shown(self, mask: Integers) -> Booleans:
-        """The patterns that ``mask`` numbers."""
+        """Return the pattern that ``mask`` selects, by number, for each pair."""
         if mask.size == 1:
             return self.masks[int(mask.flat[0])]
         numbers = np.unique(mask)
@@ -153,7 +154,7 @@ class Model:
         return pattern
 
     def for_values(self, c: Choices, p: Array, m: Array, l: Array) -> Array:
-        """p as the product with v, or with dy, gets it: under another mask where ``value_mask`` says so."""
+        """Return p as the product with v or dy uses it: under another mask where ``value_mask`` gives one."""
         if (c["value_mask"] < 0).all():
             return p
         free = self.scores(
@@ -164,7 +165,7 @@ class Model:
         return np.exp(free - finite_shift(m)[..., None]) * c["count"] / nonzero(l)[..., None]
 
     def blocks(self, c: Choices) -> tuple[Array, Array, Array, Array]:
-        """m, l [a, b, h, i] and p [a, b, h, i, j], normalised, of each block; p as the product with v gets it."""
+        """Return m, l [a, b, h, i] and normalised p [a, b, h, i, j] of each block, and p as the product with v uses it."""
 
         def compute() -> tuple[Array, Array, Array, Array]:
             s = self.scores(c)
@@ -183,7 +184,7 @@ class Model:
     def of_results(
         self, c: Choices, m: Array, l: Array, p: Array, p_of_v: Array
     ) -> tuple[Array, Array, Array, Array]:
-        """The results of blocks in the rows that they enter; slot -1: none."""
+        """Move the results of blocks to the rows into which they are merged; slot -1: nothing is merged."""
         worker, head, slot = (
             np.broadcast_to(c[x], (*self.shape[:4], 1))[..., 0] for x in components("result_of")
         )
@@ -199,7 +200,7 @@ class Model:
         )
 
     def weights_of_blocks(self, c: Choices) -> Array:
-        """[a, b, h, i]: the weights of the blocks' normalised results in o, if a worker ends as it should."""
+        """Return [a, b, h, i]: the weights of the blocks' normalised results in o if o is divided by l correctly."""
         m, l, _, _ = self.blocks(c)
         omega, _, run_l, _, _ = self.merged(m, l, c)
         weight = np.zeros(self.shape[:4])
@@ -271,7 +272,7 @@ class Model:
         )
 
     def of_key_heads(self, c: Choices, weights: Array) -> list[Array]:
-        """The weights where v lands in o; one array if each head has its own values, else one for each key head."""
+        """Return the weights in the columns that v writes to; one array, or one per key head if v is of a wrong head."""
         if self.correct(c, "v"):
             return [weights]
         worker, head, slot = (c[x] for x in components("v"))
@@ -283,7 +284,7 @@ class Model:
         ]
 
     def landed(self, x: Array, row: str, c: Choices, b: Integers, j: Integers) -> Array:
-        """Shares [a, b, h, i, j] added up in the rows that ``row`` names and the columns of slot ``j`` of worker ``b``."""
+        """Add the shares [a, b, h, i, j] in the rows that ``row`` gives and the columns of slot ``j`` of worker ``b``."""
         if row == "q":
             worker, head, slot = (self.right[x] for x in components("q"))
         else:
@@ -296,7 +297,7 @@ class Model:
         return np.asarray(landed.reshape(self.shape), float)
 
     def through(self, parts: Sequence[Array]) -> Array:
-        """[a, h, i, (g, x, y)]: the weights times the G of query y of worker x in head g, which tells the head of v."""
+        """Return [a, h, i, (g, x, y)]: weights times G of query y of worker x in head g; they show which head v is of."""
         W, H, n = self.workers, self.heads, self.slots
         flat = [x.transpose(2, 0, 3, 1, 4).reshape(H, W * n, W * n) for x in parts]
         if len(flat) == 1:
@@ -306,7 +307,7 @@ class Model:
         return np.asarray(found.reshape(H, W, n, -1).transpose(1, 0, 2, 3))
 
     def ends(self, of_block: Array) -> tuple[Array, Array]:
-        """[a, h, i]: of the last and of the first block that a row sees, -inf where it sees none."""
+        """Return the values [a, h, i] of the last and of the first block in which a row sees a key; -inf if there is none."""
         last = np.full(of_block[:, 0].shape, -np.inf)
         first = last.copy()
         for t in range(self.workers):
@@ -319,7 +320,11 @@ class Model:
     def merged(
         self, m: Array, l: Array, c: Choices, steps: int = 0
     ) -> tuple[Array, Array, Array, Array, Array]:
-        """Weights [step, a, h, i] of the blocks' normalised results, running m and l, l of the last block, running lse."""
+        """Merge the blocks in the order of the steps.
+
+        Returns the weights [step, a, h, i] of the blocks' normalised results, the final m and l, the l of the last block,
+        and the lse after each block.
+        """
         run_m = np.full(m[:, 0].shape, 0.0 if c["started"] else -np.inf)
         run_l = np.full(run_m.shape, float(c["started"]))
         omega = np.zeros((self.workers, *run_m.shape))
@@ -369,7 +374,7 @@ class Model:
     def backward(
         self, c: Choices, forward: Forward, lse: Array, products: Array
     ) -> tuple[Array, Array, Array]:
-        """P, dS as dq saw it and as dk saw it, from what the forward saved.
+        """Return P, dS as used for dq, and dS as used for dk, from what the forward pass saved.
 
         ``lse`` [a, h, i]; ``products`` [a, h, i, (g, x, y)]: <dy, o> of each row of o with each row of dy.
         """
@@ -415,7 +420,7 @@ class Model:
         return found
 
     def core(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
-        """Scores, p, dp, delta and lse of the pairs."""
+        """Return scores, p, dp, delta and lse of each pair."""
         s = self.scores(c)
         g = self.g[self.index(c, "dy"), self.index(c, "v")]
         if c["dy_ones"]:
@@ -430,7 +435,7 @@ class Model:
             return s, p * c["count"], g, d, used
 
     def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array) -> Array:
-        """dS in its correct form, or in a wrong one."""
+        """Return dS in the form that ``form`` numbers."""
         ds = c["ds_times"] * p * (g - d)
         if not form.any():
             return np.asarray(ds)
@@ -450,7 +455,7 @@ class Model:
         )
 
     def for_dv(self, c: Choices, s: Array, p: Array, g: Array, d: Array, used: Array) -> Array:
-        """What the product for dv takes, p in its place or another matrix."""
+        """Return the matrix in the product for dv: p, or the wrong one that ``dv_form`` numbers."""
         of_dv = p
         if (c["value_mask"] >= 0).any():
             row = np.broadcast_to(used, (*self.shape[:4], used.shape[4])).max(axis=4)
@@ -469,14 +474,14 @@ class Model:
         return chosen(c["dv_form"], DV_FORMS, of)
 
     def delta_of(self, c: Choices, products: Array) -> Array:
-        """<dy, o> of the rows that ``delta_o`` and ``delta_dy`` name, [a, b, h, i, 1 or j]."""
+        """Return <dy, o> of the rows that ``delta_o`` and ``delta_dy`` give, [a, b, h, i, 1 or j]."""
         W, H, n = self.workers, self.heads, self.slots
         flat = products.reshape(W * H * n, H, W, n)
         dy = np.broadcast_arrays(*(c[x] for x in components("delta_dy")))
         return np.asarray(flat[self.index(c, "delta_o"), dy[1], dy[0], dy[2]])
 
     def row_lse(self, c: Choices, s: Array, forward: Forward, lse: Array) -> Array:
-        """Row constants [a, b, h, i, 1 or j]."""
+        """Return the lse, or what is used in its place, [a, b, h, i, 1 or j]."""
         at = self.index(c, "lse_of")
         saved = lse.reshape(-1)[at]
         if not c["lse"].any():
@@ -494,7 +499,7 @@ class Model:
         return chosen(c["lse"], LSES, of)
 
     def row_delta(self, c: Choices, p: Array, g: Array, forward: Forward, saved: Array) -> Array:
-        """Row constants [a, b, h, i, 1 or j]."""
+        """Return delta, or what is used in its place, [a, b, h, i, 1 or j]."""
         if not c["delta"].any():
             return saved
         local, mass = (p * g).sum(axis=4, keepdims=True), p.sum(axis=4, keepdims=True)
@@ -512,7 +517,7 @@ class Model:
         return chosen(c["delta"], DELTAS, of)
 
     def stored(self, name: str, c: Choices, share: Array, row: str, column: str) -> Array:
-        """Shares of a gradient where it gets them."""
+        """Return the shares of a gradient at the rows and columns to which they are added."""
         if not self.correct(c, row, column):
             worker, head, slot = (c[x] for x in components(column))
             if name != "dq" and not (
@@ -526,7 +531,7 @@ class Model:
         return share
 
     def adding(self, name: str, share: Array) -> Array:
-        """Shares if every hop adds the arriving gradient to the one that a worker has sent on."""
+        """Return the shares if each hop adds the arriving gradient to the one that the worker has already sent on."""
         W, geometry = self.workers, self.geometry
         a, b = np.indices((W, W))
         step, stays = geometry.steps("backward"), b if name == "dq" else a
@@ -539,7 +544,7 @@ class Model:
         return found
 
     def exchanged(self, c: Choices, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
-        """P and dS of dk if dk and dv of a worker's keys are exchanged: entries of one head show in the next."""
+        """Return P and dS of dk if dk and dv are exchanged: entries of one head then appear as those of the next."""
         scale, here = self.geometry.scale, c["exchanged"]
         dk, dv = np.zeros_like(of_dk), np.zeros_like(of_dv)
         group = np.arange(self.heads) // self.group
@@ -550,7 +555,7 @@ class Model:
         return np.where(here, dv, of_dv), np.where(here, dk, of_dk)
 
     def with_ones(self, of_dv: Array) -> Array:
-        """P as dv shows it if dy is 1 everywhere: the sums of its columns in every head of a group."""
+        """Return P as dv shows it if dy is 1 everywhere: its column sums over all heads of a group."""
         sums = of_dv.sum(axis=(0, 3), keepdims=True)
         shape = (1, self.workers, self.key_heads, self.group, 1, self.slots)
         of_group = sums.reshape(shape).sum(axis=3, keepdims=True)
@@ -561,7 +566,7 @@ class Model:
         )
 
     def summed(self, forward: Forward) -> tuple[Array, Array]:
-        """<1, v> [a, b, h, i, j] and <1, o> [a, h, i]: what dy of ones makes of G and delta."""
+        """Return <1, v> [a, b, h, i, j] and <1, o> [a, h, i], which replace G and delta if dy is 1 everywhere."""
         every = self.pairs.g.sum(axis=(1, 3, 4))  # [c, b, j]
         heads = np.arange(self.heads) // self.group
         g = 1.0 + np.broadcast_to(
@@ -570,7 +575,7 @@ class Model:
         return g, (forward.weights * g).sum(axis=(1, 4))
 
     def gradient_of_forward(self, c: Choices) -> tuple[Array, Array, Array]:
-        """P, dS, dS of the derivative of the forward with these choices, by central differences of the scores."""
+        """Differentiate the forward pass with these choices, by central differences of the scores; return P, dS, dS."""
         base, right = self.forward(c).weights, self.s
         g = self.g[self.index(self.right, "q"), self.index(c, "v")]
         ds, step = np.zeros(self.shape), 1e-5
@@ -591,18 +596,18 @@ class Model:
 
 
 def by_token(x: Array) -> Array:
-    """[c, a, b, h, i, j] as [(a, h, i), (b, c, j)]."""
+    """Rearrange [c, a, b, h, i, j] to [(a, h, i), (b, c, j)]."""
     c, a, b, h, i, j = x.shape
     return x.transpose(1, 3, 4, 2, 0, 5).reshape(a * h * i, b * c * j)
 
 
 def of_workers(x: Integers) -> Integers:
-    """[a, 1, h, i, 1] as [a, h, i]."""
+    """Rearrange [a, 1, h, i, 1] to [a, h, i]."""
     return x[:, 0, :, :, 0]
 
 
 def chosen(number: Integers, names: Sequence[str], of: Mapping[str, Array]) -> Array:
-    """For each element, its value in the array that ``number`` names."""
+    """Take each element from the array whose name ``number`` selects."""
     if number.size == 1:
         return of[names[int(number.flat[0])]]
     found = of["right"]
@@ -612,7 +617,7 @@ def chosen(number: Integers, names: Sequence[str], of: Mapping[str, Array]) -> A
 
 
 def where_changed(changed: Booleans, other: State, right: State) -> State:
-    """``other`` where ``changed``, else ``right``."""
+    """Take each element from ``other`` where ``changed``, else from ``right``."""
     return (
         np.where(changed, other[0], right[0]),
         np.where(changed, other[1], right[1]),
@@ -634,12 +639,12 @@ def nonzero(l: Array) -> Array:
 
 
 def log_of(m: Array, l: Array) -> Array:
-    """m + log l, -inf where l is 0."""
+    """Return m + log l; -inf where l is 0."""
     return np.where(l == 0, -np.inf, finite_shift(m) + np.log(np.abs(nonzero(l))))
 
 
 def of_rows(x: Array, rows: Integers) -> Array:
-    """[a, b, h, i, j] with rows (a, i) taken from others, counted over all workers."""
+    """Reorder the rows (a, i) of [a, b, h, i, j]; ``rows``: for each row, the number of the row it comes from."""
     a, b, h, n, m = x.shape
     flat = x.transpose(0, 3, 1, 2, 4).reshape(a * n, b, h, m)[rows]
     return flat.reshape(a, n, b, h, m).transpose(0, 2, 3, 1, 4)

@@ -1,20 +1,20 @@
-"""The problem whose results spell out, pair by pair, what a ring computed, and how they are read.
+"""Inputs for which the results show, pair by pair, what a ring computed; and how the results are read.
 
-T = W n tokens in the order of workers and slots. For query head h and key head c, with matrices S and G of our choice,
-e_x a unit vector, and zeros up to D = Dv >= (H + 1) T::
+T = W n tokens are numbered in the order of workers and slots. S and G are matrices that are chosen freely for query head
+h and key head c, e_x is a unit vector, and vectors are filled with zeros up to D = Dv >= (H + 1) T::
 
     q_i^h = e_{hT+i}        k_j^c = [S^{c,0}_{:j}/scale, ..., S^{c,H-1}_{:j}/scale, e_j]
     v_j^c = [e_j, G^{c,0}_{:j}, ..., G^{c,H-1}_{:j}]        dy_i^h = e_{T+hT+i}
 
-so that s_ij = S_ij and <dy_i, v_j> = G_ij, and the results are matrices over pairs of tokens::
+Then s_ij = S_ij and <dy_i, v_j> = G_ij, and the results contain matrices over pairs of tokens::
 
-    o_i[j] = A_ij                       the weights of the forward
+    o_i[j] = A_ij                       the weights in the forward pass
     o_i[T+hT+i] = delta_i               <dy_i, o_i>
-    dv_j[T+hT+i] = P_ij                 the weights that the backward used
-    dq_i[HT+j] / scale = dS_ij          as dq got it
-    dk_j[hT+i] / scale = dS_ij          as dk got it
+    dv_j[T+hT+i] = P_ij                 the weights in the backward pass
+    dq_i[HT+j] / scale = dS_ij          as used for dq
+    dk_j[hT+i] / scale = dS_ij          as used for dk
 
-Matrices are cut into the blocks of workers: ``[a, b, h, i, j]`` is query i of worker a, key j of worker b, head h.
+Matrices are divided into the blocks of workers: ``[a, b, h, i, j]`` is query i of worker a, key j of worker b, head h.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from ringspec.problem.model import Array, Integers
 from ringspec.vectors.format.inputs import words
 
 LEVELS, OFFSETS, EIGHTHS = 9, 7, 16
-# Numbers of a query head in dk and dv of a key head that it does not read, which should be 0, are added with this weight.
+# In dk and dv, the columns of a query head should be 0 in every key head that it does not read. If they are not, they are
+# added with this weight.
 ELSEWHERE = 0.6180339887498949
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The numbers of a problem: ``s`` and ``g`` [Hkv, a, b, h, i, j], scores and <dy, v> with each key head."""
+    """The matrices of a problem, [Hkv, a, b, h, i, j]: ``s``, scores, and ``g``, <dy, v>, with each key head."""
 
     geometry: Geometry
     s: Array
@@ -44,9 +45,10 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Seen:
-    """What results say: matrices [a, b, h, i, j], ``lse`` and ``delta`` [a, h, i].
+    """What was read from results: matrices [a, b, h, i, j], ``lse`` and ``delta`` [a, h, i].
 
-    ``through`` [a, h, i, x]: the other columns of o, products of the weights with G. ``lse`` is None if it is hidden; ``p``, ``ds_of_dq`` and ``ds_of_dk`` are None without a backward.
+    ``through`` [a, h, i, x]: the other columns of o, products of the weights with G. ``lse`` is None if the target hides
+    it. ``p``, ``ds_of_dq`` and ``ds_of_dk`` are None without a backward pass.
     """
 
     weights: Array
@@ -59,10 +61,11 @@ class Seen:
 
 
 def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
-    """S and G of a geometry.
+    """Draw S and G for a geometry.
 
-    S is a grid of nine values, about 3/8 apart, plus an offset for each row and key worker; it is a whole multiple of
-    the scale, so that keys are whole numbers. G is eighths up to 2. Every input format holds both exactly.
+    An element of S is one of nine values, about 3/8 apart, plus an offset for its row and key worker. It is a whole
+    multiple of the scale, so that k contains whole numbers. G contains multiples of 1/8 between -2 and 2. Every input
+    format holds both exactly.
     """
     W, n, H = geometry.workers, geometry.slots, geometry.heads
     shape = (H // geometry.group, W, W, H, n, n)
@@ -78,7 +81,7 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
 
 
 def inputs_of(pairs: Pairs, dim: int) -> dict[str, Array]:
-    """q, dy [W, H, n, dim] and k, v [W, Hkv, n, dim] of the workers, float64; dim >= (H + 1) T."""
+    """Return q, dy [W, H, n, dim] and k, v [W, Hkv, n, dim] of the workers in float64; dim >= (H + 1) T."""
     geometry = pairs.geometry
     W, n, H, T = geometry.workers, geometry.slots, geometry.heads, geometry.tokens
     kv = H // geometry.group
@@ -103,7 +106,7 @@ def by_key(x: Array, workers: int, kv_heads: int, slots: int) -> Array:
 
 
 def seen_in(geometry: Geometry, results: Mapping[str, Array]) -> Seen:
-    """Matrices from results: o, dq [W, H, n, dim], dk, dv [W, Hkv, n, dim], lse [W, H, n]; those that there are."""
+    """Read the matrices from o, dq [W, H, n, dim], dk, dv [W, Hkv, n, dim] and lse [W, H, n]; all but o are optional."""
     W, n, H, T = geometry.workers, geometry.slots, geometry.heads, geometry.tokens
     o = results["o"]
     column = T + T * np.arange(H)[None, :, None, None] + np.arange(T).reshape(W, 1, n, 1)
@@ -123,13 +126,16 @@ def seen_in(geometry: Geometry, results: Mapping[str, Array]) -> Seen:
 
 
 def of_rows(geometry: Geometry, x: Array) -> Array:
-    """[a, h, i, (b, j)] as [a, b, h, i, j]."""
+    """Rearrange [a, h, i, (b, j)] to [a, b, h, i, j]."""
     W, n = geometry.workers, geometry.slots
     return x.reshape(W, geometry.heads, n, W, n).transpose(0, 3, 1, 2, 4)
 
 
 def of_columns(geometry: Geometry, x: Array) -> Array:
-    """[b, c, j, (h, a, i)] as [a, b, h, i, j], from the key head c of each query head h, and ELSEWHERE times the others."""
+    """Rearrange [b, c, j, (h, a, i)] to [a, b, h, i, j].
+
+    The entries of query head h come from its key head c; those in other key heads are added times ELSEWHERE.
+    """
     W, n, H, group = geometry.workers, geometry.slots, geometry.heads, geometry.group
     y = x.reshape(W, H // group, n, H, W, n)
     weight = np.where(np.arange(H // group)[:, None] == np.arange(H) // group, 1.0, ELSEWHERE)

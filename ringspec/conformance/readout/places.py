@@ -1,4 +1,4 @@
-"""Where a fault may be: sets of blocks, parts of blocks, and workers, in words."""
+"""Where a fault may be: sets of blocks, parts of blocks, and sets of workers, each with words for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Array, Booleans
 
 MOST_LISTED = 8
-CHANCE = 0.35  # of numbers that are equal by chance
+CHANCE = 0.35  # fraction of numbers that may be equal by chance
 Amounts = Array | Booleans
 LISTED = "in the blocks (queries of worker, keys of worker)"
 MOST_RECTANGLES = 12
@@ -25,9 +25,9 @@ GROUP = re.compile(
 
 @dataclass(frozen=True)
 class Place:
-    """A set of pairs of tokens: the boolean ``table`` [a, b, h, i, j], and the ``words`` for it.
+    """A set of pairs of tokens: the boolean ``table`` [a, b, h, i, j], and the ``words`` that describe it.
 
-    An axis of length 1 stands for all. ``cost`` is lower for simpler words.
+    An axis of length 1 stands for all. ``cost`` is lower for places that are simpler to describe.
     """
 
     words: str
@@ -36,17 +36,14 @@ class Place:
 
     @property
     def blocks(self) -> Booleans:
-        """[a, b]: the blocks that it touches."""
+        """The blocks, [a, b], that contain some of the pairs."""
         return np.asarray(self.table.any(axis=(2, 3, 4)))
 
 
 def block_places(
     geometry: Geometry, phase: str, visible: Booleans, distinct: bool = True
 ) -> list[Place]:
-    """Sets of blocks, the simplest words first; ``visible`` [a, b, 1, i, j] is the right mask.
-
-    ``distinct``: no set twice.
-    """
+    """Return sets of blocks; ``visible`` [a, b, 1, i, j] is the correct mask. ``distinct``: leave out equal sets."""
     W = geometry.workers
     a, b = np.indices((W, W))
     step = geometry.steps(phase)
@@ -68,8 +65,8 @@ def block_places(
         add(f"from step {number} on", step >= number, 0.6)
     add("for keys of later workers", b > a, 0.5)
     add("for keys of earlier workers", b < a, 0.5)
-    add("for keys of earlier workers and a worker's own", b <= a, 0.55)
-    add("for keys of later workers and a worker's own", b >= a, 0.55)
+    add("for keys of earlier workers and of the worker itself", b <= a, 0.55)
+    add("for keys of later workers and of the worker itself", b >= a, 0.55)
     add_by_mask(geometry, phase, visible, add)
     for r in range(W):
         add(f"on worker {r}", computing == r, 0.7)
@@ -79,8 +76,8 @@ def block_places(
         add(f"in blocks of keys of worker {r}", b == r, 0.8)
         add(f"in blocks of queries of all workers but {r}", a != r, 0.85)
         add(f"in blocks of keys of all workers but {r}", b != r, 0.85)
-    add("on workers of odd number", computing % 2 == 1, 0.9)
-    add("in steps of odd number", step % 2 == 1, 0.9)
+    add("on odd-numbered workers", computing % 2 == 1, 0.9)
+    add("in odd-numbered steps", step % 2 == 1, 0.9)
     for number in range(W):
         for r in range(W):
             add(f"on worker {r} in step {number}", (computing == r) & (step == number), 1.2)
@@ -95,9 +92,9 @@ def add_by_mask(
     seen = np.asarray(visible.any(axis=(2, 3, 4)))
     whole = np.asarray(visible.all(axis=(2, 3, 4)))
     step = geometry.steps(phase)
-    add("in blocks that the mask hides wholly", ~seen, 0.4)
-    add("in blocks that the mask shows in part", seen & ~whole, 0.45)
-    add("in blocks that the mask shows wholly", whole, 0.45)
+    add("in fully masked blocks", ~seen, 0.4)
+    add("in partly masked blocks", seen & ~whole, 0.45)
+    add("in blocks without any masked pair", whole, 0.45)
     for words, x, when in (("that a query sees", seen, step), ("that sees a key", seen.T, step.T)):
         order = np.argsort(when, axis=1)
         first, last = np.zeros_like(x), np.zeros_like(x)
@@ -121,14 +118,14 @@ def add_by_mask(
             lost[at] = hidden_later
             hidden_later = hidden_later or not seen[at]
     add(
-        "in blocks that a later, hidden block follows on the way of the accumulators",
+        "in blocks after which the accumulators pass a fully masked block",
         lost & seen,
         0.8,
     )
 
 
 def part_places(geometry: Geometry) -> list[Place]:
-    """Parts of blocks [1, 1, h, i, j]: heads, rows, keys, halves of both; the whole block first."""
+    """Return parts of blocks [1, 1, h, i, j]: heads, rows, keys, halves of both; the whole block comes first."""
     n, H, group = geometry.slots, geometry.heads, geometry.group
     i, h = np.arange(n), np.arange(H)
     found = [Place("", np.ones((1, 1, 1, 1, 1), bool), 0.0)]
@@ -152,7 +149,7 @@ def part_places(geometry: Geometry) -> list[Place]:
             if few != n // 2:
                 add(f"for the last {few} {many} of a worker", at >= n - few, 0.9)
                 add(f"for the first {few} {many} of a worker", at < few, 0.9)
-        add(f"for the {many} of odd number of a worker", at % 2 == 1, 1.0)
+        add(f"for the odd-numbered {many} of a worker", at % 2 == 1, 1.0)
     heads: list[tuple[str, Booleans, float]] = []
     for head in range(H):
         heads += [
@@ -169,7 +166,7 @@ def part_places(geometry: Geometry) -> list[Place]:
             ("in the last query head of each key head", h % group == group - 1, 0.8),
         ]
     heads += [
-        ("in heads of odd number", h % 2 == 1, 0.9),
+        ("in odd-numbered heads", h % 2 == 1, 0.9),
         ("in the second half of the heads", h >= H // 2, 0.9),
         ("in the first half of the heads", h < H // 2, 0.9),
     ]
@@ -185,7 +182,7 @@ def part_places(geometry: Geometry) -> list[Place]:
 
 
 def worker_places(geometry: Geometry) -> list[Place]:
-    """Sets of workers [a, 1, 1, 1, 1]."""
+    """Return sets of workers [a, 1, 1, 1, 1]."""
     r = np.arange(geometry.workers).reshape(-1, 1, 1, 1, 1)
     found = [Place("", r >= 0, 0.0)]
     if geometry.workers > 1:
@@ -195,7 +192,7 @@ def worker_places(geometry: Geometry) -> list[Place]:
 
 
 def joined(place: Place, part: Place) -> Place:
-    """A part of the blocks of a place."""
+    """Return the place that consists of a part of each block of a place."""
     if not part.words:
         return place
     words = f"{place.words}, {part.words}" if place.words else part.words
@@ -203,7 +200,10 @@ def joined(place: Place, part: Place) -> Place:
 
 
 class Places:
-    """Every part of every set of blocks, or of every set of workers."""
+    """All places that consist of a part of each block in one of the sets ``blocks``.
+
+    ``of_rows``: the sets are sets of workers, and a part consists of whole rows.
+    """
 
     def __init__(self, geometry: Geometry, blocks: Sequence[Place], of_rows: bool = False) -> None:
         W, H, n = geometry.workers, geometry.heads, geometry.slots
@@ -225,9 +225,8 @@ class Places:
     ) -> list[tuple[float, Place]]:
         """Return the places that contain some of ``good`` and none of ``bad`` [a, b, h, i, j], those with most good first.
 
-        ``most``: the largest number of places.
-
-        ``loosely``: a few may be bad, where numbers are equal by chance. ``of_rows``: only places of whole rows.
+        ``most``: the largest number of places. ``loosely``: a fraction of the pairs may be bad, because numbers can be
+        equal by chance. ``of_rows``: only places of whole rows.
         """
         shape = (self.of_blocks.shape[1], self.of_parts.shape[0])
         gain = self.of_blocks @ (good.reshape(shape).astype(np.float32) @ self.of_parts)
@@ -243,7 +242,7 @@ class Places:
         ]
 
     def possible(self, good: Amounts, bad: Amounts) -> list[Place]:
-        """Sets of blocks with something ``good`` and nothing ``bad`` in some rows and heads, [a, b, h, i]."""
+        """Return the sets of blocks that have, in some rows and heads, something ``good`` and nothing ``bad`` [a, b, h, i]."""
         shape2 = (self.of_blocks.shape[1], -1)
         gain = self.of_blocks @ (good.reshape(shape2).astype(np.float32) @ self.of_rows)
         harm = self.of_blocks @ (bad.reshape(shape2).astype(np.float32) @ self.of_rows)
@@ -251,7 +250,7 @@ class Places:
         return [place for place, fit in zip(self.blocks, fits, strict=True) if fit]
 
     def parts_fitting(self, good: Amounts, bad: Amounts, place: Place) -> list[Place]:
-        """Parts of a place, by rows and heads, with all that is ``good`` and nothing ``bad`` on any worker [a, 1, h, i, j]."""
+        """Return the row and head parts of a place with the most ``good`` and nothing ``bad`` [a, 1, h, i, j] on any worker."""
         count, shape = self.of_blocks.shape[1], (self.of_blocks.shape[1], self.of_parts.shape[0])
         gain = np.ones(count) @ (good.reshape(shape).astype(np.float32) @ self.of_parts)
         harm = np.ones(count) @ (bad.reshape(shape).astype(np.float32) @ self.of_parts)
@@ -264,7 +263,7 @@ class Places:
         return [joined(place, self.parts[x]) for x in fits if gain[x] == most]
 
     def named(self, words: str) -> Place | None:
-        """The place with these words, if there is one."""
+        """Return the place that these words describe; None if there is none."""
         for place in self.blocks:
             if place.words == words:
                 return place
@@ -277,7 +276,7 @@ class Places:
 
 
 def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
-    """A list of blocks as a place; None if it is empty, long, or a place that is known."""
+    """Return the place that lists the blocks one by one; None if they are none, too many, or a place in ``known``."""
     table = blocks[:, :, None, None, None]
     same = any(np.array_equal(table, one.table) for one in known)
     if same or not 0 < blocks.sum() <= MOST_LISTED:
@@ -365,7 +364,7 @@ def pairs_named(geometry: Geometry, phase: str, visible: Booleans, words: str) -
 def place_named(
     geometry: Geometry, phase: str, visible: Booleans, words: str, of_workers: bool
 ) -> Place | None:
-    """The place with these words in a geometry; None if it has no such place."""
+    """Return the place that these words describe in a geometry; None if it has no such place."""
     if not of_workers and PAIRS in words:
         return pairs_named(geometry, phase, visible, words)
     if not of_workers and words.startswith(LISTED):

@@ -1,4 +1,7 @@
-"""Which faults give what was seen? Single faults first, then sets of two and three, the forward before the backward."""
+"""Find the faults that reproduce what was read: single faults first, then sets of two and three.
+
+The forward pass is explained before the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +31,25 @@ from ringspec.conformance.readout.places import (
 from ringspec.conformance.readout.vocabulary import Fault, Kind, kinds_of
 from ringspec.problem.model import Array, Booleans
 
-ZERO = 1e-6  # below it a weight counts as 0
-KEPT = (10, 5)  # partial sets of one fault, and of two, that are extended by another
+ZERO = 1e-6  # smaller weights count as 0
+KEPT = (
+    10,
+    5,
+)  # how many partial sets of one fault, and of two faults, are extended by another fault
 MOST_FAULTS = 3
-# What a backward may do besides computing the gradient of attention.
+# What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of that forward."
-HALF = 0.5  # of the wrong pairs, from which on the very pairs that a kind explains are tried
-FEW = 6  # sets of blocks in which a rare kind is tried
-SECONDS = 3.0  # of processor time for one pass of one problem
+HALF = 0.5  # a kind is tried in the very pairs that it explains if these are at least so many of the wrong ones
+FEW = 6  # how many sets of blocks are tried for a rare kind of fault
+SECONDS = 3.0  # processor time for one pass of one problem
 MOST_WHOLE, MOST_PARTIAL = (
     40,
     3,
-)  # places of a kind that are tried, if it explains everything, or not
-# Slots by which a block changes the weights of other blocks, or of other columns.
+)  # how many places of a kind are tried: those that explain everything, and those that do not
+# Slots that change the weights of other blocks in the row, or of other columns.
 OF_ROW_SUMS = {"merge", "count", "o_times", *components("v")}
-# By the slots of a source or goal: the matrix in which shares land elsewhere.
+# The matrix in which a wrong token moves shares elsewhere, by the name of the choice.
 LANDING = {
     "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
 }  # fmt: skip
@@ -54,9 +60,9 @@ CARRIED = (
 
 @dataclass(frozen=True)
 class Match:
-    """How far a prediction agrees with what was seen.
+    """How far a prediction agrees with what was read.
 
-    ``equal``: elements, by matrix. ``alike`` [a, b, h, i, 2]: halves of rows in which the correct shape was seen.
+    ``equal``: which elements agree, by matrix. ``alike`` [a, b, h, i, 2]: which halves of rows agree up to a factor.
     ``ours``: the prediction.
     """
 
@@ -70,23 +76,23 @@ class Match:
 
     @cached_property
     def blocks(self) -> dict[str, Booleans]:
-        """[a, b], or [a] of rows: what is equal in every element."""
+        """The blocks, [a, b] (for row tensors [a]), in which every element agrees, by matrix."""
         return {name: in_blocks(x, np.all) for name, x in self.equal.items()}
 
     @cached_property
     def wrong(self) -> dict[str, int]:
-        """How many elements of each matrix are wrong, and how many parts of rows have the wrong shape."""
+        """The number of elements of each matrix that disagree, and of halves of rows that are not alike."""
         return {name: int(x.size - x.sum()) for name, x in self.equal.items()} | {
             f"shape of {name}": int(x.size - x.sum()) for name, x in self.alike.items()
         }
 
     @cached_property
     def score(self) -> float:
-        """How much is right, 1 for each matrix."""
+        """The fractions of the matrices that agree, summed over the matrices."""
         return sum(float(x.mean()) for x in self.equal.values())
 
     def gain(self, plain: Match) -> float:
-        """How much of what is wrong in ``plain`` comes right."""
+        """Return how much of what disagrees in ``plain`` agrees here."""
         total = 0.0
         for name, wrong in plain.wrong.items():
             weight = 0.5 if name.startswith("shape") else 1.0
@@ -100,9 +106,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Faults of a pass. ``whole``: they account for everything that was seen; ``others``: sets that do so as well.
+    """The faults of a pass. ``whole``: they account for everything that was read; ``others``: other such sets.
 
-    ``base``: what the backward does except for the faults, '' if it is the gradient of attention.
+    ``base``: what the backward pass computes apart from the faults, '' if it is the gradient of attention.
     """
 
     faults: tuple[Fault, ...]
@@ -113,19 +119,19 @@ class Explanation:
 
 
 def in_blocks(x: Booleans, which: Callable[..., Booleans]) -> Booleans:
-    """[a, b] of pairs [a, b, h, i, j], [a] of rows."""
+    """Reduce pairs [a, b, h, i, j] to blocks [a, b], or rows [a, h, i] to workers [a]."""
     return which(x, axis=tuple(range(2 if x.ndim == 5 else 1, x.ndim)))
 
 
 def near(seen: Array, ours: Array, size: Array, tolerance: float) -> Booleans:
-    """Where the two differ by at most ``tolerance`` of ``size``; NaN is never equal, the same infinity is."""
+    """Tell where two arrays differ by at most ``tolerance`` of ``size``; NaN is never equal, the same infinity is."""
     with np.errstate(invalid="ignore"):
         close = np.abs(seen - ours) <= tolerance * size + ZERO
         return (close & np.isfinite(ours)) | (seen == ours)
 
 
 def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
-    """[a, b, h, i, 2], halves of rows: the same zeros, and one positive factor between the two."""
+    """Tell which halves of rows, [a, b, h, i, 2], have the same zeros and differ by one positive factor."""
     halves = (*seen.shape[:4], 2, -1) if seen.shape[4] % 2 == 0 else (*seen.shape[:4], 1, -1)
     seen, ours = seen.reshape(halves), ours.reshape(halves)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -139,7 +145,7 @@ def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
 
 
 def of_pairs(halves: Booleans, slots: int) -> Booleans:
-    """Halves of rows as pairs [a, b, h, i, j]."""
+    """Repeat a value for each half of a row to pairs [a, b, h, i, j]."""
     return np.repeat(halves, slots // halves.shape[4], axis=4)
 
 
@@ -164,7 +170,7 @@ Predict = Callable[[Choices], Match]
 
 
 class Reader:
-    """Explains what was seen of one problem, within ``tolerance`` of the size of a number's parts."""
+    """Explains what was read from one problem; an element may differ by ``tolerance`` times the size of its terms."""
 
     def __init__(self, pairs: Pairs, tolerance: float) -> None:
         geometry = pairs.geometry
@@ -177,7 +183,7 @@ class Reader:
         self.judged: dict[str, tuple[Array, Match]] = {}
 
     def tried(self, phase: str) -> tuple[list[Kind], Places]:
-        """Kinds of a pass, and places in its blocks."""
+        """Return the kinds of faults and the places that are tried in a pass."""
         if phase not in self.kept:
             blocks = block_places(self.geometry, phase, self.masks[0].pattern)
             kinds = kinds_of(self.geometry, phase, self.masks)
@@ -201,7 +207,7 @@ class Reader:
         )
 
     def forward(self, seen: Seen) -> tuple[Explanation, Choices]:
-        """The faults of the forward, and the choices with them."""
+        """Explain the forward pass; return the faults, and the choices with these faults."""
         model = self.model
 
         def predict(choices: Choices) -> Match:
@@ -218,10 +224,10 @@ class Reader:
     def forward_faults(
         self, seen: Seen, predict: Predict, choices: Choices, match: Match, last: bool
     ) -> Candidates:
-        """Faults that may account for more, and what they give; ``last``: for everything that is left.
+        """Yield faults that may account for more, with their matches; ``last``: only for everything that is left.
 
-        A row depends on nothing in other rows, and the shape of a block's row on nothing in other blocks: each is judged
-        once for a kind that is everywhere.
+        A row does not depend on other rows, and the shape of a block's row does not depend on other blocks. So one
+        evaluation of a kind, applied everywhere, shows where it helps.
         """
         kinds, places = self.tried("forward")
         m, l, p, _ = self.model.blocks(choices)
@@ -310,7 +316,7 @@ class Reader:
     def merges_well(
         self, kind: Kind, place: Place, seen: Seen, choices: Choices, match: Match
     ) -> bool:
-        """Tell whether a wrong merge gives the blocks of any row that is wrong the weights that were seen."""
+        """Tell whether a wrong merge reproduces the block weights of any row that was wrong before."""
         c = Fault("forward", kind, place).applied(choices)
         weight = self.model.weights_of_blocks(c)
         p = self.model.blocks(c)[3].sum(axis=4)
@@ -321,12 +327,12 @@ class Reader:
         )
 
     def wrong_rows(self, match: Match) -> Booleans:
-        """[a, h, i]: rows in which anything is wrong."""
+        """Return the rows, [a, h, i], in which anything disagrees."""
         wrong = ~match.equal["A"].all(axis=(1, 4)) | ~match.equal["V"].all(axis=3)
         return np.asarray(wrong | ~match.equal["lse"] if "lse" in match.equal else wrong)
 
     def joining(self, kind: Kind, l: Array) -> Booleans:
-        """[a, b, h, i]: rows of blocks that a wrong merge changes."""
+        """Return the rows of blocks, [a, b, h, i], that a wrong merge can change."""
         here = l != 0
         changed: Any = dict(kind.changes)
         if "hidden_merge" in changed or MERGES[changed["merge"]] in AT_FIRST:
@@ -350,7 +356,7 @@ class Reader:
         phase: str = "forward",
         loosely: bool = False,
     ) -> Candidates:
-        """A kind in the places that have most of what may be its own, and nothing that is not, or little if ``loosely``."""
+        """Try a kind in the places that contain most of ``good`` and nothing of ``bad``, or little of it if ``loosely``."""
         fitting = places.fitting(good, bad, MOST_WHOLE, loosely, "result_of" in names_of(kind))
         gained, lost = (np.asarray(x, float).sum(axis=(2, 3, 4)) for x in (good, bad))
         blocks = np.asarray((gained > 0) & (lost <= (0.5 * gained if loosely else 0)))
@@ -373,7 +379,7 @@ class Reader:
     def in_rows(
         self, kind: Kind, places: Places, predict: Predict, choices: Choices, match: Match
     ) -> Candidates:
-        """A kind of workers, in the rows that it makes right."""
+        """Try a kind that is chosen for workers, in the rows that it corrects."""
         everywhere = Fault("forward", kind, places.blocks[0])
         got = predict(everywhere.applied(choices))
         good, bad = self.rows(match, got)
@@ -385,7 +391,7 @@ class Reader:
     def by_blocks(
         self, kind: Kind, places: Sequence[Place], predict: Predict, choices: Choices, match: Match
     ) -> Candidates:
-        """A kind that changes whole rows, in each set of blocks, and in the rows and heads that it makes right."""
+        """Try a kind that changes whole rows, in each set of blocks, and there in the rows and heads that it corrects."""
         for place in places:
             fault = Fault("forward", kind, place)
             got = predict(fault.applied(choices))
@@ -399,7 +405,7 @@ class Reader:
                 yield one, predict(one.applied(choices))
 
     def rows(self, before: Match, after: Match) -> tuple[Array, Array]:
-        """[a, 1, h, i, j]: how much of each row comes right, and whether something goes wrong."""
+        """Return two arrays [a, 1, h, i, j]: how much of each row is corrected, and whether anything becomes wrong."""
         shape = (self.geometry.workers, self.geometry.heads, self.geometry.slots)
         good, bad = np.zeros(shape), np.zeros(shape, bool)
         for name, was in before.equal.items():
@@ -418,9 +424,10 @@ class Reader:
         )
 
     def backward(self, seen: Seen, choices: Choices, forward_is_whole: bool) -> Explanation:
-        """The faults of the backward, from its own lse and delta.
+        """Explain the backward pass, given the lse and delta that the kernel's forward pass returned.
 
-        The backward may be the gradient of attention, that of the forward as it is, or have the forward's choices.
+        Apart from faults, it may be the gradient of attention, the gradient of the wrong forward pass, or a backward pass
+        with the same wrong choices as the forward pass.
         """
         model = self.model
         forward = model.forward(choices)
@@ -483,10 +490,11 @@ class Reader:
     def backward_faults(
         self, predict: Predict, choices: Choices, match: Match, last: bool
     ) -> Candidates:
-        """Faults that may account for more, and what they give; ``last``: for everything that is left.
+        """Yield faults that may account for more, with their matches; ``last``: only for everything that is left.
 
-        Unless it moves shares, a kind does in a block the same wherever else it is done: one evaluation shows in which
-        pairs it gives the correct numbers. A share that is moved leaves something wrong where it was and where it goes.
+        What a kind changes in one block does not depend on other blocks, unless it moves shares. So one evaluation,
+        applied everywhere, shows in which pairs it gives the observed numbers. A share that is moved makes two elements
+        wrong: the one where it is missing and the one where it is added.
         """
         kinds, places = self.tried("backward")
         wrong = {name: not x.all() for name, x in match.equal.items()}
@@ -537,9 +545,9 @@ class Reader:
         phase: str = "backward",
         seen: Array | None = None,
     ) -> tuple[Array, Booleans]:
-        """Pairs whose shares may be elsewhere: something is wrong where they belong and where they would go.
+        """Return the pairs whose shares may have been moved: something is wrong both where they belong and where they go.
 
-        ``seen``: the weights of a forward.
+        The second array has the pairs whose shares cannot have been moved. ``seen``: the weights of a forward pass.
         """
         model, shape = self.model, self.model.shape
         home = model.right
@@ -579,16 +587,16 @@ PERHAPS = {
     "dy_ones",
     "adds",
     "exchanged",
-}  # kinds that change not all matrices that they may
+}  # choices that may leave some of their matrices unchanged
 
 
 def names_of(kind: Kind) -> set[str]:
-    """The slots of a kind without 'worker', 'head' or 'slot'."""
+    """Return the names of the choices that a kind changes, without the component 'worker', 'head' or 'slot'."""
     return {slot.split(".")[0] for slot in kind.slots}
 
 
 def matrices(kind: Kind) -> tuple[str, ...]:
-    """The matrices of a backward that a kind may change."""
+    """Return the matrices of the backward pass that a kind may change."""
     found = set()
     for name in names_of(kind):
         found |= set(CHANGED_BY.get(name, ("P", "dS of dq", "dS of dk")))
@@ -630,7 +638,10 @@ def explain(
     base: Choices,
     proposed: Callable[[Choices, Match, bool], Candidates],
 ) -> Explanation:
-    """The smallest set of faults that accounts for everything, the simplest first, or what a partial set shows."""
+    """Return the smallest set of faults that accounts for everything; failing that, a partial set that is certain.
+
+    Among sets of equal size, the simplest is chosen.
+    """
     started = time.thread_time()
     keep(base)
     plain = predict(base)
@@ -640,7 +651,7 @@ def explain(
     best = beam
 
     def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
-        """The sets with one more fault that account for everything, and those that do so for more than before."""
+        """Return the sets with one more fault that account for everything, and those that account for more than before."""
         whole: list[Chain] = []
         tried: list[Chain] = []
         for faults, match in beam:
@@ -682,7 +693,7 @@ def explain(
 
 
 def varied(tried: Sequence[Chain], most: int) -> list[Chain]:
-    """The first ones, without those that give the same as an earlier one, or are a part of it."""
+    """Return the first ``most`` sets, without those that give the same as an earlier set or are a part of it."""
     found: list[Chain] = []
     for chain in tried:
         same = any(
@@ -698,7 +709,7 @@ def varied(tried: Sequence[Chain], most: int) -> list[Chain]:
 
 
 def part_of(faults: Sequence[Fault], others: Sequence[Fault]) -> bool:
-    """Tell whether faults are the others in some of their places."""
+    """Tell whether ``faults`` are of the same kinds as ``others``, each within the place of the other."""
     return all(
         one.kind is other.kind and not (one.place.table & ~other.place.table).any()
         for one, other in zip(faults, others, strict=True)
@@ -718,14 +729,15 @@ def holds(
 ) -> bool:
     """Tell whether a fault of a partial set accounts for every block that it changes.
 
-    It makes nothing wrong, and comes right in every matrix of a forward, or of a fault in the last products; else in some matrix of a backward. Or, for what a
-    block does by itself, in the shape of its rows.
+    It must make nothing wrong. In the forward pass, and for the last products of the backward pass, the blocks that it
+    changes must agree in every matrix; otherwise in some matrix. For a fault that changes a block alone, it is enough that
+    the shapes of the block's rows agree.
     """
     without = predict(composed(base, [one for one in faults if one is not fault]))
     if any((x & ~match.equal[name]).any() for name, x in without.equal.items()):
         return False
     if 0.0 in (value for _, value in fault.kind.changes if isinstance(value, float)):
-        # What is lost here may be elsewhere, as long as something there is not explained.
+        # As long as something is unexplained elsewhere, what is missing here may have been moved there.
         names = matrices(fault.kind) if fault.phase == "backward" else tuple(match.ours)
         if not all(match.equal[name].all() for name in names):
             return False

@@ -1,4 +1,4 @@
-"""Wrong tokens, and wrong places, that a kernel takes for those of a query or of a key: workers, heads, slots, layouts."""
+"""Wrong tokens that a kernel may use in place of those of a query or a key: of another worker, head, slot or layout."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believ
 
 @dataclass(frozen=True)
 class Source:
-    """Tables of 'worker', 'head' or 'slot' [a, b, h, i, j] for the tokens of one side.
+    """A wrong token for each pair: ``tables`` of its 'worker', 'head' or 'slot' [a, b, h, i, j].
 
-    ``words`` follow 'are those', or 'come' if there are words for shares that 'are ``added``': the same tokens in another
-    order.
+    ``words`` follow 'are those'. If the tokens are the correct ones in another order, ``words`` follow 'are taken', and
+    ``added`` follows 'the shares are added'.
     """
 
     words: str
@@ -26,7 +26,7 @@ class Source:
 
 
 def sources(geometry: Geometry, phase: str, side: str, distinct: bool) -> list[Source]:
-    """Of queries ('q') or keys ('k'); ``distinct``: those that are no others, and not the correct ones."""
+    """Return the wrong tokens for queries ('q') or keys ('k'); ``distinct``: without correct ones and duplicates."""
     found: list[Source] = []
     right = own(geometry, side)
     for one in every_source(geometry, phase, side):
@@ -58,10 +58,10 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
     if (side == "q") == (geometry.travels(phase) == "queries"):
         W = geometry.workers
         a, b = np.indices((W, W))
-        for words, by in (("before", 2), ("later", -2)):
+        for words, by in (("earlier", 2), ("later", -2)):
             table = ((a if side == "q" else b) + by * geometry.direction) % W
             at = table[:, :, None, None, None]
-            yield Source(f"of the visitor of two steps {words}", (("worker", at),), 0.05)
+            yield Source(f"of the visitor two steps {words}", (("worker", at),), 0.05)
     n, half = geometry.slots, max(geometry.slots // 2, 1)
     i = np.arange(n)
     orders = (
@@ -72,12 +72,12 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
         ),
         (
             "with the first half of a block in both halves",
-            "with its second half at the first",
+            "to the slots of the first half for both halves",
             i % half,
         ),
         (
             "with the second half of a block in both halves",
-            "with its first half at the second",
+            "to the slots of the second half for both halves",
             np.minimum(half + i % half, n - 1),
         ),
         (
@@ -114,7 +114,7 @@ def query_heads(geometry: Geometry) -> dict[str, Any]:
         "the first query head of each key head": h // group * group,
         "the last query head of each key head": h // group * group + group - 1,
         "the next head": (h + 1) % H,
-        "the head before": (h - 1) % H,
+        "the previous head": (h - 1) % H,
         "head 0": 0 * h,
         "the heads in another order (h mod group, then h // group)": h % group * kv + h // group,
         "the heads in another order (h mod Hkv, then h // Hkv)": h % kv * group + h // kv,
@@ -137,14 +137,14 @@ def key_heads(geometry: Geometry) -> dict[str, Any]:
 
 
 def memory_orders(geometry: Geometry) -> Iterator[Source]:
-    """Rows of a worker whose memory is read, or was written, with token and head in the other order."""
+    """Yield rows of a worker whose memory is read or written as if the axes token and head were exchanged."""
     H, n = geometry.heads, geometry.slots
     h, i = np.ogrid[:H, :n]
     read = np.divmod(i * H + h, n)
     written = np.divmod(h * n + i, H)[::-1]
     for words, (head, slot) in (
-        ("as if read in the order token, head", read),
-        ("as if written in the order token, head", written),
+        ("as if read in the order (token, head)", read),
+        ("as if written in the order (token, head)", written),
     ):
         shape = (1, 1, H, n, 1)
         tables = ("head", head.reshape(shape)), ("slot", slot.reshape(shape))

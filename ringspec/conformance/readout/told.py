@@ -1,4 +1,4 @@
-"""What several problems say together: the explanation that accounts for most of those that are wrong."""
+"""Combine the readings of several problems: find the explanation that accounts for most of the failing ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is r
 
 @dataclass(frozen=True)
 class Told:
-    """What a target computes.
+    """What a target computes instead of attention.
 
-    ``faults``: those that account for most of the problems, whose ids are ``explained``; ``sentences``: these
-    faults, then what is wrong where they are not known; ``alternatives``: other explanations that fit as well;
-    ``hint``: where the code of the first fault usually is; ``shown_by``: the id of a problem that shows them.
-    ``base``: what the backward does besides, as in :class:`~ringspec.conformance.readout.reading.PassRead`.
+    ``faults``: those that account for most of the problems; ``explained``: the ids of these problems. ``sentences``: the
+    faults in words, then what is wrong in a problem that they do not explain. ``alternatives``: other explanations that
+    fit as well. ``hint``: where in a kernel to look for the first fault. ``shown_by``: the id of a problem that shows the
+    faults. ``base``: as in :class:`~ringspec.conformance.readout.reading.PassRead`.
     """
 
     faults: tuple[Named, ...] = ()
@@ -32,7 +32,7 @@ class Told:
 
 
 def told(readings: Sequence[Reading]) -> Told:
-    """Combine the readings of wrong problems."""
+    """Combine the readings of the problems that failed."""
     if not readings:
         return Told()
     explained = [one for one in readings if one.explained]
@@ -68,9 +68,9 @@ def told(readings: Sequence[Reading]) -> Told:
 def best_of(
     phase: str, found: PassRead, explained: Sequence[Reading]
 ) -> tuple[tuple[Named, ...], list[str]]:
-    """Faults of one pass, and other explanations of it.
+    """Return the best set of faults for one pass, and sentences with other sets that fit as well.
 
-    Of the sets that account for the first problem, those that account for most of the others.
+    Of the sets that account for the first problem, the best accounts for most of the other problems.
     """
     if not found.sets:
         return (), []
@@ -98,7 +98,10 @@ def kinds(faults: Sequence[Named]) -> tuple[str, ...]:
 
 
 def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
-    """Tell whether the same faults, by name, are among the explanations of another problem; no faults are if it has none."""
+    """Tell whether another problem has the same faults, by name, among its explanations.
+
+    An empty set of faults accounts for a problem without faults.
+    """
     found = one.forward if phase == "forward" else one.backward
     if not faults:
         return found is None or not found.sets
@@ -114,7 +117,7 @@ def name_in_any(fault: Named) -> tuple[str, str, str]:
 
 
 def unexplained(wrong: Sequence[Reading]) -> list[str]:
-    """Where the first of these problems is wrong, which no set of faults accounts for."""
+    """Say what is wrong in the first of these problems, for which no set of faults accounts."""
     if not wrong:
         return []
     one = wrong[0]

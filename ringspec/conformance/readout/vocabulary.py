@@ -1,4 +1,4 @@
-"""The single faults that are tried: what a kernel may do wrong. ``places`` says in which blocks."""
+"""The single faults that are tried: what a kernel may do wrong. :mod:`ringspec.conformance.readout.places` lists where."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ OF_BOTH = {
 class Kind:
     """A wrong choice: ``changes`` of slots of :class:`Choices`, and ``words`` that complete 'In the forward pass, ...'.
 
-    ``cost`` is lower for what is more usual. ``of_workers``: it is chosen for workers, not for blocks.
-    ``only``: one of KERNELS, where a backward has it in one of them.
+    ``cost`` is lower for the more usual mistakes. ``of_workers``: the choice is made for workers, not for blocks.
+    ``only``: the one of KERNELS that makes the mistake, '' if both do.
     """
 
     words: str
@@ -54,7 +54,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind in some blocks of one pass."""
+    """A wrong choice (``kind``) in some blocks (``place``) of one pass (``phase``)."""
 
     phase: str
     kind: Kind
@@ -66,7 +66,7 @@ class Fault:
 
     @property
     def name(self) -> tuple[str, str, str]:
-        """Names the same fault in another problem."""
+        """The name by which the same fault is recognised in another problem."""
         return self.phase, self.kind.words, self.place.words
 
     def applied(self, choices: Choices) -> Choices:
@@ -78,7 +78,7 @@ class Fault:
 def kinds_of(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool = True
 ) -> list[Kind]:
-    """Every wrong choice of a pass; ``distinct``: without those that are the same there as simpler ones."""
+    """Return every wrong choice of a pass; ``distinct``: without those that have the same effect as a simpler one."""
     blocks = block_kinds(geometry, phase, masks, distinct)
     if phase == "forward":
         return [*blocks, *forward_kinds(geometry, masks, distinct)]
@@ -106,9 +106,9 @@ def in_one_kernel(kind: Kind) -> Iterator[Kind]:
 def fault_named(
     geometry: Geometry, masks: Sequence[Mask], name: tuple[str, str, str]
 ) -> Fault | None:
-    """The fault with this ``Fault.name`` in a geometry whose patterns are ``masks``; None if it has no such fault.
+    """Return the fault with this ``Fault.name`` in a geometry whose patterns are ``masks``; None if it has no such fault.
 
-    A fault may be the same there as another one, or change nothing.
+    In this geometry the fault may have the same effect as another one, or none.
     """
     phase, words, where = name
     kinds = kinds_of(geometry, phase, masks, False)
@@ -120,20 +120,20 @@ def fault_named(
 
 
 def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
-    """Factors that kernels apply by mistake, in words that follow 'is' or 'are'."""
+    """Return factors that kernels apply by mistake, with words that follow 'is' or 'are'."""
     scale, W, group = geometry.scale, geometry.workers, geometry.group
     numbers = {3, W, W + 1, group} if distinct else set(range(3, max(W + 2, group + 1, 9)))
     return [
-        ("twice too large", 2.0),
-        ("half as large", 0.5),
-        ("of the wrong sign", -1.0),
+        ("too large by a factor of 2", 2.0),
+        ("too small by a factor of 2", 0.5),
+        ("negated", -1.0),
         ("multiplied by ln 2", LN2),
         ("divided by ln 2", 1 / LN2),
         ("not multiplied by the scale", 1 / scale),
         ("multiplied by the scale twice", scale),
         ("multiplied by the square root of the scale", scale**-0.5),
         ("multiplied by the scale and divided by ln 2", scale / LN2),
-        *((f"{x} times too large", float(x)) for x in sorted(numbers - {1, 2})),
+        *((f"too large by a factor of {x}", float(x)) for x in sorted(numbers - {1, 2})),
         *((f"divided by {x}", 1.0 / x) for x in sorted(numbers - {1, 2})),
     ]
 
@@ -141,7 +141,7 @@ def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
 def block_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
-    """What a block may do wrong in either pass: masks and scores."""
+    """Yield what a block may do wrong in either pass: masks and scores."""
     for mask in masks if distinct else every_mask(geometry):
         if mask.words:
             yield Kind(mask.words, (("mask", number_of(mask.pattern, masks)),), mask.cost)
@@ -171,14 +171,14 @@ def block_kinds(
 
 @dataclass(frozen=True)
 class Operand:
-    """What is read from somewhere: a noun, and the sources among the slots of :class:`Choices` that it stands for."""
+    """An input of a block: its noun in sentences, and the choices of tokens (:class:`Choices`) that give it."""
 
     noun: str
     of: tuple[str, ...]
     cost: float = 1.0
 
     def taken(self, source: Source) -> Kind:
-        """The kind that takes it from a wrong source."""
+        """Return the fault of taking this input from a wrong source."""
         return Kind(self.told(source), tables_at(self.of, source), self.cost + source.cost)
 
     def told(self, source: Source) -> str:
@@ -186,7 +186,7 @@ class Operand:
             ("keys", "values", "queries", "the keys", "the queries", "lse and")
         )
         if source.added:
-            return f"{self.noun} {'come' if many else 'comes'} {source.words}"
+            return f"{self.noun} {'are' if many else 'is'} taken {source.words}"
         if "head" in dict(source.tables) and not {"k", "v", "dq_k"}.isdisjoint(self.of):
             what = "" if self.noun == "keys and values" else f"{self.noun} of "
             return f"query head h reads {what}{source.words.removeprefix('of ')}"
@@ -226,7 +226,7 @@ BACKWARD_OPERANDS = {
 def operand_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
-    """Every operand from every wrong source."""
+    """Yield the faults of taking each operand from each wrong source."""
     operands = FORWARD_OPERANDS if phase == "forward" else BACKWARD_OPERANDS
     for side in ("k", "q"):
         for source in sources(geometry, phase, side, distinct):
@@ -250,30 +250,30 @@ def operand_kinds(
 FINISH_WORDS = {
     "not divided": "o is not divided by l",
     "divided twice": "o is divided by l twice",
-    "divided by the last block's l": "o is divided by the l of the last block alone",
-    "before the last merge": "o is that before the last block was merged (lse is right)",
-    "divided by the first block's l": "o is divided by the l of the first block alone",
-    "multiplied by l": "o is multiplied by l, not divided",
+    "divided by the last block's l": "o is divided only by the l of the last block",
+    "before the last merge": "o is the one before the last block was merged (lse is correct)",
+    "divided by the first block's l": "o is divided only by the l of the first block",
+    "multiplied by l": "o is multiplied by l instead of divided",
 }
 LSE_GIVEN_WORDS = {
-    "maximum": "lse is the row maximum alone",
+    "maximum": "lse is only the row maximum",
     "log l": "lse is log l without the maximum",
     "base 2": "lse is in base 2",
-    "last block": "lse is that of the last block alone",
-    "first block": "lse is that of the first block alone",
+    "last block": "lse is that of only the last block",
+    "first block": "lse is that of only the first block",
     "log2 l": "lse is the maximum plus log2 l",
     "base 2 twice": "lse is divided by ln 2 twice",
     "times ln 2": "lse is multiplied by ln 2",
     "negative": "lse has the wrong sign",
     "last maximum": "lse is the maximum of the last block, not the running one, plus log l",
-    "before the last merge": "lse is that before the last block was merged (o is right)",
+    "before the last merge": "lse is the one before the last block was merged (o is correct)",
     "l": "lse is l, not the maximum plus log l",
-    "twice the maximum": "lse has the maximum added twice",
+    "twice the maximum": "lse contains the maximum twice",
 }
 
 
 def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
-    """What a forward may do wrong besides: operands, merges, the end of a row, where results are stored."""
+    """Yield what only a forward pass may do wrong: operands, merges, completing o and lse, storing the results."""
     yield from operand_kinds(geometry, "forward", masks, distinct)
     right = masks[0].pattern
     for mask in masks if distinct else every_mask(geometry):
@@ -298,10 +298,10 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             taken = Operand("lse", ("lse_row",)).taken(source)
             yield Kind(taken.words, taken.changes, taken.cost, True)
     r = np.arange(geometry.workers)
-    beside = ("next worker", (r + 1) % len(r)), ("worker before", (r - 1) % len(r))
+    beside = ("next worker", (r + 1) % len(r)), ("previous worker", (r - 1) % len(r))
     for words, table in beside:
         at = (("lse_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
-        yield Kind(f"lse is that of the {words} (o is right)", at, 1.1, True)
+        yield Kind(f"lse is that of the {words} (o is correct)", at, 1.1, True)
     yield Kind("o is 0", (("o_times", 0.0),), 1.2, True)
     for words, value in factors(geometry, distinct):
         yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
@@ -313,7 +313,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             ("l and m", "lm"),
             ("o", "o"),
         ):
-            words = f"{names} (not sent with the queries) are what the worker computed for the last visitor"
+            words = f"the values of {names}, not sent with the queries, are those that the worker computed for its previous visitor"
             yield Kind(words, (("stays", what),), 1.1)
         for name in ("m", "l", "o"):
             words = f"{name} is taken for 0 when queries arrive (it is not sent with them)"
@@ -325,54 +325,58 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
     for number, layout in enumerate(believed(geometry), 1):
         if layout not in (LATER, SHORT):
-            words = f"tokens of o are put back into order as in the layout {layout}"
+            words = f"the tokens of o are put in the order of the layout {layout}"
             yield Kind(words, (("o_tokens", number),), 1.2)
 
 
 def result_kinds(geometry: Geometry) -> Iterator[Kind]:
-    """Results of a block that enter the running ones of other rows."""
+    """Yield the faults of merging a block's results into the running results of other rows."""
     n, half = geometry.slots, max(geometry.slots // 2, 1)
     i, h = np.arange(n), np.arange(geometry.heads)
     for words, rows in (
-        ("of the second half of the queries enters the rows of the first half", np.where(i < half, (i + half) % n, -1)),
-        ("of the first half of the queries enters the rows of the second half", np.where(i < half, -1, i - half)),
-        ("enters the rows with the two halves exchanged", (i + half) % n),
-        ("enters the rows one slot too early", np.where(i < n - 1, i + 1, -1)),
-        ("enters the rows one slot too late", i - 1),
-        ("enters the rows in reversed order", i[::-1]),
+        ("of the second half of the queries is merged into the rows of the first half", np.where(i < half, (i + half) % n, -1)),
+        ("of the first half of the queries is merged into the rows of the second half", np.where(i < half, -1, i - half)),
+        ("is merged into the rows with the two halves exchanged", (i + half) % n),
+        ("is merged into the rows one slot too early", np.where(i < n - 1, i + 1, -1)),
+        ("is merged into the rows one slot too late", i - 1),
+        ("is merged into the rows in reversed order", i[::-1]),
     ):  # fmt: skip
-        yield Kind(f"the result {words}", (("result_of.slot", rows.reshape(1, 1, 1, n, 1)),), 1.15)
+        yield Kind(
+            f"the block's result {words}", (("result_of.slot", rows.reshape(1, 1, 1, n, 1)),), 1.15
+        )
     if geometry.heads > 1:
-        for words, heads in (("next head", np.roll(h, 1)), ("head before", np.roll(h, -1))):
+        for words, heads in (("next head", np.roll(h, 1)), ("previous head", np.roll(h, -1))):
             table = heads.reshape(1, 1, -1, 1, 1)
             yield Kind(
-                f"the result enters the rows of the {words}", (("result_of.head", table),), 1.25
+                f"the block's result is merged into the rows of the {words}",
+                (("result_of.head", table),),
+                1.25,
             )
 
 
 LSE_WORDS = {
-    "block": "p is made with the lse of the block alone",
-    "base 2": "lse is divided by ln 2 (taken for natural where it is in base 2)",
+    "block": "p is computed with the block's own lse",
+    "base 2": "lse is divided by ln 2 (an lse in base 2 is used as if in base e)",
     "times ln 2": "lse is multiplied by ln 2",
-    "maximum": "p is made with the row maximum in place of lse",
-    "zero": "p is made without lse",
-    "log l": "p is made with log l in place of lse",
-    "last block": "p is made with the lse of the last block alone",
-    "first block": "p is made with the lse of the first block alone",
-    "so far": "p is made with the lse of the blocks up to this one",
+    "maximum": "p is computed with the row maximum in place of lse",
+    "zero": "p is computed without lse",
+    "log l": "p is computed with log l in place of lse",
+    "last block": "p is computed with the lse of the last block",
+    "first block": "p is computed with the lse of the first block",
+    "so far": "p is computed with the lse of the blocks up to this one",
     "negative": "lse has the wrong sign",
-    "block's maximum": "p is made with the block's row maximum in place of lse",
+    "block's maximum": "p is computed with the block's row maximum in place of lse",
 }
 DELTA_WORDS = {
-    "block": "delta is summed over the block's keys alone",
+    "block": "delta is summed over only the block's keys",
     "none": "delta is left out",
-    "block's own p": "delta is <dp, p> of the block with p summing to 1",
+    "block's own p": "delta is <dp, p> of the block, with p normalised over the block",
     "times p": "delta is multiplied by the block's sum of p",
-    "times l": "delta is made from o before its division by l",
-    "first block": "delta is made from o after the first block",
-    "last block": "delta is made from the o of the last block alone",
+    "times l": "delta is computed from o before the division by l",
+    "first block": "delta is computed from o after the first block",
+    "last block": "delta is computed from only the last block's o",
     "block's own o": "delta is <dy, o> of the block's own normalised o",
-    "block's p dp twice": "delta has the block's sum of p dp added once more",
+    "block's p dp twice": "delta contains the block's sum of p dp once more",
 }
 DS_WORDS = {
     "p dp - delta": "p dp - delta, not p (dp - delta)",
@@ -382,7 +386,7 @@ DS_WORDS = {
     "p delta": "p delta, not p (dp - delta)",
     "p (dp + delta)": "p (dp + delta), not p (dp - delta)",
     "dp": "dp, not p (dp - delta)",
-    "hidden pairs": "the pairs that the mask hides, too",
+    "hidden pairs": "hidden pairs as well",
 }
 DV_WORDS = {
     "block's maximum": "exp(s - the block's row maximum), not p",
@@ -395,9 +399,13 @@ DV_WORDS = {
 
 
 def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
-    """What a backward may do wrong besides."""
+    """Yield what only a backward pass may do wrong: statistics, operands, products, and where shares are added."""
     both = (("lse", LSES.index("block")), ("delta", DELTAS.index("block")))
-    yield Kind("p is made with the lse of the block alone, and so is delta", both, 1.1)
+    yield Kind(
+        "p is computed with the block's own lse, and delta is summed over only the block's keys",
+        both,
+        1.1,
+    )
     for name, words in LSE_WORDS.items():
         yield Kind(words, (("lse", LSES.index(name)),))
     for name, words in DELTA_WORDS.items():
@@ -425,7 +433,7 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         ("halved", 0.5),
     ):
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv")):
-            held = f"what {listing(names)} {'holds' if len(names) == 1 else 'hold'} is {words} again in every later step"
+            held = f"the accumulated {listing(names)} {'is' if len(names) == 1 else 'are'} {words} again in every later step"
             yield Kind(held, at_counts(names, factor**later), 1.2)
 
 
@@ -445,7 +453,7 @@ def at_counts(names: Sequence[str], value: object) -> tuple[tuple[str, object], 
 
 
 def product_kinds(geometry: Geometry) -> Iterator[Kind]:
-    """Wrong matrices in the products that give dq, dk and dv."""
+    """Yield the faults of using wrong matrices in the products that give dq, dk and dv."""
     yield Kind("dy is taken as 1 everywhere (the gradient of the sum of o)", (("dy_ones", True),))
     yield Kind("dS is not transposed in the product for dk", (("turned", 1),))
     yield Kind("P is not transposed in the product for dv", (("turned", 2),))
@@ -469,19 +477,21 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
         else (("dk",), ("dv",), ("dk", "dv"))
     )
     for names in travelling:
-        words = f"each hop adds the arriving {listing(names)} to what the worker has sent on"
+        words = (
+            f"each hop adds the arriving {listing(names)} to what the worker has already sent on"
+        )
         yield Kind(words, (("adds", names),), 1.1)
 
 
 def goal_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
-    """Shares of gradients that are added at the wrong place."""
+    """Yield the faults of adding shares of gradients to the wrong tokens."""
     for side, of in (("q", (("dq",),)), ("k", (("dk", "dv"), ("dk",), ("dv",)))):
         for source in sources(geometry, "backward", side, distinct):
             if source.words.startswith("as if"):
                 continue
             for names in of:
                 what, several = listing(names), len(names) > 1
-                # Simpler than keys and values from elsewhere, which give the same where nothing is masked.
+                # Cheaper than keys and values from elsewhere, which give the same results where nothing is masked.
                 cost = 0.95 if several else 1.0 if side == "q" else 1.1
                 words = (
                     f"{what} {verb(names)} added to {'those' if several else 'that'} {source.words}"

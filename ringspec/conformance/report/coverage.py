@@ -1,8 +1,8 @@
 """Claims that a run did not test: claimed values that no executed case used.
 
-A value counts as used only if it can matter: a layout or a circulation with two workers or more, a direction with
-three (with two, both directions are the same ring), the Q ring with a backward pass. Head dimensions and batch sizes
-are not listed, because claims name whole ranges of them.
+A value counts as used only where it can change something: a layout or a circulation with at least two workers, a
+direction with at least three (with two, both directions are the same ring), and the Q ring only in a backward pass.
+Head dimensions and batch sizes are left out, because claims give whole ranges of them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ SIXTEEN_BITS = ("bfloat16", "float16")
 RECIPE_NAMES = {"bfloat16": "bf16", "float16": "fp16"}
 NOT_EXECUTED = ("not claimed", "not run")
 DIRECTIONS = (1, -1)
-FEW = 4  # names of one kind that the line of text lists
+FEW = 4  # more untested values of one kind are counted instead of named
 
 
 @dataclass(frozen=True)
 class Coverage:
     """Claimed values that no executed case used, and 16-bit formats without a declared recipe.
 
-    ``untested``: these values by kind of claim (``workers``, ``layouts``, ...); other kinds are left out.
-    ``claimed``: how many values of each of these kinds are claimed. ``undeclared``: 16-bit input formats
-    without a declared recipe in which some ring of two workers or more passed; ``declared``: those with one.
+    ``untested``: the unused values by kind of claim (``workers``, ``layouts``, ...), without kinds that are fully used.
+    ``claimed``: the number of claimed values of each kind in ``untested``. ``declared`` and ``undeclared``: the 16-bit
+    input formats in which a ring of at least two workers passed, with and without a declared recipe.
     """
 
     untested: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Coverage:
 
     @property
     def clauses(self) -> tuple[str, ...]:
-        """What the headline says after its counts.
+        """The clauses that the headline adds to its counts.
 
         >>> Coverage(undeclared=("bfloat16",)).clauses
         ('recipe not declared: rounding between steps was not tested',)
@@ -54,18 +54,18 @@ class Coverage:
         """One remedy for each clause.
 
         >>> print(*Coverage(undeclared=("bfloat16",)).hints)
-        to test it, declare recipe={"bfloat16": "bf16"}, or how the kernel rounds, in its capabilities
+        to test it, declare in the capabilities how the kernel rounds, for example recipe={"bfloat16": "bf16"}
         """
         if not self.undeclared:
             return ()
         names = ", ".join(f'"{one}": "{RECIPE_NAMES[one]}"' for one in self.undeclared)
         return (
-            f"to test it, declare recipe={{{names}}}, or how the kernel rounds, in its capabilities",
+            f"to test it, declare in the capabilities how the kernel rounds, for example recipe={{{names}}}",
         )
 
     @property
     def line(self) -> str:
-        """One short line of text; empty if every claimed value was used.
+        """The untested values in one line of text; empty if every claimed value was used.
 
         >>> Coverage({"workers": (8,), "directions": (-1,)}, {"workers": 3, "directions": 2}).line
         'claimed, but used by no executed case: workers 8; directions -1'
@@ -86,7 +86,7 @@ class Coverage:
 
 
 def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
-    """List up to 4 values by name; for more, give their number and that of the claimed ones.
+    """Name up to 4 values; of more, say only how many of the claimed values they are.
 
     >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
     ('features bias, keep', 'features 7 of 9')
@@ -98,7 +98,7 @@ def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
 def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[Any]]:
     """Return the values of each kind of claim that the calls of one case use, as plain data.
 
-    ``needs``, the requirements of the case, give its masks and features.
+    ``needs``: the requirements of the case, from which its masks and features are taken.
     """
     found: dict[str, set[Any]] = {}
     for call in calls:
@@ -113,7 +113,7 @@ def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[A
 
 
 def values_of(call: Call) -> Iterable[tuple[str, Any]]:
-    """Yield pairs (kind, value) of one call."""
+    """Yield (kind of claim, value) for each value that a call uses, except masks and features."""
     yield "formats", call.formats["inputs"]
     yield "formats", call.formats["outputs"]
     if call.operation == "merge":
@@ -129,7 +129,7 @@ def values_of(call: Call) -> Iterable[tuple[str, Any]]:
     if call.workers >= 2:
         yield "layouts", call.layout
         yield "ring_formats", call.formats["inputs"]
-        # The forward of a Q ring is a KV ring: "q" changes the backward alone.
+        # The forward pass of a Q ring is a KV ring: "q" changes only the backward pass.
         if call.circulation != "q" or "backward" in call.passes:
             yield "circulations", call.circulation
     if call.workers >= 3:
@@ -137,7 +137,9 @@ def values_of(call: Call) -> Iterable[tuple[str, Any]]:
 
 
 def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
-    """Return the values of each kind that the claims name; kinds without a limit are left out.
+    """Return the claimed values by kind of claim.
+
+    A kind that the claims do not limit is left out, except circulations and directions, where all values are listed.
 
     >>> claimed_values(Capabilities(workers=(1,)))
     {'operations': ('ring-forward', 'ring-backward'), 'workers': (1,), 'formats': ('float32',), 'masks': ('causal',)}

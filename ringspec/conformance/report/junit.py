@@ -1,7 +1,8 @@
 """A report as JUnit XML, for dashboards.
 
-The type of a failure is its outcome, and its message ends with the diagnosis. 'error', 'garbage', 'exit', 'crash' and
-'timeout' are errors. Cases not claimed, expected failures and cases not run are skipped, with the reason.
+The outcomes 'error', 'garbage', 'exit', 'crash' and 'timeout' become errors, the other failing outcomes failures. Their
+``type`` is the outcome, and their message ends with the diagnosis. Cases that are not claimed, fail as expected or were
+not run become skipped tests, with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: Report) -> str:
-    """Return the XML text. An incomplete run gets one additional case, an error.
+    """Convert a report to JUnit XML. An incomplete run gets one additional test case, which is an error.
 
     >>> xml = junit(Report({"target": {"name": "mine"}, "profile": "core"}, (Record("a", "pass"),), None))
     >>> 'tests="2" failures="0" errors="1"' in xml
@@ -62,7 +63,7 @@ def junit(report: Report) -> str:
 
 
 def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.Element:
-    """List the verdict, the diagnosis, what was not tested or not seen, versions, and imported files."""
+    """Make the properties of a run: verdict, diagnosis, untested claims, limits, versions and imported files."""
     footer = report.footer or {}
     coverage = footer.get("coverage") or {}
     values = {
@@ -89,7 +90,7 @@ def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.E
 def case_element(
     record: Record, target: str, found: Mapping[str, Any] | None = None
 ) -> ElementTree.Element:
-    """Make the element of one case; ``found`` is the diagnosis of the run, for failures without one."""
+    """Make the element of one case. ``found``: the diagnosis of the whole run, for failures without a diagnosis."""
     case = element(
         "testcase", name=clean(record.id), classname=target, time=f"{record.seconds:.3f}"
     )
@@ -104,7 +105,7 @@ def case_element(
 
 
 def message_of(record: Record, found: Mapping[str, Any] | None) -> str:
-    """Return the line for a dashboard: what is wrong, then the bug if one is named.
+    """Summarise a failure in one line: what is wrong, then the bug if a diagnosis names one.
 
     >>> wrong = Record("ring/a", "mismatch", message="o is wrong", diagnosis={"id": "x", "title": "X"})
     >>> message_of(wrong, None)
@@ -132,7 +133,7 @@ def element(tag: str, **attributes: object) -> ElementTree.Element:
 
 
 def clean(text: str) -> str:
-    r"""Replace the characters that XML cannot hold.
+    r"""Replace the characters that XML cannot contain.
 
     >>> clean("a\x00b")
     'a\ufffdb'

@@ -1,9 +1,9 @@
-"""What a run could not have seen: the smallest errors that its cases detect, by input format.
+"""The limits of a run: the smallest errors that its cases detect, by input format; smaller errors may pass.
 
-They follow from the lines of a report. A noise case carries the limits of its statistical tests, which a correct
-result of that case gives with probability :data:`POWER`. Every compared tensor carries the limit of its bounds. An error
-that a kernel makes in every call of a format is detected by the case that sees the smallest, so the least of
-all passing cases counts. A run with a failure has no limits, and neither has a tensor that fails as expected.
+They are computed from the lines of a report. The line of a noise case gives the smallest errors that its statistical
+tests detect with probability :data:`POWER`. The finding of a compared tensor gives the smallest error that its bounds
+detect. An error that a kernel makes in every call of a format is detected by the most sensitive case. So the limit of a
+run is the smallest of its passing cases. A run with a failure has no limits; nor has a tensor that fails as expected.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from ringspec.compare.statistics.power import POWER
 from ringspec.conformance.report.records import FAILURES, TENSORS, Record
 
 NOISE, BOUNDS = "noise", "bounds"
-# The kind of error that a bound limits, by tensor; relative for all but lse.
+# The kind of error that the bounds of a tensor limit: relative, except the absolute error of lse.
 OF_BOUNDS = dict.fromkeys(TENSORS, "factor") | {"lse": "shift"}
 FORMATS = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The smallest error of one kind: its ``size``, the ``case`` that detects it, and ``by`` which rule."""
+    """The smallest detected error of one kind.
+
+    ``size``: the error. ``case``: the id of the case that detects it, ``by`` statistical tests ('noise') or row bounds
+    ('bounds').
+    """
 
     size: float
     case: str
@@ -35,8 +39,8 @@ class Limit:
 class FormatLimits:
     """The limits of one input ``format``, by tensor and by kind of error.
 
-    The kinds are those of :mod:`ringspec.compare.statistics.power`. ``recipe``: the recipe of the noise cases, None
-    if none passed; ``declared``: whether the target declares it.
+    :mod:`ringspec.compare.statistics.power` lists the kinds. ``recipe``: the recipe that the noise cases assume, None
+    if no noise case passed. ``declared``: whether the target declares that recipe. ``found``: the limits.
     """
 
     format: str
@@ -45,12 +49,12 @@ class FormatLimits:
     found: Mapping[str, Mapping[str, Limit]] = field(default_factory=dict)
 
     def size(self, tensor: str, kind: str) -> float | None:
-        """Return one limit, None if there is none."""
+        """Return the smallest detected error of a tensor and kind; None if there is no limit."""
         limit = self.found.get(tensor, {}).get(kind)
         return None if limit is None else limit.size
 
     def least(self, kind: str) -> float | None:
-        """Return the least limit of one kind over the tensors."""
+        """Return the smallest detected error of one kind in any tensor; None if there is no limit."""
         sizes = [self.size(name, kind) for name in self.found]
         return min((x for x in sizes if x is not None), default=None)
 
@@ -69,7 +73,7 @@ class FormatLimits:
 
 
 def limits_of(records: Iterable[Record]) -> tuple[FormatLimits, ...]:
-    """Return the limits of a run, empty if a case failed or was not run.
+    """Return the limits of a run by input format; an empty tuple if a case failed or was not run.
 
     >>> seen = {"recipe": "bf16", "declared": True, "limits": {"o": {"factor": 1e-4}}}
     >>> record = Record("noise/a", "pass", {"inputs": "bfloat16"}, noise=seen)
@@ -89,7 +93,7 @@ def limits_of(records: Iterable[Record]) -> tuple[FormatLimits, ...]:
 
 
 def limits_of_format(format: str, records: Iterable[Record]) -> FormatLimits:
-    """Take the least limits of the passing cases of one format."""
+    """Return the smallest limits of the passing cases of one format."""
     found: dict[str, dict[str, Limit]] = {}
     failing: set[str] = set()
     recipe, declared = None, False
@@ -111,7 +115,7 @@ def limits_of_format(format: str, records: Iterable[Record]) -> FormatLimits:
 
 
 def sizes_of(record: Record) -> Iterable[tuple[str, str, float, str]]:
-    """Yield (tensor, kind, size, rule) of one passing case."""
+    """Yield the limits of one passing case: tensor, kind, size, and 'noise' or 'bounds'."""
     for tensor, kinds in (record.noise or {}).get("limits", {}).items():
         for kind, size in kinds.items():
             yield tensor, kind, size, NOISE

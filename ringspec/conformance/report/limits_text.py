@@ -1,4 +1,4 @@
-"""The limits of a run in words: a table, and one sentence that says what a number in it means."""
+"""The limits of a run as text: a table, and a sentence that says what a number in it means."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NONE = "-"
 BY_BOUNDS, UNDECLARED = "*", "+"
 MARKS = {
     UNDECLARED: "no recipe is declared: how the kernel rounds is not tested",
-    BY_BOUNDS: "no statistics: the limit is the bound of a single element",
+    BY_BOUNDS: "not tested by noise cases: the limit is the bound of a single element",
 }
 
 
 def limit_rows(limits: Sequence[FormatLimits]) -> list[list[str]]:
-    """Return the cells of the table, the heads first; a column in which no format has a limit is left out.
+    """Return the rows of the table, the column heads first; a column without any limit is left out.
 
     >>> from ringspec.conformance.report.limits import Limit
     >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}
@@ -42,7 +42,7 @@ def limit_rows(limits: Sequence[FormatLimits]) -> list[list[str]]:
 
 
 def cells_of(one: FormatLimits) -> list[str]:
-    """Return the row of one format."""
+    """Return the cells of one format, in the order of :data:`HEADS`."""
     by_bounds = all(x.by == BOUNDS for kinds in one.found.values() for x in kinds.values())
     mark = BY_BOUNDS if by_bounds else "" if one.declared else UNDECLARED
     first = next((name for name in FACTORS if one.size(name, "bias") is not None), "o")
@@ -58,7 +58,7 @@ def cells_of(one: FormatLimits) -> list[str]:
 
 
 def figure(x: float | None) -> str:
-    """Format a size with two digits, rounded up: an error of this size is detected.
+    """Format a size with two digits, rounded up so that an error of the printed size is detected.
 
     >>> figure(1.61e-4), figure(0.0431), figure(9.95e-5), figure(0.5), figure(11.2), figure(None)
     ('1.7e-4', '0.044', '1.0e-4', '0.50', '12', '-')
@@ -77,7 +77,10 @@ def figure(x: float | None) -> str:
 
 
 def limit_lines(limits: Sequence[FormatLimits], run: str = "this run") -> list[str]:
-    """Return the text of the limits in lines of at most 80 characters; none without limits. ``run``: what did not see."""
+    """Return the text of the limits in lines of at most 80 characters; none without limits.
+
+    ``run``: the run or profile to which the limits belong, as the heading calls it.
+    """
     if not limits:
         return []
     rows = limit_rows(limits)
@@ -90,12 +93,12 @@ def limit_lines(limits: Sequence[FormatLimits], run: str = "this run") -> list[s
 
 
 def heading(run: str = "this run") -> str:
-    """Say what the numbers of the table are."""
-    return f"not seen by {run}: smaller errors may pass, these are found in {100 * POWER:g} %"
+    """Return the heading, which says what the numbers of the table are."""
+    return f"not seen by {run}: errors below these (found with {100 * POWER:g} % probability)"
 
 
 def explanation(limits: Sequence[FormatLimits]) -> list[str]:
-    """Say what a number of the table means, what its last columns are, and what the marks are."""
+    """Explain one number of the table, its last columns, and the marks in its first column."""
     heads, marks = limit_rows(limits)[0], {cells_of(one)[0][-1] for one in limits}
     lines = [meaning(limits)]
     if "bias" in heads:
@@ -106,7 +109,7 @@ def explanation(limits: Sequence[FormatLimits]) -> list[str]:
 
 
 def meaning(limits: Sequence[FormatLimits]) -> str:
-    """Put one number into a sentence.
+    """Explain the table by a sentence about its first relative limit.
 
     >>> from ringspec.conformance.report.limits import Limit
     >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}
@@ -116,7 +119,7 @@ def meaning(limits: Sequence[FormatLimits]) -> str:
     sizes = [(one, name, one.size(name, "factor")) for one in limits for name in FACTORS]
     told = next(((one, name, x) for one, name, x in sizes if x is not None), None)
     if told is None:
-        return "lse: x is added to all its elements"
+        return "lse: a constant that is added to all its elements"
     one, name, size = told
     below = f"less than {figure(100 * size)} %"
     return f"so a {one.format} kernel whose {name} is too large by {below} may pass"

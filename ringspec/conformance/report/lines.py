@@ -38,7 +38,7 @@ def lines_of(data: bytes, what: str, partial: bool) -> list[dict[str, Any]]:
     """Parse one JSON object per line; if ``partial``, drop an incomplete last line."""
     raw = data.split(b"\n")
     if raw.pop() != b"" and not partial:
-        refuse(f"a newline at the end of {what}", "a last line that is cut")
+        refuse(f"a newline at the end of {what}", "an incomplete last line")
     return [object_of(line, f"line {n} of {what}") for n, line in enumerate(raw, start=1)]
 
 
@@ -71,7 +71,7 @@ def texts_by_name(value: Any, what: str) -> None:
 
 
 def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
-    """Refuse unknown fields of a dataclass, and missing ones without a default."""
+    """Refuse fields that the dataclass does not have, and missing fields without a default."""
     known = {f.name: f for f in dataclasses.fields(of)}
     for name in line:
         if name not in known:
@@ -79,14 +79,14 @@ def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
     for name, f in known.items():
         needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if needed and name not in line:
-            refuse(f"a field {name} in {what}", sorted(line))
+            refuse(f"the field {name} in {what}", sorted(line))
 
 
 def read_record(line: dict[str, Any], what: str) -> Record:
-    """Make a record from one line."""
+    """Check one line and convert it to a record."""
     data = dict(line)
     if data.pop("kind", None) != "case":
-        refuse(f"a case in {what}", line.get("kind"))
+        refuse(f"the kind 'case' in {what}", line.get("kind"))
     fields(data, Record, "record", what)
     for name in ("id", "outcome", "reason", "message", "truth"):
         text(data.get(name, ""), f"{name} in {what}")
@@ -107,7 +107,7 @@ def read_record(line: dict[str, Any], what: str) -> Record:
 
 
 def check_diagnosis(found: dict[str, Any], what: str) -> None:
-    """Check the parts from which the verdict of a run is made: ``id``, ``title``, ``alike``, ``links``, ``must_fail``."""
+    """Check a diagnosis: the fields from which the verdict of a run is computed, its text and its reading."""
     for name in ("title", "text"):
         text(found.get(name, ""), f"{name} of {what}")
     if found.get("id") is not None:
@@ -122,7 +122,7 @@ def check_diagnosis(found: dict[str, Any], what: str) -> None:
 
 
 def check_reading(line: Any, what: str) -> None:
-    """Check what was read of a readout (:class:`ringspec.conformance.readout.reading.Reading`)."""
+    """Check the plain data of a :class:`ringspec.conformance.readout.reading.Reading`."""
     exactly(mapping(line, what), ("problem", "right", "forward", "backward"), what)
     text(line["problem"], what)
     truth(line["right"], what)
@@ -153,7 +153,7 @@ def truth(value: Any, what: str) -> bool:
 
 
 def check_noise(found: dict[str, Any], what: str) -> None:
-    """Check the parts from which the limits of a run are made: ``recipe``, ``declared`` and ``limits``."""
+    """Check the fields from which the limits of a run are computed: ``recipe``, ``declared`` and ``limits``."""
     if "limits" not in found:  # written by an earlier version
         return
     text(found.get("recipe"), f"recipe of {what}")
@@ -184,7 +184,7 @@ def read_finding(line: Any, what: str) -> Finding:
 
 
 def check_coverage(line: Any, what: str) -> None:
-    """Check what a run did not test: texts, and lists of names and numbers by kind of claim."""
+    """Check the coverage in a footer: texts, and for each kind of claim a list of names or numbers."""
     if not isinstance(line, dict) or set(line) != {"untested", "untested_line", "clauses", "hints"}:
         refuse(f"untested, untested_line, clauses and hints as {what}", line)
     text(line["untested_line"], what)
@@ -229,7 +229,7 @@ def positive(value: Any, what: str) -> float:
 
 
 def number(value: Any, what: str) -> float:
-    """Return a number; NaN and infinities, which JSON lacks, come as text."""
+    """Return ``value`` as float; NaN and infinities, which JSON lacks, are written as strings."""
     if isinstance(value, str) and value in NUMBERS:
         return NUMBERS[value]
     if (

@@ -1,6 +1,6 @@
 """The possible outcomes of a case, and the record of one case.
 
-A report consists of records only; ``ringspec.render`` reads them without this package.
+Records hold plain data, so that ``ringspec.render`` can draw a report without importing this package.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ TENSORS = ("o", "lse", "dq", "dk", "dv")  # those that have limits
 OUTCOMES = {
     "pass": "every compared value is within its bound",
     "mismatch": "a value is beyond its bound, or is NaN or infinite where it must not be",
-    "wrong shape": "a tensor has a wrong shape, or a wrong number of workers",
-    "wrong dtype": "a tensor has a dtype other than the case requires",
+    "wrong shape": "a tensor has the wrong shape, or the wrong number of workers",
+    "wrong dtype": "a tensor has a different dtype from the one that the case requires",
     "missing": "a claimed tensor is not in the result",
     "mutated": "the target changed its inputs",
     "refused": "the target refused a case that it claims",
     "error": "the target raised an exception or reported a failure",
-    "garbage": "the answer is not a result",
+    "garbage": "the target's answer is not a valid result",
     "exit": "the target's process exited instead of answering",
     "crash": "a signal ended the target's process",
     "timeout": "no answer within the time limit",
     "not claimed": "the target's capabilities do not cover the case",
-    "expected failure": "failed, and the list of expected failures names it",
-    "unexpected pass": "passed, though the list of expected failures names it",
+    "expected failure": "failed, as the list of expected failures says",
+    "unexpected pass": "passed, although the list of expected failures says that it fails",
     "not run": "the run ended before this case",
 }
 NO_FAILURES = ("pass", "not claimed", "expected failure", "not run")
@@ -41,12 +41,12 @@ FAILURES = tuple(outcome for outcome in OUTCOMES if outcome not in NO_FAILURES)
 class Record:
     """The outcome of one case, as plain data.
 
-    ``id`` and ``outcome`` (one of :data:`OUTCOMES`) of the case; ``needs``: what it requires. ``reason``: why it is
-    not claimed, or why its failure is expected. ``message``: what is wrong; for a pass, what the target printed.
-    ``findings``: one for each compared tensor and worker. ``truth``: the values with which it was compared.
-    ``seconds``: how long the case took. ``flags``: known bugs that the case would find. ``used``: the claimed
-    values that its calls used, by kind (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``,
-    ``noise``, ``diagnosis``: attention pattern, statistics and named bug as plain data, or None.
+    ``id``: the case. ``outcome``: one of :data:`OUTCOMES`. ``needs``: what the case requires of a target. ``reason``:
+    why it is not claimed, or why its failure is expected. ``message``: what is wrong; for a pass, what the target
+    printed. ``findings``: one for each compared tensor and worker. ``truth``: what the results are compared with, such
+    as 'exact'. ``seconds``: how long the case took. ``flags``: the known bugs that the case detects. ``used``: the
+    claimed values that its calls used, by kind (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``,
+    ``noise``, ``diagnosis``: the attention pattern, the statistical tests and the named bug as plain data, or None.
     """
 
     id: str

@@ -1,8 +1,8 @@
-"""A report: JSON Lines with a header, one line a case, and a footer.
+"""A report: JSON Lines with a header, one line per case, and a footer.
 
-A report without a footer is incomplete: the run, or the file, ended early. Each line is a JSON object with a ``kind``.
-Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity". The counts in the footer are those of the
-lines.
+Each line is a JSON object with a ``kind``. NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and
+"-Infinity". The footer counts the cases by outcome. Without a footer the report is incomplete: the run ended early, or
+the file was cut off.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """True if the run reached its end and the file has its footer."""
+        """True if the file has a footer and the run reached its end."""
         return self.footer is not None and self.footer["complete"]
 
 
@@ -77,7 +77,7 @@ def ordered(counts: Counter[str]) -> dict[str, int]:
 def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
     """Summarise a run in one sentence, from ``counts`` of cases by outcome.
 
-    ``clauses`` say what was not tested (:attr:`ringspec.conformance.report.coverage.Coverage.clauses`).
+    ``clauses``: what was not tested (:attr:`ringspec.conformance.report.coverage.Coverage.clauses`).
 
     >>> headline({"pass": 7, "mismatch": 1, "not claimed": 3, "expected failure": 1, "not run": 2})
     'passed 7 of 9 claimed, 3 not claimed; 1 expected failure; 2 not run'
@@ -103,10 +103,11 @@ def headline(counts: Mapping[str, int], clauses: Sequence[str] = ()) -> str:
 def make_header(
     target: Any, *, spec: str, profile: str, vectors: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Make the first line: the target and the machine. ``spec`` is TARGET as it was written.
+    """Make the first line of a report, which describes the target, the golden vectors and the machine.
 
-    ``vectors``: name, set_version and digest of the golden set. ``versions`` and ``files`` of the header are those
-    of the process that computes (:func:`ringspec.conformance.target.provenance.computed_with`).
+    ``spec``: TARGET as the user wrote it. ``vectors``: name, set_version and digest of the golden set. ``versions`` and
+    ``files`` in the header are those of the process that runs the target
+    (:func:`ringspec.conformance.target.provenance.computed_with`).
     """
     claims: Capabilities = target.capabilities
     said = said_by(target, spec)
@@ -135,7 +136,7 @@ def make_header(
 
 
 class ReportWriter:
-    """A writer of a report, line by line, so that the file can be read whenever the run ends.
+    """Writes a report line by line, so that the file is readable even if the run ends early.
 
     >>> import io
     >>> stream = io.StringIO()
@@ -167,9 +168,9 @@ class ReportWriter:
     ) -> dict[str, Any]:
         """Write the footer and return it.
 
-        ``coverage``: what was not tested; None if unknown. ``changed``: from
-        :func:`ringspec.conformance.target.provenance.changed_since`. ``limits``: the smallest errors that the
-        cases detect, from :func:`ringspec.conformance.report.limits.limits_of`; None: left out.
+        ``coverage``: what was not tested; None if unknown. ``changed``: versions and files that differ from the header
+        (:func:`ringspec.conformance.target.provenance.changed_since`). ``limits``: the smallest errors that the
+        cases detect (:func:`ringspec.conformance.report.limits.limits_of`); None leaves them out.
         """
         counts = ordered(self.outcomes)
         known = None if coverage is None else coverage.as_dict()
@@ -179,7 +180,7 @@ class ReportWriter:
 
 
 def case_line(record: Record) -> dict[str, Any]:
-    """Convert a record to the line of a report."""
+    """Convert a record to a line of a report."""
     data: dict[str, Any] = plain({"kind": "case", **dataclasses.asdict(record)})
     return data
 
@@ -190,10 +191,10 @@ def footer_of(
     coverage: Mapping[str, Any] | None = None,
     limits: Sequence[FormatLimits] | None = None,
 ) -> dict[str, Any]:
-    """Make the last line. A run in which some cases were not run is not complete.
+    """Make the last line of a report. A run that left out some of its cases counts as incomplete.
 
-    ``coverage``: what the run did not test, from :meth:`ringspec.conformance.report.coverage.Coverage.as_dict`;
-    None: unknown, and left out of the line; so are ``limits``.
+    ``coverage``: what the run did not test (:meth:`ringspec.conformance.report.coverage.Coverage.as_dict`).
+    ``coverage`` and ``limits`` are left out of the line if they are None.
     """
     known: dict[str, Any] = {} if coverage is None else {"coverage": dict(coverage)}
     if limits is not None:
@@ -208,7 +209,7 @@ def footer_of(
 
 
 def plain(value: Any) -> Any:
-    """Convert to JSON types: tuples and arrays become lists, NumPy's numbers plain ones.
+    """Convert a value to JSON types: tuples and arrays become lists, NumPy scalars become Python numbers.
 
     >>> plain({"a": (np.float32(0.5), float("nan")), "b": np.array([1, 2])})
     {'a': [0.5, 'NaN'], 'b': [1, 2]}
@@ -229,10 +230,10 @@ def plain(value: Any) -> Any:
 def report_lines(report: Report) -> list[dict[str, Any]]:
     """Return all lines of a report as plain data, for :mod:`ringspec.render`.
 
-    If failures were diagnosed, a line of the kind 'verdict' precedes the footer, with the verdict in words as
-    ``lines`` and the id of the case that shows the explanation. A line of the kind 'limits' has the ``heading``, ``rows``
-    and ``notes`` of the errors that the run could not have seen. The file has no such lines, because they follow
-    from the cases.
+    Two lines, which are computed from the cases and not stored in the file, precede the footer. The line of the kind
+    'verdict', made if failures were diagnosed, has the verdict as text in ``lines``, and in ``shown_by`` the id of the
+    case that shows the explanation. The line of the kind 'limits', made if the run has limits, has their table as
+    ``heading``, ``rows`` and ``notes``.
     """
     lines = [plain(report.header), *map(case_line, report.records)]
     found = most_likely(report.records)
@@ -250,7 +251,7 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
 def read_report(path: Path, *, partial: bool = False) -> Report:
     """Read and check the report at ``path``; the file is untrusted.
 
-    ``partial``: accept a file that ends early, also within a line.
+    ``partial``: accept a file that ends early, even within a line.
     Raises :class:`~ringspec.errors.FileFormatError`.
     """
     return report_from(read_plain_file(path, MAX_BYTES), str(path), partial=partial)
@@ -280,7 +281,7 @@ def report_from(data: bytes, what: str, *, partial: bool = False) -> Report:
 
 
 def check_footer(footer: dict[str, Any], records: tuple[Record, ...], what: str) -> None:
-    """Check that the footer agrees with the lines."""
+    """Check that the footer agrees with the cases."""
     complete, coverage = footer.get("complete"), footer.get("coverage")
     if coverage is not None:
         check_coverage(coverage, f"coverage in the footer of {what}")
@@ -290,4 +291,4 @@ def check_footer(footer: dict[str, Any], records: tuple[Record, ...], what: str)
     for name in footer.keys() & set(CHANGING):
         texts_by_name(footer[name], f"{name} in the footer of {what}")
     if type(complete) is not bool or said != due:
-        refuse(f"the footer {json.dumps(due)} under the cases of {what}", footer)
+        refuse(f"the footer {json.dumps(due)} after the cases of {what}", footer)

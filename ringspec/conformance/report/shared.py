@@ -1,4 +1,4 @@
-"""Failures that several cases share: each is shown once, a wrong dtype with the claim that accepts it."""
+"""Failures that several cases share. Each is shown once; a wrong dtype also with the claim that would accept it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ POINTS = {"o": "outputs", "lse": "lse", "dsinks": "lse"}
 
 
 def same_message(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Ids of the cases with the same outcome and message, by the id of the first of at least three.
+    """Group failures by outcome and message: the id of the first case, and the ids of the others.
 
-    Mismatches are left out: each says where it is wrong.
+    Groups of fewer than three cases are left out, and so are mismatches, because each says where it is wrong.
 
     >>> same_message([Record(id, "error", message="no GPU") for id in "abc"])
     {'a': ['b', 'c']}
@@ -34,7 +34,7 @@ def same_message(records: Sequence[Record]) -> dict[str, list[str]]:
 
 
 def dtype_fault(tensor: str, worker: int, got: str, expected: str) -> str:
-    """The clause of a message that :data:`FAULT` reads.
+    """Describe a wrong dtype in the form that :data:`FAULT` matches.
 
     >>> dtype_fault("o", 0, "float32", "bfloat16")
     'o of worker 0 is float32, expected bfloat16'
@@ -43,13 +43,13 @@ def dtype_fault(tensor: str, worker: int, got: str, expected: str) -> str:
 
 
 def with_shared_dtype(records: Sequence[Record]) -> list[Record]:
-    """The records with a wrong dtype, if there are enough of them to explain them once."""
+    """Return the records with a wrong dtype; an empty list if they are fewer than :data:`FEWEST`."""
     alike = [one for one in records if one.outcome == "wrong dtype"]
     return alike if len(alike) >= FEWEST else []
 
 
 def shared_dtype_lines(records: Sequence[Record], declared: Any = None) -> list[str]:
-    r"""How many cases return a wrong dtype, which one, and the two ways to fix it.
+    r"""Say how many cases return which wrong dtype, and how to fix it.
 
     ``declared``: the target's claim ``recipe``, to which the suggested rounding points are added.
 
@@ -57,7 +57,7 @@ def shared_dtype_lines(records: Sequence[Record], declared: Any = None) -> list[
     >>> wrong = [Record(id, "wrong dtype", {"inputs": "bfloat16"}, message=text) for id in "abc"]
     >>> print(*shared_dtype_lines(wrong), sep="\n")
     3 cases fail for one reason: with bfloat16 inputs, o and dq are float32, expected bfloat16
-      Fix: return bfloat16. If the kernel returns float32 on purpose, declare its output dtype by
+      Fix: return bfloat16. If the kernel returns float32 on purpose, declare its output dtype with
       recipe={"bfloat16": {"base": "bf16", "outputs": "float32", "gradients": "float32"}}
     """
     faults: dict[tuple[str, str, str], dict[str, None]] = {}
@@ -82,13 +82,13 @@ def shared_dtype_lines(records: Sequence[Record], declared: Any = None) -> list[
     return [
         *lines,
         f"  Fix: return {returned}. If the kernel returns {on_purpose} on purpose, declare its output "
-        "dtype by",
+        "dtype with",
         f"  recipe={claim}",
     ]
 
 
 def listed(names: Mapping[str, None]) -> str:
-    """'o', 'o and dq', 'o, dq and dk'."""
+    """Join names to 'o', 'o and dq' or 'o, dq and dk'."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -96,7 +96,7 @@ def listed(names: Mapping[str, None]) -> str:
 def claim_for(
     faults: Mapping[tuple[str, str, str], Mapping[str, None]], declared: Any
 ) -> str | None:
-    """The claim ``recipe`` under which the dtypes are accepted, as text; None if no recipe has them."""
+    """Return the claim ``recipe`` that accepts the returned dtypes, as text; None if no recipe does."""
     claims: dict[str, dict[str, Any]] = {}
     for (inputs, got, _), tensors in faults.items():
         if inputs not in RECIPE_OF_FORMAT:

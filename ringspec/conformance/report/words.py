@@ -1,4 +1,4 @@
-"""The outcome of a case and the verdict of a run in words, for the terminal, JUnit and an AssertionError."""
+"""The outcome of a case and the verdict of a run as text, for the terminal, JUnit and an AssertionError."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
     if not message and record.outcome not in ("pass", "mismatch"):
         message = OUTCOMES[record.outcome]
     told = explain_all(record.findings, most).splitlines()
-    # Do not repeat findings that the message has.
+    # Do not repeat findings that the message already contains.
     told = [line for line in told if line not in message]
     lines = [f"{record.id}: {record.outcome}" + (f": {message}" if message else "")]
     if record.reason and record.reason not in message:
@@ -43,7 +43,7 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
 
 
 def diagnosis_lines(record: Record) -> list[str]:
-    """Return the diagnosis of a failure, if there is one; the name first."""
+    """Return the diagnosis of a failure in lines, the name of the bug first; none without a diagnosis."""
     text = str((record.diagnosis or {}).get("text", ""))
     return [
         f"  {'diagnosis: ' if n == 0 else '  '}{line}" for n, line in enumerate(text.splitlines())
@@ -53,7 +53,8 @@ def diagnosis_lines(record: Record) -> list[str]:
 def verdict_lines(found: Mapping[str, Any], spec: str = "TARGET") -> list[str]:
     r"""Describe the verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`).
 
-    First what the target computes, then the known bug and the other bugs in it. ``spec``: the target, in commands.
+    The lines say what the target computes instead, then which known bug explains most failures, then which bugs
+    explain other failures. ``spec``: the target, as written in the suggested commands.
 
     >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
     >>> print("\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
@@ -71,7 +72,7 @@ def verdict_lines(found: Mapping[str, Any], spec: str = "TARGET") -> list[str]:
         lines.append(f"diagnosis: {found['title']} [{found['id']}], {where}")
         lines += [f"  {link}" for link in found["links"]]
         if found["alike"]:
-            lines.append(f"  same results in all of them: {', '.join(found['alike'])}")
+            lines.append(f"  other bugs with the same results: {', '.join(found['alike'])}")
     elif found["of"]:
         most = "most of " if found["also"] else ""
         lines.append(f"no known bug explains {most}the {diagnosed(found['of'])}")
@@ -80,7 +81,7 @@ def verdict_lines(found: Mapping[str, Any], spec: str = "TARGET") -> list[str]:
 
 
 def explanation_lines(found: Mapping[str, Any], spec: str) -> list[str]:
-    r"""Describe what a target computes.
+    r"""Describe what a target computes instead of attention.
 
     >>> found = {"sentences": ["In the forward pass, the block is counted twice."], "alternatives": [],
     ...          "explained": ["a", "b", "c"], "failures": 4, "hint": "look at the loop", "shown_by": "readout/x",
@@ -117,7 +118,7 @@ def diagnosed(count: int) -> str:
 
 
 def also_named(one: Mapping[str, Any]) -> str:
-    """Describe a bug that a diagnosis names and the verdict of the run does not."""
+    """Describe a bug that the diagnosis of some cases names, but not the verdict of the run."""
     one_only = one["count"] == 1
     failures = "1 other failure looks" if one_only else f"{one['count']} other failures look"
     text = f"  {failures} like: {one['title']} [{one['id']}]"

@@ -177,7 +177,7 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
 
 
 def given(result: Result, name: str) -> bool:
-    """True if a result has this tensor for any worker."""
+    """Tell whether a result has this tensor for any worker."""
     value = getattr(result, name)
     nothing = isinstance(value, list | tuple) and all(x is None for x in value)
     return value is not None and not nothing

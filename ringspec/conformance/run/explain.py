@@ -1,4 +1,4 @@
-"""Read a target: run it on a few problems and say in sentences what it computes."""
+"""Run a target on a few readout problems and say in sentences what it computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringspec.conformance.target.protocol import Target
 
 @dataclass(frozen=True)
 class Run:
-    """One problem that a target ran: its reading and outputs, or ``stopped``, why there are none."""
+    """One problem that was run: its ``reading`` and ``outputs``, or in ``stopped`` the reason why there are none."""
 
     problem: Problem
     reading: Reading | None = None
@@ -33,9 +33,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a target computes: ``told`` says it; ``known`` is a known bug with the same results (id, title and links).
+    """What a target computes, read from ``runs``.
 
-    ``unread``: why nothing could be read.
+    ``told``: the explanation. ``known``: the known bug with the same results (id, title and links), None if there is
+    none. ``unread``: why nothing could be read; '' otherwise.
     """
 
     runs: tuple[Run, ...]
@@ -54,7 +55,7 @@ class Explained:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences that say what the target computes; the first says why a problem has no results, if one has none."""
+        """What the target computes, in sentences; if a problem has no results, the first sentence says why."""
         stopped = [one for one in self.runs if one.stopped]
         said = [f"{one.problem.id}: no results ({one.stopped})." for one in stopped[:1]]
         return (*said, *self.told.sentences)
@@ -80,7 +81,7 @@ class Explained:
 def explain_target(target: Target) -> Explained:
     """Run a target on a few problems that it claims, and read what it computes.
 
-    A target that fails raises nothing here; the result says which problems have no results, and why.
+    If the target fails, nothing is raised: the result says which problems have no results, and why.
 
     >>> from ringspec.conformance.targets.reference import reference_float32
     >>> explain_target(reference_float32).right
@@ -99,7 +100,7 @@ def explain_target(target: Target) -> Explained:
 
 
 def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = ()) -> Run:
-    """Run one problem and explain its results, by the faults of ``earlier`` readings if they do."""
+    """Run one problem and read its results, by the faults of ``earlier`` readings if these explain them."""
     claims = target.capabilities
     try:
         outputs = [
@@ -112,7 +113,7 @@ def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = (
 
 
 def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
-    """Find the known bug that gives the results of the problem that shows the explanation; None if there is none."""
+    """Find the known bug with the same results in the problem that shows the explanation; None if there is none."""
     shown = [one for one in wrong if one.problem.id == found.shown_by]
     if not shown:
         return None

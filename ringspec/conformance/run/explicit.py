@@ -1,7 +1,7 @@
-"""A call as a problem whose inputs are plain numbers, from which a smaller call can be made.
+"""Convert a call to a problem with explicit numbers as inputs, from which smaller calls can be made.
 
-The tensors are global, without workers. :func:`case_of` makes the golden case that has them, so that the truth is
-exact; :func:`ringspec.conformance.cases.problems.judged` compares its results.
+The tensors are global, not divided among workers. :func:`case_of` makes a golden case from them, so that results can be
+compared with exact truth (:func:`ringspec.conformance.cases.problems.judged`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,18 @@ from ringspec.vectors.format.inputs import BOOLEANS, INTEGERS, NAMES
 from ringspec.vectors.format.requires import requires
 
 BOTH = ("forward", "backward")
-OF_FORWARD = ("o", "lse")  # of a ring's backward pass alone: they follow from the other inputs
+OF_FORWARD = (
+    "o",
+    "lse",
+)  # inputs of a call of only the backward pass; they follow from the other inputs
 
 
 @dataclass(frozen=True)
 class Explicit:
-    """``tensors`` by name: global arrays in float64, int64 or bool. ``ring``: None for a block.
+    """A problem with explicit numbers.
 
-    The other fields are those of :class:`ringspec.vectors.format.case.Case`.
+    ``tensors``: global arrays by name, in float64, int64 or bool. ``ring``: None for a block. The other fields are those
+    of :class:`ringspec.vectors.format.case.Case`.
     """
 
     operation: str
@@ -60,11 +64,11 @@ class Explicit:
 
     @property
     def default_scale(self) -> bool:
-        """Whether scale is 1/sqrt(D)."""
+        """Tell whether scale is 1/sqrt(D)."""
         return bool(self.terms["scale"] == default_scale(self.shape.D))
 
     def key(self) -> tuple[Any, ...]:
-        """A value that is equal for equal problems."""
+        """Return a hashable value that is equal for equal problems."""
         arrays = tuple((name, x.shape, x.tobytes()) for name, x in sorted(self.tensors.items()))
         return self.passes, self.ring, tuple(sorted(self.terms.items())), arrays
 
@@ -88,7 +92,7 @@ def explicit_of(call: Call) -> Explicit:
 
 
 def whole(call: Call, name: str, shards: PerWorker) -> NDArray:
-    """One global tensor from those of the workers."""
+    """Join the parts of the workers to one global tensor."""
     arrays = [np.array(x) if x.dtype.kind in "ib" else load(x) for x in shards]
     same = all(np.array_equal(x, arrays[0]) for x in arrays)
     if name == "sinks" or (name in PAIRS and arrays[0].shape[2] == 1 and same):
@@ -107,7 +111,7 @@ def in_order(arrays: list[NDArray], index: NDArray[np.int64] | None, axis: int) 
 
 
 def given_positions(call: Call) -> dict[str, NDArray]:
-    """``positions_q`` and ``positions_k`` if they are not those that follow from the tokens."""
+    """Return ``positions_q`` and ``positions_k`` where they are not simply the token numbers plus an offset."""
     found = {}
     for name, index, position, first in (
         ("positions_q", call.index_q, call.position_q, call.terms.get("q_offset", 0)),
@@ -121,7 +125,7 @@ def given_positions(call: Call) -> dict[str, NDArray]:
 
 
 def case_of(problem: Explicit, id: str) -> Case:
-    """The golden case of a problem. Raises what making and checking its inputs raises."""
+    """Make the golden case of a problem. Errors in making or checking its inputs are raised unchanged."""
     tensors = {
         name: TensorRecipe("values", values=x.tolist()) for name, x in problem.tensors.items()
     }
@@ -133,11 +137,11 @@ def case_of(problem: Explicit, id: str) -> Case:
 
 
 def call_for(claims: Capabilities, case: Case) -> Call:
-    """The call of a problem, limited to the passes that the target claims."""
+    """Make the call of a problem, limited to the passes that the target claims."""
     tensors = tensors_of(case)
     return with_claimed_passes(call_of(case, tensors), case, claims, lambda: tensors)
 
 
 def is_number(name: str) -> bool:
-    """Whether an input holds floating-point numbers."""
+    """Tell whether an input holds floating-point numbers."""
     return name not in BOOLEANS and name not in INTEGERS

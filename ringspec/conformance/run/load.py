@@ -121,7 +121,7 @@ def registered(name: str) -> Any:
 
 
 def from_module(name: str, spec: str) -> ModuleType:
-    """Import a module by its dotted name, from the current folder too."""
+    """Import a module by its dotted name; it may also be in the current folder."""
     with telling(f"a target {spec} that can be imported"), importable(Path.cwd()), unmoved():
         return importlib.import_module(name)
 

@@ -1,4 +1,4 @@
-"""The limits of a run before it: a correct program with the claims of a target runs in its place."""
+"""Compute the limits of a run in advance, by running a correct program with the claims of the target."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def power_of(
 ) -> tuple[FormatLimits, ...]:
     """Return the limits that a correct target with these claims has in a run of ``cases``.
 
-    Only noise cases run for a format that has some, because they detect the smallest errors; for another format, all
-    of its cases. The program rounds as declared, or by the recipe of the input format.
+    For a format with noise cases, only these run, because they detect the smallest errors; for another format, all of its
+    cases run. The correct program rounds as the target declares, by default as the recipe of the input format says.
     """
     program = Reference(recipe("float64"))
     program.capabilities = dataclasses.replace(
@@ -33,7 +33,7 @@ def power_of(
 
 
 def deciding(claims: Capabilities, cases: Sequence[RunCase]) -> list[RunCase]:
-    """Return the claimed cases that decide the limits."""
+    """Return the claimed cases that determine the limits."""
     claimed = [case for case in cases if case.why_not(claims) is None]
     chosen: list[RunCase] = []
     for name in FORMATS:

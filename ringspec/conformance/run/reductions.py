@@ -1,6 +1,6 @@
-"""Ways to make a problem simpler: each yields smaller problems with a name, the largest cut first.
+"""Reductions: each yields named problems that are simpler than the given one, the smallest first.
 
-A smaller problem may be one that no case can have, or that the target does not claim; its caller finds out.
+A problem that it yields may be invalid, or not claimed by the target; the caller checks this.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ringspec.problem.options import default_scale
 from ringspec.vectors.format.case import Ring
 
 ROWS = (*QUERY_ROWS, *SEGMENTS[1:], *POSITIONS)
-MOST_CHOICES = 4  # batch entries and heads of which each is tried alone
-MOST_ELEMENTS = 48  # of a tensor whose elements are simplified one by one
+MOST_CHOICES = 4  # up to this many batch entries or heads, each is tried alone
+MOST_ELEMENTS = 48  # up to this size of a tensor, its elements are simplified one by one
 OPTIONAL = (
     ("positions", POSITIONS),
     ("bounds", ("bound_min", "bound_max")),
@@ -46,18 +46,18 @@ OPTIONAL = (
     ("causal", ("causal",)),
 )
 Named = tuple[str, Explicit]
-# The problem, the call that was made from it, and the claims of the target.
+# Gets the problem, the call that was made from it, and the claims of the target.
 Reduction = Callable[[Explicit, Call, Capabilities], Iterator[Named]]
 
 
 def workers(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """The first workers alone, with the tokens that they hold."""
+    """Keep only the first workers and their tokens."""
     for count in fewer(problem.workers, claims.workers):
         yield f"workers: {count}", cut_tokens(problem, call, count)
 
 
 def tokens(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """The first or the last slots of each worker alone."""
+    """Keep only the first or the last slots of each worker."""
     assert call.index_q is not None and call.index_k is not None
     of_q, of_k = call.index_q.shape[1], call.index_k.shape[1]
     zigzag = problem.ring is not None and problem.ring.layout == "zigzag"
@@ -76,7 +76,7 @@ def tokens(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Name
 
 
 def layout(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Contiguous tokens."""
+    """Change the layout to contiguous."""
     if problem.ring is not None and problem.ring.layout != "contiguous":
         ring = dataclasses.replace(
             problem.ring, layout="contiguous", table_q=None, table_k=None
@@ -85,7 +85,7 @@ def layout(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Name
 
 
 def batch(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Fewer entries of the batch."""
+    """Keep fewer entries of the batch."""
     for count in fewer(problem.shape.B, claims.batch):
         for entries in chosen(problem.shape.B, count):
             tensors = dict(problem.tensors)
@@ -96,7 +96,7 @@ def batch(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named
 
 
 def heads(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Fewer key heads, then fewer query heads of each."""
+    """Keep fewer key heads, then fewer query heads per key head."""
     shape = problem.shape
     group = shape.H // shape.Hkv
     for count in fewer(shape.Hkv):
@@ -109,7 +109,7 @@ def heads(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named
 
 
 def dimensions(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Fewer dimensions of q and k, of v and dy, or of all."""
+    """Keep fewer dimensions of q and k, of v and dy, or of all four."""
     of_k, of_v = problem.shape.D, problem.shape.Dv
     for d in fewer(min(of_k, of_v) + (of_k != of_v), claims.head_dims):
         yield f"D = Dv = {d}", cut_dimensions(problem, d, d)
@@ -121,15 +121,15 @@ def dimensions(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[
 
 
 def passes(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """The forward alone."""
+    """Keep only the forward pass."""
     if problem.operation == "ring" and call.passes == ("forward", "backward"):
         tensors = {name: x for name, x in problem.tensors.items() if name not in ("dy", "dlse")}
         made = dataclasses.replace(problem, passes=("forward",), tensors=tensors)
-        yield "the forward alone", made
+        yield "only the forward pass", made
 
 
 def terms(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Fewer mask terms and features, then a smaller window, one sink, and the usual scale."""
+    """Remove mask terms and features; then try a smaller window, one sink per head, and the default scale."""
     for what, names in OPTIONAL:
         if any(name in problem.terms or name in problem.tensors for name in names):
             yield f"without {what}", without(problem, names)
@@ -137,14 +137,14 @@ def terms(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named
     sinks = problem.tensors.get("sinks")
     if sinks is not None and sinks.shape[1] > 1:
         one = {**problem.tensors, "sinks": sinks[:, :1]}
-        yield "one sink of each head", dataclasses.replace(problem, tensors=one)
+        yield "one sink per head", dataclasses.replace(problem, tensors=one)
     if not problem.default_scale:
         usual = {**problem.terms, "scale": default_scale(problem.shape.D)}
-        yield "the usual scale", dataclasses.replace(problem, terms=usual)
+        yield "the default scale", dataclasses.replace(problem, terms=usual)
 
 
 def smaller_windows(problem: Explicit) -> Iterator[Named]:
-    """Each side of the window smaller."""
+    """Make one side of the window smaller."""
     window: tuple[int | None, ...] = problem.terms.get("window") or ()
     for side in range(len(window)):
         for length in fewer((window[side] or 0) + 1):
@@ -154,7 +154,7 @@ def smaller_windows(problem: Explicit) -> Iterator[Named]:
 
 
 def numbers(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """All of a tensor 0, a single 1, all 1, rounded to halves; then its elements 0 or 1 one by one."""
+    """Simplify the numbers of a tensor: all 0, a single 1, all 1, rounded; then its elements one by one."""
     for name, x in reversed(list(problem.tensors.items())):
         if is_number(name):
             for what, y in (*simple(x), *one_by_one(x)):
@@ -185,7 +185,7 @@ def one_by_one(x: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def stored(problem: Explicit, name: str, x: NDArray) -> NDArray:
-    """Numbers that the format of an input holds exactly."""
+    """Round numbers to the format of an input."""
     narrow = name in ("q", "k", "v", "dy")
     return round_to(x, problem.formats.inputs if narrow else problem.formats.statistics)
 
@@ -196,7 +196,7 @@ REDUCTIONS: tuple[Reduction, ...] = (
 
 
 def fewer(now: int, claimed: Sequence[int] | None = None, unit: int = 1) -> list[int]:
-    """Smaller counts, the smallest first: the claimed ones, else powers of two and those just below.
+    """Return counts below ``now``, the smallest first: the claimed ones, or a few round numbers, in multiples of ``unit``.
 
     >>> fewer(12), fewer(12, (4, 8, 16)), fewer(12, None, 4), fewer(1)
     ([1, 2, 3, 4, 6, 8, 11], [4, 8], [4, 8], [])
@@ -206,7 +206,7 @@ def fewer(now: int, claimed: Sequence[int] | None = None, unit: int = 1) -> list
 
 
 def chosen(now: int, count: int) -> list[list[int]]:
-    """Which of ``now`` to keep: each alone if they are few, else the first ones."""
+    """Return the choices of ``count`` out of ``now`` that are tried: each one alone if they are few, else the first ones."""
     if count == 1 and now <= MOST_CHOICES:
         return [[i] for i in range(now)]
     return [list(range(count))]
@@ -219,7 +219,7 @@ def cut_tokens(
     slots_q: slice = slice(None),
     slots_k: slice = slice(None),
 ) -> Explicit:
-    """Keep some slots of the first ``count`` workers. The tokens left are numbered anew, in their order."""
+    """Keep some slots of the first ``count`` workers; the remaining tokens are renumbered in order."""
     assert call.index_q is not None and call.index_k is not None
     table_q, table_k = call.index_q[:count, slots_q], call.index_k[:count, slots_k]
     of_q, of_k = (np.sort(table[table >= 0]) for table in (table_q, table_k))
@@ -239,7 +239,7 @@ def cut_tokens(
 
 
 def rows_left(name: str, x: NDArray, of_q: NDArray, of_k: NDArray) -> NDArray:
-    """The part of a global tensor that belongs to these queries and keys."""
+    """Return the part of a global tensor that belongs to the queries ``of_q`` and the keys ``of_k``."""
     if name in PAIRS:
         x = x if x.shape[2] == 1 else x[:, :, of_q]
         return x if x.shape[3] == 1 else x[..., of_k]
@@ -251,7 +251,7 @@ def rows_left(name: str, x: NDArray, of_q: NDArray, of_k: NDArray) -> NDArray:
 
 
 def documents_left(given: Any, of_q: NDArray, of_k: NDArray) -> dict[str, Any]:
-    """The boundaries of documents among the tokens that are left."""
+    """Return the document boundaries among the remaining tokens."""
     if "cu_seqlens" not in given:
         return {}
     if "cu_seqlens_k" not in given and np.array_equal(of_q, of_k):
@@ -265,13 +265,13 @@ def documents_left(given: Any, of_q: NDArray, of_k: NDArray) -> dict[str, Any]:
 
 
 def numbered(table: NDArray, tokens_left: NDArray) -> tuple[tuple[int, ...], ...]:
-    """A layout table with the new numbers of its tokens; -1 stays."""
+    """Renumber the tokens of a layout table; -1 stays."""
     again = np.where(table < 0, -1, np.searchsorted(tokens_left, table))
     return tuple(map(tuple, again.tolist()))
 
 
 def cut_heads(problem: Explicit, kept: Sequence[int], members: Sequence[int]) -> Explicit:
-    """Keep some key heads, and of each the query heads with these numbers in its group."""
+    """Keep the key heads ``kept``, and of each the query heads with the numbers ``members`` in its group."""
     group = problem.shape.H // problem.shape.Hkv
     queries = [head * group + member for head in kept for member in members]
     tensors = dict(problem.tensors)
@@ -286,7 +286,7 @@ def cut_heads(problem: Explicit, kept: Sequence[int], members: Sequence[int]) ->
 
 
 def cut_dimensions(problem: Explicit, of_k: int, of_v: int) -> Explicit:
-    """Keep the first dimensions; a usual scale stays usual."""
+    """Keep the first dimensions; a default scale is replaced by the new default."""
     widths = {"q": of_k, "k": of_k, "v": of_v, "dy": of_v}
     tensors = {n: x[..., : widths[n]] if n in widths else x for n, x in problem.tensors.items()}
     scale = default_scale(of_k) if problem.default_scale else problem.terms["scale"]
@@ -294,7 +294,7 @@ def cut_dimensions(problem: Explicit, of_k: int, of_v: int) -> Explicit:
 
 
 def without(problem: Explicit, names: Sequence[str]) -> Explicit:
-    """Leave out terms and tensors."""
+    """Remove the terms and tensors with these names."""
     return dataclasses.replace(
         problem,
         terms={name: x for name, x in problem.terms.items() if name not in names},
@@ -303,7 +303,7 @@ def without(problem: Explicit, names: Sequence[str]) -> Explicit:
 
 
 def cost(problem: Explicit) -> tuple[float, ...]:
-    """How complicated a problem is. A reduction makes one of these numbers smaller and none before it larger."""
+    """Return how complicated a problem is, as a tuple to compare. A reduction must make it smaller."""
     shape, window = problem.shape, problem.terms.get("window") or (0, 0)
     return (
         problem.workers,
@@ -324,7 +324,10 @@ def cost(problem: Explicit) -> tuple[float, ...]:
 
 
 def cost_of(x: NDArray) -> float:
-    """0 for each 0, 1 for each 1, 2 and 3 for other small whole numbers and halves, 4 for the rest."""
+    """Add 0 for each element 0, 1 for 1, 2 for other whole numbers, 3 for halves, 4 for the rest.
+
+    Numbers above 9 and negative numbers cost more.
+    """
     values = np.abs(x[np.isfinite(x)])
     kinds = [
         values == 0,

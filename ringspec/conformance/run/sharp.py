@@ -1,4 +1,4 @@
-"""Choose the larger noise case that a target runs in a given time, from one call of the usual size."""
+"""Choose a larger noise case that a target can run in a given time, by timing the usual noise case."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ringspec.conformance.run.case import run_case
 from ringspec.conformance.target.protocol import Target
 from ringspec.errors import OptionError, shown
 
-WANTED = 1e-4  # relative error of o
-# What is detected in N times as many elements, relative to the usual noise case: FLOOR + (1 - FLOOR) / sqrt(N).
-# Fitted to the limits of o in bf16 at 0.05 to 0.5 million elements. FLOOR is what correct kernels may show.
+WANTED = 1e-4  # relative error of o that the chosen case should detect
+# The smallest error detected in N times as many elements, relative to the usual noise case, is
+# FLOOR + (1 - FLOOR) / sqrt(N), fitted to the limits of o in bf16 at 0.05 to 0.5 million elements. FLOOR stands for the
+# errors that correct kernels may have.
 FLOOR = 0.27
 
 
 @dataclass(frozen=True)
 class Sharp:
-    """The ``case`` to add to a run, None if there is none, and one line of ``words`` about it."""
+    """The ``case`` to add to a run, or None, and one line of text about it in ``words``."""
 
     case: RunCase | None
     words: str
@@ -28,14 +29,14 @@ class Sharp:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A larger noise case with its estimated time and limit of o."""
+    """A larger noise case, its estimated time, and the smallest relative error of o that it should detect."""
 
     case: RunCase
     seconds: float
     limit: float
 
     def words(self) -> str:
-        return f"{self.case.id}, about {self.seconds:.0f} s, sees about {self.limit:.1e} in o"
+        return f"{self.case.id}, about {self.seconds:.0f} s, detects an error of about {self.limit:.1e} in o"
 
 
 def chosen(target: Target, spec: str, seconds: float) -> Sharp:
@@ -53,9 +54,11 @@ def chosen(target: Target, spec: str, seconds: float) -> Sharp:
     record = run_case(target, usual)
     limit = (record.noise or {}).get("limits", {}).get("o", {}).get("factor")
     if record.outcome != "pass" or limit is None:
-        return Sharp(None, f"sharp: no larger case, because {usual.id} shows no limit of o")
+        return Sharp(
+            None, f"sharp: no larger case, because {usual.id} gave no detection limit for o"
+        )
     if limit <= WANTED:
-        return Sharp(None, f"sharp: {usual.id} sees {limit:.1e} in o already")
+        return Sharp(None, f"sharp: {usual.id} already detects an error of {limit:.1e} in o")
     return fitting(estimates(larger, record.seconds, limit), seconds)
 
 
@@ -67,7 +70,7 @@ def claimed(target: Target) -> list[RunCase]:
 
 
 def estimates(cases: list[RunCase], seconds: float, limit: float) -> list[Estimate]:
-    """Estimate time and limit of larger cases from those of the usual size."""
+    """Estimate time and limit of the larger cases from those of the usual case."""
     return [
         Estimate(
             case,
@@ -79,7 +82,7 @@ def estimates(cases: list[RunCase], seconds: float, limit: float) -> list[Estima
 
 
 def fitting(found: list[Estimate], seconds: float) -> Sharp:
-    """Choose among estimates in the order of their sizes.
+    """Choose from estimates, which must be in the order of their sizes.
 
     >>> fitting([Estimate(None, 7.0, 2e-4)], 5).words
     'sharp: the smallest larger noise case would take about 7 s'

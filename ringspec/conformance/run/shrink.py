@@ -1,8 +1,8 @@
-"""Shrink a failing case: the simplest call that the target fails in the same way.
+"""Shrink a failing case: find the simplest call that the target fails in the same way.
 
-One reduction after the other is tried (:mod:`ringspec.conformance.run.reductions`). A smaller call is accepted if
-the target's results are wrong in the same tensors or fewer. If the target's readouts explain the failure
-(:mod:`ringspec.conformance.readout`), they must explain the smaller one as well.
+Reductions are tried one by one (:mod:`ringspec.conformance.run.reductions`). A smaller call is accepted if the results
+are wrong in no other tensor than before. If the target's readouts (:mod:`ringspec.conformance.readout`) explain the
+original failure, they must explain the smaller one as well.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from ringspec.conformance.target.protocol import Call, Target
 from ringspec.errors import OptionError, RingspecError
 
 SECONDS = 30.0
-LEAST_SECONDS = 1.0  # of a call
-READING = 0.4  # part of the time of the search after which no further readout is made
+LEAST_SECONDS = 1.0  # smallest time limit of a call
+READING = 0.4  # fraction of the search time after which no further readout starts
 ID = "shrunk"
-# Called before each trial: its number, and the simplest failing problem so far.
+# Called before each trial with its number and the simplest failing problem so far.
 Progress = Callable[[int, Explicit], None]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A problem, its call, what the target returned for it, and the comparison with the truth."""
+    """A problem, its call, the target's results, and their comparison with the truth."""
 
     problem: Explicit
     call: Call
@@ -51,7 +51,7 @@ class Trial:
 
     @property
     def wrong(self) -> frozenset[tuple[str, str]]:
-        """Wrong tensors, each with what is wrong."""
+        """The wrong tensors, each with the kind of its error."""
         return frozenset((one.tensor, one.kind) for one in self.findings if one.kind != "ok")
 
     @property
@@ -63,10 +63,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """The failing call of case ``id`` as it was (``first``) and the simplest one found (``last``).
+    """The failing call of case ``id`` (``first``) and the simplest call that fails in the same way (``last``).
 
-    ``steps``: the reductions that led to it. ``trials``: how many calls were made, in ``seconds``. ``explanation``:
-    sentences that explain both; empty if there are none. ``finished``: False if the time ran out.
+    ``steps``: the reductions from one to the other. ``trials``: the number of calls that were tried, in ``seconds``.
+    ``explanation``: sentences that explain both failures; may be empty. ``finished``: False if the time ran out.
     """
 
     id: str
@@ -120,10 +120,10 @@ class Shrunk:
 def shrink(
     target: Target, case: RunCase, seconds: float = SECONDS, progress: Progress | None = None
 ) -> Shrunk:
-    """Find the simplest call that a target fails as it fails this case.
+    """Find the simplest call that a target fails in the same way as this case.
 
-    ``seconds``: of the search, after the readouts of the target. Raises :class:`~ringspec.errors.OptionError` for a case that passes, that
-    has no ring or block call, or that fails other than by wrong numbers in one call.
+    ``seconds``: time limit of the search, which begins after the readouts. Raises :class:`~ringspec.errors.OptionError`
+    for a case that passes, that merges partial results, or that fails other than by wrong numbers in one call.
 
     >>> from ringspec.conformance.cases.profiles import run_cases
     >>> from ringspec.conformance.targets.reference import reference_float32
@@ -152,7 +152,7 @@ shrink. Fix: leave --shrink out.
 
 
 def failing(target: Target, case: RunCase) -> Trial:
-    """The first call of a case with wrong results."""
+    """Run a case and return the first call with wrong results."""
     claims = target.capabilities
     reason = case.why_not(claims)
     if reason is not None:
@@ -172,7 +172,7 @@ def failing(target: Target, case: RunCase) -> Trial:
         trial = tried(target, explicit_of(call))
         if trial is not None and trial.wrong:
             return trial
-    text = f"{case.id}, in which each call alone is within its bounds"
+    text = f"{case.id}, in which the results of each single call are within their bounds"
     refuse(text, "a case with a call whose results are wrong")
 
 
@@ -181,7 +181,7 @@ def refuse(got: str, expected: str = "a failing case", fix: str = "leave --shrin
 
 
 def results(target: Target, call: Call) -> Outputs:
-    """Run one call. Raises Stop if there are no results of the right form."""
+    """Run one call. Raises Stop if it returns no valid results."""
     claims = target.capabilities
     result, _ = ask(target, as_seen(call, claims))
     return outputs_of(result, call, claims)
@@ -190,7 +190,7 @@ def results(target: Target, call: Call) -> Outputs:
 def suspects(
     calls: Sequence[Call], outputs: Sequence[Outputs], findings: Sequence[Finding]
 ) -> Sequence[Call]:
-    """The calls with wrong findings; all of them if the findings cannot be assigned to calls."""
+    """Return the calls with wrong findings; all calls if the findings cannot be assigned to calls."""
     counts = [sum(map(len, one.values())) for one in outputs]
     if sum(counts) != len(findings):
         return calls
@@ -203,7 +203,7 @@ def suspects(
 
 
 def tried(target: Target, problem: Explicit) -> Trial | None:
-    """Run a problem; None if it cannot be made, is not claimed, or has no results of the right form."""
+    """Run a problem; return None if it cannot be made, is not claimed, or has no valid results."""
     claims = target.capabilities
     try:
         case = case_of(problem, ID)
@@ -216,7 +216,7 @@ def tried(target: Target, problem: Explicit) -> Trial | None:
 
 
 def claimed(claims: Capabilities, problem: Explicit) -> bool:
-    """Whether a target claims a problem; False also if there is no such problem."""
+    """Tell whether a target claims a problem; False also for a problem that cannot be made."""
     try:
         case = case_of(problem, ID)
     except RingspecError:
@@ -225,7 +225,7 @@ def claimed(claims: Capabilities, problem: Explicit) -> bool:
 
 
 def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
-    """What the first usual readouts of a target say as soon as it explains this failure; nothing if it never does."""
+    """Run readouts until together they explain this failure; return the explanation, empty if they never do."""
     problems, _ = problems_for(target.capabilities)
     readings: list[Reading] = []
     for problem in problems:
@@ -241,13 +241,13 @@ def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
 
 
 def sentences(explanation: Told, call: Call) -> tuple[str, ...]:
-    """The faults of the passes of a call in words, without what was said about other readouts."""
+    """Return sentences for the faults in the passes of a call, without those about other readouts."""
     return tuple(one.told() for one in explanation.faults if one.phase in call.passes)
 
 
 @contextlib.contextmanager
 def limited(target: Any, seconds: float) -> Iterator[None]:
-    """Lower the time limit of a target's calls, if it has one: a smaller call may hang."""
+    """Lower the time limit of a target's calls, if it has one, because a smaller call may hang."""
     before = getattr(target, "timeout", None)
     if before is None or before == math.inf:
         yield
@@ -260,9 +260,9 @@ def limited(target: Any, seconds: float) -> Iterator[None]:
 
 
 class Search:
-    """Greedy: the first smaller problem that fails in the same way replaces the ``best`` one.
+    """A greedy search: the first smaller problem that fails in the same way replaces ``best``.
 
-    ``finished``: False if the time ran out while reductions were left.
+    ``finished``: False if the time ran out before all reductions were tried.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class Search:
         self.seen = {first.problem.key()}
 
     def run(self) -> None:
-        """Repeat all reductions until none is accepted, or the time is over."""
+        """Repeat all reductions until none is accepted or the time runs out."""
         before = None
         while before is not self.best:
             before = self.best
@@ -284,7 +284,7 @@ class Search:
                     pass
 
     def reduced(self, reduction: Any) -> bool:
-        """Try what one reduction yields; tell whether a smaller problem was accepted."""
+        """Try the problems of one reduction; return True as soon as one is accepted."""
         claims = self.target.capabilities
         for name, problem in reduction(self.best.problem, self.best.call, claims):
             if time.monotonic() > self.deadline:
@@ -299,7 +299,7 @@ class Search:
         return False
 
     def is_new(self, problem: Explicit) -> bool:
-        """Whether a problem is simpler than the best one and was not tried yet."""
+        """Tell whether a problem is simpler than the best one and has not been tried yet."""
         key = problem.key()
         if key in self.seen or not cost(problem) < cost(self.best.problem):
             return False
@@ -314,7 +314,7 @@ class Search:
             return tried(self.target, problem)
 
     def same_failure(self, trial: Trial) -> bool:
-        """Whether the same tensors or fewer are wrong in the same manner, with the same explanation."""
+        """Tell whether only tensors are wrong that were wrong before, with the same kind of error and explanation."""
         if not trial.wrong or not trial.wrong <= self.first.wrong:
             return False
         return not self.told.faults or explains(self.told, [trial.call], [trial.outputs])

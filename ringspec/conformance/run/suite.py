@@ -36,12 +36,12 @@ class Summary:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cases had each outcome, in the order of ``OUTCOMES``."""
+        """The number of cases with each outcome, in the order of ``OUTCOMES``."""
         return counts_of(self.records)
 
     @property
     def claimed(self) -> int:
-        """How many cases were executed."""
+        """The number of cases that were executed."""
         return sum(record.outcome not in ("not claimed", "not run") for record in self.records)
 
     @property

@@ -56,7 +56,7 @@ class Call:
                      ``mask``, ``keep`` [1|B, 1|H, n|1, Sk|1] (own rows, global keys); ``sinks``
                      [H, N], the same on each worker. Backward pass of a block: ``lse``, ``delta`` [B, H, n].
                      Merge: ``parts_o`` [N, B, H, S, Dv], ``parts_lse`` [N, B, H, S] of one worker.
-                     Backward pass of a ring alone: the rounded ``o``, ``lse`` of the forward pass.
+                     Only the backward pass of a ring: the rounded ``o``, ``lse`` of the forward pass.
     """
 
     id: str

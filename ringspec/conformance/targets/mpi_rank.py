@@ -110,7 +110,7 @@ def serve(links: MpiLinks, rings: dict[int, Any], message: dict[str, Any]) -> No
 
 
 def run_of(links: MpiLinks, call: Call) -> Run | None:
-    """Run the ring, or its backward pass alone from the given o and lse; return the run on rank 0."""
+    """Run the ring, or only its backward pass from the given o and lse; return the run on rank 0."""
     recipe = base_recipe(reference_float64.capabilities.recipe, call.formats["inputs"])
     q, k, v, dy, dlse = arrays_of(call)
     ways: dict[str, Any] = {"circulation": call.circulation, "direction": call.direction}

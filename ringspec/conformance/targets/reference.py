@@ -1,7 +1,7 @@
-"""The specification's ring as a target, one for each recipe: examples of correct implementations.
+"""The specification's ring as correct targets, one for each recipe.
 
 ``reference_float64`` claims everything, for every input format. The others claim the input formats that their recipe
-reads without rounding. :data:`REFERENCES` contains all of them by the name of the recipe.
+reads without rounding. :data:`REFERENCES` contains all of them, by name of the recipe.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OF_KEYS = ("k", "v", "segments_k")
 PER_TOKEN = ("segments_q", "segments_k", "bound_min", "bound_max")
 PAIRS = ("bias", "mask", "keep")
 OPTIONS = (*PER_TOKEN, *PAIRS, "sinks")
-NOT_TERMS = ("q_offset",)  # contained in the positions
+NOT_TERMS = ("q_offset",)  # the positions of a call already include it
 
 
 class Reference:
@@ -67,7 +67,7 @@ class Reference:
             "block": block_results,
             "merge": merge_results,
         }[call.operation]
-        # Results are rounded to narrow formats at the end, where an overflow gives infinity.
+        # store rounds results to narrow formats; an overflow gives infinity.
         results = evaluate(call, base_recipe(self.capabilities.recipe, call.formats["inputs"]))
         return Result(
             **{
@@ -88,7 +88,7 @@ def whole(call: Call, name: str) -> NDArray:
 
 
 def arrays_of(call: Call) -> tuple[NDArray, NDArray, NDArray, NDArray | None, NDArray | None]:
-    """Return q, k, v, dy and dlse of all workers in global order; None for a gradient that is not given."""
+    """Return q, k, v, dy and dlse of all workers in global order; dy and dlse are None if the call has none."""
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     dy, dlse = (whole(call, name) if name in call.tensors else None for name in ("dy", "dlse"))
     return q, k, v, dy, dlse
@@ -101,7 +101,7 @@ def tables_of(call: Call) -> tuple[Layout, Layout]:
 
 
 def given_forward(call: Call) -> list[WorkerResult]:
-    """Return the o and lse in a call of the backward pass alone, for each worker."""
+    """Return the o and lse of each worker that a call of only the backward pass contains."""
     outputs = zip(call.tensors["o"], call.tensors["lse"], strict=True)
     index_q, index_k = (layout.table for layout in tables_of(call))
     return [
@@ -125,7 +125,7 @@ def options_of(call: Call) -> dict[str, Any]:
 
 
 def ring_results(call: Call, recipe: Recipe) -> Results:
-    """Run the ring, or its backward pass alone from the given o and lse."""
+    """Run the ring, or only its backward pass from the o and lse of the call."""
     q, k, v, dy, dlse = arrays_of(call)
     options = options_of(call)
     if call.passes == ("backward",):
@@ -159,7 +159,7 @@ def workers_of(results: list[WorkerResult]) -> Results:
 
 
 def block_results(call: Call, recipe: Recipe) -> Results:
-    """Compute o and lse of one block, or its contribution to the gradients from lse and delta."""
+    """Compute o and lse of one block, or from given lse and delta the block's contribution to the gradients."""
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(call))
     tile = Tile(problem.rows, problem.columns, problem.terms, recipe)
@@ -180,7 +180,7 @@ def block_results(call: Call, recipe: Recipe) -> Results:
 
 
 def merge_results(call: Call, recipe: Recipe) -> Results:
-    """Merge normalised partial results, one after the other, in the merge order of the recipe."""
+    """Merge normalised partial results one by one, in the way that ``merge_order`` of the recipe says."""
     parts = zip(load(call.worker("parts_o", 0)), load(call.worker("parts_lse", 0)), strict=True)
     states = []
     for o, lse in parts:

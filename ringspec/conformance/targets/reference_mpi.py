@@ -1,7 +1,8 @@
-"""The specification's ring over MPI messages; ``mpiexec`` starts a rank for each worker.
+"""A target that runs the specification's ring over MPI, with one rank for each worker.
 
-One program serves all calls. The first W ranks compute a call for W workers, on a communicator split from the world.
-It needs the extra ``mpi``, and ``mpiexec`` on the path or in the folder of this Python interpreter.
+``mpiexec`` starts one program, which serves all calls. A call for W workers runs on the first W ranks, with a communicator
+split from the world. The target needs the extra ``mpi``, and ``mpiexec`` on the path or in the folder of this Python
+interpreter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ringspec.conformance.target.protocol import Call, Result
 from ringspec.conformance.targets.reference import reference_float64
 from ringspec.errors import MissingPackageError
 
-# The environment variable with the launcher and its options, for MPI libraries that need some.
+# The environment variable with the launcher and its options, for MPI libraries that need special options.
 LAUNCHER = "RINGSPEC_MPIEXEC"
 PROGRAM = (sys.executable, "-m", "ringspec.conformance.targets.mpi_rank")
 RING = tuple(name for name in OPERATIONS if name.startswith("ring"))
@@ -26,7 +27,7 @@ NOTE = "each worker is an MPI rank, and all data between workers is sent as MPI 
 
 
 class ReferenceMpi:
-    """A target that runs rings over MPI, in the recipe of the input format."""
+    """A target that runs rings over MPI, under the recipe of the input format."""
 
     name = "reference-mpi"
     notes = (NOTE,)
@@ -75,4 +76,4 @@ def launcher() -> list[str]:
     return [found]
 
 
-reference_mpi = ReferenceMpi  # the loader of targets calls it without arguments
+reference_mpi = ReferenceMpi  # a class, which the loader of targets calls without arguments

@@ -339,7 +339,7 @@ TARGETS: dict[str, Callable[[], TorchTarget]] = {
 
 
 def on_cpu(name: str) -> bool:
-    """Whether the target of this name computes on the CPU.
+    """Tell whether the target of this name computes on the CPU.
 
     >>> on_cpu("zigzag_alltoall_16bit"), on_cpu("zigzag_alltoall_sdpa_cudnn")
     (True, False)

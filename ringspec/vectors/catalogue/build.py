@@ -93,7 +93,7 @@ def recipe_of(x: Any) -> TensorRecipe:
 
 
 def standard(name: str, dtype: Dtype, shape: Shape, shards: int) -> TensorRecipe:
-    """The standard recipe of q, k, v or dy: random numbers with an offset per head and per shard of tokens."""
+    """Return the standard recipe of q, k, v or dy: random numbers with an offset per head and per shard of tokens."""
     head, shard = (LARGE if shape.D >= LARGE_HEAD_DIM else SMALL)[name]
     unit = 2 ** (dtype.bits - 6)
     more = {"shard": shard * unit, "shards": shards} if shard else {}
@@ -151,7 +151,7 @@ def tensors_of(
     ring: Ring | None,
     given: dict[str, Any],
 ) -> dict[str, TensorRecipe]:
-    """The recipes of a case by name, in the order of NAMES: the given ones, and standard ones for other inputs."""
+    """Return the recipes of a case by name, in the order of NAMES: the given ones, and standard ones for other inputs."""
     unknown = set(given) - set(NAMES)
     assert not unknown, f"unknown names {unknown}"
     shards = min(4, shape.Sk) if ring is None else ring.workers

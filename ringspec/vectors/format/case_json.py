@@ -35,7 +35,7 @@ def case_from_json(text: str | bytes, what: str = "case.json") -> Case:
 
 
 def case_to_json(case: Case) -> str:
-    """The text of case.json; equal cases give equal bytes.
+    """Return the text of case.json; equal cases give equal bytes.
 
     >>> recipe = TensorRecipe("constant", value=1.0)
     >>> case = Case(
@@ -51,7 +51,7 @@ def case_to_json(case: Case) -> str:
 
 
 def case_to_data(case: Case) -> dict[str, Any]:
-    """The JSON data of a case, with keys in the order of the format."""
+    """Return the JSON data of a case, with keys in the order of the format."""
     data = {one.name: plain(getattr(case, one.name)) for one in fields(Case)}
     if case.ring is not None:
         data["ring"] = without_defaults(case.ring, "workers", "layout", "circulation", "direction")
@@ -70,7 +70,7 @@ def recipe_to_data(recipe: TensorRecipe) -> dict[str, Any]:
 
 
 def without_defaults(record: Any, *always: str) -> dict[str, Any]:
-    """The fields of a dataclass that are in ``always`` or differ from their default."""
+    """Return the fields of a dataclass that are in ``always`` or differ from their default."""
     given = {one.name: getattr(record, one.name) for one in fields(record)}
     # False == 0, but False is a value to write; None is not.
     return {

@@ -23,7 +23,7 @@ SCALED = ("attention", "ring", "block")
 
 
 def is_id(text: object) -> bool:
-    """Whether a text is valid as the id of a case, which is also its path in a set.
+    """Tell whether a text is valid as the id of a case, which is also its path in a set.
 
     >>> is_id("ring/zigzag-causal-w4"), is_id("ring/../secret"), is_id("ring")
     (True, False, False)

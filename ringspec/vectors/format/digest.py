@@ -25,7 +25,7 @@ def sha256(data: bytes) -> str:
 
 
 def tensor_bytes(x: NDArray) -> bytes:
-    r"""The little-endian bytes of an array in C order.
+    r"""Return the little-endian bytes of an array in C order.
 
     >>> tensor_bytes(np.array([1, 2], dtype=">i2"))
     b'\x01\x00\x02\x00'
@@ -34,12 +34,12 @@ def tensor_bytes(x: NDArray) -> bytes:
 
 
 def tensor_digest(x: NDArray) -> str:
-    """SHA-256 of :func:`tensor_bytes` of ``x``, any shape, as in the ``digests`` of a case."""
+    """Return the SHA-256 of :func:`tensor_bytes` of ``x``, any shape, as in the ``digests`` of a case."""
     return sha256(tensor_bytes(x))
 
 
 def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
-    """SHA-256 over the canonical JSON of a case and each of its stored ``tensors``, sorted by name.
+    """Return the SHA-256 over the canonical JSON of a case and each of its stored ``tensors``, sorted by name.
 
     The JSON has sorted keys, no spaces and a newline at its end. Before the bytes of each tensor comes
     a line ``name dtype d0,d1,...`` with the dtype's code in the safetensors format.
@@ -53,7 +53,7 @@ def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
 
 
 def set_digest(contents: Mapping[str, str]) -> str:
-    """SHA-256 over one line ``id digest`` for each case, sorted by id.
+    """Return the SHA-256 over one line ``id digest`` for each case, sorted by id.
 
     >>> set_digest({})[:8]
     'e3b0c442'

@@ -100,7 +100,7 @@ def checked_path(root: Path, name: str) -> Path:
 
 
 def reason(cause: Exception) -> str:
-    """The reason why a file cannot be read, without this machine's path."""
+    """Return the reason why a file cannot be read, without this machine's path."""
     return (getattr(cause, "strerror", None) or type(cause).__name__).lower()
 
 

@@ -33,7 +33,7 @@ def flags_from_json(text: str | bytes, what: str = "flags.json") -> Mapping[str,
 
 
 def flags_to_json(flags: Iterable[Flag]) -> str:
-    """The text of flags.json, sorted by name.
+    """Return the text of flags.json, sorted by name.
 
     >>> print(flags_to_json([Flag("stale-keys", "schedule", "Wrong from W = 2 on.")]), end="")
     {

@@ -1,9 +1,8 @@
-"""Make the inputs of a case from its recipes, with the same bits in any language.
+"""Make the inputs of a case from their recipes; an implementation in any language gets the same bits.
 
-A random element is an integer times a power of two. The integers come from one SHAKE-128 stream
-(FIPS 202) for each tensor, ``SHAKE-128("ringspec|vectors|<seed>|<name>")``, read as little-endian
-64-bit words, one for each element in C order. Nothing is rounded: a value that its storage format
-cannot represent is an error.
+A random element is an integer times a power of two. The integers of a tensor come from its own SHAKE-128 stream
+(FIPS 202), ``SHAKE-128("ringspec|vectors|<seed>|<name>")``, read as little-endian 64-bit words, one for
+each element in C order. Nothing is rounded: a value that its storage format cannot represent is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ NAMES = ("q", "k", "v", "dy") + ROWS + OPTIONAL + ("parts_o", "parts_lse")
 
 
 def words(seed: str, name: str, count: int) -> NDArray[np.uint64]:
-    """The first ``count`` 64-bit words of the random stream of one tensor.
+    """Return the first ``count`` 64-bit words of the random stream of one tensor.
 
     >>> [hex(int(word)) for word in words("merge/two-parts", "parts_o", 1)]
     ['0x76f0044eb8baa5c3']
@@ -49,7 +48,7 @@ def words(seed: str, name: str, count: int) -> NDArray[np.uint64]:
 
 
 def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
-    """The inputs that a case must have, and those that it may have."""
+    """Return the names of the inputs that a case must have, and of those that it may have."""
     if case.operation == "schedule":
         return frozenset(), frozenset()
     if case.operation == "merge":
@@ -66,7 +65,7 @@ def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def shape_of(case: Case, name: str) -> tuple[int, ...]:
-    """The shape of an input, from the case's shape or, if it may broadcast, from its recipe."""
+    """Return the shape of an input: from the shape of the case or, for inputs that may broadcast, from the recipe."""
     sizes, recipe = case.shape, case.inputs.tensors[name]
     if sizes is None:
         raise ShapeError("a case with a shape", "null", "give B, H, Hkv, Sq, Sk, D and Dv")
@@ -100,7 +99,7 @@ def shape_of(case: Case, name: str) -> tuple[int, ...]:
 
 
 def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int, ...]:
-    """Return a shape that follows from the case; the recipe may repeat it but not change it."""
+    """Return ``shape``, which follows from the case; a recipe may give the same shape, but no other."""
     if recipe.shape is not None and tuple(recipe.shape) != shape:
         raise ShapeError(
             f"{name} of shape {shape}", str(recipe.shape), f"leave the shape of {name} out"
@@ -109,10 +108,10 @@ def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int
 
 
 def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
-    """The axes of an input that the offsets ``head`` and ``shard`` of a recipe refer to.
+    """Return the axes to which the offsets ``head`` and ``shard`` of a recipe apply; None where an input has none.
 
-    The shard axis is the token axis of q, k, v, dy and of row data, the key axis of bias, mask and keep, and
-    the first axis, which counts the parts, of parts_o and parts_lse.
+    The shard axis of q, k, v, dy and row data is the token axis; of bias, mask and keep, the key axis; of parts_o and
+    parts_lse, the first axis, which counts the parts.
     """
     if name in ("parts_o", "parts_lse"):
         return 2, 0
@@ -126,10 +125,10 @@ def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
 def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> NDArray:
     """Make one tensor from its recipe: float64, int64 (:data:`INTEGERS`) or bool (:data:`BOOLEANS`).
 
-    ``name`` is that of the input, ``shape`` that of the result (any shape); ``seed`` selects the random words.
+    ``name``: the name of the input. ``shape``: any shape. ``seed`` selects the random words.
 
-    Raises :class:`~ringspec.errors.OptionError` for an unknown name or a field of the recipe outside its domain, and
-    :class:`~ringspec.errors.ShapeError`.
+    Raises :class:`~ringspec.errors.OptionError` for an unknown name or a value of the recipe that is out of range, and
+    :class:`~ringspec.errors.ShapeError` if the tensor is too large or its given values have another shape.
 
     >>> recipe = TensorRecipe("uniform", bits=6, exponent=-4, head=8)
     >>> draw("q", (1, 2, 1, 3), recipe, "readme").ravel().tolist()
@@ -199,7 +198,7 @@ def along(x: NDArray[np.int64], axis: int, rank: int) -> NDArray[np.int64]:
 
 
 def offset_of(x: Any, bits: NDArray, what: str) -> int:
-    """Return an offset, checked to be so small that no sum exceeds int64."""
+    """Check that an offset is small enough for no sum to exceed int64, and return it."""
     largest = LARGEST_OFFSET // max(bits.size, 2**16)
     return in_range(x, -largest, largest, what)
 
@@ -217,7 +216,7 @@ def dtype_of(name: str) -> type:
 
 
 def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
-    """Make an array of the given nested values; their type must be that of the tensor, none is converted."""
+    """Make an array of the given nested values, which must have the type of the tensor; nothing is converted."""
     kinds = (bool,) if name in BOOLEANS else (int,) if name in INTEGERS else (int, float)
     check_kinds(values, kinds, name)
     x: NDArray | None
@@ -268,7 +267,7 @@ def apply_patch(x: NDArray, patch: Patch, name: str) -> None:
 
 
 def is_power_of_two(x: Any) -> bool:
-    """Whether x is 2**n or -2**n as a float."""
+    """Tell whether float64 represents x as 2**n or -2**n."""
     try:
         return type(x) in (int, float) and abs(math.frexp(x)[0]) == 0.5
     except OverflowError:  # an int beyond float64
@@ -295,7 +294,7 @@ def require_exact(exact: bool, name: str, where: str) -> None:
 
 
 def format_of_input(case: Case, name: str) -> str | None:
-    """The number format in which an input is stored; None for integers and booleans."""
+    """Return the number format in which an input is stored; None for integers and booleans."""
     if case.formats is None or name in INTEGERS or name in BOOLEANS:
         return None
     return case.formats.inputs if name in NARROW else case.formats.statistics
@@ -320,8 +319,8 @@ def inputs_of(case: Case) -> dict[str, NDArray]:
     In the case's input format: q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], parts_o
     [N, B, H, S, Dv]. In its statistics format: dlse, lse, delta [B, H, Sq], bias, sinks [H, N], parts_lse
     [N, B, H, S]. int64: segments, positions, bounds. bool: mask, keep. Raises
-    :class:`~ringspec.errors.OptionError` for an input that the operation does not have or that is missing, and what
-    :func:`draw` raises.
+    :class:`~ringspec.errors.OptionError` if a required input is missing or the operation does not have an input, and
+    the errors of :func:`draw`.
     """
     must, may = expected_names(case)
     given = set(case.inputs.tensors)

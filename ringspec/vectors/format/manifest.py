@@ -64,7 +64,7 @@ class Manifest:
     cases: Mapping[str, CaseEntry]
 
     def files(self) -> dict[str, FileEntry]:
-        """Every file of the set except the manifest, by its path in the set."""
+        """Return every file of the set except the manifest, by its path in the set."""
         listed = {
             f"{id}/{name}": entry
             for id, case in self.cases.items()
@@ -92,7 +92,7 @@ def make_manifest(
 
 
 def manifest_to_json(manifest: Manifest) -> str:
-    """The text of manifest.json; equal sets give equal bytes."""
+    """Return the text of manifest.json; equal sets give equal bytes."""
     data: dict[str, Any] = dict(vars(manifest))
     data["flags"] = vars(manifest.flags)
     data["cases"] = {

@@ -21,7 +21,7 @@ Booleans = NDArray[np.bool_]
 
 
 def requires(case: Case) -> dict[str, Any]:
-    """The capabilities that a case requires, in a fixed order of keys.
+    """Return the capabilities that a case requires, in a fixed order of keys.
 
     ``operation``, ``passes``; of a ring: ``workers``, ``layout``, ``circulation``, ``direction``,
     ``tokens_per_worker`` (n_q, n_k; padding slots count); ``inputs``, ``outputs``, ``statistics``:
@@ -70,7 +70,7 @@ def ring_needs(case: Case, ring: Ring) -> dict[str, Any]:
 
 
 def has_padding(case: Case) -> bool:
-    """Whether some slot of some worker is padding."""
+    """Tell whether some slot of some worker is padding."""
     if case.ring is None or case.shape is None:
         return False
     held = [n * case.ring.workers for n in slots(case, case.ring)]
@@ -78,7 +78,7 @@ def has_padding(case: Case) -> bool:
 
 
 def masks(case: Case) -> tuple[str, ...]:
-    """The kinds of mask terms that a case has."""
+    """Return the kinds of mask terms that a case has."""
     given = {
         "causal": case.terms.get("causal", False),
         "window": case.terms.get("window") is not None,
@@ -93,7 +93,7 @@ def masks(case: Case) -> tuple[str, ...]:
 
 
 def features(case: Case, shape: Shape) -> tuple[str, ...]:
-    """The features other than masks that a case uses.
+    """Return the features other than masks that a case uses.
 
     ``dropout``: with the counter-based mask; ``keep``: with a given dropout mask; ``empty-rows``: some query has no
     visible key; ``padding-slots``: some slot of a worker holds no token; ``positions``: positions that differ from
@@ -120,7 +120,7 @@ def features(case: Case, shape: Shape) -> tuple[str, ...]:
 
 
 def visible(case: Case, shape: Shape) -> Booleans:
-    """Pairs that all mask terms allow, [B|1, H|1, Sq, Sk] (MASK-1 to MASK-9)."""
+    """Return the pairs that all mask terms allow, [B|1, H|1, Sq, Sk] (MASK-1 to MASK-9)."""
     terms, tensors = case.terms, case.inputs.tensors
     given = {name: input_of(case, name) for name in tensors if name not in ("q", "k", "v", "dy")}
     rows_q = np.arange(shape.Sq)[None] + terms.get("q_offset", 0)
@@ -153,6 +153,6 @@ def visible(case: Case, shape: Shape) -> Booleans:
 
 
 def documents(cu_seqlens: tuple[int, ...], length: int) -> NDArray[np.int64]:
-    """Document number of each token; -1 after the last document (MASK-5)."""
+    """Return the document number of each token; -1 after the last document (MASK-5)."""
     numbers = np.searchsorted(np.array(cu_seqlens), np.arange(length), side="right") - 1
     return np.where(numbers < len(cu_seqlens) - 1, numbers, -1)

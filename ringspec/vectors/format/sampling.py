@@ -55,7 +55,7 @@ def rows_of_worker(
 
 
 def sample(id: str, whole: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """The parts of the whole tensors that a case with the storage "sampled" stores; no inputs are among them."""
+    """Return the parts of the whole tensors that a case with the storage "sampled" stores; no inputs are among them."""
     kept: dict[str, NDArray] = {}
     for side in "qk":
         of_side = [name for name in whole if side_of(name) == side]
@@ -72,7 +72,7 @@ def sample(id: str, whole: Mapping[str, NDArray]) -> dict[str, NDArray]:
 
 
 def side_of(name: str) -> str | None:
-    """Whether a tensor has a row for each query or for each key; None for neither."""
+    """Return whether a tensor has rows for queries or for keys; None for neither."""
     group, _, rest = name.partition(".")
     tensor = rest.partition(".")[0]
     if group not in ("out", "scale"):

@@ -1,4 +1,4 @@
-"""The table of a case's tensors: name, dtype and shape of each, derived from case.json alone.
+"""The table of a case's tensors: name, dtype and shape of each, derived only from case.json.
 
 ``docs/vectors`` describes the same table. Sets are compared with it when they are written and when they are
 checked, so that a reader in another language can rely on the names and shapes.
@@ -32,7 +32,7 @@ class Entry:
 
 
 def whole_tensors(case: Case) -> dict[str, Entry]:
-    """Every tensor of a case, unsampled: inputs, expected values, row scales, layouts.
+    """Return every tensor of a case, unsampled: inputs, expected values, row scales, layouts.
 
     ``digests`` of a case name tensors of this table.
     """
@@ -50,7 +50,7 @@ def whole_tensors(case: Case) -> dict[str, Entry]:
 
 
 def stored_tensors(case: Case) -> dict[str, Entry]:
-    """The tensors in a case's file, by its storage: none, all, or 16 rows of each worker."""
+    """Return the tensors in a case's file, by its storage: none, all, or 16 rows of each worker."""
     if case.storage == "digests":
         return {}
     table = whole_tensors(case)
@@ -69,7 +69,7 @@ def workers_of(case: Case) -> int:
 
 
 def results(case: Case) -> dict[str, Axes]:
-    """The shape of each expected tensor."""
+    """Return the shape of each expected tensor."""
     shape = case.shape
     assert shape is not None  # check_case: only a schedule has none
     if case.ring is None:
@@ -105,7 +105,7 @@ def by_pass(case: Case, workers: Axes, n_q: int | None, n_k: int | None) -> dict
 
 
 def expected_values(case: Case, name: str, axes: Axes) -> dict[str, Entry]:
-    """The entries of one expected tensor: float64 and, if it differs, the format of the case."""
+    """Return the entries of one expected tensor: float64 and, if it differs, the format of the case."""
     formats = case.formats
     assert formats is not None  # check_case: only a schedule has none
     of_rows = name in ("lse", "dsinks", "dsinks_sum")
@@ -122,7 +122,7 @@ def layout_tables(case: Case) -> Iterator[tuple[str, Entry]]:
 
 
 def slots(case: Case, ring: Ring) -> tuple[int, int]:
-    """n_q and n_k, the numbers of slots on one worker; the case must have a shape."""
+    """Return n_q and n_k, the numbers of slots on one worker; the case must have a shape."""
     shape = case.shape
     assert shape is not None
     if ring.table_q is not None:
@@ -134,7 +134,7 @@ def slots(case: Case, ring: Ring) -> tuple[int, int]:
 
 
 def dealt(ring: Ring, length: int, starts: tuple[int, ...]) -> int:
-    """The number of slots on each worker for ``length`` tokens.
+    """Return the number of slots on each worker for ``length`` tokens.
 
     >>> dealt(Ring(2, "zigzag_per_document"), 6, (0, 4, 6))
     4
@@ -147,7 +147,7 @@ def dealt(ring: Ring, length: int, starts: tuple[int, ...]) -> int:
 
 
 def sampled(case: Case, table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """The sampled rows (b, h, slot) of each worker and the tensors at these rows; sums and layouts are whole."""
+    """Return the sampled rows (b, h, slot) of each worker and the tensors at these rows; sums and layouts are whole."""
     workers = workers_of(case)
     sides = {"o": "q", "lse": "q", "dq": "q", "dk": "k", "dv": "k"}
     for side in sorted({sides[name] for name in results(case) if name in sides}):

@@ -51,7 +51,7 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def cached_file(folder: Path, vectors: VectorSet, id: str) -> Path:
-    """The path of a case's cache file, which is unique for the set, its version and the content digest."""
+    """Return the path of a case's cache file, which is unique for the set, its version and the content digest."""
     content = vectors.entry(id).content
     return folder / "vectors" / vectors.name / vectors.set_version / f"{content}.safetensors"
 
@@ -153,7 +153,7 @@ def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def read_kept(file: Path, case: Case) -> Tensors | None:
-    """The tensors of a case from the cache; None unless all are there with the right digests."""
+    """Return the tensors of a case from the cache; None unless all are there with the right digests."""
     names = kept_names(case)
     table = whole_tensors(case)
     try:
@@ -174,7 +174,7 @@ def read_kept(file: Path, case: Case) -> Tensors | None:
 
 
 def largest_file(case: Case) -> int:
-    """The largest size of a cache file, from the case's tensor table; larger files are not read."""
+    """Return the largest size of a cache file, from the case's tensor table; larger files are not read."""
     total = 8 + MAX_HEADER
     for entry in whole_tensors(case).values():
         size = DTYPES[entry.code].itemsize

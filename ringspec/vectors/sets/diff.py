@@ -68,7 +68,7 @@ class SetDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether the two sets are equal."""
+        """Tell whether the two sets are equal."""
         return not (self.added or self.removed or self.changed or self.versions or self.flags)
 
 
@@ -124,7 +124,7 @@ def diff_case(
 
 
 def diff_data(old: Any, new: Any, path: str) -> Iterator[FieldChange]:
-    """The entries in which two JSON values differ; a list counts as one entry."""
+    """Return the entries in which two JSON values differ; a list counts as one entry."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(set(old) | set(new)):
             below = f"{path}/{name}" if path else name
@@ -179,14 +179,14 @@ def raw(x: NDArray) -> NDArray:
 
 
 def steps(x: NDArray) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """The sign of each float, and the number of steps between numbers of its format from 0 to |x|."""
+    """Return the sign of each float, and the number of steps between numbers of its format from 0 to |x|."""
     pattern, width = bits(x).astype(np.uint64), 8 * x.dtype.itemsize
     sign = np.uint64(1 << (width - 1))
     return (pattern & sign) != 0, pattern & ~sign
 
 
 def magnitude(x: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """The sign and absolute value of each integer, in uint64, which can represent that of -2**63."""
+    """Return the sign and absolute value of each integer, in uint64, which can represent that of -2**63."""
     negative = x < 0
     pattern = x.view(np.uint64)
     return negative, np.where(negative, ~pattern + np.uint64(1), pattern)
@@ -196,7 +196,7 @@ def largest_distance(
     old: tuple[NDArray[np.bool_], NDArray[np.uint64]],
     new: tuple[NDArray[np.bool_], NDArray[np.uint64]],
 ) -> int:
-    """The largest difference of two arrays given by sign and absolute value; below 2**64."""
+    """Return the largest difference of two arrays given by sign and absolute value; below 2**64."""
     (sign_old, size_old), (sign_new, size_new) = old, new
     same = np.maximum(size_old, size_new) - np.minimum(size_old, size_new)
     return int(np.where(sign_old == sign_new, same, size_old + size_new).max(initial=0))

@@ -1,4 +1,4 @@
-"""Sets of golden cases: opened by name or path, checked, and written completely or not at all.
+"""Open, check and write sets of golden cases.
 
 docs/vectors/format.md defines the format independently of this code.
 """
@@ -51,9 +51,10 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class VectorSet:
-    """A set in the folder ``path``. Iterate over it for its cases in order of ids; files are checked when read.
+    """The set in the folder ``path``. Iterating over it gives its cases, sorted by id, including withdrawn ones.
 
-    ``manifest`` is the content of manifest.json. Withdrawn cases (``Case.withdrawn``) are included.
+    Files are checked when they are read. ``manifest``: the content of manifest.json. ``Case.withdrawn`` says whether a
+    case is withdrawn.
     """
 
     path: Path
@@ -76,7 +77,7 @@ class VectorSet:
 
     @property
     def spec_version(self) -> str:
-        """The version of the specification that its values follow."""
+        """The version of the specification to which the values conform."""
         return self.manifest.spec_version
 
     @property
@@ -108,22 +109,22 @@ class VectorSet:
     def tensors(self, id: str) -> dict[str, NDArray]:
         """Read the stored tensors of a case by name, read-only; empty if only digests are stored.
 
-        Shapes and dtypes, [W, B, H, n, D] and so on, are those of docs/vectors/format.md.
+        docs/vectors/format.md lists their shapes, such as [W, B, H, n, D], and dtypes.
         """
         return read_case_tensors(self.path, id, self.entry(id))
 
     @cached_property
     def flags(self) -> Mapping[str, Flag]:
-        """The explanations of the flags of the cases, by name."""
+        """The flags that cases of the set can have, explained, by name."""
         listed = self.manifest.flags
         data = read_listed(self.path, FLAGS_FILE, listed.bytes, listed.sha256)
         return flags_from_json(data)
 
 
 def open_set(name: str | os.PathLike[str]) -> VectorSet:
-    """Open the set "core" or "kernel" of this package, or the set in the folder ``name``.
+    """Open the set "core" or "kernel" of this package, or the set in the folder ``name``; only the manifest is read.
 
-    To open a folder that is called "core", pass "./core". Only the manifest is read.
+    To open a folder that is called "core", pass "./core".
     Raises :class:`~ringspec.errors.VectorError` if there is no such folder or it is not a set.
     """
     path = DATA / name if isinstance(name, str) and name in SETS else path_of(name)
@@ -145,9 +146,9 @@ def path_of(name: object) -> Path:
 
 
 def check_set(path: str | os.PathLike[str], progress: Progress | None = None) -> VectorSet:
-    """Check everything in a set except the values: each file, case, tensor shape and digest. Return the set.
+    """Check each file, case, tensor shape and digest of a set, and return the set. Values are not recomputed.
 
-    ``path`` as in :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises
+    ``path``: as in :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises
     a subclass of :class:`~ringspec.errors.RingspecError` for the first fault. Only one case is in memory
     at a time.
     """
@@ -172,12 +173,12 @@ def write_set(
     *,
     spec_version: str | None = None,
 ) -> VectorSet:
-    """Write a new set; the folder ``path`` appears only when all of it is on the disk.
+    """Write a new set to the folder ``path``, which appears only when the set is complete.
 
-    ``name`` and ``set_version`` are written to its manifest, ``flags`` to flags.json. ``entries`` may be a
-    generator; cases are written one by one, and the bytes do not depend on their order.
-    ``spec_version`` is by default that of this package. Raises :class:`~ringspec.errors.OptionError` if
-    ``path`` exists, and VectorError for content that a reader would refuse.
+    ``name`` and ``set_version`` are written to the manifest, ``flags`` to flags.json. ``entries``: the cases with their
+    tensors, possibly a generator, written one by one; the bytes of the set do not depend on their order.
+    ``spec_version`` defaults to that of this package. Raises :class:`~ringspec.errors.OptionError` if ``path`` exists, and
+    :class:`~ringspec.errors.VectorError` for content that a reader would refuse.
     """
     target = path_of(path)
     check_names(name, set_version)
@@ -210,7 +211,7 @@ def check_names(name: str, set_version: str) -> None:
 
 
 def spec_version_of_package() -> str:
-    # Imported here: in vectors, only generate imports the specification when it is loaded.
+    # Imported here, because this module must not import the specification when it is loaded.
     import ringspec
 
     return ringspec.SPEC_VERSION

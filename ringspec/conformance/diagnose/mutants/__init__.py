@@ -56,7 +56,7 @@ MUTANTS: MappingProxyType[str, Mutant] = MappingProxyType(
 
 
 def applicable(call: Call) -> list[Mutant]:
-    """The known bugs that can change a result of this call."""
+    """Return the known bugs that can change a result of this call."""
     return [one for one in MUTANTS.values() if one.applies(call)]
 
 

@@ -48,11 +48,11 @@ class At:
 
     @property
     def own(self) -> bool:
-        """Whether queries and keys belong to the same worker (the diagonal block)."""
+        """Tell whether queries and keys belong to the same worker (the diagonal block)."""
         return self.query.owner == self.key.owner
 
     def visitor(self, step: int) -> int:
-        """The owner of the block that visits this worker in a step (RING-1)."""
+        """Return the owner of the block that visits this worker in a step (RING-1)."""
         return (self.worker - self.direction * step) % self.workers
 
 
@@ -107,14 +107,14 @@ def score(
     terms: Terms,
     recipe: Recipe,
 ) -> tuple[Array, Array | None]:
-    """The scores s, -inf where not ``allowed``, and t = tanh(z / softcap), None without a soft cap."""
+    """Return the scores s, -inf where not ``allowed``, and t = tanh(z / softcap), None without a soft cap."""
     z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products) + finite_bias(rows, columns)
     z, t = capped(z, terms, recipe)
     return np.where(allowed, round_to(z, recipe.scores), -np.inf), t
 
 
 def finite_bias(rows: Rows, columns: Columns) -> Array | float:
-    """The bias of a block, with 0 where it is -inf, because those pairs are masked anyway."""
+    """Return the bias of a block, with 0 where it is -inf, because those pairs are masked anyway."""
     if rows.bias is None:
         return 0.0
     bias: Array = columns_of(rows.bias, columns)
@@ -177,7 +177,7 @@ def uncapped(ds: Array, t: Array) -> Array:
 
 
 def operand(name: str, x: Array, recipe: Recipe) -> Array:
-    """Round an operand of the backward products; ``name`` is 'p' or 'ds'."""
+    """Round an operand of the products in the backward pass; ``name`` is 'p' or 'ds'."""
     return round_to(x, getattr(recipe, name))
 
 
@@ -195,7 +195,7 @@ def over_group(x: Array, terms: Terms) -> Array:
 
 
 def for_bias(dz: Array, rows: Rows, terms: Terms) -> Array:
-    """The gradient of the scores that is summed to dbias."""
+    """Return the gradient of the scores that is summed to dbias."""
     return dz
 
 
@@ -209,7 +209,7 @@ def add(at: At, name: str, total: Array, share: Array, format: str) -> Array:
 
 
 def reduced(owner: int, parts: Sequence[KeySide]) -> Sequence[KeySide]:
-    """The contributions to dk and dv that are summed for an owner if keys are gathered, in worker order."""
+    """Return the contributions to dk and dv that are summed for an owner if keys are gathered, in worker order."""
     return parts
 
 

@@ -36,7 +36,7 @@ def truncated(x: Array, format: str) -> Array:
 
 
 def narrow_of(recipe: Recipe) -> str:
-    """The 16-bit format that a kernel would use: that of its inputs, or bfloat16 if they are wider."""
+    """Return the 16-bit format that a kernel would use: that of its inputs, or bfloat16 if they are wider."""
     return recipe.inputs if recipe.inputs in NARROW else "bfloat16"
 
 

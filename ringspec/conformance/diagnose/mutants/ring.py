@@ -45,7 +45,7 @@ class Blocks:
 
 
 def blocks_of(call: Call, recipe: Recipe) -> Blocks:
-    """The blocks of a ring or block call."""
+    """Return the blocks of a ring or block call."""
     assert call.index_q is not None and call.index_k is not None
     given = {
         name: whole(call, name) for name in ("q", "k", "v", "dy", "dlse") if name in call.tensors
@@ -193,7 +193,7 @@ def with_accumulators(side: KeySide) -> KeySide:
 
 
 def added(hooks: Hooks, at: At, share: BlockGradients, recipe: Recipe) -> tuple[QuerySide, KeySide]:
-    """The pair of blocks with its contributions added to their accumulators."""
+    """Return the pair of blocks with its contributions added to their accumulators."""
     query, key = at.query, at.key
     assert query.dq is not None and key.dk is not None and key.dv is not None
     dq = hooks.add(at, "dq", query.dq, share.dq, recipe.carried_dq)

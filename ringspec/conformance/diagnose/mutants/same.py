@@ -51,7 +51,7 @@ def same_on(call: Call, mutants: Iterable[Mutant], recipe: Recipe) -> list[tuple
 
 
 def coincide(call: Call, a: Results, b: Results, recipe: Recipe) -> bool:
-    """Whether all expected tensors of all workers agree within rounding."""
+    """Tell whether all expected tensors of all workers agree within rounding."""
     unit = UNITS * max(unit_roundoff(getattr(recipe, point)) for point in ROUNDING_POINTS)
     unit = max(LEAST, unit)
     return all(
@@ -62,7 +62,7 @@ def coincide(call: Call, a: Results, b: Results, recipe: Recipe) -> bool:
 
 
 def real_rows(call: Call, name: str, worker: int, x: NDArray) -> NDArray:
-    """The rows of a worker's result whose slots hold a token."""
+    """Return the rows of a worker's result whose slots hold a token."""
     index = call.index_k if name in ("dk", "dv") else call.index_q
     if index is None or name not in ("o", "lse", "dq", "dk", "dv"):
         return x
@@ -70,7 +70,7 @@ def real_rows(call: Call, name: str, worker: int, x: NDArray) -> NDArray:
 
 
 def usual(call: Call, name: str) -> float:
-    """The mean magnitude of the summands of a result, v or dy; if they cancel, the error still has that scale."""
+    """Return the mean magnitude of the summands of a result, v or dy; if they cancel, the error still has that scale."""
     source = {"o": "parts_o" if call.operation == "merge" else "v", "lse": ""}.get(name, "dy")
     if source not in call.tensors:
         return 1.0
@@ -79,7 +79,7 @@ def usual(call: Call, name: str) -> float:
 
 
 def close(a: NDArray, b: NDArray, unit: float, usual: float) -> bool:
-    """Whether a and b differ by at most ``unit`` times (the row's largest magnitude + ``usual``); NaN equals NaN."""
+    """Tell whether a and b differ by at most ``unit`` times (the row's largest magnitude + ``usual``); NaN equals NaN."""
     if a.ndim == 3:  # lse: every number is a row by itself
         a, b = a[..., None], b[..., None]
     finite = np.isfinite(a)

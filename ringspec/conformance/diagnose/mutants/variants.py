@@ -43,7 +43,7 @@ class Way:
     tile_k: int | None = None
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe with the changes of this variant."""
+        """Return the recipe with the changes of this variant."""
         changes: dict[str, str | int] = {}
         if self.normalised:
             changes["merge_order"] = "normalised"
@@ -52,7 +52,7 @@ class Way:
         return dataclasses.replace(recipe, **changes) if changes else recipe  # type: ignore[arg-type]
 
     def pieces(self, hooks: Hooks) -> Hooks:
-        """The pieces of the backward pass with the changes of this variant."""
+        """Return the pieces of the backward pass with the changes of this variant."""
         if not self.masks_p:
             return hooks
 
@@ -105,7 +105,7 @@ OF_BACKWARD = ("recipe", "add")
 
 
 def ways_of(hooks: Hooks, call: Call, forward_is_right: bool = False) -> list[Way]:
-    """The variants other than the usual one in which a bug can give different results for a call.
+    """Return the variants other than the usual one in which a bug can give different results for a call.
 
     ``forward_is_right``: consider only the replaced pieces that can leave o and lse correct.
 
@@ -124,7 +124,7 @@ def ways_of(hooks: Hooks, call: Call, forward_is_right: bool = False) -> list[Wa
 
 
 def on_call(way: Way, call: Call) -> Way:
-    """The variant without the changes that have no effect on this call."""
+    """Return the variant without the changes that have no effect on this call."""
     return dataclasses.replace(
         way,
         skips=way.skips and hides(call),
@@ -133,7 +133,7 @@ def on_call(way: Way, call: Call) -> Way:
 
 
 def meets(hooks: Hooks, way: Way, at: At, terms: Terms) -> bool:
-    """Whether the ring computes this pair of blocks."""
+    """Tell whether the ring computes this pair of blocks."""
     if not hooks.computes(at):
         return False
     if not way.skips:

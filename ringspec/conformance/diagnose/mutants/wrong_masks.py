@@ -28,7 +28,7 @@ def by_call(make: Callable[[Call], Mask]) -> Make:
 
 
 def moved_keys(rows: Rows, columns: Columns, terms: Terms, by: int) -> Booleans:
-    """The mask computed as if all keys of a block were ``by`` positions later."""
+    """Return the mask computed as if all keys of a block were ``by`` positions later."""
     return masks.visible(rows, at_positions(columns, columns.position + by), terms)
 
 
@@ -41,7 +41,7 @@ def rows_at(rows: Rows, position: Integers) -> Rows:
 
 
 def slots(index: Integers | None) -> Integers:
-    """The slot of each token within its worker, [S], from a layout table [W, n] with -1 in padding slots."""
+    """Return the slot of each token within its worker, [S], from a layout table [W, n] with -1 in padding slots."""
     assert index is not None
     slot = np.broadcast_to(np.arange(index.shape[1]), index.shape)
     return of_tokens(index, slot)
@@ -64,7 +64,7 @@ def taken(per_token: Integers, index: Integers) -> Integers:
 
 
 def global_positions(call: Call, side: str) -> Integers:
-    """The position of each token, [1|B, S]; ``side`` is 'q' for queries or 'k' for keys."""
+    """Return the position of each token, [1|B, S]; ``side`` is 'q' for queries or 'k' for keys."""
     index = getattr(call, f"index_{side}")
     position = getattr(call, f"position_{side}")
     whole: Integers = unshard(list(position), Layout("table", index), 1)
@@ -72,14 +72,14 @@ def global_positions(call: Call, side: str) -> Integers:
 
 
 def positions_if(call: Call, side: str, table: Integers) -> Integers:
-    """The position of each token, [1|B, S], as computed by workers that assume another layout table."""
+    """Return the position of each token, [1|B, S], as computed by workers that assume another layout table."""
     whole = global_positions(call, side)
     taken_for = of_tokens(getattr(call, f"index_{side}"), table)
     return whole[:, np.clip(taken_for, 0, whole.shape[1] - 1)]
 
 
 def believing(call: Call, table_of: Callable[[Integers], Integers]) -> Mask:
-    """The mask of workers that assume another layout; ``table_of`` makes its table from the real one."""
+    """Return the mask of workers that assume another layout; ``table_of`` makes its table from the real one."""
     assert call.index_q is not None and call.index_k is not None
     on_q = positions_if(call, "q", table_of(call.index_q))
     on_k = positions_if(call, "k", table_of(call.index_k))
