@@ -1,9 +1,10 @@
-"""The moving picture of the README: a KV ring of four workers, forward, under a causal mask, zigzag layout.
+"""The moving picture of the README: the ring on which the page of `ringspec explore` opens.
 
 python docs/picture.py        # writes docs/images/ring.svg
 
-Who computes which pairs, and who sends what to whom, is read from a recorded run of ``ringspec.ring``. Browsers
-play the picture in an ``<img>``, without a script. A reader who asks for less motion sees step 1 at rest.
+It is a KV ring of four workers and 48 tokens, forward, under a causal mask, contiguous layout. Who computes which
+pairs, and who sends what to whom, is read from the recorded run. Browsers play the picture in an ``<img>``, without a
+script. A reader who asks for less motion sees step 1 at rest.
 """
 
 import sys
@@ -11,36 +12,50 @@ from pathlib import Path
 
 import numpy as np
 
-import ringspec as rs
+from ringspec.cli.views.explore_records import LAYOUTS, TOKENS, one_run
 from ringspec.render.figures_style import COLOURS, ink_on
 from ringspec.rings.run import Run
+from ringspec.spec.schedule import CIRCULATIONS
 
 STORED = Path(__file__).parent / "images" / "ring.svg"
-W, S, D = 4, 16, 4
+W = 4
+# The choices of the explorer when it opens (ringspec/render/explore.js).
+RING = {
+    "workers": W,
+    "layout": LAYOUTS[0],
+    "mask": "causal",
+    "circulation": CIRCULATIONS[0],
+    "tokens": TOKENS,
+    "seed": 0,
+}
 SECONDS = 3.0  # of one step
 COMPUTE = 0.62  # the part of a step in which nothing travels
 RESTING = 1  # the step that a picture without motion shows
-WIDTH, HEIGHT = 836, 390
-BOX = (176, 104)
+WIDTH, HEIGHT = 836, 452
+BOX = (180, 118)
 # Clockwise, so that r -> r + 1 goes round.
-CORNERS = ((24, 62), (262, 62), (262, 226), (24, 226))
-GRID, CELL = (536, 72), 17
+CORNERS = ((20, 60), (236, 60), (236, 236), (20, 236))
+CHIP = (84, 32)
+# Where the chips lie in a box: queries, keys and values.
+STAYS, TRAVELS = (84, 38), (84, 76)
+GRID, CELL = (488, 102), 7
+SIDE = CELL * TOKENS
+BAR = 20  # the strips along the grid that name the owners
 
 STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1c2128; }
-.small { font-size: 11.5px; fill: #525b66; }
-.title { font-weight: 600; }
-.cell { font-size: 9.5px; text-anchor: middle; }
+text { font: 15px system-ui, sans-serif; fill: #1c2128; }
+.small { fill: #525b66; }
+.title { font-weight: 600; font-size: 16px; }
 .middle { text-anchor: middle; }
-.line { stroke: #8a929c; stroke-width: 1.5; fill: none; }
+.line { stroke: #8a929c; stroke-width: 2; fill: none; }
+.to-come { stroke: #ccd1d8; stroke-width: 1.8; stroke-linecap: round; }
 g.said, g.now { opacity: 0; }
 """
 
 
 def recorded() -> Run:
     """The run that the picture shows."""
-    q, k, v = np.sin(np.arange(3.0 * S * D)).reshape(3, 1, 1, S, D)
-    return rs.ring(q, k, v, workers=W, layout="zigzag", causal=True, record=True)
+    return one_run(**RING)
 
 
 def keyframes(name: str, places: list[tuple[float, str]]) -> str:
@@ -77,10 +92,10 @@ def travel(owner: int, visitors: list[tuple[int | None, ...]]) -> str:
 
 def chip(x: float, y: float, owner: int, words: str, extra: str = "") -> str:
     """A small coloured box with the names of its arrays and the number of their owner."""
-    colour, ink = COLOURS[owner], ink_on(owner)
+    (width, height), colour, ink = CHIP, COLOURS[owner], ink_on(owner)
     return (
-        f'<g {extra}><rect x="{x}" y="{y}" width="70" height="26" rx="5" fill="{colour}"/>'
-        f'<text class="middle title" x="{x + 35}" y="{y + 18}" style="fill:{ink}">{words}</text></g>'
+        f'<g {extra}><rect x="{x}" y="{y}" width="{width}" height="{height}" rx="5" fill="{colour}"/>'
+        f'<text class="middle title" x="{x + width / 2:g}" y="{y + 22}" style="fill:{ink}">{words}</text></g>'
     )
 
 
@@ -90,10 +105,10 @@ def worker(r: int) -> str:
     return (
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="#f5f6f8" '
         f'stroke="{COLOURS[r]}" stroke-width="3"/>'
-        f'<text class="title" x="{x + 12}" y="{y + 22}">worker {r}</text>'
-        f'<text class="small" x="{x + 12}" y="{y + 51}">stays</text>'
-        f'<text class="small" x="{x + 12}" y="{y + 85}">travels</text>'
-        + chip(x + 62, y + 33, r, f"q {r}")
+        f'<text class="title" x="{x + 14}" y="{y + 25}">worker {r}</text>'
+        f'<text class="small" x="{x + 14}" y="{y + STAYS[1] + 21}">stays</text>'
+        f'<text class="small" x="{x + 14}" y="{y + TRAVELS[1] + 21}">travels</text>'
+        + chip(x + STAYS[0], y + STAYS[1], r, f"q {r}")
     )
 
 
@@ -111,22 +126,21 @@ def arrows() -> str:
     return drawn
 
 
-def cell(query: int, key: int, owner: int) -> str:
-    """One pair that a worker computes, with the worker's number."""
-    x, y = GRID[0] + CELL * key, GRID[1] + CELL * query
-    return (
-        f'<rect x="{x + 1}" y="{y + 1}" width="{CELL - 2}" height="{CELL - 2}" fill="{COLOURS[owner]}"/>'
-        f'<text class="cell" x="{x + CELL / 2}" y="{y + 12.5}" style="fill:{ink_on(owner)}">{owner}</text>'
-    )
-
-
-def owner(x: float, y: float, r: int) -> str:
-    """The number of the worker that owns a token, at the edge of the grid."""
-    return (
-        f'<rect x="{x + 1}" y="{y + 1}" width="{CELL - 2}" height="{CELL - 2}" rx="7" fill="none" '
-        f'stroke="{COLOURS[r]}" stroke-width="1.5"/>'
-        f'<text class="cell" x="{x + CELL / 2}" y="{y + 12.5}">{r}</text>'
-    )
+def strips() -> str:
+    """Along the grid: whose queries the rows are, and whose keys and values the columns."""
+    (x, y), length = GRID, SIDE // W
+    drawn = ""
+    for r in range(W):
+        near = f'rx="4" fill="{COLOURS[r]}"'
+        text = f'class="middle title" style="fill:{ink_on(r)}"'
+        left, top, middle = x + r * length + 1, y + r * length + 1, (r + 0.5) * length
+        drawn += (
+            f'<rect x="{left}" y="{y - BAR - 4}" width="{length - 2}" height="{BAR}" {near}/>'
+            f'<text {text} x="{x + middle:g}" y="{y - 9}">k v {r}</text>'
+            f'<rect x="{x - BAR - 4}" y="{top}" width="{BAR}" height="{length - 2}" {near}/>'
+            f'<text {text} transform="translate({x - 9} {y + middle:g}) rotate(-90)">q {r}</text>'
+        )
+    return drawn
 
 
 def pairs_of(run: Run, step: int) -> list[list[tuple[int, int]]]:
@@ -138,45 +152,91 @@ def pairs_of(run: Run, step: int) -> list[list[tuple[int, int]]]:
     return found
 
 
+def tile(r: int, pairs: list[tuple[int, int]]) -> str:
+    """The pairs that one worker computes in a step, as cells; the number of the worker is on them."""
+    if not pairs:
+        return ""
+    (x, y), side = GRID, CELL - 1
+    cells = "".join(
+        f"M{x + CELL * j + 0.5:g} {y + CELL * i + 0.5:g}h{side}v{side}h-{side}z" for i, j in pairs
+    )
+    row, column = np.mean(pairs, axis=0) + 0.5
+    at_x, at_y = x + CELL * column, y + CELL * row
+    colour = COLOURS[r]
+    return (
+        f'<path d="{cells}" fill="{colour}"/>'
+        f'<circle cx="{at_x:g}" cy="{at_y:g}" r="14" fill="{colour}"/>'
+        f'<text class="middle title" x="{at_x:g}" y="{at_y + 6:g}" style="fill:{ink_on(r)}">{r}</text>'
+    )
+
+
 def grid(run: Run) -> str:
     """Queries down, keys across: dots for the pairs to come, and the pairs of each step in a group."""
-    (x, y), side = GRID, CELL * S
-    drawn = f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="#fff" stroke="#ccd1d8"/>'
-    words = f"keys 0 to {S - 1}, and who owns them"
-    drawn += f'<text class="small middle" x="{x + side / 2}" y="{y - 26}">{words}</text>'
-    words, where = (
-        f"queries 0 to {S - 1}, and who owns them",
-        f"rotate(-90 {x - 26} {y + side / 2})",
+    (x, y), length = GRID, SIDE // W
+    drawn = f'<rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="#fff" stroke="#ccd1d8"/>'
+    lines = "".join(
+        f"M{x + n * length} {y}v{SIDE}M{x} {y + n * length}h{SIDE}" for n in range(1, W)
     )
-    drawn += f'<text class="small middle" x="{x - 26}" y="{y + side / 2}" transform="{where}">{words}</text>'
-    owners = {int(token): r for r in range(W) for token in run.layout_q.table[r]}
-    for token, r in sorted(owners.items()):
-        drawn += owner(x + CELL * token, y - CELL - 4, r) + owner(x - CELL - 4, y + CELL * token, r)
-    for i in range(S):
-        for j in range(i + 1):
-            at = f'cx="{x + CELL * j + CELL / 2}" cy="{y + CELL * i + CELL / 2}"'
-            drawn += f'<circle {at} r="1.6" fill="#c3c9d1"/>'
+    drawn += f'<path d="{lines}" stroke="#ccd1d8"/>'
+    words, where = f"keys 0 to {TOKENS - 1}", f'x="{x + SIDE / 2:g}" y="{y - BAR - 12}"'
+    drawn += f'<text class="small middle" {where}>{words}</text>'
+    where = f'transform="translate({x - BAR - 12} {y + SIDE / 2:g}) rotate(-90)"'
+    drawn += f'<text class="small middle" {where}>queries 0 to {TOKENS - 1}</text>'
+    half = CELL / 2
+    dots = "".join(
+        f"M{x + CELL * j + half:g} {y + CELL * i + half:g}h0"
+        for i in range(TOKENS)
+        for j in range(i + 1)
+    )
+    drawn += f'<path class="to-come" d="{dots}"/>' + strips()
     for step in range(len(run.schedule.steps)):
-        cells = "".join(
-            cell(i, j, r) for r, pairs in enumerate(pairs_of(run, step)) for i, j in pairs
-        )
-        drawn += f'<g class="now" id="pairs{step}">{cells}</g>'
+        tiles = "".join(tile(r, pairs) for r, pairs in enumerate(pairs_of(run, step)))
+        drawn += f'<g class="now" id="pairs{step}">{tiles}</g>'
     return drawn
 
 
+def named(workers: list[int]) -> str:
+    """Words for some workers.
+
+    >>> named([0]), named([0, 1, 2])
+    ('worker 0', 'workers 0, 1 and 2')
+    """
+    if len(workers) == 1:
+        return f"worker {workers[0]}"
+    return f"workers {', '.join(map(str, workers[:-1]))} and {workers[-1]}"
+
+
+def work_of(counts: list[int]) -> str:
+    """How many pairs the workers compute in a step, and which of them wait."""
+    waiting = [r for r, count in enumerate(counts) if not count]
+    (pairs,) = {count for count in counts if count}
+    each = " each" if len(counts) - len(waiting) > 1 else ""
+    idle = f"; {named(waiting)} {'waits' if len(waiting) == 1 else 'wait'}" if waiting else ""
+    return f"{pairs} pairs{each}{idle}."
+
+
 def said(run: Run) -> str:
-    """One line below the ring for each step, and one for the end."""
+    """Two lines below the ring for each step and for the end; idle workers are marked in their boxes."""
+    steps = [[len(pairs) for pairs in pairs_of(run, n)] for n in range(len(run.schedule.steps))]
     lines = []
-    for step in range(len(run.schedule.steps)):
-        counts = {len(pairs) for pairs in pairs_of(run, step)}
-        whose = "its own keys" if step == 0 else f"the keys of worker r - {step}"
-        work = f"{counts.pop()} pairs each" if len(counts) == 1 else "unequal work"
-        lines.append(f"Step {step}: worker r attends to {whose} ({work}).")
-    lines.append("Done: each query has met every key at or before its position (zigzag layout).")
-    return "".join(
-        f'<g class="said" id="said{n}"><text class="title" x="24" y="{HEIGHT - 14}">{line}</text></g>'
-        for n, line in enumerate(lines)
-    )
+    for step, counts in enumerate(steps):
+        whose = "its own keys" if step == 0 else f"the keys of r - {step}"
+        lines.append((f"Step {step}: worker r attends to {whose}:", work_of(counts)))
+    total = [sum(counts) for counts in zip(*steps, strict=True)]
+    end = f"{total[0]} pairs on worker 0, {total[-1]} on worker {W - 1}."
+    lines.append(("Done: all visible pairs are computed.", end))
+    drawn = ""
+    for n, (first, second) in enumerate(lines):
+        idle = [r for r, count in enumerate(steps[n]) if not count] if n < len(steps) else []
+        waits = "".join(
+            f'<text class="small" x="{CORNERS[r][0] + 104}" y="{CORNERS[r][1] + 25}">waits</text>'
+            for r in idle
+        )
+        drawn += (
+            f'<g class="said" id="said{n}"><text class="title" x="20" y="{HEIGHT - 48}">{first}</text>'
+            f'<text x="20" y="{HEIGHT - 24}">{second}</text>{waits}</g>'
+        )
+    return drawn
 
 
 def animations(run: Run) -> str:
@@ -204,17 +264,22 @@ def draw() -> str:
     """The picture as SVG text."""
     run = recorded()
     blocks = "".join(
-        chip(x + 62, y + 67, r, f"k v {r}", f'id="travel{r}"') for r, (x, y) in enumerate(CORNERS)
+        chip(x + TRAVELS[0], y + TRAVELS[1], r, f"k v {r}", f'id="travel{r}"')
+        for r, (x, y) in enumerate(CORNERS)
     )
-    words = "A ring of four workers, zigzag layout, causal mask, step by step"
+    words = (
+        f"A ring of four workers with {TOKENS} tokens, contiguous layout, causal mask, step by step"
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{words}">'
         f"<style>{animations(run)}</style>"
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="7" markerHeight="7" '
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="6" markerHeight="6" '
         'orient="auto"><path d="M 0 0 L 8 4 L 0 8 z" fill="#8a929c"/></marker></defs>'
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#fff"/>'
-        '<text class="title" x="24" y="34">Four workers: queries stay, keys and values are passed on</text>'
+        '<text class="title" x="20" y="36">Queries stay, keys and values are passed on</text>'
+        f'<text class="middle" x="{GRID[0] + SIDE / 2:g}" y="36">'
+        f"{TOKENS} tokens, {RING['layout']} layout, {RING['mask']} mask</text>"
         + "".join(worker(r) for r in range(W))
         + arrows()
         + blocks

@@ -4,9 +4,11 @@ What the page shows is compared with what NumPy makes here of the same tensors: 
 that a row has seen so far, with no block, no merge and no ring.
 """
 
+import importlib
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -312,6 +314,18 @@ def test_a_row_is_chosen_by_key_by_list_and_in_the_pattern(browser):
     assert "Query 5, which stays with worker 0" in browser.text("#row-state caption")
     browser.value('byId("row").value = "20"; byId("row").dispatchEvent(new Event("change"))')
     assert "Query 20," in browser.text("#row-state caption")
+
+
+@pytest.mark.external("chromium")
+def test_the_page_opens_on_the_ring_of_the_readmes_picture(browser, document, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    ring = importlib.import_module("picture").RING
+    opened = browser.value(
+        "({w: +state.w, layout: state.layout, mask: state.mask, circulation: state.circulation})"
+    )
+    opened |= {name: document["problem"][name] for name in ("tokens", "seed")}
+    assert opened == {"w" if name == "workers" else name: value for name, value in ring.items()}
+    assert browser.value("state.pass") == "forward"
 
 
 @pytest.mark.external("chromium")
