@@ -1,19 +1,28 @@
 "use strict";
-const rows = Array.from(document.querySelectorAll("#cases-table tbody tr"));
+const groups = Array.from(document.querySelectorAll("details.group"), (group) =>
+  ({group, rows: Array.from(group.querySelectorAll("tbody tr")), open: group.open}));
 const find = document.getElementById("find");
 const only = document.getElementById("only");
 const shown = document.getElementById("shown");
 
 function filter() {
   const words = find.value.toLowerCase();
-  let count = 0;
-  for (const row of rows) {
-    const fits = row.textContent.toLowerCase().includes(words) &&
-      (only.value === "" || row.dataset.outcome === only.value);
-    row.hidden = !fits;
-    count += fits;
+  const all = words === "" && only.value === "";
+  let count = 0, total = 0;
+  for (const {group, rows, open} of groups) {
+    let here = 0;
+    for (const row of rows) {
+      const fits = row.textContent.toLowerCase().includes(words) &&
+        (only.value === "" || row.dataset.outcome === only.value);
+      row.hidden = !fits;
+      here += fits;
+    }
+    group.hidden = here === 0;
+    group.open = all ? open : here > 0;
+    count += here;
+    total += rows.length;
   }
-  shown.textContent = `${count} of ${rows.length} cases`;
+  shown.textContent = `${count} of ${total} cases`;
 }
 
 function copy(button) {

@@ -15,9 +15,10 @@ from typing import Any
 from ringspec.render.environment import asset, class_of, filled_in
 from ringspec.render.failures import failure
 from ringspec.render.picture import Picture, picture
-from ringspec.render.tables import case_row, listed, matrix, reasons, worst_errors
+from ringspec.render.tables import case_groups, listed, matrix, reasons, worst_errors
 
 MOST_FAILURES = 500
+MOST_UNFOLDED = 50  # cases; more are folded by the first part of their ids
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
         limits=limits(next((line for line in lines if line.get("kind") == "limits"), {})),
         reasons=reasons(cases),
         outcomes=sorted(counts),
-        cases=[case_row(case) for case in cases],
+        all_cases=len(cases),
+        folded=len(cases) > MOST_UNFOLDED,
+        groups=case_groups(cases),
         run=run_details(header, footer),
     )
 

@@ -54,6 +54,15 @@ class CaseRow:
     reason: Any
 
 
+@dataclass(frozen=True)
+class CaseGroup:
+    """The cases whose ids have the same first part; ``counts`` says how many have each outcome."""
+
+    name: str
+    counts: str
+    rows: list[CaseRow]
+
+
 def matrix(cases: Sequence[Case]) -> Matrix:
     """Count cases in a table. Rows: what a case uses (masks, features). Columns: operation, layout, format, workers.
 
@@ -204,6 +213,27 @@ def error_cell(finding: Mapping[str, Any] | None) -> Cell:
         return Cell(f"{error:.2g}", "good" if error <= 0.5 else "known")
     numeric = kind in ("ok", "beyond bound") and math.isfinite(error)
     return Cell(f"{error:.3g}" if numeric else kind, "bad", kind)
+
+
+def case_groups(cases: Sequence[Case]) -> list[CaseGroup]:
+    """Return all cases by the first part of their ids, in the order of the report.
+
+    >>> cases = [{"id": "ring/a", "outcome": "pass"}, {"id": "ring/b", "outcome": "not claimed"}]
+    >>> [(group.name, group.counts, len(group.rows)) for group in case_groups(cases)]
+    [('ring', '1 pass, 1 not claimed', 2)]
+    """
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(str(case["id"]).split("/")[0], []).append(case)
+    return [
+        CaseGroup(name, counts_of(members), [case_row(case) for case in members])
+        for name, members in groups.items()
+    ]
+
+
+def counts_of(cases: Sequence[Case]) -> str:
+    counted = Counter(case["outcome"] for case in cases)
+    return ", ".join(f"{count} {outcome}" for outcome, count in counted.items())
 
 
 def case_row(case: Case) -> CaseRow:

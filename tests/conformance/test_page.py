@@ -23,6 +23,7 @@ from conformance.reports import (
     records,
     report,
 )
+from render.browser import Browser
 
 from ringspec.conformance.report.records import OUTCOMES, Finding, Record
 from ringspec.conformance.report.report import report_lines
@@ -387,6 +388,48 @@ def test_copy_takes_the_command_and_the_filter_counts_what_it_leaves(file):
     assert "<title>ringspec replay kernels/mine.py:target ring/" in dom
     assert ">Copied</button>" in dom
     assert f"1 of {len(records()) + 1} cases" in dom
+
+
+def groups_of(text):
+    """Whether each group of cases is open, and its number of rows."""
+    groups = re.findall(r'<details class="group"( open)?>(.*?)</details>', text, re.S)
+    return [(bool(is_open), rows.count("<tr data-outcome")) for is_open, rows in groups]
+
+
+def many(count):
+    """Cases of two groups; one of the first is not claimed."""
+    ids = [f"ring/{n}" for n in range(count - 3)] + [f"merge/{n}" for n in range(3)]
+    return [Record(id, "not claimed" if id == "ring/7" else "pass", needs()) for id in ids]
+
+
+def test_many_cases_are_folded_by_the_first_part_of_their_ids():
+    assert groups_of(page_of(many(50))) == [(True, 47), (True, 3)]
+    text = page_of(many(51))
+    assert groups_of(text) == [(False, 48), (False, 3)]
+    assert '<span class="id">ring</span> 47 pass, 1 not claimed</summary>' in text
+
+
+@pytest.mark.external("chromium")
+def test_the_filter_opens_the_groups_that_have_what_is_looked_for(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(page_of(many(60)), encoding="utf-8")
+    browser = Browser(tmp_path / "chromium")
+    state = "Array.from(document.querySelectorAll('details.group'), (g) => [g.hidden, g.open])"
+
+    def set_to(field, value):
+        browser.value(f"{field}.value = {value!r}; {field}.dispatchEvent(new Event('input')); 0")
+        return browser.value(state), browser.text("#shown")
+
+    try:
+        browser.open(path.as_uri())
+        closed = [[False, False], [False, False]]
+        assert browser.value(state) == closed and browser.text("#shown") == "60 of 60 cases"
+        assert set_to("find", "MERGE/2") == ([[True, False], [False, True]], "1 of 60 cases")
+        assert set_to("find", "") == (closed, "60 of 60 cases")
+        assert set_to("only", "not claimed") == ([[False, True], [True, False]], "1 of 60 cases")
+        assert browser.errors == []
+    finally:
+        browser.close()
 
 
 @pytest.mark.external("chromium")
