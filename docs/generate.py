@@ -202,6 +202,11 @@ def filter_box(what: str) -> str:
     )
 
 
+def open_all() -> str:
+    """The place where _static/browse.js puts a button that opens and closes all folds of the page."""
+    return '.. raw:: html\n\n   <div class="open-all"></div>\n'
+
+
 def rules_page() -> str:
     """The page of rules: a row for each; a click shows its formula, code, tests and golden cases."""
     parts = [
@@ -280,20 +285,25 @@ def reference() -> None:
     (folder / "architecture.rst").write_text(architecture.table(), encoding="utf-8")
 
 
+WHOLE_SENTENCE = 1000  # click cuts a longer first sentence
+
+
 def command_line() -> str:
-    """The help of every command, as click prints it."""
+    """The help of every command, as click prints it; the commands' help is folded."""
     program = ringspec.cli.main
     context = click_context(program, "ringspec", None)
-    return "\n".join([help_of(program, context), *commands_of(program, context, "ringspec")])
+    parts = [help_of(program, context), open_all(), *commands_of(program, context, "ringspec")]
+    return "\n".join(parts)
 
 
 def commands_of(group: click.Group, context: click.Context, path: str) -> list[str]:
-    """Sections of a group's commands; each group is followed by its own commands."""
+    """Sections of a group's commands: the first sentence, then the help on a click. A group's commands follow it."""
     parts = []
     for name, command in sorted(group.commands.items()):
         title = f"{path} {name}"
         inner = click_context(command, name, context)
-        parts += [f"{title}\n{'-' * len(title)}\n", help_of(command, inner)]
+        summary = command.get_short_help_str(limit=WHOLE_SENTENCE)
+        parts += [f"{title}\n{'-' * len(title)}\n", details(summary, [help_of(command, inner)])]
         if isinstance(command, click.Group):
             parts += commands_of(command, inner, title)
     return parts

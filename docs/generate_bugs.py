@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from generate import DOCS, heading, plain, table
+from generate import DOCS, details, heading, open_all, plain, table
 from generate_explore import has_page, page_name
 from generate_vectors import link, report_name
 
@@ -114,33 +114,37 @@ def family_page(module: ModuleType, draw: Draw) -> str:
         heading(f"Known bugs: {name}"),
         f"{plain(what_of(module))} :ref:`The page of all bugs <known-bugs>` explains the pictures.\n",
         " · ".join(bug_link(mutant) for mutant in module.BUGS) + "\n",
+        open_all(),
         *[about(mutant, draw) for mutant in module.BUGS],
     ]
     return "\n".join(parts)
 
 
 def about(mutant: Mutant, draw: Draw) -> str:
-    """The section of one bug: title, explanation, picture, public reports, cases that find it."""
+    """The section of one bug: title and explanation; on a click the picture, public reports, cases that find it."""
     caption = draw(mutant, FOLDER / "bugs" / f"{mutant.id}.png")
     title = mutant.id
+    folded = [
+        f".. figure:: {title}.png",
+        f"   :alt: {title}. {caption}",
+        "",
+        f"   {plain(caption)}",
+        "",
+        *also(mutant),
+        *step_through(mutant),
+        f"Reported in: {', '.join(map(report_link, mutant.links)) or 'no known public report'}.\n",
+        "Detected by:\n",
+        *[f"* in {recipe}: {case_link(id)}" for recipe, id in mutant.kills.items()],
+        *[f"* not detected in {recipe}: {plain(why)}" for recipe, why in mutant.unseen.items()],
+        "",
+    ]
     return "\n".join(
         [
             f".. _bug-{title}:\n",
             f"{title}\n{'-' * len(title)}\n",
             f"*{plain(mutant.title)}*\n",
             plain(mutant.what) + "\n",
-            f".. figure:: {title}.png",
-            f"   :alt: {title}. {caption}",
-            "",
-            f"   {plain(caption)}",
-            "",
-            *also(mutant),
-            *step_through(mutant),
-            f"Reported in: {', '.join(map(report_link, mutant.links)) or 'no known public report'}.\n",
-            "Detected by:\n",
-            *[f"* in {recipe}: {case_link(id)}" for recipe, id in mutant.kills.items()],
-            *[f"* not detected in {recipe}: {plain(why)}" for recipe, why in mutant.unseen.items()],
-            "",
+            details("Picture, public reports and cases", folded),
         ]
     )
 

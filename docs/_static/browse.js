@@ -1,9 +1,11 @@
-// Filters the rows of every table.browse on a page that has a div.browse-filter. Without scripts the tables are complete.
+// Filters the rows of every table.browse on a page that has a div.browse-filter, opens all folds at a click in a
+// div.open-all, and opens what an address names. Without scripts the tables are complete and the folds work.
 "use strict";
 
 const box = document.querySelector(".browse-filter");
-const tables = [...document.querySelectorAll("table.browse")];
+const tables = [...document.querySelectorAll("table.browse, details.browse table")];
 const rows = tables.flatMap((table) => [...table.tBodies[0].rows]);
+const folds = [...document.querySelectorAll("article details")];
 
 // The group that opens on a click (cases), or the section (rules), of a table.
 const groupOf = (table) => table.closest("details") || table.closest("section");
@@ -25,14 +27,33 @@ function show(words) {
   return found;
 }
 
-// Opens everything around and in the row that the address names.
+// The folds in the row or the section that a target begins. Several in one section are a list, which stays closed.
+function foldsOf(target) {
+  const row = target.closest("table.browse tr");
+  if (row) return row.querySelectorAll("details");
+  const inside = target.closest("section")?.querySelectorAll(":scope > details") ?? [];
+  return inside.length === 1 ? inside : [];
+}
+
+// Opens everything around and in what the address names.
 function reveal() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  const row = target && target.closest("table.browse tr");
-  if (!row) return;
-  for (let above = row.closest("details"); above; above = above.parentElement.closest("details")) above.open = true;
-  for (const one of row.querySelectorAll("details")) one.open = true;
-  row.scrollIntoView();
+  if (!target) return;
+  for (let above = target.closest("details"); above; above = above.parentElement.closest("details")) above.open = true;
+  for (const one of foldsOf(target)) one.open = true;
+  (target.closest("table.browse tr") ?? target).scrollIntoView();
+}
+
+for (const place of document.querySelectorAll(".open-all")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Open all";
+  button.addEventListener("click", () => {
+    const open = folds.some((one) => !one.open);
+    for (const one of folds) one.open = open;
+    button.textContent = open ? "Close all" : "Open all";
+  });
+  place.append(button);
 }
 
 if (box) {
@@ -48,6 +69,8 @@ if (box) {
     count.textContent = `${show(words)} of ${rows.length} rows`;
   });
   box.append(field, count);
+}
+if (box || folds.length) {
   reveal();
   window.addEventListener("hashchange", reveal);
 }

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,13 @@ from ringspec.conformance.cases.calls import call_of  # noqa: E402
 from ringspec.conformance.cases.model import RunCase  # noqa: E402
 from ringspec.conformance.cases.problems import dealt, drawn  # noqa: E402
 from ringspec.conformance.cases.profiles import run_cases  # noqa: E402
-from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, precision_bugs  # noqa: E402
+from ringspec.conformance.diagnose.mutants import (  # noqa: E402
+    MODULES,
+    MUTANTS,
+    Mutant,
+    MutantTarget,
+    precision_bugs,
+)
 from ringspec.conformance.diagnose.mutants.mutant import mutant  # noqa: E402
 from ringspec.conformance.judge import noise as noise_judge  # noqa: E402
 from ringspec.conformance.judge.noise_inputs import question_of  # noqa: E402
@@ -220,25 +227,37 @@ def fill(path: Path, jobs: int, mutants: list[str], cases_like: str, tokens: int
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown: a line for each mutant and recipe, and one for the correct program."""
+    """Markdown: a line for each mutant and recipe, folded by family, after those for the correct program."""
+    parts = [family_table(lines, ["right"])]
+    for module in MODULES:
+        names = [one.id for one in module.BUGS if one.id in lines[0]["mutants"]]
+        if names:
+            family = module.__name__.rpartition(".")[2].removesuffix("_bugs")
+            count = "1 bug" if len(names) == 1 else f"{len(names)} bugs"
+            summary = f'<details class="browse"><summary>{family}: {count}</summary>'
+            parts += [summary, family_table(lines, names), "</details>"]
+    seconds = sum(line.get("seconds", 0.0) for line in lines)
+    parts.append("Of a rule: on how many of the ring problems to which the bug applies it passes the bug "
+                 f"(of the correct program: on how many it passes). {seconds / 60:.0f} minutes of one core.")  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def family_table(lines: list[dict[str, Any]], names: list[str]) -> str:
+    """The lines of these mutants: for each, one for each recipe."""
     rules = [rule.name for rule in RULES]
     rows = [f"| mutant | recipe | cases that kill it | first | {' | '.join(rules)} |"]
     rows.append("|" + " --- |" * (4 + len(rules)))
     order = {id: n for n, id in enumerate(cases())}
-    for recipe in RECIPES:
+    for name, recipe in product(names, RECIPES):
         ran = [line for line in lines if line["recipe"] == recipe and line["what"] == "case"]
         ran.sort(key=lambda line: order.get(line["id"], 0))
         beside = [line for line in lines if line["recipe"] == recipe and line["what"] == "rivals"]
-        for name in ("right", *lines[0]["mutants"]):
-            killing = [line for line in ran if name in line["kills"]]
-            of = sum(name in line["applied"] for line in ran)
-            first = f"`{killing[0]['id']}`" if killing else "none"
-            cells = [missed(beside, name, rule) for rule in rules]
-            count = "" if name == "right" else f"{len(killing)} of {of}"
-            rows.append(f"| {name} | {recipe} | {count} | {first} | {' | '.join(cells)} |")
-    seconds = sum(line.get("seconds", 0.0) for line in lines)
-    rows += ["", "Of a rule: on how many of the ring problems to which the bug applies it passes the bug "
-             f"(of the correct program: on how many it passes). {seconds / 60:.0f} minutes of one core."]  # fmt: skip
+        killing = [line for line in ran if name in line["kills"]]
+        of = sum(name in line["applied"] for line in ran)
+        first = f"`{killing[0]['id']}`" if killing else "none"
+        cells = [missed(beside, name, rule) for rule in rules]
+        count = "" if name == "right" else f"{len(killing)} of {of}"
+        rows.append(f"| {name} | {recipe} | {count} | {first} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

@@ -1,6 +1,7 @@
 """The program that runs all of core against all mutants: what it writes, and that it goes on."""
 
 import json
+import re
 
 from benchmarks import kill_table
 from benchmarks.rivals import RULES
@@ -49,4 +50,6 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path, capsys):
     table = kill_table.table(again)
     assert "| stale-keys | bf16 | 1 of 1 | `ring/contiguous-w2` |" in table
     assert "| truncated-p | float32 | 0 of 1 | none |" in table
+    families = re.findall(r"<summary>(.*)</summary>", table)
+    assert families == ["travel: 1 bug", "schedule: 1 bug", "precision: 1 bug"]
     assert json.loads(path.read_text().splitlines()[0])["mutants"] == MUTANTS

@@ -16,7 +16,7 @@ import pytest
 from project.public import ROOT, SHOWN, public_names, value_of
 
 import ringspec.cli
-from ringspec.conformance.diagnose.mutants import MUTANTS
+from ringspec.conformance.diagnose.mutants import MODULES, MUTANTS
 from ringspec.recipes import RECIPES
 from ringspec.spec.rules import RULES
 from ringspec.vectors.catalogue.flags import FLAGS
@@ -136,6 +136,20 @@ def test_every_flag_and_every_mutant_has_a_section(made):
     assert [name for name in MUTANTS if f".. _bug-{name}:\n\n{name}\n---" not in families] == []
     listing = bugs.known_bugs()
     assert [name for name in MUTANTS if f"<bug-{name}>" not in listing] == []
+
+
+def test_the_kill_table_lists_each_bug_in_its_family_once_for_each_recipe():
+    page = text_of(DOCS / "conform" / "kill_table.md")
+    _, *groups = re.split(
+        r'^<details class="browse"><summary>(\w+): (\d+) bugs</summary>$', page, flags=re.M
+    )
+    families = {module.__name__.rpartition(".")[2]: module.BUGS for module in MODULES}
+    assert [f"{name}_bugs" for name in groups[::3]] == list(families)
+    for name, count, rows in zip(groups[::3], groups[1::3], groups[2::3], strict=True):
+        bugs = [bug.id for bug in families[f"{name}_bugs"]]
+        listed = re.findall(r"^\| ([\w-]+) \| (bf16|float32) \|", rows, re.M)
+        assert listed == [(bug, recipe) for bug in bugs for recipe in ("bf16", "float32")]
+        assert int(count) == len(bugs)
 
 
 def test_every_recipe_is_a_column_of_the_table(made):
