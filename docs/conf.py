@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import generate
+import generate_api
 import generate_bugs
 import generate_errors
 import generate_explore
@@ -61,6 +62,7 @@ python_maximum_signature_line_length = 88
 generate.notebooks(executed_notebooks)
 generate.specification()
 generate.reference()
+generate_api.lists()
 generate_errors.pages()
 generate_vectors.pages()
 generate_bugs.pages()
@@ -73,4 +75,5 @@ generate_explore.explore_pages()
 def setup(app):
     app.connect("autodoc-process-docstring", generate.prepare_docstring)
     app.connect("autodoc-process-signature", generate.signature_as_written)
+    app.connect("doctree-read", generate_api.give_anchors)
     app.connect("html-page-context", generate.correct_back_links)

@@ -317,6 +317,31 @@ def test_every_decision_has_its_context_and_its_consequence():
             assert parts == ["Context", "Decision", "Consequence"], (name, entry.splitlines()[0])
 
 
+# --- names ------------------------------------------------------------------------------------
+
+INDEX_PAGES = {"vectors/functions": "vectors/use.md"}
+
+
+def test_the_index_page_of_a_folder_has_the_list_of_each_of_its_pages(module_of):
+    for folder in module_of("generate_api").FOLDERS:
+        pages = {path.stem for path in (DOCS / folder).glob("*.md")}
+        index = (DOCS / INDEX_PAGES.get(folder, f"{folder}.md")).read_text(encoding="utf-8")
+        name = Path(folder).name
+        lists = re.findall(rf"^\.\. include:: .*generated/names/{name}-(\w+)\.rst$", index, re.M)
+        listed = re.findall(rf"^{name}/(\w+)$", index, re.M)
+        linked = re.findall(rf"\[Full descriptions\]\({name}/(\w+)\.md\)", index)
+        assert lists == listed == linked and set(lists) == pages and pages
+
+
+def test_a_list_has_every_name_of_its_page_with_its_first_sentence_and_anchors(module_of):
+    text = module_of("generate_api").names_of(DOCS / "reference" / "conformance" / "testing.md")
+    shown = re.findall(r'href="conformance/testing\.html#([\w.]+)"', text)
+    names = ("assert_ring_attention", "check", "Checked")
+    assert shown == [f"ringspec.testing.{name}" for name in names]
+    assert '<span id="ringspec.testing.Checked.headline"></span>' in text
+    assert "\n     - The results of a check.\n" in text
+
+
 # --- links ------------------------------------------------------------------------------------
 
 
