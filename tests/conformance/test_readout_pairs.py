@@ -95,7 +95,7 @@ def test_two_kernels_without_a_fault_are_right():
             "the mask does not hide what it should hide",
             marks=pytest.mark.slow,
         ),
-        ({"times": lambda causal, i, j: np.where((i < 4) | (j >= 4), 1, 2)}, "scores are twice too large"),
+        ({"times": lambda causal, i, j: np.where((i < 4) | (j >= 4), 1, 2)}, "scores are too large by a factor of 2"),
         ({"shown_to_dv": hidden_where_both_are_3_mod_5}, "dk and dv are lost"),
         ({"shown_to_dv": shown_beside_the_diagonal_in_odd_rows}, "(for dk and dv alone)"),
     ],
@@ -116,7 +116,7 @@ def test_pairs_that_no_place_describes_are_read_from_the_results(faults, words):
 def test_a_fault_in_the_p_of_dq_alone_is_told_as_such():
     found = explain_target(Dense(lse_of_dq=lambda lse: lse / np.log(2)))
     assert [fault.kind for fault in found.told.faults] == [
-        "lse is divided by ln 2 (taken for natural where it is in base 2) (for dq alone)"
+        "lse is divided by ln 2 (an lse in base 2 is used as if in base e) (for dq alone)"
     ]
 
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from ringspec.problem.model import Array
 
-FAR = (
-    -16384.0
-)  # every input format holds it; over exp's range with any usual scale, or with its square
+# Every input format holds it; times any usual scale, or its square, it is beyond the range of exp.
+FAR = -16384.0
 
 
 def with_mark(inputs: Mapping[str, Array]) -> dict[str, Array]:
