@@ -67,7 +67,7 @@ class Recipe:
                             'lse', the final lse of the row;
                             'block_lse', the row's lse in the block (each block has its own softmax,
                             and the results are merged);
-                            'any', any of these, all of which are right.
+                            'any', any of these, all of which are correct.
                             None: not declared, and a judge accepts each of them.
                             The specification itself rounds relative to the block's maximum.
 

@@ -8,7 +8,7 @@ Special values:
 
 - The lse of an empty row must be -inf, and no other element may be.
 - A row whose scale is 0 sums nothing and must be 0, of either sign; the floor does not apply.
-- Beyond the largest number of the format, infinity of the same sign is right, and so is a finite
+- Beyond the largest number of the format, infinity of the same sign is correct, and so is a finite
   number within the bound. Elsewhere infinity counts as the number at which the format overflows.
 """
 

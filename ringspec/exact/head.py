@@ -107,7 +107,7 @@ def output(prepared: Prepared, weights: Weights, v: Units, kept: NDArray | None,
 def subtracted(
     prepared: Prepared, weights: Weights, v: Units, dy: Fixed, a_dlse: Fixed, kept: NDArray | None
 ) -> Subtracted:
-    """Compute c = N - A dlse of the rows whose forward is ``weights``; dy [n, Dv], a_dlse [n]."""
+    """Compute c = N - A dlse of the rows whose forward results are ``weights``; dy [n, Dv], a_dlse [n]."""
     pairs = weights.logits
     g = products(prepared, pairs, v, dy, kept)
     n = per_row(np.add, weights.p * g.units, pairs, 0)

@@ -208,7 +208,7 @@ def hides_from(
     """
     if work.window is not None:
         return None
-    way = circulation if backward else "kv"  # the forward of a Q ring is a KV ring
+    way = circulation if backward else "kv"  # the forward pass of a Q ring is a KV ring
     return fewest_tokens(layout, way, backward, work.resized(min(work.workers, 3), 2), speed)
 
 

@@ -40,7 +40,7 @@ def pattern_beside(
     """Draw the attention pattern that a probe recovered, next to the one that follows from the mask.
 
     ``expected`` and ``got`` are bool [queries, keys] of one head. ``origin`` holds the numbers of the first
-    query and key. ``block``: draw a line after every so many tokens. A pair that is visible but should be hidden
+    query and key. ``block``: draw a line after every ``block`` tokens. A pair that is visible but should be hidden
     is crossed; a pair that is hidden but should be visible is an empty frame with a dot.
     """
     want, seen = np.asarray(expected, dtype=bool), np.asarray(got, dtype=bool)

@@ -2,7 +2,7 @@
 
 It has three panels: expected, got, difference. A cell is one query (row) and one key (column). The kind
 of a difference is shown by shape as well as by colour. A hollow square: the pair should be visible
-and is not. A full square: it should be hidden and is not. Half a square: it has another weight.
+and is not. A full square: it should be hidden and is not. Half a square: it has a wrong weight.
 """
 
 from __future__ import annotations

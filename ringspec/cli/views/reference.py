@@ -104,7 +104,7 @@ def compare(
     dy = None if dy is None else round_to(dy, run.recipe.inputs)
     upstream = Upstream(dy, dlse)
     if dlse is not None:
-        upstream = Upstream(*upstream.filled(problem))  # with dlse alone, dy is 0
+        upstream = Upstream(*upstream.filled(problem))  # if only dlse is given, dy is 0
     reference = evaluate(problem, upstream, rows_to_compare(run, method), tick)
     data["rows_compared"] = int(reference.rows.size)
     data["workers"] = [

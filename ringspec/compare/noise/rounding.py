@@ -240,7 +240,7 @@ def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
 def product_error(
     total: Array, squares: Array, count: Array | float, name: str, digits: int = 53
 ) -> Error:
-    """Return the error of an accumulated sum with ``total`` T, ``squares`` Q and ``count`` n terms of so many digits.
+    """Return the error of an accumulated sum with ``total`` T, ``squares`` Q and ``count`` n terms of ``digits`` digits.
 
     A term of size x has its last digit at x 2^(1 - digits). The chance that it lies below the last digit of a sum
     S is taken as 2^digits r |S| / x, with root mean squares for S and x, and at most 1.

@@ -12,7 +12,7 @@ In c, ``sd^2`` is larger than predicted (:func:`weight_of`), so that a few eleme
 get all of the weight. Any c is valid; this choice costs a few per cent of power.
 
 ``p`` is the Gaussian tail, which is exact in the limit of many roundings. It is uniform over problems if the
-predicted variance is right, as in 16-bit recipes, but not if float32 sums dominate, whose order no recipe
+predicted variance is correct, as in 16-bit recipes, but not if float32 sums dominate, whose order no recipe
 declares. Kolmogorov-Smirnov tests check this: tests/compare/test_statistics.py,
 test_statistics_simulated.py. ``p_allowed`` is the Chernoff bound ``2 exp(-z^2 / 2)``, which holds for any number of
 roundings. Before it is computed, the allowance for a mean error is subtracted from abs(T), and the standard

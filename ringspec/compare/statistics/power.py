@@ -138,7 +138,7 @@ def detectable(
 def response(truth: Array, before: Array, last: str, error: Array) -> Array:
     """Return the mean error after the last rounding that results from ``error`` before it.
 
-    ``last``: the format to which that rounding goes. ``before``: variance of the noise before it; the mean is taken over
+    ``last``: the format of that rounding. ``before``: variance of the noise before it; the mean is taken over
     this noise.
 
     >>> x, n = np.array([1.0, 1.0]), np.array([0.0, 1e-4])

@@ -6,7 +6,7 @@ and over its natural parts (:mod:`ringspec.compare.statistics.strata`). :func:`a
 kernel fails.
 
 ======================  =======================================================================
-exact, finite           elements without noise are right; every error is finite
+exact, finite           elements without noise are correct; every error is finite
 slope, mean             the error is not proportional to truth, and has no common sign
 temperature             the error is not that of a wrong softmax scale
 excess                  the errors of no part are larger than predicted

@@ -14,8 +14,8 @@ profile, or a case that the target does not claim, is an error.
 
 In a pattern ``*`` matches any characters, ``?`` one, ``[ab]`` one of these. Exactly ``count`` of the claimed
 cases that match must fail, whichever they are: one more is a failure, one fewer is an unexpected pass. If only
-some of these cases run, missing failures are reported only once so many cases have passed that ``count``
-failures are no longer possible.
+some of these cases run, missing failures are reported only when too many cases have passed for ``count``
+failures to be still possible.
 """
 
 from __future__ import annotations

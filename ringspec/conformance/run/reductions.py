@@ -28,7 +28,7 @@ from ringspec.problem.options import default_scale
 from ringspec.vectors.format.case import Ring
 
 ROWS = (*QUERY_ROWS, *SEGMENTS[1:], *POSITIONS)
-MOST_CHOICES = 4  # up to this many batch entries or heads, each is tried alone
+MOST_CHOICES = 4  # up to this many batch entries or heads, each is tried separately
 MOST_ELEMENTS = 48  # up to this size of a tensor, its elements are simplified one by one
 OPTIONAL = (
     ("positions", POSITIONS),

@@ -153,7 +153,7 @@ def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def read_kept(file: Path, case: Case) -> Tensors | None:
-    """Return the tensors of a case from the cache; None unless all are there with the right digests."""
+    """Return the tensors of a case from the cache; None unless all are there with the correct digests."""
     names = kept_names(case)
     table = whole_tensors(case)
     try:
