@@ -109,7 +109,7 @@ def test_two_faults_are_both_told():
     one = read_first(target)
     told = " ".join(sentences(one))
     assert one.explained and "dv is too large by a factor of 2" in told
-    assert "in blocks of keys of worker 1, the share of dk is lost" in told
+    assert "for keys of worker 1, the share of dk is lost" in told
 
 
 def seen_of(reader, forward, backward):

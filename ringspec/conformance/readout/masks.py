@@ -119,7 +119,7 @@ def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
                     yield Mask(words, (tiles | pair).reshape(right.shape), 1.1)
         words = f"{tile} that are masked in part are skipped"
         yield Mask(words, (tiles & whole).reshape(right.shape), 1.1)
-        words = f"{tile} that need a mask in part are not masked"
+        words = f"{tile} that should be masked in part are not masked"
         yield Mask(words, some.reshape(right.shape), 1.1)
 
 
@@ -131,13 +131,9 @@ def tile_sizes(n: int) -> list[tuple[int, int]]:
 
 def tile_words(n: int, rows: int, keys: int) -> str:
     """What a tile of so many queries and keys is called."""
+    if rows == keys == n:
+        return "blocks"
     part = {n: "all", n // 2: "half", n // 4: "a quarter"}
-    if rows == keys:
-        return (
-            "blocks"
-            if rows == n
-            else f"tiles of {part[rows]} a block".replace("a quarter a", "a quarter of a")
-        )
     return f"tiles of {part[rows]} of a block's queries and {part[keys]} of its keys"
 
 

@@ -72,10 +72,10 @@ def block_places(
         add(f"on worker {r}", computing == r, 0.7)
     for r in range(W):
         add(f"on all workers but {r}", computing != r, 0.75)
-        add(f"in blocks of queries of worker {r}", a == r, 0.8)
-        add(f"in blocks of keys of worker {r}", b == r, 0.8)
-        add(f"in blocks of queries of all workers but {r}", a != r, 0.85)
-        add(f"in blocks of keys of all workers but {r}", b != r, 0.85)
+        add(f"for queries of worker {r}", a == r, 0.8)
+        add(f"for keys of worker {r}", b == r, 0.8)
+        add(f"for queries of all workers but {r}", a != r, 0.85)
+        add(f"for keys of all workers but {r}", b != r, 0.85)
     add("on odd-numbered workers", computing % 2 == 1, 0.9)
     add("in odd-numbered steps", step % 2 == 1, 0.9)
     for number in range(W):

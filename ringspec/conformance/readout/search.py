@@ -39,7 +39,7 @@ KEPT = (
 MOST_FAULTS = 3
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
-GRADIENT = "The backward pass is the gradient of that forward."
+GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 HALF = 0.5  # a kind is tried in the very pairs that it explains if these are at least so many of the wrong ones
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
 SECONDS = 3.0  # processor time for one pass of one problem
@@ -124,14 +124,14 @@ def in_blocks(x: Booleans, which: Callable[..., Booleans]) -> Booleans:
 
 
 def near(seen: Array, ours: Array, size: Array, tolerance: float) -> Booleans:
-    """Tell where two arrays differ by at most ``tolerance`` of ``size``; NaN is never equal, the same infinity is."""
+    """Return where two arrays differ by at most ``tolerance`` of ``size``; NaN is never equal, the same infinity is."""
     with np.errstate(invalid="ignore"):
         close = np.abs(seen - ours) <= tolerance * size + ZERO
         return (close & np.isfinite(ours)) | (seen == ours)
 
 
 def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
-    """Tell which halves of rows, [a, b, h, i, 2], have the same zeros and differ by one positive factor."""
+    """Return which halves of rows, [a, b, h, i, 2], have the same zeros and differ by one positive factor."""
     halves = (*seen.shape[:4], 2, -1) if seen.shape[4] % 2 == 0 else (*seen.shape[:4], 1, -1)
     seen, ours = seen.reshape(halves), ours.reshape(halves)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -638,9 +638,9 @@ def explain(
     base: Choices,
     proposed: Callable[[Choices, Match, bool], Candidates],
 ) -> Explanation:
-    """Return the smallest set of faults that accounts for everything; failing that, a partial set that is certain.
+    """Return the smallest set of faults that accounts for everything; failing that, a partial set.
 
-    Among sets of equal size, the simplest is chosen.
+    Among sets of equal size, the simplest is chosen. Each fault of a partial set accounts for the blocks that it changes.
     """
     started = time.thread_time()
     keep(base)
@@ -730,7 +730,7 @@ def holds(
     """Tell whether a fault of a partial set accounts for every block that it changes.
 
     It must make nothing wrong. In the forward pass, and for the last products of the backward pass, the blocks that it
-    changes must agree in every matrix; otherwise in some matrix. For a fault that changes a block alone, it is enough that
+    changes must agree in every matrix; otherwise in some matrix. For a fault whose effect on a block depends on no other block, it is enough that
     the shapes of the block's rows agree.
     """
     without = predict(composed(base, [one for one in faults if one is not fault]))

@@ -148,7 +148,9 @@ def block_kinds(
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
         yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)
-        words = "hidden pairs enter the product with the values (the row sums are right)"
+        words = (
+            "hidden pairs are included in the product with the values (the row sums are correct)"
+        )
         yield Kind(words, (("value_mask", everything),), 1.2)
     nothing = next(n for n, mask in enumerate(masks) if not mask.pattern.any())
     words = "visible pairs enter the row sums and not the product with the values"
@@ -391,7 +393,7 @@ DS_WORDS = {
 DV_WORDS = {
     "block's maximum": "exp(s - the block's row maximum), not p",
     "row maximum": "exp(s - the row maximum), not p",
-    "block's lse": "p normalised over the block alone",
+    "block's lse": "p normalised over only the block",
     "dS": "dS in place of p",
     "p dp": "p dp in place of p",
     "dp": "dp in place of p",

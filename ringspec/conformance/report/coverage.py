@@ -86,7 +86,7 @@ class Coverage:
 
 
 def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
-    """Name up to 4 values; of more, say only how many of the claimed values they are.
+    """Name up to 4 values; for more, give only their number and the number of claimed values.
 
     >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
     ('features bias, keep', 'features 7 of 9')

@@ -109,7 +109,7 @@ def explanation(limits: Sequence[FormatLimits]) -> list[str]:
 
 
 def meaning(limits: Sequence[FormatLimits]) -> str:
-    """Explain the table by a sentence about its first relative limit.
+    """Explain one number of the table, its first relative limit, in a sentence.
 
     >>> from ringspec.conformance.report.limits import Limit
     >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}
