@@ -19,13 +19,14 @@ from ringspec.conformance.readout.hints import hint_for
 from ringspec.conformance.readout.pairs import Seen, seen_in
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
-from ringspec.conformance.readout.search import Explanation, Reader, near
+from ringspec.conformance.readout.search import SECONDS, Explanation, Reader, near
 from ringspec.conformance.readout.vocabulary import Fault
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES
 
 MOST_SETS = 40
+SECONDS_AGAIN = 1.0  # processor time for one pass with the tolerance of 16-bit parts
 MATRICES = {
     "A": "the weights of the forward",
     "lse": "lse",
@@ -237,7 +238,9 @@ def read_forward(
     geometry = problem.pairs.geometry
     for travels in ("keys", "queries") if geometry.circulation == "q" else ("keys",):
         there = dataclasses.replace(geometry, forward_travels=travels)
-        reader = Reader(dataclasses.replace(problem.pairs, geometry=there), tolerance)
+        pairs = dataclasses.replace(problem.pairs, geometry=there)
+        seconds = SECONDS if tolerance == problem.tolerance else SECONDS_AGAIN
+        reader = Reader(pairs, tolerance, seconds)
         explanation, choices = reader.forward(seen)
         found.append((reader, explanation, choices))
         if explanation.whole:

@@ -42,7 +42,7 @@ SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 HALF = 0.5  # a kind is tried in the very pairs that it explains if these are at least so many of the wrong ones
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
-SECONDS = 3.0  # processor time for one pass of one problem
+SECONDS = 2.5  # processor time for one pass of one problem
 MOST_WHOLE, MOST_PARTIAL = (
     40,
     3,
@@ -172,9 +172,9 @@ Predict = Callable[[Choices], Match]
 class Reader:
     """Explains what was read from one problem; an element may differ by ``tolerance`` times the size of its terms."""
 
-    def __init__(self, pairs: Pairs, tolerance: float) -> None:
+    def __init__(self, pairs: Pairs, tolerance: float, seconds: float = SECONDS) -> None:
         geometry = pairs.geometry
-        self.geometry, self.tolerance = geometry, tolerance
+        self.geometry, self.tolerance, self.seconds = geometry, tolerance, seconds
         self.masks = masks_of(geometry)
         self.model = Model(pairs, [mask.pattern for mask in self.masks], dealt_otherwise(geometry))
         self.largest = float(np.abs(pairs.g).max())
@@ -218,6 +218,7 @@ class Reader:
             predict,
             model.right,
             lambda choices, match, last: self.forward_faults(seen, predict, choices, match, last),
+            self.seconds,
         )
         return found, composed(model.right, found.faults)
 
@@ -455,6 +456,7 @@ class Reader:
                 predict,
                 base,
                 lambda now, match, last: self.backward_faults(predict, now, match, last),
+                self.seconds,
             )
             one = Explanation(one.faults, one.whole, one.match, one.others, words)
             found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
@@ -637,6 +639,7 @@ def explain(
     predict: Predict,
     base: Choices,
     proposed: Callable[[Choices, Match, bool], Candidates],
+    seconds: float,
 ) -> Explanation:
     """Return the smallest set of faults that accounts for everything; failing that, a partial set.
 
@@ -663,7 +666,7 @@ def explain(
                     whole.append(((*faults, fault), got))
                 elif not last and got.gain(plain) > before:
                     tried.append(((*faults, fault), got))
-                if time.thread_time() - started > SECONDS:
+                if time.thread_time() - started > seconds:
                     return whole, tried
             if whole and faults:
                 break
