@@ -77,3 +77,4 @@ def setup(app):
     app.connect("autodoc-process-signature", generate.signature_as_written)
     app.connect("doctree-read", generate_api.give_anchors)
     app.connect("html-page-context", generate.correct_back_links)
+    app.connect("build-finished", generate_api.fold_index)

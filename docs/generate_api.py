@@ -44,7 +44,7 @@ def names_of(path: Path) -> str:
         anchors = "".join(f'<span id="{one}"></span>' for one in kept)
         shown = html.escape(full.rpartition(".")[2])
         link = f'<a class="reference internal" href="{page}#{full}"><code>{shown}</code></a>'
-        rows.append([f".. raw:: html\n\n   {anchors}{link}\n", first_sentence(value)])
+        rows.append([f".. raw:: html\n\n   {anchors}<p>{link}</p>\n", first_sentence(value)])
     return browsable(["name", "what it is"], rows, "34 66")
 
 
@@ -68,6 +68,28 @@ def first_sentence(value: object) -> str:
     text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
     found = FIRST_SENTENCE.match(text)
     return RULE_ID.sub(link_to_rule, found[0] if found else text)
+
+
+LETTER = re.compile(r'<table[^>]*genindextable">.*?</table>', re.S)
+JUMPS = re.compile(r'(?<=<div class="genindex-jumpbox">).*?</div>', re.S)
+
+
+def fold_index(app, exception) -> None:
+    """Fold each letter of Sphinx's index of all names, which is long."""
+    path = Path(app.outdir) / "genindex.html"
+    if exception is None and app.builder.name == "html" and path.exists():
+        path.write_text(folded_index(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def folded_index(page: str) -> str:
+    """The page of the index with a fold for the table of each letter."""
+
+    def fold(table: re.Match[str]) -> str:
+        count = table[0].count("<li>")
+        words = "1 entry" if count == 1 else f"{count} entries"
+        return f"<details><summary>{words}</summary>{table[0]}</details>"
+
+    return JUMPS.sub(r'\g<0><div class="open-all"></div>', LETTER.sub(fold, page))
 
 
 def give_anchors(app, doctree) -> None:

@@ -333,6 +333,18 @@ def test_the_index_page_of_a_folder_has_the_list_of_each_of_its_pages(module_of)
         assert lists == listed == linked and set(lists) == pages and pages
 
 
+def test_every_letter_of_the_index_is_folded(module_of):
+    table = (
+        '<table style="width: 100%" class="indextable genindextable"><ul><li>a</li></ul></table>'
+    )
+    page = (
+        f'<div class="genindex-jumpbox"><a href="#A">A</a></div><h2>A</h2>{table}<h2>B</h2>{table}'
+    )
+    folded = module_of("generate_api").folded_index(page)
+    assert folded.count("<details><summary>1 entry</summary><table ") == 2
+    assert '</a></div><div class="open-all"></div><h2>A</h2>' in folded
+
+
 def test_a_list_has_every_name_of_its_page_with_its_first_sentence_and_anchors(module_of):
     text = module_of("generate_api").names_of(DOCS / "reference" / "conformance" / "testing.md")
     shown = re.findall(r'href="conformance/testing\.html#([\w.]+)"', text)
