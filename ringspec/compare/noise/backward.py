@@ -7,7 +7,7 @@ The backward pass computes P = exp(s - lse) again, from the lse of the forward p
               y = p (1 - t^2),  x = dz - 2 t ds / softcap
 
 Here sigma is the error of a score. ``private`` contains what no other pair shares: the rounding of exp, the accumulation
-of dp, the rounding of dS. d lse and d delta are common to the row. If the backward's scores equal the forward's bit for
+of dp, the rounding of dS. d lse and d delta are common to the row. If the scores of both passes are equal bit for
 bit (the same product, rounded alike), sigma also contributes to d lse and d delta: cov(sigma_ij, d lse_i) = p var sigma,
 cov(sigma_ij, d delta_i) = p X var sigma (X as in ``rows``), and most of it cancels in a peaked row. Otherwise these
 covariances are 0 (``common``, the shared variance, is 0 instead of var sigma).

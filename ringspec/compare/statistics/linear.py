@@ -1,15 +1,15 @@
 """Linear tests of whether a weighted sum of the errors exceeds the noise of that sum.
 
 ``T = sum c e`` has the predicted variance ``noise.variance_of_sums(c)``. It takes into account the errors that elements
-share (dy_o_sum along a row, P's rounding along d). There are three choices of the weights c (contrasts). If
-errors are independent, each is the most powerful one against its defect:
+share (dy_o_sum along a row, P's rounding along d). The weights c (a contrast) are chosen in three ways. If
+errors are independent, each choice gives the most powerful test against its defect:
 
 - *slope* ``c = truth / sd^2``: e = x truth, the error of a wrong factor;
 - *mean* ``c = 1 / sd^2``: e = x, the error of a wrong offset;
 - *temperature* ``c = direction / sd^2``: e = x d(result) / d(log scale), the error of a wrong softmax scale.
 
-In c, ``sd^2`` is larger than predicted (:func:`weight_of`), so that a few elements with almost no noise do not
-get all of the weight. Any c is valid; this choice costs a few per cent of power.
+In c, ``sd^2`` is the predicted variance plus a margin (:func:`weight_of`), so that a few elements with almost no noise do
+not get all of the weight. Any c is valid; the margin costs a few per cent of power.
 
 ``p`` is the Gaussian tail, which is exact in the limit of many roundings. It is uniform over problems if the
 predicted variance is correct, as in 16-bit recipes, but not if float32 sums dominate, whose order no recipe
@@ -192,7 +192,7 @@ def masked_tests(
     allowance: Allowance,
     direction: Array | None,
 ) -> Iterator[Test]:
-    """Return the slope by exponent of the true value, and slope and mean by its sign; each calls the noise once."""
+    """Test the slope by exponent of the true value, and slope and mean by its sign; each test calls the noise once."""
     sd = noise.sd[name]
     size = size_of(name, truth, direction)
     pairs = contrasts(sd, truth, None, allowance.last)

@@ -1,14 +1,14 @@
 """Tests of the size of errors: excess variance, serial correlation, outliers, growth with W.
 
-**Excess and serial tests** are one test. Sums ``y_g = sum of w e`` over groups g, divided by their
-predicted standard deviations, have a mean square near 1. The groups are
+**Excess and serial tests** use one method: sums ``y_g = sum of w e`` over groups g, divided by their
+predicted standard deviations, should have a mean square near 1. The groups are
 
 - *excess*: single elements;
 - *serial d*: rows, with w = 1 / sd. Errors that agree along d make the sums too large;
 - *serial token*: runs of :data:`RUN` consecutive tokens, where each d gets a random sign. Errors that agree along
   tokens make the sums too large.
 
-Errors that elements share by design are in the predicted variances of the sums, so they are not excess.
+The predicted variances of the sums include errors that elements share by design, so these do not count as excess.
 
 The y are correlated, with correlation matrix C. For a linear combination of sub-Gaussian roundings,
 Hsu, Kakade and Zhang (https://arxiv.org/abs/1110.2842, theorem 1) give, for n groups and
@@ -24,11 +24,11 @@ a row, plus the same between rows. :data:`PROBES` sign vectors are used, and the
 y / high, after the allowed mean error is subtracted from each abs(y). A variance that is too *small* raises no alarm:
 a kernel may be better than it declares (:mod:`ringspec.compare.inference.infer` reports that).
 
-**Outliers**: an error consists of that of the last rounding and of earlier errors. The first is at most half a spacing
-(of a float32 result also that of its merges, which recipes do not specify). The second are sub-Gaussian with at most
-the predicted variance. So the test uses the part of an error beyond half a spacing, the sub-Gaussian tail of each
-element and the number of elements. (If almost all predicted noise is that of the last rounding and the true value lies
-on the grid, a rare error of a whole spacing is many sd.)
+**Outliers**: an error is the sum of the error of the last rounding and of earlier errors. The error of the last rounding
+is at most half a spacing (for a float32 result, that of its merges is added, which recipes do not specify). The earlier
+errors are sub-Gaussian with at most the predicted variance. So the test uses the part of an error beyond half a spacing,
+the sub-Gaussian tail of each element and the number of elements. (The size of an error in sd alone would not do: if the
+true value lies on the grid and almost all noise is from the last rounding, a rare error of a whole spacing is many sd.)
 """
 
 from __future__ import annotations
