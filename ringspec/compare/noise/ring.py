@@ -42,9 +42,9 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """One gradient: its true ``value``, its whole ``error``, and the known part ``drift`` of the error.
+    """One gradient: its true ``value``, its whole ``error``, and the known parts of the error, ``mean`` and ``drift``.
 
-    ``local``: variance of the gradient's own roundings, without the known part. ``gain``: the fraction of all earlier
+    ``local``: variance of the gradient's own roundings, without the part that ``drift`` explains. ``gain``: the fraction of all earlier
     errors that survives the last rounding. ``before``: their variance.
     """
 
