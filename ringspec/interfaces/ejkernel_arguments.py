@@ -276,7 +276,7 @@ def packed_lengths(
         raise RefusedError(
             "cum_seqlens_q and cum_seqlens_k together",
             "only " + ("cum_seqlens_k" if cum_seqlens_q is None else "cum_seqlens_q"),
-            "pass both; the public kernel ignores one alone",
+            "pass both; the public kernel ignores one without the other",
         )
     return lengths_of(
         differences(cum_seqlens_q, "cum_seqlens_q", batch, n_q),

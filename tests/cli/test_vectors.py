@@ -236,7 +236,7 @@ def test_materialise_says_what_it_did_and_where(folder, tmp_path):
     arguments = ("materialise", folder, "--cache", tmp_path / "cache", "--jobs", 1)
     printed = text(*arguments)
     assert printed.startswith(HEADER)
-    assert "2 cases with the right digests, 2 of them derived now" in printed
+    assert "2 cases with the correct digests, 2 of them derived now" in printed
     data = document(*arguments)
     assert (data["materialised"], data["derived"]) == (2, 0)
     assert data["folder"] == str(tmp_path / "cache")

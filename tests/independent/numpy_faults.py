@@ -133,7 +133,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "backward-lse-16": Fault(
         "the backward reads lse in bfloat16", {"backward_lse": bfloat16},
-        ("lse-in-16-bit",), ("the lse that the backward reads was rounded to bfloat16",),
+        ("lse-in-16-bit",), ("the lse that the backward pass reads was rounded to bfloat16",),
     ),
     "carried-o-16": Fault(
         "o is bfloat16 between steps", {"carried_o": bfloat16},

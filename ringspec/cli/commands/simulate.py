@@ -41,7 +41,7 @@ MAX_SAVED_BYTES = 1 << 30
 MAX_BLOCK = 1 << 26
 BLOCKS = ("spec", "fast")
 LEGEND = {
-    "circulation": "what travels: keys and values (kv, gather) or, in the backward, queries (q)",
+    "circulation": "what travels: keys and values (kv, gather) or, in the backward pass, queries (q)",
     "recipe": "number formats and rounding points",
     "q1 x k0 (256)": "query block 1 with key block 0: 256 visible pairs in each of the B H heads",
     "after step 0": "what each worker r then sends to which neighbour, before the next step",
@@ -272,7 +272,7 @@ def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
         raise OptionError(
             f"recorded states of at most {MAX_SAVED_BYTES} bytes",
             f"about {size}",
-            "save the results alone with --no-states, or choose a smaller problem",
+            "save only the results with --no-states, or choose a smaller problem",
         )
 
 

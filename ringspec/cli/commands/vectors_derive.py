@@ -180,7 +180,7 @@ def materialise_set(
     output.show([versions_line(vectors)])
     output.echo(
         [
-            f"{done.cases} cases with the right digests, {done.derived} of them derived now, "
+            f"{done.cases} cases with the correct digests, {done.derived} of them derived now, "
             f"{done.bytes / 2**20:.0f} MiB in {done.folder}"
         ]
     )

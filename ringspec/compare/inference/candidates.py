@@ -29,7 +29,7 @@ NOUNS = {
     "carried_o": "o between steps was",
     "outputs": "o was",
     "lse": "lse was",
-    "backward_lse": "the lse that the backward reads was",
+    "backward_lse": "the lse that the backward pass reads was",
     "dy_o_products": "the products of dy_o_sum were",
     "delta": "dy_o_sum was",
     "ds": "dS was",

@@ -219,7 +219,7 @@ BACKWARD_OPERANDS = {
         Operand("the queries in the product for dk", ("dk_q",), 1.05), Operand("the dy in dp", ("dy",), 1.12),
         Operand("the queries in the scores", ("q",), 1.2), Operand("the o in delta", ("delta_o",), 1.1),
         Operand("the dy in delta", ("delta_dy",), 1.15),
-        Operand("dy (in delta, too)", ("dy", "dv_dy", "delta_dy"), 1.13),
+        Operand("dy (also in delta)", ("dy", "dv_dy", "delta_dy"), 1.13),
         Operand("queries, dy, lse and delta", ("q", "dk_q", "dy", "dv_dy", "lse_of", "delta_dy", "delta_o"), 1.3),
     ),
 }  # fmt: skip

@@ -96,7 +96,7 @@ def entry_of(id: str, table: object, what: str) -> str | Several:
     if not is_pattern(id):
         if "count" in table:
             raise FileFormatError(
-                f"a count for patterns alone in {what}", f"one for the id {id}", "leave it out"
+                f"a count only for patterns in {what}", f"one for the id {id}", "leave it out"
             )
         return reason
     count = table.get("count")
