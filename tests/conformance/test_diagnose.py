@@ -96,11 +96,13 @@ def test_a_block_that_counts_wrongly_is_told_with_its_step(change):
     )
     got["dv"][:, :, keys] += share if change == "twice" else -share
     lines = localise(question, geometry, got, noise.sd)
-    words = {"missing": "is missing from", "twice": "counts twice in"}[change]
+    words = {"missing": "is missing from", "twice": "is counted twice in"}[change]
     assert f"the block of queries of worker 1 (step 1) {words} dv of worker 0" in lines
 
 
-@pytest.mark.parametrize(("factor", "words"), [(2.0, "counts twice in"), (0.0, "is missing from")])
+@pytest.mark.parametrize(
+    ("factor", "words"), [(2.0, "is counted twice in"), (0.0, "is missing from")]
+)
 def test_a_factor_is_not_told_as_a_block_where_the_block_is_all_of_the_result(factor, words):
     """Causal, contiguous: worker 0's queries see its own keys alone."""
     call = noise_call("factor", "bf16", 3, "contiguous", "causal", tokens=24, head_dim=4)

@@ -168,7 +168,7 @@ def reads_sinks(seen: Seen) -> tuple[str, None]:
     got = gathered(output["o"], table).sum(axis=3)
     want = gathered(list(tensors["out.o.float64"]), table).sum(axis=3)
     for h in range(got.shape[1]):
-        # If the sink is missing or counts twice, row 0 changes by more than this.
+        # If the sink is missing or counted twice, row 0 changes by more than this.
         if not abs(got[0, h, 0] - want[0, h, 0]) < 0.1:
             share = f"{1 - got[0, h, 0]:.3g} of query 0 instead of {1 - want[0, h, 0]:.3g}"
             return f"The sink of head {h} takes {share}.", None

@@ -2,7 +2,7 @@
 
 No known bug is needed for this. An element is wrong if it is further from the truth than :data:`FAR` times its
 predicted rounding noise. The truth also gives the contribution of each block (queries of worker a with keys of
-worker b) to a result, and so the error that arises if this block is missing or counts twice. If a worker's
+worker b) to a result, and so the error that arises if this block is missing or counted twice. If a worker's
 error equals such an error, the block is named.
 """
 
@@ -27,7 +27,7 @@ ORDER = ("o", "lse", "dq", "dk", "dv")
 # If a block is the whole result of a worker, this fault gives the same error.
 OR_ELSE = {
     "is missing from": ", or the whole result is missing",
-    "counts twice in": ", or a factor 1/2 is missing: the whole result is twice the expected one",
+    "is counted twice in": ", or a factor 1/2 is missing: the whole result is twice the expected one",
 }
 
 
@@ -134,7 +134,7 @@ def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
 def blocks_that_count_wrongly(
     name: str, question: Question, geometry: Geometry, got: Array
 ) -> Iterator[str]:
-    """Yield a sentence for each block that is missing or counts twice, if this explains the error of a worker.
+    """Yield a sentence for each block that is missing or counted twice, if this explains the error of a worker.
 
     If the block is the worker's whole result, another fault gives the same error, and the sentence names it
     too.
@@ -150,9 +150,9 @@ def blocks_that_count_wrongly(
         if not size > 0:
             continue
         truth = question.truth[name][:, :, owner == r]
-        whole = {"is missing from": -truth, "counts twice in": truth}
+        whole = {"is missing from": -truth, "is counted twice in": truth}
         for other, missing, twice in shares[r]:
-            for effect, words in ((missing, "is missing from"), (twice, "counts twice in")):
+            for effect, words in ((missing, "is missing from"), (twice, "is counted twice in")):
                 if not explains(effect, mine):
                     continue
                 whose = "queries" if name in KEY_TENSORS else "keys"
@@ -177,7 +177,7 @@ def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
 def shares_of(
     name: str, question: Question, geometry: Geometry
 ) -> list[list[tuple[int, Array, Array]]]:
-    """Return for each worker a list of (other worker, error if its block is missing, error if it counts twice)."""
+    """Return for each worker a list of (other worker, error if its block is missing, error if it is counted twice)."""
     shares = linear_shares(name, question)
     owner, others = owner_of(name, geometry), other_side(name, geometry)
     found: list[list[tuple[int, Array, Array]]] = []

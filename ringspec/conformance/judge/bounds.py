@@ -95,9 +95,9 @@ def finding_of(
 def limit_of(
     name: str, got: NDArray, want: NDArray, bound: NDArray, real: NDArray[np.bool_] | None
 ) -> float | None:
-    """Return the smallest error of a whole tensor that is beyond the bound of an element; None if none is.
+    """Return the smallest error of all elements that puts one of them beyond its bound; None if there is none.
 
-    The error is relative, or a shift of lse. ``bound`` is that of elements or of rows, ``real`` [n] of the slots
+    The error is relative, or a shift of lse. ``bound``: one for each element or each row. ``real`` [n]: True for slots
     that are compared.
     """
     if bound.ndim < want.ndim:
@@ -135,7 +135,7 @@ def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None
 
 
 def sizes_of(call: Call, expected: Expected) -> Sizes:
-    """Return how many terms the sums of a ring or block call have."""
+    """Return the numbers of terms in the sums of a ring or block call."""
     q, k, v = (call.worker(name, 0) for name in ("q", "k", "v"))
     assert call.index_q is not None and call.index_k is not None
     given_lse, condition, largest_lse = None, 0.0, 0.0

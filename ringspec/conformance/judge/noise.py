@@ -213,7 +213,7 @@ def no_noisier(seen: Examined, grouped: bool) -> bool:
 
 
 def under(answer: Answer, recipe: Recipe, margin: float = 1.0) -> Examined:
-    """Test all tensors under one reading; ``margin``: of the limits, where other readings are accepted too."""
+    """Test all tensors under one reading; ``margin``: the factor of the limits if other readings are also accepted."""
     attention = answer.question.attention
     noise = Remembered(predict(attention, recipe, answer.geometry))
     strata = strata_for(answer.geometry, attention.p, attention.k.shape[1])
@@ -271,7 +271,7 @@ def strict(answer: Answer, name: str) -> bool:
 def allowance_of(
     answer: Answer, recipe: Recipe, name: str, noise: Remembered, added: Array | float = 0.0
 ) -> Allowance:
-    """Return what a correct kernel may show in a tensor, with an ``added`` error."""
+    """Return the allowance of a tensor; without a declared recipe, widened to the noise with an ``added`` error."""
     allowance = allowance_for(recipe, name, answer.workers)
     if strict(answer, name):
         return allowance
@@ -309,5 +309,5 @@ def usual_ratio(error: Any, sd: Any) -> float:
 
 
 def widened(allowance: Allowance, ratio: float) -> Allowance:
-    """Widen the allowance of a kernel without a declared recipe to the noise that it usually shows."""
+    """Widen the allowance of a kernel without a declared recipe to ``ratio``, the noise of most of its elements."""
     return dataclasses.replace(allowance, high=max(allowance.high, 1.15 * ratio))

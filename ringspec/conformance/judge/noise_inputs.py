@@ -76,7 +76,7 @@ def largest(x: Array) -> Array:
 
 
 def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Question:
-    """Compute the truth and the noise model's inputs of a ring call. Raises what checking its inputs raises.
+    """Compute the truth and the noise model's inputs of a ring call. Errors in its inputs are raised unchanged.
 
     ``truth``: the float64 results in global token order; None: they are computed.
 
