@@ -35,15 +35,15 @@ FINISHES = (
 )  # fmt: skip
 LSES_GIVEN = (
     "right", "maximum", "log l", "base 2", "last block", "first block", "log2 l", "base 2 twice", "times ln 2",
-    "negative", "last maximum", "before the last merge", "l", "twice the maximum",
+    "negative", "last maximum", "before the last merge", "l", "twice the maximum", "scaled maximum",
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
-    "negative", "block's maximum",
+    "negative", "block's maximum", "delta",
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
-    "times l",
+    "times l", "lse",
 )  # fmt: skip
 DS_FORMS = (
     "right",
@@ -58,7 +58,7 @@ DS_FORMS = (
 )
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "o_tokens", "adds",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "o_tokens", "adds", "dq_of_group",
 )  # fmt: skip
 
 
@@ -68,7 +68,8 @@ class Choices:
 
     Tokens, three slots each ('q.worker', 'q.head', 'q.slot'): those of OF_QUERIES and OF_KEYS.
     Pairs:    ``mask``  number of a pattern; ``value_mask``  pattern for the products with v and dy, -1: as ``mask``;
-              ``hidden_score``  score of a hidden pair; ``times``  factor on the score; ``count``  how often a pair is computed;
+              ``hidden_score``  score of a hidden pair; ``times``  factor on the score;
+              ``centred``  whether the mean over the block's keys is subtracted from the scores; ``count``  how often a pair is computed;
               ``lse``, ``delta``  variant of the row constant in the backward pass; ``delta_times``, ``ds_times``  factors;
               ``dq_form``, ``dk_form``, ``dv_form``  the matrix in the last product for dq, dk, dv;
               ``dq_count``, ``dk_count``, ``dv_count``  how often a share is added
@@ -79,6 +80,7 @@ class Choices:
               not send, 'n': the running lse, 'no m': m is 0 on arrival; ``hidden_merge``  whether blocks without a visible
               pair are merged; ``started``  whether the running softmax starts with l = 1; ``dy_ones``  whether dy is 1
               everywhere; ``adds``  gradients that a hop adds to what the receiver has sent on;
+              ``dq_of_group``  whether dS is summed over the query heads of a key head before the product for dq;
               ``turned``  bits: dS is not transposed for dk (1), P is not transposed for dv (2)
     """
 
@@ -168,6 +170,7 @@ def right_choices(geometry: Geometry) -> Choices:
         {
             **of,
             "value_mask": number - 1,
+            "centred": number > 0,
             "hidden_score": np.full(one.shape, -np.inf),
             "exchanged": number > 0,
             "o_to": np.arange(geometry.workers),
@@ -177,6 +180,7 @@ def right_choices(geometry: Geometry) -> Choices:
             "started": False,
             "dy_ones": False,
             "adds": (),
+            "dq_of_group": False,
             "turned": 0,
         }
     )

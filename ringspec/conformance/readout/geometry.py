@@ -97,7 +97,8 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
     maps = [np.arange(geometry.tokens)]
     for name, table in believed(geometry).items():
         maps.append(maps[0] if name in (LATER, SHORT) else slot_of[table.ravel()])
-    return maps
+    token_of = geometry.position.ravel()
+    return [*maps, np.argsort(token_of[token_of])]
 
 
 def relations(

@@ -117,10 +117,12 @@ def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
                     yield Mask(words, (tiles & pair).reshape(right.shape), 1.1)
                     words = f"{tile} whose {query} query sees their {key} key are not masked"
                     yield Mask(words, (tiles | pair).reshape(right.shape), 1.1)
+        # A rule about tiles of an unusual form is said only if no list of pairs is as simple.
+        cost = 1.1 if rows == keys else 2.2
         words = f"{tile} that are masked in part are skipped"
-        yield Mask(words, (tiles & whole).reshape(right.shape), 1.1)
+        yield Mask(words, (tiles & whole).reshape(right.shape), cost)
         words = f"{tile} that should be masked in part are not masked"
-        yield Mask(words, some.reshape(right.shape), 1.1)
+        yield Mask(words, some.reshape(right.shape), cost)
 
 
 def tile_sizes(n: int) -> list[tuple[int, int]]:
@@ -197,6 +199,8 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
 def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     assert geometry.window is not None
     causal, (left, right) = geometry.causal, geometry.window
+    if not causal:
+        yield Mask("a causal mask is applied besides the window", seen(q, k, True, geometry.window))
     if causal:
         yield Mask("the window is ignored", seen(q, k, True, None))
         yield Mask(

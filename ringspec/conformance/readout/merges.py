@@ -46,6 +46,7 @@ WRONG = {
     "running o with weight 1": "the running o is not rescaled by exp(lse_old - lse_new); the new block is",
     "block weighed by the old lse": "the new block has the weight exp(lse_block - lse_old), not exp(lse_block - lse_new)",
     "sigmoid of the new lse": "the new block has the weight sigmoid(lse_block - lse_new), not sigmoid(lse_block - lse_old)",
+    "larger lse, in the weights too": "lse becomes the larger of the two, and the weights are relative to it, so they add up to more than 1",
     "larger lse": "lse becomes the larger of the two, not their log-sum-exp",
     "divided at every merge": "o is divided by the running l at every merge, and again at the end",
 }
@@ -131,6 +132,9 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
     if kind == "sigmoid of the new lse":
         weight = 1 / (1 + np.exp(new - lse_b))
         return mixed(1 - weight, weight)
+    if kind == "larger lse, in the weights too":
+        larger = np.maximum(lse, lse_b)
+        return mixed(np.exp(lse - larger), np.exp(lse_b - larger), larger)
     if kind == "larger lse":
         return mixed(np.exp(lse - new), np.exp(lse_b - new), np.maximum(lse, lse_b))
     if kind == "lse added":

@@ -30,7 +30,15 @@ from ringspec.conformance.readout.pairs import ELSEWHERE, Pairs
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 
-OF_SCORES = (*components("q"), *components("k"), "times", "mask", "hidden_score", "count")
+OF_SCORES = (
+    *components("q"),
+    *components("k"),
+    "centred",
+    "times",
+    "mask",
+    "hidden_score",
+    "count",
+)
 OF_CORE = (
     *OF_SCORES, *components("dy"), *components("v"), *components("lse_of"), *components("delta_dy"),
     *components("delta_o"), "lse", "delta", "delta_times", "dy_ones",
@@ -38,7 +46,9 @@ OF_CORE = (
 OF_DV = (
     *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "mask",
 )  # fmt: skip
-OF_DQ = (*components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds")
+OF_DQ = (
+    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "dq_of_group",
+)  # fmt: skip
 OF_DK = (
     *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds",
 )  # fmt: skip
@@ -138,6 +148,8 @@ class Model:
 
         def compute() -> Array:
             s = self.s[self.index(c, "q"), self.index(c, "k")]
+            if c["centred"].any():
+                s = np.where(c["centred"], s - s.mean(axis=4, keepdims=True), s)
             s = np.where(self.shown(c["mask"]), c["times"] * s, c["hidden_score"])
             return np.where(c["count"] != 0, s, -np.inf)
 
@@ -245,6 +257,7 @@ class Model:
                 "first block": self.ends(np.where(l == 0, -np.inf, running))[1], "log2 l": run_m + log_l / LN2, "base 2 twice": lse / LN2 / LN2,
                 "times ln 2": lse * LN2, "negative": -lse, "last maximum": last_m + log_l,
                 "before the last merge": log_of(early[1], early[2]), "l": run_l, "twice the maximum": run_m + lse,
+                "scaled maximum": self.geometry.scale * run_m + log_l,
             }  # fmt: skip
             lse = chosen(of_workers(c["lse_out"]), LSES_GIVEN, of)
         if not self.correct(c, "lse_row"):
@@ -397,7 +410,7 @@ class Model:
             return self.stored("dv", of_kv, x * c["dv_count"], "dv_dy", "dv_to")
 
         def of_dq() -> Array:
-            x = self.ds_of(c["dq_form"], of_q, *core[1:])
+            x = self.of_group(self.ds_of(c["dq_form"], of_q, *core[1:]), c)
             return self.stored("dq", of_q, x * c["dq_count"], "dq_to", "dq_k")
 
         def of_dk() -> Array:
@@ -428,10 +441,11 @@ class Model:
             delta = ones[:, None, :, :, None]
         else:
             delta = self.delta_of(c, products)
-        used = self.row_lse(c, s, forward, lse)
+        used = self.row_lse(c, s, forward, lse, delta)
         with np.errstate(over="ignore", invalid="ignore"):
-            p = np.where(np.isneginf(s), 0.0, np.exp(s - used))
-            d = c["delta_times"] * self.row_delta(c, p, g, forward, delta)
+            # A row that saw no key in the forward pass has no p.
+            p = np.where(np.isneginf(s) | np.isneginf(used), 0.0, np.exp(s - used))
+            d = c["delta_times"] * self.row_delta(c, p, g, forward, delta, used)
             return s, p * c["count"], g, d, used
 
     def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array) -> Array:
@@ -480,7 +494,7 @@ class Model:
         dy = np.broadcast_arrays(*(c[x] for x in components("delta_dy")))
         return np.asarray(flat[self.index(c, "delta_o"), dy[1], dy[0], dy[2]])
 
-    def row_lse(self, c: Choices, s: Array, forward: Forward, lse: Array) -> Array:
+    def row_lse(self, c: Choices, s: Array, forward: Forward, lse: Array, delta: Array) -> Array:
         """Return the lse, or what is used in its place, [a, b, h, i, 1 or j]."""
         at = self.index(c, "lse_of")
         saved = lse.reshape(-1)[at]
@@ -493,12 +507,14 @@ class Model:
         )
         of = {
             "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
-            "zero": np.zeros_like(saved), "log l": saved - top, "last block": last, "first block": first,
+            "zero": np.zeros_like(saved), "delta": delta, "log l": saved - top, "last block": last, "first block": first,
             "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
         }  # fmt: skip
         return chosen(c["lse"], LSES, of)
 
-    def row_delta(self, c: Choices, p: Array, g: Array, forward: Forward, saved: Array) -> Array:
+    def row_delta(
+        self, c: Choices, p: Array, g: Array, forward: Forward, saved: Array, lse: Array
+    ) -> Array:
         """Return delta, or what is used in its place, [a, b, h, i, 1 or j]."""
         if not c["delta"].any():
             return saved
@@ -510,7 +526,7 @@ class Model:
         )
         of = {
             "right": saved, "block": local, "none": np.zeros_like(saved), "block's own p": local / nonzero(mass),
-            "times l": saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
+            "lse": lse, "times l": saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
             "times p": saved * mass, "first block": first, "last block": last,
             "block's own o": of_block[..., None], "block's p dp twice": saved + local,
         }  # fmt: skip
@@ -529,6 +545,14 @@ class Model:
         if name in c["adds"]:
             share = self.adding(name, share)
         return share
+
+    def of_group(self, ds: Array, c: Choices) -> Array:
+        """Return dS as dq gets it, summed over the query heads of a key head where the choices say so."""
+        if not c["dq_of_group"]:
+            return ds
+        a, b, h, i, j = ds.shape
+        sums = ds.reshape(a, b, self.key_heads, self.group, i, j).sum(axis=3)
+        return np.repeat(sums, self.group, axis=2)
 
     def adding(self, name: str, share: Array) -> Array:
         """Return the shares if each hop adds the arriving gradient to the one that the worker has already sent on."""

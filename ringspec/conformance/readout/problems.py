@@ -23,8 +23,11 @@ from ringspec.problem.model import Array, Integers
 from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 
-MOST = 6
-WORKERS, SLOTS, MOST_SLOTS, WINDOW = 3, 8, 16, (5, 0)
+MOST, MOST_WINDOWS = 6, 2
+CAUSAL, WINDOWS = ("causal", "window"), ("window", "band")
+WORKERS, SLOTS, MOST_SLOTS = 3, 8, 16
+WINDOW = (5, 1)  # beside a causal mask; without one, by layout:
+BANDS = {"contiguous": (5, 2), "zigzag": (5, 0), "striped": (5, 2)}
 LAYOUTS = ("contiguous", "zigzag", "striped")
 CIRCULATIONS = ("kv", "q", "gather")
 NARROW = ("bfloat16", "float16")
@@ -42,7 +45,7 @@ TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COA
 
 @dataclass(frozen=True)
 class Setting:
-    """The ring that a case reads: ``mask`` is 'causal', 'full' or 'window'.
+    """The ring that a case reads: ``mask`` is 'causal', 'full', 'window' (and causal) or 'band' (a window alone).
 
     ``workers``, ``group`` (query heads of a key head): None is 3 workers and 2 heads, or what the target claims.
     ``narrow``: 16-bit inputs.
@@ -75,6 +78,7 @@ def usual_settings() -> Iterator[Setting]:
                 yield Setting("full", layout, circulation)
     for layout in LAYOUTS:
         yield Setting("window", layout)
+        yield Setting("band", layout)
 
 
 def other_settings() -> Iterator[Setting]:
@@ -143,7 +147,10 @@ def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
         else:
             reasons.append(made)
     last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
-    return found[:MOST], "" if found else f"it needs {last}"
+    windows = [one for one in found if one.pairs.geometry.window is not None]
+    others = [one for one in found if one.pairs.geometry.window is None]
+    chosen = [*others[: MOST - min(len(windows), MOST_WINDOWS)], *windows][:MOST]
+    return chosen, "" if found else f"it needs {last}"
 
 
 @lru_cache(maxsize=64)
@@ -164,9 +171,9 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
     reasons = {
         "a forward pass (operation ring-forward)": "ring-forward" not in claims.operations,
         f"layout {setting.layout}": setting.layout not in claims.layouts,
-        "mask causal": setting.mask != "full" and "causal" not in claims.masks,
-        "mask window": setting.mask == "window" and "window" not in claims.masks,
-        "a call without a mask": setting.mask == "full" and claims.only_causal,
+        "mask causal": setting.mask in CAUSAL and "causal" not in claims.masks,
+        "mask window": setting.mask in WINDOWS and "window" not in claims.masks,
+        "a call without a causal mask": setting.mask not in CAUSAL and claims.only_causal,
         "no other layout, which is read without a mask": setting.mask == "full"
         and setting.layout != LAYOUTS[0]
         and bool(several - {setting.layout})
@@ -241,7 +248,8 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
     layout, circulation, id = setting.layout, setting.circulation, setting.id
     directions = claims.directions or (1,)
     direction = setting.direction if setting.direction in directions else directions[0]
-    causal, window = setting.mask != "full", WINDOW if setting.mask == "window" else None
+    causal = setting.mask in CAUSAL
+    window = {"window": WINDOW, "band": BANDS[layout]}.get(setting.mask)
     table = positions(layout, workers, shape.slots)
     geometry = Geometry(
         workers, circulation, direction, layout, table, causal, window, heads, group, shape.dim**-0.5

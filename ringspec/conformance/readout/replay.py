@@ -22,7 +22,15 @@ from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.model import Core, Model
 from ringspec.conformance.readout.pairs import Pairs
 from ringspec.conformance.readout.problems import TOLERANCES
-from ringspec.conformance.readout.search import CARRIED, GRADIENT, SAME, composed, near
+from ringspec.conformance.readout.search import (
+    CARRIED,
+    GRADIENT,
+    SAME,
+    SAVED,
+    STORED,
+    composed,
+    near,
+)
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.readout.vocabulary import Fault, fault_named
 from ringspec.conformance.target.protocol import Call
@@ -237,7 +245,17 @@ class RingOf:
         if not faults or whole or (derived and not model.correct(forward, "q", "k")):
             return None
         with np.errstate(all="ignore"):  # wrong choices overflow
-            return Numbers(self.given, model, forward, backward, derived).all()
+            found = Numbers(self.given, model, forward, backward, derived).all()
+            if told.base == SAVED:
+                before = forward.taking(STORED, model.right)
+                kept = Numbers(self.given, model, before, backward, False).all()
+                found = gradients_of(found[0], kept[0]), gradients_of(found[1], kept[1])
+            return found
+
+
+def gradients_of(results: Results, other: Results) -> Results:
+    """Return results with the gradients of others."""
+    return results | {name: other[name] for name in ("dq", "dk", "dv") if name in other}
 
 
 def pairs_of_call(given: Given) -> Pairs:
@@ -310,7 +328,7 @@ class Numbers:
         of_dk = model.ds_of(c["dk_form"], of_kv, *core_kv[1:])
         return (
             (of_dv.swapaxes(3, 4) if c["turned"] & 2 else of_dv) * c["dv_count"],
-            model.ds_of(c["dq_form"], of_q, *core[1:]) * c["dq_count"],
+            model.of_group(model.ds_of(c["dq_form"], of_q, *core[1:]), c) * c["dq_count"],
             (of_dk.swapaxes(3, 4) if c["turned"] & 1 else of_dk) * c["dk_count"],
         )
 

@@ -5,6 +5,7 @@ The forward pass is explained before the backward pass.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ MOST_FAULTS = 3
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
+SAVED = "The backward pass uses o and lse as they are before this."
+STORED = ("o_tokens", "o_to", *components("lse_row"), "lse_out", "o_times")
 HALF = 0.5  # a kind is tried in the very pairs that it explains if these are at least so many of the wrong ones
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
 SECONDS = 2.5  # processor time for one pass of one problem
@@ -48,7 +51,7 @@ MOST_WHOLE, MOST_PARTIAL = (
     3,
 )  # how many places of a kind are tried: those that explain everything, and those that do not
 # Slots that change the weights of other blocks in the row, or of other columns.
-OF_ROW_SUMS = {"merge", "count", "o_times", *components("v")}
+OF_ROW_SUMS = {"merge", "count", "centred", "o_times", *components("v")}
 # The matrix in which a wrong token moves shares elsewhere, by the name of the choice.
 LANDING = {
     "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
@@ -430,15 +433,40 @@ class Reader:
         Apart from faults, it may be the gradient of attention, the gradient of the wrong forward pass, or a backward pass
         with the same wrong choices as the forward pass.
         """
+        forward = self.model.forward(choices)
+        returned = forward.lse if seen.lse is None else seen.lse, seen.through
+        found = self.backward_from(seen, choices, forward_is_whole, forward, *returned)
+        if (
+            found.whole
+            or not forward_is_whole
+            or all(choices[x] is self.model.right[x] for x in STORED)
+        ):
+            return found
+        # What is stored wrongly may be returned alone: the backward has the results from before.
+        before = choices.taking(STORED, self.model.right)
+        if all(x is self.model.right[slot] for slot, x in before.of.items()):
+            before = self.model.right
+        kept = self.model.forward(before)
+        other = self.backward_from(seen, before, True, kept, kept.lse, kept.through)
+        return dataclasses.replace(other, base=SAVED) if other.whole and not other.base else found
+
+    def backward_from(
+        self,
+        seen: Seen,
+        choices: Choices,
+        forward_is_whole: bool,
+        forward: Forward,
+        lse: Array,
+        through: Array,
+    ) -> Explanation:
+        """Explain the backward pass from an ``lse`` [a, h, i] and the products ``through`` of o with each dy."""
         model = self.model
-        forward = model.forward(choices)
-        lse = forward.lse if seen.lse is None else seen.lse
 
         def predict(base: Choices) -> Match:
-            return self.match_backward(seen, model.backward(base, forward, lse, seen.through))
+            return self.match_backward(seen, model.backward(base, forward, lse, through))
 
         def keep(base: Choices) -> None:
-            model.keep_backward(base, forward, lse, seen.through)
+            model.keep_backward(base, forward, lse, through)
             self.judged.clear()
             one = predict(base)
             self.judged.update({name: (x, one) for name, x in one.ours.items()})
@@ -613,7 +641,7 @@ CHANGED_BY = {
     "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
     "dk_q": BOTH[1:], "dk_to": BOTH[1:], "dk_count": BOTH[1:], "dk_form": BOTH[1:],
     "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH,
-    "exchanged": ("P", "dS of dk"),
+    "exchanged": ("P", "dS of dk"), "dq_of_group": BOTH[:1],
 }  # fmt: skip
 
 

@@ -103,8 +103,7 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
             tables = ("worker", worker.reshape(axes)), ("slot", slot.reshape(axes))
             words = f"as in the layout {name}"
             yield Source(words, tables, 0.15, words)
-    if side == "q":
-        yield from memory_orders(geometry)
+    yield from memory_orders(geometry, side)
 
 
 def query_heads(geometry: Geometry) -> dict[str, Any]:
@@ -136,16 +135,20 @@ def key_heads(geometry: Geometry) -> dict[str, Any]:
     }
 
 
-def memory_orders(geometry: Geometry) -> Iterator[Source]:
+def memory_orders(geometry: Geometry, side: str) -> Iterator[Source]:
     """Yield rows of a worker whose memory is read or written as if the axes token and head were exchanged."""
-    H, n = geometry.heads, geometry.slots
-    h, i = np.ogrid[:H, :n]
-    read = np.divmod(i * H + h, n)
-    written = np.divmod(h * n + i, H)[::-1]
-    for words, (head, slot) in (
+    group = geometry.group if side == "k" else 1
+    n, heads = geometry.slots, geometry.heads // group
+    h, i = np.ogrid[:heads, :n]
+    read = np.divmod(i * heads + h, n)
+    written = np.divmod(h * n + i, heads)[::-1]
+    for words, orders in (
         ("as if read in the order (token, head)", read),
         ("as if written in the order (token, head)", written),
     ):
-        shape = (1, 1, H, n, 1)
-        tables = ("head", head.reshape(shape)), ("slot", slot.reshape(shape))
-        yield Source(words, tables, 0.1, words)
+        of_queries = [
+            np.repeat(x, group, axis=0) for x in orders
+        ]  # each query head with its key head
+        shape = (1, 1, heads * group, n, 1) if side == "q" else (1, 1, heads * group, 1, n)
+        head, slot = (x.reshape(shape) for x in of_queries)
+        yield Source(words, (("head", head), ("slot", slot)), 0.1, words)

@@ -28,7 +28,7 @@ from ringspec.conformance.readout.sources import Source, sources
 
 # Slots of what both kernels of a backward compute: p, dp and dS.
 OF_BOTH = {
-    "q", "k", "v", "dy", "mask", "hidden_score", "times", "count", "lse", "lse_of", "delta", "delta_dy", "delta_o",
+    "q", "k", "v", "dy", "mask", "centred", "hidden_score", "times", "count", "lse", "lse_of", "delta", "delta_dy", "delta_o",
     "delta_times", "ds_times",
 }  # fmt: skip
 
@@ -100,7 +100,7 @@ def in_one_kernel(kind: Kind) -> Iterator[Kind]:
     """The same kind for dq alone, and for dk and dv alone."""
     for kernel in KERNELS:
         words = f"{kind.words} (for {kernel} alone)"
-        yield dataclasses.replace(kind, words=words, cost=kind.cost + 0.25, only=kernel)
+        yield dataclasses.replace(kind, words=words, cost=kind.cost + 0.4, only=kernel)
 
 
 def fault_named(
@@ -161,6 +161,8 @@ def block_kinds(
     for words, value in factors(geometry, distinct):
         if value != 0.5:
             yield Kind(f"scores are {words}", (("times", value),))
+    words = "each block's mean over its keys is subtracted from the scores"
+    yield Kind(words, (("centred", True),), 1.2)
     yield Kind("all scores are 0", (("times", 0.0),), 1.2)
     step = geometry.steps(phase)[:, :, None, None, None]
     yield Kind(
@@ -233,11 +235,8 @@ def operand_kinds(
     for side in ("k", "q"):
         for source in sources(geometry, phase, side, distinct):
             for operand in operands[side]:
-                if not (
-                    source.words.startswith("as if")
-                    and "lse" not in operand.noun
-                    and "delta" not in operand.noun
-                ):
+                of_rows = "lse" in operand.noun or "delta" in operand.noun
+                if side == "k" or of_rows or not source.words.startswith("as if"):
                     yield operand.taken(source)
             owners = dict(source.tables).get("worker")
             if side == "k" and owners is not None and not source.added:
@@ -270,6 +269,7 @@ LSE_GIVEN_WORDS = {
     "last maximum": "lse is the maximum of the last block, not the running one, plus log l",
     "before the last merge": "lse is the one before the last block was merged (o is correct)",
     "l": "lse is l, not the maximum plus log l",
+    "scaled maximum": "the maximum in lse, which is scaled already, is multiplied by the scale again",
     "twice the maximum": "lse contains the maximum twice",
 }
 
@@ -329,6 +329,8 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
         if layout not in (LATER, SHORT):
             words = f"the tokens of o are put in the order of the layout {layout}"
             yield Kind(words, (("o_tokens", number),), 1.2)
+    words = "tokens of o are put back with the layout's permutation, not with its inverse"
+    yield Kind(words, (("o_tokens", len(believed(geometry)) + 1),), 1.2)
 
 
 def result_kinds(geometry: Geometry) -> Iterator[Kind]:
@@ -368,12 +370,14 @@ LSE_WORDS = {
     "so far": "p is computed with the lse of the blocks up to this one",
     "negative": "lse has the wrong sign",
     "block's maximum": "p is computed with the block's row maximum in place of lse",
+    "delta": "delta is taken for lse",
 }
 DELTA_WORDS = {
     "block": "delta is summed over only the block's keys",
     "none": "delta is left out",
     "block's own p": "delta is <dp, p> of the block, with p normalised over the block",
     "times p": "delta is multiplied by the block's sum of p",
+    "lse": "lse is taken for delta",
     "times l": "delta is computed from o before the division by l",
     "first block": "delta is computed from o after the first block",
     "last block": "delta is computed from only the last block's o",
@@ -472,6 +476,9 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
         yield Kind(f"the product for dk takes {words}", (("dk_form", form),), 1.1)
     for name, words in DV_WORDS.items():
         yield Kind(f"the product for dv takes {words}", (("dv_form", DV_FORMS.index(name)),), 1.1)
+    if geometry.group > 1:
+        words = "dS is summed over the query heads of a key head before the product for dq"
+        yield Kind(words, (("dq_of_group", True),), 1.1)
     yield Kind("dk and dv are exchanged", (("exchanged", True),), 1.1)
     travelling = (
         (("dq",),)
@@ -489,8 +496,6 @@ def goal_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the faults of adding shares of gradients to the wrong tokens."""
     for side, of in (("q", (("dq",),)), ("k", (("dk", "dv"), ("dk",), ("dv",)))):
         for source in sources(geometry, "backward", side, distinct):
-            if source.words.startswith("as if"):
-                continue
             for names in of:
                 what, several = listing(names), len(names) > 1
                 # Cheaper than keys and values from elsewhere, which give the same results where nothing is masked.
