@@ -16,6 +16,7 @@ from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
 from ringspec.conformance.readout.evidence import picture_of
 from ringspec.conformance.readout.problems import (
+    CIRCULATIONS,
     REASON,
     SETTINGS,
     Problem,
@@ -36,7 +37,7 @@ def cases(profile: str = "core") -> list[RunCase]:
 def case_of(setting: Setting) -> RunCase:
     alone = Capabilities(
         layouts=(setting.layout,),
-        circulations=(setting.circulation,),
+        circulations=(setting.circulation or CIRCULATIONS[0],),
         directions=(1, -1),
         masks=("causal", "window"),
         formats=FORMATS,

@@ -26,7 +26,7 @@ from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 MOST, MOST_WINDOWS = 6, 2
 CAUSAL, WINDOWS = ("causal", "window"), ("window", "band")
 WORKERS, SLOTS, MOST_SLOTS = 3, 8, 16
-WINDOW = (5, 1)  # beside a causal mask; without one, by layout:
+WINDOW = (5, 2)  # beside a causal mask; without one, by layout:
 BANDS = {"contiguous": (5, 2), "zigzag": (5, 0), "striped": (5, 2)}
 LAYOUTS = ("contiguous", "zigzag", "striped")
 CIRCULATIONS = ("kv", "q", "gather")
@@ -47,7 +47,7 @@ TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COA
 class Setting:
     """The ring that a case reads: ``mask`` is 'causal', 'full', 'window' (and causal) or 'band' (a window alone).
 
-    ``workers``, ``group`` (query heads of a key head): None is 3 workers and 2 heads, or what the target claims.
+    ``circulation``: '' is the one that the target claims, 'kv' first. ``workers``, ``group`` (query heads of a key head): None is 3 workers and 2 heads, or what the target claims.
     ``narrow``: 16-bit inputs.
     """
 
@@ -62,7 +62,7 @@ class Setting:
     @property
     def id(self) -> str:
         """The id of its case."""
-        parts = [self.mask, self.layout, self.circulation]
+        parts = [self.mask, self.layout, *([self.circulation] if self.circulation else [])]
         parts += ["backwards"] if self.direction < 0 else []
         parts += [] if self.workers is None else [f"w{self.workers}"]
         parts += [] if self.group is None else [f"ratio{self.group}"]
@@ -77,8 +77,8 @@ def usual_settings() -> Iterator[Setting]:
             if circulation == "kv" or layout == LAYOUTS[0]:
                 yield Setting("full", layout, circulation)
     for layout in LAYOUTS:
-        yield Setting("window", layout)
-        yield Setting("band", layout)
+        yield Setting("window", layout, "")
+        yield Setting("band", layout, "")
 
 
 def other_settings() -> Iterator[Setting]:
@@ -178,7 +178,7 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         and setting.layout != LAYOUTS[0]
         and bool(several - {setting.layout})
         and "causal" in claims.masks,
-        f"circulation {setting.circulation}": setting.circulation
+        f"circulation {setting.circulation}": circulation_of(setting, claims)
         not in (claims.circulations or ("kv",)),
         f"direction {setting.direction}": setting.direction not in (claims.directions or (1,))
         and (setting.direction == -1 or -1 not in (claims.directions or ())),
@@ -196,6 +196,11 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
     }
     missing = [words for words, is_missing in reasons.items() if is_missing]
     return missing[0] if missing else ""
+
+
+def circulation_of(setting: Setting, claims: Capabilities) -> str:
+    claimed = claims.circulations or ("kv",)
+    return setting.circulation or min(claimed, key=CIRCULATIONS.index)
 
 
 def usual_workers(claims: Capabilities) -> int:
@@ -245,7 +250,7 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
 def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) -> Problem:
     """One problem, as cases of golden vectors over a ring."""
     workers, heads, group, spread = shape.workers, shape.heads, shape.group, shape.spread
-    layout, circulation, id = setting.layout, setting.circulation, setting.id
+    layout, circulation, id = setting.layout, circulation_of(setting, claims), setting.id
     directions = claims.directions or (1,)
     direction = setting.direction if setting.direction in directions else directions[0]
     causal = setting.mask in CAUSAL
