@@ -14,6 +14,7 @@ from types import ModuleType
 from generate import DOCS, details, heading, open_all, plain, table
 from generate_explore import has_page, page_name
 from generate_vectors import link, report_name
+from readouts import told
 
 from ringspec.conformance.diagnose.mutants import MODULES, MUTANTS, Mutant
 from ringspec.vectors import open_set
@@ -144,6 +145,7 @@ def about(mutant: Mutant, draw: Draw) -> str:
             f"{title}\n{'-' * len(title)}\n",
             f"*{plain(mutant.title)}*\n",
             plain(mutant.what) + "\n",
+            *explained(mutant),
             details("Picture, public reports and cases", folded),
         ]
     )
@@ -167,6 +169,14 @@ def also(mutant: Mutant) -> list[str]:
         *[f"* {plain(g.words)}" for g in mutant.guises],
         "",
     ]
+
+
+def explained(mutant: Mutant) -> list[str]:
+    """What ``ringspec explain`` says of the bug (docs/readouts.py), if it explains it."""
+    sentences = told().get(mutant.id)
+    if not sentences:
+        return []
+    return [f":doc:`ringspec explain <../../readout>` says: *{plain(' '.join(sentences))}*\n"]
 
 
 def report_link(address: str) -> str:

@@ -102,7 +102,7 @@ class Choices:
         return Choices({**self.of, **changed})
 
     def in_kernel(self, kernel: str) -> Choices:
-        """The choices of one of KERNELS."""
+        """Return the choices as one of KERNELS sees them."""
         start = of_kernel(kernel, "")
         own = {x.removeprefix(start): value for x, value in self.of.items() if x.startswith(start)}
         return Choices({**self.of, **own}) if own else self
@@ -113,12 +113,12 @@ class Choices:
 
 
 def of_kernel(kernel: str, slot: str) -> str:
-    """The name of a slot that one of KERNELS has for itself."""
+    """Return the name of a slot in which one of KERNELS has its own value."""
     return f"{kernel}: {slot}" if kernel else slot
 
 
 def replaced(old: Any, slot: str, where: Booleans, value: Any) -> Any:
-    """The ``old`` contents of a slot with ``value`` where ``where``."""
+    """Return the ``old`` value of a slot, changed to ``value`` at the pairs ``where``."""
     if slot in OF_ALL or where.all():
         return value if slot in OF_ALL or np.ndim(value) else np.full_like(old, value)
     return np.where(where[:, 0, 0, 0, 0] if slot == "o_to" else where, value, old)

@@ -126,13 +126,13 @@ def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
 
 
 def tile_sizes(n: int) -> list[tuple[int, int]]:
-    """Queries and keys of a tile: all of a block, a half or a quarter; the largest tiles first."""
+    """Return the sizes (queries, keys) of tiles with all, half or a quarter of a block's; the largest first."""
     sizes = [n // x for x in (1, 2, 4) if n % x == 0 and n // x > 1]
     return sorted(((i, j) for i in sizes for j in sizes), key=lambda x: -x[0] * x[1])
 
 
 def tile_words(n: int, rows: int, keys: int) -> str:
-    """What a tile of so many queries and keys is called."""
+    """Name the tiles of ``rows`` queries and ``keys`` keys in blocks of ``n``."""
     if rows == keys == n:
         return "blocks"
     part = {n: "all", n // 2: "half", n // 4: "a quarter"}

@@ -286,7 +286,10 @@ def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
 
 
 def pairs_listed(geometry: Geometry, table: Booleans, known: Sequence[Place]) -> Place | None:
-    """A set of pairs [a, b, h, i, j] as a place, in rectangles of each block; None if it takes too many words."""
+    """Describe a set of token pairs [a, b, h, i, j] as a place: for each block, its queries and keys.
+
+    Return None if this takes more than MOST_RECTANGLES lists.
+    """
     W, H, n = geometry.workers, geometry.heads, geometry.slots
     table = np.broadcast_to(table, (W, W, H, n, n))
     groups: dict[tuple[str, bytes], Booleans] = {}  # blocks with the same pairs in the same heads
@@ -319,7 +322,7 @@ def pairs_listed(geometry: Geometry, table: Booleans, known: Sequence[Place]) ->
 
 
 def counted(one: str, many: str, numbers: Sequence[int]) -> str:
-    """Ascending whole numbers with their noun in few words: 'queries 0-2, 5'."""
+    """Join ascending whole numbers after their noun, as in 'queries 0-2, 5'."""
     runs: list[list[int]] = []
     for x in numbers:
         if runs and x == runs[-1][1] + 1:
@@ -331,7 +334,7 @@ def counted(one: str, many: str, numbers: Sequence[int]) -> str:
 
 
 def numbers_of(text: str) -> list[int]:
-    """The numbers of :func:`counted`, without the noun."""
+    """Return the numbers in what :func:`counted` writes after the noun."""
     found: list[int] = []
     for run in text.split(", "):
         first, _, last = run.partition("-")
@@ -340,7 +343,7 @@ def numbers_of(text: str) -> list[int]:
 
 
 def pairs_named(geometry: Geometry, phase: str, visible: Booleans, words: str) -> Place | None:
-    """The place of :func:`pairs_listed` with these words; None if the geometry has no such pairs."""
+    """Return the place that :func:`pairs_listed` describes with these words; None if this ring has no such pairs."""
     H, n = geometry.heads, geometry.slots
     table = np.zeros((geometry.workers, geometry.workers, H, n, n), bool)
     for group in words.split("; "):

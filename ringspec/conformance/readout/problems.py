@@ -215,7 +215,10 @@ def usual_group(claims: Capabilities) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a problem: ``slots`` of a worker, ``spread`` slots of the call apart; ``group`` query heads of a key head."""
+    """Sizes of a problem: ``slots`` tokens on a worker, ``group`` query heads of a key head.
+
+    In the target's call, the tokens lie ``spread`` slots apart (:mod:`ringspec.conformance.readout.tiles`).
+    """
 
     workers: int
     slots: int

@@ -23,7 +23,7 @@ NOT_PROVED = "a change that gives the numbers of this readout was found, but it 
 def read_proven(
     problem: Problem, outputs: Sequence[Outputs], earlier: Sequence[Reading]
 ) -> Reading:
-    """Read the results of a problem's two calls: by faults of ``earlier`` readings if they explain them, else anew."""
+    """Read the results of a problem's two calls. Faults of ``earlier`` readings come first, if they explain these, too."""
     outputs = problem.results(outputs)
     tried: list[Told] = []
     for one in earlier:
@@ -38,7 +38,7 @@ def read_proven(
 
 
 def with_faults(part: PassRead, found: Told) -> PassRead:
-    """The same pass with the one set of faults that was told of it."""
+    """Return the same pass with only the set of faults that ``found`` tells."""
     sets = [one for one in part.sets if set(one) <= set(found.faults)]
     return dataclasses.replace(part, sets=tuple(sets[:1]))
 

@@ -89,9 +89,9 @@ def gives(told: Told, call: Call, outputs: Outputs) -> Compared | None:
 
 
 class Replayed:
-    """A call that is expressible and its outputs, to be compared with the results of faults.
+    """A call and a target's outputs, ready to be compared with what the model ring computes with given faults.
 
-    The forward of a Q ring may also send its queries, which the definition leaves open.
+    In a Q ring, either the keys or the queries may travel in the forward pass; both are tried.
     """
 
     def __init__(self, call: Call, outputs: Outputs) -> None:
@@ -215,7 +215,7 @@ def pairwise(of_q: Integers, of_k: Integers) -> Booleans:
 
 
 class RingOf:
-    """The model ring of one batch entry of a call, and the faults of it that were looked up."""
+    """The model ring for one batch entry of a call."""
 
     def __init__(self, given: Given) -> None:
         self.given = given
@@ -225,7 +225,7 @@ class RingOf:
         self.known: dict[tuple[str, str, str], Fault | None] = {}
 
     def fault(self, name: tuple[str, str, str]) -> Fault | None:
-        """The fault with this name, None if this ring has none: two workers have no step 2."""
+        """Return the fault with this name; None if this ring has no such fault (two workers have no step 2)."""
         if name not in self.known:
             self.known[name] = fault_named(self.given.geometry, self.masks, name)
         return self.known[name]
@@ -254,7 +254,7 @@ class RingOf:
 
 
 def gradients_of(results: Results, other: Results) -> Results:
-    """Return results with the gradients of others."""
+    """Return ``results`` with dq, dk and dv replaced by those of ``other``."""
     return results | {name: other[name] for name in ("dq", "dk", "dv") if name in other}
 
 

@@ -153,10 +153,10 @@ def of_pairs(halves: Booleans, slots: int) -> Booleans:
 
 
 def in_tiles(inside: Booleans, outside: Booleans, either: Booleans) -> Booleans:
-    """``inside`` with those pairs of ``either`` [a, b, h, i, j] that belong to it if whole tiles do.
+    """Complete the pairs ``inside`` [a, b, h, i, j] to whole tiles, with pairs of ``either``, which show nothing.
 
-    The tiles are the largest, of a block's queries and keys divided by powers of 2, of which none holds both pairs inside
-    and pairs outside.
+    The tiles are the largest in which no pair of ``inside`` meets one of ``outside``. Their sides are those of a block,
+    divided by powers of 2.
     """
     n = inside.shape[3]
     sizes = [n >> x for x in range(n.bit_length()) if n % (1 << x) == 0]
@@ -283,7 +283,7 @@ class Reader:
                     yield from self.at_best(kind, places, better, worse, predict, choices)
 
     def read_pairs(self, kind: Kind, seen: Seen, choices: Choices, match: Match) -> Booleans:
-        """The pairs [a, b, h, i, j] whose weights say by themselves that a forward has this kind there."""
+        """Return the pairs [a, b, h, i, j] whose weights alone show that the forward pass makes this mistake there."""
         ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
         changes = dict(kind.changes)
         masks = {"mask", "value_mask"} & changes.keys()
@@ -307,7 +307,7 @@ class Reader:
     def in_pairs(
         self, phase: str, kind: Kind, pairs: Booleans, predict: Predict, choices: Choices
     ) -> Candidates:
-        """A kind in the very pairs in which it was read, if few words say which these are."""
+        """Try a mistake in exactly the pairs that show it, if they can be listed in few words."""
         masks = [value for slot, value in kind.changes if slot in ("mask", "value_mask")]
         patterns = [self.model.masks[int(np.asarray(x))] for x in masks if np.asarray(x) >= 0]
         if not all(x.all() or not x.any() for x in patterns):
@@ -459,7 +459,7 @@ class Reader:
         lse: Array,
         through: Array,
     ) -> Explanation:
-        """Explain the backward pass from an ``lse`` [a, h, i] and the products ``through`` of o with each dy."""
+        """Explain the backward pass from given results of the forward pass: ``lse`` [a, h, i], and ``through``, o times each dy."""
         model = self.model
 
         def predict(base: Choices) -> Match:

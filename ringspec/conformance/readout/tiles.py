@@ -1,8 +1,9 @@
-"""A problem in whole tiles, for kernels that take multiples of many tokens alone.
+"""Spread a small problem over large tiles, for kernels whose token count must be a multiple of, say, 128.
 
-The tokens of the problem lie ``spread`` slots apart. The keys between them have the score FAR * scale with every query, so
-that exp gives 0; the queries between them have dy = 0. Each result of the problem's tokens is then what it is without the
-others. One more dimension holds these scores: it is 1 in every query and 0 in the problem's own keys.
+The problem's tokens lie ``spread`` slots apart, with other tokens between them. These other keys have the score
+FAR * scale with every query, so their weight is exactly 0, and the other queries have dy = 0. The results of the problem's
+tokens are therefore the same as without the other tokens. The last dimension of q and k makes these scores: it is 1 in
+every query, 0 in the problem's keys and FAR in the other keys.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ FAR = -16384.0
 
 
 def with_mark(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Give q, k, v, dy [W, heads, n, dim] the last dimension that tells a problem's keys from those between them."""
+    """Set the last dimension of q to 1 and that of k to 0, in inputs [W, heads, n, dim]."""
     found = {name: x.copy() for name, x in inputs.items()}
     found["q"][..., -1], found["k"][..., -1] = 1.0, 0.0
     return found
 
 
 def spread_out(inputs: Mapping[str, Array], spread: int) -> dict[str, Array]:
-    """Put inputs that have the mark, [W, heads, n, dim], ``spread`` slots apart: [W, heads, n spread, dim]."""
+    """Put the tokens of inputs [W, heads, n, dim] ``spread`` slots apart: [W, heads, n * spread, dim]."""
     found = {}
     for name, x in inputs.items():
         workers, heads, slots, dim = x.shape

@@ -112,7 +112,7 @@ def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
 
 
 def name_in_any(fault: Named) -> tuple[str, str, str]:
-    """The name of a fault in any problem: pairs that are listed differ between layouts."""
+    """Return a name of the fault that is the same in every problem; listed pairs, which differ between layouts, are left out."""
     return fault.phase, fault.kind, PAIRS if PAIRS in fault.place else fault.place
 
 

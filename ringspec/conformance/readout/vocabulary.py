@@ -87,9 +87,9 @@ def kinds_of(
 
 
 def both_kernels(kind: Kind) -> bool:
-    """Tell whether what a kind changes is computed for dq, and for dk and dv.
+    """Tell whether a mistake may be made in only one kernel of the backward pass.
 
-    A factor on dS or on a whole block in one kernel alone is one on its gradients, which other kinds have.
+    That excludes factors on dS and on a block: in one kernel, they are factors on its gradients, which have their own kinds.
     """
     slots = {slot.split(".")[0] for slot in kind.slots}
     alone = slots <= {"ds_times", "count"} or slots & {*OF_ALL, "exchanged"}
@@ -97,7 +97,7 @@ def both_kernels(kind: Kind) -> bool:
 
 
 def in_one_kernel(kind: Kind) -> Iterator[Kind]:
-    """The same kind for dq alone, and for dk and dv alone."""
+    """Yield the same mistake in the kernel of dq alone, and in that of dk and dv alone."""
     for kernel in KERNELS:
         words = f"{kind.words} (for {kernel} alone)"
         yield dataclasses.replace(kind, words=words, cost=kind.cost + 0.4, only=kernel)
