@@ -1,8 +1,8 @@
-"""The command line: the group of all commands; each command has its own file.
+"""The command line ``ringspec``: the group of all commands; each command has its own file.
 
-Exit codes: 0: success; 1: a ring differs from the definition by more than its bound, golden vectors differ
-from the derived values, or an implementation under test fails a case that it claims; 2: bad input,
-with one paragraph on stderr; 3: no case of an implementation could be executed; 130: Ctrl-C.
+Exit codes: 0 for success. 1 if a ring differs from the definition by more than its bound, if golden vectors differ
+from the derived values, or if an implementation under test fails a case that it claims. 2 for bad input, with one
+paragraph on stderr. 3 if no case of an implementation could be executed. 130 for Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A ring over several processes: each rank runs one worker of the ring.
+"""A ring over several processes, called ranks: each rank runs one worker of the ring.
 
 ``ringspec.ring`` runs all workers in lockstep in one process. Here every worker is a separate process
 (or thread) that calls the same step functions and exchanges raw buffers. In reading order:
@@ -9,9 +9,9 @@
 ``circulate``   the loop of one rank: post the next inputs, compute, wait for the accumulators, add, send
 ``agreement``   the ranks compare their arguments and share their errors
 ``part``        the work of one rank: a worker of a ring, on a part of the batch
-``ring``        the whole: agree, compute, gather, combine
+``ring``        ring attention on all ranks: compare arguments, compute, gather the results, combine them
 ``threads``     links between threads of one process
-``control``     side messages: an error that stops all ranks, 'are you alive?'
+``control``     side messages: an error that stops all ranks, and the question 'are you alive?'
 ``mpi``         links over MPI (extra ``mpi``), and ``ring_mpi``
 
 >>> import numpy as np

@@ -1,7 +1,7 @@
-"""The ranks compare their inputs and errors: either all continue or none does.
+"""Compare the inputs and errors of all ranks, so that either all ranks continue or all raise an error.
 
-All messages go through rank 0 in records of fixed size, so that an error can name a rank that
-sent nothing.
+Every rank sends a record of fixed size to rank 0, and gets the answer from rank 0. So an error message can name a rank
+that sent nothing.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def meet(
     error: RingspecError | None = None,
     parts: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Compare errors and digests over all ranks; every rank must call this.
+    """Compare the errors and digests of all ranks; every rank must call this function.
 
-    If some ranks have an error, all ranks raise that of the first. ``parts``: name -> SHA-256 of what must be the same
-    on all ranks. If a part differs from that of rank 0, all raise CommunicationError ('disagreement'), which names the
-    ranks and the parts.
+    If ranks pass an ``error``, all ranks raise the error of the lowest of these ranks. ``parts``: by name, the SHA-256 of
+    data that must be equal on all ranks. If a digest differs from that of rank 0, all ranks raise CommunicationError
+    ('disagreement') with the names of the ranks and of the data. ``where``: the phase, for messages.
     """
     mine = record(error, parts or {})
     if links.rank:
@@ -74,7 +74,7 @@ def meet(
 
 
 def record(error: RingspecError | None, parts: Mapping[str, bytes]) -> Buffer:
-    """Encode an error or none, and the digests."""
+    """Encode a rank's error, if it has one, and its digests as a record of fixed size."""
     buffer = np.zeros(RECORD_BYTES, np.uint8)
     buffer[:ERROR_BYTES] = error_bytes(error)
     digests = b"".join(parts.values())
@@ -83,7 +83,7 @@ def record(error: RingspecError | None, parts: Mapping[str, bytes]) -> Buffer:
 
 
 def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
-    """Return the error of the first rank that has one, or an error that says which inputs differ between ranks."""
+    """Return the error of the first rank that has one, or an error that names inputs that differ; None if all agree."""
     for one in records:
         error = error_from(one[:ERROR_BYTES])
         if error is not None:
@@ -149,7 +149,7 @@ def versions() -> bytes:
 
 
 def digests_of(problem: Problem, seeds: Any, others: Iterable[tuple[str, Any]]) -> dict[str, bytes]:
-    """Compute digests of everything on which a ring depends, by names for messages."""
+    """Return digests of everything that determines the result of a ring, under the names that messages use."""
     terms = problem.terms
     sinks = terms.sinks
     parts = {"ringspec, NumPy and order of bytes": versions()}

@@ -1,9 +1,9 @@
-"""The loop of one rank over links; ``lockstep`` is the same loop for all workers in one process.
+"""The loop of one rank over all steps of a pass; ``rings.lockstep`` is the same loop for all workers in one process.
 
-Transfers overlap with computation for two reasons. A step does not change its inputs, so a rank
-starts to receive the next inputs and to send its visiting inputs BEFORE it computes. And the
-contribution of a block does not depend on the accumulators. So a rank computes the contribution first; only then does
-it wait for the accumulators, add the contribution and send them on (RING-4).
+In each step a rank computes with a block that visits it and passes the block on. Transfers overlap with computation in
+two ways. The inputs of a block do not change, so a rank starts to send them, and to receive the next ones, before
+it computes. The contribution of a block does not depend on the accumulators that travel with it. So a rank computes the
+contribution first; then it waits for the accumulators, adds the contribution and sends them on (RING-4).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ TAGGED_STEPS = 1024
 
 @dataclass(frozen=True)
 class Halves(Generic[State]):
-    """A step of a pass between its RECEIVE and its SEND, in two halves.
+    """The computation of one step, in two halves, between which a rank waits for the accumulators.
 
-    ``compute(state, schedule, block)`` returns the contribution of a block, or None if the worker is idle, as
-    ``score_block`` and ``differentiate_block`` do; it needs the inputs that the step receives.
-    ``combine(state, share)`` adds the contribution to the state, as ``merge_block`` and ``add_block`` do; it
-    also needs the accumulators.
+    ``compute(state, schedule, block)`` returns the contribution of the visiting block, or None if the worker is idle
+    (``score_block``, ``differentiate_block``). It needs only the inputs of the block.
+    ``combine(state, share)`` adds the contribution to the worker's state (``merge_block``, ``add_block``). It also
+    needs the accumulators.
     """
 
     compute: Callable[[State, Schedule, Any], Any]
@@ -57,9 +57,10 @@ def circulate(
     block: Callable[..., Any],
     observer: Observer,
 ) -> tuple[State, tuple[Message, ...]]:
-    """Run all steps of this rank's worker; return its last state, and what it received after the last step.
+    """Run all steps of this rank's worker; return its last state, and the messages received after the last step.
 
-    ``phase``, ``schedule``, ``block`` and ``observer`` are as in ``rings.lockstep.lockstep``.
+    ``state``: the worker's state before the first step. ``phase``, ``schedule``, ``block`` and ``observer`` are those of
+    ``rings.lockstep.lockstep``.
     """
     like = visiting(state, schedule)
     previous = Exchange(links, phase, -1, like, [])
@@ -89,7 +90,7 @@ def circulate(
 
 
 def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side]:
-    """Return the blocks that a worker sends after its current step, by (number of the transfer, target)."""
+    """Return the blocks that a worker sends after its current step; the keys are (number of the transfer, target)."""
     return {
         (n, message.target): message.side
         for n, transfer in enumerate(schedule.steps[state.step].transfers)
@@ -98,9 +99,9 @@ def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side
 
 
 class Exchange:
-    """The messages after one step that this rank sends or receives.
+    """The messages that this rank sends and receives after one step.
 
-    Each message is split into at most two: its inputs (``early``) and its accumulators.
+    Each message of the schedule is sent as at most two: the inputs (``early``) and the accumulators.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Exchange:
             self.receives[crossing] = pending
 
     def post_sends(self, sides: dict[tuple[int, int], Side], early: bool) -> None:
-        """Send the inputs, or the accumulators; a message to this rank itself is delivered immediately."""
+        """Start to send the inputs (``early``) or the accumulators; a message to this rank itself is delivered here."""
         for crossing in self.outgoing:
             if crossing.early != early:
                 continue
@@ -157,7 +158,7 @@ class Exchange:
             self.sends.append(self.links.send(crossing.target, self.tag(crossing), buffer, what))
 
     def wait_for(self, early: bool) -> None:
-        """Wait for the inputs that this rank receives, or for the accumulators."""
+        """Wait until the inputs (``early``) or the accumulators that this rank receives have arrived."""
         for crossing, pending in self.receives.items():
             if crossing.early == early:
                 buffer = self.links.wait(pending)
@@ -170,7 +171,7 @@ class Exchange:
             self.links.wait(pending)
 
     def messages(self) -> tuple[Message, ...]:
-        """Return the messages that have arrived, in the order of the senders."""
+        """Return the messages that have arrived, ordered by sender."""
         whole: dict[tuple[int, int, int], Message] = {}
         for crossing in self.incoming:
             if crossing not in self.here:

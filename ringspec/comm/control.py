@@ -1,8 +1,8 @@
-"""Side messages among all ranks: an error that stops all ranks, and 'are you alive?'.
+"""Side messages among all ranks: an error that stops all ranks, and the question 'are you alive?'.
 
-A thread of each rank receives them while the rank computes, so that a slow rank answers and a stopped
-rank does not. The same thread calls the MPI library regularly, because otherwise a large transfer would
-make no progress during a long computation.
+A thread of each rank receives side messages while the rank computes. So a slow rank answers, and a stopped rank does
+not. The same thread calls the MPI library regularly, because otherwise a large transfer would make no progress during a
+long computation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ATTENDING_SECONDS = 0.005
 
 
 class Control:
-    """The side messages of this rank. ``doing`` is its answer to 'are you alive?'.
+    """The side messages of this rank; ``doing`` is the text with which it answers 'are you alive?'.
 
     If the MPI library does not allow calls from several threads, messages are received only while
     the rank waits, so a rank in a long computation does not answer.
@@ -55,7 +55,7 @@ class Control:
             self._thread.join()
 
     def stop(self, error: RingspecError) -> None:
-        """Tell all others that this rank cannot continue; at most once."""
+        """Send ``error`` to all other ranks, because this rank cannot continue; only the first call has an effect."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -70,7 +70,7 @@ class Control:
             self.send(target, ASK, np.zeros(ERROR_BYTES, np.uint8))
 
     def look(self) -> None:
-        """Receive messages; raise the error with which another rank stopped."""
+        """Receive messages; raise the error if another rank has stopped with one."""
         self.take()
         if self.error is not None:
             raise self.error
@@ -91,7 +91,7 @@ class Control:
                     self.answers[source] = text.tobytes().rstrip(b"\0").decode()
 
     def send(self, target: int, kind: int, text: Buffer) -> None:
-        """Start to send; the buffer is kept until it has been sent."""
+        """Start to send a message; the buffer is kept until the message has been sent."""
         self._sends = [(one, data) for one, data in self._sends if not one.Test()]
         self._sends.append((self.comm.Isend([text, mpi().BYTE], target, kind), text))
 

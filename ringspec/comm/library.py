@@ -1,4 +1,4 @@
-"""Access to the MPI library. It is loaded on first use, and loading it starts MPI."""
+"""Access to the MPI library, which is loaded on first use. Loading it starts MPI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringspec.errors import MissingPackageError
 
 @functools.cache
 def mpi() -> Any:
-    """Return ``mpi4py.MPI``; raise MissingPackageError without mpi4py, or if no MPI library can be loaded."""
+    """Return ``mpi4py.MPI``; raise MissingPackageError if mpi4py is missing or cannot load an MPI library."""
     try:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as cause:
@@ -24,6 +24,6 @@ def mpi() -> Any:
 
 @functools.cache
 def kept() -> int:
-    """Return the key under which a communicator keeps the objects that belong to it."""
+    """Return the key under which this package attaches its objects to a communicator."""
     key: int = mpi().Comm.Create_keyval()
     return key

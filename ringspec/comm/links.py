@@ -1,7 +1,6 @@
-"""Sending buffers between the ranks of a ring: the protocol that the loop uses.
+"""The protocol by which the ranks of a ring send buffers to each other; ``mpi`` and ``threads`` implement it.
 
-``mpi`` and ``threads`` implement it. Only :meth:`Links.wait` blocks; within a bounded time it returns the buffer or
-raises an error.
+Only :meth:`Links.wait` blocks. Within a bounded time it returns the buffer or raises an error.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ringspec.errors import RingspecError
 
 @dataclass(frozen=True)
 class Pending:
-    """A transfer that has been started. ``what`` describes it and its step in messages."""
+    """A send or a receive that has been started; ``what`` is a description for messages."""
 
     peer: int
     what: str
@@ -24,7 +23,7 @@ class Pending:
 
 
 class Links(Protocol):
-    """A way to send buffers from rank to rank; messages with the same source, target and tag keep their order."""
+    """The connections of one rank; messages with the same source, target and tag arrive in the order of sending."""
 
     @property
     def rank(self) -> int: ...
@@ -33,7 +32,7 @@ class Links(Protocol):
     def size(self) -> int: ...
 
     def name(self, rank: int) -> str:
-        """Return the name of a rank in messages."""
+        """Return the name of a rank, for messages."""
 
     def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
         """Start to send; the buffer must not change until :meth:`wait` returns."""
@@ -49,4 +48,4 @@ class Links(Protocol):
         """
 
     def stop(self, error: RingspecError) -> None:
-        """Tell all ranks that this one cannot continue; their waits raise the same error."""
+        """Send ``error`` to all ranks, because this rank cannot continue; their waits then raise the error."""

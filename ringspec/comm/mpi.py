@@ -1,8 +1,8 @@
 """Links over MPI, and ``ring_mpi``: one process for each worker, on one machine or on many.
 
-Only buffers are sent (``Isend``, ``Irecv``); no object is pickled. Waits poll, so that a waiting rank
-uses little CPU time, answers when another rank asks whether it is alive, and ends
-within a bounded time. This needs the extra ``mpi``; the first call starts MPI.
+Only buffers are sent (``Isend``, ``Irecv``); no object is pickled. A waiting rank polls. So it uses little CPU time,
+answers when another rank asks whether it is alive, and stops waiting after a bounded time. This module needs the extra
+``mpi``; the first call starts MPI.
 
 Source: MPI 4.1, sections 3.7 and 7.4, https://www.mpi-forum.org/docs/.
 """
@@ -48,9 +48,9 @@ def to_stderr(line: str) -> None:
 class MpiLinks:
     """The links of this rank over ``comm``, a communicator that nothing else uses.
 
-    ``timeout``: seconds within which a rank must answer 'are you alive?'; a wait for a rank that answers
-    ends after twice this time. ``log`` is called with a line, which names step and peer, before each wait
-    that blocks. ``first``: the world rank of rank 0 of these links.
+    ``timeout``: seconds within which another rank must answer the question whether it is alive. If the rank answers, a
+    wait for its message may take twice this time. ``log``: a function called before each wait that blocks, with a line
+    that names the step and the other rank. ``first``: the world rank of rank 0 of these links.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class MpiLinks:
         return self.awaited(pending, 2 * self.timeout)
 
     def awaited(self, pending: Pending, longest: float) -> Buffer:
-        """Wait and return the buffer; ``longest`` bounds the wait for a rank that answers that it is alive."""
+        """Wait and return the buffer; ``longest``: the longest wait, in seconds, for a rank that is alive."""
         assert pending.buffer is not None
         if pending.handle.Test():
             return pending.buffer
@@ -119,9 +119,9 @@ class MpiLinks:
         return pending.buffer
 
     def look(self, pending: Pending) -> None:
-        """Receive side messages; raise another rank's error.
+        """Receive side messages (``control``), and raise an error that another rank sent.
 
-        If a rank is lost, add what this rank was waiting for.
+        If the error says that a rank is lost, this rank adds what it was waiting for.
         """
         try:
             self.control.look()
@@ -139,7 +139,7 @@ class MpiLinks:
             raise self.lost(pending, f"{names} {'does' if len(silent) == 1 else 'do'} not answer")
 
     def lost(self, pending: Pending, what: str) -> LostWorkerError:
-        """Return the error to raise, and send it to the other ranks, so that each says what it waits for."""
+        """Return the error to raise, and send it to the other ranks, so that all of them stop."""
         answer = self.control.answers.get(self.first + pending.peer)
         alive = "" if answer is None else f"; {self.name(pending.peer)} is alive and {answer}"
         error = LostWorkerError(
@@ -170,9 +170,9 @@ def duplicated(comm: Any, timeout: float) -> Any:
 
 
 def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = None) -> MpiLinks:
-    """Return links among all ranks of a communicator, by default COMM_WORLD; all of its ranks must call this.
+    """Return links among all ranks of a communicator, by default COMM_WORLD; all of its ranks must call this function.
 
-    The communicator is duplicated once, and the duplicates stay with it.
+    The first call duplicates the communicator; later calls use the same duplicates.
     """
     world = mpi().COMM_WORLD if comm is None else comm
     made = world.Get_attr(kept())
@@ -188,10 +188,10 @@ def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = No
 
 
 def split(links: MpiLinks, ring_size: int) -> MpiLinks:
-    """Return links among the ``ring_size`` ranks of this rank's ring; ring g has ranks g*W to g*W + W - 1.
+    """Return links among the ranks of this rank's ring; with W = ``ring_size``, ring g has ranks g*W to g*W + W - 1.
 
-    All ranks must call this. If W does not divide the number of ranks, every rank raises LayoutError. If a rank passes
-    another W, every rank raises CommunicationError ('disagreement').
+    All ranks must call this function. If W does not divide the number of ranks, every rank raises LayoutError. If the
+    ranks pass different W, every rank raises CommunicationError ('disagreement').
     """
     error = None
     if type(ring_size) is not int or ring_size < 1 or links.size % ring_size:
@@ -229,7 +229,7 @@ def ring_mpi(
     abort: bool = True,
     **keywords: Any,
 ) -> Run | None:
-    """Run ``ringspec.ring`` over MPI: call it on every rank, with the same whole tensors.
+    """Run ``ringspec.ring`` over MPI; call this function on every rank, with the same whole tensors.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] are of any float dtype, in
     global order; with dy, the backward pass is computed as well. ``keywords`` are those of
@@ -237,10 +237,12 @@ def ring_mpi(
     ``root`` and ``observer`` are as in :func:`~ringspec.comm.ring_over`. The others:
 
     ``comm``       an mpi4py communicator; default COMM_WORLD
-    ``ring_size``  W of each of several rings that share the batch; default: one ring of all ranks
-    ``timeout``    seconds within which another rank must answer; a rank that answers gets twice this time
-    ``log``        a function that is called with a line before each wait that blocks
-    ``abort``      True: if a rank is lost, write which, and end all ranks with MPI_Abort, status 4;
+    ``ring_size``  the number of workers of a ring, if the ranks form several rings that each compute a part of the
+                   batch; default: one ring of all ranks
+    ``timeout``    seconds within which another rank must answer that it is alive. If it answers, this rank waits for
+                   its message for twice this time
+    ``log``        a function that is called with a line of text before each wait that blocks
+    ``abort``      what to do if a rank is lost. True: write which rank, and end all ranks with MPI_Abort, status 4.
                    False: raise LostWorkerError on the ranks that noticed
 
     Returns the :class:`~ringspec.rings.run.Run`, only on ``root`` if that is given. Raises the errors
@@ -259,7 +261,7 @@ def ring_mpi(
 
 
 def end_all(lost: LostWorkerError) -> NoReturn:
-    """Write which rank is lost, give the neighbours time to write it too, and end all ranks."""
+    """Write which rank is lost, wait so that the neighbours can write it too, and end all ranks."""
     to_stderr(f"ringspec: {lost}")
     time.sleep(GRACE_SECONDS)
     abort(LOST)

@@ -1,7 +1,7 @@
-"""The work of one rank: one worker of its ring, on its ring's part of the batch.
+"""The work of one rank, that is, of one process. A rank is one worker of a ring of W workers.
 
-The ranks may form several rings (data parallelism): ring g of G computes the g-th part of the batch,
-and rank r of the world is worker r mod W of ring r div W.
+The ranks may form several rings (data parallelism). Ring g of G computes the g-th part of the batch; rank r of all
+ranks is worker r mod W of ring r div W.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Side = TypeVar("Side", Rows, Columns)
 
 @dataclass(frozen=True)
 class Setup:
-    """A checked problem and how it is computed; the same on every rank.
+    """A checked problem and everything that determines how it is computed; equal on every rank.
 
-    ``seeds`` are dy and dlse, None without a backward pass. ``given``: o and lse of every worker
-    from the forward pass, if only the backward pass is run.
+    ``seeds``: dy and dlse; None without a backward pass. ``blocks``: the functions that compute and merge blocks.
+    ``given``: if only the backward pass is run, the forward results of every worker.
     """
 
     problem: Problem
@@ -63,7 +63,7 @@ class Setup:
 
 
 def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
-    """Run this rank's worker: shard, forward loop, and with seeds the backward loop."""
+    """Run the forward pass of this rank's worker and, if there are seeds, the backward pass."""
     result = run_forward(links, setup, observe) if setup.given is None else setup.given[links.rank]
     if setup.seeds is None:
         return result
@@ -71,7 +71,7 @@ def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult
 
 
 def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
-    """Run ``rings.ring.run_forward`` for one worker."""
+    """Run the forward pass of this rank's worker (``rings.ring.run_forward`` runs that of all workers)."""
     r, recipe = links.rank, setup.recipe
     index_q, index_k = setup.layout_q.table[r], setup.layout_k.table[r]
     own = setup.problem.take(index_q, index_k)
@@ -92,7 +92,7 @@ def run_backward(
     result: WorkerResult,
     observe: Observer,
 ) -> WorkerResult:
-    """Run ``rings.ring.run_backward`` for one worker."""
+    """Run the backward pass of this rank's worker (``rings.ring.run_backward`` runs that of all workers)."""
     own = setup.problem.take(result.index_q, result.index_k)
     dy, dlse = (take(x, result.index_q, axis=2) for x in seeds)
     state = backward_start(links.rank, own, dy, dlse, result.o, result.lse, setup.recipe)
@@ -112,7 +112,7 @@ def run_backward(
 
 
 def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
-    """Return the setup of ring ``group`` of ``groups``: its part of the batch in every tensor with a batch axis."""
+    """Return the setup of ring ``group`` of ``groups``, whose tensors contain only this ring's part of the batch."""
     if groups == 1:
         return setup
     batch = setup.problem.q.shape[0]
@@ -126,7 +126,7 @@ def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
 
 
 def with_keep(problem: Problem, part: slice) -> Problem:
-    """Compute the keep mask before the batch is cut, because it depends on the index in the whole batch (DROP-2)."""
+    """Compute the dropout mask before the batch is cut, because it depends on the index in the whole batch (DROP-2)."""
     rows, columns, terms = problem.rows, problem.columns, problem.terms
     if terms.dropout_p == 0 or rows.keep is not None:
         return problem
@@ -144,7 +144,7 @@ def with_keep(problem: Problem, part: slice) -> Problem:
 
 
 def cut(side: Side, batch: int, part: slice) -> Side:
-    """Return rows or columns for a part of the batch; arrays without a batch axis are unchanged."""
+    """Cut the per-token data of queries or keys to a part of the batch; arrays without a batch axis are unchanged."""
     changed: dict[str, NDArray] = {}
     for field in dataclasses.fields(side):
         value = getattr(side, field.name)
@@ -154,7 +154,7 @@ def cut(side: Side, batch: int, part: slice) -> Side:
 
 
 def joined_batch(parts: list[WorkerResult], per_batch_bias: bool) -> WorkerResult:
-    """Combine one worker's results from all rings: batch entries side by side, partial sums added."""
+    """Combine the results that one worker has in each ring: concatenate the batch, and add the sums over the batch."""
     if len(parts) == 1:
         return parts[0]
     values: dict[str, NDArray | None] = {}

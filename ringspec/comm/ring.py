@@ -1,4 +1,4 @@
-"""The whole ring on many ranks: compare arguments, compute, gather, combine.
+"""Ring attention on many ranks: compare the arguments of all ranks, compute, and gather the results.
 
 :func:`ring_over` is ``ringspec.ring`` for a program that runs on each rank.
 
@@ -78,26 +78,25 @@ def ring_over(
     each: Each = map,
     **options: Unpack[Options],
 ) -> Run | None:
-    """Compute ring attention in which this rank is one worker; call it on all ranks of ``links``.
+    """Compute ring attention with this rank as one worker; every rank of ``links`` must call this function.
 
-    Every rank passes the same whole tensors and options, and selects its own tokens:
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], ``dlse`` [B, H, Sq] of any
-    float dtype, in global order. With dy (or dlse) the backward pass is computed as well. Keywords are those
-    of :class:`~ringspec.problem.options.Options`. ``layout``, ``circulation``, ``recipe``, ``direction``,
-    ``skip_masked``, ``schedule``, ``schedule_backward``, ``block_forward``, ``block_backward``,
-    ``merge`` and ``accumulate`` are as in :func:`ringspec.rings.ring.ring`, with W the number of ranks of a ring. The others:
+    Every rank passes the same whole tensors, in global order, and the same options; it computes with its own tokens.
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] and ``dlse`` [B, H, Sq] have any float
+    dtype. If dy or dlse is given, the backward pass is computed as well. The number of workers W is the number of ranks of
+    a ring. Keywords that are not listed here are those of :func:`ringspec.rings.ring.ring`; ``options`` are those of
+    :class:`~ringspec.problem.options.Options`.
 
     ``ring``       links among the W ranks of this rank's own ring, if the ranks of ``links`` form
                    several rings (rank r is worker r mod W of ring r div W), each of which computes
                    an equal part of the batch; default: one ring of all ranks
-    ``root``       the rank that gets the :class:`~ringspec.rings.run.Run`, while others get None; default:
+    ``root``       the only rank that gets the :class:`~ringspec.rings.run.Run`; the others get None. Default:
                    every rank gets it
-    ``each``       accepted for ``**fast.pieces()`` and not called, because a rank has one worker
+    ``each``       ignored, because a rank has one worker; accepted so that ``**fast.pieces()`` can be passed
     ``observer``   a function called with each :class:`~ringspec.rings.lockstep.Moment` of this rank's worker
 
-    The result is bit-identical to that of ``ringspec.ring``. With several rings there are two exceptions, ``dsinks`` and
-    the ``dbias`` of a bias without batch axis: they are sums over the batch. Each ring sums over its part,
-    and the sums are then added, so the rounding differs.
+    The result is bit-identical to that of ``ringspec.ring``, with two exceptions if there are several rings: ``dsinks``,
+    and ``dbias`` if the bias has no batch axis. Both are sums over the batch. Each ring sums over its part, and these
+    sums are then added, so the rounding differs.
 
     Raises the errors of ``ringspec.ring`` on every rank. Any other exception of one rank, for example of its
     observer, is raised on that rank; the others raise CommunicationError ('failed-worker') with the rank and the
@@ -136,7 +135,7 @@ def ring_over(
 def set_up(
     workers: int, q: Any, k: Any, v: Any, given: dict[str, Any], options: dict[str, Any]
 ) -> Setup:
-    """Run every check of ``ringspec.ring``, in the same order."""
+    """Check the arguments as ``ringspec.ring`` does, in the same order, and return the setup of the ring."""
     problem = check(q, k, v, options)
     used = recipe_of(given["recipe"])
     skip_masked = flag(given["skip_masked"], "skip_masked")
@@ -158,7 +157,7 @@ def set_up(
 
 
 def seeds_of(problem: Problem, dy: Any, dlse: Any) -> tuple[Array, Array]:
-    """Return dy and dlse as float64, with zeros for one that was not given."""
+    """Return dy and dlse as float64; zeros replace an argument that is None."""
     dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
     return check_gradients(problem, dy, dlse)
 
@@ -171,9 +170,10 @@ def run_over(
     observe: Observer = nothing,
     root: int | None = None,
 ) -> Run | None:
-    """Compare the setup (or the error) of all ranks, compute, gather on ``root``.
+    """Compare the setups of all ranks, compute this rank's part, and gather the results.
 
-    Gradients have the specification's shapes: dsinks is [H, N] (see ``rings.attention.as_given``).
+    ``error``: the error with which this rank's setup failed; every rank then raises it. ``root`` is that of
+    :func:`ring_over`. Gradients have the specification's shapes: dsinks is [H, N] (see ``rings.attention.as_given``).
     """
     groups, rest = divmod(links.size, ring.size)
     if error is None and rest:
@@ -210,7 +210,7 @@ def run_over(
 
 
 def failure(links: Links, raised: Exception) -> CommunicationError:
-    """Return the error that the other ranks raise when a user's function on this rank raised an exception."""
+    """Return the error that the other ranks raise if ``raised`` is an exception of a user's function on this rank."""
     return CommunicationError(
         "every rank to finish its pass",
         f"{type(raised).__name__} on {links.name(links.rank)}: {raised}",
@@ -220,7 +220,7 @@ def failure(links: Links, raised: Exception) -> CommunicationError:
 
 
 def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
-    """Return digests of everything that must be equal on all ranks, by names for messages."""
+    """Return digests of everything that must be equal on all ranks, under the names that messages use."""
     schedules = [
         (repr(dataclasses.replace(schedule, skipped=frozenset())), sorted(schedule.skipped))
         for schedule in (setup.forward, setup.backward)
@@ -240,7 +240,10 @@ def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
 
 
 def gathered(links: Links, mine: WorkerResult, root: int | None) -> list[WorkerResult]:
-    """Return the results of all ranks in order, on ``root`` or everywhere; an empty list on the other ranks."""
+    """Return the results of all ranks, in the order of the ranks.
+
+    ``root``: the only rank that gets them; the others get an empty list. None: every rank gets them.
+    """
     names = tuple(name for name in RESULTS if getattr(mine, name) is not None)
     frame = frame_of(mine, names)
 

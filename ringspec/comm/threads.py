@@ -1,6 +1,6 @@
-"""Links between threads of one process: every worker is a thread, every message an entry of a queue.
+"""Links between threads of one process: every rank is a thread, every message an entry of a queue.
 
-For reading and for tests: a rank runs the same loop here as over MPI.
+This module is for readers and for tests, because it needs no MPI. A rank runs the same loop here as over MPI.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GLANCE_SECONDS = 0.02
 
 
 class Hall:
-    """The objects that threads share: a queue for each (source, target, tag), and the first error."""
+    """The objects that all threads share: a message queue for each (source, target, tag), and the first error."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -37,7 +37,7 @@ class Hall:
 
 
 class ThreadLinks:
-    """The links of one rank in a hall; ``timeout``: the most seconds that one wait may take."""
+    """The links of one rank, which are queues of a :class:`Hall`; ``timeout``: the longest wait in seconds."""
 
     def __init__(self, hall: Hall, rank: int, timeout: float = 60.0) -> None:
         self.hall, self.timeout = hall, timeout
@@ -87,7 +87,7 @@ class ThreadLinks:
 def ring_in_threads(
     q: Any, k: Any, v: Any, dy: Any = None, *, workers: int, timeout: float = 60.0, **keywords: Any
 ) -> Run:
-    """Run :func:`~ringspec.comm.ring_over` with a thread for each worker; return the run of rank 0.
+    """Run :func:`~ringspec.comm.ring.ring_over` with a thread for each worker, and return its result.
 
     Shapes and keywords are as in :func:`ringspec.rings.ring.ring`; ``timeout`` is in seconds. Raises the
     same errors.

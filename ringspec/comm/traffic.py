@@ -15,8 +15,8 @@ from ringspec.spec.schedule import Schedule, Transfer
 class Crossing:
     """One message: the tensors ``names`` of the block of ``owner`` go from ``source`` to ``target``.
 
-    ``transfer`` is the number of the transfer in its step. ``early``: True for inputs, which no step changes,
-    so they are sent before the block is computed; accumulators are sent after it.
+    ``transfer``: the number of the transfer in its step. ``early``: whether the tensors are inputs, which are sent
+    before the computation of the step; accumulators are sent after it.
     """
 
     transfer: int
@@ -34,7 +34,7 @@ class Crossing:
 
 
 def traffic(schedule: Schedule) -> list[list[Crossing]]:
-    """Return the messages of each step in the order in which lockstep delivers them, by sender.
+    """Return the messages of each step, ordered by sender as in ``rings.lockstep``.
 
     >>> from ringspec.rings.schedules import backward_schedule
     >>> for crossing in traffic(backward_schedule("kv", 3))[0][:2]:
@@ -69,7 +69,7 @@ def traffic(schedule: Schedule) -> list[list[Crossing]]:
 def parts(
     schedule: Schedule, n: int, transfer: Transfer, source: int, target: int, owner: int
 ) -> list[Crossing]:
-    """Split a message of the schedule into at most two: its inputs and its accumulators."""
+    """Split a message of the schedule into its inputs and its accumulators; return one message for each that it has."""
     found = []
     for early, group in ((True, schedule.inputs), (False, schedule.accumulators)):
         names = tuple(name for name in transfer.carries if name in group)

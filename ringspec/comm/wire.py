@@ -1,8 +1,8 @@
-"""A block as one buffer of bytes: a header of fixed size, then its arrays one after the other.
+"""Convert a block to one buffer of bytes and back: a header of fixed size, followed by the arrays of the block.
 
-Names, shapes and dtypes are not in the buffer: the receiver knows them from the schedule and from its
-own block, because all workers of a layout have the same number of slots. The header identifies the
-message, so that a message that arrives at the wrong place is refused.
+The buffer does not contain the names, shapes and dtypes of the arrays. The receiver knows them from the schedule and
+from its own block, because the blocks of all workers have the same number of slots. The header identifies the message,
+so that a rank can refuse a message that it does not expect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Header:
-    """The identity of a message."""
+    """What identifies a message: pass, step, tag, source and target rank, and the owner of the block."""
 
     phase: str
     step: int
@@ -41,7 +41,11 @@ class Header:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array in a buffer: the ``name`` in its side, and the ``field`` inside rows or columns, or ''."""
+    """The position of one array in a buffer, from byte ``start`` to ``stop``.
+
+    ``name``: the tensor of the block. If the tensor is a dataclass of several arrays (rows, columns), ``field`` is
+    the name of the array in it, otherwise ''.
+    """
 
     name: str
     field: str
@@ -60,7 +64,7 @@ class Frame:
 
 
 def frame_of(side: object, names: tuple[str, ...]) -> Frame:
-    """Return the frame of these names, from a side (or a worker's result) of the same shapes.
+    """Return where the tensors ``names`` are in a buffer; ``side`` is a block or a result with tensors of these shapes.
 
     >>> from ringspec.spec.worker import KeySide
     >>> frame = frame_of(KeySide(0, k=np.zeros((1, 1, 2, 3))), ("k", "v"))
@@ -77,7 +81,7 @@ def frame_of(side: object, names: tuple[str, ...]) -> Frame:
 
 
 def arrays_of(value: object) -> list[tuple[str, NDArray]]:
-    """Return the arrays of one name: none if it is absent, several for the fields of rows or columns."""
+    """Return the arrays of one tensor as pairs (field, array): none for None, several for a dataclass."""
     if value is None:
         return []
     if isinstance(value, np.ndarray):
@@ -87,7 +91,7 @@ def arrays_of(value: object) -> list[tuple[str, NDArray]]:
 
 
 def pack(side: object, frame: Frame, header: Header) -> Buffer:
-    """Return the bytes of a side's arrays, copied in C order."""
+    """Return a buffer with the header and with copies, in C order, of the arrays in ``frame``."""
     buffer = np.zeros(frame.size, np.uint8)
     numbers = (PHASES.index(header.phase), header.step, header.tag)
     ends = (header.source, header.target, header.owner, frame.size)
@@ -108,7 +112,7 @@ def pack(side: object, frame: Frame, header: Header) -> Buffer:
 
 
 def check_header(buffer: Buffer, header: Header) -> None:
-    """Raise CommunicationError ('message') unless the buffer is this message."""
+    """Raise CommunicationError ('message') unless the buffer is the message that ``header`` identifies."""
     magic, phase, step, tag, source, target, owner, size = HEADER.unpack(
         buffer[: HEADER.size].tobytes()
     )
@@ -130,7 +134,7 @@ def check_header(buffer: Buffer, header: Header) -> None:
 
 
 def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:
-    """Return the values by name; rows and columns have the classes of those in ``like``."""
+    """Return the tensors of a buffer by name; a dataclass of arrays gets the class that it has in ``like``."""
     values: dict[str, object] = {}
     inside: dict[str, dict[str, NDArray]] = {}
     for leaf in frame.leaves:
@@ -145,5 +149,5 @@ def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:
 
 
 def side_from(buffer: Buffer, frame: Frame, like: Side, owner: int) -> Side:
-    """Return a block with the values of a buffer."""
+    """Return the block of ``owner`` with the tensors of a buffer."""
     return type(like)(owner, **unpack(buffer, frame, like))  # type: ignore[arg-type]

@@ -1,14 +1,14 @@
 """Bounds on the distance of a result from the true value, derived from the rounding points of a declared recipe.
 
-An element passes if ``|got - want| <= factor * scale + floor``. The row scale (docs/spec/numbers.md) is
-the definition's sum with absolute values inside, times kappa = 1 + the row's largest |logit|. Each rounding
-point contributes to ``factor`` its unit roundoff u times the number of its roundings, counted as follows:
+An element passes if ``|got - want| <= factor * scale + floor``. The ``scale`` of a row (docs/spec/numbers.md) is the
+sum that defines the result, with absolute values of its terms, times kappa = 1 + the row's largest |logit|. Each
+rounding point contributes to ``factor`` its unit roundoff u times the number of its roundings, counted as follows:
 
-- A sum of n terms, or a value rounded n times, counts :func:`walk` (n) = min(n, 2 sqrt(n)): the worst
-  case while n is small, and a random walk of errors beyond it (Higham and Mary, 2019,
+- A sum of n terms, or a value rounded n times, counts :func:`walk` (n) = min(n, 2 sqrt(n)) times. This is the worst
+  case for small n, and a random walk of errors for large n (Higham and Mary, 2019,
   https://doi.org/10.1137/18M1226312). The order of the sum does not matter.
-- A block's result that is rounded once counts once, however many blocks there are, because the absolute values of
-  the blocks add up to the row scale. An accumulator between ring steps counts walk(W - 1) times.
+- If the result of each block is rounded once, this counts once for any number of blocks, because the absolute values
+  of the blocks add up to the row scale. An accumulator between ring steps counts walk(W - 1) times.
 - An elementary function (exp, log, tanh, division) of the target's own library counts :data:`LIBRARY` u.
 - The errors of all sources are added, or twice the root of the sum of their squares is used if that is less
   (:func:`together`). The factor is :data:`MARGIN` times the result.
@@ -33,17 +33,17 @@ The term o in dz is the error of delta, which all elements of a row share; a_ij 
 same way. If lse and delta are given (block backward), their errors are 0. The point ``inputs`` does not count,
 because the inputs of a case are numbers of their format.
 
-**Floor.** A narrow format underflows, and no multiple of a row scale covers that: exp(-20) is 0 in float16.
-:func:`bound_floors` computes an absolute term. It is the loss by underflow in each format before the result (half
-the least subnormal of float16; the least *normal* number of the others, because kernels flush subnormals to
-zero), times the number of summed terms and the largest magnitudes of the other operands. In float16, with
-inputs up to 3 and 64 keys, it is 1e-6 for o and dv, 3e-5 for dq and 4e-4 for dk (every row may lose a part of
-delta). In formats with a wider range it is below 1e-32.
+**Floor.** Numbers underflow in a narrow format: exp(-20) is 0 in float16. No multiple of a row scale covers this
+loss, so :func:`bound_floors` computes an absolute term. One underflow loses up to half the least subnormal number in
+float16, and up to the least *normal* number in other formats, because kernels flush subnormals to zero. The term adds
+these losses for every format before the result, each times the number of summed terms and the largest
+magnitudes of the other operands. In float16, with inputs up to 3 and 64 keys, the floor is 1e-6 for o and dv, 3e-5 for
+dq and 4e-4 for dk (every row may lose a part of delta). In formats with a wider range it is below 1e-32.
 
-**Measured**: the specification's ring on 200 random problems (W of 1 to 8, S of 16 to 128, logits of
-standard deviation 0.01 to 8, rows of different magnitude, all layouts, circulations and features), float64 against
-exact truth. The table has the largest error in units of the bound; in brackets, the median over problems of the
-largest error of a tensor::
+**Measured** with the specification's ring on 200 random problems: 1 to 8 workers, 16 to 128 tokens, logits with a
+standard deviation of 0.01 to 8, rows of different magnitude, all layouts, circulations and features. The reference is
+float64; for the recipe float64, it is exact truth. The table has the largest error in units of the bound. The number
+in brackets is the largest error of a tensor in the median problem::
 
     recipe          o              lse             dq              dk              dv
     float64         0.06 (1/120)   0.03 (1/70)     0.05 (1/170)    0.04 (1/300)    0.11 (1/93)
@@ -55,13 +55,13 @@ largest error of a tensor::
 fp16 and fp8 behave like bf16. dbias stays below 0.09, dsinks below 0.13; their bounds are the loosest (median
 1/50 to 1/2500). On the core vectors no recipe exceeded 0.72.
 
-The table omits tensors with an overflow (below). :data:`MARGIN` of dq, dk, dsinks and dbias is not
-derived. It was chosen after the first 100 of these problems (and 320 others); the last 100 did not influence it.
+The table omits tensors with an overflow. :data:`MARGIN` of dq, dk, dsinks and dbias is not derived. It was chosen after
+the first 100 of these problems (and 320 others); the last 100 did not influence it.
 
-**Not covered**: overflow inside a recipe or a target, and a plain float32 sum, term after term, of thousands of equal
-numbers. Overflow occurs in float16 sums beyond 65504, and in nki_low on peaked rows, where exp of an lse
-rounded to bfloat16 overflows (2 of the 200 problems end in NaN). The errors of the plain sum all have one sign: 0.1
-added 4096 times has an error of 1.03 times the bound.
+**Not covered**: overflow, and sequential float32 sums of thousands of equal numbers. Overflow occurs in float16 sums
+beyond 65504, and in the recipe nki_low on peaked rows, where exp(s - lse) overflows because lse is rounded to bfloat16
+(2 of the 200 problems end in NaN). In a sequential sum of equal numbers all rounding errors may have the same sign:
+0.1 added 4096 times has an error of 1.03 times the bound.
 """
 
 from __future__ import annotations
@@ -98,16 +98,15 @@ LIBRARY = 4.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many terms the sums of a call have. All counts are for the whole ring, not for a worker.
+    """The numbers of terms in the sums of a call, for the whole ring, not for one worker.
 
-    ``workers``  W; ``head_dim``: D; ``value_dim``: Dv (None: D); ``softcap``: whether there is one
+    ``workers``  W; ``head_dim``: D; ``value_dim``: Dv (None: D); ``softcap``: whether there is a soft cap
     ``keys``     Sk; ``queries``: Sq times the query heads of one key head (None: keys)
     ``batch``    B * H, over which dsinks and a broadcast dbias are summed
-    ``given_lse``    the largest ``|lse|`` that is given with delta (block backward); None if the target's
+    ``given_lse``    the largest ``|lse|`` if lse and delta are inputs (block backward); None if the target's
                      own forward pass computes them
-    ``condition``    the largest row scale of lse (kappa + ``|lse|``); 0: first order only
-    ``largest_lse``    the largest ``|lse|``. With these two, a large error of an exponent is amplified as exp
-                     amplifies it
+    ``condition``    the largest row scale of lse (kappa + ``|lse|``); 0: bounds to first order only
+    ``largest_lse``  the largest ``|lse|``; with ``condition`` it gives the error of an exponent, see :func:`amplified`
     """
 
     workers: int
@@ -131,17 +130,17 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Query rows to which one key may be visible, over the heads that share it."""
+        """The number of query rows to which one key may be visible, over all heads that share the key."""
         return self.keys if self.queries is None else self.queries
 
     @property
     def values(self) -> int:
-        """Dv."""
+        """The width Dv of v."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def log_keys(self) -> float:
-        """L, with ``|lse|`` <= L kappa."""
+        """The number L = max(1, log(keys)), with ``|lse|`` <= L kappa."""
         return max(1.0, math.log(max(self.keys, 1)))
 
 
@@ -163,8 +162,8 @@ def bound_factors(
 ) -> dict[str, float]:
     """Return the bound of each result in units of its row scale, for a ring or a block under a recipe.
 
-    ``declared``: the recipe, or its name. ``outputs``, ``statistics``: formats of the call's results. A result that the
-    recipe leaves wider is rounded to them once more: o and the gradients to ``outputs``, lse and dsinks to ``statistics``.
+    ``declared``: the recipe, or its name. ``outputs``: the format in which the call returns o and the gradients;
+    ``statistics``: that of lse and dsinks. If the recipe's format is wider, the result is rounded once more.
 
     >>> sizes = Sizes(workers=4, keys=64, head_dim=16)
     >>> [f"{bound_factors(name, sizes)['dq']:.1e}" for name in ("float64", "float32", "bf16")]
@@ -195,10 +194,10 @@ def together(sources: Sources) -> float:
 
 
 def amplified(sources: Sources, x: float) -> Sources:
-    """Convert errors of an exponent to errors of its exp, which is wrong by e^x - 1 if the exponent is wrong by x.
+    """Convert error sources of an exponent to error sources of its exponential, by the factor (e^x - 1) / x.
 
-    ``x`` is the error of the exponent in the worst row. For example, bfloat16 keeps an lse of 1000 to within 2, so
-    p = exp(s - lse) may be wrong by a factor of e^2.
+    ``x``: the error of the exponent in the worst row. For example, bfloat16 represents an lse of 1000 with an error of up
+    to 2, so p = exp(s - lse) may be wrong by a factor of e^2.
     """
     if not 0.0 < x <= 700.0:
         return sources if x == 0 else tuple(math.inf if one else 0.0 for one in sources)
@@ -206,7 +205,7 @@ def amplified(sources: Sources, x: float) -> Sources:
 
 
 def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[str, Sources]:
-    """Return the errors of a weight exp(s - m), in units of kappa, of o, and of lse."""
+    """Return the error sources of a weight exp(s - m), of o, and of lse, in units of their row scales."""
     f, t = u["products"], u["statistics"]
     keys, steps = walk(sizes.keys), walk(sizes.workers)
     tiles = walk(math.ceil(sizes.keys / (used.tile_k or UNDECLARED_TILE)))
@@ -234,7 +233,7 @@ def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[
 def backward_sources(
     used: Recipe, u: Mapping[str, float], sizes: Sizes, forward: Mapping[str, Sources]
 ) -> dict[str, Sources]:
-    """Return the errors of the gradients, from those errors of the forward pass that the backward pass reads."""
+    """Return the error sources of the gradients, given the ``forward`` errors."""
     f, t = u["products"], u["statistics"]
     log_keys, o, lse = sizes.log_keys, forward["o"], forward["lse"][:-1]
     if sizes.given_lse is not None:
@@ -264,15 +263,16 @@ def backward_sources(
 
 
 def kept(u: float, leaving: float, sizes: Sizes) -> float:
-    """Return the error of an accumulator that is rounded by u in each ring step; its parts are rounded by ``leaving``.
+    """Return the error of an accumulator that is rounded in each ring step, in a format of unit roundoff ``u``.
 
-    The first part needs no addition, so it is rounded again only if u is the coarser of the two.
+    The blocks' results were rounded before, in a format of unit roundoff ``leaving``. The first result needs no
+    addition, so it is rounded again only if u is larger.
     """
     return walk(max(sizes.workers - 1, 0)) * u + (u if u > leaving else 0.0)
 
 
 def tiles_of_block(count: int, sizes: Sizes, tile: int | None) -> float:
-    """Return how often the accumulator of a block is rounded: once per tile."""
+    """Return :func:`walk` of the number of tiles in a block; the block's accumulator is rounded once per tile."""
     per_worker = count / max(sizes.workers, 1)
     return walk(1 if tile is None else max(1, math.ceil(per_worker / tile)))
 
@@ -280,7 +280,7 @@ def tiles_of_block(count: int, sizes: Sizes, tile: int | None) -> float:
 def merge_factors(
     declared: str | Recipe, parts: int, *, outputs: str | None = None, statistics: str | None = None
 ) -> dict[str, float]:
-    """Return the factors of o and lse for a merge of ``parts`` normalised (o, lse), whose logits are the lse."""
+    """Return the bounds of o and lse for a merge of ``parts`` normalised results (o, lse), in units of the row scale."""
     used = recipe(declared)
     sizes = Sizes(workers=parts, keys=parts, head_dim=1)
     factors = bound_factors(used, sizes, outputs=outputs, statistics=statistics)
@@ -295,7 +295,7 @@ def bound_floors(
     outputs: str | None = None,
     statistics: str | None = None,
 ) -> dict[str, float]:
-    """Return the absolute term of each result's bound, for underflow before the result.
+    """Return the absolute term (floor) of each result's bound, which covers underflow of intermediate results.
 
     ``largest``: largest magnitudes of the call's inputs ``q``, ``k``, ``v``, ``dy``, ``dlse`` (missing: 0), and
     ``scale`` and ``dropout`` = 1 / (1 - dropout_p) (missing: 1). ``declared``, ``outputs`` and
@@ -339,13 +339,13 @@ def bound_floors(
 def forward_floor(
     least: Mapping[str, float], keys: float, weight: float, v: float, steps: int
 ) -> float:
-    """Return the loss of o by underflow: of weights, of products, and of o itself."""
+    """Return the largest error of o that underflow causes, in its weights, its products, or o itself."""
     own = least["block_o"] + 2 * least["merge"] + least["carried_o"]
     return keys * (weight * v + least["products"]) + steps * own + least["outputs"]
 
 
 def least_number(name: str) -> float:
-    """Return the loss by one underflow: half a subnormal step of float16, else the least normal number.
+    """Return the largest loss by one underflow: half a subnormal step in float16, otherwise the least normal number.
 
     >>> least_number("float16") == 2.0**-25, least_number("bfloat16") == 2.0**-126
     (True, True)

@@ -84,12 +84,12 @@ def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
 
 
 def told(group: Sequence[TensorVerdict]) -> str:
-    """Return the first verdict of a group in words, and the number of calls in the group."""
+    """Return the first verdict of a group in words, and how many calls are wrong if there are several."""
     return explain(group[0]) + (f"; wrong in {len(group)} calls" if len(group) > 1 else "")
 
 
 def place(verdict: TensorVerdict) -> str:
-    """Return the place in words, such as 'batch 0, head 1, slot 5, d 3'."""
+    """Return the index of the worst element in words, such as 'batch 0, head 1, slot 5, d 3'."""
     axes = AXES.get(verdict.tensor.removesuffix("_sum"), ())
     if len(axes) != len(verdict.where):
         return f"index {list(verdict.where)}"

@@ -1,9 +1,9 @@
 """The row scale: the unit in which the errors of one row are measured.
 
-It is the definition's sum for that row with every term replaced by its absolute value, times the condition
-``kappa`` of the row's exponentials. The errors of a float64 computation are a few 1e-16 of it, in flat rows and in very
-peaked ones. A scale taken from the largest element of a tensor would hide a wrong row among large ones; this
-one depends only on the row::
+The row scale is the sum that defines the row's result, with every term replaced by its absolute value, times a factor
+``kappa`` that says how sensitive the row's exponentials are to rounding. A float64 computation has errors of a few
+1e-16 row scales, in flat rows and in very peaked ones. The row scale depends only on its own row, because a scale
+taken from the largest element of a tensor would hide errors of rows with small values::
 
     kappa_i = 1 + max( max_j(scale * sum_d |q||k| + |bias|), max_n |sink_hn| )
     a_ij    = p_ij * (sum_d |dy||v| + sum_d |dy| sum_j p|v| + |dlse_i|)
@@ -34,7 +34,7 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class AbsoluteSums:
-    """The sums element by element, before the maximum over d.
+    """The sums of the module's docstring for each element, before the maximum over d.
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D],
     ``dv`` [B, Hkv, Sk, Dv], ``dsinks`` [H, N] or None without sinks, ``dbias`` in the bias's shape or
@@ -54,8 +54,8 @@ class AbsoluteSums:
 class RowScale:
     """One number >= 0 for each row: ``o``, ``lse``, ``dq`` [B, H, Sq]; ``dk``, ``dv`` [B, Hkv, Sk].
 
-    All are float64. 0 means that the definition sums nothing, so the row must be exactly 0. ``dsinks`` [H, N] and
-    ``dbias`` follow the same principle; the module's table does not list them.
+    All are float64. 0 means that the row is an empty sum, so its result must be exactly 0. ``dsinks`` [H, N] and
+    ``dbias`` are computed in the same way.
     """
 
     o: Array
@@ -81,7 +81,7 @@ def absolute_sums(
     keep: Array | float = 1.0,
     sinks: Array | None = None,
 ) -> AbsoluteSums:
-    """Compute the absolute sums of q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv].
+    """Compute the sums of absolute values for q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv].
 
     ``dlse`` and ``lse`` are [B, H, Sq] (-inf in empty rows). ``p`` [B, H, Sq, Sk]: the probabilities
     before dropout. ``scale``: the factor of <q, k>. ``visible`` (the mask), ``bias`` (additive) and ``keep``
@@ -136,7 +136,7 @@ def over_group(x: Array, group: int) -> Array:
 
 
 def row_scale(sums: AbsoluteSums) -> RowScale:
-    """Return the largest sum of each row, over d.
+    """Return the row scales: the maximum over d of each sum.
 
     >>> one = np.ones((1, 1, 1, 1))
     >>> sums = absolute_sums(one, one, 3 * one, one, one[0], one, one[0], one > 0, scale=1.0)

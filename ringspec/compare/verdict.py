@@ -1,4 +1,4 @@
-"""The verdict on one tensor: every worker, every element, each in units of its row's bound.
+"""The verdict on one tensor: each element of each worker is compared with the bound of its row.
 
 An element passes if ``|got - want| <= factor * scale + floor``. ``want`` is the true value in float64,
 ``scale`` that of its row (:mod:`ringspec.compare.row_scale`, docs/spec/numbers.md); ``factor`` and ``floor`` are what the
@@ -7,9 +7,9 @@ declared precision allows (:mod:`ringspec.compare.bounds`). The correctly rounde
 Special values:
 
 - The lse of an empty row must be -inf, and no other element may be.
-- A row whose scale is 0 sums nothing and must be 0, of either sign; the floor does not apply.
-- Beyond the largest number of the format, infinity of the same sign is correct, and so is a finite
-  number within the bound. Elsewhere infinity counts as the number at which the format overflows.
+- A row whose scale is 0 is an empty sum and must be 0, of either sign; the floor does not apply.
+- If the true value exceeds the largest number of the format, infinity of the same sign is correct, and so is a finite
+  number within the bound. Otherwise infinity counts as the number at which the format overflows.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class TensorVerdict:
     """The verdict on one tensor of one worker.
 
     ``kind``   'ok', one of :data:`KINDS`, or one of :data:`SHAPELESS`
-    ``error``  the largest error in units of its bound, <= 1 passes; infinity if there is no number to state
+    ``error``  the largest error in units of its bound; at most 1 passes. Infinity if no error can be computed
     ``where``  (b, h, slot[, d]) of the element whose ``got`` and ``want`` are given: the worst one, or, in a
                failure, the worst of its kind
     ``rows``   number of rows that fail; ``of``: number of rows that were compared (not padding)
-    ``limit``  for a tensor that passes: the smallest relative error (for lse: absolute) of all its elements that
-               exceeds a bound; None if not computed
+    ``limit``  for a tensor that passes: the smallest error, relative for all tensors but lse, that would exceed the
+               bound at some element; None if not computed
     """
 
     tensor: str
@@ -82,11 +82,10 @@ def judge(
     floor: float = 0.0,
     format: str | None = None,
 ) -> tuple[TensorVerdict, ...]:
-    """Return one verdict for each worker, from the arrays of all workers.
+    """Return one verdict for each worker.
 
-    ``want``, ``rounded``, ``scale``, ``padding`` [n], ``factor``, ``floor`` and ``format`` are as in
-    :func:`judge_tensor`, with arrays in a sequence over workers. ``got``: None if the result lacks the tensor. Each surplus
-    worker gets the verdict 'wrong shape'.
+    The parameters are those of :func:`judge_tensor`; each array is a sequence over workers. ``got``: None if the result
+    lacks the tensor. If ``got`` has more workers than ``want``, each of the others gets the verdict 'wrong shape'.
 
     >>> one = np.ones((1, 1, 2))
     >>> verdicts = judge("lse", [one, 2 * one], [one, one], [one, one], [one, one], 1e-6)
@@ -188,7 +187,7 @@ def padding_of(shape: tuple[int, ...], padding: Booleans | None) -> Booleans:
 
 
 def row_axes(want: Array, scale: Array) -> Array:
-    """Return the scale with as many axes as the tensor."""
+    """Return the row scale with as many axes as the tensor."""
     if scale.shape == want.shape:
         return scale
     if scale.shape == want.shape[:-1]:
@@ -235,7 +234,7 @@ def described(
     rows: int,
     of: int,
 ) -> TensorVerdict:
-    """Return the verdict with the worst of the chosen elements."""
+    """Return a verdict of this kind that describes the element with the largest error among the ``chosen`` ones."""
     if not chosen.any():
         return TensorVerdict(tensor, worker, kind, rows=rows, of=of)
     ranked = np.where(np.isnan(errors), np.inf, errors)

@@ -1,8 +1,8 @@
 """exp, log, tanh in fixed point, each with a proven bound on its error.
 
-A number is ``units * 2**-bits``. "One unit at F" is 2**-F. Every function works at w = F + 32 bits
-(or more) and at its end rounds down to F bits. ``//`` and ``>>`` round down, so each such result is
-too small by less than one unit of its last place.
+A number is an integer ``units`` times 2**-bits, and "one unit at F" means 2**-F. Every function computes in units at
+w = F + 32 (or more), and rounds its result down to units at F. ``//`` and ``>>`` round down, so the result of
+each of these operations is too small by less than one unit.
 
 **exp**, claim: off by at most 2 units at F, and exactly 2**F at x = 0. Let k = floor(x / ln 2) and
 r = x - k ln 2 in [0, ln 2). Errors are in units at w:
@@ -53,7 +53,10 @@ MOST_DOUBLINGS = 1 << 13
 
 @dataclass(frozen=True)
 class ExpTables:
-    """The constants of exp with ``bits`` bits: ln 2, exp(a/2**8), exp(b/2**16), and 1/i! from the last i to the first."""
+    """The constants of exp with ``bits`` bits.
+
+    ``ln2``; ``coarse``: exp(a/2**8); ``fine``: exp(b/2**16); ``inverse_factorials``: 1/i!, the largest i first.
+    """
 
     bits: int
     ln2: int

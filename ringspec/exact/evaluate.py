@@ -1,6 +1,7 @@
-"""Every result of a whole problem as an interval (ball) at F bits, summed over heads, batches and blocks of rows.
+"""Evaluate a whole problem with F bits: each element of each result as an interval (ball) that contains the true value.
 
-Sums of integers are associative, so neither the block length nor the order of heads changes the result.
+A ball has a middle and a radius. Problems are evaluated in blocks of query rows of one head, whose contributions
+are summed. Sums of integers are associative, so neither the block length nor the order of heads changes the result.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Groups:
-    """The worker to whose partial sums each query row contributes, [Sq] in -1..count - 1 (-1: none)."""
+    """The assignment of query rows to workers, for partial sums: ``of_row`` [Sq] from 0 to count - 1, or -1 for none."""
 
     of_row: NDArray[np.int64]
     count: int
@@ -88,7 +89,7 @@ class Results:
         self.o, self.lse = Sums((*shape, prepared.problem.v.shape[3])), Sums(shape)
 
     def block(self, b: int, h: int, rows: slice, bits: int) -> tuple[Weights, Digits]:
-        """Evaluate some rows of one head; return P, and P' in digits for the backward."""
+        """Evaluate o and lse of some rows of one head; return P, and P' in digits for the backward pass."""
         problem = self.prepared.problem
         v, kept = self.prepared.v.units[b, h // problem.group], problem.kept(b, h, rows)
         weights = softmax(self.prepared, b, h, rows, bits)
@@ -118,7 +119,7 @@ def times_kept(x: Fixed, kept: tuple[int, int]) -> Fixed:
 def backward_balls(
     prepared: Prepared, seeds: Seeds, bits: int, groups: Groups | None
 ) -> dict[str, Ball]:
-    """Evaluate o, lse and the gradients from one softmax."""
+    """Evaluate o, lse and the gradients; the softmax is computed once for both passes."""
     problem, results = prepared.problem, Results(prepared)
     a_dlse = times_kept(seeds.dlse, prepared.kept)
 
@@ -151,7 +152,7 @@ def given(lse: Array, delta: Array) -> Given:
 def block_backward_balls(
     prepared: Prepared, dy: Fixed, by: Given, bits: int, groups: Groups | None
 ) -> dict[str, Ball]:
-    """Evaluate the gradients with lse and delta [B, H, Sq] as given."""
+    """Evaluate the gradients from the caller's lse and delta (``by``)."""
     problem = prepared.problem
     a_delta = times_kept(by.delta, prepared.kept)
 
@@ -174,7 +175,10 @@ def gradient_balls(
     groups: Groups | None,
     rows_of: Callable[[int, int, slice], tuple[Weights, Subtracted, Digits]],
 ) -> dict[str, Ball]:
-    """Sum over blocks, heads of a group, batches and broadcast axes, and divide by A."""
+    """Sum the contributions of all blocks of rows to the gradients, and divide the sums by A.
+
+    ``rows_of`` returns the P, c and P' of a block of rows.
+    """
     problem = prepared.problem
     sums = {
         name: Sums(x.shape) for name, x in (("dq", problem.q), ("dk", problem.k), ("dv", problem.v))
@@ -199,7 +203,7 @@ def gradient_balls(
 
 
 def partial_shapes(problem: Problem, groups: Groups | None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of dsinks and dbias, and with groups those of their partial sums."""
+    """Return the shapes of dsinks and dbias and, if there are groups, of their partial sums."""
     shapes: dict[str, tuple[int, ...]] = {}
     bias, sinks = problem.bias, problem.sinks
     if sinks is not None:
@@ -237,7 +241,7 @@ def add_partial(
 
 
 def summed_rows(ball: Ball, chosen: NDArray[np.bool_]) -> Ball:
-    """Return the sum over the chosen rows of [n, N]."""
+    """Return the sum [N] over the chosen rows of a ball [n, N]."""
     return Ball(
         ball.middle[chosen].sum(axis=0, initial=0),
         ball.radius[chosen].sum(axis=0, initial=0),

@@ -51,10 +51,10 @@ from ringspec.exact.softmax import Weights
 
 @dataclass(frozen=True)
 class Shares:
-    """The contribution of some rows of one head to the gradients, as balls.
+    """The contribution of some rows of one head to the gradients, times A, as balls (intervals).
 
-    A dq [n, D], A dk [Sk, D], A dv [Sk, Dv], A dz (flat over the visible pairs), A dsinks per row
-    [n, N].
+    ``dq`` [n, D], ``dk`` [Sk, D], ``dv`` [Sk, Dv]; ``dz``: one number for each visible pair; ``dsinks`` [n, N]: the
+    contribution of each row.
     """
 
     dq: Ball
@@ -66,14 +66,14 @@ class Shares:
 
 @dataclass(frozen=True)
 class Subtracted:
-    """c_i = A (delta_i - dlse_i) [n] with its error, and g' flat over the pairs."""
+    """The numbers c_i = A (delta_i - dlse_i) [n] with their errors, and g', one number for each visible pair."""
 
     c: Ball
     g: Fixed
 
 
 def dense(values: Units, pairs: Logits, shape: tuple[int, ...]) -> Units:
-    """Return flat values of the visible pairs as a matrix [n, Sk], 0 elsewhere."""
+    """Return the values of the visible pairs as a matrix [n, Sk] that is 0 at hidden pairs."""
     matrix = zeros(shape)
     matrix[pairs.i, pairs.j] = values
     return matrix
@@ -87,18 +87,18 @@ def visible(pairs: Logits, shape: tuple[int, ...], kept: NDArray | None) -> NDAr
 
 
 def dropped(values: Units, pairs: Logits, kept: NDArray | None) -> Units:
-    """Return flat values, 0 where dropout drops the pair."""
+    """Return the values of the visible pairs, with 0 where dropout drops the pair."""
     return values if kept is None else where(kept[pairs.i, pairs.j], values, 0)
 
 
 def kept_digits(weights: Weights, kept: NDArray | None, shape: tuple[int, int]) -> Digits:
-    """Return P' = P keep as a matrix [n, Sk], in digits: a factor of o and of dv."""
+    """Return P' = P keep as a matrix [n, Sk], in 16-bit digits; o and dv are products with it."""
     pairs = weights.logits
     return digits_of(dense(dropped(weights.p, pairs, kept), pairs, shape))
 
 
 def output(prepared: Prepared, weights: Weights, v: Units, kept: NDArray | None, p: Digits) -> Ball:
-    """Compute A o of some rows, [n, Dv]; v [Sk, Dv], and p from :func:`kept_digits`."""
+    """Compute A o [n, Dv] of some rows, from v [Sk, Dv] and P' (:func:`kept_digits`)."""
     mask = visible(weights.logits, p.shape[1:], kept)
     radius = weights.error[:, None] * masked_sums(mask, abs(v))
     return Ball(multiply(p, digits_of(v)), radius, weights.bits + prepared.v.bits)
@@ -107,7 +107,7 @@ def output(prepared: Prepared, weights: Weights, v: Units, kept: NDArray | None,
 def subtracted(
     prepared: Prepared, weights: Weights, v: Units, dy: Fixed, a_dlse: Fixed, kept: NDArray | None
 ) -> Subtracted:
-    """Compute c = N - A dlse of the rows whose forward results are ``weights``; dy [n, Dv], a_dlse [n]."""
+    """Compute c = N - A dlse of some rows, from their P, dy [n, Dv] and ``a_dlse`` = A dlse [n]."""
     pairs = weights.logits
     g = products(prepared, pairs, v, dy, kept)
     n = per_row(np.add, weights.p * g.units, pairs, 0)
@@ -126,7 +126,7 @@ def subtracted(
 
 
 def products(prepared: Prepared, pairs: Logits, v: Units, dy: Fixed, kept: NDArray | None) -> Fixed:
-    """Compute g' = keep <dy, v>, flat over the visible pairs, exactly."""
+    """Compute g' = keep <dy, v> exactly, one number for each visible pair."""
     g = matmul(dy.units, v.T)[pairs.i, pairs.j]
     return Fixed(dropped(g, pairs, kept), dy.bits + prepared.v.bits)
 
@@ -166,7 +166,10 @@ def gradient_products(
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of the gradients of some rows: q [n, D], dy [n, Dv], their head's k [Sk, D], keep [n, Sk] or None, P'."""
+    """The operands of the gradients of some rows.
+
+    ``q`` [n, D], ``dy`` [n, Dv], ``k`` [Sk, D], ``kept``: dropout mask [n, Sk] or None, ``p``: P' [n, Sk] in digits.
+    """
 
     q: Units
     k: Units
@@ -177,7 +180,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class RowBall:
-    """Middles over the visible pairs and one radius for each row, in units of 2**-bits."""
+    """Intervals for all visible pairs: a middle for each pair and a radius for each row, in units of 2**-bits."""
 
     middle: Units
     radius: Units
@@ -201,7 +204,10 @@ def score_gradient(weights: Weights, by: Subtracted) -> RowBall:
 
 
 def times_p(weights: Weights, d: Units, radius: Units, bits: int) -> RowBall:
-    """Compute P d of the visible pairs, cut to units of 2**-F (step 2); d is flat, one radius for each row, at ``bits``."""
+    """Compute P d of the visible pairs, rounded down to units of 2**-F (step 2).
+
+    ``d``: one number for each pair; ``radius``: its error for each row; both are in units of 2**-bits.
+    """
     pairs = weights.logits
     uncut = weights.p * d
     t = uncut >> bits
@@ -218,7 +224,7 @@ def sink_shares(weights: Weights, c: Ball) -> Ball:
 
 
 def divide(ball: Ball, kept: tuple[int, int]) -> Ball:
-    """Divide a ball by A = units * 2**-bits, exactly if the quotient is dyadic."""
+    """Divide a ball by A, given as (units, bits) with A = units * 2**-bits; exact if A is a power of two."""
     units, bits = kept
     if units == 1 << bits:  # A = 1
         return ball

@@ -1,19 +1,19 @@
 """Numbers as integers times a power of two, and exact matrix products of them.
 
-Every finite float64 is an integer times 2**-bits. Sums and products of such numbers are again such
-numbers, so everything here is exact. Only :mod:`~ringspec.exact.elementary` and divisions round,
-and they state their error.
+Every finite float64 is an integer times 2**-bits. Sums and products of such numbers have the same form, so everything in
+this module is exact. In the package, only :mod:`~ringspec.exact.elementary` and divisions round, and they state their
+error.
 
-:func:`matmul` is exact for this reason. The operands are cut into digits of 16 bits, the low ones in
-[0, 2**16), the top one in [-2**15, 2**15). One float64 matrix product of two digit matrices sums
-k <= 2**20 products of magnitude < 2**32. Every partial sum, in any order, is an integer of magnitude
-< 2**52, which float64 holds exactly; the same is true of sums and differences of two of them. So no order of
-summation, blocking, fused multiply-add or number of threads can change the result. At most 2**9 such
-products are added in int64: magnitude <= 2**61. Carries and Python integers do the rest.
+Why :func:`matmul` is exact: the operands are cut into digits of 16 bits, the low digits in [0, 2**16), the top digit in
+[-2**15, 2**15). A float64 matrix product of two digit matrices sums k <= 2**20 products of magnitude < 2**32. Every
+partial sum, in any order, is an integer of magnitude < 2**52, which float64 represents exactly; so is the sum or
+difference of two partial sums. So no order of summation, blocking, fused multiply-add or number of threads can
+change the result. At most 2**9 such matrix products are added in int64, where the sum has a magnitude <= 2**61. The
+final sums are put together from their carries as Python integers.
 
-A BLAS that computes float64 products by other means (low-precision tensor units) would break this.
-Each product is therefore checked: the sums of its columns are computed again from the digits, in int64
-modulo 2**64. A product that fails the check is computed again in int64, which is always exact.
+A BLAS that computes float64 products in lower precision would break this argument. Each product is therefore checked:
+the sums of its columns are computed again from the digits, in int64 modulo 2**64. A product that fails the check is
+computed again in int64, which is always exact.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Fixed:
 
 
 def fixed(x: Array) -> Fixed:
-    """Convert finite float64 numbers exactly; the whole array has one exponent, as small as possible.
+    """Convert finite float64 numbers to integers exactly; the whole array gets one ``bits``, the smallest possible.
 
     Raises RingspecError ('arithmetic-mode') if this process treats subnormal numbers as zero.
 
@@ -71,7 +71,7 @@ def fixed(x: Array) -> Fixed:
 
 
 def check_subnormals() -> None:
-    """Refuse a process in which a library, often built with -ffast-math, treats subnormal numbers as zero."""
+    """Raise RingspecError if a library has switched this process to treating subnormal numbers as zero."""
     if not (np.array([5e-324]) * np.array([1.0]) > 0).all():
         raise RingspecError(
             "float64 arithmetic with subnormal numbers",
@@ -93,17 +93,17 @@ def zeros(shape: tuple[int, ...]) -> Units:
 
 
 def where(condition: NDArray, chosen: Units | int, otherwise: Units | int) -> Units:
-    """Select as numpy.where does, for Python integers."""
+    """Do what numpy.where does, for Python integers."""
     return np.asarray(np.where(condition, chosen, otherwise), dtype=object)
 
 
 def at_bits(x: Fixed, bits: int) -> Units:
-    """Return the units of x at a finer exponent."""
+    """Return x as integers in units of 2**-bits; ``bits`` is at least that of x."""
     return x.units if bits == x.bits else x.units << (bits - x.bits)
 
 
 def digits_of(x: Units) -> Digits:
-    """Return the 16-bit digits of x, lowest first, [L, *x.shape]; the top digit must be read as int16."""
+    """Return the 16-bit digits of x as uint16 [L, *x.shape], lowest first; the top digit must be read as int16."""
     largest = max(int(x.max(initial=0)).bit_length(), int(x.min(initial=0)).bit_length())
     count = largest // DIGIT_BITS + 1  # includes one bit for the sign
     width = 2 * count
@@ -118,13 +118,13 @@ def transposed(digits: Digits) -> Digits:
 
 
 def digit(digits: Digits, place: int) -> NDArray[np.int64]:
-    """Return the matrix of one digit as signed integers."""
+    """Return the digit number ``place`` of every element, as signed integers."""
     top = place == len(digits) - 1
     return (digits[place].view("<i2") if top else digits[place]).astype(np.int64)
 
 
 def blas_product(a: Array, b: Array) -> Array:
-    """Multiply by BLAS: the only product of this package whose exactness depends on float64 arithmetic."""
+    """Multiply by BLAS; this is the only product in the package that uses float64 arithmetic."""
     return a @ b
 
 

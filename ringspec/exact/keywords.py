@@ -33,10 +33,10 @@ def attention(
 ) -> Truth:
     """Compute the correctly rounded result of :func:`ringspec.attention` for the same arguments and keywords.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] are of any float dtype; keywords are those of
-    :class:`~ringspec.problem.options.Options`. ``formats``, ``statistics`` and ``scales`` are as in :func:`forward`. A
-    keyword that only a ring or the fast path takes (recipe, workers, layout, dtype, threads) raises
-    UnknownKeywordError. Other bad input raises the errors of ``ringspec.attention``, or UndecidedError.
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] are of any float dtype; ``options`` are those of
+    :class:`~ringspec.problem.options.Options`. ``formats``, ``statistics`` and ``scales`` are those of :func:`forward`.
+    Raises the errors of ``ringspec.attention``; UnknownKeywordError also for keywords of a ring or of the fast path
+    (recipe, workers, layout, dtype, threads). Raises UndecidedError if the rounding of an element cannot be decided.
 
     >>> q = k = np.zeros((1, 1, 2, 4)); v = np.arange(8.0).reshape(1, 1, 2, 4)
     >>> attention(q, k, v, causal=True).tensors["o"]["float64"][0, 0].tolist()
@@ -92,8 +92,8 @@ def attention_block_backward(
 ) -> Truth:
     """Compute the correctly rounded result of :func:`ringspec.attention_block_backward` (BWD-11).
 
-    lse (-inf: an empty row) and delta [B, H, Sq], of any float dtype, are those of the whole rows, even if k and v are
-    only a part of the keys. The other arguments and the errors are those of :func:`attention_backward`.
+    lse (-inf for an empty row) and delta are [B, H, Sq], of any float dtype. They belong to the whole row of keys, of
+    which k and v may be only a part. The other arguments and the errors are those of :func:`attention_backward`.
 
     >>> q = k = np.zeros((1, 1, 1, 1)); v = dy = np.ones((1, 1, 1, 1))
     >>> block = attention_block_backward(q, k, v, dy, lse=[[[1.0]]], delta=[[[0.0]]])
@@ -109,7 +109,7 @@ def attention_block_backward(
 
 
 def problem_of(checked: model.Problem) -> Problem:
-    """Return the problem with one visibility mask and one keep mask in place of the keywords."""
+    """Return the problem with one visibility mask and one dropout mask, which replace the keywords."""
     rows, columns, terms = checked.rows, checked.columns, checked.terms
     keep = rows.keep
     if keep is None and terms.dropout_p > 0:
@@ -136,7 +136,7 @@ def problem_of(checked: model.Problem) -> Problem:
 
 
 def as_given(truth: Truth, options: Mapping[str, Any]) -> Truth:
-    """Return the results with dsinks and dbias, and their scales, in the shapes of sinks and bias as given."""
+    """Reshape dsinks and dbias, and their row scales, to the shapes of the caller's sinks and bias."""
     shapes = {
         name: np.shape(options[of])
         for name, of in (("dsinks", "sinks"), ("dbias", "bias"))

@@ -17,7 +17,10 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A problem in integers. ``softcap`` and ``kept`` = 1 - dropout_p are pairs (units, bits)."""
+    """A problem whose numbers are converted to integers times powers of two.
+
+    ``softcap`` and ``kept`` = 1 - dropout_p are pairs (units, bits), each the number units * 2**-bits.
+    """
 
     problem: Problem
     q: Fixed
@@ -31,7 +34,7 @@ class Prepared:
 
     @property
     def factor(self) -> int:
-        """The scale as an integer; its exponent is ``scale.bits``."""
+        """The scale as an integer, in units of 2**-scale.bits."""
         return int(self.scale.units.item())
 
 
@@ -52,7 +55,7 @@ def prepare(problem: Problem) -> Prepared:
 
 
 def dyadic(x: Fraction) -> tuple[int, int]:
-    """Return a fraction whose denominator is a power of two as (units, bits).
+    """Return (units, bits) with x = units * 2**-bits; the denominator of x must be a power of two.
 
     >>> dyadic(1 - Fraction(0.25))
     (3, 2)
@@ -62,11 +65,12 @@ def dyadic(x: Fraction) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Logits:
-    """The visible pairs (i, j) in row order, and flat arrays over them.
+    """The visible pairs (i, j) of some rows in row order, and arrays with one number for each pair.
 
-    ``z``: logits before the soft cap, as exact integers in one unit. ``s``: logits in units of 2**-s_bits, off by at
-    most ``error`` units of 2**-F (0 without a soft cap). ``slope``: 1 - t**2 in units of 2**-F, off
-    by at most 2, or None. ``starts``, ``filled``: where each row with a visible key begins.
+    ``z``: logits before the soft cap, exact, as integers in a common unit. ``s``: logits in units of 2**-s_bits, off by
+    at most ``error`` units of 2**-F (0 without a soft cap). ``slope``: 1 - tanh(z / c)**2 in units of 2**-F, off by at
+    most 2 units; None without a soft cap. ``filled``: the rows with a visible key; ``starts``: the first pair of each of
+    these rows. ``count`` [n]: the number of visible keys of every row.
     """
 
     i: Indices
@@ -82,7 +86,7 @@ class Logits:
 
 
 def logits(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Logits:
-    """Compute s of the visible pairs of ``rows`` of query head h, for F = bits."""
+    """Compute the logits of the visible pairs of ``rows`` of query head h in batch b, for F = ``bits``."""
     problem = prepared.problem
     mask = problem.mask(b, h, rows)
     i, j = np.nonzero(mask)
@@ -102,7 +106,7 @@ def logits(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Logits
 
 
 def plus(a: Fixed, b: Fixed) -> Fixed:
-    """Return the exact sum."""
+    """Return the exact sum of two numbers."""
     bits = max(a.bits, b.bits)
     return Fixed(at_bits(a, bits) + at_bits(b, bits), bits)
 

@@ -1,4 +1,4 @@
-"""The problem to evaluate: tensors and terms of the definition (docs/spec/index.md), every number taken exactly."""
+"""The problem to evaluate: the tensors and options of the definition (docs/spec/index.md), whose values are exact."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Problem:
-    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64, with masks and terms.
+    """One problem: q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv] in float64, with masks and options.
 
-    ``visible``: the whole mask, bool with four axes, broadcastable to [B, H, Sq, Sk] (None: all visible).
-    ``bias``: float64 of such a shape; -inf hides the pair. ``keep``: bool of such a shape, the dropout mask.
-    ``sinks``: float64 [H, N]. ``scale``, ``softcap``, ``dropout_p``: float64 numbers.
-    Raises ShapeError, NonFiniteError or OptionError.
+    ``visible`` (bool, the whole mask; None: all visible), ``bias`` (float64; -inf hides the pair) and ``keep`` (bool, the
+    dropout mask) have four axes and are broadcastable to [B, H, Sq, Sk]. ``sinks``: float64 [H, N]. ``scale``,
+    ``softcap``, ``dropout_p``: float64 numbers. Raises ShapeError, NonFiniteError or OptionError.
     """
 
     q: Array
@@ -54,17 +53,17 @@ class Problem:
 
     @property
     def pairs(self) -> tuple[int, int, int, int]:
-        """[B, H, Sq, Sk]."""
+        """The shape (B, H, Sq, Sk) of an array with one number for each pair of a query and a key."""
         batch, heads, n_q, _ = self.q.shape
         return batch, heads, n_q, self.k.shape[2]
 
     @property
     def group(self) -> int:
-        """G = H / Hkv: query head h uses key head h // G."""
+        """The number G = H / Hkv of query heads for each key head; query head h uses key head h // G."""
         return self.q.shape[1] // self.k.shape[1]
 
     def mask(self, b: int, h: int, rows: slice) -> Booleans:
-        """Return the visible pairs of some ``rows`` of head h in batch b, [n, Sk]."""
+        """Return a mask [n, Sk] of the visible pairs of ``rows`` of query head h in batch b."""
         shape = self.pairs
         allowed = np.ones((len(range(*rows.indices(shape[2]))), shape[3]), dtype=np.bool_)
         if self.visible is not None:
@@ -74,7 +73,10 @@ class Problem:
         return allowed
 
     def kept(self, b: int, h: int, rows: slice) -> Booleans | None:
-        """Return which entries of P dropout keeps, [n, Sk] for b, h and ``rows``; None: all."""
+        """Return a mask [n, Sk] of the entries of P that dropout keeps, for batch b, query head h and ``rows``.
+
+        None: dropout keeps all entries.
+        """
         if self.keep is None:
             return None
         return np.broadcast_to(self.keep, self.pairs)[b, h, rows]
@@ -115,7 +117,7 @@ def check_tensors(q: Array, k: Array, v: Array) -> None:
 
 
 def check_pairs(x: NDArray | None, name: str, pairs: tuple[int, ...]) -> None:
-    """Require four axes, each of length 1 or full length, and dtype float64 for bias, else bool."""
+    """Require an array that is broadcastable to ``pairs``, with four axes; float64 if it is the bias, otherwise bool."""
     if x is None:
         return
     dtype = np.float64 if name == "bias" else np.bool_

@@ -37,7 +37,10 @@ LARGEST_LOGIT = 1e6
 
 @dataclass(frozen=True)
 class Row:
-    """One query row in fractions: visible keys ``j``, their logits z, their factors keep/A, and the sinks."""
+    """One query row with exact numbers: its visible keys ``j``, their logits ``z`` and dropout factors, and the sinks.
+
+    ``capped``: whether there is a soft cap.
+    """
 
     j: list[int]
     z: Numbers
@@ -47,7 +50,7 @@ class Row:
 
     @cached_property
     def terms_as_keys(self) -> list[object]:
-        """One dictionary key for each term; terms with equal ones are provably equal. Sinks come last.
+        """A dictionary key for each term of the softmax, sinks last; terms with equal keys are provably equal.
 
         With a soft cap a logit is c tanh(z/c), which is provably equal to a sink only if both are 0.
         """
@@ -73,9 +76,10 @@ def dot(xs: Numbers, ys: Numbers) -> Fraction:
 
 
 class Prover:
-    """Computes an element of a result as a Fraction, or None without a proof. No ``dy`` and ``dlse``: forward only.
+    """Computes an element of a result as a Fraction if it is provably rational, otherwise None.
 
-    ``of_row`` [Sq]: the group of each row, for the partial sums ``dsinks_parts``, ``dbias_parts``.
+    ``dy``, ``dlse``: None if only o and lse are needed. ``of_row`` [Sq]: the group of each row, for the partial sums
+    ``dsinks_parts`` and ``dbias_parts``.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class Prover:
         return self.rows[b, h, i]
 
     def read(self, b: int, h: int, i: int) -> Row:
-        """Read row i of head h from the exact inputs."""
+        """Return row i of query head h in batch b, as exact fractions."""
         problem, one = self.problem, slice(i, i + 1)
         j = np.flatnonzero(problem.mask(b, h, one)[0]).tolist()
         q, scale = fractions(problem.q[b, h, i]), Fraction(problem.scale)
@@ -145,9 +149,10 @@ class Prover:
         )
 
     def scale(self, tensor: str, index: tuple[int, ...]) -> Fraction | None:
-        """Return the row scale of o where the largest sum of P keep |v| / A is rational; None for other tensors.
+        """Return the row scale of o if it is provably rational, else None; also None for other tensors.
 
-        The other sums are compared with it in float64, which is off by far less than MARGIN.
+        The row scale is the largest of the sums of P keep |v| / A over d. The largest sum is found in float64, whose
+        error is far below MARGIN.
         """
         if tensor != "o":
             return None
@@ -182,7 +187,10 @@ class Prover:
         return 1 + max([*sizes, *map(abs, row.sinks)], default=Fraction(0))
 
     def score_gradients(self, b: int, h: int, i: int) -> tuple[Numbers, Numbers] | None:
-        """Return dz over the visible keys, and (dlse - delta) / n if P is 1/n; None if not provably rational."""
+        """Return dz of the visible keys of a row, and what the row adds to the gradient of each sink.
+
+        None if dz is not provably rational.
+        """
         if (b, h, i) not in self.gradients:
             self.gradients[b, h, i] = self.find_score_gradients(b, h, i)
         return self.gradients[b, h, i]
@@ -253,7 +261,7 @@ class Prover:
         return self.sums("dbias", index, list(range(self.problem.pairs[2])))
 
     def sums(self, tensor: str, index: tuple[int, ...], rows: list[int]) -> Fraction | None:
-        """Return dsinks[h, n] or dbias[b, h, i, j] (index 0 on broadcast axes) summed over the given rows."""
+        """Return the element ``index`` of dsinks or dbias, summed over ``rows`` only."""
         batch, heads, _, _ = self.problem.pairs
         bias = self.problem.bias
         if tensor == "dsinks":
@@ -277,7 +285,7 @@ class Prover:
         return None if found is None else found[1][0]
 
     def bias_part(self, place: tuple[int, int, int], j: int) -> Fraction | None:
-        """Return one row's dz at key j, or its sum over the keys if the key axis is broadcast."""
+        """Return what one row adds to dbias: its dz at key j, or the sum over keys if the key axis is broadcast."""
         row = self.row(*place)
         assert self.problem.bias is not None and self.dlse is not None
         if self.problem.bias.shape[3] == 1 and not row.sinks and not row.capped:

@@ -4,10 +4,11 @@ Rounding to nearest even is monotone: if both ends of an interval around the tru
 the same number, the true value does too (Ziv's test). Zero is always +0, so an interval inside half the
 least subnormal number is decided as well.
 
-Each end is rounded directly from its integer. Its 64 leading bits decide nearest even, if the last one is
-sticky: 1 if any lower bit was set ("rounding to odd"). They decide it for every format of at most 61
-significant bits, subnormal or not: the code merges the two lowest bits, which leaves 63, and a midpoint of such
-a format has at most 62.
+Each end is rounded directly from its integer, of which 64 leading bits are kept. The last of these bits is sticky: it is
+1 if any lower bit was set ("rounding to odd"). The 64 bits then decide rounding to nearest even in every format of at
+most 61 significant bits, also for subnormal numbers. The code merges the two lowest bits, which leaves 63 bits, and a
+midpoint of such a format has at most 62.
+
 Source: S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
 using rounding to odd" (IEEE Transactions on Computers 57, 2008), https://doi.org/10.1109/TC.2007.70819.
 """
@@ -29,7 +30,7 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Ball:
-    """True values within ``radius`` of ``middle``, both in units of 2**-bits; radius >= 0."""
+    """Intervals: each true value is within ``radius`` >= 0 of ``middle``, both in units of 2**-bits."""
 
     middle: Units
     radius: Units
@@ -46,7 +47,7 @@ class Ball:
 
 @dataclass(frozen=True)
 class Leading:
-    """Sign, 64 leading bits (the last one sticky) and exponent: the value is about word * 2**(exponent - 63)."""
+    """Sign, 64 leading bits (the last one sticky) and exponent; the absolute value is about word * 2**(exponent - 63)."""
 
     negative: Booleans
     word: NDArray[np.uint64]
@@ -54,7 +55,7 @@ class Leading:
 
 
 def leading_bits(x: int) -> tuple[int, int]:
-    """Return the 64 leading bits of x > 0, with a sticky last one, and the number of bits of x."""
+    """Return the 64 leading bits of x > 0, the last of which is sticky, and the number of bits of x."""
     length = x.bit_length()
     if length <= 64:
         return x << (64 - length), length
@@ -74,7 +75,7 @@ def leading(units: Units, bits: int) -> Leading:
 
 
 def nearest_even(x: Leading, target: Format) -> Array:
-    """Return the numbers of a format nearest to x, ties to even, as float64; zeros are +0.
+    """Round x to the nearest number of a format, ties to even, and return it as float64; zeros are +0.
 
     >>> one_and_a_bit = objects_of(2**40 + 2**32 + 1)  # 1 + 2**-8 + 2**-40
     >>> float(nearest_even(leading(one_and_a_bit, 40), format_of("bfloat16"))[0])
@@ -108,7 +109,7 @@ def objects_of(*values: int) -> Units:
 
 @dataclass(frozen=True)
 class Rounded:
-    """``values``: float64 arrays that contain numbers of the format; NaN where not ``decided``."""
+    """Rounded numbers of a format, as float64 ``values``; NaN where the rounding is not ``decided``."""
 
     values: Array
     decided: Booleans

@@ -1,4 +1,4 @@
-"""The row scales (docs/spec/numbers.md), evaluated like the results, with absolute values in every sum.
+"""The row scales (docs/spec/numbers.md), computed with the same method as the results.
 
 kappa_i = 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|) is dyadic, so it is exact. With
 A = 1 - dropout_p, g = keep sum_d |dy||v| and O_i = sum_j P keep |v| (= A times the scale of o
@@ -9,10 +9,10 @@ without kappa):
     dq: scale kappa_i sum_j a|k|        dk: scale sum_i kappa_i a|q|
     dbias: kappa_i a, summed as dbias   dsinks: sum_i P_sink kappa_i (sum|dy| O_i / A + |dlse_i|)
 
-and then the largest over d. Errors are those of ``head``: e_i of P in row i times exact sums. For a, with
-b_ij = g_ij + sum|dy| O_i + A|dlse_i| off by err(b_i) = e_i sum|dy| sum_j keep|v|:
-err(a_ij A) <= e_i max_j b^_ij + err(b_i) max(P, 1). The largest of many balls lies between the
-largest of their lower ends and the largest of their upper ends.
+The row scale is the largest of these sums over d. As in ``head``, the error of a sum is e_i, the error of P in row i,
+times an exact sum. b_ij = g_ij + sum|dy| O_i + A|dlse_i| has the error err(b_i) = e_i sum|dy| sum_j keep|v|, so
+err(a_ij A) <= e_i max_j b^_ij + err(b_i) max(P, 1), where b^ is the computed b. The largest of several balls
+(intervals) lies between the largest of their lower ends and the largest of their upper ends.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def scale_balls(
     groups: Groups | None = None,
     by: Given | None = None,
 ) -> dict[str, Ball]:
-    """Compute the scales of o and lse [B, H, Sq], and with seeds those of dq, dk, dv, dsinks, dbias.
+    """Compute the row scales of o and lse [B, H, Sq] and, if ``seeds`` is given, those of the gradients.
 
-    ``by``: lse and delta of a block backward. The result is then without o and lse, P is exp(s - lse), and A |delta|
-    replaces sum|dy| O + A |dlse|.
+    ``by``: lse and delta of a block backward. P is then exp(s - lse), A |delta| replaces sum|dy| O + A |dlse|, and the
+    result lacks o and lse.
     """
     problem = prepared.problem
     kept = prepared.kept
@@ -101,7 +101,7 @@ def scale_balls(
 
 @dataclass(frozen=True)
 class Block:
-    """The weights of some rows of one head, with kappa [n], and with P keep in digits."""
+    """The weights P of some rows of one head, with kappa [n] and with P keep in digits."""
 
     prepared: Prepared
     weights: Weights
@@ -147,7 +147,10 @@ def absolute_lse(weights: Weights, kappa: Fixed) -> Ball:
 def add_gradients(
     sums: dict[str, Sums], block: Block, row: Ball, seed: Fixed, groups: Groups | None
 ) -> None:
-    """Add this block's contribution to the scales of the gradients; row [n] is from row_term, seed is dy."""
+    """Add the contribution of some rows to the row scales of the gradients.
+
+    ``row`` [n]: the result of :func:`row_term` or :func:`given_term`. ``seed``: dy.
+    """
     prepared, weights, place, kappa = block.prepared, block.weights, block.place, block.kappa
     b, h, rows = place
     kv = h // prepared.problem.group
@@ -193,7 +196,7 @@ def given_term(block: Block, by: Given) -> Ball:
 
 
 def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
-    """Compute a A of the visible pairs."""
+    """Compute a_ij A (see the module's docstring) of the visible pairs."""
     prepared, weights = block.prepared, block.weights
     b, h, rows = block.place
     problem, pairs = prepared.problem, weights.logits
@@ -207,13 +210,16 @@ def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
 
 
 def sink_part(weights: Weights, row: Ball) -> Ball:
-    """Compute P_sink times a number of each row, [n, N]."""
+    """Compute P_sink [n, N] times one number for each row."""
     negative = sink_shares(weights, row)
     return Ball(-negative.middle, negative.radius, negative.bits)
 
 
 def largest_of_row(ball: Ball) -> Ball:
-    """Return the largest over the last axis; it lies between the largest lower end and the largest upper end."""
+    """Return a ball that contains the maximum over the last axis.
+
+    The maximum lies between the largest lower end and the largest upper end.
+    """
     if ball.middle.shape[-1] == 0:
         nothing = zeros(ball.middle.shape[:-1])
         return Ball(nothing, nothing, ball.bits)

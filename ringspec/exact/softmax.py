@@ -1,8 +1,8 @@
 """P and lse of some rows of one head, with the error of each row.
 
-Let m be the largest computed logit of the row (a definite number, whatever its error). Let e_j =
-exp(s_j - m) be the true terms (keys and sinks, n of them) and z their sum; E and Z are the computed ones.
-In units of 2**-F:
+Let m be the largest computed logit of the row; m is used as an exact number, because P does not depend on it. Let
+e_j = exp(s_j - m) be the true terms of the n keys and sinks, and z their sum. E and Z are the computed terms and their
+computed sum. Errors are in units of 2**-F:
 
 1. Terms. Without a soft cap, s_j - m is exact and exp is off by at most 2. With one, s_j is off by at
    most 1 unit and exp(s_j - m) <= e**(2**-F), so e_j is off by less than 2 + 2 = 4. Let eps be
@@ -12,9 +12,9 @@ In units of 2**-F:
    the quotient down adds 1. The same holds for the sinks' P.
 3. lse = m + log z: log is off by at most 2, and log Z - log z by at most n eps / min(Z, z) <= 2 n eps.
 
-A row whose logits (and sinks) are all equal has E = 2**F exactly. So P = 1/n is off by less than 1,
-and exact if n divides 2**F; in particular a row with one key has P = 1 exactly. The lse of such a row
-is m + log n, where only log n (and m, with a soft cap) is not exact.
+If all logits and sinks of a row are equal, E is exactly 2**F. So P = 1/n is off by less than 1 unit, and exact if n
+divides 2**F; for example, P is exactly 1 in a row with one key. The lse of such a row is m + log n, where only log n,
+and m with a soft cap, have errors.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LARGEST_ROW = 1 << 30  # log requires sums below 2**31
 
 @dataclass(frozen=True)
 class Weights:
-    """P of the visible pairs, flat, and of the sinks [n, N], in units of 2**-bits.
+    """P and lse of n query rows. P is in units of 2**-bits.
 
-    ``error`` [n] bounds the error of every P of a row in these units. ``lse`` [n] is 0 where
-    ``empty``.
+    ``p``: one number for each visible pair; ``sinks`` [n, N]: P of the sinks. ``error`` [n]: a bound of the error of every
+    P of a row, in the same units. ``empty`` [n]: rows without keys and sinks, whose ``lse`` is stored as 0.
     """
 
     logits: Logits
@@ -51,7 +51,7 @@ class Weights:
 
 
 def softmax(prepared: Prepared, b: int, h: int, rows: slice, bits: int) -> Weights:
-    """Compute P and lse of ``rows`` of query head h in batch b, for F = bits."""
+    """Compute P and lse of ``rows`` of query head h in batch b, for F = ``bits``."""
     pairs = logits(prepared, b, h, rows, bits)
     n = pairs.count.size
     sink_logits = Fixed(zeros((0,)), 0)
@@ -98,9 +98,10 @@ def largest(s: Units, sink: Units, pairs: Logits) -> Units:
 def all_equal(
     pairs: Logits, s: Units, m: Units, sink: Units, has_softcap: bool
 ) -> NDArray[np.bool_]:
-    """Find rows whose terms are provably all equal; s, m and sink have one exponent.
+    """Return a mask of the rows whose terms are provably all equal; s, m and sink are in the same unit.
 
-    Keys are compared by z, which is exact. With a soft cap, a key is provably equal to a sink only if z and the sink are 0.
+    Keys are compared by their logits z before the soft cap, which are exact. With a soft cap, a key is provably equal to
+    a sink only if z and the sink are 0.
     """
     low, high = (per_row(f, pairs.z, pairs, 0) for f in (np.minimum, np.maximum))
     same = (low == high).astype(np.bool_)
@@ -116,7 +117,7 @@ def all_equal(
 
 
 def added(m: Fixed, log_z: Fixed, error: Units, empty: NDArray[np.bool_]) -> Ball:
-    """Return m + log z; the error is in units of log z."""
+    """Return m + log z, or 0 in an ``empty`` row; ``error`` is in the units of ``log_z``."""
     bits = max(m.bits, log_z.bits)
     middle = at_bits(m, bits) + at_bits(log_z, bits)
     return Ball(where(empty, 0, middle), error << (bits - log_z.bits), bits)

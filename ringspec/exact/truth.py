@@ -33,7 +33,10 @@ from ringspec.formats import format_of
 
 @dataclass(frozen=True)
 class Truth:
-    """``tensors[name][format]`` in the format's storage dtype; ``scales[name]`` in float64."""
+    """The correctly rounded results of one problem.
+
+    ``tensors[name][format]``: each tensor in the storage dtype of each format. ``scales[name]``: row scales in float64.
+    """
 
     tensors: Tensors
     scales: dict[str, NDArray] = field(default_factory=dict)
@@ -48,9 +51,9 @@ def forward(
 ) -> Truth:
     """Compute o [B, H, Sq, Dv] and lse [B, H, Sq], each correctly rounded to each format.
 
-    ``formats``: names of :data:`ringspec.formats.FORMATS`. ``statistics``: formats of lse and dsinks,
-    if they differ from ``formats``. ``scales``: return the row scales of o and lse as well, [B, H, Sq]. An empty row
-    has o = 0, lse = -inf. Raises UndecidedError if the rounding of an element cannot be decided.
+    ``formats``: names of :data:`ringspec.formats.FORMATS`. ``statistics``: formats of lse and dsinks, if they differ
+    from ``formats``. ``scales``: whether to return the row scales [B, H, Sq] of o and lse as well. An empty row has
+    o = 0 and lse = -inf. Raises UndecidedError if the rounding of an element cannot be decided.
 
     >>> q = np.zeros((1, 1, 1, 2)); v = np.array([[[[1.0], [2.0], [4.0]]]])
     >>> truth = forward(Problem(q, np.ones((1, 1, 3, 2)), v, 1.0), ("float64", "bfloat16"))
@@ -86,9 +89,9 @@ def backward(
     """Compute o, lse and dq, dk, dv, dsinks [H, N], dbias (in the bias's shape), each correctly rounded.
 
     dy [B, H, Sq, Dv] and dlse [B, H, Sq] are float64. ``problem``, ``formats``, ``statistics``, ``scales`` and errors
-    are as in :func:`forward`. ``row_groups`` [Sq] with ``groups`` = W: the worker of each query row
-    (-1: none). The result then also has ``dsinks_parts`` [W, H, N] and, if the bias is broadcast
-    over rows, ``dbias_parts`` [W, ...]: the sums over each worker's own rows.
+    are those of :func:`forward`. ``row_groups`` [Sq]: the worker of each query row (-1: none); ``groups``: the number W
+    of workers. If both are given, the result also has ``dsinks_parts`` [W, H, N] and, if the bias is broadcast over rows,
+    ``dbias_parts`` [W, ...]: the sums over the rows of each worker.
 
     >>> q = k = np.zeros((1, 1, 2, 1)); v = np.array([[[[1.0], [3.0]]]])
     >>> truth = backward(Problem(q, k, v, 1.0), np.ones((1, 1, 2, 1)))
@@ -133,7 +136,7 @@ def block_backward(
     row_groups: NDArray | None = None,
     groups: int = 0,
 ) -> Truth:
-    """Compute the gradients with lse and delta [B, H, Sq] of the whole rows as given: p = exp(s - lse).
+    """Compute the gradients from given lse and delta [B, H, Sq] of the whole rows, with p = exp(s - lse).
 
     lse may be -inf (an empty row); a logit that exceeds lse by more than about 5400 is refused. ``problem``,
     ``formats``, ``statistics``, ``scales``, ``row_groups`` and ``groups`` are as in :func:`backward`; the result has
@@ -181,9 +184,9 @@ def merge(
 ) -> Truth:
     """Merge normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (natural log, or -inf).
 
-    lse = log sum exp lse_n and o = sum exp(lse_n - lse) o_n. For each row this is attention of one query over N
-    keys with logits lse_n and values o_n; results and row scales are computed in this way. ``formats``,
-    ``statistics`` and ``scales`` are as in :func:`forward`. Raises ShapeError and NonFiniteError.
+    The merged results are lse = log sum exp lse_n and o = sum exp(lse_n - lse) o_n. For each row this is the attention of
+    one query over N keys with the logits lse_n and the values o_n, so it is computed as such. ``formats``,
+    ``statistics`` and ``scales`` are those of :func:`forward`. Raises ShapeError and NonFiniteError.
 
     >>> truth = merge(np.array([1.0, 3.0]).reshape(2, 1, 1, 1, 1), np.zeros((2, 1, 1, 1)))
     >>> truth.tensors["o"]["float64"].item()
@@ -217,12 +220,12 @@ def merge(
 
 
 def unproven(tensor: str, index: tuple[int, ...]) -> Fraction | None:
-    """Return None: P of a block backward is an exponential of given numbers, so nothing is provably rational."""
+    """Return None: P of a block backward is an exponential of inputs, so no element is provably rational."""
     return None
 
 
 def factors(problem: Problem) -> tuple[NDArray | float, ...]:
-    """Return the factors that multiply P in the gradients."""
+    """Return the inputs by which P is multiplied in the gradients."""
     return problem.q, problem.k, problem.v, problem.scale
 
 
@@ -249,7 +252,7 @@ def with_empty_rows(tensors: Tensors, problem: Problem) -> Tensors:
 
 
 def check_formats(formats: Sequence[str], statistics: Sequence[str] | None) -> Names:
-    """Return the formats of each tensor."""
+    """Check the names of formats; return a function from a tensor's name to its formats."""
     outputs = check_names(formats)
     others = outputs if statistics is None else check_names(statistics)
     return lambda tensor: others if tensor in ("lse", "dsinks", "dsinks_parts") else outputs
@@ -266,7 +269,7 @@ def check_names(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_seeds(problem: Problem, dy: Array, per_row: Array | None, what: str) -> Array:
-    """Check dy of o's shape and one number per query row, both finite."""
+    """Check that dy has o's shape and ``per_row`` one number for each query row, all finite; None means zeros."""
     check_array(dy, "dy", (*problem.q.shape[:3], problem.v.shape[3]))
     if per_row is None:
         return np.zeros(problem.q.shape[:3])

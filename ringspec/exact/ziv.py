@@ -1,4 +1,4 @@
-"""Ziv's strategy: evaluate with F bits, round the elements that are decided, repeat with more bits for the rest.
+"""Ziv's strategy: evaluate with F bits, round each element if its interval decides the rounding, else use more bits.
 
 Source: A. Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last
 bit" (ACM TOMS 17, 1991), https://doi.org/10.1145/114697.116813.
@@ -26,11 +26,11 @@ FINE = 4096  # number of bits to which a fraction that is not dyadic is cut; fin
 
 
 def ladder_for(base: tuple[int, ...], *factors: NDArray | float) -> tuple[int, ...]:
-    """Return the numbers of bits to try for results that are products of these factors.
+    """Return the numbers of bits F to try for results that are products of these factors.
 
-    2**-F is an absolute error, before the exact products with the inputs. 1408 bits are 334 more than the
-    least float64 subnormal 2**-1074 needs, a reserve for sums, divisions and bounds. A factor
-    above 1 costs as many bits as its integer part has; these are added.
+    The exponentials have an absolute error of about 2**-F, and are then multiplied by the factors. 1408 bits are 334
+    more than the least float64 subnormal 2**-1074 needs, a reserve for sums, divisions and bounds. A factor above
+    1 makes the error larger, so as many bits as its integer part has are added to the last F.
 
     >>> ladder_for((256, 640, 1408), np.array([0.5]), 2.0**100)
     (256, 640, 1509)
@@ -47,7 +47,7 @@ Prover = Callable[[str, tuple[int, ...]], Fraction | None]
 
 @dataclass
 class Progress:
-    """The values of one tensor so far, by format, and which of them are decided."""
+    """The elements of one tensor that are already rounded, by format; ``decided`` marks them."""
 
     values: dict[str, NDArray]
     decided: dict[str, NDArray[np.bool_]]
@@ -57,7 +57,7 @@ class Progress:
         return tuple(self.values)
 
     def take(self, ball: Ball) -> None:
-        """Fill in the elements that this ball decides. Elements decided earlier stay, because they cannot change."""
+        """Store the elements whose rounding this ball decides; elements decided earlier keep their value."""
         open_places = ~np.logical_and.reduce([self.decided[name] for name in self.names])
         part = Ball(ball.middle[open_places], ball.radius[open_places], ball.bits)
         for name, rounded in round_ball(part, self.names).items():
@@ -67,7 +67,7 @@ class Progress:
             self.decided[name][open_places] = decided | fresh
 
     def left(self) -> list[tuple[int, ...]]:
-        """Return the indices at which some format is undecided."""
+        """Return the indices of elements whose rounding is undecided in at least one format."""
         undecided = ~np.logical_and.reduce(list(self.decided.values()))
         return [tuple(int(n) for n in index) for index in np.argwhere(undecided)]
 
@@ -80,9 +80,9 @@ def settle(
 ) -> Tensors:
     """Round every tensor of ``evaluate(F)`` correctly to each of its formats, in storage dtypes.
 
-    ``prove(tensor, index)`` returns the value of an element as a fraction if the element is provably
-    rational, else None: only a rational element can lie exactly on a midpoint of a format. Raises UndecidedError
-    for an element that is neither proven nor decided with the last F.
+    ``names(tensor)``: the formats of a tensor. ``ladder``: the numbers of bits F to try. ``prove(tensor, index)``: the
+    value of an element as a fraction if the element is provably rational, else None. Only a rational element can lie
+    exactly on a midpoint of a format. Raises UndecidedError if an element is neither decided with the last F nor proven.
     """
     progress: dict[str, Progress] = {}
     for bits in ladder:
@@ -110,7 +110,7 @@ def start(shape: tuple[int, ...], names: tuple[str, ...]) -> Progress:
 
 
 def take_fraction(state: Progress, index: tuple[int, ...], value: Fraction) -> None:
-    """Round a rational number: exactly if it is dyadic, else from its two neighbours with FINE bits."""
+    """Round a rational element and store it; a number that is not dyadic is enclosed in an interval of FINE bits."""
     raised = value * (1 << FINE)
     below = raised.numerator // raised.denominator
     radius = 0 if raised.denominator == 1 else 1
@@ -123,7 +123,7 @@ def take_fraction(state: Progress, index: tuple[int, ...], value: Fraction) -> N
 
 
 def stored(state: Progress) -> dict[str, NDArray]:
-    """Return the values in the storage dtype of each format, where they are already exact."""
+    """Return the rounded values in the storage dtype of each format, which represents them exactly."""
     with np.errstate(over="ignore"):
         return {name: state.values[name].astype(format_of(name).dtype) for name in state.names}
 

@@ -1,1 +1,1 @@
-"""The commands, one file each; long-running work is in a second file."""
+"""The commands of ``ringspec``, one file each; the work of ``check`` and ``vectors`` is in further files."""

@@ -55,7 +55,10 @@ def check(
     sharp: float | None = None,
     **files: Path | None,
 ) -> None:
-    """Run a profile."""
+    """Run ``ringspec check`` or ``smoke``: all cases of a profile, or those that ``only`` selects.
+
+    The other parameters are the options of these commands; ``files``: where to write reports, by format.
+    """
     spec = target_or_default(target)
     profile, only = asked_of(spec, profile, only)
     expected = None if expected_failures is None else read_expected(expected_failures)
@@ -94,7 +97,7 @@ def replay(
 
 
 def check_can_shrink(spec: str, ids: Sequence[str]) -> None:
-    """Raise before the run if there are several cases, or if the target cannot run new calls."""
+    """Raise OptionError if several cases are to be shrunk, or if the target cannot run new calls."""
     if len(ids) > 1:
         raise OptionError("one id with --shrink", f"{len(ids)} ids", "shrink one case at a time")
     if spec.startswith("dir:"):
@@ -106,7 +109,7 @@ def check_can_shrink(spec: str, ids: Sequence[str]) -> None:
 
 
 def show_shrunk(target: Target, case: RunCase, seconds: float, as_json: bool) -> None:
-    """Shrink a failing case; print the simplest failing call."""
+    """Search for at most ``seconds`` for the simplest call that fails like ``case``, and print it."""
     with trying("shrinking", sys.stderr.isatty()) as tell:
         found = shrink(
             target,
@@ -141,9 +144,10 @@ def perform(
     sharp: float | None = None,
     then: Callable[[Target], None] | None = None,
 ) -> None:
-    """Load the target, run the cases, write reports; exit with the exit code if it is not 0.
+    """Load the target, run the cases and write reports; end the program if the exit code is not 0.
 
-    ``sharp``: seconds for a larger noise case. ``then`` is called with the target before the exit.
+    ``sharp``: seconds that an additional, larger noise case may take. ``then``: a function that is called with the target
+    before the program ends.
     """
     wanted: Files = {name: path for name, path in files.items() if path is not None}
     for path in wanted.values():
@@ -202,7 +206,10 @@ def perform(
 def sharpened(
     cases: list[RunCase], options: dict[str, Any], target: Target, spec: str, seconds: float
 ) -> list[RunCase]:
-    """Add the larger noise case that takes at most ``seconds``, also to the patterns of ids."""
+    """Add to ``cases`` a larger noise case that takes at most ``seconds``, and select it in ``options``.
+
+    The case is chosen by :func:`ringspec.conformance.run.sharp.chosen`.
+    """
     added = larger_case(target, spec, seconds)
     click.echo(added.words, err=True)
     if added.case is None:
@@ -213,7 +220,7 @@ def sharpened(
 
 
 def check_destination(path: Path) -> None:
-    """Raise before the run if a report cannot be written."""
+    """Raise OptionError if the folder of a report does not exist; called before the run."""
     if not path.absolute().parent.is_dir():
         raise OptionError(
             f"the folder of {path}",
@@ -242,7 +249,7 @@ def vectors_data() -> dict[str, Any]:
 
 
 class Nowhere:
-    """A stream that discards its text, for the writer that computes the footer if no report is written."""
+    """A stream that discards its text."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -255,7 +262,10 @@ class Nowhere:
 def writers(
     header: dict[str, Any], as_json: bool, path: Path | None
 ) -> Iterator[list[ReportWriter]]:
-    """Yield a writer for stdout with --json, one for the file if there is one, and one that only counts."""
+    """Yield the report writers: for stdout if ``as_json``, for the file ``path`` if given, and one without output.
+
+    The last one computes the footer of the report, which is needed in any case.
+    """
     with contextlib.ExitStack() as stack:
         streams: list[TextIO] = [Nowhere()]  # type: ignore[list-item]
         if as_json:
@@ -267,7 +277,7 @@ def writers(
 
 
 def write_files(report: Report, wanted: Files) -> None:
-    """Write JUnit XML and the HTML page."""
+    """Write the JUnit XML and the HTML page, if they are wanted."""
     for name, make in (("junit", junit), ("html", lambda one: page(report_lines(one)))):
         if name in wanted:
             # Surrogates in the target's name or messages become question marks.

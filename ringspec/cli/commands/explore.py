@@ -35,7 +35,7 @@ The keys of --json: the docstring of ringspec/cli/views/explore_records.py.
 
 
 class WorkersType(click.ParamType):
-    """Numbers separated by commas."""
+    """The type of an option that takes numbers separated by commas."""
 
     name = "workers"
 
@@ -122,14 +122,14 @@ def explore_command(
 
 
 def all_rings(sizes: list[int], tokens: int, seed: int) -> dict[str, Any]:
-    """Return the records of the page that offers every choice."""
+    """Return the records of the page that offers every layout, mask and circulation, for each ring size."""
     check_numbers(sizes, tokens)
     with progress.stepping("rings", how_many(sizes), wanted=True) as tick:
         return records(sizes, tokens, seed, tick)
 
 
 def one_size(sizes: list[int]) -> int:
-    """Return the one ring size for the page of a bug."""
+    """Return the only ring size; raise OptionError if there are several, because a bug's page shows one ring."""
     if len(sizes) > 1:
         raise OptionError(
             "one ring size with --bug",

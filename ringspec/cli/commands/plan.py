@@ -41,7 +41,7 @@ The keys of --json: ringspec/cli/plan.schema.json.
 
 
 class NamesType(click.ParamType):
-    """Names separated by commas."""
+    """The type of an option that takes names separated by commas."""
 
     name = "names"
 
@@ -204,7 +204,7 @@ def document(plans: list[Plan]) -> dict[str, Any]:
 
 
 def text(one: Plan, width: int) -> list[str]:
-    """Return one plan as lines: a warning if time is wasted, workload, table, passes of the best ring, advice."""
+    """Return one plan as lines: warnings, workload, table of rings, passes of the best ring, advice."""
     from ringspec.plan.advice import advice, warning
 
     lines = [*warning(one), *heading(one), "", *table(one, width), ""]
@@ -234,7 +234,7 @@ def heading(one: Plan) -> list[str]:
 
 
 def table(one: Plan, width: int) -> list[str]:
-    """Return a table with a line for each layout and circulation; on a narrow terminal it continues below."""
+    """Return a table with a line for each layout and circulation; columns beyond ``width`` continue below."""
     from ringspec.plan.advice import amount, duration, percent
 
     labels, columns = [""], [[name] for name in COLUMNS]
@@ -280,7 +280,7 @@ def pass_line(way: Pass) -> str:
 
 
 def draw(one: Plan, path: Path) -> None:
-    """Draw the timeline of the recommended ring, forward then backward, to a file."""
+    """Draw the timeline of the recommended ring (forward pass, then backward pass) and write it to a file."""
     from ringspec.plan import ring_spans
     from ringspec.render.figures_style import matplotlib_module
 
@@ -314,7 +314,7 @@ def draw(one: Plan, path: Path) -> None:
 
 
 def title(one: Plan, workers: int) -> str:
-    """Return the title of the drawing, which says if a smaller ring is drawn in place of a large one."""
+    """Return the title of the drawing; it says how many ``workers`` are drawn if these are fewer than in the plan."""
     best, work = one.best, one.work
     small = "" if workers == work.workers else f" (drawn with {workers} workers)"
     passes = "forward, then backward" if best.backward is not None else "forward"

@@ -1,4 +1,4 @@
-"""``ringspec power``: the errors that a run of a profile could not see, before the run."""
+"""``ringspec power``: compute how small the errors are that ``ringspec check`` still detects, without a target."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def power_command(target: str | None, profile: str, recipe: str | None, as_json:
 
 
 def claims_of(target: str | None, recipe: str | None) -> Capabilities:
-    """Return the claims of TARGET, with another recipe if one is given; without TARGET, all claims of the recipe."""
+    """Return the claims of TARGET. If ``recipe`` is given, it replaces the recipe of TARGET.
+
+    If only ``recipe`` is given, return the claims of the specification under that recipe.
+    """
     import dataclasses
 
     from ringspec.conformance.run.executor import close, opened

@@ -1,4 +1,4 @@
-"""``ringspec replay``: single cases, reported in full."""
+"""``ringspec replay``: run single cases, and report each in full."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def pairs(asked: Request) -> int:
 
 
 def check_size(asked: Request) -> None:
-    """Limit time and memory, because counting visits every pair of one head."""
+    """Refuse a problem with too many pairs of a query and a key: counting visits every pair of one head."""
     block = pairs(asked) // asked.workers**2
     if pairs(asked) > MAX_PAIRS or block > MAX_BLOCK_PAIRS:
         raise OptionError(
@@ -89,7 +89,7 @@ def check_size(asked: Request) -> None:
 
 
 def shapes_only(asked: Request) -> spec_problem.Problem:
-    """Return the problem with tensors that have shapes but no storage."""
+    """Return the problem with tensors that use no memory: each is a broadcast zero."""
     check_size(asked)
     heads = {"q": asked.shape.heads, "k": asked.shape.kv_heads, "v": asked.shape.kv_heads}
     q, k, v = (np.zeros((1, n, asked.shape.of(name)[2], 1)) for name, n in heads.items())
@@ -100,7 +100,7 @@ def shapes_only(asked: Request) -> spec_problem.Problem:
 
 
 def report(asked: Request) -> Data:
-    """Return the whole report as plain data."""
+    """Return the report as plain data, for JSON."""
     problem, recipe = shapes_only(asked), recipe_of(asked.recipe)
     layout_q, layout_k = layouts_for(problem, asked.layout, asked.workers, asked.options)
     planned = [forward_schedule(asked.circulation, asked.workers, asked.direction)]

@@ -136,7 +136,7 @@ def simulate_command(**given: Any) -> None:
 
 
 def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> None:
-    """Run the command on one rank; with several ranks only the first reports."""
+    """Run the command on one rank; if there are several ranks, only rank 0 prints a report."""
     if given["input_path"] is not None:
         refuse_shapes(ctx)
     asked = request_from(given)
@@ -177,7 +177,7 @@ def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> Non
 
 
 def refuse_shapes(ctx: click.Context) -> None:
-    """Refuse options that the shapes of a file would override."""
+    """Refuse options that have no effect with an input file, which determines shapes and values."""
     for name in (*SHAPE_OPTIONS, "seed", "dlse"):
         needed = name == "seed" and ctx.params["sinks"]
         if not needed and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -190,7 +190,7 @@ def refuse_shapes(ctx: click.Context) -> None:
 
 
 def check_target(path: Path | None) -> None:
-    """Raise an error before the work if the file cannot be written."""
+    """Raise OptionError if the file of --save cannot be written; called before the ring runs."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise OptionError(
             "--save with the path of a file in a directory that exists",
@@ -254,7 +254,7 @@ def run_ring(
 
 
 def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
-    """Limit the size of a block, because the specification keeps a few score matrices of one block at a time."""
+    """Refuse blocks that are too large: the specification holds a few score matrices of one block in memory."""
     q, k = tensors["q"].shape, tensors["k"].shape
     block = math.prod(q[:3]) * math.prod(k[2:3]) // asked.workers**2
     if block > MAX_BLOCK:
@@ -266,7 +266,7 @@ def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
 
 
 def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
-    """Limit the recorded states, which are about 3 copies of every tensor before, during and after every step."""
+    """Refuse recorded states that are too large: about 3 copies of each tensor before, during and after each step."""
     size = 8 * 3 * 3 * asked.workers * sum(x.size for x in tensors.values())
     if size > MAX_SAVED_BYTES:
         raise OptionError(
@@ -277,7 +277,7 @@ def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
 
 
 def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
-    """Return the whole report as plain data."""
+    """Return the report as plain data, for JSON."""
     q_offset = asked.options["q_offset"]
     passes = [
         pass_data(run.problem, schedule, run.layout_q, run.layout_k, run.recipe, q_offset)
@@ -306,7 +306,7 @@ def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
 
 
 def legend_lines(width: int) -> list[str]:
-    """Explain the terms of the report, each with a hanging indent."""
+    """Return lines that explain the terms of the report, with a hanging indent."""
     lines = ["legend:"]
     for word, meaning in LEGEND.items():
         lines += textwrap.wrap(

@@ -1,4 +1,4 @@
-"""``ringspec smoke``: check an adapter with a few small cases, before hundreds of cases fail alike."""
+"""``ringspec smoke``: check an adapter with a few small cases, before hundreds of cases fail for the same reason."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MOST_CHANGES = 20
 
 
 def verify_set(name: str, only: str | None, jobs: int | None, as_json: bool) -> None:
-    """Print the reports; exit with 1 if the set differs from the derived values."""
+    """Derive the cases of a set again and print the differences; end the program with 1 if there are any."""
     vectors = open_set(name)
     reports: tuple[CaseReport, ...] = ()
     fault = ""
@@ -59,7 +59,7 @@ def verify_set(name: str, only: str | None, jobs: int | None, as_json: bool) -> 
 
 
 def counts(reports: tuple[CaseReport, ...]) -> str:
-    """Say in one line how many reports have each outcome.
+    """Return one line that says how many reports have each outcome.
 
     >>> counts((CaseReport("a/b", "ok"), CaseReport("a/c", "differs"), CaseReport("a/d", "ok")))
     '3 cases: 2 ok, 1 differs'
@@ -108,7 +108,7 @@ def generate_set(
 
 
 def show_written(command: str, vectors: VectorSet, destination: Path) -> None:
-    """Print the JSON document of a command that wrote a set."""
+    """Print the JSON document of ``command``, which has written a set."""
     output.show_json(
         {
             "command": command,

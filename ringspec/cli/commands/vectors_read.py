@@ -22,7 +22,7 @@ from ringspec.vectors.sets.stored import SETS, VectorSet, open_set
 
 
 def versions(vectors: VectorSet) -> dict[str, Any]:
-    """Return the four versions, which change independently, and the number of cases."""
+    """Return the versions of the package, the specification, the set and its format, and the number of cases."""
     return {
         "version": ringspec.__version__,
         "specification": vectors.spec_version,
@@ -85,7 +85,7 @@ def check_known(name: str | None, known: Iterable[str], what: str) -> None:
 
 
 def summary(case: Case) -> dict[str, Any]:
-    """Return the entry of a case in the JSON list."""
+    """Return a case as an entry of the JSON list."""
     return {
         "id": case.id,
         "reason": case.reason,
@@ -125,7 +125,7 @@ def show_case(id: str, name: str | None, tensors: bool, as_json: bool) -> None:
 
 
 def set_with(id: str) -> VectorSet:
-    """Return the first packaged set that has a case with this id; the core set if none has."""
+    """Return the first packaged set that has a case with this id, or the core set if no set has one."""
     sets = []
     for name in SETS:
         try:

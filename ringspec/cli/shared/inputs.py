@@ -42,7 +42,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths of q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv]."""
+    """The sizes of a problem with q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv]."""
 
     batch: int
     heads: int
@@ -53,7 +53,7 @@ class Shape:
     value_dim: int
 
     def of(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one tensor."""
+        """Return the shape of the tensor ``name``."""
         queries = (self.batch, self.heads, self.length)
         keys = (self.batch, self.kv_heads, self.kv_length)
         shapes: dict[str, tuple[int, ...]] = {
@@ -68,10 +68,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Inputs:
-    """``tensors`` by name (q, k, v and perhaps dy, dlse), and their ``source`` in words.
+    """The tensors of a problem, from a file or drawn.
 
-    ``options`` are masks, bias and other options from the file, by their names in ``rs.ring``.
-    ``ignored`` are the names in the file that are not read.
+    ``tensors``: q, k, v and, if present, dy and dlse. ``source``: a description of where they come from. ``options``:
+    masks, bias and other keywords of ``ringspec.ring`` that the file contains. ``ignored``: names in the file that are
+    not read.
     """
 
     tensors: dict[str, NDArray]
@@ -81,12 +82,12 @@ class Inputs:
 
 
 def drawn(seed: int, name: str, shape: tuple[int, ...]) -> Array:
-    """Return float64 numbers with mean 0 and variance 1, a function of seed, name and shape only.
+    """Return pseudorandom float64 numbers with mean 0 and variance 1, which depend only on seed, name and shape.
 
-    Elements n * 65536 to n * 65536 + 65535 come from SHAKE-128 of the text
-    ``ringspec|seed|name|n``, 32 bytes each: the sum of four 50-bit integers, centred and multiplied
-    by the float64 nearest to sqrt(3) * 2**-50. So they are bell-shaped within +-3.47 and use the full
-    significand, so that products of two elements are rounded.
+    Elements n * 65536 to n * 65536 + 65535 come from SHAKE-128 of the text ``ringspec|seed|name|n``, 32 bytes for each
+    element. These bytes give four 50-bit integers, whose sum is centred and multiplied by the float64 nearest to
+    sqrt(3) * 2**-50. The distribution is bell-shaped between -3.47 and 3.47. The numbers use the full significand, so
+    that products of two elements are rounded.
 
     >>> drawn(0, "q", (2,)).tolist()
     [2.088446549532598, 0.02344314093020941]
@@ -103,7 +104,7 @@ def drawn(seed: int, name: str, shape: tuple[int, ...]) -> Array:
 
 
 def drawn_inputs(seed: int, shape: Shape, names: tuple[str, ...]) -> Inputs:
-    """Return the named tensors, drawn from the seed."""
+    """Return the tensors ``names`` of a problem of this shape, drawn from the seed."""
     elements = sum(math.prod(shape.of(name)) for name in names)
     if elements > MAX_ELEMENTS:
         raise OptionError(
@@ -161,6 +162,6 @@ def read_inputs(path: Path) -> Inputs:
 
 
 def shortened(names: list[str], most: int = 8) -> str:
-    """Return some names for a message, because a file may have thousands, of any length."""
+    """Return the first ``most`` names for a message, each cut to 40 characters."""
     shown = ", ".join(ascii(name[:40]) for name in names[:most]) or "none"
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,11 +1,11 @@
 """Arrays from an untrusted .npz file.
 
-``numpy.load`` allocates the size that a header states before it reads the data, so a small file can
-request any amount of memory. And an array of objects contains pickles, which run code. This reader limits
-sizes first, compares every header with the bytes present, and refuses objects.
+``numpy.load`` allocates the size that a header states before it reads the data, so a small file can request any amount
+of memory. An array of objects contains pickles, and reading a pickle can run code. This reader limits sizes
+first, compares every header with the bytes in the file, and refuses arrays of objects.
 
-Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html (an
-.npz file is a zip archive with one .npy file for each name).
+Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. An .npz file is a zip
+archive with one .npy file for each name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_head
 def read_npz(
     path: Path, wanted: Iterable[str], max_bytes: int
 ) -> tuple[dict[str, NDArray], list[str]]:
-    """Return the wanted arrays that are in the file, and the other names in it.
+    """Return the ``wanted`` arrays that the file contains, and the names of its other arrays.
 
     Raises :class:`~ringspec.errors.FileFormatError` unless the file has only plain arrays, with at
     most ``max_bytes`` in all.
@@ -80,7 +80,7 @@ def members_by_name(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.Z
 
 
 def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, path: Path) -> NDArray:
-    """Read one array, whose data must have exactly the size that its header states."""
+    """Read one array; refuse it if its data do not have exactly the size that its header states."""
     with archive.open(info) as member:
         data = member.read(info.file_size + 1)
     stream = io.BytesIO(data)

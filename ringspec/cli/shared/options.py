@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class WindowType(click.ParamType):
-    """``L,R``, or one number for both sides; ``none`` is an unbounded side."""
+    """The type of a window option: ``L,R``, or one number for both sides; ``none`` means an unbounded side."""
 
     name = "window"
 
@@ -41,7 +41,7 @@ class WindowType(click.ParamType):
 
 
 class LengthsType(click.ParamType):
-    """Lengths separated by commas."""
+    """The type of an option that takes lengths separated by commas."""
 
     name = "lengths"
 
@@ -188,14 +188,14 @@ PROBLEM = (
 
 
 def problem_options(function: Function) -> Function:
-    """Give a command all options of :data:`PROBLEM`, in that order."""
+    """Add all options of :data:`PROBLEM` to a command, in that order."""
     for option in reversed(PROBLEM):
         function = option(function)
     return function
 
 
 def some_problem_options(*left_out: str) -> Callable[[Function], Function]:
-    """Give a command the options of :data:`PROBLEM` except the named ones."""
+    """Return a decorator that adds the options of :data:`PROBLEM`, except those ``left_out``, to a command."""
 
     def decorate(function: Function) -> Function:
         function = problem_options(function)
@@ -209,7 +209,7 @@ def some_problem_options(*left_out: str) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Request:
-    """The requested ring: its numbers, and keywords of :class:`~ringspec.problem.options.Options`."""
+    """The ring that the user requests; ``options``: keywords of :class:`~ringspec.problem.options.Options`."""
 
     shape: Shape
     workers: int
@@ -266,7 +266,7 @@ def request_from(given: dict[str, Any]) -> Request:
 
 
 def in_range(value: int | None, name: str, least: int, most: int = MAX_LENGTH) -> None:
-    """Raise an error for a number outside least..most before it is used."""
+    """Raise OptionError if ``value`` is outside ``least`` to ``most``; ``name``: the option, for the message."""
     if value is not None and not least <= value <= most:
         option = "--" + name.replace("_", "-")
         raise OptionError(

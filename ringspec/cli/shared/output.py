@@ -34,9 +34,10 @@ STYLES = (
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a console that is a terminal if and only if the stream is one, whatever FORCE_COLOR says.
+    """Return a console that counts as a terminal if the stream is one; FORCE_COLOR is ignored.
 
-    Under an MPI launcher it is never a terminal: Open MPI gives each rank a terminal, wherever the output goes.
+    Under an MPI launcher the console never counts as a terminal, because Open MPI gives each rank a terminal even if the
+    output goes to a file.
     """
     terminal = stream.isatty() and launched() is None
     return Console(file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False)
@@ -49,7 +50,7 @@ def width() -> int:
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines to stdout; fold those that exceed the width between words. Tables already fit (see bands)."""
+    """Print lines to stdout; break lines that exceed the width between words. :func:`bands` makes tables that fit."""
     echo(folded(list(lines), width()))
 
 
@@ -89,7 +90,7 @@ def plain(value: Any) -> Any:
 def bands(
     labels: list[str], columns: list[list[str]], width: int, *, numbers: bool = False
 ) -> list[str]:
-    """Return a table as lines; columns that exceed ``width`` continue below.
+    """Return a table as lines, with ``labels`` as the first column; columns beyond ``width`` continue below.
 
     Entries are aligned on the left, or on the right if ``numbers`` is True.
 

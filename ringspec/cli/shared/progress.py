@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar that counts, with the time used and an estimate of the rest; or a spinner."""
+"""Progress on stderr: a bar with a count, the time used and an estimate of the time left; or a spinner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tick = Callable[[], None]
 
 @contextmanager
 def counting(what: str, wanted: bool = True) -> Iterator[Count]:
-    """Count cases or files: yield a function ``(done, total, name)``.
+    """Show progress over cases or files: yield a function ``(done, total, name)`` to call after each.
 
     If stderr is not a terminal, for example in a build log, a line is printed every 30 seconds.
     """
@@ -46,7 +46,7 @@ def counting(what: str, wanted: bool = True) -> Iterator[Count]:
 
 @contextmanager
 def stepping(what: str, total: int, wanted: bool) -> Iterator[Tick]:
-    """Count ``total`` steps: yield a function to call after each. Without a terminal nothing is shown."""
+    """Show progress over ``total`` steps: yield a function to call after each. Without a terminal, show nothing."""
     console = console_on(sys.stderr)
     if not (wanted and console.is_terminal):
         yield lambda: None
@@ -58,7 +58,7 @@ def stepping(what: str, total: int, wanted: bool) -> Iterator[Tick]:
 
 @contextmanager
 def working(what: str, wanted: bool) -> Iterator[None]:
-    """Show a spinner during work that cannot be counted. Without a terminal nothing is shown."""
+    """Show a spinner during work that cannot be counted. Without a terminal, show nothing."""
     console = console_on(sys.stderr)
     if not (wanted and console.is_terminal):
         yield
@@ -69,7 +69,7 @@ def working(what: str, wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def trying(what: str, wanted: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the latest of many attempts. Nothing is shown without a terminal."""
+    """Yield a function that shows a description of the latest of many attempts. Without a terminal, show nothing."""
     console = console_on(sys.stderr)
     if not (wanted and console.is_terminal):
         yield lambda text: None
@@ -97,7 +97,7 @@ def bar(what: str, console: Console) -> Iterator[Count]:
 
 @contextmanager
 def lines(what: str) -> Iterator[Count]:
-    """Print lines instead of a bar, from a thread, so that they also appear during a long case."""
+    """Print progress lines instead of a bar. A thread prints them, so that they also appear during a long case."""
     begun, last, ended = time.monotonic(), "nothing done yet", threading.Event()
 
     def tick(done: int, total: int, name: str) -> None:

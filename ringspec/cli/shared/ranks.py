@@ -1,4 +1,4 @@
-"""``ringspec simulate`` with a copy of the program on each MPI rank: rank 0 prints, and all ranks end together.
+"""``ringspec simulate`` over MPI: each rank runs this program, rank 0 prints, and all ranks end together.
 
 mpi4py is imported only if the command was started under ``mpiexec`` or with ``--comm mpi``.
 """
@@ -67,13 +67,16 @@ def ranks_options(function: Function) -> Function:
 
 
 class Ranks:
-    """One worker on each rank; ``ring`` returns the run on rank 0 only."""
+    """The MPI ranks of this command, each of which is one worker of the ring."""
 
     def __init__(self, links: MpiLinks, ring_links: MpiLinks) -> None:
         self.links, self.ring_links, self.met = links, ring_links, False
 
     def ring(self, *tensors: Any, record: bool, workers: int, **keywords: Any) -> Run | None:
-        """Run ``ringspec.ring`` over the ranks; raise OptionError if states are to be recorded."""
+        """Run ``ringspec.ring`` over the ranks, and return the run on rank 0, None on the others.
+
+        Raises OptionError if ``record`` is True: states cannot be recorded over MPI.
+        """
         from ringspec.comm.ring import ring_over
 
         if record:
@@ -108,9 +111,10 @@ def launched() -> int | None:
 
 @contextlib.contextmanager
 def team(given: dict[str, Any]) -> Iterator[Team]:
-    """Yield the ranks that compute the ring, or None. Set ``given["workers"]`` to the ring size if it is missing.
+    """Yield the MPI ranks that compute the ring, or None if one process computes it.
 
-    With MPI, an error of one rank becomes an error of all, and rank 0 prints it.
+    If ``given["workers"]`` is missing, it becomes the ring size. If a rank raises an error, all ranks end, and rank 0
+    prints the error.
     """
     how, ranks = given["comm"], launched()
     if how == "lockstep" or (how == "auto" and (ranks or 1) == 1):
@@ -133,7 +137,7 @@ def team(given: dict[str, Any]) -> Iterator[Team]:
 
 
 def raise_on_first(error: RingspecError | click.UsageError) -> None:
-    """Raise an error that all ranks have; only rank 0 prints it."""
+    """Raise an error that occurs on all ranks; only rank 0 prints it."""
     rank = next((os.environ[name] for name, _ in LAUNCHED if name in os.environ), "0")
     if rank != "0":
         # The launcher may end all ranks as soon as one ends, so give the first one time to print.
@@ -144,7 +148,7 @@ def raise_on_first(error: RingspecError | click.UsageError) -> None:
 
 @contextlib.contextmanager
 def usage_said_once() -> Iterator[None]:
-    """Print a usage error once, although every rank has the same command line and error."""
+    """Print a usage error only once, although every rank has the same command line and so the same error."""
     try:
         yield
     except click.UsageError as error:
@@ -187,7 +191,7 @@ def of_ranks(given: dict[str, Any]) -> Iterator[Ranks]:
 
 
 def rest(links: MpiLinks) -> None:
-    """Wait without using the processor until rank 0 has finished, and check that it is alive."""
+    """Wait until rank 0 has finished, without using the processor, and check that rank 0 is alive."""
     import numpy as np
 
     buffer = np.zeros(1, np.uint8)
@@ -204,7 +208,7 @@ REST_TAG = 16 * 1024 + 12
 
 
 def leave(ranks: Ranks, error: RingspecError) -> None:
-    """End all ranks with one message."""
+    """End all ranks; ``error`` is printed once."""
     from ringspec.comm import mpi
     from ringspec.comm.agreement import meet
 

@@ -1,7 +1,8 @@
-"""Run a ring with a known bug, and record the arguments and results of its pieces.
+"""Run a ring with a known bug, and record the arguments and results of the functions of which the ring consists.
 
-A bug is a ring with some of its pieces (functions) replaced (:mod:`ringspec.conformance.diagnose.mutants`). All
-pieces that matter are wrapped here. If no piece is replaced, the record is that of :func:`ringspec.ring`.
+A known bug is a ring in which some of these functions (pieces) are replaced
+(:mod:`ringspec.conformance.diagnose.mutants`). This module wraps the pieces to record them. If no piece is replaced, the
+record is that of the correct ring, :func:`ringspec.ring`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ Where = tuple[str, int, int]  # pass, step, worker
 
 @dataclasses.dataclass
 class Record:
-    """The arguments and results of the pieces of one ring, by pass, step and worker.
+    """The arguments and results of the pieces of one ring.
 
-    ``met``: the two blocks that the worker holds. ``used``: those that the computation gets, if there
-    is one. ``allowed`` [n, n]: pairs that its mask makes visible. ``running``: the softmax state after the
-    step. ``sums``: accumulators after the step, by name. By pass and step, ``moved``: (source, target) of what
-    arrived; ``arrived``: what each worker has after the transfer. ``owners``: the owner of each
-    accumulator, by the identity of its array, which is kept alive.
+    By (pass, step, worker):
+
+    ``met``      the blocks of queries and of keys that the worker holds
+    ``used``     the blocks with which the worker computes; missing if it does not compute
+    ``allowed``  [n, n], True for the pairs that the mask of this computation makes visible
+    ``running``  the softmax state after the step
+    ``sums``     the accumulators after the step, by name
+
+    By (pass, step): ``moved``, pairs [source, target] for each block that arrived, and ``arrived``, the block that each
+    worker has after the transfer. ``owners``: the owner of each accumulator, by the id of its array; the array is stored
+    as well, so that the id stays valid. ``results``: the results of the ring.
     """
 
     met: dict[Where, At] = dataclasses.field(default_factory=dict)
@@ -48,18 +55,18 @@ class Record:
     results: Results = dataclasses.field(default_factory=dict)
 
     def owner(self, sums: Array, otherwise: int) -> int:
-        """Return the owner of an accumulator."""
+        """Return the owner of the accumulator ``sums``, or ``otherwise`` if it is not recorded."""
         return self.owners.get(id(sums), (otherwise, sums))[0]
 
     def own(self, side: Side) -> None:
-        """Record a block's owner as the owner of its accumulators, at the start of a pass."""
+        """Record the owner of a block as the owner of its accumulators; called at the start of a pass."""
         for name in SUMS:
             if (value := getattr(side, name, None)) is not None:
                 self.owners[id(value)] = side.owner, value
 
 
 def recorded(call: Call, hooks: Hooks) -> Record:
-    """Run a ring and record its pieces."""
+    """Run the ring of ``call`` with the pieces in ``hooks``; record their arguments and results."""
     record = Record()
     with np.errstate(all="ignore"):
         record.results = ring_results(call, RECIPES["float64"], watched(hooks, record))
@@ -128,7 +135,10 @@ def owner_of(at: At, name: str) -> int:
 
 
 def movements(where: Hop, sides: Sequence[Side], arrived: Sequence[Side]) -> list[list[int]]:
-    """Return (source, target) of what arrived, by the identity of the arrays; omit what a worker kept."""
+    """Return [source, target] for each block that arrived; blocks that stayed with their worker are left out.
+
+    Blocks are recognised by the identity of their arrays.
+    """
     of_queries = isinstance(sides[0], QuerySide)
     name = ("dq" if of_queries else "dk") if where.last else ("q" if of_queries else "k")
     moves = []

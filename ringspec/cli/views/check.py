@@ -1,4 +1,4 @@
-"""The text of a run: heading, failures with the command that repeats each, headline."""
+"""The text that a run of the conformance suite prints: heading, failures, and the result in one line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 
 def show_head(header: dict[str, Any], count: int) -> None:
-    """Show the target, the profile, and the versions that its results are compared with."""
+    """Print the target, the profile, and the versions of ringspec, of the specification and of the vectors."""
     target, versions, vectors = header["target"], header["versions"], header["vectors"]
     name = target["name"]
     cases = "1 case" if count == 1 else f"{count} cases"
@@ -70,7 +70,10 @@ def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
 
 
 def show_first(readouts: Sequence[Record]) -> None:
-    """Show what the readouts say as soon as they are done; on stderr, because the end of the run repeats it."""
+    """Print the diagnosis of the readout cases to stderr as soon as they are done.
+
+    Readouts are cases whose results tell which pairs of tokens are computed. The end of the run repeats the diagnosis.
+    """
     found = most_likely(readouts)
     if found and found["explanation"]:
         for line in found["explanation"]["sentences"]:
@@ -78,9 +81,9 @@ def show_first(readouts: Sequence[Record]) -> None:
 
 
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
-    """Show what the target computes, failures, reasons of cases not claimed, the headline and the paths of reports.
+    """Print the end of a run: diagnosis, failures, why cases are not claimed, the result, and the paths of reports.
 
-    ``details``: show every executed case. Of the failures that the explanation accounts for one is shown.
+    ``details``: print every executed case. If the diagnosis explains several failures, one of them is printed.
     """
     found = most_likely(report.records)
     explanation = found and found["explanation"]
@@ -118,7 +121,10 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
 
 
 def with_one_example(records: Sequence[Record], explained: Sequence[str]) -> list[Record]:
-    """Return the records without those that the explanation accounts for, except one as an example; show their ids."""
+    """Return the records without those in ``explained``, except one as an example; print the explained ids.
+
+    If there are few explained ids, all records are returned and nothing is printed.
+    """
     if len(explained) <= FEW_EXPLAINED:
         return list(records)
     output.show([f"failures that it explains: {', '.join(explained)}", ""])
@@ -128,7 +134,7 @@ def with_one_example(records: Sequence[Record], explained: Sequence[str]) -> lis
 
 
 def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:
-    """Show packages whose version or file in the calls differs from the header of the report."""
+    """Print packages whose version or file during the calls differs from that in the header of the report."""
     first = Installed(header["versions"], header["files"])
     last = first.merged(Installed(footer.get("versions", {}), footer.get("files", {})))
     names = [*footer.get("versions", {}), *footer.get("files", {})]
@@ -157,7 +163,7 @@ def show_record(record: Record, report: Report, details: bool) -> None:
 
 
 def worst_lines(record: Record) -> list[str]:
-    """Return the largest error of each tensor that passes, over all workers."""
+    """Return a line with the largest error of each tensor that passes, over all workers."""
     worst: dict[str, float] = {}
     for one in record.findings:
         if one.kind == "ok":
@@ -169,7 +175,7 @@ def worst_lines(record: Record) -> list[str]:
 
 
 def show_diagnosis(found: dict[str, Any], report: Report, shown: Sequence[Record]) -> None:
-    """Show the verdict of the run, unless it repeats the only diagnosis among the ``shown`` records."""
+    """Print the diagnosis of the run, unless one of the ``shown`` records already states it."""
     repeated = found["id"] is not None and found["of"] == 1
     if repeated and any((record.diagnosis or {}).get("id") == found["id"] for record in shown):
         return
@@ -177,13 +183,13 @@ def show_diagnosis(found: dict[str, Any], report: Report, shown: Sequence[Record
 
 
 def show_coverage(coverage: dict[str, Any]) -> None:
-    """Show claims that were not tested, and how to test them."""
+    """Print which claims were not tested, and how to test them."""
     lines = [coverage.get("untested_line", ""), *coverage.get("hints", ())]
     output.show(plain(line) for line in lines if line)
 
 
 def show_unclaimed(report: Report) -> None:
-    """Show why cases are not claimed, the most frequent reasons first."""
+    """Print why cases are not claimed, the most frequent reasons first."""
     reasons = Counter(record.reason for record in report.records if record.outcome == "not claimed")
     if reasons:
         listed = [f"{reason} ({count})" for reason, count in reasons.most_common(8)]

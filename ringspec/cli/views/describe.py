@@ -11,7 +11,7 @@ from ringspec.problem.model import Problem
 
 
 def problem_data(asked: options.Request, problem: Problem, backward: bool) -> dict[str, Any]:
-    """Return shapes and options as the specification received them."""
+    """Return the shapes and options that the specification received, as plain data."""
     terms, (batch, heads, n_q, width) = problem.terms, problem.q.shape
     return {
         "workers": asked.workers,
@@ -42,7 +42,7 @@ def problem_data(asked: options.Request, problem: Problem, backward: bool) -> di
 
 
 def heading(data: dict[str, Any]) -> list[str]:
-    """Return two lines: the ring, and the problem."""
+    """Return two lines of text, one that describes the ring and one that describes the problem."""
     features = ["causal" if data["causal"] else "not causal"]
     if data["window"] is not None:
         left, right = ("unbounded" if side is None else side for side in data["window"])

@@ -14,7 +14,10 @@ NOTHING = 3
 
 
 def run(target: str | None, timeout: float, as_json: bool) -> None:
-    """Load a target, read it, print what it computes; exit with 1 if that is wrong, with 3 if nothing was read."""
+    """Load a target, find out from its results what it computes, and print that.
+
+    Ends the program with 1 if it computes something wrong, with 3 if its results cannot be read.
+    """
     spec = target_or_default(target)
     found = opened(spec, timeout or None, here=not timeout)
     try:

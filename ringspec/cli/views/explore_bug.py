@@ -1,7 +1,7 @@
 """The records of a page that shows a known bug next to the correct ring, step by step.
 
-:mod:`~ringspec.cli.views.bug_record` records the wrong ring. This file describes it in the terms of
-:mod:`~ringspec.cli.views.explore_records`: stops, meets, transfers and traces.
+:mod:`~ringspec.cli.views.bug_record` records the ring with the bug. This module converts the record to the data that
+:mod:`~ringspec.cli.views.explore_records` returns for a correct ring.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ Ring = tuple[str, str, str]  # layout, mask, circulation
 def bug_records(name: str, workers: int, tokens: int, seed: int) -> Data:
     """Return everything that the page of one known bug shows, as plain data.
 
-    The keys are those of :func:`~ringspec.cli.views.explore_records.records`, for one ring. ``bug`` has the
-    description of the bug and ``places``: where each pass first differs. ``wrong`` has, by pass, the results of the ring
-    with the bug: pairs, imbalance and traces as in ``runs``; stops, meets and sends as in ``travels``; and ``seen``, by
-    step and worker the pairs that its mask makes visible, as rows of 0 and 1 over the slots.
+    The keys are those of :func:`~ringspec.cli.views.explore_records.records`, for one ring, and two more:
+
+    ``bug``    the description of the bug, and ``places``: where each pass first differs from the correct ring
+    ``wrong``  for each pass, the record of the ring with the bug: pairs, imbalance and traces as in ``runs``, stops,
+               meets and sends as in ``travels``, and ``seen``. ``seen`` has, for each step and worker, the pairs that
+               its mask makes visible, as rows of 0 and 1 over the slots
     """
     if name not in MUTANTS:
         raise OptionError("the name of a known bug", repr(name), nearest(name, MUTANTS))
@@ -119,7 +121,7 @@ def where_it_shows(bug: Mutant, workers: int, tokens: int, seed: int) -> Ring:
 
 @functools.cache
 def right_results(*ring: Any) -> dict[str, list[list[Row]]]:
-    """Return the results of a correct ring, with which many bugs are compared."""
+    """Return the results of a correct ring."""
     return shown_results(call_of_ring(*ring), Hooks())
 
 
@@ -159,7 +161,7 @@ def work(record: Record, phase: str, workers: int) -> Cost:
 
 
 def wrong_travel(record: Record, phase: str, right: Data) -> Data:
-    """Say who holds what at every stop, which blocks and pairs each worker computes, and what is sent."""
+    """Return what each worker holds at every stop, which blocks and pairs it computes, and what is sent."""
     steps = workers = range(len(right["meets"]))
     stops = [[used_blocks(record, (phase, t, r)) for r in workers] for t in steps]
     stops.append([blocks_at_the_end(record, phase, r, right["moves"]) for r in workers])
@@ -176,7 +178,7 @@ def wrong_travel(record: Record, phase: str, right: Data) -> Data:
 
 
 def owners_met(record: Record, where: Where) -> list[int]:
-    """Return the owners of the queries and the keys that a computation gets; an empty list if there is none."""
+    """Return the owners of the queries and of the keys with which a worker computes; [] if it does not compute."""
     if where not in record.used:
         return []
     at, (query, key) = record.met[where], record.used[where]
@@ -184,13 +186,16 @@ def owners_met(record: Record, where: Where) -> list[int]:
 
 
 def seen(record: Record, where: Where) -> list[str]:
-    """Return the pairs of a computation, as rows of 0 and 1 over the slots of both blocks."""
+    """Return the visible pairs of a computation, as rows of 0 and 1 over the slots of both blocks."""
     allowed = record.allowed.get(where, np.zeros((0, 0)))
     return ["".join("1" if entry else "0" for entry in row) for row in allowed]
 
 
 def origin(name: str, side: Side, starts: Sequence[Side]) -> int:
-    """Return the worker that had a tensor at the start. Numbers are compared, because a bug may mislabel a block."""
+    """Return the worker that had the tensor ``name`` of a block at the start of the pass.
+
+    The worker is found by comparing values, because a bug may assign a wrong owner to a block.
+    """
     value = getattr(side, name)
     order = [side.owner, *range(len(starts))]
     same = (r for r in order if np.array_equal(getattr(starts[r], name), value, equal_nan=True))
@@ -198,7 +203,10 @@ def origin(name: str, side: Side, starts: Sequence[Side]) -> int:
 
 
 def used_blocks(record: Record, where: Where) -> list[list[Any]]:
-    """Return what the computation of one step gets, else what the worker holds: [owner, name, name ...]."""
+    """Return the blocks with which a worker computes in one step, each as [owner, name, name ...].
+
+    If the worker does not compute, return the blocks that it holds.
+    """
     at = record.met[where]
     query, key = record.used.get(where, (at.query, at.key))
     sums = [["m", where[2]], ["l", where[2]], ["o", where[2]]] if where[0] == "forward" else []
@@ -226,7 +234,7 @@ def blocks_at_the_end(record: Record, phase: str, worker: int, moves: str) -> li
 
 
 def inputs(side: Side, starts: Sequence[Side]) -> list[list[Any]]:
-    """Return [name, worker that had it at the start] for every input of a block."""
+    """Return [name, worker] for every input of a block: the worker had the input at the start of the pass."""
     names = [name for name in shown_names(names_of(side)) if name not in SUMS]
     return [[name, origin(name, side, starts)] for name in names]
 
@@ -238,7 +246,7 @@ def accumulators(record: Record, side: Side) -> list[list[Any]]:
 
 
 def by_owner(named: list[list[Any]]) -> list[list[Any]]:
-    """Return [owner, name, name ...] for each owner.
+    """Group pairs [name, owner] by owner; return [owner, name, name ...] for each owner.
 
     >>> by_owner([["k", 2], ["v", 1], ["dk", 2]])
     [[2, 'k', 'dk'], [1, 'v']]
@@ -250,7 +258,7 @@ def by_owner(named: list[list[Any]]) -> list[list[Any]]:
 
 
 def wrong_traces(record: Record, phase: str, table: list[list[int]]) -> Traces:
-    """Return the traces of one pass, in the form of a correct ring's."""
+    """Return the traces of one pass, in the same form as for a correct ring."""
     with np.errstate(all="ignore"):
         if phase == "forward":
             return {"softmax": softmax_traces(record, table)}
@@ -258,7 +266,7 @@ def wrong_traces(record: Record, phase: str, table: list[list[int]]) -> Traces:
 
 
 def softmax_traces(record: Record, table: list[list[int]]) -> list[list[Row | None]]:
-    """Return for every token's query: [m, l, lse, o ...] after each step, then [lse, o ...]."""
+    """Return a trace of each query: [m, l, lse, o ...] after each step, then [lse, o ...]."""
     traces: list[list[Row | None]] = [[] for slots in table for _ in slots]
     for worker, tokens in enumerate(table):
         state = start(1, 1, len(tokens), HEAD_DIM)
@@ -272,7 +280,7 @@ def softmax_traces(record: Record, table: list[list[int]]) -> list[list[Row | No
 
 
 def gradient_traces(record: Record, name: str, table: list[list[int]]) -> list[list[Row | None]]:
-    """Return for every token: its dq or dk after each step (None where no worker holds it), then the result."""
+    """Return a trace of dq or dk for each token: the value after each step (None if no worker holds it), then the result."""
     traces: list[list[Row | None]] = [[] for slots in table for _ in slots]
     for step in range(len(table)):
         found: dict[int, Array] = {}

@@ -1,10 +1,10 @@
-"""The records of the page that steps through a ring: each of its rings is actually run, nothing is modelled.
+"""The data of the page that steps through a ring. Every ring on the page is run.
 
-:func:`ringspec.ring` runs one small problem (B = H = 1, float64) for every W, layout, mask and
-circulation. What a worker holds, the state of a row and what is sent are read from the recorded
-moments; pairs and bytes are counted by ``ringspec.rings.cost``. A *stop* is a position of the
-page's slider. Stop t < T is step t after everything has arrived and been computed; stop T is the end,
-when the last transfer has arrived.
+:func:`ringspec.ring` runs one small problem (B = H = 1, float64) for every number of workers W, layout, mask and
+circulation, and records its states. What a worker holds, the state of a row and what is sent are taken from this
+recording; ``ringspec.rings.cost`` counts pairs and bytes. A *stop* is a position of the page's slider. With T steps,
+stop t < T shows step t after its computation, and stop T shows the end, after the last transfer. A *trace* is the list
+of a token's numbers at successive stops.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def masks(tokens: int) -> dict[str, tuple[str, Data]]:
 
 
 class Pool:
-    """Values that occur often, each stored once; a record holds their places."""
+    """A list of distinct values; a record refers to a value by its index in the list."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -94,11 +94,14 @@ def records(
 ) -> Data:
     """Return everything that the page shows, as plain data; ``tick`` is called after each ring.
 
-    ``tables`` and ``missing`` are by 'W/layout', ``visible`` by mask (rows of 0 and 1), ``runs`` by
-    'W/layout/mask/circulation'. A pass has one trace for each token, by name: ``softmax`` (m, l, lse,
-    o ...) forward, ``dq`` and ``dk`` backward. These are places in ``traces``, which holds places in
-    ``numbers``; both lists of places are stored as :func:`differences`. ``numbers`` are integers, in units of the last of
-    4 decimals; -inf is None. ``travels`` says by 'W/circulation/pass' who holds what at every stop.
+    ``tables``, ``missing``  by 'W/layout': the tokens of each worker, or why the layout is not possible
+    ``visible``  by mask: the visible pairs, as rows of 0 and 1
+    ``runs``     by 'W/layout/mask/circulation': each pass of the ring. A pass has one trace for each token: ``softmax``
+                 (m, l, lse, o ...) in the forward pass, ``dq`` and ``dk`` in the backward pass. A trace is an index
+                 into ``traces``; lists of indices are stored as :func:`differences`
+    ``traces``   distinct traces; each is a list of indices into ``numbers``, one for each stop
+    ``numbers``  distinct rows of numbers, as integers in units of 0.0001; -inf is None
+    ``travels``  by 'W/circulation/pass': what each worker holds at every stop
 
     >>> document = records(workers=(2,), tokens=8)
     >>> document["tables"]["2/zigzag"], document["missing"]
@@ -139,7 +142,7 @@ def empty_document(
     tokens: int,
     seed: int,
 ) -> Data:
-    """Return the document of a page that offers these choices, still without rings."""
+    """Return the document of a page that offers these choices, before any ring is added."""
     return {
         "command": "explore",
         "version": ringspec.__version__,
@@ -183,7 +186,7 @@ def add_run(
 
 
 def check_numbers(workers: Sequence[int], tokens: int) -> None:
-    """Check that the page can be drawn for these numbers."""
+    """Raise OptionError if the page cannot be drawn for these numbers of workers and tokens."""
     if not workers or not all(1 <= one <= MOST_WORKERS for one in workers):
         raise OptionError(
             f"--workers from 1 to {MOST_WORKERS}",
@@ -222,7 +225,7 @@ def one_run(workers: int, layout: str, mask: str, circulation: str, tokens: int,
 
 
 def visible_rows(run: Run) -> list[str]:
-    """Return which keys are visible to each query, as rows of 0 and 1."""
+    """Return the visible pairs: for each query a row of 0 and 1, one for each key."""
     problem = run.problem
     allowed = visible(problem.rows, problem.columns, problem.terms)[0, 0]
     return ["".join("1" if entry else "0" for entry in row) for row in allowed]
@@ -244,7 +247,7 @@ def traces_of(run: Run) -> dict[str, Traces]:
 
 
 def pass_record(counted: Cost, traces: Traces, pools: dict[str, Pool]) -> Data:
-    """Return the work of one pass, and its traces, whose rows go into the pools."""
+    """Return the work of one pass and its traces, which are stored in ``pools``."""
     return {
         "pairs": counted.pairs.tolist(),
         "imbalance": round(counted.imbalance, DECIMALS),
@@ -257,13 +260,13 @@ def pass_record(counted: Cost, traces: Traces, pools: dict[str, Pool]) -> Data:
 
 
 def placed_trace(trace: Sequence[Row | None], pools: dict[str, Pool]) -> int:
-    """Return the place of a trace, whose rows go into their pool."""
+    """Store a trace and its rows in ``pools``; return the index of the trace."""
     places = [pools["numbers"].place(row) for row in trace]
     return pools["traces"].place(differences(places))
 
 
 def differences(places: Sequence[int]) -> list[int]:
-    """Return the first place, then the difference of each from the previous one, which is shorter as text.
+    """Return the first index, then the difference of each index from the previous one, which is shorter as text.
 
     >>> differences([1000, 1001, 1001, 999])
     [1000, 1, 0, -2]
@@ -272,7 +275,7 @@ def differences(places: Sequence[int]) -> list[int]:
 
 
 def travel(run: Run, phase: str) -> Data:
-    """Say who holds what at every stop, which block each worker computes with, and what is sent after each step."""
+    """Return what each worker holds at every stop, which block it computes with, and what is sent after each step."""
     schedule = run.schedule if phase == "forward" else run.backward_schedule
     assert schedule is not None
     workers, steps = range(schedule.workers), range(len(schedule.steps))
@@ -335,7 +338,7 @@ def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> li
 
 
 def forward_traces(run: Run) -> list[list[Row | None]]:
-    """Return for every token's query: [m, l, lse, o ...] after each step (o unnormalised), then [lse, o ...]."""
+    """Return a trace of each query: [m, l, lse, o ...] after each step (o not divided by l), then [lse, o ...]."""
     traces: list[list[Row | None]] = [[] for _ in range(run.layout_q.length)]
     for t in range(len(run.schedule.steps)):
         for worker, tokens in enumerate(run.layout_q.table):
@@ -351,9 +354,10 @@ def forward_traces(run: Run) -> list[list[Row | None]]:
 
 
 def backward_traces(run: Run) -> Traces:
-    """Return for every token: dq and dk after each step, on whichever worker they are, and last the results.
+    """Return traces of dq and of dk for each token: the values after each step, then the result.
 
-    dk is None if W partial sums of it exist at once (gathered keys).
+    An accumulator is followed to whichever worker holds it. If the keys are gathered, dk is None until the result,
+    because W partial sums exist at the same time.
     """
     assert run.backward_schedule is not None and run.dq is not None and run.dk is not None
     of_step = [by_owner(run.moments, t) for t in range(len(run.backward_schedule.steps))]
@@ -372,7 +376,7 @@ def backward_traces(run: Run) -> Traces:
 
 
 def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]]:
-    """Return dq and dk by their owner after one backward step, from the worker that held them in it."""
+    """Return the accumulators dq and dk of each owner after one backward step."""
     found: dict[str, dict[int, Array]] = {"dq": {}, "dk": {}}
     for moment in moments:
         if (moment.phase, moment.step) != ("backward", step):
@@ -389,9 +393,10 @@ def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]
 
 
 def rows(*columns: Array) -> list[Row]:
-    """Put columns [n] or [n, d] side by side, rounded to integers in units of the last decimal.
+    """Join columns [n] or [n, d] to a table, as integers in units of the last of :data:`DECIMALS` decimals.
 
-    -inf (m and lse of a row that has seen no key) becomes None; inf and NaN, which only a bug causes, become their names.
+    -inf (m and lse of a row that has not yet met a visible key) becomes None. inf and NaN, which only a bug causes,
+    become the texts 'inf' and 'nan'.
 
     >>> rows(np.array([-math.inf, 1 / 3]), np.array([[1.0, -0.0], [3.0, math.nan]]))
     [[None, 10000, 0], [3333, 30000, 'nan']]

@@ -1,4 +1,4 @@
-"""One pass of a ring: as plain data for --json, and as lines of text made from this data."""
+"""A description of one pass of a ring, as plain data for --json and as lines of text."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def offset_of(
 ) -> int | list[list[int]] | None:
     """Return the causal offset of a block of queries and a block of keys (RING-8, RING-9).
 
-    For zigzag: a 2 x 2 list with one offset for each pair of chunks (RING-10). For the layouts without offsets: None.
+    For zigzag, return a 2 x 2 list with one offset for each pair of chunks (RING-10). For layouts without offsets,
+    return None.
     """
     sizes = {
         "workers": layout_q.workers,
@@ -112,7 +113,7 @@ def layout_data(layout_q: Layout, layout_k: Layout) -> Data:
 
 
 def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
-    """Return one pass as text, without the table of blocks if it is the same as that of the pass ``before``."""
+    """Return one pass as text. The table of blocks is left out if it equals that of the pass ``before``."""
     copies = data["copies"]
     lines = [f"{data['name']}: query x key block ({pairs_text(copies)})"]
     steps, workers = data["steps"], len(data["steps"][0]["workers"])
@@ -157,7 +158,7 @@ def cell(worker: Data, copies: int) -> str:
 
 
 def then_lines(steps: list[Data]) -> list[str]:
-    """Say what is sent after each step; consecutive steps with the same transfers share a line."""
+    """Return lines that say what is sent after each step; consecutive steps with the same transfers share a line."""
     lines, first = [], 0
     for t, step in enumerate(steps):
         last = t == len(steps) - 1
@@ -231,7 +232,7 @@ def tokens_text(tokens: Sequence[int], most: int = 4) -> str:
 
 
 def runs(tokens: list[int]) -> list[tuple[int, int]]:
-    """Divide tokens into pieces with a constant difference, each as long as possible, and return their (start, stop)."""
+    """Divide ``tokens`` into arithmetic sequences that are as long as possible; return (start, stop) of each."""
     found, a = [], 0
     while a < len(tokens):
         b = a + 1

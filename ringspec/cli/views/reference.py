@@ -1,4 +1,4 @@
-"""The comparison of a ring with the dense definition in float64, for each worker."""
+"""Compare the results of each worker of a ring with dense attention, computed in float64 from the definition."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """Dense results of the query rows ``rows`` [n] (global indices) and their row scales, by name.
+    """Results of dense attention for the query rows ``rows`` [n] (global indices), and their row scales, by name.
 
-    o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D]. dk, dv and dsinks are present only if ``rows`` is all rows;
-    gradients only if there is a dy or a dlse.
+    The results are o [B, H, n, Dv] and lse [B, H, n]; with dy or dlse also dq [B, H, n, D]; and dk, dv and dsinks if
+    ``rows`` contains all rows.
     """
 
     rows: Integers
@@ -57,14 +57,14 @@ def check_method(method: str) -> None:
 
 
 def choose(method: str, problem: Problem) -> str:
-    """Return 'dense', 'rows' or 'none' for the value of --compare."""
+    """Return 'dense', 'rows' or 'none', where ``method`` is the value of --compare; 'auto' depends on the size."""
     if method != "auto":
         return method
     return "dense" if pairs_in(problem) <= DENSE_LIMIT else "rows"
 
 
 def rows_to_compare(run: Run, method: str) -> Integers:
-    """Return all query rows, or up to 8 of each worker: the first, the last and evenly spaced ones."""
+    """Return the query rows to compare: all, or up to 8 of each worker (the first, the last and evenly spaced ones)."""
     if method == "dense":
         return run.problem.rows.index
     picked = []
@@ -76,7 +76,7 @@ def rows_to_compare(run: Run, method: str) -> Integers:
 
 
 def evaluate(problem: Problem, upstream: Upstream, rows: Integers, tick: Tick) -> Reference:
-    """Compute the definition in float64 for these rows of a problem whose inputs are already rounded."""
+    """Compute dense attention in float64 for the query rows ``rows``; the problem's inputs are already rounded."""
     values, scale = in_float64(rows_of(problem, rows), upstream.take(rows), tick=tick)
     if rows.size != problem.q.shape[2]:
         values = {name: x for name, x in values.items() if name in OF_QUERIES}
@@ -86,7 +86,7 @@ def evaluate(problem: Problem, upstream: Upstream, rows: Integers, tick: Tick) -
 def compare(
     run: Run, dy: Array | None, dlse: Array | None, method: str, tick: Tick = lambda: None
 ) -> Data:
-    """Return the comparison as plain data; the keys are those of ``schema.json``."""
+    """Compare the results of a ring with dense attention; return plain data with the keys of ``schema.json``."""
     bound = BOUNDS.get(run.recipe.name)
     data: Data = {
         "method": method,
@@ -123,7 +123,7 @@ def compare(
 
 
 def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Data:
-    """Return the errors of one worker's own arrays, for each name in the reference."""
+    """Return the errors of one worker's results, for each tensor in the reference."""
     place = np.full(length + 1, -1, dtype=np.int64)  # padding slots are -1, the last entry
     place[reference.rows] = np.arange(reference.rows.size)
     errors: Data = {}
@@ -139,7 +139,7 @@ def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Da
 
 
 def pair_of(errors: Array, scale: Array) -> dict[str, float]:
-    """Return the largest absolute and the largest relative error; NaN if there is one."""
+    """Return the largest absolute and the largest relative error; NaN if an error is NaN."""
     relative = relative_errors(errors, scale)
     return {"abs": float(errors.max(initial=0.0)), "rel": float(relative.max(initial=0.0))}
 

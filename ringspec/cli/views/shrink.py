@@ -1,4 +1,4 @@
-"""The text of a shrunk case: its sizes before and after, all inputs, what is wrong, and the explanation."""
+"""The text of a shrunk case, that is, of the simplest call found that fails in the same way as the case."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lines(shrunk: Shrunk) -> list[str]:
 
 
 def describe(problem: Explicit) -> str:
-    """Describe workers, tokens, heads, dimensions, mask and features of a problem.
+    """Return one line that describes the workers, sizes, mask and options of a problem.
 
     >>> from ringspec.conformance.cases.problems import dealt, drawn, tensors_of
     >>> from ringspec.conformance.cases.calls import call_of
@@ -90,7 +90,7 @@ def plural(count: int, one: str, several: str = "") -> str:
 
 
 def inputs(call: Call) -> list[str]:
-    """Return the lines of a call: its options, and each tensor as nested lists without leading axes of length 1."""
+    """Return the options and the tensors of a call as lines."""
     passes = " and ".join(call.passes)
     ring = f", {call.circulation}, direction {call.direction}" if call.operation == "ring" else ""
     found = [f"{call.operation}, {passes}, {call.layout}{ring}"]
@@ -106,7 +106,7 @@ def inputs(call: Call) -> list[str]:
 
 
 def wrapped(name: str, entries: list[str]) -> Iterator[str]:
-    """Format one tensor, with as many workers on a line as fit."""
+    """Format one tensor; ``entries`` are the texts of its workers, as many on a line as fit."""
     line = f"{name:3}"
     for entry in entries:
         if len(line) + len(entry) + 4 > WIDTH and line.strip() not in ("", name):
@@ -117,7 +117,7 @@ def wrapped(name: str, entries: list[str]) -> Iterator[str]:
 
 
 def numbers(x: NDArray) -> str:
-    """Format an array as nested lists, without leading axes of length 1 down to a matrix.
+    """Format an array as nested lists. Leading axes of length 1 are dropped while there are more than two axes.
 
     >>> import numpy as np
     >>> numbers(np.array([[[[1.0, -0.5]]]])), numbers(np.array([[0, 1]]))

@@ -19,7 +19,7 @@ MOST_VALUES = 6
 
 
 def terms_text(case: Case) -> str:
-    """Return a short description of the ring and the terms.
+    """Return a short description of a case's ring and of its mask and other options.
 
     >>> from ringspec.vectors.catalogue import catalogue
     >>> [first] = [case for case in catalogue("core") if case.id == "ring/window-causal-w4"]
@@ -49,7 +49,7 @@ def ring_text(ring: Ring) -> str:
 
 
 def shape_text(case: Case) -> str:
-    """Return B, heads H/Hkv, lengths Sq x Sk, widths D/Dv; equal numbers appear once.
+    """Return the sizes of a case: B, heads H/Hkv, lengths Sq x Sk, widths D/Dv; equal numbers appear once.
 
     >>> from ringspec.vectors.catalogue import catalogue
     >>> [first] = [case for case in catalogue("core") if case.id == "ring/contiguous-end-aligned-w2"]
@@ -66,7 +66,10 @@ def shape_text(case: Case) -> str:
 
 
 def case_data(case: Case, stored: Tensors, content: str, values: bool) -> dict[str, Any]:
-    """Return the content of case.json, its digest, and a list of the tensors; with ``values``, their numbers as well."""
+    """Return a case as plain data: the content of case.json, its digest, and a list of the tensors.
+
+    ``values``: whether to include the numbers of stored tensors.
+    """
     rows = []
     for row in tensor_rows(case, stored):
         entry = {name: row[name] for name in ("name", "dtype", "shape", "stored", "sha256")}
@@ -114,9 +117,9 @@ def listed_words(value: Any) -> str:
 
 
 def tensor_rows(case: Case, stored: Tensors) -> list[dict[str, Any]]:
-    """List the tensors of a case by name: those that are stored, and those of which only the digest is stored.
+    """List the tensors of a case by name, including tensors of which only the digest is stored.
 
-    ``sha256`` is the digest of the whole tensor. If only some rows are stored, it comes from the case.
+    ``sha256`` is the digest of the whole tensor, also if only some of its rows are stored.
     """
     table = whole_tensors(case)
     rows = []

@@ -27,9 +27,9 @@ def show_table(cases: list[Case]) -> None:
 
 
 def table_lines(cases: list[Case]) -> list[str]:
-    """Return a line for each case and, indented below it, its ring and terms and the bugs it finds.
+    """Return a line for each case and, indented below it, its ring, its mask and the bugs that it finds.
 
-    No line is longer than 80 characters, unless an id or the name of a flag is.
+    A line is longer than 80 characters only if an id or the name of a flag is.
     """
     rows = [("id", "passes", "shape", "format"), *map(row_of, cases)]
     widths = [max(len(row[n]) for row in rows) for n in range(3)]
@@ -45,7 +45,7 @@ def table_lines(cases: list[Case]) -> list[str]:
 
 
 def row_of(case: Case) -> tuple[str, str, str, str]:
-    """Return id, passes, shape and format of the inputs."""
+    """Return the id of a case, its passes, its shape and the format of its inputs."""
     mark = " (withdrawn)" if case.withdrawn is not None else ""
     passes = " ".join(SHORT[one] for one in case.passes)
     format = "" if case.formats is None else case.formats.inputs
@@ -53,7 +53,7 @@ def row_of(case: Case) -> tuple[str, str, str, str]:
 
 
 def show_tensors(case: Case, stored: Tensors, values: bool) -> None:
-    """Show name, dtype and shape of each tensor and whether it is stored, with its SHA-256 below."""
+    """Print name, dtype and shape of each tensor and whether it is stored; its SHA-256 is in the next line."""
     rows = tensor_rows(case, stored)
     names = ("name", "dtype", "shape_text", "stored")
     columns = [[name.removesuffix("_text"), *(row[name] for row in rows)] for name in names]

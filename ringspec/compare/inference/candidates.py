@@ -1,10 +1,12 @@
-"""The recipes with which a kernel's noise is compared, each with its meaning in words.
+"""The recipes with which a kernel's noise is compared, each with a description in words.
 
-A candidate is the declared recipe with one rounding point changed, or a recipe of
-:mod:`ringspec.recipes` with the same input format. Two kinds of candidate need no recipe. If a point rounds twice, its
-variance counts twice, because variances of independent roundings add: the variance is twice that of the declared
-recipe, minus that of the recipe without the point. If a point truncates instead of rounding, the variance is the
-same, and there is a mean error of half a unit in the last place towards zero.
+A candidate is the declared recipe with one rounding point changed, or a recipe of :mod:`ringspec.recipes` with the
+same input format. Two kinds of candidate are derived from predictions of other recipes:
+
+- A point rounds twice. Let V be the predicted variance of the declared recipe, and V0 that of the same recipe without
+  the rounding at this point. The rounding contributes V - V0, so the candidate's variance is V + (V - V0).
+- A point truncates instead of rounding to nearest. The variance is the same, and there is a mean error of half a unit
+  in the last place towards zero.
 """
 
 from __future__ import annotations
@@ -66,9 +68,9 @@ REFERENCES = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One arithmetic that a kernel may have.
+    """One way in which a kernel may round.
 
-    ``terms``      pairs (factor, recipe): the candidate's variance is the sum of factor times predicted variance
+    ``terms``      pairs (factor, recipe): the variance is the sum of factor * (predicted variance of the recipe)
     ``truncated``  points that truncate towards zero instead of rounding to nearest
     ``words``      how the kernel would differ from the declared recipe
     """
@@ -80,7 +82,10 @@ class Candidate:
 
     @property
     def meaning(self) -> tuple[object, ...]:
-        """How P is rounded, and the format at each point; the order of sums is not part of it."""
+        """A key that is equal for candidates with the same formats and the same rounding of P.
+
+        Candidates that differ only in the order of their sums have the same key.
+        """
         terms = (
             (factor, r.p_relative_to or "block", *(getattr(r, point) for point in NOUNS))
             for factor, r in self.terms
@@ -89,7 +94,7 @@ class Candidate:
 
 
 def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
-    """Return the declared recipe, then changes of one point of it, then other recipes with its input format.
+    """Return the candidates: the declared recipe, variants of it, and other recipes with the same input format.
 
     >>> from ringspec.recipes import recipe
     >>> [c.words for c in candidates_for(recipe("bf16"))][:4]
@@ -119,7 +124,7 @@ def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
 
 
 def narrow_format(declared: Recipe) -> str | None:
-    """Return the format of P and dS if it is narrower than float32."""
+    """Return the first format narrower than float32 among those of P, dS and the outputs; None if there is none."""
     for name in (declared.p, declared.ds, declared.outputs):
         if unit_roundoff(name) > unit_roundoff("float32"):
             return name
@@ -138,7 +143,7 @@ def twice(declared: Recipe) -> list[Candidate]:
 
 
 def not_rounded(declared: Recipe, narrow: str) -> list[Candidate]:
-    """Return candidates that do not round P, dS or both, and one that rounds only the results."""
+    """Return candidates that do not round P, dS or both of them, and one that rounds only the results."""
     found = []
     for points, noun in ((("p",), "P was"), (("ds",), "dS was"), (("p", "ds"), "P and dS were")):
         if all(getattr(declared, point) == narrow for point in points):
@@ -160,7 +165,7 @@ def not_rounded(declared: Recipe, narrow: str) -> list[Candidate]:
 
 
 def partials(declared: Recipe, narrow: str) -> list[Candidate]:
-    """Return candidates whose partial results are, or are not, rounded between ring steps."""
+    """Return candidates that round partial results between ring steps to ``narrow``, or keep them in float32."""
     found = []
     for fmt in (narrow, "float32"):
         other = declared.replace(**dict.fromkeys(PARTIALS, fmt))
@@ -176,7 +181,7 @@ def partials(declared: Recipe, narrow: str) -> list[Candidate]:
 
 
 def alone(declared: Recipe, narrow: str) -> list[Candidate]:
-    """Return candidates that round a single point, declared wide, to the narrow format."""
+    """Return candidates that round to ``narrow`` at one point where the recipe declares a wider format."""
     return [
         Candidate(
             f"{point} {narrow}",
@@ -189,7 +194,7 @@ def alone(declared: Recipe, narrow: str) -> list[Candidate]:
 
 
 def references(declared: Recipe) -> list[Candidate]:
-    """Return candidates that round P relative to another number than declared; all of them are correct."""
+    """Return candidates whose P is relative to a maximum or lse other than the declared one; all are correct."""
     return [
         Candidate(f"p relative to {kind}", words, ((1.0, declared.replace(p_relative_to=kind)),))
         for kind, words in REFERENCES.items()
@@ -215,7 +220,7 @@ def truncations(declared: Recipe) -> list[Candidate]:
 
 
 def float32_candidates(declared: Recipe) -> list[Candidate]:
-    """Return candidates for a float32 or float64 recipe, with operands or sums of another width than declared."""
+    """Return candidates for a declared recipe without narrow formats: operands or sums of another width."""
     found = []
     if declared.inputs == "float32":
         for fmt in ("bfloat16", "float16"):
@@ -262,7 +267,7 @@ def verb(want: str, got: str) -> str:
 
 
 def predictions_of(candidates: Sequence[Candidate]) -> tuple[Prediction, ...]:
-    """Return every (recipe, truncated points) for which some candidate needs a prediction, once each."""
+    """Return the predictions that the candidates need, as (recipe, truncated points) without duplicates."""
     found: list[Prediction] = []
     for candidate in candidates:
         for _, recipe in candidate.terms:

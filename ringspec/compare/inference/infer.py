@@ -1,35 +1,34 @@
 """Infer the arithmetic of a kernel: compare its errors with the predicted noise of several recipes.
 
-Compared with the declared recipe, a kernel that rounds dS twice has more noise in dq and dk and the same in o and dv;
-one that keeps P in float32 has less; one that truncates P has a mean error as well. So noise is a fingerprint
-(docs/conform/noise.md).
+The noise of a kernel shows how it rounds (docs/conform/noise.md). A kernel that rounds dS twice has more noise in dq and
+dk than its recipe predicts, and as much in o and dv. A kernel that keeps P in float32 has less noise. A kernel that
+truncates P has a mean error as well.
 
 Each candidate predicts a standard deviation sd and a mean m (0 except for truncation) for each
 element. Its score in a tensor is a Gaussian quasi-log-likelihood::
 
     score = n * average over elements of ( -log sd - (e - m)^2 / (2 sd^2) )
 
-(e - m)^2 / sd^2 is cut at :data:`CUT`, so that a few wrong elements do not choose a recipe; the tests of
-:mod:`ringspec.compare.statistics.tests` find those. The score is an average times n, not a sum over elements,
-because predictions are accurate only to :data:`MODEL` and elements share errors. A million elements therefore say no
-more about a recipe than n = 1 / (2 MODEL^2) = 102 independent ones, or the tensor's rows if these are fewer. A
-prediction that is off by the factor 1 + x then loses 102 x^2 nats: 1 for 10 %, which says little, 6 for the
-25 % of a dS rounded twice, 50 for twice the noise. Margins are in nats: e^-margin is a likelihood ratio
-that takes the model's own error into account.
+e is the error of an element. (e - m)^2 / sd^2 is limited to :data:`CUT`, so that a few wrong elements do not decide
+which recipe fits; the tests of :mod:`ringspec.compare.statistics.tests` find wrong elements. The score is n times an
+average, not a sum over all elements, because elements share errors and predictions are accurate only to
+:data:`MODEL`. n is 1 / (2 MODEL^2) = 102, or the number of rows of the tensor if that is smaller. If a predicted sd is
+wrong by the factor 1 + x, the score falls by about n x^2 nats (natural logarithms of a likelihood ratio): by 1 for
+10 %, which says little, by 6 for the 25 % of a dS rounded twice, by 50 for twice the noise.
 
-Candidates have an order: the declared recipe, small changes of it, other recipes. *The best* is the first of those
-within :data:`EVEN` nats of the best score. So the result does not depend on the last digits of a machine's products,
-and of two candidates with the same meaning the simpler one is named.
+The candidates are ordered: the declared recipe, small changes of it, other recipes. *The best* is the first
+candidate within :data:`EVEN` nats of the highest score. So the result does not depend on the last digits of a machine's
+products, and of two equally good candidates the simpler one is named.
 
-A fit is *good* if in every tensor the rms of error / predicted, uncut, lies within the band of a correct kernel.
-If no fit is good, the nearest one is named as such, and nothing is concluded. Only the batch and key head with the
-largest errors are used.
+A fit is *good* if in every tensor the root mean square of error / sd, without the limit, lies within the band of a
+correct kernel. If no fit is good, the report names the nearest one and concludes nothing. Only the batch and key head
+with the largest errors are used.
 
-The declared recipe is *contradicted* if another one fits better by :data:`CONTRADICTION` nats and the
-declared one's own rms of error / predicted is outside the band of
-:func:`~ringspec.compare.statistics.types.allowance_for` in some tensor. A candidate with the same prediction
-as the declared one cannot be distinguished from it (rounded partials with one worker, for example); the
-declared one is then the best.
+The declared recipe is *contradicted* if its own fit is not good and another recipe fits better by
+:data:`CONTRADICTION` nats. The band of a correct kernel is that of
+:func:`~ringspec.compare.statistics.types.allowance_for`. A candidate with the same prediction as the declared recipe
+cannot be distinguished from it (for example, rounded partial results with one worker); the declared recipe is then
+the best.
 """
 
 from __future__ import annotations
@@ -66,9 +65,10 @@ Predictor = Callable[..., Predicted]
 class Fit:
     """How well one ``candidate`` fits the errors of a kernel.
 
-    ``name``: that of the candidate. ``margin``: nats below the best one. ``rms`` by tensor: the root
-    mean square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5. ``scores`` by
-    tensor. ``good``: whether every rms is in the band of a kernel with this arithmetic.
+    ``name``: the candidate's name. ``margin``: by how many nats its score is below the highest one. ``good``:
+    whether the errors have the predicted size in every tensor (see the module). ``rms``, by tensor: the root mean
+    square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5. ``scores``: the score of each
+    tensor.
     """
 
     candidate: Candidate
@@ -82,16 +82,17 @@ class Fit:
         return self.candidate.name
 
     def seen(self) -> str:
-        """Describe the rms ratios."""
+        """The rms of each tensor, as text."""
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.rms.items())
         return f"rms of error / predicted: {ratios}"
 
 
 @dataclass(frozen=True)
 class Inference:
-    """All ``fits`` from the best to the worst; ``declared`` and ``best`` are two of them, possibly the same.
+    """The conclusion about one kernel.
 
-    ``contradicted``: whether the errors contradict the declared recipe.
+    ``fits``: all candidates, the highest score first. ``declared``: the fit of the declared recipe. ``best``: the fit
+    that is named, possibly the declared one. ``contradicted``: whether the errors contradict the declared recipe.
     """
 
     declared: Fit
@@ -106,9 +107,9 @@ class Inference:
         return tuple(f for f in self.fits if f is not self.best and f.margin < near)
 
     def lines(self, was_declared: bool = True) -> list[str]:
-        """Say what fits best, by how much, and whether the declared recipe is contradicted.
+        """Return lines that say which candidate fits best, by how much, and whether the recipe is contradicted.
 
-        ``was_declared``: False if the target declares no recipe, and that of its input format was used.
+        ``was_declared``: False if the target declares no recipe, so that the recipe of its input format was used.
         """
         name = f"the declared recipe {self.declared.name}"
         if not was_declared:
@@ -139,12 +140,12 @@ def infer(
     predict: Predictor,
     candidates: Sequence[Candidate] | None = None,
 ) -> Inference:
-    """Find the candidate whose noise is most like the errors of one problem.
+    """Find the candidate whose predicted noise is most like the errors of a kernel in one problem.
 
-    ``errors``: got - truth by tensor, float64 in its shape (o [B, H, Sq, Dv], lse, dq, dk, dv: those that
-    exist). ``attention`` and ``geometry``: arguments of ``predict``, which is
-    :func:`ringspec.compare.noise.predict.predict`. ``candidates``: the declared recipe first (None:
-    :func:`candidates_for` it). Elements whose error is not finite are ignored.
+    ``errors``: got - truth, float64, for any of o, lse, dq, dk and dv, in the shape of the tensor; elements whose error
+    is not finite are ignored. ``predict``: :func:`ringspec.compare.noise.predict.predict`; ``attention`` and
+    ``geometry`` are its arguments. ``candidates``: what to compare, with the declared recipe first; None: those of
+    :func:`candidates_for`.
     """
     used = recipe_of(declared)
     candidates = candidates_for(used) if candidates is None else tuple(candidates)
@@ -172,7 +173,7 @@ def infer(
 def worst_head(
     attention: Attention, errors: Mapping[str, Array], noise: Predicted
 ) -> tuple[Attention, dict[str, Array]]:
-    """Select the batch and key head with the largest errors in units of ``noise``, as a problem of one key head.
+    """Return the problem and the errors of one batch and key head: those with the largest errors relative to ``noise``.
 
     One head has enough rows to distinguish recipes, and takes less time.
     """
@@ -203,7 +204,7 @@ def worst_head(
 
 
 def uncut_rms(error: Array, variance: Array, declared_sd: Array) -> float:
-    """Return the rms of error / sd without a cut, over the elements that :func:`score` uses."""
+    """Return the root mean square of error / sd without the limit, over the elements that :func:`score` uses."""
     held, used = held_variance(error, variance, declared_sd)
     return float(np.sqrt((error[used] ** 2 / held).mean())) if used.any() else 1.0
 
@@ -211,9 +212,10 @@ def uncut_rms(error: Array, variance: Array, declared_sd: Array) -> float:
 def held_variance(
     error: Array, variance: Array, declared_sd: Array
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the variance of the elements that are used, and a mask of them.
+    """Return the variances that :func:`score` uses, and a mask of the elements that it uses.
 
-    A hundredth of the declared median is added, so that elements almost without noise do not dominate.
+    Used are elements with noise and a finite error. :data:`LEAST` times the square of the median sd is added to each
+    variance, so that elements with almost no noise do not dominate.
     """
     used = np.isfinite(error) & (declared_sd > 0)
     least = LEAST * float(np.median(declared_sd[used])) ** 2 if used.any() else 0.0
@@ -221,7 +223,7 @@ def held_variance(
 
 
 def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, float]:
-    """Return the rms of error / sd, where an element counts at most sqrt(CUT), and the score of one tensor."""
+    """Return the root mean square of error / sd and the score of one tensor; (error / sd)^2 is limited to CUT."""
     held, used = held_variance(error, variance, declared_sd)
     if not used.any():
         return 1.0, 0.0
@@ -232,10 +234,10 @@ def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, flo
 
 
 def one_per_meaning(fits: Sequence[Fit]) -> list[Fit]:
-    """Keep one fit for each meaning: the first candidate, with the numbers of the one that fits best.
+    """Keep one fit for candidates with the same meaning: the first candidate, with the numbers of the best fit.
 
-    Different orders of merging change the noise less than the order in which a processor adds. If they were separate,
-    the name of the best would depend on the machine.
+    Such candidates differ only in the order in which results are merged. This changes the noise less than the order in
+    which a processor adds, so without this step the best candidate would depend on the machine.
     """
     found: dict[tuple[object, ...], Fit] = {}
     for fit in fits:
@@ -246,7 +248,7 @@ def one_per_meaning(fits: Sequence[Fit]) -> list[Fit]:
 
 
 def concluded(fits: Sequence[Fit]) -> Inference:
-    """Sort the fits, name the best, and decide whether the first, the declared recipe, is contradicted."""
+    """Sort the fits, name the best, and decide whether the declared recipe, the first of them, is contradicted."""
     fits = one_per_meaning(fits)
     least = min(fit.margin for fit in fits)
     fits = [dataclasses.replace(fit, margin=fit.margin - least) for fit in fits]
@@ -258,6 +260,6 @@ def concluded(fits: Sequence[Fit]) -> Inference:
 
 
 def within(ratio: float, used: Recipe, tensor: str) -> bool:
-    """Return whether an rms of error / predicted is in the band of a kernel that computes by this recipe."""
+    """Return whether a root mean square of error / sd is in the band of a correct kernel of recipe ``used``."""
     band = allowance_for(used, tensor)
     return band.low <= ratio <= band.high

@@ -1,16 +1,17 @@
-"""Noise of P and dS in the backward pass, pair by pair, before their products.
+"""Noise of P and dS in the backward pass, for each pair of a query and a key.
 
-The backward pass computes P = exp(s - lse) again, from the lse of the forward pass. With dz = dS (times 1 - tanh^2)::
+The backward pass recomputes P = exp(s - lse) from the lse of the forward pass. With dz = dS, times 1 - t^2 if there is
+a soft cap (t = tanh)::
 
     d P_ij  = P_ij (sigma_ij - d lse_i + its own roundings)
     d dz_ij = x_ij sigma_ij - dz_ij d lse_i - y_ij d delta_i + private_ij,
               y = p (1 - t^2),  x = dz - 2 t ds / softcap
 
-Here sigma is the error of a score. ``private`` contains what no other pair shares: the rounding of exp, the accumulation
-of dp, the rounding of dS. d lse and d delta are common to the row. If the scores of both passes are equal bit for
-bit (the same product, rounded alike), sigma also contributes to d lse and d delta: cov(sigma_ij, d lse_i) = p var sigma,
-cov(sigma_ij, d delta_i) = p X var sigma (X as in ``rows``), and most of it cancels in a peaked row. Otherwise these
-covariances are 0 (``common``, the shared variance, is 0 instead of var sigma).
+Here sigma is the error of a score. ``private`` contains the errors that belong to one pair: the rounding of exp, the
+accumulation of dp, the rounding of dS. d lse and d delta are common to the row. If the scores of both passes are equal
+bit for bit, the same sigma also contributes to d lse and d delta: cov(sigma_ij, d lse_i) = p var sigma and
+cov(sigma_ij, d delta_i) = p X var sigma (X as in ``rows``). In a peaked row most of the error then cancels. If the
+scores differ, these covariances are 0: ``common``, which replaces var sigma in them, is then 0.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ from ringspec.recipes import Recipe
 class PairNoise:
     """Errors of dz and P of a head, each [G, Sq, Sk].
 
-    ``private``: the error of dz that no other pair shares, without ``of_ds``, the rounding of dz as operand. ``kept``: the
-    error of P * keep as operand. ``dz``: all of dz's error before it is rounded. The bounds of ``private`` and ``kept``
-    include all terms of lse and delta above first order; their factor is ``growth`` [G, Sq] = e^|d lse| - 1.
+    ``private``: the part of dz's error that belongs to one pair. ``dz``: the whole error of dz. Both are errors before dz
+    is rounded as an operand of dq and dk; ``of_ds`` is the error of that rounding. ``kept``: the error of P * keep as an
+    operand of dv, without the errors of score and lse. ``mean_dz``, ``mean_p``: predictable parts of the errors.
+    ``growth`` [G, Sq] = e^|d lse| - 1: the largest relative change of P by the error of lse. The bounds of ``private``
+    and ``kept`` include the terms of higher order in the errors of lse and delta.
     """
 
     private: Error
@@ -53,7 +56,7 @@ class PairNoise:
 
 
 def derivatives(head: Head) -> tuple[Array, Array]:
-    """Return x and y of the module's docstring: the derivatives of dz with respect to its score and to -delta."""
+    """Return the derivatives of dz with respect to its score (x) and to -delta (y)."""
     assert head.ds is not None and head.dz is not None
     if head.damping is None:
         return head.dz, head.p
@@ -69,7 +72,7 @@ def pair_noise(
     truncated: tuple[str, ...] = (),
     inner: float = 1.0,
 ) -> PairNoise:
-    """Compute all errors of dz and of P for one head."""
+    """Compute the errors of dz and of P for one head; ``inner`` multiplies the variance of accumulating dp."""
     assert head.ds is not None and head.dz is not None and head.dp is not None
     p, ds, dz, sigma = head.p, head.ds, head.dz, sources.sigma
     own = own_error(head, recipe)
@@ -98,7 +101,7 @@ def pair_noise(
 
 
 def own_error(head: Head, recipe: Recipe) -> Error:
-    """Return the relative error of exp(s - lse), by its argument and its own rounding; p = 1 is exact."""
+    """Return the relative error of p = exp(s - lse) that comes from rounding s - lse and p; p = 1 is exact."""
     p = head.p
     lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
     of_argument = rounding(np.where(p > 0, head.s - lse[..., None], 0.0), recipe.statistics)
@@ -108,7 +111,7 @@ def own_error(head: Head, recipe: Recipe) -> Error:
 
 
 def dp_error(head: Head, recipe: Recipe, inner: float) -> Error:
-    """Return the error of accumulating dp = <dy, v>, times the dropout factor."""
+    """Return the error of accumulating <dy, v>, times the dropout factor; ``inner`` multiplies its variance."""
     assert head.dy is not None and head.dp is not None
     total = head.dp if head.keep is None else head.dy @ head.v.T
     squares = (head.dy**2) @ (head.v**2).T
@@ -121,7 +124,7 @@ def dp_error(head: Head, recipe: Recipe, inner: float) -> Error:
 def whole_variance(
     head: Head, sources: Sources, read: ReadNoise, private: Array, x: Array, y: Array
 ) -> Array:
-    """Return the variance of the error of each dz, including what it shares with its row."""
+    """Return the variance of the whole error of each dz, including the errors of its row's lse and delta."""
     assert head.dz is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     dz, total = head.dz, head.delta + head.dlse
@@ -135,7 +138,7 @@ def whole_variance(
 def operand_rounding(
     x: Array, name: str, upstream: Array, reach: Array, truncated: bool
 ) -> tuple[Error, Array]:
-    """Return the error of rounding an operand, or of truncating it, and the mean of the truncation error."""
+    """Return the error of rounding (or, if ``truncated``, truncating) an operand, and the mean of this error."""
     if not truncated:
         return rounding(x, name, upstream=upstream, reach=reach), np.zeros(x.shape)
     made, mean = truncation(x, name, 0.0)
@@ -145,7 +148,7 @@ def operand_rounding(
 def kept_noise(
     head: Head, recipe: Recipe, own: Error, mine: Array, growth: Array, truncated: bool
 ) -> tuple[Error, Array]:
-    """Return the error of P * keep as operand of dv, and its mean.
+    """Return the error of P * keep as an operand of dv, and the mean of this error.
 
     In a row of equal scores all P have the same rounding error; this common error is the mean.
     """

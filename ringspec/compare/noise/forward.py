@@ -1,4 +1,4 @@
-"""Error sources of o and lse: the effect of each rounding of the forward pass on a row.
+"""Error sources of o and lse: how each rounding of the forward pass changes a row of the result.
 
 Let e_ij = exp(s_ij - m), l = sum e, o = sum e keep v / l, and p = e / l be the true values of the final row. The error
 sources of one row i are independent. To first order::
@@ -10,13 +10,15 @@ sources of one row i are independent. To first order::
            + omega_id                                              roundings of o itself
     d lse_i = sum_j p_ij (sigma_ij + eta_ij) + lambda_i + sum_n gamma_in a_in + rounding of lse
 
-In each step, e is rounded relative to the number that the recipe names (``p_relative_to``,
-:mod:`~ringspec.compare.noise.p_relative_to`): the block's maximum if blocks are merged, the running maximum if a state
-is carried, and so on. So the binade in which an e is rounded depends on the order of the steps, and an e that is exactly
-1 has no rounding error. A partial result has the weight exp(m - lse) in the final row. A rescaling factor
-c = exp(m_a - m) multiplies a whole partial sum, so its error is one number for all d (``shared``), with
-u = exp(m_a - lse) (o_a - l_a o) and a = exp(m_a - lse) l_a. Only the errors of rescaling between tiles of one block are
-treated as independent for each element.
+A kernel rounds exp(s_ij - c). The recipe says which number c is (``p_relative_to``,
+:mod:`~ringspec.compare.noise.p_relative_to`), for example the largest score of the block, or the largest score so far.
+So the binade of the rounded number depends on the order of the steps, and an exponential that is exactly 1 has no
+rounding error. A partial result relative to the maximum m has the weight exp(m - lse) in the final row.
+
+When two partial results are merged, the rescaling factor exp(m_a - m) of part a multiplies a whole partial sum. Its
+error gamma is therefore the same for all d (:class:`Shared`): u = exp(m_a - lse) (o_a - l_a o) and
+a = exp(m_a - lse) l_a. Rescaling factors between tiles of one block are treated more simply: their errors count as
+independent for each element.
 
 Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691; rules SOFT-1 to SOFT-4, NUM-2, NUM-3.
 """
@@ -53,7 +55,10 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class Shared:
-    """An error gamma that a row shares: it changes o by gamma * ``u`` [G, Sq, Dv] and lse by gamma * ``a`` [G, Sq]."""
+    """An error gamma, one number for each row: it changes o by gamma * ``u`` [G, Sq, Dv], lse by gamma * ``a`` [G, Sq].
+
+    ``variance`` [G, Sq]: that of gamma.
+    """
 
     u: Array
     a: Array
@@ -62,13 +67,15 @@ class Shared:
 
 @dataclass
 class Sources:
-    """The error sources of one head in the forward pass, filled block by block.
+    """The error sources of one head in the forward pass (symbols: the module's docstring).
 
-    The Greek names are those of the module. ``sigma``, ``eta`` [G, Sq, Sk]: relative errors of e, from the scores and from
-    roundings. ``common``: the part of sigma's variance that the scores of the backward pass share. ``zeta``: the error of P
-    as operand, in units of p; ``mean``: its predictable part. ``lam`` [G, Sq]: roundings of l. ``omega`` [G, Sq, Dv]:
-    roundings of o; ``drift``: its predictable part; ``explained``: the variance that ``drift`` explains. ``top``,
-    ``bottom``: bounds of the shared errors of the numerator and of the denominator, in units of the final row.
+    Errors of pairs, [G, Sq, Sk]: ``sigma`` and ``eta``, the relative errors of e from the scores and from roundings;
+    ``common``, the part of sigma's variance that also affects the scores of the backward pass; ``zeta``, the error of P
+    as an operand, in units of p; ``mean``, the predictable part of zeta.
+
+    ``lam`` [G, Sq]: roundings of l. ``omega`` [G, Sq, Dv]: roundings of o; ``drift``: the predictable part of omega;
+    ``explained``: the variance that ``drift`` explains. ``shared``: errors of rescaling factors; ``top`` [G, Sq, Dv]
+    and ``bottom`` [G, Sq]: bounds of their effect on the numerator and on the denominator of the final row.
     """
 
     sigma: Error
@@ -87,7 +94,10 @@ class Sources:
 
 @dataclass(frozen=True)
 class State:
-    """The running softmax of some rows: m, l [G, n], and o, either unnormalised, or normalised with l = 1."""
+    """The running softmax of n rows: maximum ``m`` and sum ``l`` [G, n], and ``o``, not yet divided by l.
+
+    In a normalised state m is the lse, l is 1, and o is the normalised result.
+    """
 
     m: Array
     l: Array
@@ -95,7 +105,10 @@ class State:
 
 
 def score_error(head: Head, recipe: Recipe, inner: float) -> Error:
-    """Return sigma: the error of each score, from its product, the soft cap and its rounding."""
+    """Return the error of each score [G, Sq, Sk], from its product, the soft cap and its rounding.
+
+    ``inner`` multiplies the variance of accumulating the product.
+    """
     q, k, width = head.q, head.k, float(head.q.shape[2])
     squares = (q * q) @ (k * k).T
     total = q @ k.T
@@ -120,7 +133,11 @@ def forward_sources(
     same_scores: float = 1.0,
     inner: float = 1.0,
 ) -> Sources:
-    """Step through all workers, steps and tiles with true values, and record the error of each rounding."""
+    """Follow the forward pass of all workers with true values, and record the error of each rounding.
+
+    ``same_scores``: the fraction of sigma's variance that also affects the scores of the backward pass. ``inner``: as
+    in :func:`score_error`.
+    """
     pairs, rows = head.s.shape, head.lse.shape
     sigma = score_error(head, recipe, inner)
     sources = Sources(
@@ -159,13 +176,13 @@ def empty_state(head: Head, queries: Integers) -> State:
 
 
 def factor(m_part: Array, m: Array) -> Array:
-    """Return exp(m_part - m); 0 for an empty part."""
+    """Return the rescaling factor exp(m_part - m); 0 for a part without keys (m_part = -inf)."""
     return np.exp(m_part - finite(m))
 
 
 @dataclass(frozen=True)
 class Worker:
-    """The steps of one head under one recipe; every method records its roundings in ``sources``."""
+    """The forward steps of one head under one recipe; every method records its rounding errors in ``sources``."""
 
     head: Head
     recipe: Recipe
@@ -173,14 +190,14 @@ class Worker:
     truncated: bool
 
     def weight(self, queries: Integers, m: Array) -> Array:
-        """Return exp(m - lse), the weight in the final row of a partial sum relative to m; 0 for empty rows."""
+        """Return exp(m - lse), the weight that a partial sum relative to m has in the final row; 0 for empty rows."""
         lse = self.head.lse[:, queries]
         nothing = np.isneginf(m) | np.isneginf(lse)
         difference = np.subtract(m, lse, where=~nothing, out=np.zeros(m.shape))
         return np.where(nothing, 0.0, np.exp(difference))
 
     def block(self, queries: Integers, tiles: list[Integers], reference: Reference) -> State:
-        """Compute one block of keys, tile by tile (SOFT-1), up to the state that the block returns."""
+        """Return the state of these queries after one block of keys, computed tile by tile (SOFT-1)."""
         state = empty_state(self.head, queries)
         reference.begin(tiles)
         for n, keys in enumerate(tiles):
@@ -191,7 +208,7 @@ class Worker:
         return State(state.m, state.l, self.noted(queries, state.m, o, state.o))
 
     def noted(self, queries: Integers, m: Array, o: Partial, before: Partial) -> Partial:
-        """Record in omega, with their final weight, the roundings of o since ``before``; return o."""
+        """Record in omega the roundings of ``o`` since ``before``, times the weight of o in the final row; return o."""
         w = self.weight(queries, m)[..., None]
         omega = self.sources.omega
         omega.variance[:, queries] += (o.local.variance - before.local.variance) * w**2
@@ -201,7 +218,7 @@ class Worker:
         return o
 
     def note_sum(self, queries: Integers, m: Array, error: Error) -> None:
-        """Record an error of l while the maximum is m."""
+        """Record an error of a sum l that is relative to the maximum m."""
         lam, w = self.sources.lam, self.weight(queries, m)
         lam.variance[:, queries] += error.variance * w**2
         lam.bound[:, queries] += error.bound * w
@@ -209,7 +226,7 @@ class Worker:
     def absorb(
         self, queries: Integers, keys: Integers, state: State, reference: Reference, first: bool
     ) -> State:
-        """Absorb one tile (SOFT-1): e = exp(s - m), l = c l + sum e, o = c o + P v."""
+        """Return the state after one tile is absorbed (SOFT-1): e = exp(s - m), l = c l + sum e, o = c o + P v."""
         head, recipe = self.head, self.recipe
         index = np.ix_(np.arange(head.s.shape[0]), queries, keys)
         s = reference.scores(keys)
@@ -230,10 +247,11 @@ class Worker:
     def operand(
         self, index: tuple, s: Array, relative_to: Array, m: Array, w: Array
     ) -> tuple[Array, Error, Array]:
-        """Return P in units of exp(m) as an operand of P v, its error, and the known part of the error.
+        """Return the operand P of P v, its error, and the known part of the error; record eta and zeta.
 
-        Records eta and zeta. The number that is rounded is P = exp(s - ``relative_to``), times the dropout factor. If the
-        exponential is exactly 1, only the dropout factor is rounded.
+        The kernel rounds P = exp(s - ``relative_to``) times the dropout factor; the returned arrays are rescaled to
+        exp(s - ``m``). If the exponential is exactly 1, only the dropout factor is rounded. ``w``: the weight of
+        exp(m) in the final row.
         """
         recipe, sources = self.recipe, self.sources
         known_binade = recipe.p_relative_to != "any"
@@ -286,7 +304,7 @@ class Worker:
         return self.noted(queries, m, o, brought)
 
     def note_factor(self, queries: Integers, state: State, c: Array) -> None:
-        """Record the rounding of a rescaling factor between tiles, as independent errors of the elements."""
+        """Record the rounding of the rescaling factor ``c`` between two tiles, as independent errors of the elements."""
         of_c = self.relative(c)
         w = self.weight(queries, state.m)
         o, omega, lam = self.head.o[:, queries], self.sources.omega, self.sources.lam
@@ -297,7 +315,7 @@ class Worker:
         self.sources.bottom[:, queries] += of_c.bound * w * state.l
 
     def relative(self, c: Array) -> Error:
-        """Return the relative error of a rounded factor; the values 0 and 1 are exact."""
+        """Return the relative error of rounding a factor ``c``; 0 and 1 are exact."""
         made = rounding(c, self.recipe.statistics).relative_to(c)
         exact = (c == 0) | (c == 1)
         return Error(np.where(exact, 0.0, made.variance), np.where(exact, 0.0, made.bound))
@@ -305,9 +323,9 @@ class Worker:
     def note_shared(
         self, queries: Integers, made: Error, o: Array, mass: Array, of_sum: bool = True
     ) -> None:
-        """Record a relative error ``made`` of a partial result, whose numerator is ``o`` and whose denominator is ``mass``.
+        """Record a relative error ``made`` of a partial result with the numerator ``o`` and the denominator ``mass``.
 
-        Without ``of_sum``, the error affects only the numerator.
+        ``of_sum`` False: the error affects only the numerator.
         """
         whole = self.head.o[:, queries]
         u, a = np.zeros(self.head.o.shape), np.zeros(self.head.lse.shape)
@@ -338,7 +356,7 @@ class Worker:
     def joined(
         self, queries: Integers, m: Array, a: tuple[Partial, Array], b: tuple[Partial, Array]
     ) -> Partial:
-        """Round both products, their sum, and the result to the carried format (NUM-3)."""
+        """Add two rescaled partial results, each given as (o, factor), and round to the carried format (NUM-3)."""
         recipe = self.recipe
         before = a[0].times(a[1]).plus(b[0].times(b[1]))
         one, other = Merged.of(*a, recipe.merge), Merged.of(*b, recipe.merge)
@@ -347,7 +365,7 @@ class Worker:
         return self.noted(queries, m, o, before)
 
     def normalised(self, queries: Integers, state: State) -> State:
-        """Convert (m, l, o) to (lse, 1, o / l); record the rounding of lse, which affects the whole block."""
+        """Return the state (lse, 1, o / l), and record the rounding of lse, which affects the whole block."""
         empty = state.l == 0
         safe = np.where(empty, 1.0, state.l)
         lse = np.where(empty, -np.inf, state.m + np.log(safe))
@@ -358,7 +376,7 @@ class Worker:
         return State(lse, np.where(empty, 0.0, 1.0), o)
 
     def merge_normalised(self, queries: Integers, a: State, b: State, first: bool) -> State:
-        """Merge two normalised states (SOFT-3) with weights exp(lse_n - lse), each rounded; the new lse is rounded."""
+        """Merge two normalised states (SOFT-3); their weights exp(lse_n - lse) and the new lse are rounded."""
         m = np.maximum(a.m, b.m)
         e_a, e_b = factor(a.m, m), factor(b.m, m)
         empty = e_a + e_b == 0
@@ -376,7 +394,7 @@ class Worker:
         return State(lse, np.where(empty, 0.0, 1.0), o)
 
     def finish(self, queries: Integers, state: State) -> None:
-        """Add the sinks to the denominator (FWD-5); their factor and sum are rounded."""
+        """Add the sinks to the denominator (FWD-5); the rescaling factor and the new sum are rounded."""
         sinks = self.head.sinks
         if sinks is None:
             return

@@ -1,9 +1,10 @@
 """The number relative to which a kernel rounds P: ``p_relative_to`` of a recipe.
 
-P = exp(s - c) is rounded when it is computed, so c determines the binade of each P, and which P is exactly 1.
-All choices of c are correct, but the variance of single elements differs between them by up to a factor of 4. If
-the choice is 'any', P is taken as log-uniform in its binade (RELATIVE of :mod:`~ringspec.compare.noise.rounding`); this
-is within a factor of 1.9 of the variance of any choice.
+A kernel computes P = exp(s - c) from a score s and a number c, such as the largest score of the row, and then rounds
+P. So c determines the binade of each P, and which P is exactly 1. All choices of c are correct, but the variance of
+single elements differs between them by up to a factor of 4. If the recipe says 'any', P is taken as log-uniform in its
+binade (RELATIVE of :mod:`~ringspec.compare.noise.rounding`). The resulting variance is within a factor of 1.9 of that
+of every choice.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FURTHEST = 80.0  # distance of c from a tile's maximum beyond which P is 0 in an
 
 
 class Reference:
-    """The numbers c of some rows of a head, for one tile after another in the order of the ring."""
+    """The numbers c of some rows of a head, computed tile by tile in the order in which the ring visits the keys."""
 
     def __init__(self, kind: str | None, head: Head, queries: Integers) -> None:
         self.kind, self.head, self.queries = kind, head, queries
@@ -43,7 +44,7 @@ class Reference:
             self.of_row = head.lse[:, queries]
 
     def scores(self, keys: Integers) -> Array:
-        """Return s [G, n, keys], with -inf at hidden pairs."""
+        """Return the scores [G, n, len(keys)] of these rows and ``keys``, with -inf where the key is hidden."""
         index = np.ix_(np.arange(self.head.s.shape[0]), self.queries, keys)
         return np.where(self.head.seen[index], self.head.s[index], -np.inf)
 
@@ -51,7 +52,7 @@ class Reference:
         return np.asarray(self.scores(keys).max(axis=2, initial=-np.inf))
 
     def begin(self, tiles: list[Integers]) -> None:
-        """Start a block of keys, given its tiles."""
+        """Start the next block of keys; ``tiles``: the indices of its keys, tile by tile."""
         if self.kind != "block_lse":
             return
         keys = np.concatenate(tiles) if tiles else np.zeros(0, dtype=np.int64)
@@ -61,7 +62,7 @@ class Reference:
         self.of_block = np.where(total > 0, shift + np.log(np.where(total > 0, total, 1.0)), m)
 
     def next(self, m: Array) -> Array:
-        """Return c of the next tile, where ``m`` [G, n] is the maximum of its block so far."""
+        """Return c for the next tile; ``m`` [G, n]: the largest score of each row in the block up to this tile."""
         if self.kind in (None, "block", "any"):
             return m
         if self.kind == "block_lse":
@@ -78,12 +79,12 @@ class Reference:
 
 
 def finite(m: Array) -> Array:
-    """Return m, and 0 for a row without keys."""
+    """Return m with 0 in place of -inf (rows without keys)."""
     return np.where(np.isneginf(m), 0.0, m)
 
 
 def near(c: Array, m: Array) -> Array:
-    """Return c, limited to within FURTHEST of m; m itself for rows that have seen no key."""
+    """Return c, limited to a distance of :data:`FURTHEST` from m; m where m or c is -inf (no visible key so far)."""
     nothing = np.isneginf(m) | np.isneginf(c)
     safe = np.where(nothing, 0.0, m)
     return np.where(
@@ -93,9 +94,10 @@ def near(c: Array, m: Array) -> Array:
 
 @dataclass(frozen=True)
 class POperand:
-    """P = ``x`` = e * keep [G, n, keys] before it is rounded; ``kept``: whether there is a dropout factor.
+    """P before it is rounded to the format of the product P v.
 
-    ``top``: where e is exactly 1 or the pair is hidden; ``reach``: a bound on the earlier error of P.
+    ``e`` [G, n, keys]: the exponential exp(s - c). ``x``: e times the dropout factor. ``kept``: whether there is a
+    dropout factor. ``top``: True where e is exactly 1 or the pair is hidden. ``reach``: a bound of the earlier error.
     """
 
     x: Array
@@ -106,7 +108,10 @@ class POperand:
 
 
 def p_rounding(p: POperand, recipe: Recipe, truncated: bool) -> tuple[Error, Array]:
-    """Return the error of rounding P in a known binade, and its mean; if e is 1, the dropout factor is what is rounded."""
+    """Return the error of rounding P, whose binade is known, and the mean of that error.
+
+    Where e is exactly 1, only the dropout factor is rounded, so the error is known exactly.
+    """
     grid = 0.0 if p.kept else spacing(p.e, recipe.statistics)
     made, known = rounding(p.x, recipe.p, grid, reach=p.reach), np.zeros(p.x.shape)
     if truncated:
@@ -122,10 +127,10 @@ def p_rounding(p: POperand, recipe: Recipe, truncated: bool) -> tuple[Error, Arr
 def p_rounding_somewhere(
     x: Array, weight: Array, recipe: Recipe, truncated: bool
 ) -> tuple[Error, Array]:
-    """Return the error of rounding P = ``x`` in an unknown binade, and its mean; ``weight`` times x is p of the row.
+    """Return the error of rounding P = ``x``, whose binade is unknown, and the mean of that error.
 
-    Subnormal numbers of a format have one spacing, which is largest relative to p if P is p itself.
-    A truncation loses half a spacing, averaged over mantissas.
+    ``weight``: the factor by which x is multiplied to give the final probability p. For subnormal numbers, the spacing
+    is taken relative to p, the smallest value that P may have. A truncation loses half a spacing on average.
     """
     if unit_roundoff(recipe.p) <= unit_roundoff(recipe.statistics):  # P is already in this format
         return rounding(x, recipe.p, spacing(x, recipe.statistics)), np.zeros(x.shape)

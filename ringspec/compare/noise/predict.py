@@ -16,16 +16,17 @@ derivations are in:
 ``sums``           the variance of sums: weights propagated back through the adjoint
 =================  ===============================================================================
 
-**Bound.** The worst case of every rounding (half a spacing at the largest value that it can have) and of every
-sum (n r sum |x|), propagated through the same linear maps with absolute values, and through exp, quotients
-and products including the higher-order terms of errors that rows and pairs share. It is proven for a kernel
-that rounds where the recipe says, except for errors of its exp and log beyond half a spacing.
+**Bound.** The bound takes the worst case of every rounding (half a spacing at the largest value that the number can
+have) and of every sum (n r sum |x| for n terms x in a format of unit roundoff r). These worst cases are propagated
+to the results through the same linear maps as the variances, with absolute values. Where several elements share an
+error, the bound includes the higher-order terms of exp, quotients and products. It is proven for a kernel that rounds
+where the recipe says and whose exp and log err by at most half a spacing.
 
-**Measured** on 260 random problems of the specification's ring (S of 64 to 192, W of 1, 2, 4, 8, all layouts and
-circulations, logits of standard deviation 0.01 to 8, tiles, masks, sinks, soft cap, bias, dropout, dlse). Errors are
-against float64, and for the recipe float64 against extended precision. Each column has the median, the least and the
-greatest over problems of the root mean square of error / sd of the tensor, then the largest |error| / bound
-(``tests/benchmarks/calibrate_noise.py``)::
+**Measured** with the specification's ring on 260 random problems (64 to 192 tokens, 1, 2, 4 or 8 workers, all layouts
+and circulations, logits with a standard deviation of 0.01 to 8, tiles, masks, sinks, soft cap, bias, dropout, dlse).
+The reference is float64; for the recipe float64, it is extended precision. The first three numbers of each column
+describe the root mean square of error / sd in one problem: its median, least and greatest value over the problems. The
+fourth number is the largest |error| / bound (``tests/benchmarks/calibrate_noise.py``)::
 
     recipe         o                      lse                    dq                     dk                     dv
     float64        1.05 0.73..1.29 0.33   1.08 0.91..1.30 0.41   1.08 0.86..1.65 0.04   1.08 0.92..1.49 0.03   1.08 0.94..1.67 0.10
@@ -42,15 +43,17 @@ greatest over problems of the root mean square of error / sd of the tensor, then
     nki_impl_fp16  0.97 0.95..1.00 1.00   0.91 0.59..1.28 0.43   1.00 0.98..1.02 0.83   0.99 0.96..1.03 0.74   0.99 0.93..1.03 0.90
     nki_impl_fp32  1.04 0.76..1.36 0.10   0.91 0.73..1.42 0.19   0.90 0.68..1.33 0.02   0.90 0.72..1.39 0.01   0.87 0.68..1.28 0.05
 
-lse is float32 in most of these recipes, and its accumulation order is not declared. CHUNK, INNER and UNDECLARED, which
-affect only float32 and float64 sums, were chosen on such problems; nothing else was fitted. For PyTorch
-2.13's flash attention on a CPU (``tests/compare/test_noise_torch.py``) the ratio is 0.96 to 1.05 in bfloat16, 0.92 to
-1.11 in float32. For sums of error - ``drift`` (slope on truth and random signs; whole tensor, head, worker; 40 problems
-for each of five 16-bit recipes, W = 4), the root mean square of sum / sd is between 0.8 and 1.2.
+lse is float32 in most of these recipes, and no recipe declares its accumulation order. Three constants were fitted to
+such problems: ``CHUNK`` (in ``rounding``), :data:`INNER` and :data:`UNDECLARED`. They affect only float32 and float64
+sums. For PyTorch 2.13's flash attention on a CPU (``tests/compare/test_noise_torch.py``) the ratio is 0.96 to 1.05 in
+bfloat16 and 0.92 to 1.11 in float32. Weighted sums of errors were measured after subtracting ``drift``, in 40 problems
+with 4 workers for each of five 16-bit recipes. The weights were the true values or random signs; the sums were over a
+tensor, a head or a worker. The root mean square of sum / sd is between 0.8 and 1.2.
 
 **Not covered**: overflow; truncating accumulators; an exp or log whose error exceeds its last digit. In
-float32 recipes sd is known only within a factor of 2, also for sums. Rounding to nearest itself has a slope of
-about -0.2 u^2 on a smooth distribution of values (u = 2^-8 in bfloat16: -3e-6), which is not predicted here.
+float32 recipes sd is known only within a factor of 2, also for sums. Rounding to nearest itself makes a smooth
+distribution of values smaller by a relative 0.2 u^2 on average (3e-6 in bfloat16, where u = 2^-8); this is not
+predicted.
 """
 
 from __future__ import annotations
@@ -93,18 +96,21 @@ INNER = 0.5  # between 1 (one accumulator) and 0.1 (a sum in lanes)
 
 @dataclass(frozen=True)
 class Noise:
-    """Predicted errors (result - truth) by tensor name, in the shape of each tensor: o [B, H, Sq, Dv], ...
+    """Predicted errors (result - truth) of each tensor, by tensor name.
+
+    Every array has the shape of its tensor, such as [B, H, Sq, Dv] for o.
 
     ``sd``     standard deviation; 0 where the result must be exact
     ``bound``  largest absolute error
-    ``mean``   the predictable part of the error: truncation, the rounding of 1 / (1 - dropout_p), and the rounding
-               of P in rows of equal scores. ``sd`` is the deviation from it; ``bound`` includes it
-    ``drift``  another part whose value and sign are known, although ``sd`` counts it as random: the rounding of a
-               value whose place between two neighbours is known. Rows in which one key is visible, or that share
-               a factor, have the same rounding error, so ``drift`` adds up over a tensor. Subtract it from errors
-               before you sum them; :meth:`variance_of_sums` is the variance of the rest
+    ``mean``   the mean error: from truncation, from the rounding of 1 / (1 - dropout_p), and from the rounding of P
+               in rows of equal scores. ``sd`` is the deviation from this mean; ``bound`` includes the mean
+    ``drift``  errors whose value and sign are known, although ``sd`` counts them as random: roundings of values that
+               are known to lie close to one number of the format. Rows with one visible key, or with a common
+               rescaling factor, have the same rounding error, so these errors add up over a tensor. Subtract
+               ``drift`` from errors before you sum them; :meth:`variance_of_sums` is the variance of what remains
     ``before`` variance of o, dq, dk and dv before their last rounding
-    ``attention``: the problem. ``heads``, ``stored`` and ``held``: data from which variances of sums are computed.
+    ``attention``  the problem
+    ``heads``, ``stored``, ``held``  data from which variances of sums are computed
     """
 
     sd: Mapping[str, Array]
@@ -120,9 +126,10 @@ class Noise:
     def variance_of_sums(self, name: str, weights: Array, labels: Integers | None = None) -> Array:
         """Return the variance of the sum of weights * error over the elements of each label, [G].
 
-        ``weights`` has the tensor's shape. ``labels``: int [B, H, Sq] for o, lse, dq, [B, Hkv, Sk] for
-        dk, dv; G is the largest label + 1, and negative labels are ignored. None: one sum over all, the only choice
-        for dsinks and dbias. Raises OptionError for another name, ShapeError for other shapes.
+        ``weights`` has the tensor's shape. ``labels`` assigns each row to a sum: int [B, H, Sq] for o, lse and dq,
+        [B, Hkv, Sk] for dk and dv. G is the largest label + 1; rows with a negative label are ignored. None means one
+        sum over all elements, the only choice for dsinks and dbias. Raises OptionError for an unknown tensor name,
+        ShapeError for a wrong shape.
         """
         if name not in self.sd:
             raise OptionError(
@@ -156,7 +163,10 @@ class Noise:
     def of_head(
         self, name: str, b: int, h: int, weights: Array, labels: Integers | None, count: int
     ) -> Array:
-        """Return the contribution [G] of batch b, key head h; name, weights and labels are as above, count = G."""
+        """Return what batch b, key head h contributes to each of the ``count`` sums, [count].
+
+        The other parameters are those of :meth:`variance_of_sums`.
+        """
         at = self.heads[b, h]
         chosen: int | slice = h
         if name not in ("dk", "dv"):
@@ -168,7 +178,7 @@ class Noise:
         return sum_of_rows(name, terms, mine, places, count)
 
     def of_parameters(self, name: str, weights: Array) -> Array:
-        """Return the one sum [1] over dsinks or dbias; weights are as above."""
+        """Return the variance [1] of the weighted sum of all errors of dsinks or dbias; ``weights`` as the tensor."""
         total = float((weights**2 * self.stored[name]).sum())
         for b, h in self.heads:
             at, head = self.heads[b, h], head_of(self.attention, b, h)
@@ -192,18 +202,18 @@ def predict(
     same_scores: bool | None = None,
     sequential: bool = False,
 ) -> Noise:
-    """Predict the noise of a kernel that computes ``attention`` as declared.
+    """Predict the rounding errors of a kernel that computes ``attention`` under the recipe ``declared``.
 
-    ``geometry``   None: one worker
-    ``stored``     by tensor name, the format in which the target stores a result that is wider in its recipe;
-                   this adds a rounding
-    ``truncated``  points of :data:`TRUNCATIONS` at which the kernel rounds toward zero, not to nearest (OptionError
-                   for others)
-    ``same_scores``    whether the scores of the backward pass equal those of the forward pass bit for bit. If not, float32
-                   gradients of peaked rows have up to 3 times the noise. None: not declared, and the fraction
-                   UNDECLARED of the scores' variance counts as common to both
-    ``sequential``     True: q k and dy v are accumulated one term after the other. False: not declared, and the
-                   variance of this accumulation is multiplied by INNER
+    ``geometry``     how a ring divides the problem; None: one worker
+    ``stored``       formats by tensor name, for results that the kernel stores in a narrower format than its recipe
+                     says; each adds a rounding
+    ``truncated``    points of :data:`TRUNCATIONS` at which the kernel rounds toward zero, not to nearest; any other
+                     point raises OptionError
+    ``same_scores``  whether the scores of the backward pass equal those of the forward pass bit for bit. If not,
+                     float32 gradients of peaked rows have up to 3 times the noise. None: not declared; the fraction
+                     :data:`UNDECLARED` of the scores' variance then counts as common to both passes
+    ``sequential``   whether <q, k> and <dy, v> are accumulated in one accumulator, term by term. False: not declared;
+                     the variance of this accumulation is then multiplied by :data:`INNER`
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = np.array([1.0, 3.0]).reshape(1, 1, 2, 1)
@@ -233,7 +243,7 @@ def predict(
 
 
 class Results:
-    """The arrays that :func:`predict` fills head by head."""
+    """The arrays of a prediction, which :func:`predict` fills head by head."""
 
     def __init__(self, attention: Attention) -> None:
         at = self.attention = attention
@@ -259,7 +269,7 @@ class Results:
         mean: Array | float,
         drift: Array | float = 0.0,
     ) -> None:
-        """Add one head's contribution to a result."""
+        """Add one head's value, error, mean and drift at ``index`` of the result ``name``."""
         self.value[name][index] += value
         self.variance[name][index] += error.variance
         self.bound[name][index] += error.bound
@@ -267,7 +277,7 @@ class Results:
         self.drift[name][index] += drift
 
     def noise(self, stored: Mapping[str, str]) -> Noise:
-        """Round once more if the target stores a narrower format, and take square roots."""
+        """Return the prediction, after one more rounding of the results that are stored in a format of ``stored``."""
         last = {name: np.zeros(x.shape) for name, x in self.value.items()}
         for name, format_name in stored.items():
             if name not in self.value:
@@ -293,7 +303,7 @@ def predict_head(
     results: Results,
     index: tuple[int, int],
 ) -> None:
-    """Predict one key head with its query heads, and add it to the results."""
+    """Predict the errors of one key head and of its query heads, and add them to ``results``."""
     (b, h), (same_scores, inner) = index, order
     head = head_of(attention, b, h)
     heads = slice(h * attention.group, (h + 1) * attention.group)
@@ -345,7 +355,7 @@ def predict_head(
 
 
 def own_of_sinks(head: Head, used: Recipe) -> Error:
-    """Return the error of dsinks [G, N] from exp(sink - lse) and from the sum over rows."""
+    """Return the error of dsinks [G, N] that comes from rounding exp(sink - lse) and from the sum over rows."""
     assert head.sinks is not None and head.delta is not None
     exponent = head.sinks[:, None, :] - head.lse[..., None]
     p = np.exp(exponent)
@@ -367,7 +377,7 @@ def put_parameters(
     b: int,
     heads: slice,
 ) -> None:
-    """Predict dsinks and dbias, which are sums over rows (BWD-8, BWD-9)."""
+    """Predict the errors of dsinks and dbias, which are sums over rows (BWD-8, BWD-9), and add them to ``results``."""
     assert head.delta is not None and head.dz is not None
     if head.sinks is not None:
         p = np.exp(head.sinks[:, None, :] - head.lse[..., None])
@@ -395,7 +405,7 @@ def put_bias(
     b: int,
     heads: slice,
 ) -> None:
-    """Predict dbias: dz summed over the axes along which the bias was broadcast."""
+    """Predict the error of dbias, which is dz summed over the axes along which the bias was broadcast."""
     assert head.dz is not None
     b_size, h_size, n_q, n_k = tuple(results.value["dbias"].shape)
     y = head.p if head.damping is None else head.p * head.damping

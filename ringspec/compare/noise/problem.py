@@ -1,8 +1,8 @@
 """The input of a noise prediction: the true values, and how a ring divides the problem.
 
-All arrays are float64 and global, in token order. Their values are true ones, not those of a kernel. Noise is
-computed for one :class:`Head` at a time: a key head with the query heads that share it, because dk and dv are
-sums over these heads and nothing else combines heads. Symbols: ``ringspec.spec.dense_forward``, docs/spec/index.md.
+All arrays are float64. They cover the whole problem in token order, and hold true values, not a kernel's results. Noise
+is computed for one :class:`Head` at a time: a key head with the query heads that share it. dk and dv are sums over these
+query heads; no other result combines heads. Symbols: ``ringspec.spec.dense_forward``, docs/spec/index.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Attention:
-    """True values of one problem. H query heads, Hkv key heads, H = G * Hkv.
+    """True values of one problem with H query heads and Hkv key heads, H = G * Hkv.
 
     ``q`` [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv]: as the kernel received them
     ``s``       [B, H, Sq, Sk] scores after scale, bias and soft cap; -inf where invisible
@@ -30,7 +30,7 @@ class Attention:
     ``scale``   factor of <q, k>
     ``dy``      [B, H, Sq, Dv]; None without a backward pass. ``dlse`` [B, H, Sq], None = zeros
     ``dp``      <dy, v> * keep; ``delta`` = <dy, o> - dlse; ``ds`` = p * (dp - delta), without the factor
-                of a soft cap. Each may be None; it is then computed from the others
+                of a soft cap. Any of the three may be None; it is then computed from the other values
     ``keep``    dropout factor (0 or 1 / (1 - dropout_p)), broadcastable to [B, H, Sq, Sk], or None
     ``softcap`` and ``tanh`` [B, H, Sq, Sk] (t = s / softcap where visible), or None
     ``sinks``   [H, N] or None; ``bias`` broadcastable to [B, H, Sq, Sk], -inf where it masks, or None
@@ -57,7 +57,7 @@ class Attention:
 
     @property
     def group(self) -> int:
-        """G = H / Hkv."""
+        """The number G = H / Hkv of query heads that share a key head."""
         return self.q.shape[1] // self.k.shape[1]
 
 
@@ -68,13 +68,13 @@ class Geometry:
     ``owner_q``, ``owner_k``  [Sq] and [Sk], worker of each token
     ``order``              [W, W]: ``order[r, t]`` is the owner of the keys that worker r computes with at
                            step t of the forward pass; -1 = none
-    ``order_dq``           [W, W]: the same for the backward pass, which is the order in which dq of owner r is summed
+    ``order_dq``           [W, W]: ``order_dq[r, t]`` is the owner of the t-th keys that contribute to dq of owner r
     ``order_dkv``          [W, W]: ``order_dkv[b, t]`` is the owner of the t-th queries that contribute to dk, dv
                            of owner b
-    ``slot_q``, ``slot_k``  place of each token in its worker's block (tiles count slots); None: the
+    ``slot_q``, ``slot_k``  slot of each token in its worker's block, from which its tile follows; None: the
                            order of the tokens
-    ``reduced_dkv``        whether every contribution to dk, dv is rounded to ``carried_dkv`` before it is added (a
-                           reduce-scatter), in addition to the running sum
+    ``reduced_dkv``        whether every contribution to dk, dv is rounded to ``carried_dkv`` before it is added, as in a
+                           reduce-scatter; the running sum is always rounded
 
     >>> ring = Geometry.ring(np.repeat(np.arange(4), 2), np.repeat(np.arange(4), 2), 4)
     >>> ring.order[0].tolist(), ring.order_dkv[0].tolist()
@@ -100,10 +100,10 @@ class Geometry:
         circulation: str = "kv",
         direction: int = 1,
     ) -> Geometry:
-        """Return the geometry of a ring: 'kv' (dk, dv travel), 'q' (dq travels) or 'gather' (RING-1).
+        """Return the geometry of a ring (RING-1).
 
-        ``owner_q``, ``owner_k`` and ``workers`` are as above; another ``circulation`` raises OptionError.
-        ``direction`` 1: worker r sends to r + 1; -1: to r - 1.
+        ``circulation``: 'kv' (k, v, dk, dv travel), 'q' (q and dq travel) or 'gather' (all keys are collected first);
+        other values raise OptionError. ``direction`` 1: worker r sends to r + 1; -1: to r - 1.
         """
         if circulation not in ("kv", "q", "gather"):
             raise OptionError(
@@ -133,11 +133,11 @@ class Geometry:
         return members(self.owner_k, self.slot_k, worker)
 
     def key_tiles(self, worker: int, size: int | None) -> list[Integers]:
-        """Return a worker's keys tile by tile; one tile without a size."""
+        """Return the indices of a worker's keys in tiles of ``size`` slots; None: all in one tile."""
         return tiles(self.keys(worker), self.slot_k, size)
 
     def query_tiles(self, worker: int, size: int | None) -> list[Integers]:
-        """Return a worker's queries tile by tile; one tile without a size."""
+        """Return the indices of a worker's queries in tiles of ``size`` slots; None: all in one tile."""
         return tiles(self.queries(worker), self.slot_q, size)
 
 
@@ -147,7 +147,7 @@ def members(owner: Integers, slot: Integers | None, worker: int) -> Integers:
 
 
 def tiles(index: Integers, slot: Integers | None, size: int | None) -> list[Integers]:
-    """Return indices grouped by the tile of their slot; a tile with padding slots is smaller."""
+    """Group token indices into tiles of ``size`` slots; a tile with padding slots has fewer tokens."""
     if index.size == 0:
         return []
     if size is None:
@@ -158,11 +158,12 @@ def tiles(index: Integers, slot: Integers | None, size: int | None) -> list[Inte
 
 @dataclass(frozen=True)
 class Head:
-    """One key head of one batch with its G query heads.
+    """True values of one key head of one batch, with its G query heads.
 
     ``q`` [G, Sq, D], ``k`` [Sk, D], ``v`` [Sk, Dv]; ``s``, ``p``, ``dp``, ``ds``, ``dz`` [G, Sq, Sk];
-    ``lse``, ``delta``, ``dlse`` [G, Sq]; ``o``, ``dy`` [G, Sq, Dv]. ``keep`` [G, Sq, Sk] or None. Scores of hidden
-    pairs are 0 here; p is 0 there too, and ``seen`` is False. ``damping`` = 1 - tanh^2, or None.
+    ``lse``, ``delta``, ``dlse`` [G, Sq]; ``o``, ``dy`` [G, Sq, Dv]. ``keep`` [G, Sq, Sk] or None. ``seen``
+    is False for hidden pairs; their ``s`` and ``p`` are 0. ``dz`` = ``ds`` * ``damping``, where ``damping`` = 1 -
+    tanh^2 is the derivative of a soft cap, or None.
     """
 
     q: Array
@@ -189,7 +190,7 @@ class Head:
 
 
 def head_of(attention: Attention, b: int, h: int) -> Head:
-    """Return the values of batch b, key head h."""
+    """Return the true values of batch b, key head h."""
     at = attention
     heads = slice(h * at.group, (h + 1) * at.group)
 
@@ -226,7 +227,7 @@ def head_of(attention: Attention, b: int, h: int) -> Head:
 
 
 def with_backward(at: Attention, head: Head, b: int, heads: slice) -> Head:
-    """Return the head with dp, delta, ds and dz, taken from the problem or computed."""
+    """Add the values of the backward pass to ``head``; those that ``at`` lacks are computed."""
     assert at.dy is not None
     dy = at.dy[b, heads]
     dlse = np.zeros(head.lse.shape) if at.dlse is None else at.dlse[b, heads]

@@ -2,15 +2,16 @@
 
     dq_id = scale sum_j dz_ij k_jd,   dk_jd = scale sum_i dz_ij q_id,   dv_jd = sum_i P_ij keep_ij dy_id
 
-The variances of pairs (:mod:`~ringspec.compare.noise.backward`) are summed. Rows are independent, so the variances
-of dk and dv are plain sums over rows. The pairs of a row of dq, however, share the errors of the row's delta and lse::
+The errors of P and dz are those of :mod:`~ringspec.compare.noise.backward`. dk and dv are sums over rows, whose errors
+are independent, so the variances are summed. dq is a sum over the pairs of one row, which share the errors of the row's
+delta and lse::
 
     var dq_id = scale^2 sum_j (private + x^2 var sigma)_ij k_jd^2 + g_id^2 var delta_i + h_id^2 var lse_i
               + 2 g h cov_i - 2 scale sum_j x p common (g X_ij + h) k_jd,
                 g_id = scale sum_j y_ij k_jd,  h_id = scale sum_j dz_ij k_jd = dq_id
 
-The order of the sums follows the geometry: the tiles of a block, then blocks in the order of the ring's steps. Each
-rounding is relative to the partial sum at that point (NUM-2, RING-4, RING-5).
+The sums are taken in the order of the geometry: over the tiles of a block, then over the blocks in the order of the
+ring's steps. The error of each rounding depends on the size of the partial sum that is rounded (NUM-2, RING-4, RING-5).
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """One gradient: its true ``value``, its whole ``error``, and the known parts of the error, ``mean`` and ``drift``.
+    """The noise of one gradient: its true ``value``, its whole ``error``, and the known parts ``mean`` and ``drift``.
 
-    ``local``: variance of the gradient's own roundings, without the part that ``drift`` explains. ``gain``: the fraction of all earlier
-    errors that survives the last rounding. ``before``: their variance.
+    ``before``: variance of all errors before the last rounding. ``gain``: the fraction of these errors that remains
+    after it. ``local``: variance of the roundings of the gradient itself, without the part that ``drift`` explains.
     """
 
     value: Array
@@ -59,7 +60,10 @@ class GradientNoise:
 
 @dataclass(frozen=True)
 class Formats:
-    """The formats to which one gradient is rounded, from the product to what is carried between ring steps."""
+    """The formats to which one gradient is rounded: products, sum of tiles, block, and sum between ring steps.
+
+    ``reduced``: whether a block's result is rounded to ``carried`` before it is added.
+    """
 
     products: str
     tile: str
@@ -69,7 +73,7 @@ class Formats:
 
 
 def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | None:
-    """Add the tiles of each block, then the blocks, rounding every sum; return None if there are none."""
+    """Add the tiles of each block, then the blocks, and round every sum; return None if there are no tiles."""
     total = None
     for tiles in blocks:
         run = None
@@ -92,13 +96,16 @@ def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | Non
 
 
 def joined(total: Partial, share: Partial, name: str) -> Partial:
-    """Add a contribution to an accumulator that is a number of its format; the rounding depends only on the contribution."""
+    """Add ``share`` to the accumulator ``total`` and round the sum to the format ``name``.
+
+    ``total`` already is a number of this format, so the error of the rounding depends only on ``share``.
+    """
     base = Base(total.value + total.drift, total.grid, share.unknown(), share.unknown())
     return total.plus(share).rounded(name, base)
 
 
 def significant(x: Array, name: str, axis: int) -> Array:
-    """Count the terms of a sum along an axis that are large enough to reach its last bit; smaller ones are lost."""
+    """Count the terms along ``axis`` that exceed the unit roundoff of the format times the largest term."""
     size = np.abs(x)
     return (size > unit_roundoff(name) * size.max(axis=axis, keepdims=True, initial=0.0)).sum(
         axis=axis
@@ -108,9 +115,10 @@ def significant(x: Array, name: str, axis: int) -> Array:
 def share_of(
     left: Array, right: Array, upstream: Error, factor: float, recipe: Recipe, grid: bool = False
 ) -> Partial:
-    """Compute left [.., n, m] @ right [.., m, D] times factor, with the errors of left and of the accumulation.
+    """Compute left [.., n, m] @ right [.., m, D] times ``factor``, with the errors of left and of the accumulation.
 
-    ``grid``: True if the product does not change after accumulation, so that it is a number of that format.
+    ``upstream``: the errors of ``left``. ``grid``: whether the accumulated product is used unchanged, without a scale or
+    a sum over heads, so that it is a number of the accumulator's format.
     """
     value = left @ right
     squares = right * right
@@ -123,7 +131,7 @@ def share_of(
 
 
 class Sums:
-    """A result put together from those of all workers, each in its place."""
+    """One gradient of all workers, assembled from the partial results of each worker."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.value, self.drift, self.explained = (np.zeros(shape) for _ in range(3))
@@ -149,7 +157,7 @@ def dq_noise(
     pairs: PairNoise,
     truncated: tuple[str, ...],
 ) -> GradientNoise:
-    """Predict dq [G, Sq, D], including the errors that its rows share."""
+    """Predict the noise of dq [G, Sq, D]."""
     assert head.dz is not None
     x, y = derivatives(head)
     sigma = sources.sigma.variance
@@ -195,7 +203,11 @@ def error_of_dq(
     x: Array,
     y: Array,
 ) -> Error:
-    """Return the error of dq from P and dS, by the formula in the module's docstring."""
+    """Return the error of dq that comes from P and dS, by the formula in the module's docstring.
+
+    ``alone``: the error of dz that belongs to one pair. ``x``, ``y``: the derivatives of dz
+    (:func:`~ringspec.compare.noise.backward.derivatives`).
+    """
     assert head.dz is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     k, scale, total = head.k, head.scale, head.delta + head.dlse
@@ -212,7 +224,7 @@ def error_of_dq(
 
 @dataclass(frozen=True)
 class Passed:
-    """The effect of delta's known error on a gradient, and the variance that this explains."""
+    """The error of a gradient that delta's known error causes (``drift``), and the variance that ``drift`` explains."""
 
     drift: Array
     explained: Array
@@ -221,7 +233,7 @@ class Passed:
 def ended(
     before: Partial, recipe: Recipe, mean: Array, passed_on: Passed, truncated: tuple[str, ...]
 ) -> GradientNoise:
-    """Apply the last rounding, to the format of the gradients."""
+    """Return the noise of a gradient after its last rounding, to the recipe's format of gradients."""
     drift, explained = before.drift + passed_on.drift, before.explained + passed_on.explained
     if "gradients" in truncated:
         made, lost = truncation(before.value, recipe.gradients, before.grid)
@@ -248,7 +260,7 @@ def dkv_noise(
     of_kept: Error,
     truncated: tuple[str, ...],
 ) -> tuple[GradientNoise, GradientNoise]:
-    """Predict dk [Sk, D] and dv [Sk, Dv] of a key head, summed over its query heads (BWD-6)."""
+    """Predict the noise of dk [Sk, D] and dv [Sk, Dv] of a key head, summed over its query heads (BWD-6)."""
     assert head.dz is not None and head.dy is not None
     kept = head.p if head.keep is None else head.p * head.keep
     of_dz = pairs.dz + pairs.of_ds
@@ -269,7 +281,7 @@ def dkv_noise(
 
 
 def kept_error(head: Head, sources: Sources, read: ReadNoise, pairs: PairNoise) -> Error:
-    """Return the whole error of P * keep as operand of dv: its own, that of its score, and that of lse."""
+    """Return the whole error of P * keep as an operand of dv: from its own roundings, its score and lse."""
     kept = head.p if head.keep is None else head.p * head.keep
     shared = sources.sigma.variance - 2 * head.p * sources.common + read.lse.variance[..., None]
     variance = pairs.kept.variance + kept**2 * np.maximum(shared, 0.0)
@@ -285,7 +297,7 @@ def key_side(
     upstream: Error,
     factor: float,
 ) -> Partial:
-    """Compute factor * sum over heads and queries of left_ij right_id, in the order of the geometry."""
+    """Compute ``factor`` * sum over heads and queries i of left_ij right_id, in the order of the geometry."""
     sums = Sums((head.k.shape[0], right.shape[2]))
     formats = Formats(
         recipe.products,

@@ -1,27 +1,26 @@
 """The error of one rounding, of a sum, and of a number that is rounded several times.
 
-A value that is rounded to nearest in a format of spacing u (at the value's own binade, subnormals
-included) gets an error that is uniform on [-u/2, u/2]: variance u^2 / 12, bound u / 2. The error is smaller in three
-cases, all of them predictable:
+A value is rounded to nearest in a format whose neighbouring numbers, near this value, are u apart. Its error is taken
+as uniform on [-u/2, u/2]: variance u^2 / 12, bound u / 2. The error is smaller in three cases:
 
 - The value is already a multiple of a spacing g, because it is a rounded number, or a sum or product of such
   numbers. For g >= u the rounding is exact. Otherwise the error has u/g possible values, ties go to even, and its
   variance is u^2/12 (1 + 2 (g/u)^2) (half of u^2/4 when g = u/2).
 - The true value x is known, and the earlier errors have a standard deviation t far below u. Then the result
-  is the rounding of x, and the error round(x) - x is known. In general, the
-  mean square of round(x + n) - x, n normal of variance t^2, is, by Poisson summation,
+  is the rounding of x, and the error round(x) - x is known. In general, let the earlier error n be normal with
+  variance t^2. By Poisson summation, the mean square of round(x + n) - x is
   t^2 + u^2/12 + sum_k (-1)^k cos(2 pi k x/u) exp(-2 pi^2 k^2 t^2/u^2) (u^2/(pi k)^2 + 4 t^2).
 - The value is 0.
 
-**Sums** of n terms x_k with total T and sum of squares Q, in a format of unit roundoff r and in undeclared order.
-Each partial sum S is rounded: variance RELATIVE r^2 S^2, where RELATIVE = 1 / (8 ln 2) is the mean of
-(u / (2 r S))^2 / 3 over mantissas that follow Benford's law. In a random order, E S_k^2 = (k/n)^2 T^2 +
-k (n - k) / (n (n - 1)) (Q - T^2/n), summed over k in closed form. The errors are treated as independent:
-the random walk of Higham and Mary (2019, https://doi.org/10.1137/18M1226312). Matrix products are assumed to
-accumulate one term after the other in chunks of CHUNK terms, and row sums in LANES partial sums at once. (Some units
-use lanes over the width of a head as well, which gives a tenth of the variance of one accumulator.) Products of
-operands with few digits are short: adding one is inexact only if its last digit lies below that of the sum. The
-bound is the worst case of any order, n r sum |x_k| <= n r sqrt(n Q).
+**Sums.** Let n terms x_k have the total T and the sum of squares Q, and let r be the unit roundoff of the accumulator.
+The order of the terms is not declared. Rounding a partial sum S has the variance RELATIVE r^2 S^2, where
+RELATIVE = 1 / (8 ln 2) is the mean of (u / (2 r S))^2 / 3 over mantissas that follow Benford's law. In a random order,
+E S_k^2 = (k/n)^2 T^2 + k (n - k) / (n (n - 1)) (Q - T^2/n), which is summed over k in closed form. The errors are
+treated as independent, as in the random walk of Higham and Mary (2019, https://doi.org/10.1137/18M1226312). Matrix
+products are assumed to be accumulated sequentially in chunks of CHUNK terms, row sums in LANES parallel partial
+sums. (Some hardware sums the width of a head in lanes, too; the variance is then a tenth of that of one
+accumulator.) The product of two operands with few digits has few digits; adding it is inexact only if its last
+digit lies below that of the sum. The bound is the worst case over all orders, n r sum |x_k| <= n r sqrt(n Q).
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Error:
         return Error(self.variance * np.square(factor), self.bound * np.abs(factor))
 
     def relative_to(self, size: Array) -> Error:
-        """Return the error in units of size >= 0; unchanged where size is 0. Squares that would underflow are limited."""
+        """Return the error divided by ``size`` >= 0, or unchanged where ``size`` is 0."""
         bottom = np.where(size > 0, size, 1.0)
         return Error(self.variance / np.maximum(bottom, LEAST) ** 2, self.bound / bottom)
 
@@ -77,7 +76,7 @@ def no_error(shape: tuple[int, ...]) -> Error:
 
 
 def spacing(x: Array, name: str) -> Array:
-    """Return the distance between neighbours of a format in the binade of |x|; for smaller |x|, that of subnormals.
+    """Return the distance between neighbouring numbers of the format ``name`` near each x.
 
     >>> spacing(np.array([1.0, 1.5, 0.99, 0.0]), "bfloat16").tolist() == [
     ...     2.0**-7, 2.0**-7, 2.0**-8, 2.0**-133]
@@ -109,10 +108,10 @@ def rounding(
     upstream: Array | float = 0.0,
     reach: Array | float = 0.0,
 ) -> Error:
-    """Return the error of one rounding of values x that are multiples of ``grid`` (0: any values).
+    """Return the error of rounding ``x`` once to the format ``name``.
 
-    ``upstream``: the variance of the earlier errors of x; ``reach``: a bound of them. If they exceed x, they determine the
-    binade.
+    ``grid``: x is a multiple of this number (0: any value). ``upstream`` and ``reach``: the variance and a bound of the
+    earlier errors of x. If they exceed x, they determine the binade.
     """
     known = isinstance(upstream, float) and upstream == 0
     u = spacing(x if known else np.sqrt(x * x + upstream), name)
@@ -127,9 +126,10 @@ def rounding(
 def half_spacing(
     x: Array, name: str, grid: Array | float = 0.0, reach: Array | float = 0.0
 ) -> Array:
-    """Return the bound of one rounding. Below the least normal number a kernel may flush to zero.
+    """Return the bound of the error of one rounding; the parameters are those of :func:`rounding`.
 
-    No float16 unit is known to flush.
+    A kernel may flush numbers below the least normal one to zero, except in float16, where no hardware is known to
+    do so.
     """
     size = np.abs(x) + reach
     u = spacing(size, name)
@@ -143,7 +143,10 @@ def half_spacing(
 
 
 def truncation(x: Array, name: str, grid: Array | float) -> tuple[Error, Array]:
-    """Return the spread and the bound of the error of rounding toward zero, and its mean -u/2 (0 on the grid)."""
+    """Return the error of rounding toward zero (its variance about the mean, and its bound) and its mean.
+
+    The mean is half a spacing toward zero, or 0 for values that the format represents exactly.
+    """
     u = spacing(x, name)
     lost = (np.asarray(grid) < u) & (x != 0)
     spread = np.where(lost, u * u / 12, 0.0)
@@ -158,16 +161,16 @@ def known_rounding(
     reach: Array | float = 0.0,
     base: Base | None = None,
 ) -> tuple[Error, Array, Array, Array]:
-    """Return the error of one rounding if x is known so well that its place between two neighbours matters.
+    """Return the error of one rounding if x is known so well that its position between two numbers matters.
 
-    Returns four values:
+    ``base``: a number of the format from which x differs by a known amount, if there is one. The other parameters are
+    those of :func:`rounding`. Returns four values:
 
-    - The error. Its variance is what the rounding adds to ``upstream``, and at least 0: if an element is nearly always
-      rounded back, its rare error of a whole spacing is many standard deviations.
-    - The known part with its sign: the mean of the rounding over the earlier errors.
-    - The variance that this part explains.
-    - The fraction of the earlier error that passes: the regression of the later error on it, 0 if the
-      nearest number is certain, and at most 1.
+    - The error. Its variance is what the rounding adds to ``upstream``, and at least 0.
+    - The known part of the error, with its sign: the mean rounding error over the earlier errors.
+    - The variance that this known part explains.
+    - The fraction of the earlier error that remains after the rounding (a regression coefficient): 0 if all values
+      are rounded to the same number, and at most 1.
 
     >>> x = np.array([1.0, 1.0 + 2.0**-9])
     >>> error, known, _, gain = known_rounding(x, "bfloat16", np.full(2, 1e-12))
@@ -199,10 +202,10 @@ def known_rounding(
 
 
 def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
-    """Return mean and mean square of r = round(x + n) - (x + n), n normal of variance t2, and 1 + cov(r, n) / t2.
+    """Return the mean and the mean square of r = round(x + n) - (x + n), and 1 + cov(r, n) / t2.
 
-    If t is small, only the nearest number and the chance of the next one count; otherwise HARMONICS terms of the
-    series in the module's docstring.
+    The error n is normal with variance ``t2``; round is to the nearest integer. For t2 below :data:`SHARP`, only the two
+    nearest integers are considered; otherwise the series of the module's docstring is summed to HARMONICS terms.
 
     >>> [[round(float(y), 2) for y in between_neighbours(*np.array([0.25, t2]))] for t2 in (0.0, 0.06, 1.0)]
     [[-0.25, 0.06, 0.0], [-0.1, 0.08, 0.98], [-0.0, 0.08, 1.0]]
@@ -240,10 +243,11 @@ def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
 def product_error(
     total: Array, squares: Array, count: Array | float, name: str, digits: int = 53
 ) -> Error:
-    """Return the error of an accumulated sum with ``total`` T, ``squares`` Q and ``count`` n terms of ``digits`` digits.
+    """Return the error of accumulating a sum in the format ``name``.
 
-    A term of size x has its last digit at x 2^(1 - digits). The chance that it lies below the last digit of a sum
-    S is taken as 2^digits r |S| / x, with root mean squares for S and x, and at most 1.
+    ``total``, ``squares`` and ``count`` are T, Q and n of the module's docstring. ``digits``: binary digits of each
+    term. The probability that adding a term x to a sum S is inexact is taken as 2^digits r |S| / |x|, at most 1, with
+    the root mean squares of S and x.
     """
     n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
     r = unit_roundoff(name)
@@ -263,7 +267,7 @@ def product_error(
 
 
 def row_sum_error(total: Array, squares: Array, count: Array | float, name: str) -> Error:
-    """Return the same for a row sum, which machines keep in LANES partial sums and combine by a tree."""
+    """Return the error of a row sum: LANES partial sums that are combined in a tree (otherwise :func:`product_error`)."""
     chain = product_error(total, squares, count, name)
     n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
     r = unit_roundoff(name)
@@ -275,9 +279,10 @@ def row_sum_error(total: Array, squares: Array, count: Array | float, name: str)
 
 @dataclass(frozen=True)
 class Base:
-    """Known numbers ``value`` on a ``grid``, whose distance from a partial result is known too, up to an error.
+    """Known numbers, multiples of ``grid``, from which a partial result differs by an almost known amount.
 
-    ``variance``: that of this error. ``covariance``: that of this error with the whole error of the partial result.
+    ``value``: the numbers. ``variance``: the variance of the error of this difference. ``covariance``: the covariance of
+    that error with the whole error of the partial result.
     """
 
     value: Array
@@ -288,11 +293,12 @@ class Base:
 
 @dataclass(frozen=True)
 class Partial:
-    """A partial result: its true ``value``, the ``grid`` of which it is a multiple, its whole error so far.
+    """A partial result, such as a running sum, and its errors.
 
-    ``local``: the error by its own roundings. ``drift``: the part of that whose value and sign are known;
-    ``explained``: the variance that this part explains. ``gain``: the fraction of the earlier error that passed the
-    last rounding.
+    ``value``: the true value. ``grid``: the number of which the result is a multiple. ``error``: its whole error so far.
+    ``local``: the error from roundings of this result itself, not of its operands. ``drift``: the part of the local
+    error whose value and sign are known; ``explained``: the variance that ``drift`` explains. ``gain``: the fraction
+    of the earlier error that remained after the last rounding.
     """
 
     value: Array
@@ -304,16 +310,16 @@ class Partial:
     gain: Array | float = 1.0
 
     def unknown(self) -> Array:
-        """Return the variance of the part that is not known."""
+        """Return the variance of the error without the part that ``drift`` explains."""
         return np.maximum(self.error.variance - self.explained, 0.0)
 
     def rounded(self, name: str, base: Base | None = None) -> Partial:
-        """Round once more. In formats narrower than float32, the place of the value between two numbers matters.
+        """Return the partial result after one more rounding, to the format ``name``.
 
-        The place is known in two cases: if the earlier error is far below a spacing u, as in peaked rows; or if the value is
-        ``base``, a number of the format, plus a known difference. The error is then round(difference / u) u - difference.
-        Small contributions are lost in this way, all toward base, so their errors add up over a tensor. Rows
-        with the same factor, and keys with the same single query, round alike: their errors are not independent.
+        In formats narrower than float32, the error may be known. First, the earlier error may be far below a spacing u,
+        as in peaked rows. Second, the value may be a number ``base`` of the format plus a known difference;
+        the error is then round(difference / u) u - difference. In the second case small contributions are lost, and
+        all these errors point toward ``base``, so they add up over a tensor.
         """
         reach = self.error.bound
         grid = np.maximum(self.grid, spacing(self.value, name))
@@ -329,12 +335,15 @@ class Partial:
         return Partial(self.value, grid, error, local, drift, explained, gain)
 
     def unshared(self, before: Partial, own: Array) -> Array:
-        """Return the variance that an element shares with no other after the last rounding; ``own`` is that before it."""
+        """Return the variance that an element shares with no other element, after the last rounding.
+
+        ``before``: the partial result before that rounding. ``own``: the unshared variance before it.
+        """
         square = np.square(self.gain)
         return np.asarray(square * own + self.unknown() - square * before.unknown())
 
     def plus(self, other: Partial) -> Partial:
-        """Return the exact sum of two; it lies on the finer grid."""
+        """Return the sum of two partial results, without rounding; it is a multiple of the smaller grid."""
         return Partial(
             self.value + other.value,
             np.minimum(self.grid, other.grid),
@@ -345,7 +354,7 @@ class Partial:
         )
 
     def times(self, factor: Array) -> Partial:
-        """Return the exact product with a factor [...] of each row; factors 1 and 0 keep the grid."""
+        """Return the product with ``factor`` [...], one number for each row, without rounding."""
         c = factor[..., None]
         grid = np.where(c == 1, self.grid, np.where(c == 0, np.inf, 0.0))
         error, local = self.error.times(c), self.local.times(c)
@@ -355,7 +364,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Merged:
-    """One side of a merge: the carried part, its ``factor`` [...] of each row, and their rounded product."""
+    """One of the two operands of a merge: ``part``, its rescaling ``factor`` for each row, and their rounded product."""
 
     part: Partial
     factor: Array
@@ -367,13 +376,13 @@ class Merged:
 
 
 def partial(value: Array, error: Error, grid: Array | float = 0.0) -> Partial:
-    """Return a new partial result without own roundings; 0 is a multiple of every grid."""
+    """Return a partial result that has not been rounded itself. A value of 0 is a multiple of every grid."""
     lies_on = np.where(value == 0, np.inf, grid)
     return Partial(value, lies_on, error, no_error(value.shape))
 
 
 def larger_part(a: Merged, b: Merged) -> Base:
-    """Return, as base, the part x of a merge with the larger factor c: round(c x) + round(d y) = x + a known difference."""
+    """Return the operand x of a merge round(c x) + round(d y), c >= d, from which the sum differs by a known amount."""
     larger = (a.factor >= b.factor)[..., None]
 
     def chosen(of_a: Array, of_b: Array) -> Array:

@@ -1,15 +1,14 @@
-"""Compute the errors of o, lse and delta of each row from the error sources of the forward pass.
+"""Compute the errors of o, lse and delta of each row from the rounding errors of the forward pass.
 
-delta = <dy, o> - dlse is computed from the *rounded* o, so it contains the errors of all sources of o. delta and lse also
-share the errors of the scores and of l. With D = <dy, o> and X_ij = dp_ij - D_i, the sources of
-:mod:`~ringspec.compare.noise.forward` give::
+delta = <dy, o> - dlse is computed from the rounded o, so every error of o changes delta. The errors of the
+scores and of l change both delta and lse. With D = <dy, o> and X_ij = dp_ij - D_i, and the errors sigma, eta, zeta,
+lambda, gamma, omega of :mod:`~ringspec.compare.noise.forward`::
 
     d delta_i = sum_j zeta_ij <dy_i, v_j> + sum_j p_ij (sigma + eta)_ij X_ij - D_i lambda_i
               + sum_n gamma_in <dy_i, u_in> + sum_d dy_id omega_id + its own roundings
 
-The errors of delta and lse are each one number for a whole row of dS. They change all of dq_i along one direction and
-every dk_j a little. So errors of different elements are correlated, and the variance of a sum over a tensor is not the
-sum of variances.
+A row of dS has one delta and one lse. An error of either changes dq_i along one direction and every dk_j a little. So
+the errors of different elements are correlated, and the variance of a sum over a tensor is not the sum of variances.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class RowNoise:
-    """The errors of the results of the forward pass.
+    """The errors of o and lse as the forward pass returns them.
 
-    ``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: the total errors. ``mean`` and ``drift``: the predictable parts of the error of
-    o; ``explained``: the variance that ``drift`` explains. ``output`` [G, Sq, Dv]: the remaining variance of o that no
-    other element shares. ``before``: the variance of o before its last rounding; ``gain``: the fraction of these earlier
-    errors that survives the last rounding.
+    ``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: the total errors. The other arrays concern o. ``mean`` and ``drift``: the
+    predictable parts of its error; ``explained``: the variance that ``drift`` explains. ``output``: the remaining
+    variance that an element shares with no other. ``before``: the variance before the last rounding. ``gain``: the
+    fraction of these earlier errors that remains after the last rounding.
     """
 
     o: Error
@@ -110,7 +109,10 @@ def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str
 
 
 def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
-    """Return the last carried o as the base of its last rounding if only the factor of the sinks follows; else None."""
+    """Return the carried o from which the result differs by a known amount (the factor of the sinks), or None.
+
+    It exists only for sinks with normalised partial results.
+    """
     if recipe.merge_order != "normalised" or head.sinks is None:
         return None
     mass = head.p.sum(axis=2, keepdims=True)
@@ -126,9 +128,9 @@ def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
 
 
 def o_error(head: Head, sources: Sources) -> Error:
-    """Return the error of o: its variance to first order (:mod:`~ringspec.compare.noise.forward`), and an exact bound.
+    """Return the error of o before its last rounding: its first-order variance and a bound.
 
-    The bound divides the worst case of the numerator by that of the denominator: (N + dN) / (1 - dL).
+    The bound divides the worst numerator by the worst denominator: (N + dN) / (1 - dL).
     """
     v, o, p = head.v, head.o, head.p
     weight = relative_variance(sources) * p * p
@@ -169,7 +171,7 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
 
 
 def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> ReadNoise:
-    """Return the errors of a row on which dS depends: of lse rounded to ``backward_lse``, and of delta."""
+    """Return the errors of lse and delta as the backward pass reads them; lse is rounded to ``backward_lse``."""
     assert head.dy is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     dy, let_through = head.dy, head.dy * rows.gain
@@ -194,7 +196,10 @@ def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> 
 
 
 def delta_error(head: Head, recipe: Recipe, before: Error, rows: RowNoise) -> Error:
-    """Return the error of delta (BWD-1): the products dy * o, their sum and its rounding, then - dlse, rounded again."""
+    """Return the error of delta = <dy, o> - dlse (BWD-1), given the error ``before`` that the errors of o cause.
+
+    Roundings are added for the products, their sum, its format, and the subtraction of dlse where it is not 0.
+    """
     assert head.dy is not None and head.delta is not None and head.dlse is not None
     dy, o, total = head.dy, head.o, head.delta + head.dlse
     products = dy * o

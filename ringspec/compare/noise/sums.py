@@ -1,24 +1,26 @@
-"""Variance of a weighted sum of errors, including what the errors share.
+"""Variance of a weighted sum of errors, including the errors that several elements share.
 
-A sum T = sum c e over elements is linear in the elementary roundings eps_n, which are independent:
-T = sum_n a_n eps_n and Var T = sum_n a_n^2 var eps_n. Here a is the weights c propagated back through the linear
-map from roundings to results (by its adjoint), which takes a few matrix products. With C the weights:
+Let C be the weights of a tensor's elements. The weighted sum T of the errors is linear in the roundings eps_n, which
+are independent: T = sum_n a_n eps_n and Var T = sum_n a_n^2 var eps_n. The coefficients a follow from C by
+the adjoint of the linear map from roundings to results, which takes a few matrix products:
 
-- o: A = C v^T is the weight of P's errors, <C_i, o_i> that of l's, <C_i, u_i> that of a rescaling.
-- dq: B = scale C k^T is the weight of dz's errors. A row's lse and delta have the weights h_i = sum_j B dz and
-  g_i = sum_j B y. They contribute g^2 var delta + h^2 var lse + 2 g h cov, and private roundings contribute B^2. A
-  score's error sigma is in all three: var sigma (B x - p (g X + h))^2.
-- dk: the same with B = scale q C^T, and with h and g *per group*: the rows of P and dS extend over all groups of keys,
-  so a row's delta changes each group's sum by the g of that group.
-- dv: B = dy C^T is the weight of P * keep, whose rows share only lse.
+- o: P's errors have the coefficients A = C v^T, the error of l has <C_i, o_i>, and that of a rescaling factor has
+  <C_i, u_i> (u of :class:`~ringspec.compare.noise.forward.Shared`).
+- dq: dz's errors have the coefficients B = scale C k^T. The errors of a row's lse and delta have h_i = sum_j B dz and
+  g_i = sum_j B y. They contribute g^2 var delta + h^2 var lse + 2 g h cov to the variance. A rounding that concerns a
+  single pair contributes B^2 times its variance. A score's error sigma affects dz, lse and delta; it
+  contributes var sigma (B x - p (g X + h))^2. (x, y and X: :mod:`~ringspec.compare.noise.backward`)
+- dk: the same with B = scale q C^T. If several sums are computed over groups of keys, each group has its own h and
+  g, because the error of a row's lse or delta changes the sum of every group.
+- dv: the errors of P * keep have the coefficients B = dy C^T. Its rows share only the error of lse.
 
-The last rounding removes a part of the earlier errors: in all of these, C stands for C * gain, and the rest of that
-rounding belongs to the element alone (:func:`~ringspec.compare.noise.rounding.known_rounding`).
+The last rounding of a result removes a part of the earlier errors. C therefore means C * gain in this list, where
+gain is the part that remains; the other error of the last rounding affects one element only
+(:func:`~ringspec.compare.noise.rounding.known_rounding`).
 
-The tests need about a hundred such sums of one problem. The terms that do not depend on the weights (:class:`OfO`,
-:class:`OfDz`, :class:`OfP`) are computed once and kept while sums of that tensor are needed (:class:`Held`).
-Without this, computing them took two fifths of the time of all tests at 512 tokens
-(``tests/benchmarks/bench_noise.py``).
+The statistical tests need about a hundred sums for one problem. Terms that do not depend on the weights (:class:`OfO`,
+:class:`OfDz`, :class:`OfP`) are computed once for each tensor and kept (:class:`Held`). Computing them anew for every
+sum took two fifths of the time of all tests at 512 tokens (``tests/benchmarks/bench_noise.py``).
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ MOST_PAIRS = 1 << 24  # number of pairs whose terms are kept, 32 bytes each
 
 @dataclass(frozen=True)
 class Elementary:
-    """The independent roundings of one head, as standard deviations (those of pairs in float32).
+    """Standard deviations of the independent errors of one head.
 
-    ``zeta``, ``sigma``, ``eta``, ``private``, ``of_ds``, ``kept`` [G, Sq, Sk]; ``lam``, ``lse`` (of the
-    result), ``lse_read``, ``delta``, ``covariance`` [G, Sq]; ``output`` and ``dq``, ``dk``, ``dv``: of elements.
-    ``gain`` by tensor: the fraction of all earlier errors that survives the last rounding.
+    Errors of pairs are float32 [G, Sq, Sk]: ``zeta``, ``sigma``, ``eta`` (:mod:`~ringspec.compare.noise.forward`),
+    ``private``, ``of_ds``, ``kept`` (:class:`~ringspec.compare.noise.backward.PairNoise`). Errors of rows are
+    [G, Sq]: ``lam``, ``lse`` as returned, ``lse_read`` and ``delta`` as the backward pass reads them, and
+    ``covariance``, that of the last two. ``output``, ``dq``, ``dk`` and ``dv`` are errors of single elements of o and
+    of the gradients. ``gain``, by tensor: the fraction of all earlier errors that remains after the last rounding.
     """
 
     zeta: Small
@@ -68,15 +72,16 @@ class Elementary:
 
 
 def deviation(variance: Array) -> Small:
-    """Return standard deviations in float32; only one or two of their digits are known.
+    """Return standard deviations in float32, which is enough because only one or two of their digits are known.
 
-    They are cut to float32's range: the relative error of an exp far below the least number of its format is larger.
+    Values beyond float32's range become its largest number. They occur: the relative error of an exp that underflows
+    can be that large.
     """
     return np.minimum(np.sqrt(variance), np.finfo(np.float32).max).astype(np.float32)
 
 
 def root(variance: Array) -> Array:
-    """Return the square root of a difference of variances, which is taken as at least 0."""
+    """Return the square root of a difference of variances; a negative difference counts as 0."""
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
@@ -87,7 +92,11 @@ def squared(deviation: NDArray | None) -> Array:
 
 @dataclass(frozen=True)
 class OfO:
-    """The terms of sums of o: variances of P as operand and of e, times p^2 [G, Sq, Sk], and variances of rows."""
+    """The terms of sums over o that do not depend on the weights.
+
+    ``operand`` [G, Sq, Sk]: variance of rounding P as operand. ``relative`` [G, Sq, Sk]: p^2 times the variance of the
+    relative error of e = exp(s - m).
+    """
 
     head: Head
     at: Elementary
@@ -102,10 +111,12 @@ class OfO:
 
 @dataclass(frozen=True)
 class OfDz:
-    """The terms of sums of dq and dk, [G, Sq, Sk]: dz and y, the factors of lse's and delta's errors.
+    """The terms of sums over dq and dk that do not depend on the weights.
 
-    ``own``: variance that a pair does not share with its row. ``direct``: covariance of a score's error
-    with that of lse; ``turned``: with that of delta.
+    ``dz`` and ``y`` [G, Sq, Sk]: the factors by which an error of lse and of delta changes dz. ``own`` [G, Sq, Sk]: the
+    variance of dz that a pair does not share with its row. ``direct`` and ``turned`` [G, Sq, Sk]: covariance of the
+    error that a score causes in dz with the error of lse and with that of delta. ``of_lse``, ``of_delta`` and
+    ``covariance`` [G, Sq]: variances and covariance of lse and delta.
     """
 
     head: Head
@@ -121,7 +132,7 @@ class OfDz:
 
     @classmethod
     def made(cls, head: Head, at: Elementary, rounded: bool = True) -> OfDz:
-        """Build the terms; ``rounded``: with the rounding of dz as operand, which does not affect dbias."""
+        """Build the terms. ``rounded`` False leaves out the rounding of dz as operand, which does not affect dbias."""
         assert head.dz is not None and head.dp is not None and at.covariance is not None
         assert head.delta is not None and head.dlse is not None
         x, y = derivatives(head)
@@ -136,7 +147,11 @@ class OfDz:
 
 @dataclass(frozen=True)
 class OfP:
-    """The terms of sums of dv, [G, Sq, Sk]: P * keep, its own variance, its covariance with lse's error."""
+    """The terms of sums over dv that do not depend on the weights.
+
+    ``kept`` = P * keep, ``own``: its variance without lse's error, ``direct``: its covariance with lse's error, all
+    [G, Sq, Sk]. ``of_lse`` [G, Sq]: the variance of lse.
+    """
 
     head: Head
     at: Elementary
@@ -165,7 +180,7 @@ KINDS: dict[str, Callable[[Head, Elementary], Terms]] = {
 
 @dataclass
 class Held:
-    """The terms of the tensor requested last, for as many heads as :data:`MOST_PAIRS` allows."""
+    """A cache of the terms of the last tensor, for as many heads as :data:`MOST_PAIRS` allows."""
 
     made: Callable[[Head, Elementary], Terms] | None = None
     terms: dict[tuple[int, int], Terms] = field(default_factory=dict)
@@ -173,7 +188,7 @@ class Held:
     def of(
         self, name: str, index: tuple[int, int], head: Callable[[], Head], at: Elementary
     ) -> Terms:
-        """Return the terms of one head, kept or newly computed."""
+        """Return the terms of the head ``index`` (b, h) for sums over the tensor ``name``; compute them if necessary."""
         made = KINDS[name]
         if made is not self.made:
             self.made, self.terms = made, {}
@@ -187,7 +202,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Groups:
-    """Keys by label: the labels ``present``, and ``member`` [Sk, n] of 0 and 1; None: all keys in one group."""
+    """Keys grouped by label.
+
+    ``present`` [n]: the labels. ``member`` [Sk, n]: 1 if the key is in the group, otherwise 0; None if all keys are in
+    one group. ``single`` [n]: the key of each group, if every group has exactly one; otherwise None.
+    """
 
     present: Integers
     member: Array | None
@@ -195,7 +214,7 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Integers) -> Groups:
-        """Group the keys with the same label; ``single``: if no two keys share a label, the key of each label."""
+        """Group the keys that have the same label [Sk]; keys with a negative label are in no group."""
         present = np.unique(labels[labels >= 0])
         if present.size == 1 and (labels >= 0).all():
             return cls(present, None)
@@ -206,7 +225,7 @@ class Groups:
         return cls(present, member.astype(np.float64), single)
 
     def sums(self, a: Array, b: Array) -> Array:
-        """Return [.., n]: sums of a * b over the keys of each group; the last axis is that of the keys."""
+        """Sum a * b [.., Sk] over the keys of each group; return [.., n]."""
         if self.member is None:
             return np.asarray(np.einsum("gij,gij->gi", a, b))[..., None]
         if self.single is not None:
@@ -214,7 +233,7 @@ class Groups:
         return np.asarray((a * b) @ self.member)
 
     def of_rows(self, values: Array) -> Array:
-        """Return [n]: sums of one value for each key."""
+        """Sum ``values`` [Sk] over the keys of each group; return [n]."""
         return np.array([values.sum()]) if self.member is None else values @ self.member
 
 
@@ -222,7 +241,7 @@ ALL = Groups(np.zeros(1, dtype=np.int64), None)
 
 
 def sum_of_o(of: OfO, weights: Array) -> Array:
-    """Return [G, Sq]: the variance of sum_d weights * error of o, row by row (rows are independent)."""
+    """Return the variance [G, Sq] of each row's sum over d of weights * error of o (rows are independent)."""
     head, at = of.head, of.at
     own = (weights**2 * squared(at.output)).sum(axis=2)
     weights = weights * at.gain["o"]
@@ -238,7 +257,7 @@ def sum_of_o(of: OfO, weights: Array) -> Array:
 
 
 def sum_of_dz(of: OfDz, b: Array, groups: Groups = ALL) -> Array:
-    """Return [G, Sq, n]: the variance of sum_j b_ij * error of dz_ij, row by row, over the keys of each group."""
+    """Return the variance [G, Sq, n] of sum_j b_ij * (error of dz_ij), for each row i and each of n groups of keys j."""
     g, h = groups.sums(b, of.y), groups.sums(b, of.dz)
     variance = g * g * of.of_delta[..., None] + h * h * of.of_lse[..., None]
     variance += 2 * g * h * of.covariance[..., None] + groups.sums(b * b, of.own)
@@ -247,7 +266,7 @@ def sum_of_dz(of: OfDz, b: Array, groups: Groups = ALL) -> Array:
 
 
 def sum_of_p(of: OfP, b: Array, groups: Groups) -> Array:
-    """Return [G, Sq, n]: the variance of sum_j b_ij * error of P_ij keep_ij as operand of dv."""
+    """Return the variance [G, Sq, n] of sum_j b_ij * (error of P_ij keep_ij), for each row i and group of keys j."""
     h = groups.sums(b, of.kept)
     variance = h * h * of.of_lse[..., None] + groups.sums(b * b, of.own)
     variance -= 2 * h * groups.sums(b, of.direct)
@@ -255,13 +274,16 @@ def sum_of_p(of: OfP, b: Array, groups: Groups) -> Array:
 
 
 def sum_of_dq(of: OfDz, weights: Array) -> Array:
-    """Return [G, Sq]: the variance of sum_d weights * error of dq, row by row."""
+    """Return the variance [G, Sq] of each row's sum over d of weights * error of dq."""
     b = of.head.scale * ((weights * of.at.gain["dq"]) @ of.head.k.T)
     return sum_of_dz(of, b)[..., 0] + (weights**2 * squared(of.at.dq)).sum(axis=2)
 
 
 def sum_of_keys(of: OfDz | OfP, weights: Array, labels: Integers, count: int) -> Array:
-    """Return [count]: the variance of the sums of dk or dv over the keys of each label (negative: none)."""
+    """Return the variance [count] of the weighted sum of errors of dk or dv over the keys of each label.
+
+    Keys with a negative label are ignored.
+    """
     groups, head = Groups.of(labels), of.head
     if isinstance(of, OfDz):
         let_through = weights * of.at.gain["dk"]
@@ -278,7 +300,7 @@ def sum_of_keys(of: OfDz | OfP, weights: Array, labels: Integers, count: int) ->
 
 
 def sum_of_rows(name: str, of: Terms, weights: Array, labels: Integers | None, count: int) -> Array:
-    """Return one key head's contribution to the variance of sums of o, dq, dk or dv, by label."""
+    """Return what one key head contributes to the variance of the sum of each label, [count]; ``name``: the tensor."""
     if isinstance(of, OfO):
         return by_label(sum_of_o(of, weights), labels, count)
     if name == "dq":
@@ -289,7 +311,7 @@ def sum_of_rows(name: str, of: Terms, weights: Array, labels: Integers | None, c
 
 
 def sum_of_sinks(head: Head, at: Elementary, weights: Array) -> Array:
-    """Return [G, Sq]: the variance of sum_n weights_n * error of the row's contribution to dsinks; weights [G, N]."""
+    """Return the variance [G, Sq] of the weighted error of each row's contribution to dsinks; weights [G, N]."""
     assert head.sinks is not None and head.delta is not None and at.covariance is not None
     p = np.exp(head.sinks[:, None, :] - head.lse[..., None])
     t = (p * weights[:, None, :]).sum(axis=2)
@@ -298,7 +320,7 @@ def sum_of_sinks(head: Head, at: Elementary, weights: Array) -> Array:
 
 
 def by_label(values: Array, labels: Integers | None, count: int) -> Array:
-    """Sum values over the rows of each label; negative labels are ignored."""
+    """Sum ``values`` over the rows of each label; return [count]. Rows with a negative label are ignored."""
     if labels is None:
         return np.array([values.sum()])
     chosen = labels >= 0

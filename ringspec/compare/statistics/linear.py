@@ -1,8 +1,9 @@
-"""Linear tests of whether a weighted sum of the errors exceeds the noise of that sum.
+"""Linear tests: each checks whether a weighted sum of errors exceeds the noise predicted for that sum.
 
-``T = sum c e`` has the predicted variance ``noise.variance_of_sums(c)``. It takes into account the errors that elements
-share (dy_o_sum along a row, P's rounding along d). The weights c (a contrast) are chosen in three ways. If
-errors are independent, each choice gives the most powerful test against its defect:
+The sum ``T = sum c e`` of errors e with weights c has the predicted variance ``noise.variance_of_sums(c)``. This
+variance includes the errors that elements share (dy_o_sum along a row, P's rounding along d). The weights, also
+called a contrast, are chosen in three ways. If errors are independent, each choice gives the most powerful test
+against one kind of defect:
 
 - *slope* ``c = truth / sd^2``: e = x truth, the error of a wrong factor;
 - *mean* ``c = 1 / sd^2``: e = x, the error of a wrong offset;
@@ -11,12 +12,12 @@ errors are independent, each choice gives the most powerful test against its def
 In c, ``sd^2`` is the predicted variance plus a margin (:func:`weight_of`), so that a few elements with almost no noise do
 not get all of the weight. Any c is valid; the margin costs a few per cent of power.
 
-``p`` is the Gaussian tail, which is exact in the limit of many roundings. It is uniform over problems if the
-predicted variance is correct, as in 16-bit recipes, but not if float32 sums dominate, whose order no recipe
-declares. Kolmogorov-Smirnov tests check this: tests/compare/test_statistics.py,
-test_statistics_simulated.py. ``p_allowed`` is the Chernoff bound ``2 exp(-z^2 / 2)``, which holds for any number of
-roundings. Before it is computed, the allowance for a mean error is subtracted from abs(T), and the standard
-deviation is multiplied by ``high``.
+Each test has two p-values. ``p`` is the Gaussian tail, which is exact in the limit of many roundings. If the predicted
+variance is correct, as in 16-bit recipes, ``p`` is uniformly distributed over problems. If float32 sums dominate, it
+is not, because no recipe declares their order. Kolmogorov-Smirnov tests check the distribution
+(tests/compare/test_statistics.py, test_statistics_simulated.py). ``p_allowed`` is the Chernoff bound
+``2 exp(-z^2 / 2)``, which holds for any number of roundings. For this bound, the allowed mean error is subtracted from
+abs(T), and the standard deviation is multiplied by ``high`` of the :class:`Allowance`.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ QUIET = 0.1  # least predicted variance of a sum, relative to the variance witho
 
 
 def weight_of(sd: Array, last: Array) -> Array:
-    """Return 1 / variance; 0 where sd is 0. ``last``: spacing of the result's format at each element.
+    """Return the weight 1 / (variance + margin) of each element; 0 where ``sd`` is 0.
 
-    The variance of the last rounding is added to the predicted one, and a tenth of the tensor's median
-    variance. An element close to a number of the format has little noise, because it is rounded back to that
-    number; for the same reason it does not show a small defect.
+    The margin is the variance of the last rounding plus a tenth of the tensor's median variance. Without a margin,
+    elements close to a number of the format would get most of the weight: they have little noise, because they
+    are rounded to that number. For the same reason they do not show a small defect. ``last``: spacing of the result's
+    format at each element.
 
     >>> weight_of(np.array([0.0, 1.0, 1.0]), np.array([0.0, 0.0, 12.0**0.5])).round(3).tolist()
     [0.0, 0.909, 0.476]
@@ -64,7 +66,7 @@ def weight_of(sd: Array, last: Array) -> Array:
 
 
 def size_of(name: str, truth: Array, direction: Array | None) -> Array:
-    """Return the size to which an allowed relative error refers (``size_i`` of the null hypothesis)."""
+    """Return ``size_i`` of the null hypothesis (``types``), to which the allowed relative error refers."""
     size = np.abs(np.where(np.isfinite(truth), truth, 0.0))
     if direction is not None:
         size = np.maximum(size, np.abs(direction))
@@ -74,7 +76,7 @@ def size_of(name: str, truth: Array, direction: Array | None) -> Array:
 def contrasts(
     sd: Array, truth: Array, direction: Array | None, last: str
 ) -> dict[str, tuple[Array, Array]]:
-    """Return, by test, the contrast c and the pattern of the error that it detects."""
+    """Return, for each test, the weights c and the pattern of the error that the test detects."""
     finite = np.where(np.isfinite(truth), truth, 0.0)
     weight = weight_of(sd, spacing(finite, last))
     pairs = {
@@ -110,17 +112,17 @@ def threshold(p: float) -> float:
 
 
 def group_sums(values: Array, labels: Integers, count: int) -> Array:
-    """Sum values [B, H, S] or [B, H, S, d] over the rows of each label; -1 is ignored."""
+    """Sum values [B, H, S] or [B, H, S, d] over the rows of each label; rows with the label -1 are ignored."""
     rows = values if values.ndim == labels.ndim else values.sum(axis=-1)
     kept = labels >= 0
     return np.bincount(labels[kept], weights=rows[kept], minlength=count).astype(np.float64)
 
 
 class RowVariances:
-    """Computes variance_of_sums for several strata of the same contrast.
+    """The variances of sums with the same weights, over several parts (strata) of one tensor.
 
-    In o, lse and dq rows are independent, so one call gives the variance of every row's sum, and
-    a stratum's variance is a sum of these. In dk and dv keys share errors, so each stratum needs a call.
+    In o, lse and dq rows are independent. So one call of ``variance_of_sums`` gives the variance of every row, and the
+    variance of a part is the sum over its rows. In dk and dv keys share errors, so each part needs its own call.
     """
 
     def __init__(self, noise: Predicted, name: str, c: Array) -> None:
@@ -160,9 +162,9 @@ def linear_tests(
 ) -> Iterator[Test]:
     """Return the tests that are linear in the errors of one tensor.
 
-    The slope is tested over all elements, over row strata, by sign and by exponent; the mean over all elements and by
-    sign; the temperature over all elements and over the strata of :data:`WHERE`. Each part of dk and dv costs a few
-    matrix products, so other combinations are not tested.
+    The slope is tested over all elements, over the parts in ``strata``, by sign and by exponent. The mean is tested over
+    all elements and by sign, the temperature over all elements and over the strata of :data:`WHERE`. Other
+    combinations are not tested, because each part of dk and dv costs a few matrix products.
     """
     sd = noise.sd[name]
     size = size_of(name, truth, direction)
@@ -192,7 +194,7 @@ def masked_tests(
     allowance: Allowance,
     direction: Array | None,
 ) -> Iterator[Test]:
-    """Test the slope by exponent of the true value, and slope and mean by its sign; each test calls the noise once."""
+    """Test the slope by exponent of the true value, and the slope and the mean by sign of the true value."""
     sd = noise.sd[name]
     size = size_of(name, truth, direction)
     pairs = contrasts(sd, truth, None, allowance.last)
@@ -217,7 +219,7 @@ def judged(
     variance: Array,
     allowance: Allowance,
 ) -> Iterator[Test]:
-    """Return one :class:`Test` for each part that has noise."""
+    """Return one :class:`Test` for each part in ``names``, except parts without noise."""
     total, allowed, lever, count = sums
     for g, stratum in enumerate(names):
         if variance[g] <= 0:

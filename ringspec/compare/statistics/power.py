@@ -1,9 +1,9 @@
 """The smallest errors that the statistical tests of one tensor detect with a given probability.
 
 A weighted sum of errors ``T = sum c e`` (:mod:`ringspec.compare.statistics.linear`) raises an alarm if
-``|T| > allowed + z high sd``. An error of the kernel moves T by ``sum c response``. It is detected with probability
-``power`` if this exceeds ``allowed + (z high + z_power) sd``. :func:`limits` computes the smallest detected size x of
-five kinds of error:
+``|T| > allowed + z high sd``, where ``allowed`` and ``high`` are the deviations permitted to a correct kernel. A defect
+changes T by ``sum c response``. It is detected with probability ``power`` if this change exceeds
+``allowed + (z high + z_power) sd``. :func:`limits` computes the smallest detected size x of five kinds of error:
 
 =========  ==================================================================================
 factor     the result times 1 + x before its last rounding
@@ -13,14 +13,14 @@ bias       the last rounding of the result has a mean error of x units in the la
 share      a share x of the elements is wrong by one unit in the last place
 =========  ==================================================================================
 
-**Response.** The last rounding removes an error that is too small to reach the next number. On average over all elements
-it preserves the error. But the sums give most weight to the elements with the least noise, which are rounded back to
-their correct values. :func:`response` computes the mean error that is left after the rounding.
+**Response.** The last rounding removes an error that is too small to reach the next number of the format. On average
+over many elements, rounding preserves an error. But the sums give most weight to the elements with the least noise,
+which are rounded back to their correct values. :func:`response` computes the mean error that remains.
 
-**Margins.** A correct kernel may have ``high`` times the predicted noise, which may hide an error. If a recipe does not
+**Margins.** A correct kernel may have ``high`` times the predicted noise, which may hide a defect. If a recipe does not
 say relative to which maximum P is rounded, every choice is accepted. The choice with the most noise raises the limits by
-less than a fifth, so they are multiplied by :data:`OPEN`. Without a declared recipe, the size of the noise is not tested
-either, and the standard deviations of two choices differ by a factor of up to 2 (:data:`UNDECLARED`).
+less than a fifth, so the limits are multiplied by :data:`OPEN`. If no recipe is declared, the size of the noise is not
+tested, and the standard deviations of two choices differ by a factor of up to 2 (:data:`UNDECLARED`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ BLURRED = (
 
 @dataclass(frozen=True)
 class Limits:
-    """The smallest detected errors of one tensor (see the module); None: detected at no size, or not tested."""
+    """The smallest detected errors of one tensor, of the five kinds in the module's docstring.
+
+    None: an error of this kind is never detected, or is not tested.
+    """
 
     factor: float | None = None
     scale: float | None = None
@@ -67,7 +70,7 @@ class Limits:
     share: float | None = None
 
     def as_dict(self) -> dict[str, float]:
-        """Return the errors that have a limit.
+        """Return the limits that are not None.
 
         >>> Limits(factor=1e-4).as_dict()
         {'factor': 0.0001}
@@ -84,9 +87,9 @@ class Sum:
     allowed: float
 
     def smallest(self, pattern: Array, reach: float) -> float:
-        """Return the smallest x for which errors ``x * pattern`` are detected; infinity if they do not change the sum.
+        """Return the smallest x for which errors ``x * pattern`` are detected; infinity if the sum does not change.
 
-        ``reach``: the number of standard deviations by which they must move the sum.
+        ``reach``: the number of standard deviations by which the errors must change the sum.
         """
         lever = abs(float((self.weights * pattern).sum()))
         return (self.allowed + reach * self.deviation) / lever if lever > 0 else math.inf
@@ -105,7 +108,10 @@ def sums_of(
 
 
 def reach_of(p: float, power: float, allowance: Allowance) -> float:
-    """Return by how many predicted standard deviations an error must move a sum; ``p``: false-alarm rate of one test."""
+    """Return by how many predicted standard deviations an error must change a sum to be detected.
+
+    ``p``: false-alarm rate of one test. ``power``: required probability of detection.
+    """
     return threshold(p) * allowance.high + float(special.ndtri(power))
 
 
@@ -120,11 +126,12 @@ def detectable(
     power: float = POWER,
     scale_direction: Mapping[str, Array] | None = None,
 ) -> dict[str, float]:
-    """Return the smallest x for which an error ``x * direction`` raises an alarm with probability ``power``, by tensor.
+    """Return, for each tensor, the smallest x for which an error ``x * direction`` is detected.
 
-    The alarm is that of the most sensitive sum over the whole tensor; x is infinity if no sum sees the direction. A run
-    detects the smallest of these values. ``rate``: false alarms in ``count`` tests together. ``scale_direction``:
-    d result / d log scale, as the tests get it (default: ``direction``).
+    Detected means: the most sensitive sum over the whole tensor raises an alarm with probability ``power``. x is infinity
+    if the error changes no sum. A run detects the smallest of these values. ``rate``: probability of a false alarm in
+    all ``count`` tests together. ``scale_direction``: d result / d log scale, as the tests get it; default:
+    ``direction``.
     """
     found = {}
     for name, want in direction.items():
@@ -136,9 +143,9 @@ def detectable(
 
 
 def response(truth: Array, before: Array, last: str, error: Array) -> Array:
-    """Return the mean error after the last rounding that results from ``error`` before it.
+    """Return the mean error after the last rounding, given the ``error`` before that rounding.
 
-    ``last``: the format of that rounding. ``before``: variance of the noise before it; the mean is taken over
+    ``last``: the format of the rounding. ``before``: variance of the noise before the rounding; the mean is taken over
     this noise.
 
     >>> x, n = np.array([1.0, 1.0]), np.array([0.0, 1e-4])
@@ -171,17 +178,17 @@ def limits(
 ) -> Limits:
     """Compute the limits of one tensor.
 
-    ``before``: variance before the last rounding, None for lse. ``p``: false-alarm rate of one test. ``widened``: only for
-    a kernel without a declared recipe; returns the allowance that the tests use if a given error is added. For such a
-    kernel ``bias`` and ``share`` are not tested. ``margin``: a factor for all sizes. The other parameters are those of
-    :func:`ringspec.compare.statistics.tests.examine`.
+    ``before``: variance before the last rounding; None for lse. ``p``: false-alarm rate of one test. ``widened``: only for
+    a kernel without a declared recipe, a function that returns the allowance of the tests for a given added error. For
+    such a kernel ``bias`` and ``share`` are not tested. ``margin``: a factor by which all limits are multiplied. The
+    other parameters are those of :func:`ringspec.compare.statistics.tests.examine`.
     """
     direction = np.where(np.isfinite(direction), direction, 0.0)
     finite = np.where(np.isfinite(truth), truth, 0.0)
     sums = list(sums_of(noise, name, truth, direction, allowance))
 
     def needed(pattern: Array, size: float, rounded: bool) -> float:
-        """Return the smallest detected size, with the response and the allowance of an error of ``size``."""
+        """Return the smallest detected size; response and allowance are computed for an error of ``size``."""
         moved = size * pattern
         if rounded and before is not None:
             moved = response(finite, before, allowance.last, moved)
@@ -225,8 +232,9 @@ def smallest_share(
 ) -> float:
     """Return the share of random elements that must be wrong by one ``step`` to be detected as an excess of variance.
 
-    Each element counts as if it had at least the noise of its last rounding: if a recipe predicts less, other correct
-    kernels may have more. The sum over the chosen elements is random; it is large enough with probability ``power``.
+    Each element counts as if it had at least the noise of its last rounding, because other correct kernels may have
+    that noise where this recipe predicts less. The added variance depends on which elements are chosen; it is
+    large enough with probability ``power``.
     """
     sd = noise.sd[name]
     noisy = (sd > 0) & (step > 0)
@@ -264,7 +272,7 @@ def mean_square_needed(
 
 @dataclass
 class Remembered:
-    """A noise prediction that caches variances, because the tests and the limits need many of the same."""
+    """A noise prediction that caches variances, because tests and limits ask for the same ones."""
 
     noise: Noise
     known: dict[Any, Array] = field(default_factory=dict)

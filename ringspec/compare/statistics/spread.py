@@ -8,27 +8,27 @@ predicted standard deviations, should have a mean square near 1. The groups are
 - *serial token*: runs of :data:`RUN` consecutive tokens, where each d gets a random sign. Errors that agree along
   tokens make the sums too large.
 
-The predicted variances of the sums include errors that elements share by design, so these do not count as excess.
+The predicted variances of the sums include the errors that elements share, so shared errors do not count as excess.
 
-The y are correlated, with correlation matrix C. For a linear combination of sub-Gaussian roundings,
-Hsu, Kakade and Zhang (https://arxiv.org/abs/1110.2842, theorem 1) give, for n groups and
-F = sum of the squares of C::
+The standardised sums y are correlated; let C be their correlation matrix and F the sum of its squared entries. For n
+groups of sub-Gaussian roundings, Hsu, Kakade and Zhang (https://arxiv.org/abs/1110.2842, theorem 1) prove::
 
     P( mean y^2 > 1 + 2 sqrt(x F) / n + 2 x |C| / n ) <= exp(-x)
 
-F - n is estimated from variances alone: for random signs r, ``Var(sum r y) = r' C r`` has the mean n
-and the variance 2 (F - n). If rows are independent, each row's variance is a sample. In dk and dv
-that of each of :data:`CELLS` groups of keys is a sample, and so is that of the whole sum. |C| <= sqrt(F) within
-a row, plus the same between rows. :data:`PROBES` sign vectors are used, and the estimate is multiplied by
-:data:`SAFETY`, because it is an estimate and not a proof. The bound holds under the null hypothesis for
-y / high, after the allowed mean error is subtracted from each abs(y). A variance that is too *small* raises no alarm:
-a kernel may be better than it declares (:mod:`ringspec.compare.inference.infer` reports that).
+F - n is estimated from variances: for random signs r, ``Var(sum r y) = r' C r`` has the mean n and the variance
+2 (F - n). If rows are independent, each row gives one sample of this variance. In dk and dv, each of :data:`CELLS`
+groups of keys gives a sample, and so does the whole sum. |C| is bounded by sqrt(F) within a row plus the same quantity
+between rows. :data:`PROBES` sign vectors are used. The result is an estimate, not a proof, so it is multiplied by
+:data:`SAFETY`. The bound holds under the null hypothesis for y / high, after the allowed mean error is subtracted from
+each abs(y). A variance that is too small raises no alarm: a kernel may be better than declared
+(:mod:`ringspec.compare.inference.infer` reports this).
 
 **Outliers**: an error is the sum of the error of the last rounding and of earlier errors. The error of the last rounding
-is at most half a spacing (for a float32 result, that of its merges is added, which recipes do not specify). The earlier
-errors are sub-Gaussian with at most the predicted variance. So the test uses the part of an error beyond half a spacing,
-the sub-Gaussian tail of each element and the number of elements. (The size of an error in sd alone would not do: if the
-true value lies on the grid and almost all noise is from the last rounding, a rare error of a whole spacing is many sd.)
+is at most half a spacing. (For a float32 result, the allowed error of its merges is added, which recipes do not
+specify.) The earlier errors are sub-Gaussian with at most the predicted variance. So the test applies the
+sub-Gaussian tail to the part of each error beyond half a spacing, and multiplies it by the number of elements.
+Comparing whole errors with sd would be wrong: if the true value is a number of the format, the sd is small, and a rare
+error of one spacing is many sd.
 """
 
 from __future__ import annotations
@@ -64,17 +64,20 @@ DRIFT = 1.1
 
 @dataclass(frozen=True)
 class Correlation:
-    """The estimated correlation of y.
+    """The estimated correlation of the standardised errors of elements.
 
-    ``within`` [rows]: the sum of squares of C off the diagonal inside each row (0 if groups are
-    whole rows or more). ``between``: that of all rows with each other.
+    ``within`` [rows]: for each row, the sum of squared correlations between different elements of the row (in dk and dv
+    estimated from groups of rows). ``between``: the same sum between elements of different rows or groups.
     """
 
     within: Array
     between: float
 
     def of(self, rows: Array, groups: float) -> tuple[float, float]:
-        """Return F and a bound of |C| for a part; ``rows`` [rows] is the number of its groups in each row."""
+        """Return F and a bound of |C| for a part of the tensor.
+
+        ``rows`` [rows]: how many elements of each row are in the part. ``groups``: number of elements of the tensor.
+        """
         share = rows.sum() / max(groups, 1.0)
         here = rows > 0
         square = rows.sum() + SAFETY * (self.within[here].sum() + self.between * share)
@@ -84,7 +87,7 @@ class Correlation:
 
 
 def correlation(noise: Predicted, name: str, unit: Array, rng: np.random.Generator) -> Correlation:
-    """Estimate the correlation of single elements ``unit * error`` (unit = 1 / sd, 0 where sd is 0)."""
+    """Estimate the correlation of the standardised errors ``unit * error`` (unit = 1 / sd, 0 where sd is 0)."""
     size = math.prod(unit.shape[:3])
     counts = (unit.reshape(size, -1) != 0).sum(axis=1).astype(np.float64)
     # A call in which each key is a group costs as much as a product of three matrices.
@@ -128,7 +131,10 @@ def spread_test(
     norm: float,
     allowance: Allowance,
 ) -> Test:
-    """Test ``y``, standardised sums; ``shift``: allowed means, subtracted from their magnitudes."""
+    """Test whether the standardised sums ``y`` are too large.
+
+    ``shift``: allowed mean errors, subtracted from abs(y). ``square`` and ``norm``: F and the bound of |C|.
+    """
     n = float(y.size)
     ratio = float((y * y).mean())
     beyond = np.maximum(np.abs(y) - shift, 0.0) / allowance.high
@@ -156,7 +162,10 @@ def spread_tests(
     rng: np.random.Generator,
     merging: Array | float = 0.0,
 ) -> Iterator[Test]:
-    """Test outliers and excess variance over all elements and over every stratum; ``merging``: that of float32 results."""
+    """Test outliers over all elements, and excess variance over all elements and over every stratum.
+
+    ``merging``: the allowed error of the merges of a float32 result (``tests.examine``).
+    """
     sd = noise.sd[name]
     noisy = sd > 0
     if not noisy.any():
@@ -184,7 +193,7 @@ def spread_tests(
 
 
 def outliers(name: str, z: Array, half: Array, mean: Array, allowance: Allowance) -> Test:
-    """Test the largest element; ``half``: half a spacing of the last format, in units of sd."""
+    """Test the largest error; ``z`` = error / sd, ``half`` = half a spacing of the result's format / sd."""
     size = np.abs(z)
     least = max(0.0, float((size - half).max()))
     beyond = max(0.0, float((size - half - mean).max()) / allowance.high)
@@ -202,7 +211,7 @@ def serial_tests(
     direction: Array | None,
     rng: np.random.Generator,
 ) -> Iterator[Test]:
-    """Test correlation along d and along tokens, beyond that of shared errors."""
+    """Test whether errors are more correlated along d or along tokens than the prediction says."""
     sd = noise.sd[name]
     noisy = sd > 0
     if not noisy.any() or error.shape[2] < RUN:
@@ -238,7 +247,7 @@ def serial_correlation(
     good: Booleans,
     rng: np.random.Generator,
 ) -> tuple[float, float]:
-    """Return F and |C| of the sums over ``labels``; whole rows are independent in o, lse and dq."""
+    """Return F and a bound of |C| for the sums over each label; in o, lse and dq whole rows are independent."""
     n = float(good.sum())
     if name in ROW_TENSORS:
         return n, 1.0
@@ -255,10 +264,10 @@ def growth(
 ) -> Test | None:
     """Test whether the error grows with the number of workers; ``records``: (W, mean of (error / sd)^2, count).
 
-    ``count`` is the number of independent elements over which the mean was taken. The test is a weighted regression
-    of the logarithm of the mean square on log W, one-sided; the model may drift by :data:`DRIFT` in rms
-    from the least to the greatest W. ``effect``: the exponent g of an rms that grows as W^g. Returns None
-    for fewer than two numbers of workers.
+    ``count`` is the number of independent elements over which the mean was taken. The test is a one-sided weighted
+    regression of the logarithm of the mean square on log W. It allows a growth of the rms by :data:`DRIFT` between the
+    least and the greatest W, for errors of the model. ``effect``: the exponent g if the rms grows as W^g. Returns None
+    for fewer than two different numbers of workers.
 
     >>> records = [(1, 1.0, 1e4), (2, 1.4, 1e4), (4, 2.0, 1e4), (8, 2.8, 1e4)]
     >>> test = growth("o", records, Allowance(high=1.15))

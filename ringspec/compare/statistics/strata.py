@@ -1,8 +1,8 @@
-"""The natural parts of a tensor, which may show a bug that the whole tensor hides.
+"""Strata: the parts into which a tensor is divided, because one part may show a bug that the whole tensor hides.
 
-A row stratum labels the rows of a tensor ([B, H, S] for o, lse, dq; [B, Hkv, S] for dk, dv): by head, by
-worker, by the ring step that contributed most, by position in the worker's block, or as rows at the
-block's edges. An element stratum is a mask: sign and exponent of the truth.
+A row stratum assigns each row ([B, H, S] for o, lse, dq; [B, Hkv, S] for dk, dv) to a part: its head, its worker, the
+ring step that contributed most to it, its quarter of the worker's block, or an edge of the block. An element
+stratum selects elements by the sign or the exponent of the true value.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ BINADES = 3  # number of binades that get a stratum each
 
 @dataclass(frozen=True)
 class Stratum:
-    """Rows by label: ``labels`` of the tensor's shape without d, -1 for rows in no part.
+    """One division of a tensor's rows into parts; ``kind`` says by what.
 
-    ``names[g]`` is the name of label g.
+    ``labels``: the part of each row, in the tensor's shape without d; -1 for rows in no part. ``names[g]``: the name of
+    part g.
     """
 
     kind: str
@@ -35,12 +36,12 @@ class Stratum:
 
 
 def by_token(kind: str, labels: Integers, names: Sequence[str], shape: Sequence[int]) -> Stratum:
-    """Make a stratum of rows [B, H, S] from one label per token."""
+    """Make a stratum of rows [B, H, S] from one label for each token [S]."""
     return Stratum(kind, np.broadcast_to(labels, tuple(shape)).copy(), tuple(names))
 
 
 def heads(shape: Sequence[int]) -> Stratum:
-    """Label rows by head (of keys for dk and dv), over the batch."""
+    """Label rows by head, of queries or of keys according to ``shape``."""
     labels = np.broadcast_to(np.arange(shape[1])[None, :, None], tuple(shape)).copy()
     return Stratum("head", labels, tuple(f"head {h}" for h in range(shape[1])))
 
@@ -51,7 +52,7 @@ def workers(owner: Integers, count: int, shape: Sequence[int]) -> Stratum:
 
 
 def local_index(owner: Integers) -> tuple[Integers, Integers]:
-    """Return each token's place among its worker's tokens in global order, and the number of these tokens.
+    """Return each token's index among the tokens of its worker, and the number of tokens of that worker.
 
     >>> [x.tolist() for x in local_index(np.array([0, 1, 0, 1, 1]))]
     [[0, 0, 1, 1, 2], [2, 3, 2, 3, 3]]
@@ -65,7 +66,7 @@ def local_index(owner: Integers) -> tuple[Integers, Integers]:
 
 
 def positions(owner: Integers, shape: Sequence[int]) -> Stratum:
-    """Label rows by quarters of each worker's block."""
+    """Label rows by the quarter of their worker's block in which they lie."""
     place, total = local_index(owner)
     quarter = np.where(owner < 0, -1, place * POSITIONS // np.maximum(total, 1))
     names = [f"quarter {n} of the blocks" for n in range(POSITIONS)]
@@ -73,7 +74,7 @@ def positions(owner: Integers, shape: Sequence[int]) -> Stratum:
 
 
 def edges(owner: Integers, shape: Sequence[int]) -> Stratum:
-    """Label the first and the last rows of each worker's block."""
+    """Label the first :data:`EDGE` rows of each worker's block 0, the last ones 1, all others -1."""
     place, total = local_index(owner)
     labels = np.full(owner.size, -1)
     labels[place >= total - EDGE] = 1
@@ -83,10 +84,10 @@ def edges(owner: Integers, shape: Sequence[int]) -> Stratum:
 
 
 def steps(mass: Array, met: Integers, owner: Integers) -> Stratum:
-    """Label rows by the ring step that contributed most to each.
+    """Label each row by the ring step that contributed most to it.
 
-    ``mass`` [B, H, S, W]: each row's weight from the block of every worker. ``met[a, b]``: the step in
-    which rows of worker a are computed with the block of worker b, -1 if never. ``owner`` [S].
+    ``mass`` [B, H, S, W]: for each row, the sum of P over the block of every worker. ``met[a, b]``: the step in which
+    rows of worker a are computed with the block of worker b, -1 if never. ``owner`` [S]: the worker of each token.
     """
     labels = met[np.maximum(owner, 0)[None, None, :], mass.argmax(axis=3)]
     labels = np.where((mass.max(axis=3) > 0) & (owner >= 0), labels, -1)
@@ -94,7 +95,9 @@ def steps(mass: Array, met: Integers, owner: Integers) -> Stratum:
 
 
 def meeting_steps(order: Integers) -> Integers:
-    """Return met[r, owner] from order[r, t], the owner whose block r computes with in step t; -1: none.
+    """Return the step in which each worker computes with the block of each owner, met[r, owner]; -1: never.
+
+    ``order[r, t]``: the owner whose block worker r computes with in step t; -1: none.
 
     >>> meeting_steps(np.array([[0, 1], [1, 0]])).tolist()
     [[0, 1], [1, 0]]
@@ -117,10 +120,10 @@ def masses(p: Array, owner: Integers, count: int, axis: int) -> Array:
 
 
 def strata_for(geometry: Any, p: Array, kv_heads: int) -> dict[str, tuple[Stratum, ...]]:
-    """Return the row strata of o, lse, dq and of dk, dv.
+    """Return the row strata of each tensor, by tensor name.
 
-    ``geometry`` has ``workers``, ``owner_q`` [Sq], ``owner_k`` [Sk] and the orders ``order``, ``order_dq``,
-    ``order_dkv`` [W, W] of :class:`ringspec.compare.noise.predict.Geometry`; ``p`` [B, H, Sq, Sk].
+    ``geometry``: a :class:`ringspec.compare.noise.predict.Geometry`, or an object with the same ``workers``,
+    ``owner_q``, ``owner_k``, ``order``, ``order_dq`` and ``order_dkv``. ``p`` [B, H, Sq, Sk]: the true probabilities.
     """
     batch, query_heads, n_q, n_k = p.shape
     count, group = geometry.workers, query_heads // kv_heads
@@ -137,7 +140,7 @@ def strata_for(geometry: Any, p: Array, kv_heads: int) -> dict[str, tuple[Stratu
 def sided(
     owner: Integers, mass: Array, order: Integers, shape: Sequence[int]
 ) -> tuple[Stratum, ...]:
-    """Return the strata of the rows of one side, without those that have only one part."""
+    """Return the strata of the query rows or of the key rows, without strata that have only one part."""
     count = order.shape[0]
     every = (
         heads(shape),
@@ -150,12 +153,12 @@ def sided(
 
 
 def by_sign(truth: Array) -> tuple[tuple[str, Booleans], ...]:
-    """Mask elements of positive and of negative truth."""
+    """Return masks of the elements whose true value is positive and of those whose true value is negative."""
     return (("positive truth", truth > 0), ("negative truth", truth < 0))
 
 
 def by_exponent(truth: Array) -> tuple[tuple[str, Booleans], ...]:
-    """Mask elements by binade of |truth|: the most frequent binades, and all others together.
+    """Return a mask for each of the :data:`BINADES` most frequent binades of |truth|, and one for all others.
 
     >>> [(name, mask.tolist()) for name, mask in by_exponent(np.array([1.0, -1.5, 4.0]))]
     [('|truth| in 2**0', [True, True, False]), ('|truth| in 2**2', [False, False, True])]

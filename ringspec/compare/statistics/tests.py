@@ -1,9 +1,9 @@
 """Whole-tensor statistics: whether the errors look like the noise that the recipe predicts.
 
-A tolerance limits single errors. With 10^5 elements, a systematic error far below the noise of one element
-still shows in their sum, and the noise limits that sum. :func:`examine` runs the tests of one tensor, over all of it
-and over its natural parts (:mod:`ringspec.compare.statistics.strata`). :func:`alarms` selects the tests that no correct
-kernel fails.
+A tolerance limits single errors. Sums of errors show more: over 10^5 elements, a systematic error far below the noise
+of one element adds up, while the noise of the sum is predictable. :func:`examine` runs the tests of one tensor, over
+all of it and over its parts (:mod:`ringspec.compare.statistics.strata`). :func:`alarms` selects the test results that a
+correct kernel does not produce, except with the probability ``rate``.
 
 ======================  =======================================================================
 exact, finite           elements without noise are correct; every error is finite
@@ -17,8 +17,8 @@ growth                  the error does not grow with W more than predicted (seve
 
 :mod:`ringspec.compare.statistics.types` states the null hypothesis and its allowances. The tests are in
 :mod:`ringspec.compare.statistics.linear` and :mod:`ringspec.compare.statistics.spread`. The false-alarm rate
-is that of a whole run: each test gets rate / count, where count is the number of tests in the run
-(Bonferroni, which assumes no independence). docs/conform/noise.md says what is predicted and allowed.
+applies to a whole run: each test gets rate / count, where count is the number of tests in the run (the Bonferroni
+correction, which does not assume independent tests). docs/conform/noise.md says what is predicted and allowed.
 """
 
 from __future__ import annotations
@@ -68,13 +68,14 @@ def examine(
     """Run all tests of the tensor ``name``, over all of it and over the parts in ``strata``.
 
     ``error`` = got - truth (:func:`errors_of`) and ``truth`` are float64 of one shape: [B, H, S, d], or
-    [B, H, S] for lse. Other shapes (dsinks, dbias) get only the tests of the whole tensor. ``direction``: d truth /
-    d log(scale), for the test of the temperature. ``allowance``: :func:`allowance_for` of the recipe
-    and tensor. ``merging``: the allowed absolute error of a float32 result beyond its noise, broadcastable to ``error``
-    (recipes do not specify how parts are merged). Raises :class:`~ringspec.errors.ShapeError` if shapes differ.
+    [B, H, S] for lse. dsinks and dbias have other shapes, and get only the tests of the whole tensor. ``direction``:
+    d truth / d log(scale), for the test of the temperature. ``allowance``: the result of :func:`allowance_for` for the
+    recipe and the tensor. ``merging``: an absolute error of float32 results that is allowed beyond the noise, because
+    recipes do not specify how partial results are merged; broadcastable to ``error``. Raises
+    :class:`~ringspec.errors.ShapeError` if shapes differ.
 
-    ``noise.mean`` is subtracted from the error first. An error that is not finite raises an alarm, and the other tests
-    ignore the element.
+    All tests subtract ``noise.mean`` from the error first. An element whose error is not finite raises an alarm; the
+    other tests ignore this element.
     """
     shapes = {error.shape, truth.shape, noise.sd[name].shape}
     if len(shapes) != 1 or (direction is not None and direction.shape != error.shape):
@@ -104,7 +105,7 @@ def examine(
 
 
 def flaw(kind: str, tensor: str, wrong: NDArray[np.bool_], allowance: Allowance) -> Test:
-    """Return a test without randomness: any wrong element raises an alarm."""
+    """Return the result of a test without randomness; it raises an alarm if any element is ``wrong``."""
     count = int(wrong.sum())
     p = 0.0 if count else 1.0
     return Test(kind, tensor, "all", float(count), p, p, float(count), wrong.size, allowance)
@@ -129,7 +130,7 @@ def alarms(tests: Iterable[Test], rate: float = RATE, count: int | None = None) 
 
 
 def told(test: Test) -> str:
-    """Return one line about a test.
+    """Return the result of a test as one line.
 
     >>> told(Test("slope", "dq", "head 1", 33.2, 1e-99, 1e-90, effect=1.02e-4))
     'dq, head 1: slope of error on truth 1.02e-04, 33.2 predicted standard deviations'

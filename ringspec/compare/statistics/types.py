@@ -65,12 +65,12 @@ class Predicted(Protocol):
 
     @property
     def mean(self) -> Mapping[str, Array]:
-        """The part of the error that the recipe predicts in full, 0 for rounding to nearest."""
+        """The mean error that the recipe predicts; mostly 0, because rounding to nearest has no mean error."""
         ...
 
     @property
     def drift(self) -> Mapping[str, Array]:
-        """A part of the error that is known with its sign but that ``sd`` counts as random; it adds up in sums."""
+        """Errors whose value and sign are known, although ``sd`` counts them as random; they add up in sums."""
         ...
 
     def variance_of_sums(self, name: str, weights: Array, labels: Any = None) -> Array:
@@ -82,8 +82,8 @@ class Predicted(Protocol):
 class Allowance:
     """The deviations from the predicted noise that a correct kernel may have (see the module).
 
-    ``slope``, ``share``  bounds of the mean error, in units of size_i and of sd_i
-    ``low``, ``high``     least and greatest rms of error / predicted of a correct kernel that rounds as declared
+    ``slope``, ``share``  bounds of the mean error of element i, in units of size_i and of sd_i
+    ``low``, ``high``     least and greatest root mean square of error / sd of a kernel that rounds as declared
     ``last``              the format in which the kernel returns the result
     """
 
@@ -96,7 +96,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Test:
-    r"""One test of one stratum of one tensor.
+    r"""The result of one test of one part (stratum) of a tensor.
 
     ``name``       'exact', 'finite', 'slope', 'mean', 'temperature', 'excess', 'outliers',
                    'serial d', 'serial token', 'growth'
@@ -104,8 +104,8 @@ class Test:
     ``statistic``  of a linear test: its sum in predicted standard deviations; of 'excess' and the serial tests: the
                    mean of (error / sd)^2; of 'outliers': the largest \|error\| / sd; of 'exact' and 'finite': a
                    count
-    ``p``          under the predicted noise alone: uniform for linear tests of many elements, an upper
-                   bound of the true p-value for all others
+    ``p``          the p-value if the kernel had exactly the predicted noise; an upper bound of it for tests that are
+                   not linear
     ``p_allowed``  an upper bound of the p-value under the null hypothesis with its allowance; it decides
                    whether an alarm is raised
     ``effect``     relative size of the deviation: the slope, the mean in units of the rms sd, the
@@ -127,15 +127,17 @@ class Test:
 
 
 def allowance_for(which: str | Recipe, tensor: str, workers: int = 1) -> Allowance:
-    """Return the allowance of a tensor under the recipe ``which``, from the coarsest rounding before the result.
+    """Return the allowance of a tensor under the recipe ``which``.
 
-    16 bits: band [0.85, 1.15], share u / 4, and slope u^2 (1.5e-5 in bfloat16, 2.4e-7 in float16) plus 8 u of float32.
-    Rounding to nearest has a slope of about -0.35 u^2, because the numbers that round to a power of two come from
-    further above it than from below. A result has two or three such roundings, and as many
-    more for every further ring step if partial results are rounded; then u^2 is multiplied by ``workers``.
+    It depends on the coarsest format, of unit roundoff u, to which the tensor or an intermediate result is rounded.
 
-    float32 and float64, where the order of accumulation is not declared and some adders
-    truncate: band [0.5, 2], slope 8 u, share 0.5.
+    In 16-bit formats ``low`` and ``high`` are 0.85 and 1.15, ``share`` is u / 4, and ``slope`` is u^2 (1.5e-5 in
+    bfloat16, 2.4e-7 in float16) plus 8 u of float32. Rounding to nearest has a slope of about -0.35 u^2, because more of
+    the numbers that round to a power of two lie above it than below. A result has two or three such roundings. If
+    partial results are rounded, every ring step adds as many, so u^2 is multiplied by ``workers``.
+
+    In float32 and float64 the order of accumulation is not declared, and some adders truncate: ``low`` and ``high``
+    are 0.5 and 2, ``slope`` is 8 u and ``share`` 0.5.
 
     >>> allowance_for("bf16", "o").high, allowance_for("bf16", "lse").high
     (1.15, 2.0)
