@@ -1,8 +1,8 @@
 """``cmd:PROGRAM ARGUMENT...``: a program in any language, called through its standard streams.
 
-A request and an answer are one JSON line each; tensors are in safetensors files (docs/conform/protocol.md). The
-program runs without a shell, in a separate process group; its standard error is kept as a log. After a crash, a
-timeout or an invalid answer, its process group is killed, and the next call starts a new process.
+Each request and each answer is one JSON line; tensors are in safetensors files (docs/conform/protocol.md). The program
+runs without a shell, in a separate process group; its standard error is kept as a log. After a crash, a timeout or an
+invalid answer, its process group is killed, and the next call starts a new process.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ Answer = dict[str, Any]
 class Dialect:
     """The functions that read the answers of a program; ``who`` names the program in messages.
 
-    ``claims`` converts the answer to hello into Claims. ``result`` converts the answer to a call, with the folder
-    of its files, into a Result. Both raise Garbage and other kinds of Failed. ``refusal`` makes the error for
-    a command that does not answer hello.
+    ``claims`` makes Claims from the answer to the first request, 'hello'. ``result`` makes a Result from the answer to
+    a call and the folder of the call's files. Both raise Garbage or another kind of Failed. ``refusal`` makes the error
+    for a command that does not answer hello.
     """
 
     who: str
@@ -101,12 +101,12 @@ class CommandTarget:
     """A program as a target.
 
     ``command``: text (split as a shell would, but run without one) or a list of arguments.
-    ``timeout``: seconds for the answer to one call; ``start_timeout``: for the answer to hello.
-    ``dialect``: how to read answers, by default as docs/conform/protocol.md says.
-    The program reports ``name``, ``capabilities``, ``notes`` and ``installed`` (versions). It starts when one of
-    them is first read; reading raises OptionError if it does not answer. ``run`` raises Refused, Crashed, Exited,
-    TimedOut, Garbage, Mutated if the inputs file changed, and Failed if the program reports an error. ``log``: the
-    last 64 KiB that the program wrote to stderr during the last call.
+    ``timeout``: seconds to answer one call; ``start_timeout``: seconds to answer hello. ``dialect``: how to read
+    answers, by default as docs/conform/protocol.md says. The program reports ``name``, ``capabilities``, ``notes`` and
+    ``installed`` (versions). It starts when one of these attributes is first read, which raises OptionError if the
+    program does not answer. ``run`` raises Refused, Crashed, Exited, TimedOut, Garbage, Mutated if the inputs file
+    changed, and Failed if the program reports an error. ``log``: the last 64 KiB that the program wrote to stderr
+    during the last call.
 
     >>> CommandTarget("python3 -c 'print()'").command
     ('python3', '-c', 'print()')
@@ -243,7 +243,7 @@ def asked(program: Program, message: dict[str, Any], seconds: float) -> dict[str
 
 
 def arguments_of(command: object) -> tuple[str, ...]:
-    """Split and check program and arguments without starting anything."""
+    """Split a command into program and arguments, and check them without starting the program."""
     if isinstance(command, str):
         try:
             parts: Any = shlex.split(command)

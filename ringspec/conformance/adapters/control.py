@@ -1,6 +1,6 @@
 """The control stream of a worker's process: JSON lines on the original standard input and output.
 
-Anything else that the process prints goes to its log, standard error.
+Everything else that the process prints goes to standard error, which is its log.
 """
 
 from __future__ import annotations
@@ -72,5 +72,5 @@ def refusal(error: RingspecError) -> Message:
 
 
 def refused(reply: Mapping[str, Any]) -> OptionError:
-    """Make the error from a reply of :func:`refusal`."""
+    """Make the error that a reply of :func:`refusal` describes."""
     return OptionError(*(str(reply.get(name)) for name in PARTS))

@@ -36,7 +36,7 @@ def prepare(setup: Mapping[str, Any]) -> None:
 
 
 def wide_types(wide: bool) -> Any:
-    """Return a context in which 64-bit types are enabled or not; older JAX has another name for it."""
+    """Return a context manager that enables or disables 64-bit types, in new and older versions of JAX."""
     import jax
 
     if hasattr(jax, "enable_x64"):
@@ -97,7 +97,7 @@ COMPILED: dict[str, Callable[..., Any]] = {}
 def compiled(
     function: Callable[..., Any], message: Message, mesh: Any, shapes: str
 ) -> Callable[..., Any]:
-    """Return the function mapped over the mesh; a compiled one is reused if only the values of a call differ."""
+    """Return the function mapped over the mesh; calls that differ only in values share one compiled function."""
     import jax
 
     from ringspec.conformance.adapters.torch_worker import Place, local_call

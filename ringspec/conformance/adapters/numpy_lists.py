@@ -1,4 +1,4 @@
-"""A function that takes lists of NumPy arrays, one per worker, as a target."""
+"""Use a function of lists of NumPy arrays (one array per worker) as a target."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class NumPyTarget:
     """A function ``function(q, k, v, **rest)`` for all workers at once, as a target.
 
     The function gets lists with one array per worker: q [B, H, n, D], k [B, Hkv, n, D], v
-    [B, Hkv, n, Dv]. Further parts of a call are passed to parameters with their names: tensors
-    (``dy``, ``dlse``, ``bias``...; None if the call has none; ``sinks`` [H, N] is one array, not a list),
-    terms (``scale``, ``causal``, ``window``...; the function's default if the call has none) and
-    fields of the call (``workers``, ``layout``, ``index_q``, ``position_q``...). A parameter ``call``
-    gets the :class:`~ringspec.conformance.target.protocol.Call` itself. The function returns a dict or a
-    Result with lists of o, lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
+    [B, Hkv, n, Dv]. The function may have further parameters, each with the name of the part of a call that it gets:
+    tensors (``dy``, ``dlse``, ``bias``...; None if the call lacks the tensor; ``sinks`` [H, N] is one array, not a
+    list), terms (``scale``, ``causal``, ``window``...; the parameter's default if the call lacks the term) and fields
+    of the call (``workers``, ``layout``, ``index_q``, ``position_q``...). A parameter ``call`` gets the
+    :class:`~ringspec.conformance.target.protocol.Call` itself. The function returns a dict or a Result with lists of o,
+    lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
 
-    ``capabilities``: what it claims; ``name`` and ``notes``: for the report. ``run`` raises OptionError for
-    a term or tensor of a call without a parameter for it, and Garbage if the function returns something else.
+    ``capabilities``: what the function claims; ``name`` and ``notes``: for the report. ``run`` raises OptionError if
+    the function lacks a parameter for a term or tensor of the call, and Garbage if it returns anything else.
 
     >>> import numpy as np
     >>> def local(q, k, v, scale):

@@ -4,11 +4,11 @@
     FOLDER/index.json             profile, pattern, claims, and for each call its folder and digest
     FOLDER/versions.json          optional, from the other machine: the packages that computed the results
     FOLDER/calls/<case>[.n]/      call.json and inputs.safetensors, to which the other machine adds
-                                  result.safetensors or refused.txt; n numbers further calls of a case
+                                  result.safetensors or refused.txt; n numbers the further calls of a case
 
-call.json and the tensors are those of the command protocol (docs/conform/protocol.md), with paths relative to the
-call's folder. The folder of a call is found by a digest of its contents, so that calls written by another version,
-or for other claims, are not mistaken for calls with missing results.
+call.json and the tensor files have the form of the command protocol (docs/conform/protocol.md); paths are relative to
+the call's folder. The folder of a call is found by a digest of the call. So calls that another version wrote, or that
+were written for other claims, are not mistaken for calls with missing results.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def digest(message: bytes, inputs: bytes) -> str:
 class OfflineTarget:
     """A folder of calls and results as a target.
 
-    ``directory``: a folder that :func:`ringspec.conformance.cases.write.write_cases` made. ``run`` returns an
-    empty result, which is 'missing', if there is no result.safetensors. It raises Refused with the text of
-    refused.txt if that exists instead, Mutated if the inputs were changed (they may be removed), and Garbage
-    for an invalid result and for a call that the folder does not contain. FileFormatError: index.json or
-    versions.json is invalid. ``profile`` and ``only``: the profile and pattern for which the folder was written;
-    ``installed``: from versions.json. Nothing runs, so ``timeout`` has no effect.
+    ``directory``: a folder that :func:`ringspec.conformance.cases.write.write_cases` made. ``run`` returns the result
+    in result.safetensors. If there is a refused.txt instead, ``run`` raises Refused with the text of that file. If
+    there is neither, it returns an empty result, which the suite calls 'missing'. It raises Mutated if the inputs were
+    changed (they may be removed), and Garbage for an invalid result and for a call that the folder does not contain. An
+    invalid index.json or versions.json raises FileFormatError. ``profile`` and ``only``: the profile and pattern for
+    which the folder was written; ``installed``: from versions.json. Nothing runs, so ``timeout`` has no effect.
     """
 
     timeout: float | None = None

@@ -1,6 +1,6 @@
 """A program connected by pipes: one line per request and per answer, with a deadline and a log.
 
-POSIX only, because it waits for several pipes at once and kills process groups.
+POSIX only, because this module waits for several pipes at once and kills process groups.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PROGRAM = "the program"
 
 
 class Program:
-    """A running program. ``exchange`` raises Crashed, Exited, TimedOut, Garbage; then call ``end``.
+    """A running program. If ``exchange`` raises Crashed, Exited, TimedOut or Garbage, call ``end`` next.
 
-    ``who`` names it in messages. ``ending_seconds``: how long to wait for the exit status after the program
+    ``who`` names the program in messages. ``ending_seconds``: how long to wait for the exit status after the program
     closed its stdout. ``longest``: the largest number of bytes in a line of its output.
     """
 
@@ -95,7 +95,7 @@ class Program:
         self.unsent = memoryview(line)
 
     def answer(self, deadline: float) -> bytes | None:
-        """Return the answering line; None if it is not complete yet."""
+        """Return the line that answers the request; None if the line is not complete yet."""
         if b"\n" not in self.received:
             if len(self.received) > self.longest:
                 raise Garbage(f"more than {self.longest} bytes on stdout without an end of line")
@@ -174,7 +174,7 @@ class Program:
         self.end()
 
     def kill(self) -> None:
-        """Kill the process group; safe in any thread, also while another waits for an answer."""
+        """Kill the process group; safe in any thread, even while another thread waits for an answer."""
         # Even if the program has ended: its children are in the same group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -193,7 +193,7 @@ class Program:
 
 
 def pump(programs: Sequence[Program], seconds: float) -> None:
-    """Wait at most ``seconds`` for any program's pipes, then write and read what they allow."""
+    """Wait at most ``seconds`` until any program's pipes are ready, then write to them and read from them."""
     with selectors.DefaultSelector() as selector:
         for program in programs:
             for pipe in program.open:

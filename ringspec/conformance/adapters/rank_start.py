@@ -2,8 +2,8 @@
 
     python .../ringspec/conformance/adapters/rank_start.py MODULE ARGUMENT...
 
-The worker's environment is under test. A folder added to its import path could shadow one of its packages, so none is
-added: the package ``ringspec`` that contains this file is loaded by its location. In a worker ringspec needs only
+The worker's environment is under test. A folder added to its import path could shadow one of its packages. So no folder
+is added: the package ``ringspec`` that contains this file is loaded by its location. In a worker ringspec needs only
 NumPy and ml_dtypes, which come from the worker's environment. If one of them is missing, the process exits with a
 message that says what to install.
 

@@ -163,7 +163,7 @@ class Deadline:
         return self.at - time.monotonic()
 
     def note(self, reply: Message) -> Message:
-        """Shorten the deadline if a rank failed, because the others may wait for it forever or have crashed."""
+        """Shorten the deadline if a rank failed: the other ranks may have crashed or wait for it forever."""
         if gave_up(reply):
             self.at = min(self.at, time.monotonic() + GRACE_SECONDS)
         return reply
@@ -188,9 +188,10 @@ def collected(programs: Mapping[int, Program], deadline: Deadline) -> dict[int, 
 def beside(
     here: Mapping[int, RankHere], others: Mapping[int, Program], deadline: Deadline
 ) -> dict[int, Message]:
-    """Compute a rank in this process while a thread waits for the others; return all replies.
+    """Compute one rank in this process while a thread waits for the other ranks; return all replies.
 
-    If another rank fails, all others are killed, so that this rank's connections end and it stops waiting.
+    If one of the other ranks fails, all of them are killed. That ends this rank's connections, so that it stops
+    waiting.
     """
 
     def watch() -> dict[int, Message]:

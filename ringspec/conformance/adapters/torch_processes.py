@@ -1,9 +1,9 @@
 """A PyTorch function as a target: W processes, each with a forward pass and autograd's backward pass.
 
-The author writes ``function(q, k, v, *, group, call)``, the computation of one rank from its q [B, H, n, D],
-k [B, Hkv, n, D] and v [B, Hkv, n, Dv]. ``group`` is the process group (gloo on CPU, NCCL with one GPU per
-process), ``call`` a :class:`~ringspec.conformance.adapters.torch_worker.LocalCall`. The function returns o, or
-(o, lse), differentiable by autograd; lse must be differentiable if dlse is claimed.
+The author of a target writes ``function(q, k, v, *, group, call)``, which computes one rank's results from its q
+[B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv]. ``group`` is the process group (gloo on CPU, NCCL with one GPU per
+process), ``call`` a :class:`~ringspec.conformance.adapters.torch_worker.LocalCall`. The function returns o, or (o,
+lse), differentiable by autograd; lse must be differentiable if dlse is claimed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TorchTarget:
 
     ``function``      'package.module:name', 'path/file.py:name', or a function at the top level
                       of a module or file
-    ``capabilities``  what it claims; the possible operations are ring-forward, ring-backward, block-forward
+    ``capabilities``  what the function claims; the possible operations are ring-forward, ring-backward, block-forward
     ``device``        'cpu' or 'cuda'
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report
     ``timeout``       seconds for one call, ``start_timeout`` for starting the processes
@@ -163,7 +163,7 @@ class TorchTarget:
             self.here, self.timeout, self.most_pools = rank, math.inf, 1
 
     def under_torchrun(self) -> TorchTarget:
-        """Use the processes that torchrun started, on one host or many, instead of starting some.
+        """Use the processes that torchrun started, on one host or many, instead of starting processes.
 
         On rank 0, return a target that claims only W = WORLD_SIZE. On all other ranks, answer calls until rank 0
         closes its target, then exit.

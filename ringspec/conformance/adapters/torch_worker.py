@@ -39,7 +39,7 @@ LEAVES = ("q", "k", "v", "sinks", "bias")
 
 @dataclass(frozen=True)
 class LocalCall:
-    """One rank's part of a call, for the author's function in addition to q, k and v.
+    """One rank's part of a call, which the function under test gets in addition to q, k and v.
 
     ``id``, ``operation``, ``passes``, ``workers``, ``layout``, ``circulation``, ``direction``, ``terms`` and
     ``formats`` are those of :class:`~ringspec.conformance.target.protocol.Call`; ``causal`` and ``scale`` are

@@ -3,7 +3,7 @@
 Any language can read and write these, so a program under test needs nothing from ringspec. The file contains each
 tensor once, with the workers as leading axis: ``q`` is [W, B, H, n, D] if one worker's array is [B, H, n, D]. It also
 contains the layout tables ``index_q``, ``index_k`` [W, n] and ``position_q``, ``position_k`` [W, 1|B, n].
-docs/conform/protocol.md explains this to the author of a program.
+docs/conform/protocol.md explains these files to the author of a program.
 
 Answers are untrusted: their size is limited before they are read, links are not followed, nothing is executed.
 An invalid answer is :class:`~ringspec.conformance.target.protocol.Garbage`. Missing tensors, shapes and dtypes are
@@ -65,7 +65,7 @@ def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
 
 
 def call_from(message: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Call:
-    """Rebuild the call from :func:`call_message` and :func:`inputs_file`; arrays are read-only."""
+    """Rebuild the call from its message (:func:`call_message`) and tensors (:func:`inputs_file`), read-only."""
     each = {name: frozen(x) for name, x in tensors.items() if name not in TABLES}
     names = {"id", "operation", "workers", "layout", "circulation", "direction", "formats"}
     rest: dict[str, Any] = {name: message[name] for name in names}
@@ -164,7 +164,7 @@ def most_bytes(call: Call) -> int:
 
 
 def read_result(root: Path, name: str, call: Call) -> Result:
-    """Read the result in the file ``root/name``; an empty result if the file does not exist.
+    """Read the result in the file ``root/name``; return an empty result if the file does not exist.
 
     Raises Garbage for a link, a pipe, a file that is too large or not a safetensors file, and for unknown
     names of tensors.
@@ -179,7 +179,7 @@ def read_result(root: Path, name: str, call: Call) -> Result:
 
 
 def stored(root: Path, name: str, limit: int) -> dict[str, NDArray]:
-    """Read the tensors in a target's file; none if it does not exist; raise Garbage if it is invalid."""
+    """Read the tensors in a target's file; {} if there is no file; raise Garbage if the file is invalid."""
     if not os.path.lexists(root / name):
         return {}
     try:

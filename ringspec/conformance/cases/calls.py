@@ -1,7 +1,8 @@
 """Convert golden cases to calls of a target and to the expected tensors of each worker.
 
-A case has global tensors; a call has the part of each worker, in slot order. Dense attention is called as a ring of one
-worker. A call contains no expected values, except the rounded o and lse that a call of only the backward pass needs.
+A golden case is a problem with stored correct results. The tensors of a case are global. A call has one array per
+worker for each tensor, in the order of the worker's tokens. Dense attention is called as a ring of one worker. A call
+contains no expected values, except the rounded o and lse that a call of only the backward pass needs.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """The correct values of one tensor, as one array per worker in each field.
+    """The correct values of one tensor; each field holds one array per worker.
 
-    ``values``: in float64. ``rounded``: in the format of the case. Both are correctly rounded. ``scale``: the row scale,
-    without the last axis of o, dq, dk and dv. ``real``: bool [n], True for slots that hold a token; None if the tensor
-    has no slots (dsinks, a bias shared by all queries).
+    ``values``: in float64. ``rounded``: in the format of the case. Both are correctly rounded. ``scale``: the row
+    scales, by which the errors of rows are divided; o, dq, dk and dv lose their last axis. ``real``: bool [n], True for
+    slots that hold a token; None if the tensor has no slots (dsinks, a bias shared by all queries).
     """
 
     values: PerWorker
@@ -48,7 +49,7 @@ class ExpectedTensor:
 
 
 def whole_inputs(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """Return the global inputs by name: the stored ones, or new ones drawn from their recipes."""
+    """Return the global inputs by name, as stored or else as drawn from the case's input recipes."""
     stored = {name[3:]: x for name, x in tensors.items() if name.startswith("in.")}
     return stored or inputs_of(case)
 
@@ -157,7 +158,8 @@ def with_claimed_passes(
 ) -> Call:
     """Limit a call to the passes that the target claims (:func:`passes_for`).
 
-    ``whole()`` returns the tensors of the case with all rows. A call of only the backward pass takes o and lse from them.
+    ``whole()`` returns the tensors of the case with all rows. A call of only the backward pass takes o and lse from
+    these tensors.
     """
     passes = passes_for(case, claims)
     if passes == case.passes:

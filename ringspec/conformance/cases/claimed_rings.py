@@ -1,4 +1,4 @@
-"""Cases that call several rings. A target runs only the rings that it claims."""
+"""Cases that call several rings, of which a target runs only those that it claims."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def case_of_rings(
     varying: tuple[str, ...] = PER_RING,
     **rest: Any,
 ) -> RunCase:
-    """Make one case from problems that differ in their rings. A target runs the problems that it claims.
+    """Make one case from problems that differ in their rings; a target runs those that it claims.
 
-    ``rings(claims)``: the problems, one for each call. ``least``: how many of them a target must claim; with fewer,
-    the case is not claimed. ``varying``: the requirements in which the problems differ, which the requirements of the
-    case leave out.
+    ``rings(claims)``: the problems, one for each call. ``least``: how many problems a target must claim; with fewer,
+    the case is not claimed. ``varying``: the kinds of requirement in which the problems differ, such as layouts; the
+    case itself requires none of these.
     """
     every = rings(Capabilities())
     needs = {key: x for key, x in needs_of(every).items() if key not in varying}

@@ -1,6 +1,7 @@
 """Probes whose correct results have a closed form, such as a mean, a constant or one row of P.
 
-The results are also compared with the exact truth. The check of a probe adds a message that names the fault.
+A probe is a case with inputs so simple that a failure shows its cause. Results are also compared with the exact truth;
+the check of the closed form adds a message that names the fault.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def constant_values(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
 def one_row_of_dy(
     id: str, inputs: str, dtype: str, ring: tuple[int, str], row: int, **sizes: Any
 ) -> RunCase:
-    """Make a case in which dy is 0 except for one number, in the row of query ``row``.
+    """Make a case in which dy has a single nonzero number, in the row of query ``row``.
 
     ``inputs``: the name from which q, k and v are drawn; cases with the same name have the same q, k and v.
     """
@@ -143,7 +144,7 @@ def reads_heads(seen: Seen) -> tuple[str, None]:
 
 
 def sinks(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
-    """Make a case with q = 0 and one-hot v: if a query sees n keys, its o is 1 / (n + exp(sink)) in their columns."""
+    """Make a case with q = 0 and one-hot v: a query that sees n keys has o = 1 / (n + exp(sink)) in n columns."""
     problem = drawn(
         "sinks", dtype, S=FEW_TOKENS, causal=True, q=constant(0.0), v=one_hot(FEW_TOKENS),
         sinks=((0.0,), (1.0,)),
@@ -159,7 +160,7 @@ def sinks(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
 
 
 def reads_sinks(seen: Seen) -> tuple[str, None]:
-    """Check that the weights of each row sum to 1 minus the share of the sink."""
+    """Check that the weights of each row sum to 1 minus the weight of the sink."""
     [case], [output] = seen.cases, seen.outputs
     if "o" not in output:
         return "", None

@@ -1,8 +1,8 @@
 """Windows, offsets, key bounds and document lengths at every boundary and next to it; soft caps of every size.
 
 A case tests one parameter in one layout with one choice of lengths, and calls the target once for each value of the
-parameter. The values are 0, each boundary (half a shard, a shard, all keys), and the numbers one below and one above
-it. The soft cap ranges from far below the scores to far above them.
+parameter. The values are 0, each boundary (half a shard, a shard, all keys), and the numbers next to each boundary. The
+soft cap ranges from far below the scores to far above them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Terms = dict[str, Any]
 def cases(profile: str = "core") -> list[RunCase]:
     """Return the cases ``edges/<parameter>/<layout>``; none in 'smoke'.
 
-    'core' tests each choice of unequal lengths in one layout, 'full' in every layout.
+    Cases with unequal lengths of queries and keys run in one layout in 'core', and in every layout in 'full'.
 
     >>> [case.id for case in cases()][:2]
     ['edges/window-left/contiguous', 'edges/window-left/striped']
@@ -91,7 +91,7 @@ def head_dim(claims: Capabilities) -> int:
 
 
 def around(*boundaries: int) -> list[int]:
-    """Return 0, each boundary, and the numbers one below and one above it.
+    """Return 0, each boundary, and the two numbers next to each boundary.
 
     >>> around(4, 12)
     [0, 3, 4, 5, 11, 12, 13]
@@ -126,7 +126,7 @@ def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def key_bounds(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return lower and upper key bounds for each query row, which take every boundary value.
+    """Return lower and upper key bounds of the query rows, with every boundary value among them.
 
     In the first two results no row is empty.
     """
@@ -153,7 +153,7 @@ def bounds_of(queries: int, lows: Sequence[int], highs: Sequence[int]) -> Terms:
 
 
 def document_lengths(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return packed documents: a first document of every boundary length, empty documents, tokens outside of all."""
+    """Return packings into documents: the first one has a boundary length, one is empty, or tokens are left over."""
     n_q, n_k = queries // workers, keys // workers
     found: list[Terms] = []
     for step in (-1, 0, 1):

@@ -1,12 +1,12 @@
-"""Golden vectors as cases of a run.
+"""Golden vectors (stored problems with their correct results) as cases of a run.
 
 The ids are those of the golden sets. Profile 'core' runs the core set. 'full' adds the kernel set, whose expected values
 are read from the cache or derived, and the dense cases distributed over several workers. Withdrawn cases are left out,
 and so are schedules, which no target computes.
 
-A target that claims only the forward pass is called only for it. One that claims only the backward pass gets the
-correctly rounded o and lse. Dense attention is called in any layout of :data:`SAME_ON_ONE_WORKER` that the target
-claims, because on one worker these layouts are equal.
+A target that claims only the forward pass is called only for that pass. A target that claims only the backward pass
+gets the correctly rounded o and lse. Dense attention is called in any layout of :data:`SAME_ON_ONE_WORKER` that the
+target claims, because on one worker these layouts are equal.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def kernel_tensors(id: str) -> Tensors:
 
 
 def resharded(cases: Sequence[Case]) -> list[Case]:
-    """Distribute dense cases over 2, 3 and 4 workers in contiguous blocks, where the lengths are divisible."""
+    """Distribute dense cases over 2, 3 and 4 workers in contiguous blocks, if the blocks have equal lengths."""
     dealt = []
     for case in cases:
         if case.operation != "attention" or case.shape is None:
@@ -101,7 +101,7 @@ def resharded(cases: Sequence[Case]) -> list[Case]:
 
 
 def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
-    """Make one golden case. ``stored`` returns the tensors to compare, ``whole`` the same tensors with all rows."""
+    """Make one golden case. ``stored`` returns its tensors as stored, ``whole`` returns them with all rows."""
 
     def make(claims: Capabilities) -> list[Call]:
         call = call_of(case, stored())
@@ -137,7 +137,7 @@ def needs_of(case: Case) -> dict[str, Any]:
 
 
 def why_not_claimed(case: Case, claims: Capabilities) -> str | None:
-    """Return the first reason why a target does not claim a case; None if it does.
+    """Return the first reason why a target does not claim a case; None if it claims the case.
 
     A target that claims only one pass needs to claim only what that pass requires.
     """

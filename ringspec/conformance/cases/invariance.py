@@ -1,6 +1,7 @@
-"""Probes that change inputs on which certain results do not depend, and check that these results stay the same.
+"""Probes that change inputs, and check that results that do not depend on these inputs stay the same.
 
-If a target claims ``repeats_bitwise``, the results must be bit-identical. Otherwise they may differ by their noise.
+If a target claims ``repeats_bitwise``, the results must be bit-identical. Otherwise they may differ by rounding, within
+their bounds.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Checks that rows that do not depend on the ``changed`` tokens are the same in each call as in the first."""
+    """Checks that every call gives the same rows as the first, except rows that depend on ``changed`` tokens."""
 
     what: str
     changed: tuple[int, int]
@@ -221,7 +222,7 @@ def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
 
 @dataclass(frozen=True)
 class Multiplied:
-    """Checks that each tensor equals that of the first call times its power of two in ``factors`` (default 1)."""
+    """Checks that each tensor is ``factors[name]`` times that of the first call; a missing factor is 1."""
 
     factors: dict[str, float]
 

@@ -1,8 +1,9 @@
 """Probes with 128 tokens per worker, for kernels that support only long blocks and large heads.
 
-A pattern of 256 or 384 keys does not fit into the 64 or 128 columns of one head, so the keys are distributed over heads.
-Head h has one-hot values for keys h * Dv to (h + 1) * Dv - 1 and zeros for all other keys. All queries are zero, so
-every head has the same weights, and the columns of all heads side by side are the pattern.
+An attention pattern (the keys that each query sees) of 256 or 384 keys does not fit into the 64 or 128 columns of one
+head, so the keys are distributed over heads. Head h has one-hot values for keys h * Dv to (h + 1) * Dv - 1 and zeros
+for all other keys. All queries are zero, so every head has the same weights, and the columns of all heads side by side
+are the pattern.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KEYS, QUERIES, ONE_ROW = (200, 256), (0, 200), 220
 
 
 def long_block_cases() -> Iterator[RunCase]:
-    """Yield patterns, then isolation, heads and one row of dy; consecutive cases share the cached truth."""
+    """Yield pattern probes, then probes of isolation, of heads and of one row of dy, grouped by cached truth."""
     for mask in MASKS:
         for workers, width in SIZES:
             for dtype in USUAL_DTYPES:
@@ -65,11 +66,12 @@ def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> Run
 
 
 def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> RunCase:
-    """Make a case of three calls: one-hot dy makes dv the pattern, one-hot k writes dZ to dq, one-hot q to dk.
+    """Make a case of three calls, which show the pattern in dv (one-hot dy), dq (one-hot k) and dk (one-hot q).
 
-    In the last two calls dy is 1 in column 0, where v alternates between 2 and -1. So dP of a pair is 2 or -1,
-    depending on its key, and delta is the mean of dP over the visible keys, between 0.5 and 2. No dZ is
-    small, except that it is 0 for a query that sees only one key.
+    dq and dk show dZ, the gradient of the masked scores, which is 0 for hidden pairs. In the last two calls dy is 1 in
+    column 0, where v alternates between 2 and -1. So dP of a pair is 2 or -1, depending on its key, and delta is the
+    mean of dP over the visible keys, between 0.5 and 2. So dZ is never small, but it is 0 for a query that sees only
+    one key.
     """
     id = f"probe/gradient-pattern/long-{mask}-{layout}-w{workers}-d{width}-{dtype}"
     name, tokens = f"long-gradient-{mask}-w{workers}-d{width}", workers * BLOCK
@@ -118,7 +120,7 @@ def side_by_side(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def others(dtype: str) -> Iterator[RunCase]:
-    """Yield the other probes with two workers, D = 128, causal."""
+    """Yield the probes that read no pattern: two workers, D = 128, causal."""
     sizes: dict[str, Any] = {"S": 2 * BLOCK, "D": 128, "causal": True}
     one_head = sizes | {"H": 1}
     forward = drawn("long-isolation", dtype, backward=False, **one_head)

@@ -38,7 +38,7 @@ def merge_cases() -> Iterator[RunCase]:
 
 
 def blocks_merged(id: str, dtype: str) -> RunCase:
-    """Make a case of three block calls, whose results are merged in float64, and a merge call of correct parts."""
+    """Make a case of three block calls, whose results are merged in float64, and a merge of correct parts."""
     whole = drawn("blocks-merged", dtype, backward=False, Sq=QUERIES, Sk=KEYS)
     blocks = [block_of(whole, f"{id}-block-{n}", n) for n in range(BLOCKS)]
 
@@ -103,7 +103,7 @@ def merge_of(blocks: Sequence[Case], id: str, dtype: str) -> Case:
 
 
 def merges_to(whole: Case, seen: Seen) -> str:
-    """Merge the results of the blocks in float64; return '' if they are those of ``whole``, else what is wrong."""
+    """Merge the results of the blocks in float64; return '' if they merge to those of ``whole``, else what is wrong."""
     truth = tensors_of(whole)
     if any("lse" not in output for output in seen.outputs[:BLOCKS]):
         return ""

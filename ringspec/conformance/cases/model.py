@@ -20,9 +20,9 @@ Outputs = Mapping[str, PerWorker]
 class Judgement:
     """The verdict of a case on the results of its calls, with the reasons for it.
 
-    ``passed``: the verdict. ``findings``: one for each compared tensor. ``message``: what is wrong, in one or
-    two sentences; if empty, the report describes the findings. ``picture``: the attention pattern if a probe read it,
-    {"expected": 2-D list, "got": 2-D list}. ``noise``: the outcome of the statistical tests
+    ``passed``: the verdict. ``findings``: the comparison of each tensor with the truth. ``message``: what is wrong, in
+    one or two sentences; if empty, the report describes the findings. ``picture``: the attention pattern if a probe
+    read it, {"expected": 2-D list, "got": 2-D list}. ``noise``: the outcome of the statistical tests
     (:class:`ringspec.conformance.judge.noise.Examined`) as plain data.
     """
 
@@ -41,16 +41,17 @@ Judge = Callable[[Capabilities, Sequence[Call], Sequence[Outputs]], Judgement]
 class RunCase:
     """One case. Its id never changes and its inputs are fixed.
 
-    ``reason``: its purpose. ``needs``: what it requires of a target. ``truth``: what its results are compared with, such
-    as 'exact'. ``flags``: the known bugs that it detects. ``rules``: the rules that it tests.
+    ``reason``: the purpose of the case. ``needs``: the claims that it requires of a target. ``truth``: what its results
+    are compared with, such as 'exact'. ``flags``: the known bugs that it detects. ``rules``: the rules that it tests.
 
-    ``make(claims)`` returns the calls, which run one after the other. ``judge(claims, calls, outputs)`` gets their
-    results in the same order: for each expected tensor one array per worker, in axis order [B, H, n, d] and in
-    its storage dtype. An lse that the target hides is left out; one in base 2 is converted to base e, in float64. Missing
-    tensors, wrong shapes and dtypes, exceptions and changed inputs end the case before ``judge`` is called.
+    ``make(claims)`` returns the calls, which run in this order. ``judge(claims, calls, outputs)`` gets the results in
+    the same order: for each expected tensor one array per worker, in axis order [B, H, n, d] and in its storage dtype.
+    An lse that the target hides is left out; an lse in base 2 is converted to base e, in float64. Missing tensors,
+    wrong shapes and dtypes, exceptions and changed inputs end the case before ``judge`` is called.
 
-    ``claimed(claims)``: the reason why the case is not claimed, None if it is; by default it follows from
-    ``needs``. ``narrowed(claims)``: what the case needs if the target runs only a part of it; by default ``needs``.
+    ``claimed(claims)`` returns the reason why the case is not claimed, or None if it is; the default compares ``needs``
+    with the claims. ``narrowed(claims)`` returns what the case needs if the target runs only a part of it; the default
+    is ``needs``.
     """
 
     id: str
@@ -65,7 +66,7 @@ class RunCase:
     narrowed: Callable[[Capabilities], dict[str, Any]] | None = None
 
     def why_not(self, claims: Capabilities) -> str | None:
-        """Return the first reason why a target does not claim this case; None if it does."""
+        """Return the first reason why a target does not claim this case; None if it claims the case."""
         return why_not(claims, self.needs) if self.claimed is None else self.claimed(claims)
 
     def needs_of(self, claims: Capabilities) -> dict[str, Any]:

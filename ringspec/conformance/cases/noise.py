@@ -1,12 +1,14 @@
 """Cases that test whether the errors of whole tensors are the rounding noise that the recipe predicts.
 
-Each case is one problem of a few hundred tokens; the softmax is flat in some rows and peaked in others. Besides the bound
-of each row, the statistical tests of :mod:`ringspec.compare.statistics.tests` run on o, lse, dq, dk and dv: on the whole
-tensor and on its heads, workers, ring steps and other parts. A kernel that declares its recipe must show no more noise
-than predicted. If it declares none, only systematic errors raise an alarm.
+A recipe says where a kernel rounds, and to which format. Each case is one problem of a few hundred tokens; the softmax
+is flat in some rows and peaked in others. Besides the bound of each row, the statistical tests of
+:mod:`ringspec.compare.statistics.tests` run on o, lse, dq, dk and dv: on the whole tensor and on its heads, workers,
+ring steps and other parts. A kernel that declares its recipe must show no more noise than predicted. For a kernel that
+declares none, only systematic errors raise an alarm.
 
 The false-alarm rate of all noise cases of a run together is at most
-:data:`ringspec.compare.statistics.types.RATE` = 1e-9. Each case has an equal share of it, divided among its tests.
+:data:`ringspec.compare.statistics.types.RATE` = 1e-9. Each case gets an equal part of this rate, divided among its
+tests.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ def problem(
     kv_heads: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """Make a problem with inputs between -2 and 2; in 32 of every 128 rows q is 4 times larger and the softmax peaked."""
+    """Make a problem with inputs between -2 and 2; in 32 of 128 rows q is 4 times larger (a peaked softmax)."""
     bits = BITS[dtype]
     draw: dict[str, Any] = {name: numbers(bits, 2 - bits) for name in ("k", "v", "dy")}
     peaked = tuple(times(PEAKED, None, None, (t, t + 32), None) for t in range(32, tokens, 128))
@@ -104,7 +106,7 @@ def problem(
 def noise_call(
     id: str, dtype: str, workers: int, layout: str = "contiguous", mask: str = "full", **sizes: int
 ) -> Call:
-    """Make the call of a noise problem, for programs that measure.
+    """Make the call of a noise problem without its case, for examples and measurements.
 
     >>> noise_call("mine", "bf16", 4, "zigzag", "causal").worker("q", 0).shape
     (1, 2, 96, 64)
@@ -140,7 +142,7 @@ def noise_case(id: str, case: Case) -> RunCase:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The parts of a problem's truth that do not depend on its ring.
+    """The correct results and test inputs of a problem, which do not depend on its ring.
 
     ``dense``: correct results and row scales. ``question``: inputs of the noise tests.
     """
@@ -151,7 +153,7 @@ class Known:
 
 @lru_cache(maxsize=4)
 def known(key: Keyed) -> Known:
-    """Compute the truth of a problem without its ring."""
+    """Compute the correct results and test inputs of a problem; its ring is ignored."""
     call = call_of(dealt(key.case, key.case.id, 1), {})
     dense = expected_of(*arguments_of(key.case, inputs_of(key.case)), limit=0)
     return Known(dense, question_of(call, dense.values))

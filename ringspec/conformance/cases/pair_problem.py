@@ -1,4 +1,7 @@
-"""Make the problem of a row of :mod:`ringspec.conformance.cases.pair_rows`: lengths, positions, masks, features."""
+"""Make the problem for one row of the table of feature pairs: lengths, positions, masks, features.
+
+:mod:`ringspec.conformance.cases.pair_rows` contains the table.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ HEAD_DIMS = (6, 12, 10, 3, 5, 7, 24, 48, 96, 20, 40, 80, 32, 128, 8, 64, 16, 4)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The lengths and the position of each token, for which no mask needs to hide the key with a query's own index."""
+    """The lengths and positions of queries and keys, which let each query see the key with its own index."""
 
     queries: int
     keys: int
@@ -75,7 +78,7 @@ def sizes_of(one: Row, claims: Capabilities) -> Sizes:
 
 
 def offset_of(one: Row, queries: int, keys: int) -> int:
-    """Return q_offset; if query rows must be empty and no other mask term empties one, choose it so that it does."""
+    """Return q_offset; if query rows must be empty and no other mask can do it, the offset makes them empty."""
     if "q-offset" not in one.features:
         return 0
     if "empty-rows" not in one.features or emptied_by(one) is not None:
@@ -86,7 +89,7 @@ def offset_of(one: Row, queries: int, keys: int) -> int:
 
 
 def emptied_by(one: Row) -> str | None:
-    """Return the mask term of a problem that can leave a query without keys, whatever the positions are."""
+    """Return the first mask term that can empty a query row at any positions; None if there is none."""
     return next((name for name in EMPTYING if name in one.masks), None)
 
 
@@ -111,7 +114,7 @@ def table(length: int, workers: int, padded: bool) -> tuple[tuple[int, ...], ...
 
 
 def masks_of(one: Row, sizes: Sizes) -> dict[str, Any]:
-    """Return terms and tensors of the mask; a query sees the key with its own index, unless its row must be empty."""
+    """Return terms and tensors of the mask; each query sees the key with its own index, except in empty rows."""
     empties = emptied_by(one) if "empty-rows" in one.features else None
     made: dict[str, Callable[[bool], dict[str, Any]]] = {
         "causal": lambda empty: {"causal": True},
@@ -129,7 +132,7 @@ def masks_of(one: Row, sizes: Sizes) -> dict[str, Any]:
 
 
 def documents(one: Row, sizes: Sizes, empty: bool) -> dict[str, Any]:
-    """Return three documents; if the layout is per document and no slot may be padding, two of whole chunks."""
+    """Return the boundaries of three documents, or of two halves if the layout needs documents of whole chunks."""
     if one.layout == "zigzag_per_document" and "padding-slots" not in one.features:
         half = sizes.queries // 2
         if empty:  # tokens after the last document belong to none
@@ -140,7 +143,7 @@ def documents(one: Row, sizes: Sizes, empty: bool) -> dict[str, Any]:
 
 
 def segments(sizes: Sizes, empty: bool) -> dict[str, Any]:
-    """Return three segments whose tokens alternate; an empty row belongs to none of them."""
+    """Return the segment ids of tokens, which alternate between three segments; an empty row has id -1."""
     rows = [t // 2 % 3 for t in range(sizes.queries)]
     if empty:
         rows[1] = -1
@@ -192,7 +195,7 @@ def features_of(one: Row, sizes: Sizes) -> dict[str, Any]:
 
 
 def hidden_pairs(one: Row, sizes: Sizes) -> tuple[Patch, ...]:
-    """Return where the bias is -inf: for every third query at the previous key, for an empty row at all keys."""
+    """Return where the bias is -inf: at the previous key of every third query, and everywhere in an empty row."""
     if "bias-minus-infinity" not in one.masks:
         return ()
     hidden = [put(-math.inf, 0, None, i, i - 1) for i in range(1, sizes.queries, 3)]

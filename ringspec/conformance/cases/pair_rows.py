@@ -1,4 +1,4 @@
-"""The rows of the covering array of :mod:`ringspec.conformance.cases.pairs`, and how a row is fitted to claims."""
+"""The table of :mod:`ringspec.conformance.cases.pairs`, and how each row is fitted to a target's claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ EMPTYING = ("segments", "bounds", "dense", "documents", "bias-minus-infinity")
 
 @dataclass(frozen=True)
 class Row:
-    """The claims that one problem needs; ``operation``: 'ring', 'block-forward' or 'block-backward'."""
+    """One row of the table: the claims that a problem needs.
+
+    ``operation``: 'ring', 'block-forward' or 'block-backward'.
+    """
 
     operation: str
     workers: int
@@ -93,7 +96,8 @@ ROWS = tuple(row_from(line) for line in TABLE.strip().splitlines())
 def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
     """Fit a row to claims: drop unclaimed masks and features, replace other unclaimed values by claimed ones.
 
-    ``number``: the number of the row, which decides between claimed values. None if no claimed ring has 1 to 8 workers.
+    ``number``: the number of the row, which selects one of several claimed values. Returns None if the target claims no
+    ring of 1 to 8 workers.
 
     >>> claims = Capabilities(layouts=("zigzag",), workers=(2,), features=("sinks",))
     >>> made = row_from("ring 4 striped q -1 bfloat16 2 | causal window | sinks dlse")
@@ -126,7 +130,7 @@ def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
 
 
 def kept(value: Any, claimed: Sequence[Any] | None, number: int) -> Any:
-    """Return ``value`` if it is claimed, else a claimed value, chosen by ``number``; None in ``claimed`` claims all."""
+    """Return ``value`` if it is claimed, else the claimed value that ``number`` selects; None claims all values."""
     if claimed is None or value in claimed or not claimed:
         return value
     return claimed[number % len(claimed)]
@@ -142,7 +146,7 @@ def operation_for(one: Row, claims: Capabilities, number: int) -> str:
 
 
 def with_terms(one: Row, claims: Capabilities) -> Row:
-    """Limit a row to claimed masks and features, and add a claimed mask where a feature has no effect without one."""
+    """Limit a row to claimed masks and features, and add a claimed mask if a feature has no effect without a mask."""
     ring = one.operation == "ring"
     masks = {name for name in one.masks if name in claims.masks}
     if claims.only_causal:

@@ -2,11 +2,12 @@
 
 The rows of :mod:`ringspec.conformance.cases.pair_rows` are a covering array. Take any two values of operation, layout,
 circulation, direction, number of workers, format, head ratio, mask terms and features that can occur in one problem:
-some golden case or some row has both, and both change its result. tests/conformance/test_pairs.py verifies this.
+then a golden case or a row has both values, and each of the two values changes the result.
+tests/conformance/test_pairs.py verifies this.
 
-If a target does not claim a value of a row, the row runs without this value or with a claimed one instead. Claimed
-values stay, so the rows cover all pairs of any target's claims. The default scale of these problems is never a power of
-two, because a missing scale would then look like other bugs that are wrong by a factor of 2.
+If a target does not claim a value of a row, the row runs without this value or with a claimed value instead. Claimed
+values stay, so the rows cover all pairs of values that a target claims. The default scale of these problems is never a
+power of two, because a missing scale would then look like other bugs that are wrong by a factor of 2.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def call_for(case: Case, claims: Capabilities) -> Call:
 
 @lru_cache(maxsize=1024)
 def fitted_case(number: int, claims: Capabilities) -> Case | None:
-    """Make the problem of a row, limited to what a target claims; None if no ring is left."""
+    """Make the problem of a row, limited to what a target claims; None if it claims no ring for the row."""
     found = fitted_row(ROWS[number], claims, number)
     return None if found is None else case_of(found, f"pairs/{number:03}", claims)
 

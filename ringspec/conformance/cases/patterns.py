@@ -1,8 +1,8 @@
 """Probes that read back the attention pattern of the forward and of the backward pass.
 
 With zero queries every visible key has the same weight, and one-hot values write that weight into the column of the
-key: o *is* the attention pattern. In the backward pass, one-hot dy makes dv the pattern, one-hot keys write dZ to dq, and
-one-hot queries write dZ to dk.
+key: o *is* the attention pattern. In the backward pass, one-hot dy makes dv the pattern. One-hot keys write dZ (the
+gradient of the masked scores) to dq, and one-hot queries write dZ to dk.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def one_hot(tokens: int = TOKENS) -> TensorRecipe:
 
 
 def grid() -> Iterator[tuple[str, str, int, str]]:
-    """Yield (mask, dtype, workers, layout); consecutive problems share the cached truth."""
+    """Yield (mask, dtype, workers, layout) of each pattern case; consecutive cases share the cached truth."""
     for mask in MASKS:
         for dtype in USUAL_DTYPES if mask in IN_FEW_RINGS else DTYPES:
             every = dtype in USUAL_DTYPES and mask not in IN_FEW_RINGS
@@ -76,7 +76,7 @@ def grid() -> Iterator[tuple[str, str, int, str]]:
 
 
 def pattern_cases() -> Iterator[RunCase]:
-    """Yield the pattern of the forward pass, for every mask and ring."""
+    """Yield cases that read the pattern of the forward pass, for every mask and ring."""
     for mask, dtype, workers, layout in grid():
         id = f"probe/pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
         problem = drawn(
@@ -142,12 +142,12 @@ def block_cases() -> Iterator[RunCase]:
 
 
 def word(layout: str) -> str:
-    """Return the name of a layout as ids spell it."""
+    """Return the name of a layout as case ids spell it."""
     return layout.replace("_", "-")
 
 
 class Reads:
-    """Finds the first tensor of the calls with an unexpected pattern.
+    """Finds the first tensor, in all calls, that shows an unexpected pattern.
 
     ``names``: the tensors to read, for each call. ``join`` combines the heads over which a pattern is distributed.
     """

@@ -62,7 +62,7 @@ FEW_RINGS = ((1, "contiguous"), (2, "contiguous"), (3, "striped"), (4, "zigzag")
 
 
 def few_rings(dtype: str) -> tuple[tuple[int, str], ...]:
-    """Return four rings for the usual formats, two for the others."""
+    """Return (workers, layout) of the rings in which a probe runs: four in the usual formats, two in others."""
     return FEW_RINGS if dtype in USUAL_DTYPES else FEW_RINGS[1::2]
 
 
@@ -85,7 +85,7 @@ def drawn(name: str, dtype: str, *, backward: bool = True, **rest: Any) -> Case:
 
 
 def dealt(case: Case, id: str, workers: int, layout: str = "contiguous") -> Case:
-    """Distribute a problem over a ring; the layout 'table' is an irregular permutation."""
+    """Distribute a problem over a ring; for the layout 'table' the tokens are shuffled."""
     assert case.shape is not None
     if layout == "table":
         return with_table(case, id, shuffled(case.shape.Sq, workers))
@@ -134,7 +134,7 @@ def tensors_of(case: Case) -> Tensors:
 
 @lru_cache(maxsize=24)
 def evaluated(key: Keyed) -> Tensors:
-    """Compute the tensors of a case; a ring shares the truth of its problem with other rings."""
+    """Compute the tensors of a case; rings with the same problem share one evaluation."""
     case = key.case
     truth = truth_of(problem_of(case)) if case.operation == "ring" else None
     return tensors_of_case(case, truth=truth)
@@ -143,7 +143,8 @@ def evaluated(key: Keyed) -> Tensors:
 def problem_of(case: Case) -> Keyed:
     """Remove formats and ring from a case, because its exact results do not depend on them.
 
-    With sinks or a bias the ring stays, because each worker returns a part of their gradients.
+    If a problem has sinks or a bias, the ring stays, because each worker returns a part of the gradients of sinks and
+    bias.
     """
     exact = CaseFormats("float64", "float64", "float64")
     bare = dataclasses.replace(case, id="", requires={}, formats=exact)
@@ -160,7 +161,7 @@ def truth_of(key: Keyed) -> Truth:
 
 
 def tables_of(tensors: Tensors) -> Tensors:
-    """Return the layouts 'q' and 'k' int64 [W, n]; without a ring, those of one worker."""
+    """Return the layout tables 'q' and 'k', int64 [W, n]; for a case without a ring, W = 1."""
     if "layout.q" in tensors:
         return {"q": tensors["layout.q"], "k": tensors["layout.k"]}
     q, k = tensors["in.q"], tensors["in.k"]
@@ -197,8 +198,8 @@ def run_case(
 ) -> RunCase:
     """Make one case of a run from one or several problems, each compared with its own truth.
 
-    A target is called for the passes that it claims; with ``only_backward``, the case is claimed only if the backward
-    pass is. Circulation and direction are any that the target claims, because no result depends on them.
+    A target is called for the passes that it claims; with ``only_backward``, a target claims the case only if it claims
+    the backward pass. Circulation and direction are any that the target claims, because no result depends on them.
     """
     needs = needs_of(cases)
 
@@ -218,7 +219,7 @@ def run_case(
 
 
 def judged(seen: Seen, look: Look | None = None) -> Judgement:
-    """Compare each result with its own truth, then apply the check of a probe to all of them."""
+    """Compare each result with its own truth, then apply the check ``look`` to all results."""
     findings: list[Finding] = []
     for case, call, output in zip(seen.cases, seen.calls, seen.outputs, strict=True):
         findings += compared(seen.claims, case, tensors_of(case), call, output)

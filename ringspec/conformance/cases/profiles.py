@@ -22,9 +22,10 @@ __all__ = ["run_cases"]
 def run_cases(profile: str = "core") -> list[RunCase]:
     """Return all cases of a profile, 'smoke', 'core', 'full', 'seeds', 'noise' or 'sharp', in their order.
 
-    Readouts come first, because they say most about a fault, then exact probes, golden vectors, properties, pairs and
-    edges. Except in 'smoke', the noise cases come last. 'noise' has only the noise cases, 'seeds' only random inputs,
-    'sharp' only larger noise cases, of which a run with ``--sharp`` adds one. Raises OptionError for another name.
+    Readouts (rings whose results show the weight of each pair of tokens) come first, because they say most about a
+    fault. Exact probes, golden vectors, properties, pairs and edges follow. Except in 'smoke', the noise cases come
+    last. 'noise' has only the noise cases, 'seeds' only random inputs, 'sharp' only larger noise cases, of which a run
+    with ``--sharp`` adds one. Raises OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":

@@ -1,7 +1,7 @@
 """Properties: relations between several results of one target.
 
-They compare the same problem over different rings and layouts, the gradients for two dy with those for their sum, and
-merged blocks with attention over all keys. Inputs are fixed. Each result is also compared with its own truth.
+The results of one problem must agree over different rings and layouts, gradients must be linear in dy, and merged
+blocks must give attention over all keys. Inputs are fixed. Each result is also compared with its own truth.
 """
 
 from __future__ import annotations
@@ -128,13 +128,13 @@ def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
 
 
 def tokens_for(workers: int, multiple: int) -> int:
-    """Return a length >= 24 of which each worker gets an even number of tokens that is a multiple of ``multiple``."""
+    """Return a length >= 24 such that the tokens of each worker are an even number and a multiple of ``multiple``."""
     step = workers * math.lcm(2, multiple)
     return step * -(-24 // step)
 
 
 def agree(seen: Seen) -> tuple[str, None]:
-    """Check that all rings agree with the first one, within the bounds of both."""
+    """Check that the results of each ring agree with those of the first ring, within the bounds of both."""
     for call in range(1, len(seen.calls)):
         for name in seen.outputs[call]:
             rows = differs_in(seen, call, name).any(axis=(0, 1))

@@ -1,10 +1,10 @@
 """Profile ``seeds``: twelve problems with twenty seeds each, to test that a correct target never fails.
 
 A case runs its problem in every claimed input format, layout and number of workers (2, 3, 4); only two problems
-have float64 inputs. The 16-bit formats share one draw of 8 significant bits, float32 and float64 one of 24.
+have float64 inputs. The 16-bit formats share inputs of 8 significant bits; float32 and float64 share inputs of 24.
 
-The seed also sets how peaked the softmax is (q is scaled by 2**-4 to 2**5, each factor in two seeds) and how large v and
-dy are. From seed 10 on, q, k and v each have one token with far larger numbers than all others.
+The seed also sets how peaked the softmax is (q is scaled by 2**-4 to 2**5, two seeds for each factor) and how large v
+and dy are. In seeds 10 to 19, one token each of q, k and v has far larger numbers than all others.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def problem_in(problem: SeededProblem, seed: int, dtype: str) -> Case:
 
 
 def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
-    """Multiply one token of q and one of k by 4, and one of v by 16; none before seed 10."""
+    """Make patches that multiply one token of q and of k by 4, and one of v by 16; none before seed 10."""
     if seed < 10:
         return {}
     tokens = problem.sizes["S"]

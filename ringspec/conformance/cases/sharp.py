@@ -1,7 +1,8 @@
 """Noise cases with more tokens and heads, which detect smaller errors: for ``ringspec check --sharp``.
 
-The smallest detected error falls with the square root of the number of elements; the time grows with the number of pairs
-of a query and a key. More tokens add more pairs per element, so the sizes grow in heads first.
+The smallest detected error is inversely proportional to the square root of the number of elements. The time is
+proportional to the number of query-key pairs. More tokens add more pairs per element, more heads do not, so larger
+cases first get more heads.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def cases() -> Iterator[RunCase]:
 
 
 def base_id(mask: str, workers: int, layout: str) -> str:
-    """Return the id of the noise case of usual size in this ring; the ids of larger ones begin with it."""
+    """Return the id of the usual noise case in this ring, with which the ids of larger cases begin."""
     return f"noise/{mask}-{layout}-w{workers}-{DTYPE}"
 
 

@@ -58,9 +58,9 @@ def write_cases(
 
     The folder contains no expected values. If writing fails, no folder is left. ``claims``: what the program on
     the other machine supports, and its conventions; None: everything, in the conventions of the suite. ``profile`` and
-    ``only`` say by which profile and pattern ``cases`` were chosen; they are stored in the folder for its check.
-    ``progress(done, total, id)`` is called after each case. Raises OptionError if the path exists or its parent
-    does not.
+    ``only`` say by which profile and pattern ``cases`` were chosen; the folder stores them, so that a check of its
+    results runs the same cases. ``progress(done, total, id)`` is called after each case. Raises OptionError if the path
+    exists or its parent does not.
     """
     root, chosen = Path(directory), list(cases)
     said = claims or Claims(f"dir:{root.name}", EVERYTHING)

@@ -1,7 +1,7 @@
-"""Run known bugs on the calls of a case, and measure how far their results are from those of the target.
+"""Run known bugs on the calls of a case, and measure how far the results are from those of the target.
 
-A suspect is a mutant (a known bug that can be run) or a variant of it (``guise``), run in one of the ways that
-the specification permits (``way``). Two results agree if they differ by no more than rounding: see
+A suspect is a mutant (a known bug that can be run) or a variant of one (``guise``), run in one of the implementation
+variants that the specification permits (``way``). Two results agree if they differ by no more than rounding: see
 :mod:`~ringspec.conformance.diagnose.match`.
 """
 
@@ -50,7 +50,7 @@ class Suspect:
         return f"{self.mutant.id} {self.told()}"
 
     def told(self) -> str:
-        """Describe the variant and the way; return '' for the mutant as it is."""
+        """Describe the variant and the way; return '' for a mutant without variant in the usual way."""
         words = "" if self.guise is None else self.guise.words
         return "; ".join(filter(None, (words, self.way.told())))
 
@@ -64,7 +64,7 @@ class CannotRun(Exception):
 
 
 class View:
-    """One call with the results of the target, and the results of other programs for it, each computed once."""
+    """One call with the target's results. Results of other programs for the call are computed once and kept."""
 
     def __init__(self, claims: Capabilities, call: Call, got: Outputs) -> None:
         self.call = call
@@ -76,16 +76,15 @@ class View:
         self.noises: dict[str, dict[str, list[Array]]] = {}
 
     def shown(self, suspect: Suspect | None) -> Suspect | None:
-        """Return the suspect; return None, the correct program, if the suspect cannot change this call's results."""
+        """Return the suspect, or None (the correct program) if the suspect cannot change this call's results."""
         shows = suspect is not None and suspect.program.applies(self.call)
         return suspect if shows else None
 
     def of(self, suspect: Suspect | None, exact: bool = False) -> dict[str, list[Array]]:
         """Return the results of a suspect (None: the correct program) for this call.
 
-        They are computed under the target's recipe and rounded to the formats of the call; if ``exact``, they
-        are computed and kept in float64. A suspect that does not apply to the call gives the correct program's
-        results.
+        The results are computed under the target's recipe and rounded to the formats of the call; if ``exact``, they
+        are float64. A suspect that does not apply to the call gives the correct program's results.
         """
         suspect = self.shown(suspect)
         key = ("" if suspect is None else suspect.key, exact)
@@ -118,7 +117,7 @@ class View:
         return x[:, :, index[worker] >= 0]
 
     def pairs(self, ours: dict[str, list[Array]], name: str) -> PairsOfShards:
-        """Return (got, ours) of each worker, without padding; return an empty list if some shapes differ."""
+        """Pair the target's array with ours for each worker, without padding; [] if some shapes differ."""
         found = []
         for worker, got in enumerate(self.got[name]):
             mine = ours[name][worker]
@@ -165,7 +164,7 @@ def run_right(call: Call, recipe: Recipe) -> Results:
 
 
 def row_noise(rounded: Sequence[Array], exact: Sequence[Array], unit: float) -> list[Array]:
-    """Return sigma of each row, one array per worker; the axis of d, if there is one, has length 1."""
+    """Return sigma of each row, one array per worker; the last axis has length 1, except for lse."""
     squares = [finite_square(a, b) for a, b in zip(rounded, exact, strict=True)]
     count = sum(x.size for x in squares)
     pooled = POOLED * sum(float(x.sum()) for x in squares) / count if count else 0.0
@@ -189,8 +188,8 @@ def finite_square(a: Array, b: Array) -> Array:
 def standardised(got: Array, ours: Array, sigma: Array) -> Array:
     """Return |got - ours| / sigma, at most CAP; return 0 where both are equal, or both are NaN or +inf.
 
-    Whether a spoilt element ends as +inf or as NaN depends on the order of operations. -inf is not spoilt: it
-    is the lse of an empty row.
+    +inf and NaN count as equal: which of them an overflow gives depends on the order of operations. -inf is different:
+    it is the lse of an empty row.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         difference = np.abs(got - ours)

@@ -1,14 +1,14 @@
 """Measure how much of the target's deviation from the correct program a suspect explains.
 
-The results of a rounding bug stay within the noise of the correct program, so their distance in units of noise
-cannot identify the bug. Their rounding errors can: every kernel with the bug makes the same errors, element by
+The results of a rounding bug stay within the noise of the correct program, so the distance in units of noise cannot
+identify the bug. The rounding errors themselves can: every kernel with the bug makes the same errors, element by
 element. Let e = got - right and d = suspect - right, both under the recipe of the target. In each tensor::
 
     slope = <e, d> / <d, d>                    1 if the results deviate as far as the suspect's
     share = <e, d>^2 / (<e, e> <d, d>)         the part of e that the suspect explains
 
-The correct program itself explains nothing. If the target uses different tiles or merges in a different order,
-e has an additional part that is independent of d: the share falls, and the slope stays near 1.
+The correct program itself explains nothing. If the target uses different tiles or another order of merging, e has an
+additional part that is independent of d. Then the share falls, and the slope stays near 1.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SAME = 0.95  # two suspects that share this part of their deviations cannot be t
 
 @dataclass(frozen=True)
 class InTensor:
-    """How much of one tensor's error a suspect explains: ``share`` and ``slope``, over ``elements`` numbers.
+    """How much of one tensor's error a suspect explains: ``share`` and ``slope`` of ``elements`` numbers.
 
     ``size``: mean square of e in units of the correct program's noise. ``touched``: whether the suspect changes
-    the tensor. ``extra``: rms error of the results divided by the correct program's; if the tensor is not
-    touched and this exceeds ``most``, the tensor has another fault.
+    the tensor. ``extra``: rms error of the results divided by the correct program's; if the tensor is not touched and
+    ``extra`` exceeds ``most``, the tensor has another fault.
     """
 
     share: float
@@ -67,10 +67,10 @@ class Explained:
 
     @property
     def part(self) -> float:
-        """The part of the squared deviation of all tensors together that the suspect explains.
+        """The fraction of the squared deviation, summed over the tensors, that the suspect explains.
 
-        A tensor that the suspect does not change is left out, unless its error is clearly larger than the
-        correct program's.
+        A tensor that the suspect does not change is left out, unless the tensor's error is clearly larger than with the
+        correct program.
         """
         counted = [one for one in self.tensors.values() if one.touched or not one.plain]
         whole = sum(one.size for one in counted)
@@ -89,9 +89,10 @@ class Explained:
 
 
 def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = None) -> Explained:
-    """Measure what ``suspect`` explains of the deviation of the results from ``right`` (None: the correct program).
+    """Measure how much of the results' deviation from ``right`` (None: the correct program) a suspect explains.
 
-    It explains nothing if the results hold an infinity or NaN where ``right`` is finite: no rounding does that.
+    The suspect explains nothing if the results hold an infinity or NaN where ``right`` is finite, because rounding
+    cannot cause that.
     """
     if any(spoilt(view, right) for view in views):
         return Explained({})
@@ -121,7 +122,7 @@ def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = N
 def deviations(
     view: View, name: str, suspect: Suspect, right: Suspect | None
 ) -> tuple[Array, Array, Array]:
-    """Return got - right, suspect - right and right - float64, in units of the correct program's noise in the row."""
+    """Return got - right, suspect - right and right - float64, in units of the correct program's noise per row."""
     if name not in view.formats:
         return (np.zeros(0),) * 3
     base, exact, noise = view.of(right), view.of(None, exact=True), view.noise(None)
@@ -139,7 +140,7 @@ def deviations(
 
 
 def spoilt(view: View, right: Suspect | None) -> bool:
-    """Tell whether the results of the target are not finite in a place where those of ``right`` are."""
+    """Tell whether an element of the target's results is not finite although the element of ``right`` is."""
     return any(
         bool((np.isfinite(ours) & ~np.isfinite(got)).any())
         for name in view.formats

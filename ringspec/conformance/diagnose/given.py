@@ -1,4 +1,4 @@
-"""Diagnose a ring that was run outside the suite, for assertions in existing tests.
+"""Diagnose a ring that was run outside the suite, for assertions in a project's own tests.
 
 The suite makes its calls from cases. Here a call is made from a checked problem and a layout, so that any
 results, not only those of a target, can be compared with the known bugs.
@@ -41,14 +41,15 @@ def diagnosis_of(
     outputs: Outputs,
     failing: Collection[str],
 ) -> list[str]:
-    """Return lines that name the known bug with the same ``outputs``, or else say where these are wrong.
+    """Return lines that name the known bug with the same ``outputs``, or else say where the outputs are wrong.
 
-    ``options``: keyword arguments of the problem, as arrays. ``outputs``: by name, one array per worker in slot
-    order; lse is natural. ``failing``: the names of the wrong outputs. The list is empty if nothing was found,
-    if the problem is too large, or if no target can claim its input format.
+    ``options``: keyword arguments of the problem, as arrays. ``outputs``: maps each name to a list of one array per
+    worker, in slot order; lse is natural. ``failing``: the names of the wrong outputs. No lines are returned if nothing
+    was found, if the problem is too large, or if no target can claim its input format.
 
-    The circulation is not known; with a backward pass, both are tried. If a mutant raises an exception, only
-    the diagnosis is lost, and a line says so: the caller still reports the mismatch.
+    The circulation (whether keys or queries travel) is not known, so with a backward pass both are tried. If the
+    program of a known bug raises an exception, a line says that the diagnosis failed; nothing is raised, so the caller
+    can still report the mismatch.
     """
     if recipe.inputs not in FORMATS or not set(failing) & set(outputs):
         return []
@@ -69,7 +70,7 @@ def diagnosis_of(
 
 
 def declared(recipe: Recipe) -> Any:
-    """Express a recipe as a target declares it: by its name, or as changes of the recipe of the input format."""
+    """Express a recipe as a target declares it: by name, or as changes to the recipe of the input format."""
     if RECIPES.get(recipe.name) == recipe:
         return recipe.name
     base = RECIPES[RECIPE_OF_FORMAT[recipe.inputs]]
@@ -86,7 +87,7 @@ def call_of_problem(
     recipe: Recipe,
     options: Mapping[str, Any],
 ) -> Call:
-    """Make the call of a ring with the layout ``tables`` that computes this problem, with dy also its backward pass."""
+    """Make the call of a ring with the layout ``tables`` for a problem; with dy it includes the backward pass."""
     index = layout_tensors(problem, tables)
     whole: dict[str, Any] = {name: getattr(problem, name) for name in ("q", "k", "v")}
     whole |= {} if upstream.dy is None else {"dy": upstream.dy}

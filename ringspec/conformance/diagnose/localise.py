@@ -1,9 +1,9 @@
-"""Say where a result is wrong: in which tensors, workers, heads and rows, and whether a block is missing from it.
+"""Say where a result is wrong: in which tensors, workers, heads and rows, and which block is missing.
 
-No known bug is needed for this. An element is wrong if it is further from the truth than :data:`FAR` times its
-predicted rounding noise. The truth also gives the contribution of each block (queries of worker a with keys of
-worker b) to a result, and so the error that arises if this block is missing or counted twice. If a worker's
-error equals such an error, the block is named.
+This needs no list of known bugs. An element is wrong if it is further from the truth than :data:`FAR` times its
+predicted rounding noise. A block is the queries of one worker with the keys of one worker. The truth determines what
+each block contributes to a result, and so the error that arises if the block is missing or counted twice. If a worker's
+error equals that error, the block is named.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def localise(
     sd: Mapping[str, Array],
     failing: Collection[str] = ORDER,
 ) -> list[str]:
-    """Describe in sentences where ``got`` (global, float64) differs from the truth by more than noise.
+    """Describe in sentences where the results ``got`` (global, float64) differ from the truth by more than noise.
 
     ``sd``: predicted standard deviation of each element's error, by tensor. ``failing``: the tensors that
     failed the case, by default all. Other tensors are never called wrong, however far they are from the truth.
@@ -75,7 +75,7 @@ def owner_of(name: str, geometry: Geometry) -> NDArray[np.int64]:
 
 
 def wrong_rows(got: Array, truth: Array, sd: Array) -> Booleans:
-    """Return bool [B, H, S]: True for rows with an element that is off by more than noise, or wrongly not finite."""
+    """Return bool [B, H, S]: True for rows with an element that is wrong by more than noise, or wrongly not finite."""
     with np.errstate(invalid="ignore"):
         off = ~((got == truth) | (np.abs(got - truth) <= FAR * sd))
     return off.any(axis=3) if off.ndim == 4 else off
@@ -114,7 +114,7 @@ def few(what: str, which: Booleans) -> list[str]:
 
 
 def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
-    """Return the range of wrong rows within a worker's block, if all workers agree and it is not the whole block."""
+    """Say which rows of each worker are wrong, if these are not all rows and are the same for every worker."""
     ranges = set()
     for r in range(workers):
         mine = np.flatnonzero(wrong.owner == r)
@@ -136,8 +136,7 @@ def blocks_that_count_wrongly(
 ) -> Iterator[str]:
     """Yield a sentence for each block that is missing or counted twice, if this explains the error of a worker.
 
-    If the block is the worker's whole result, another fault gives the same error, and the sentence names it
-    too.
+    If the error also fits a whole result that is missing or doubled, the sentence says so.
     """
     if name == "lse":
         return
@@ -168,7 +167,7 @@ def explains(effect: Array, error: Array) -> bool:
 
 
 def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
-    """Return the ring step in which a worker computes its pairs with the block of ``other``, for this tensor."""
+    """Return the ring step in which a worker adds the block of worker ``other`` to a tensor; -1 if it never does."""
     order = {"o": geometry.order, "dq": geometry.order_dq}.get(name, geometry.order_dkv)
     at = np.flatnonzero(order[worker] == other)
     return int(at[0]) if at.size else -1
@@ -177,7 +176,7 @@ def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
 def shares_of(
     name: str, question: Question, geometry: Geometry
 ) -> list[list[tuple[int, Array, Array]]]:
-    """Return for each worker a list of (other worker, error if its block is missing, error if it is counted twice)."""
+    """Return for each worker a list of (other worker, error without the other's block, error if it counts twice)."""
     shares = linear_shares(name, question)
     owner, others = owner_of(name, geometry), other_side(name, geometry)
     found: list[list[tuple[int, Array, Array]]] = []
@@ -204,9 +203,10 @@ def other_side(name: str, geometry: Geometry) -> NDArray[np.int64]:
 
 
 class linear_shares:
-    """Compute what the pairs of some rows and columns contribute to a result.
+    """Computes what the query-key pairs of some rows and columns contribute to a result.
 
-    ``share(rows, columns)`` returns this contribution and, for o, the sum of the pairs' weights in each row.
+    Call an instance with (rows, columns). It returns the contribution and, for o, the sum of the weights in each row;
+    for other results the sum is 0.
     """
 
     def __init__(self, name: str, question: Question) -> None:

@@ -1,7 +1,8 @@
-"""Name the known bug that gives the results of a failing case, by comparing them with those of each mutant.
+"""Name the known bug that gives the results of a failing case, by running each known bug on its calls.
 
-Every mutant (:mod:`ringspec.conformance.diagnose.mutants`) that applies to the case's calls is run under the
-recipe by which the target is judged. Two results agree if they differ by no more than rounding:
+A mutant (:mod:`ringspec.conformance.diagnose.mutants`) is a known bug that can be run. Every mutant that applies to the
+case's calls is run under the recipe by which the target is judged. Two results agree if they differ by no more than
+rounding:
 
     sigma^2 = (mutant under the recipe - mutant in float64)^2, averaged over a row
               + a part of its average over the tensor + (half a unit of the result's format)^2
@@ -9,8 +10,8 @@ recipe by which the target is judged. Two results agree if they differ by no mor
 
 The noise is that of the mutant, because large wrong numbers have large rounding errors. A mutant *fits* if the
 distance in every tensor is at most :data:`FIT`. It is *named* if it fits and is clearly nearer than the correct
-program. Mutants that give the same results in this case are listed with it. If no mutant fits as it is, its
-variants are tried, and the implementation variants that the specification permits
+program. Other mutants that give the same results in this case are listed with the named one. If no mutant fits as it
+is, variants of the mutants are tried, and all of them in each implementation variant that the specification permits
 (:mod:`ringspec.conformance.diagnose.mutants.variants`).
 
 If the correct program fits as well, or is within the noise of the mutant, the distance in units of noise cannot
@@ -56,7 +57,7 @@ IN_NOISE, UNEXPLAINED = "units of rounding noise", "part left unexplained"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A suspect (None: the correct program) and its distance; ``fits``: within noise in every tensor."""
+    """A suspect (None: the correct program) and its distance; ``fits``: whether every tensor is within noise."""
 
     suspect: Suspect | None
     distance: float
@@ -72,7 +73,7 @@ class Candidate:
 
     @property
     def how(self) -> str:
-        """The variant and the way of the suspect; '' for the mutant as it is."""
+        """The variant and the way of the suspect in words; '' for a mutant without variant in the usual way."""
         return "" if self.suspect is None else self.suspect.told()
 
 
@@ -80,13 +81,13 @@ class Candidate:
 class Diagnosis:
     """The known bugs whose results are nearest to those of a failing case.
 
-    ``named``      the mutant that fits, or None; ``alike``: others that give the same results in this case
-    ``runner_up``  the nearest mutant that is not among these
+    ``named``      the mutant that fits, or None; ``alike``: mutants that give the same results in this case
+    ``runner_up``  the nearest of the remaining mutants
     ``right``      the correct program, with its distance
-    ``tried``      number of mutants that apply to the case
-    ``measure``    unit of all three distances: rounding noise; or the part of the deviation from the correct
+    ``tried``      number of mutants that apply to the case's calls
+    ``measure``    unit of the distances above: rounding noise, or the part of the deviation from the correct
                    program that stays unexplained, which is 1 for the correct program itself
-    ``dropped``    mutants that raised an exception, with its text; such an exception is an error in ringspec
+    ``dropped``    mutants that raised an exception, with the text of the exception (an error in ringspec)
     """
 
     named: Candidate | None
@@ -183,7 +184,7 @@ def diagnose(
 
 
 def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None:
-    """Compare the results with those of the ``known`` mutants; raise :class:`CannotRun` if one of them raises."""
+    """Compare the results with those of the ``known`` mutants; raise :class:`CannotRun` if a mutant fails."""
     calls = [view.call for view in views]
     plain = [Suspect(mutant) for mutant in known if any(map(mutant.applies, calls))]
     tried = sum(any(map(applies_somehow(mutant), calls)) for mutant in known)
@@ -214,7 +215,7 @@ def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None
 def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]:
     """Keep the candidates that differ from the correct program by more than noise, or that explain the results.
 
-    A rounding bug has large noise, so results with any other fault may fit it as well.
+    A rounding bug has large noise, so results that have another fault may fit it as well.
     """
     return [
         one
@@ -225,17 +226,17 @@ def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]
 
 
 def supposed(views: Sequence[View], one: Candidate) -> bool:
-    """Tell whether some call has what the mutant's title takes for granted, for example a mask."""
+    """Tell whether some call has what the title of the candidate's mutant takes for granted, for example a mask."""
     return one.mutant is not None and any(one.mutant.supposes(view.call) for view in views)
 
 
 def applies_somehow(mutant: Mutant) -> Condition:
-    """Return the condition that the mutant or one of its variants applies to a call."""
+    """Return a condition that holds if the mutant or one of its variants applies to a call."""
     return either(mutant.applies, *(one.applies for one in mutant.guises))
 
 
 def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspect]:
-    """Yield the variants of mutants, and mutants and variants in each permitted way that may change their results."""
+    """Yield the variants of mutants, then each mutant and variant in the ways that may change its results."""
     forward_is_right = all(map(right_in_forward, views))
     for mutant in known:
         for one in (None, *mutant.guises):
@@ -255,13 +256,13 @@ def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspec
 
 
 def right_in_forward(view: View) -> bool:
-    """Tell whether o and lse are correct, as far as the call has them."""
+    """Tell whether o and lse are correct; a result that the call does not have counts as correct."""
     rms, _ = view.compared(view.of(None), view.noise(None))
     return all(rms[name] <= FIT for name in ("o", "lse") if name in rms)
 
 
 def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidate]:
-    """Return the suspects nearest to the results, nearest first and one per mutant, if they change anything here."""
+    """Return the nearest suspects in order of distance, at most one per mutant and only if they change a result."""
     coarse = sorted(
         ((sum(view.coarse(suspect) for view in views), n) for n, suspect in enumerate(suspects))
     )
@@ -279,7 +280,7 @@ def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidat
 
 
 def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the first candidate of each mutant, which is the nearest one if they are sorted."""
+    """Return the first candidate of each mutant, which in a sorted list is the nearest one."""
     first: dict[str, Candidate] = {}
     for one in found:
         first.setdefault(one.id, one)
@@ -301,7 +302,7 @@ def guised(one: Candidate) -> bool:
 
 
 def named(found: Sequence[Candidate], right: Candidate) -> bool:
-    """Tell whether the nearest candidate is within noise and clearly nearer than the correct program."""
+    """Tell whether the nearest candidate fits and is clearly nearer than the correct program."""
     return bool(found) and found[0].fits and found[0].distance < NEARER * right.distance
 
 
@@ -333,7 +334,7 @@ def placed(views: Sequence[View], suspect: Suspect | None) -> Candidate:
 
 
 def changes(views: Sequence[View], suspect: Suspect | None) -> bool:
-    """Tell whether the suspect changes any result here, even if only by rounding."""
+    """Tell whether the suspect changes any result of these calls, even if only by rounding."""
     assert suspect is not None
     return any(
         not all(
@@ -362,10 +363,10 @@ def by_rounding(
 ) -> Diagnosis:
     """Find the suspect that makes the same rounding errors as the target, element by element.
 
-    This decides if the correct program fits as well. Distances are then the parts of the deviation from the
-    correct program that stay unexplained, so the correct program has distance 1. Rounding bugs are tried in
-    every variant, and all suspects with both orders of merging; each is compared with the correct program that
-    merges in the same order.
+    This test decides if the correct program fits as well. A distance is then the part of the results' deviation from
+    the correct program that a suspect leaves unexplained; the correct program has distance 1. Rounding bugs are tried
+    in every variant. Each suspect is tried with partial results merged as they are and normalised, and is compared with
+    the correct program that merges in the same way.
     """
     forms = [
         Suspect(one.mutant, form)

@@ -39,8 +39,8 @@ def gathered(shards: Sequence[NDArray], table: Integers) -> NDArray[np.float64]:
 def patterns(name: str, want: NDArray, got: NDArray, columns: int) -> tuple[Booleans, Booleans]:
     """Return the expected and the read pattern, each [B, H, queries, keys], from the first columns of a tensor.
 
-    A pair counts as seen if its number exceeds half of the smallest that any visible pair should have. NaN
-    counts as seen in the picture; the message reports it as NaN (:func:`not_a_number`).
+    A pair counts as seen if its number exceeds half of the smallest expected number of any visible pair. NaN counts as
+    seen in the picture; the message reports it as NaN (:func:`not_a_number`).
     """
     size, read = np.abs(want[..., :columns]), np.abs(got[..., :columns])
     least = size[size > 0].min(initial=np.inf)
@@ -62,7 +62,7 @@ def first_difference(expected: Booleans, seen: Booleans) -> tuple[int, int] | No
 def picture_of(expected: Booleans, seen: Booleans) -> dict[str, Any]:
     """Cut the region around the first difference, at most 64 x 64, out of two patterns [queries, keys].
 
-    ``origin``: the query and the key of its first row and column.
+    ``origin`` in the result: the query of the first row, and the key of the first column.
     """
     row, column = (int(i) for i in np.argwhere(expected != seen)[0])
     top, left = start(row, expected.shape[0]), start(column, expected.shape[1])
@@ -82,7 +82,7 @@ def pictured(
 
 
 def not_a_number(name: str, got: NDArray, table: Integers) -> str:
-    """Say which rows of a tensor hold NaN; such rows show no pattern that could be described.
+    """Say which rows of a tensor hold NaN, because these rows show no pattern.
 
     >>> got = np.zeros((1, 1, 4, 2)); got[0, 0, 3] = np.nan
     >>> not_a_number("dk", got, np.array([[0, 1], [2, 3]]))
@@ -100,7 +100,7 @@ def not_a_number(name: str, got: NDArray, table: Integers) -> str:
 
 
 def start(first: int, length: int) -> int:
-    """Return the first index of a cut of 64 that contains ``first``, a little after its start."""
+    """Return the start of a range of 64 indices that contains ``first`` near its start."""
     return max(0, min(first - LARGEST // 8, length - LARGEST))
 
 

@@ -1,8 +1,10 @@
-"""Diagnose a few failing cases of a run, and report what most of these diagnoses say.
+"""Diagnose some of a run's failing cases, and report what most of these diagnoses say.
 
-One bug can make hundreds of cases fail, and a diagnosis takes a second or two. So a run diagnoses at most
-:data:`MOST` cases of each kind: few probes and special values, for which many bugs give the same results, and
-more rings with random inputs, for which bugs differ.
+One bug can make hundreds of cases fail, and a diagnosis takes a second or two. So :data:`MOST` limits the number of
+diagnosed cases of each kind. The limit is low for probes and special values, where many bugs give the same results. It
+is higher for rings with random inputs, where different bugs give different results.
+
+A readout is a case whose results show the weight of each pair of tokens (:mod:`ringspec.conformance.cases.readout`).
 """
 
 from __future__ import annotations
@@ -48,12 +50,15 @@ MOST_PAIRS = 1 << 19  # B * H * Sq * Sk of a call; larger calls take too long
 
 @dataclass
 class Diagnoser:
-    """Diagnoses failing cases. Call it with each failing case, from any thread; it limits the cases of each kind.
+    """Diagnoses failing cases.
+
+    Call an instance with each failing case, from any thread. It diagnoses the first cases of each kind and skips the
+    rest.
 
     ``taken``: number of cases diagnosed so far, by kind. ``readings``: what was read from failing readouts. ``told``:
-    what the readings say together, computed at the first failing case that is no readout. ``known``: id, title and links
-    of the known bug that gives the results of a readout. It is empty if no bug does, or if several do (``ambiguous``),
-    which only other cases can distinguish.
+    the explanation by all readings, computed at the first failing case that is not a readout. ``known``: id, title and
+    links of the known bug that gives the results of a readout, empty if there is no such bug or more than one.
+    ``ambiguous``: whether there is more than one; then only other cases can tell these bugs apart.
     """
 
     taken: Counter[str] = field(default_factory=Counter)
@@ -71,7 +76,10 @@ class Diagnoser:
         outputs: Sequence[Outputs],
         findings: Sequence[Finding] = (),
     ) -> dict[str, Any] | None:
-        """Return the diagnosis of a case as plain data, or None if none is made. ``findings``: those of the judge."""
+        """Return the diagnosis of a case as plain data, or None if none is made.
+
+        ``findings``: the comparison of each tensor with the truth.
+        """
         try:
             problem = readout_problem(case.id, claims)
             if problem is None:
@@ -100,7 +108,7 @@ class Diagnoser:
             self.known = {} if data["alike"] else {x: data[x] for x in ("id", "title", "links")}
 
     def read(self, problem: Problem, outputs: Sequence[Outputs]) -> dict[str, Any]:
-        """Read the results of a readout, and return what they say as a diagnosis."""
+        """Read the results of a readout, and return the fault that they show as a diagnosis."""
         with self.lock:
             earlier = tuple(self.readings)
         reading = read_proven(problem, outputs, earlier)
@@ -109,7 +117,7 @@ class Diagnoser:
         return {"reading": reading.as_dict(), "text": "\n".join(told([reading]).sentences)}
 
     def explained(self, calls: Sequence[Call], outputs: Sequence[Outputs]) -> dict[str, Any]:
-        """Return what the readouts say if this explains the outputs of a case; otherwise an empty dict."""
+        """Return the explanation by the readouts if it reproduces the outputs of a case; otherwise an empty dict."""
         with self.lock:
             if self.told is None:
                 self.told = told(self.readings)
@@ -170,7 +178,7 @@ def diagnosed(
     outputs: Sequence[Outputs],
     findings: Sequence[Finding] = (),
 ) -> dict[str, Any] | None:
-    """Name the known bug, or say where the results are wrong; return plain data."""
+    """Name the known bug that gives the outputs, or say where they are wrong; return plain data."""
     found = diagnose(claims, calls, outputs)
     data: dict[str, Any] = {"id": None, "title": "no known bug"}
     lines: list[str] = []
@@ -217,9 +225,9 @@ def core_cases() -> dict[str, RunCase]:
 def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> list[str]:
     """Return the ids of the cases that a target with these claims must fail if it has the suspect's bug.
 
-    These are cases that the mutant is known to fail, that the target claims, and whose judge rejects the
-    suspect's results. Their calls have the operation and circulation of ``calls``, because a kernel may have
-    the bug only in its Q ring. Noise cases are left out, because their verdict depends on the declared recipe.
+    The target claims these cases, the bug is known to fail them, and their judge rejects the suspect's results. Their
+    calls have the operation and circulation of ``calls``, because a kernel may have the bug in only one operation or
+    circulation. Noise cases are left out, because their verdict depends on the declared recipe.
     """
     found = []
     for id in sorted(set(suspect.mutant.kills.values())):
@@ -255,16 +263,16 @@ def given_by(claims: Capabilities, call: Call, suspect: Suspect) -> Outputs:
 
 
 def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Combine the diagnoses of a run; return None if no case was diagnosed and no readout explains anything.
+    """Combine the diagnoses of a run; return None if no case was diagnosed and no readout explains a failure.
 
-    ``id``, ``title``, ``links``: the bug that most diagnoses name or consider possible; in a tie, the one that
-    is named more often. ``count``: the number of these diagnoses; ``of``: the number of all diagnoses. Expected
-    failures are left out, because their reason is known. ``alike``: ids of bugs that no case distinguishes from this
-    one. ``also``: bugs that the remaining diagnoses name, as {id, title, count, refuted_by}. ``explanation``: what the
-    readouts say (:func:`explanation_of`), or None.
+    ``id``, ``title``, ``links``: the bug that most diagnoses name or consider possible; in a tie, the bug that is named
+    more often. ``count``: the number of diagnoses that name that bug or consider it possible; ``of``: the number of all
+    diagnoses. Expected failures are left out, because their reason is known. ``alike``: ids of bugs that no case
+    distinguishes from that bug. ``also``: bugs that the remaining diagnoses name, as {id, title, count, refuted_by}.
+    ``explanation``: the explanation by the readouts (:func:`explanation_of`), or None.
 
-    ``id`` is None if no bug explains at least the fraction :data:`FEWEST` of the diagnoses. A bug in fewer than
-    :data:`ENOUGH` diagnoses is ignored if other cases refute it (:func:`refuting`).
+    ``id`` is None if no bug is in at least the fraction :data:`FEWEST` of the diagnoses. A bug in fewer than
+    :data:`ENOUGH` diagnoses is ignored if other cases refute the bug (:func:`refuting`).
     """
     failed = [record for record in records if record.outcome != "expected failure"]
     diagnoses = [one.diagnosis for one in failed if one.diagnosis and "id" in one.diagnosis]
@@ -305,12 +313,12 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Return what the readouts of a run say; None if they explain nothing.
+    """Return the explanation by the readouts of a run; None if they explain nothing.
 
     ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` are those of
-    :class:`~ringspec.conformance.readout.told.Told`. ``explained``: ids of the cases whose results these faults
-    reproduce. ``failures``: number of failing cases. ``wrong``: ids of the readouts that failed. ``right``: number of
-    readouts that passed.
+    :class:`~ringspec.conformance.readout.told.Told`. ``explained``: ids of the cases whose results the faults in
+    ``sentences`` reproduce. ``failures``: number of failing cases. ``wrong``: ids of the readouts that failed.
+    ``right``: number of readouts that passed.
     """
     failed = [one for one in records if one.outcome in FAILURES]
     readings = {
@@ -342,9 +350,9 @@ def title_of(id: str, diagnoses: Sequence[dict[str, Any]]) -> str:
 
 
 def refuting(id: str, records: Sequence[Record]) -> list[str]:
-    """Return the cases that a bug must fail, as far as they ran, if all of these passed; otherwise an empty list.
+    """Return the cases that refute a bug: those that it must fail and that ran, if all of them passed; else [].
 
-    If these cases passed, the few cases that name the bug do so by chance. For example, a tiny case in which every row is
+    If they passed, the diagnoses that name the bug do so by chance. For example, a tiny case in which every row is
     empty looks like any bug that hides all keys.
     """
     known = {

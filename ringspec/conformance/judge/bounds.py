@@ -1,8 +1,8 @@
 """Compare the result of one call with the truth: every worker, every tensor, a bound for each row.
 
-The bound is ``factor * row scale + floor`` of :mod:`ringspec.compare.bounds`, for the recipe of
-:mod:`ringspec.conformance.judge.recipe`. Statistical tests of whole tensors are in
-:mod:`ringspec.conformance.judge.noise`.
+The bound of a row is ``factor * row scale + floor`` (:mod:`ringspec.compare.bounds`), under the recipe of the call
+(:mod:`ringspec.conformance.judge.recipe`). The row scale is the magnitude that a row's error is divided by. Statistical
+tests of whole tensors are in :mod:`ringspec.conformance.judge.noise`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAGNITUDES = ("q", "k", "v", "dy", "dlse")
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The factors of the row scales and the absolute floors, by tensor."""
+    """For each tensor, the factor of its row scales and the absolute floor."""
 
     factors: dict[str, float]
     floors: dict[str, float]
@@ -41,7 +41,7 @@ class Bounds:
 def compared(
     claims: Capabilities, case: Case, tensors: Tensors, call: Call, outputs: Outputs
 ) -> tuple[Finding, ...]:
-    """Compare the outputs of a call; return one finding for each tensor of each worker.
+    """Compare the outputs of a call; return one :class:`Finding` for each tensor of each worker.
 
     ``tensors`` are those of the case, with ``out.*`` and ``scale.*``; ``call`` is made from the case.
     Every element of every output is compared, even if the case stores only sampled rows
@@ -95,10 +95,10 @@ def finding_of(
 def limit_of(
     name: str, got: NDArray, want: NDArray, bound: NDArray, real: NDArray[np.bool_] | None
 ) -> float | None:
-    """Return the smallest error of all elements that puts one of them beyond its bound; None if there is none.
+    """Return the smallest error, made in all elements, that puts an element beyond its bound; None if there is none.
 
-    The error is relative, or a shift of lse. ``bound``: one for each element or each row. ``real`` [n]: True for slots
-    that are compared.
+    The error is a fraction of each element; for lse it is an added constant. ``bound``: one for each element or each
+    row. ``real`` [n]: True for slots that are compared.
     """
     if bound.ndim < want.ndim:
         bound = bound[..., None]
@@ -115,7 +115,7 @@ def limit_of(
 
 
 def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None) -> Bounds:
-    """Return the bounds of a call under its recipe; ``expected`` gives the magnitude of the true lse."""
+    """Return the bounds of a call under its recipe; ``expected`` contains the true lse, on whose size they depend."""
     used = recipe_for(claims, call.formats)
     formats = {"outputs": call.formats["outputs"], "statistics": call.formats["statistics"]}
     if call.operation == "merge":
@@ -135,7 +135,7 @@ def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None
 
 
 def sizes_of(call: Call, expected: Expected) -> Sizes:
-    """Return the numbers of terms in the sums of a ring or block call."""
+    """Return how many terms the sums of a ring or block call have, and the magnitude of its lse."""
     q, k, v = (call.worker(name, 0) for name in ("q", "k", "v"))
     assert call.index_q is not None and call.index_k is not None
     given_lse, condition, largest_lse = None, 0.0, 0.0

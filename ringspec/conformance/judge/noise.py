@@ -1,9 +1,10 @@
 """Whole-tensor tests of one call: are the errors of a result the rounding noise of its recipe?
 
-A kernel that declares its recipe must show no more noise than the recipe predicts. For one that declares none,
-only systematic errors raise an alarm. A recipe may leave two questions open: relative to which maximum P is rounded
-(``p_relative_to``), and whether the backward pass reads o before or after its last rounding. Every answer, called a
-reading of the recipe, is accepted: there is an alarm only if all readings raise one.
+A recipe says where a kernel rounds, and to which format. A kernel that declares its recipe must show no more noise than
+the recipe predicts. For a kernel that declares none, only systematic errors raise an alarm. A recipe may leave two
+questions open: relative to which maximum P is rounded (``p_relative_to``), and whether the backward pass reads o before
+or after its last rounding. Each combination of answers is called a reading of the recipe. Every reading is accepted:
+there is an alarm only if all readings raise one.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ LEFT = 0.759  # mean square of a standard normal sample without the 5 % of large
 class Examined:
     """The results of the tests of one call.
 
-    ``recipe``: the declared one, or that of the input format, in the reading that fits. ``rms``: root mean
-    square of error / predicted noise, by tensor. ``alarms``: the failed tests, out of ``count``, that a correct
-    kernel would pass. ``inferred``: sentences about the arithmetic that the errors imply, if it was inferred. ``limits``: the
+    ``recipe``: the declared recipe, or else the recipe of the input format, in the reading that fits. ``rms``: root
+    mean square of error / predicted noise, by tensor. ``alarms``: the failed tests. ``count``: the number of tests.
+    ``inferred``: sentences about the arithmetic that the errors imply; empty if nothing was inferred. ``limits``: the
     smallest errors that these tests detect, by tensor; empty if there is an alarm.
     """
 
@@ -87,9 +88,11 @@ class Examined:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One result as its ``errors``, by tensor, in global token order.
+    """The errors of one result and the other inputs of its tests.
 
-    ``declared``: whether the recipe is declared; ``grouped``: whether query heads share key heads; ``rate``:
+    ``errors``: by tensor, in global token order.
+
+    ``declared``: whether the recipe is declared. ``grouped``: whether query heads share key heads. ``rate``:
     false-alarm rate of this call.
     """
 
@@ -112,8 +115,8 @@ def examined(
 ) -> Examined:
     """Test all tensors of a result of ``call``.
 
-    ``rate``: false-alarm rate of this call. ``sure``: the result is known to be wrong, because it exceeds its row
-    bounds, so that one reading of the recipe is enough.
+    ``rate``: false-alarm rate of this call. ``sure``: True if the result is known to be wrong because it exceeds its
+    row bounds; then only one reading of the recipe is tried.
     """
     got = in_order(call, outputs)
     errors = {name: errors_of(x, question.truth[name]) for name, x in got.items()}
@@ -153,8 +156,8 @@ def inferred(answer: Answer, recipe: Recipe) -> tuple[str, ...]:
 def readings(recipe: Recipe, block: int) -> list[Recipe]:
     """List the readings of a recipe; the first has P relative to the maximum of the block, as in the specification.
 
-    Other readings try tiles smaller than a ``block`` of keys: a state that is carried through tiles changes its
-    maximum at each tile.
+    ``block``: the number of keys in a block. Some readings have smaller tiles than a block, because a kernel that
+    carries its running maximum from tile to tile changes the maximum at each tile.
     """
     narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
     if recipe.p_relative_to is not None or not narrow:
@@ -181,10 +184,13 @@ def in_o(seen: Examined) -> bool:
 def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -> list[Recipe]:
     """Return the readings among ``others`` that may explain the errors of o, the most likely first.
 
-    ``of_o``: o raised an alarm under ``first``. A reading is left out in two cases. (1) A known fault, partial results
-    rounded to the narrow format of P, explains o better; the reading would excuse this fault. (2) o is less likely
-    under the reading than under ``first``, by more than CONTRADICTION nats if ``of_o``, else EVEN nats; the reading
-    predicts more noise than o has, and could excuse a fault of the backward pass.
+    ``of_o``: whether o raised an alarm under ``first``. A reading is left out in two cases:
+
+    - The known fault of rounding partial results to the narrow format of P explains o better. The reading would excuse
+      this fault.
+    - The errors of o are less likely under the reading than under ``first``, by more than CONTRADICTION nats if
+      ``of_o``, else EVEN nats. The reading predicts more noise than o has, and could excuse a fault of the backward
+      pass.
     """
     error, narrow = answer.errors["o"], first.p
     faults = [
@@ -200,10 +206,10 @@ def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -
 
 
 def no_noisier(seen: Examined, grouped: bool) -> bool:
-    """Tell whether the noise is at most what a reading predicts.
+    """Tell whether the noise of a result is at most what a reading predicts.
 
-    Tests raise alarms only far above this level, which is enough for the first reading. Without this check the
-    reading that predicts the most noise could excuse errors that no reading explains.
+    The tests raise alarms only far above this level. That is enough for the first reading. Among several readings, the
+    one that predicts the most noise could otherwise excuse errors that no reading explains.
     """
     return all(
         ratio <= allowance_for(seen.recipe, name).high
@@ -213,7 +219,10 @@ def no_noisier(seen: Examined, grouped: bool) -> bool:
 
 
 def under(answer: Answer, recipe: Recipe, margin: float = 1.0) -> Examined:
-    """Test all tensors under one reading; ``margin``: the factor of the limits if other readings are also accepted."""
+    """Test all tensors under one reading.
+
+    ``margin``: the limits are multiplied by it, because other readings are accepted as well.
+    """
     attention = answer.question.attention
     noise = Remembered(predict(attention, recipe, answer.geometry))
     strata = strata_for(answer.geometry, attention.p, attention.k.shape[1])
@@ -246,7 +255,7 @@ def under(answer: Answer, recipe: Recipe, margin: float = 1.0) -> Examined:
 def limits_of(
     answer: Answer, recipe: Recipe, noise: Remembered, tests: int, margin: float
 ) -> dict[str, Limits]:
-    """Compute the smallest errors that these tests of each tensor detect, times ``margin`` except for lse."""
+    """Compute the smallest errors that the tests of each tensor detect, multiplied by ``margin`` except for lse."""
     question = answer.question
 
     def of(name: str) -> Limits:
@@ -271,7 +280,10 @@ def strict(answer: Answer, name: str) -> bool:
 def allowance_of(
     answer: Answer, recipe: Recipe, name: str, noise: Remembered, added: Array | float = 0.0
 ) -> Allowance:
-    """Return the allowance of a tensor; without a declared recipe, widened to the noise with an ``added`` error."""
+    """Return which deviations from the predicted noise are accepted in a tensor.
+
+    If :func:`strict` is False, the accepted noise includes the noise that the tensor shows with an ``added`` error.
+    """
     allowance = allowance_for(recipe, name, answer.workers)
     if strict(answer, name):
         return allowance
@@ -280,25 +292,25 @@ def allowance_of(
 
 
 def merging(answer: Answer, name: str) -> Array:
-    """Bound the error that W merges in float32 add, for any way to compute the merge weights.
+    """Bound the error that W merges in float32 can add, for every way to compute the merge weights.
 
-    Weights exp(lse_n - lse) have the error of a rounded lse. The sigmoid form o - w (o - o_n) has the rounding error
-    of the larger part, even if w is 1.
+    Weights exp(lse_n - lse) have the error of a rounded lse. The sigmoid form o - w (o - o_n) has the rounding error of
+    the larger one of o and o_n, even if w is 1.
     """
     return answer.workers * unit_roundoff("float32") * answer.question.sizes[name]
 
 
 def rms_ratio(error: Any, sd: Any) -> float:
-    """Return the root mean square of error / sd over the elements with noise."""
+    """Return the root mean square of error / sd over the elements whose predicted noise ``sd`` is not 0."""
     used = (sd > 0) & np.isfinite(error)
     return float(np.sqrt(np.mean((error[used] / sd[used]) ** 2))) if used.any() else 1.0
 
 
 def usual_ratio(error: Any, sd: Any) -> float:
-    """Return :func:`rms_ratio` without the fraction FEW of largest elements; it is 1 for normally distributed errors.
+    """Return the ratio of errors to predicted noise without the fraction FEW of largest ratios.
 
-    Rows with one visible key have almost no predicted noise, so any fault there is 10^10 standard deviations and must
-    not count as noise of the whole tensor.
+    The result is 1 for normally distributed errors. Rows with one visible key have almost no predicted noise. A fault
+    in such a row may be 10^10 standard deviations, and must not count as noise of the whole tensor.
     """
     used = (sd > 0) & np.isfinite(error)
     if not used.any():
@@ -309,5 +321,5 @@ def usual_ratio(error: Any, sd: Any) -> float:
 
 
 def widened(allowance: Allowance, ratio: float) -> Allowance:
-    """Widen the allowance of a kernel without a declared recipe to ``ratio``, the noise of most of its elements."""
+    """Widen an allowance to ``ratio``, the ratio of a kernel's noise to the predicted noise."""
     return dataclasses.replace(allowance, high=max(allowance.high, 1.15 * ratio))

@@ -1,7 +1,7 @@
-"""The inputs of the noise model and of the whole-tensor tests, computed from a call: truth, geometry, directions.
+"""Compute what the noise model and the whole-tensor tests need from a call: truth, geometry, directions.
 
-The truth is computed by the definition in float64. Its error is far below the noise of any recipe that computes in
-float32 or a narrower format.
+The geometry says which worker holds which token. The truth is computed by the definition in float64. The truth's error
+is far below the noise of any recipe that computes in float32 or a narrower format.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ TENSORS = ("o", "lse", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Question:
-    """One ring call with its true results, in global token order, in float64.
+    """A ring call with its true results, in global token order, in float64.
 
     ``truth``       o, lse and with a backward pass dq, dk, dv
-    ``directions``  their derivatives with respect to log(scale): the effect of a wrong softmax scale
+    ``directions``  derivatives of the truth with respect to log(scale): the effect of a wrong softmax scale
     ``attention``   the input of the noise model
     """
 
@@ -46,14 +46,14 @@ class Question:
 
     @cached_property
     def forward(self) -> Attention:
-        """``attention`` for only the forward pass."""
+        """The field ``attention`` without the upstream gradients, for only the forward pass."""
         return dataclasses.replace(self.attention, dy=None)
 
     @cached_property
     def sizes(self) -> Named:
-        """The change of each row of a result per unit relative error of the merge weights, by name.
+        """For each result, how much a relative error of 1 in the merge weights can change its rows.
 
-        The sum of the absolute terms of the row times 1 + abs(lse): [B, H, S, 1], and [B, H, S] for lse.
+        This is the sum of the absolute terms of the row times 1 + abs(lse): [B, H, S, 1], and [B, H, S] for lse.
         """
         at = self.attention
         lse = 1.0 + np.where(np.isneginf(at.lse), 0.0, np.abs(at.lse))
@@ -129,7 +129,7 @@ def geometry_of(call: Call) -> Geometry:
 
 
 def places(index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return worker and slot of each token, from the table [W, n] of tokens.
+    """Return the worker and the slot of each token, from a layout table [W, n].
 
     >>> [x.tolist() for x in places(np.array([[0, 3], [2, 1]]))]
     [[0, 1, 1, 0], [0, 1, 0, 1]]

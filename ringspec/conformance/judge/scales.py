@@ -1,8 +1,9 @@
-"""Compute in float64 the row scales, and the rows that a case with sampled rows does not store.
+"""Compute row scales in float64, and the rows that a case with sampled rows does not store.
 
-Row scales in float64 agree with the correctly rounded ones to a few 1e-13, which is enough for a bound.
-If a case stores sampled rows, these are compared with their exact values, and all others with the definition
-in float64, which must first agree with the sampled rows.
+A row scale is the magnitude that a row's error is divided by. Row scales in float64 agree with the correctly rounded
+ones to a few 1e-13, which is enough for a bound. If a case stores sampled rows, results in these rows are compared with
+the stored exact values. All other rows are compared with the definition in float64, which must first agree with the
+sampled rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def evaluated(case: Case, tensors: Tensors) -> tuple[Named, Named]:
 
 
 def with_scales(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """Add ``scale.*`` of all results to the whole tensors of a ring case."""
+    """Add the row scales ``scale.*`` of all results to the tensors of a ring case that has all rows."""
     scale = evaluated(case, tensors)[1]
     return {**tensors, **{f"scale.{name}": x for name, x in scale.items()}}
 

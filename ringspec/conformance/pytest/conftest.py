@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore the cases if no target is given, unless ``--pyargs ringspec.conformance`` is."""
+    """Ignore the cases unless a target or ``--pyargs ringspec.conformance`` is given."""
     target = config.getoption("--ringspec-target", default=None)
     if collection_path.name == "test_conformance.py" and target is None:
         return None if config.getoption("pyargs") else True

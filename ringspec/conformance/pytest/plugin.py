@@ -35,7 +35,7 @@ def option(config: pytest.Config, name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def ringspec_run(pytestconfig: pytest.Config) -> Iterator[PytestRun]:
-    """The target, loaded once."""
+    """The loaded target and its cases, one object for the whole session."""
     run = session_run(pytestconfig)
     yield run
     run.close()

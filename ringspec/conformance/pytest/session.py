@@ -21,7 +21,7 @@ from ringspec.errors import OptionError, shown
 
 @dataclass(frozen=True)
 class PytestRun:
-    """The cases of a session; ``target`` runs in this process, or in another one if there is a time limit."""
+    """The cases of a session; ``target`` runs in this process, or with a time limit in another process."""
 
     spec: str
     target: Target

@@ -1,1 +1,1 @@
-"""Records of cases, the report that consists of them, its text, and JUnit XML."""
+"""The report of a run: records of its cases, the file, the text for a terminal, and JUnit XML."""

@@ -1,8 +1,9 @@
-"""Claims that a run did not test: claimed values that no executed case used.
+"""Find the claims that a run did not test: claimed values that no executed case used.
 
-A value counts as used only where it can change something: a layout or a circulation with at least two workers, a
-direction with at least three (with two, both directions are the same ring), and the Q ring only in a backward pass.
-Head dimensions and batch sizes are left out, because claims give whole ranges of them.
+A value counts as used only in a call whose results can depend on it. A layout or a circulation needs at least two
+workers, a direction at least three, because two workers form the same ring in both directions. The Q ring (queries
+travel) counts only in a backward pass. Head dimensions and batch sizes are left out, because targets claim whole ranges
+of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FEW = 4  # more untested values of one kind are counted instead of named
 class Coverage:
     """Claimed values that no executed case used, and 16-bit formats without a declared recipe.
 
-    ``untested``: the unused values by kind of claim (``workers``, ``layouts``, ...), without kinds that are fully used.
+    ``untested``: the unused values by kind of claim (``workers``, ``layouts``, ...); fully used kinds are left out.
     ``claimed``: the number of claimed values of each kind in ``untested``. ``declared`` and ``undeclared``: the 16-bit
     input formats in which a ring of at least two workers passed, with and without a declared recipe.
     """
@@ -39,7 +40,7 @@ class Coverage:
 
     @property
     def clauses(self) -> tuple[str, ...]:
-        """The clauses that the headline adds to its counts.
+        """The clauses that the run's headline adds to the numbers of cases.
 
         >>> Coverage(undeclared=("bfloat16",)).clauses
         ('recipe not declared: rounding between steps was not tested',)
@@ -51,7 +52,7 @@ class Coverage:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """One remedy for each clause.
+        """One remedy for each of the :attr:`clauses`.
 
         >>> print(*Coverage(undeclared=("bfloat16",)).hints)
         to test it, declare in the capabilities how the kernel rounds, for example recipe={"bfloat16": "bf16"}
@@ -86,7 +87,7 @@ class Coverage:
 
 
 def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
-    """Name up to 4 values; for more, give only their number and the number of claimed values.
+    """Name up to 4 values; for a longer list, give only its length and the number of claimed values.
 
     >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
     ('features bias, keep', 'features 7 of 9')
@@ -98,7 +99,7 @@ def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
 def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[Any]]:
     """Return the values of each kind of claim that the calls of one case use, as plain data.
 
-    ``needs``: the requirements of the case, from which its masks and features are taken.
+    ``needs``: the requirements of the case, which list its masks and features.
     """
     found: dict[str, set[Any]] = {}
     for call in calls:
@@ -139,7 +140,7 @@ def values_of(call: Call) -> Iterable[tuple[str, Any]]:
 def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
     """Return the claimed values by kind of claim.
 
-    A kind that the claims do not limit is left out, except circulations and directions, where all values are listed.
+    A kind that the claims do not limit is left out, except circulations and directions: all of their values are listed.
 
     >>> claimed_values(Capabilities(workers=(1,)))
     {'operations': ('ring-forward', 'ring-backward'), 'workers': (1,), 'formats': ('float32',), 'masks': ('causal',)}

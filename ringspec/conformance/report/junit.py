@@ -1,8 +1,8 @@
 """A report as JUnit XML, for dashboards.
 
-The outcomes 'error', 'garbage', 'exit', 'crash' and 'timeout' become errors, the other failing outcomes failures. Their
-``type`` is the outcome, and their message ends with the diagnosis. Cases that are not claimed, fail as expected or were
-not run become skipped tests, with the reason.
+The outcomes 'error', 'garbage', 'exit', 'crash' and 'timeout' become errors, the other failing outcomes failures. The
+``type`` of an error or failure is the outcome, and its message ends with the diagnosis. A case that is not claimed,
+fails as expected or was not run becomes a skipped test, with the reason.
 """
 
 from __future__ import annotations

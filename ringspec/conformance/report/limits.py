@@ -1,9 +1,10 @@
 """The limits of a run: the smallest errors that its cases detect, by input format; smaller errors may pass.
 
-They are computed from the lines of a report. The line of a noise case gives the smallest errors that its statistical
-tests detect with probability :data:`POWER`. The finding of a compared tensor gives the smallest error that its bounds
-detect. An error that a kernel makes in every call of a format is detected by the most sensitive case. So the limit of a
-run is the smallest of its passing cases. A run with a failure has no limits; nor has a tensor that fails as expected.
+The limits are computed from the records of a report. The record of a noise case gives the smallest errors that the
+case's statistical tests detect with probability :data:`POWER`. The comparison of a tensor with its row bounds gives the
+smallest error that the bounds detect. An error that a kernel makes in every call of a format is detected by the most
+sensitive case. So the limit of a run is the smallest limit of all passing cases. A run with a failure has no limits. A
+tensor that fails as expected has no limit either.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class FormatLimits:
-    """The limits of one input ``format``, by tensor and by kind of error.
+    """The limits of a run for one input ``format``, by tensor and by kind of error.
 
     :mod:`ringspec.compare.statistics.power` lists the kinds. ``recipe``: the recipe that the noise cases assume, None
     if no noise case passed. ``declared``: whether the target declares that recipe. ``found``: the limits.
@@ -115,7 +116,7 @@ def limits_of_format(format: str, records: Iterable[Record]) -> FormatLimits:
 
 
 def sizes_of(record: Record) -> Iterable[tuple[str, str, float, str]]:
-    """Yield the limits of one passing case: tensor, kind, size, and 'noise' or 'bounds'."""
+    """Yield each limit of one passing case as (tensor, kind of error, size, 'noise' or 'bounds')."""
     for tensor, kinds in (record.noise or {}).get("limits", {}).items():
         for kind, size in kinds.items():
             yield tensor, kind, size, NOISE

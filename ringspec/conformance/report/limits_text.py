@@ -1,4 +1,4 @@
-"""The limits of a run as text: a table, and a sentence that says what a number in it means."""
+"""The limits of a run (the smallest errors that it detects) as text: a table, and what its numbers mean."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def figure(x: float | None) -> str:
 
 
 def limit_lines(limits: Sequence[FormatLimits], run: str = "this run") -> list[str]:
-    """Return the text of the limits in lines of at most 80 characters; none without limits.
+    """Return the text of the limits in lines of at most 80 characters; no lines if there are no limits.
 
-    ``run``: the run or profile to which the limits belong, as the heading calls it.
+    ``run``: what the heading calls the run or profile that has these limits.
     """
     if not limits:
         return []
@@ -98,7 +98,7 @@ def heading(run: str = "this run") -> str:
 
 
 def explanation(limits: Sequence[FormatLimits]) -> list[str]:
-    """Explain one number of the table, its last columns, and the marks in its first column."""
+    """Explain one number of the table, the last columns, and the marks in the first column."""
     heads, marks = limit_rows(limits)[0], {cells_of(one)[0][-1] for one in limits}
     lines = [meaning(limits)]
     if "bias" in heads:
@@ -109,7 +109,7 @@ def explanation(limits: Sequence[FormatLimits]) -> list[str]:
 
 
 def meaning(limits: Sequence[FormatLimits]) -> str:
-    """Explain one number of the table, its first relative limit, in a sentence.
+    """Explain the first relative limit of the table in a sentence.
 
     >>> from ringspec.conformance.report.limits import Limit
     >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}

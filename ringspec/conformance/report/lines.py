@@ -71,7 +71,7 @@ def texts_by_name(value: Any, what: str) -> None:
 
 
 def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
-    """Refuse fields that the dataclass does not have, and missing fields without a default."""
+    """Refuse fields that the dataclass ``of`` does not have, and the lack of fields without a default."""
     known = {f.name: f for f in dataclasses.fields(of)}
     for name in line:
         if name not in known:
@@ -83,7 +83,7 @@ def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
 
 
 def read_record(line: dict[str, Any], what: str) -> Record:
-    """Check one line and convert it to a record."""
+    """Check one line and convert it to a :class:`Record`."""
     data = dict(line)
     if data.pop("kind", None) != "case":
         refuse(f"the kind 'case' in {what}", line.get("kind"))
@@ -107,7 +107,7 @@ def read_record(line: dict[str, Any], what: str) -> Record:
 
 
 def check_diagnosis(found: dict[str, Any], what: str) -> None:
-    """Check a diagnosis: the fields from which the verdict of a run is computed, its text and its reading."""
+    """Check a diagnosis: its text, its reading, and the fields that the verdict of a run is computed from."""
     for name in ("title", "text"):
         text(found.get(name, ""), f"{name} of {what}")
     if found.get("id") is not None:

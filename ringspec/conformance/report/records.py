@@ -1,6 +1,6 @@
 """The possible outcomes of a case, and the record of one case.
 
-Records hold plain data, so that ``ringspec.render`` can draw a report without importing this package.
+A record holds plain data, so that ``ringspec.render`` can draw a report without importing this package.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class Record:
     """The outcome of one case, as plain data.
 
     ``id``: the case. ``outcome``: one of :data:`OUTCOMES`. ``needs``: what the case requires of a target. ``reason``:
-    why it is not claimed, or why its failure is expected. ``message``: what is wrong; for a pass, what the target
-    printed. ``findings``: one for each compared tensor and worker. ``truth``: what the results are compared with, such
-    as 'exact'. ``seconds``: how long the case took. ``flags``: the known bugs that the case detects. ``used``: the
-    claimed values that its calls used, by kind (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``,
-    ``noise``, ``diagnosis``: the attention pattern, the statistical tests and the named bug as plain data, or None.
+    why the case is not claimed, or why its failure is expected. ``message``: what is wrong; for a pass, what the target
+    printed. ``findings``: the comparison of each worker's tensors with the truth. ``truth``: what the results are
+    compared with, such as 'exact'. ``seconds``: how long the case took. ``flags``: the known bugs that the case
+    detects. ``used``: the claimed values that its calls used, by kind
+    (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: the attention
+    pattern, the statistical tests and the named bug as plain data, or None.
     """
 
     id: str

@@ -105,8 +105,8 @@ def make_header(
 ) -> dict[str, Any]:
     """Make the first line of a report, which describes the target, the golden vectors and the machine.
 
-    ``spec``: TARGET as the user wrote it. ``vectors``: name, set_version and digest of the golden set. ``versions`` and
-    ``files`` in the header are those of the process that runs the target
+    ``spec``: TARGET as the user wrote it. ``vectors``: name, set_version and digest of the golden set. The header's
+    ``versions`` and ``files`` are those of the packages in the process that runs the target
     (:func:`ringspec.conformance.target.provenance.computed_with`).
     """
     claims: Capabilities = target.capabilities
@@ -168,9 +168,9 @@ class ReportWriter:
     ) -> dict[str, Any]:
         """Write the footer and return it.
 
-        ``coverage``: what was not tested; None if unknown. ``changed``: versions and files that differ from the header
-        (:func:`ringspec.conformance.target.provenance.changed_since`). ``limits``: the smallest errors that the
-        cases detect (:func:`ringspec.conformance.report.limits.limits_of`); None leaves them out.
+        ``coverage``: the claims that were not tested; None if unknown. ``changed``: versions and files that differ from
+        the header (:func:`ringspec.conformance.target.provenance.changed_since`). ``limits``: the smallest errors that
+        the cases detect (:func:`ringspec.conformance.report.limits.limits_of`); None leaves them out.
         """
         counts = ordered(self.outcomes)
         known = None if coverage is None else coverage.as_dict()
@@ -191,7 +191,7 @@ def footer_of(
     coverage: Mapping[str, Any] | None = None,
     limits: Sequence[FormatLimits] | None = None,
 ) -> dict[str, Any]:
-    """Make the last line of a report. A run that left out some of its cases counts as incomplete.
+    """Make the last line of a report. A run in which some cases did not run counts as incomplete.
 
     ``coverage``: what the run did not test (:meth:`ringspec.conformance.report.coverage.Coverage.as_dict`).
     ``coverage`` and ``limits`` are left out of the line if they are None.
@@ -230,10 +230,10 @@ def plain(value: Any) -> Any:
 def report_lines(report: Report) -> list[dict[str, Any]]:
     """Return all lines of a report as plain data, for :mod:`ringspec.render`.
 
-    Two lines, which are computed from the cases and not stored in the file, precede the footer. The line of the kind
-    'verdict', made if failures were diagnosed, has the verdict as text in ``lines``, and in ``shown_by`` the id of the
-    case that shows the explanation. The line of the kind 'limits', made if the run has limits, has their table as
-    ``heading``, ``rows`` and ``notes``.
+    Up to two lines, which are computed from the cases and not stored in the file, precede the footer. If failures were
+    diagnosed, a line of kind 'verdict' contains the verdict as text (``lines``) and the id of the case that shows the
+    explanation (``shown_by``). If the run has limits, a line of kind 'limits' contains their table (``heading``,
+    ``rows`` and ``notes``).
     """
     lines = [plain(report.header), *map(case_line, report.records)]
     found = most_likely(report.records)

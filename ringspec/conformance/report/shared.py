@@ -1,4 +1,4 @@
-"""Failures that several cases share. Each is shown once; a wrong dtype also with the claim that would accept it."""
+"""Find failures that several cases share, to show each one once, and suggest claims for wrong dtypes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ POINTS = {"o": "outputs", "lse": "lse", "dsinks": "lse"}
 
 
 def same_message(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Group failures by outcome and message: the id of the first case, and the ids of the others.
+    """Group failures by outcome and message: map the id of each group's first case to the ids of its other cases.
 
-    Groups of fewer than three cases are left out, and so are mismatches, because each says where it is wrong.
+    Groups of fewer than three cases are left out. So are mismatches, because the message of each says where it is
+    wrong.
 
     >>> same_message([Record(id, "error", message="no GPU") for id in "abc"])
     {'a': ['b', 'c']}
@@ -43,7 +44,7 @@ def dtype_fault(tensor: str, worker: int, got: str, expected: str) -> str:
 
 
 def with_shared_dtype(records: Sequence[Record]) -> list[Record]:
-    """Return the records with a wrong dtype; an empty list if they are fewer than :data:`FEWEST`."""
+    """Return the records with a wrong dtype; an empty list if there are fewer than :data:`FEWEST`."""
     alike = [one for one in records if one.outcome == "wrong dtype"]
     return alike if len(alike) >= FEWEST else []
 

@@ -43,7 +43,7 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
 
 
 def diagnosis_lines(record: Record) -> list[str]:
-    """Return the diagnosis of a failure in lines, the name of the bug first; none without a diagnosis."""
+    """Return the diagnosis of a failure in lines, the name of the bug first; no lines if it has no diagnosis."""
     text = str((record.diagnosis or {}).get("text", ""))
     return [
         f"  {'diagnosis: ' if n == 0 else '  '}{line}" for n, line in enumerate(text.splitlines())
@@ -53,8 +53,8 @@ def diagnosis_lines(record: Record) -> list[str]:
 def verdict_lines(found: Mapping[str, Any], spec: str = "TARGET") -> list[str]:
     r"""Describe the verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`).
 
-    The lines say what the target computes instead, then which known bug explains most failures, then which bugs
-    explain other failures. ``spec``: the target, as written in the suggested commands.
+    The lines say what the target computes instead of attention, then which known bug explains most failures, then which
+    bugs explain the remaining ones. ``spec``: the target, as written in the suggested commands.
 
     >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
     >>> print("\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
@@ -118,7 +118,7 @@ def diagnosed(count: int) -> str:
 
 
 def also_named(one: Mapping[str, Any]) -> str:
-    """Describe a bug that the diagnosis of some cases names, but not the verdict of the run."""
+    """Describe a bug that the diagnoses of some cases name, although the verdict of the run names another or none."""
     one_only = one["count"] == 1
     failures = "1 other failure looks" if one_only else f"{one['count']} other failures look"
     text = f"  {failures} like: {one['title']} [{one['id']}]"

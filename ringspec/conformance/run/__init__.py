@@ -1,1 +1,1 @@
-"""Running the suite: cases, calls, processes, expected failures."""
+"""Run the suite: cases, calls, processes, expected failures."""

@@ -1,7 +1,7 @@
 """Run one call of a target, and check everything about its result except the values.
 
-:func:`ask` runs the target; :func:`outputs_of` checks names, shapes and dtypes of the result. Each raises
-:class:`Stop` with the outcome if something is wrong.
+:func:`ask` runs the target; :func:`outputs_of` checks names, shapes and dtypes of the result. Each of them raises
+:class:`Stop` with the outcome of the case if something is wrong.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OUTCOME_OF: dict[type[Failed], str] = {
 
 
 class Stop(Exception):
-    """Raised to end a case with this outcome."""
+    """Raised to end a case; contains the outcome of the case."""
 
     def __init__(self, outcome: str, message: str, findings: tuple[Finding, ...] = ()) -> None:
         super().__init__(outcome, message, findings)
@@ -81,7 +81,7 @@ class Tail(io.TextIOBase):
 
 
 def ask(target: Target, call: Call, capture: bool = True) -> tuple[Result, str]:
-    """Run one call; return the result and what the target printed. Raise Stop if it changed its inputs.
+    """Run one call; return the result and what the target printed. Raise Stop if the target changed its inputs.
 
     ``capture``: keep the end of what the target prints, for the message of the case; otherwise it goes
     to stdout as usual.
@@ -108,7 +108,7 @@ def ask(target: Target, call: Call, capture: bool = True) -> tuple[Result, str]:
 
 
 def failure(error: BaseException) -> tuple[str, str]:
-    """Return the outcome and the text for an exception of a target."""
+    """Return the outcome and the message of a case whose target raised an exception."""
     if isinstance(error, Refused):
         return "refused", str(error) or "refused without a reason"
     if isinstance(error, Failed):
@@ -123,7 +123,7 @@ def failure(error: BaseException) -> tuple[str, str]:
 
 
 def with_printed(message: str, printed: str) -> str:
-    r"""Append the end of what the target printed to the message of a passed case.
+    r"""Append what the target printed (the end, if it is long) to the message of a passed case.
 
     >>> with_printed("", "step 1 done\n")
     'it printed:\nstep 1 done'
@@ -138,10 +138,10 @@ def with_log(message: str, log: str) -> str:
 
 
 def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, PerWorker]:
-    """Return the expected tensors of a result, per worker, in the suite's axes and in storage dtypes.
+    """Return the expected tensors of a result, per worker, in the suite's order of axes and in storage dtypes.
 
     The arrays are copies. Raises :class:`Stop` with the first of 'missing', 'wrong shape' and 'wrong
-    dtype' that applies, and a finding for each such tensor of each worker.
+    dtype' that applies, and with a finding for each tensor of each worker that has this fault.
     """
     outputs: dict[str, PerWorker] = {}
     faults: list[tuple[str, Finding, str]] = []
@@ -177,14 +177,14 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
 
 
 def given(result: Result, name: str) -> bool:
-    """Tell whether a result has this tensor for any worker."""
+    """Tell whether a result contains the tensor ``name`` for any worker."""
     value = getattr(result, name)
     nothing = isinstance(value, list | tuple) and all(x is None for x in value)
     return value is not None and not nothing
 
 
 def arrays_of(value: Any, name: str) -> list[NDArray | None] | None:
-    """Convert a list of arrays to NumPy arrays; raise Stop('garbage') for anything else."""
+    """Convert a list of arrays to NumPy arrays; raise Stop with outcome 'garbage' for anything else."""
     if value is None:
         return None
     try:
@@ -201,7 +201,7 @@ def fault_of(
     formats: tuple[str, ...],
     axes: str,
 ) -> tuple[str, str] | None:
-    """Return what is wrong with the form of one tensor of one worker: the outcome and a sentence."""
+    """Return an outcome and a sentence if a worker's tensor is missing or has a wrong form; None otherwise."""
     if worker >= len(due.shapes):
         return (
             "wrong shape",
@@ -219,7 +219,7 @@ def fault_of(
 
 
 def settled(name: str, x: NDArray, axes: str, claims: Capabilities) -> NDArray:
-    """Return a copy in the suite's conventions."""
+    """Return a copy of an array in the suite's axis order and lse convention."""
     x = turned_back(name, x, axes)
     if name == "lse":
         x = lse_back(x, claims)

@@ -1,4 +1,4 @@
-"""Run one case against a target: its calls, their results, one outcome."""
+"""Run one case against a target: make its calls, judge the results, and record the outcome."""
 
 from __future__ import annotations
 

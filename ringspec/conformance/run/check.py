@@ -1,4 +1,4 @@
-"""The suite as one function, for notebooks and programs: run cases, diagnose failures, report in words."""
+"""The suite as one function, for notebooks and programs: run cases, diagnose failures, report as text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ WIDTH, MOST_TOLD = 86, 4
 
 @dataclass(frozen=True)
 class Checked:
-    """The results of a check. ``print`` shows its failures, the diagnosis and a headline.
+    """The results of a check.
 
-    ``summary`` is the whole run; the properties are parts of it.
+    Printing an instance shows the failures, the diagnosis and a headline. ``summary`` is the whole run; the properties
+    are parts of it.
     """
 
     summary: Summary
@@ -44,14 +45,15 @@ class Checked:
 
     @property
     def headline(self) -> str:
-        """'passed 14 of 14 claimed, 19 not claimed'."""
+        """The run in one sentence, such as 'passed 14 of 14 claimed, 19 not claimed'."""
         return headline(self.summary.counts, self.summary.coverage.clauses)
 
     @property
     def diagnosis(self) -> dict[str, Any] | None:
-        """``id``, ``title``, ``links``, ``count`` and ``of`` of the most likely bug; None if no failure was diagnosed.
+        """The most likely bug, as ``diagnose.summary.most_likely`` finds it; None if nothing was diagnosed.
 
-        ``id`` is None if no known bug explains the failures.
+        ``id``, ``title``, ``links``: the bug; ``id`` is None if no known bug explains the failures. ``of``: number of
+        diagnoses; ``count``: number of those that name this bug or consider it possible.
         """
         return most_likely(self.records)
 
@@ -91,9 +93,9 @@ def check(
     """Run a profile of the conformance suite: ``ringspec check`` as a function.
 
     ``target``: an object with ``name``, ``capabilities`` and ``run(call)``, such as
-    :class:`~ringspec.conformance.adapters.numpy_lists.NumPyTarget`, or a text as for ``ringspec check``.
-    ``profile``: 'smoke' (seconds), 'core' (minutes), 'full', 'seeds' or 'noise'. ``only``: patterns of case
-    ids, such as ``ring/*``. ``timeout``: seconds for one call of a target that runs in another process.
+    :class:`~ringspec.conformance.adapters.numpy_lists.NumPyTarget`, or a text as on the command line of
+    ``ringspec check``. ``profile``: 'smoke' (seconds), 'core' (minutes), 'full', 'seeds' or 'noise'. ``only``: patterns
+    of case ids, such as ``ring/*``. ``timeout``: seconds for one call of a target that runs in another process.
     ``progress(done, total, id)`` is called after each case.
 
     Raises what :func:`ringspec.conformance.run.load.load_target` and :func:`ringspec.conformance.run.suite.run`

@@ -29,8 +29,8 @@ def executed(
 ) -> Generator[Record, None, None]:
     """Yield the records of cases, in their order.
 
-    Several ``jobs`` need ``spec`` and ``profile``, by which other processes find the target and the cases.
-    Without ``spec`` all cases are executed in this process.
+    ``jobs`` > 1 requires ``spec`` and ``profile``, by which other processes find the target and the cases. Without
+    ``spec`` all cases are executed in this process.
     """
     check_numbers(timeout, jobs)
     if jobs > 1 and spec is not None:
@@ -59,10 +59,10 @@ def check_numbers(timeout: float | None, jobs: int) -> None:
 
 
 def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Target:
-    """Load the target that a text names, first in a separate process in case loading ends the process.
+    """Load the target that a text names, first in a separate process, because loading may crash.
 
-    The target stays there, with ``timeout`` seconds for one call. It is loaded again in this process if calls are to
-    be made ``here`` or the target has its own processes. Raises OptionError if it cannot be loaded.
+    The target stays in the separate process, with ``timeout`` seconds for one call. It is loaded again in this process
+    if ``here`` is True or if the target has its own processes. Raises OptionError if it cannot be loaded.
     """
     if spec.startswith(("cmd:", "dir:")):
         return called_by(load_target(spec), timeout, spec)
@@ -89,7 +89,7 @@ def rank_of_debugger() -> int:
 
 
 def called_by(target: Target, timeout: float | None, spec: str | None) -> Target:
-    """Return the target itself, or with a time limit the target in another process.
+    """Return the target itself, or a proxy that calls it in another process with a time limit.
 
     A target with an attribute ``timeout`` has its own processes and enforces the limit itself.
     """

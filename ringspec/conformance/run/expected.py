@@ -12,10 +12,10 @@
 A listed case that passes is an 'unexpected pass', which is a failure. An id that names no case of the
 profile, or a case that the target does not claim, is an error.
 
-In a pattern ``*`` matches any characters, ``?`` one, ``[ab]`` one of these. Exactly ``count`` of the claimed
-cases that match must fail, whichever they are: one more is a failure, one fewer is an unexpected pass. If only
-some of these cases run, missing failures are reported only when too many cases have passed for ``count``
-failures to be still possible.
+In a pattern ``*`` matches any characters, ``?`` matches one character, and ``[ab]`` matches a or b. Exactly ``count``
+of the claimed cases that match must fail, no matter which ones. Each failure above ``count`` is a failure of the run;
+each missing failure is an unexpected pass. If only some of the matching cases run, an unexpected pass is reported only
+when ``count`` failures are no longer possible.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WILD = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Several:
-    """``count`` of the cases that match a pattern are expected to fail, for one ``reason``."""
+    """Of the cases that match a pattern, ``count`` are expected to fail, for one ``reason``."""
 
     count: int
     reason: str
@@ -81,7 +81,7 @@ def expected_from(data: bytes, what: str = "the list") -> dict[str, str | Severa
 
 
 def entry_of(id: str, table: object, what: str) -> str | Several:
-    """Check one entry; return the reason of an id, or count and reason of a pattern."""
+    """Check one entry; return the reason for an id, or :class:`Several` for a pattern."""
     if not isinstance(table, dict):
         raise FileFormatError(
             f"a table for each id in {what}", f"{id} = {shown(table)}", f'write ["{id}"]'
@@ -150,7 +150,7 @@ class Expectation:
         self.passed, self.failed = Counter[str](), Counter[str]()
 
     def settle(self, record: Record) -> Record:
-        """Return the record with the outcome that follows from the list; call it once for each record."""
+        """Return the record with the outcome that the list gives it; must be called once for each record."""
         entry = self.entry_of.get(record.id)
         if entry is None or record.outcome not in ("pass", *FAILURES):
             return record

@@ -1,4 +1,7 @@
-"""Run a target on a few readout problems and say in sentences what it computes."""
+"""Run a target on a few readout problems and say in sentences what it computes.
+
+The results of a readout problem show the weight of each pair of tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ringspec.conformance.target.protocol import Target
 
 @dataclass(frozen=True)
 class Run:
-    """One problem that was run: its ``reading`` and ``outputs``, or in ``stopped`` the reason why there are none."""
+    """One problem that was run. ``reading``: what the ``outputs`` show. ``stopped``: why there are no outputs."""
 
     problem: Problem
     reading: Reading | None = None
@@ -35,8 +38,8 @@ class Run:
 class Explained:
     """What a target computes, read from ``runs``.
 
-    ``told``: the explanation. ``known``: the known bug with the same results (id, title and links), None if there is
-    none. ``unread``: why nothing could be read; '' otherwise.
+    ``told``: the explanation. ``known``: id, title and links of the known bug with the same results; None if no known
+    bug has them. ``unread``: why nothing could be read; '' otherwise.
     """
 
     runs: tuple[Run, ...]
@@ -50,7 +53,7 @@ class Explained:
 
     @property
     def right(self) -> bool:
-        """Tell whether at least one problem was read and none was wrong."""
+        """Tell whether at least one problem was read and no problem has wrong results."""
         return bool(self.runs) and self.wrong == 0
 
     @property
@@ -100,7 +103,7 @@ def explain_target(target: Target) -> Explained:
 
 
 def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = ()) -> Run:
-    """Run one problem and read its results, by the faults of ``earlier`` readings if these explain them."""
+    """Run one problem and read its results; faults of ``earlier`` readings are tried first."""
     claims = target.capabilities
     try:
         outputs = [
@@ -113,7 +116,7 @@ def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = (
 
 
 def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
-    """Find the known bug with the same results in the problem that shows the explanation; None if there is none."""
+    """Find the known bug that gives the same results in the problem that shows the fault; None if there is none."""
     shown = [one for one in wrong if one.problem.id == found.shown_by]
     if not shown:
         return None

@@ -1,4 +1,4 @@
-"""Convert a call to a problem with explicit numbers as inputs, from which smaller calls can be made.
+"""Convert a call to a problem whose inputs are explicit numbers, from which smaller calls can be made.
 
 The tensors are global, not divided among workers. :func:`case_of` makes a golden case from them, so that results can be
 compared with exact truth (:func:`ringspec.conformance.cases.problems.judged`).
@@ -111,7 +111,7 @@ def in_order(arrays: list[NDArray], index: NDArray[np.int64] | None, axis: int) 
 
 
 def given_positions(call: Call) -> dict[str, NDArray]:
-    """Return ``positions_q`` and ``positions_k`` where they are not simply the token numbers plus an offset."""
+    """Return ``positions_q`` and ``positions_k``, each only if it is not the token numbers plus an offset."""
     found = {}
     for name, index, position, first in (
         ("positions_q", call.index_q, call.position_q, call.terms.get("q_offset", 0)),

@@ -1,4 +1,4 @@
-"""The program of a judging process: execute cases of one profile by their ids, one after the other.
+"""The program of a judging process: execute cases of one profile, one for each id that it receives.
 
 :mod:`ringspec.conformance.run.judges` starts it, and reads the records as lines of a report.
 """

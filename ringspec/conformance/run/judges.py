@@ -1,9 +1,9 @@
-"""Cases distributed over judging processes, each with the target in another process.
+"""Distribute cases over judging processes, each of which calls the target in another process.
 
-Computing the truth of a case takes longer than most targets take, so whole cases are distributed, not calls.
-A case is a set of functions and is not sent; its profile and its id are. Neighbours that are one problem in
-several layouts and formats stay together, because they share one truth. Records return as lines of a report
-and are checked as such, because a judging process also imports what the target's file imports.
+For most targets, computing the truth of a case takes longer than the target's calls, so whole cases are distributed,
+not calls. A case consists of functions, so a process receives the case's profile and id instead. Neighbouring cases
+with one problem in several layouts and formats stay together, because they share one truth. Records are sent back as
+lines of a report and are checked, because a judging process also imports code of the target.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def started(setup: Mapping[str, Any]) -> Program:
 def judged(judge: Program, id: str, readings: list[Any]) -> Record:
     """Return the record of one case; raise RingspecError if the process ended or reports an error.
 
-    ``readings``: the diagnoses of all failed readouts, for other cases.
+    ``readings``: the diagnoses of all failed readouts, which may explain this case.
     """
     try:
         line = judge.exchange(line_of({"id": id, "readings": readings}), math.inf)

@@ -1,4 +1,4 @@
-"""Load a target by its text on a command line.
+"""Load the target that a text on a command line names.
 
 ``package.module:object``   an attribute of a module; dots are allowed
 ``path/file.py:object``     an attribute of a file
@@ -63,10 +63,10 @@ def load_target(spec: str) -> Target:
 def asked_of(
     spec: str, profile: str | None = None, only: Sequence[str] = ()
 ) -> tuple[str, tuple[str, ...]]:
-    """Return profile and patterns of a run: as given, else those with which a ``dir:`` folder was written.
+    """Return profile and patterns of a run: the given ones, else those for which a ``dir:`` folder was written.
 
-    The default profile is 'core'. Raises :class:`~ringspec.errors.OptionError` for a profile with cases
-    that the folder does not have.
+    The default profile is 'core'. Raises :class:`~ringspec.errors.OptionError` if the folder lacks cases of the
+    profile.
 
     >>> asked_of("cmd:./ring"), asked_of("cmd:./ring", "smoke", ["ring/*"])
     (('core', ()), ('smoke', ('ring/*',)))
@@ -147,7 +147,7 @@ def from_file(path: Path, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Put a folder first on the import path, and leave it last for imports inside functions."""
+    """Put a folder first on the import path; afterwards leave it last, for imports inside functions."""
     place = str(folder)
     sys.path.insert(0, place)
     try:
@@ -160,7 +160,7 @@ def importable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unmoved() -> Iterator[None]:
-    """Restore the current folder, to which paths of targets and reports are relative."""
+    """Restore the current folder afterwards, because paths of targets and reports are relative to it."""
     place = os.getcwd()
     try:
         yield
@@ -170,7 +170,7 @@ def unmoved() -> Iterator[None]:
 
 @contextlib.contextmanager
 def telling(expected: str) -> Iterator[None]:
-    """Turn an exception of the target's code into an OptionError with its last lines and one remedy."""
+    """Turn an exception of the target's code into an OptionError with the end of the traceback and one remedy."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -192,7 +192,7 @@ def made(value: Any, spec: str) -> Any:
 
 
 def checked(value: Any, spec: str) -> Target:
-    """Check that the object has a name, capabilities and run."""
+    """Check that an object has the attributes of a target: ``name``, ``capabilities`` and ``run``."""
     names = ("name", "capabilities", "run", "notes", "versions", "close")
     with telling(f"attributes of {spec} that can be read"):
         has = {name: getattr(value, name) for name in names if hasattr(value, name)}
@@ -215,7 +215,7 @@ def checked(value: Any, spec: str) -> Target:
 
 
 def check_told(has: Mapping[str, Any], spec: str) -> None:
-    """Check what a target has for the report; raise OptionError if it is not text."""
+    """Check what a target provides for the report; raise OptionError if it is not text."""
     name, notes, versions = has["name"], has.get("notes", ()), has.get("versions", {})
     if not isinstance(name, str) or not name.strip() or len(name) > MOST_NAME:
         raise OptionError(f"a name of {spec}, a short text", shown(name), ATTRIBUTES)

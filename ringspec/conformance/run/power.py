@@ -1,4 +1,4 @@
-"""Compute the limits of a run in advance, by running a correct program with the claims of the target."""
+"""Compute which errors a run will detect, by running a correct program with the claims of the target."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def power_of(
 ) -> tuple[FormatLimits, ...]:
     """Return the limits that a correct target with these claims has in a run of ``cases``.
 
-    For a format with noise cases, only these run, because they detect the smallest errors; for another format, all of its
-    cases run. The correct program rounds as the target declares, by default as the recipe of the input format says.
+    A limit is the smallest error that the cases detect. For an input format with noise cases, only the noise cases run,
+    because they detect the smallest errors; for any other format, all cases run. The correct program rounds as the
+    target declares, by default as the recipe of the input format says.
     """
     program = Reference(recipe("float64"))
     program.capabilities = dataclasses.replace(

@@ -1,10 +1,10 @@
-"""A Python target in a separate process, so that nothing that it does affects the suite.
+"""A Python target in a separate process, so that the target cannot affect the suite.
 
 The process loads the target by its name and is called like a ``cmd:`` program: JSON lines over pipes with a
-deadline, tensors in safetensors files, a log of limited length, a process group that ends together
-(:mod:`ringspec.conformance.adapters.command`). Only its answers differ: they also have the outcome of an
-exception, what was printed, and the dtype and shape of each array. So the suite can report a list that is too
-short, or a dtype that a file cannot hold.
+deadline, tensors in safetensors files, a log of limited length, and a process group that ends together
+(:mod:`ringspec.conformance.adapters.command`). Only the answers differ from those of a program: they also contain the
+outcome of an exception, what was printed, and the dtype and shape of each array. So the suite can report a list that is
+too short, or a dtype that a file cannot hold.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ ANSWER_KEYS = {"kind", "id", "outcome", "message", "printed", "results", "versio
 class ProcessTarget:
     """The target that ``spec`` names, called in another process.
 
-    ``name`` and ``capabilities``: by default those of the target. ``timeout``: seconds for one call, None
-    for no limit. Loading the target may take :data:`START_SECONDS` more. ``own_processes``: whether the
-    target has its own processes (an attribute ``timeout``); such a target is not called through this one.
-    ``printed``: the end of what the last call printed. Raises OptionError if the target cannot be loaded.
+    ``name`` and ``capabilities``: if not given, those of the target. ``timeout``: seconds for one call, None for no
+    limit. Loading the target has its own limit, :data:`START_SECONDS`. ``own_processes``: whether the target has its
+    own processes (an attribute ``timeout``); such a target is called directly, not through this process. ``printed``:
+    the end of what the last call printed. Raises OptionError if the target cannot be loaded.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ProcessTarget:
             raise Failed(str(error)) from None
 
     def close(self) -> None:
-        """End the process and start no other."""
+        """End the process; no other process is started."""
         self._closed = True
         self._program.close()
 
@@ -108,7 +108,7 @@ class ProcessTarget:
         )
 
     def claims_of(self, answer: Answer, command: tuple[str, ...]) -> Claims:
-        """Return the claims of the target; raise the process's own OptionError if it was not loaded."""
+        """Return the claims of the target; raise the OptionError that the process reports if loading failed."""
         if answer.get("kind") == "error":
             raise refused(answer)
         self.own_processes = answer.pop("own_processes", False) is True
@@ -150,7 +150,7 @@ def check_form(answer: Answer, call: Call) -> None:
 
 
 def array_of(array: NDArray | None, said: Any) -> NDArray | None:
-    """Return one array of one worker; zeros of its dtype and shape if the file could not hold it."""
+    """Return one array of one worker, or zeros of the array's dtype and shape if the file could not hold the array."""
     if said is None or array is not None:
         return array
     try:

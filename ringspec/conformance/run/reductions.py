@@ -1,6 +1,6 @@
-"""Reductions: each yields named problems that are simpler than the given one, the smallest first.
+"""Reductions: functions that yield named problems simpler than a given one, the smallest first.
 
-A problem that it yields may be invalid, or not claimed by the target; the caller checks this.
+A yielded problem may be invalid, or not claimed by the target; the caller checks this.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def heads(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named
 
 
 def dimensions(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Keep fewer dimensions of q and k, of v and dy, or of all four."""
+    """Keep fewer dimensions of q and k, of v and dy, or of all four tensors."""
     of_k, of_v = problem.shape.D, problem.shape.Dv
     for d in fewer(min(of_k, of_v) + (of_k != of_v), claims.head_dims):
         yield f"D = Dv = {d}", cut_dimensions(problem, d, d)
@@ -129,7 +129,7 @@ def passes(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Name
 
 
 def terms(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Remove mask terms and features; then try a smaller window, one sink per head, and the default scale."""
+    """Remove a mask term or a feature; then use a smaller window, one sink per head, or the default scale."""
     for what, names in OPTIONAL:
         if any(name in problem.terms or name in problem.tensors for name in names):
             yield f"without {what}", without(problem, names)
@@ -154,7 +154,7 @@ def smaller_windows(problem: Explicit) -> Iterator[Named]:
 
 
 def numbers(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Simplify the numbers of a tensor: all 0, a single 1, all 1, rounded; then its elements one by one."""
+    """Simplify a tensor: all 0, a single 1, all 1, rounded numbers; then one element at a time."""
     for name, x in reversed(list(problem.tensors.items())):
         if is_number(name):
             for what, y in (*simple(x), *one_by_one(x)):
@@ -196,7 +196,7 @@ REDUCTIONS: tuple[Reduction, ...] = (
 
 
 def fewer(now: int, claimed: Sequence[int] | None = None, unit: int = 1) -> list[int]:
-    """Return counts below ``now``, the smallest first: the claimed ones, or a few round numbers, in multiples of ``unit``.
+    """Return counts below ``now``, smallest first: claimed counts or round numbers, as multiples of ``unit``.
 
     >>> fewer(12), fewer(12, (4, 8, 16)), fewer(12, None, 4), fewer(1)
     ([1, 2, 3, 4, 6, 8, 11], [4, 8], [4, 8], [])
@@ -206,7 +206,7 @@ def fewer(now: int, claimed: Sequence[int] | None = None, unit: int = 1) -> list
 
 
 def chosen(now: int, count: int) -> list[list[int]]:
-    """Return the choices of ``count`` out of ``now`` that are tried: each one alone if they are few, else the first ones."""
+    """Return which ``count`` of ``now`` numbers to try: each single one if there are few, else the first ones."""
     if count == 1 and now <= MOST_CHOICES:
         return [[i] for i in range(now)]
     return [list(range(count))]
@@ -271,7 +271,7 @@ def numbered(table: NDArray, tokens_left: NDArray) -> tuple[tuple[int, ...], ...
 
 
 def cut_heads(problem: Explicit, kept: Sequence[int], members: Sequence[int]) -> Explicit:
-    """Keep the key heads ``kept``, and of each the query heads with the numbers ``members`` in its group."""
+    """Keep the key heads ``kept``, and in the group of each key head the query heads ``members``."""
     group = problem.shape.H // problem.shape.Hkv
     queries = [head * group + member for head in kept for member in members]
     tensors = dict(problem.tensors)
@@ -286,7 +286,7 @@ def cut_heads(problem: Explicit, kept: Sequence[int], members: Sequence[int]) ->
 
 
 def cut_dimensions(problem: Explicit, of_k: int, of_v: int) -> Explicit:
-    """Keep the first dimensions; a default scale is replaced by the new default."""
+    """Keep the first dimensions of q and k, v and dy; a default scale becomes the new default."""
     widths = {"q": of_k, "k": of_k, "v": of_v, "dy": of_v}
     tensors = {n: x[..., : widths[n]] if n in widths else x for n, x in problem.tensors.items()}
     scale = default_scale(of_k) if problem.default_scale else problem.terms["scale"]
@@ -303,7 +303,7 @@ def without(problem: Explicit, names: Sequence[str]) -> Explicit:
 
 
 def cost(problem: Explicit) -> tuple[float, ...]:
-    """Return how complicated a problem is, as a tuple to compare. A reduction must make it smaller."""
+    """Return how complicated a problem is, as a tuple. A reduction is accepted only if it makes the tuple smaller."""
     shape, window = problem.shape, problem.terms.get("window") or (0, 0)
     return (
         problem.workers,
@@ -324,7 +324,7 @@ def cost(problem: Explicit) -> tuple[float, ...]:
 
 
 def cost_of(x: NDArray) -> float:
-    """Add 0 for each element 0, 1 for 1, 2 for other whole numbers, 3 for halves, 4 for the rest.
+    """Sum over the elements: 0 for a 0, 1 for a 1, 2 for other whole numbers, 3 for halves, 4 for the rest.
 
     Numbers above 9 and negative numbers cost more.
     """

@@ -21,7 +21,7 @@ FLOOR = 0.27
 
 @dataclass(frozen=True)
 class Sharp:
-    """The ``case`` to add to a run, or None, and one line of text about it in ``words``."""
+    """The ``case`` to add to a run, or None, and a line that explains the choice in ``words``."""
 
     case: RunCase | None
     words: str
@@ -29,7 +29,7 @@ class Sharp:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A larger noise case, its estimated time, and the smallest relative error of o that it should detect."""
+    """A larger noise case, with estimates of its time and of the smallest relative error of o that it detects."""
 
     case: RunCase
     seconds: float
@@ -70,7 +70,7 @@ def claimed(target: Target) -> list[RunCase]:
 
 
 def estimates(cases: list[RunCase], seconds: float, limit: float) -> list[Estimate]:
-    """Estimate time and limit of the larger cases from those of the usual case."""
+    """Estimate the time of each larger case and the error that it detects, from the values of the usual case."""
     return [
         Estimate(
             case,
@@ -82,7 +82,7 @@ def estimates(cases: list[RunCase], seconds: float, limit: float) -> list[Estima
 
 
 def fitting(found: list[Estimate], seconds: float) -> Sharp:
-    """Choose from estimates, which must be in the order of their sizes.
+    """Choose one of the ``found`` estimates, which must be in increasing order of size.
 
     >>> fitting([Estimate(None, 7.0, 2e-4)], 5).words
     'sharp: the smallest larger noise case would take about 7 s'

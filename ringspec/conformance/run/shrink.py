@@ -1,8 +1,8 @@
 """Shrink a failing case: find the simplest call that the target fails in the same way.
 
-Reductions are tried one by one (:mod:`ringspec.conformance.run.reductions`). A smaller call is accepted if the results
-are wrong in no other tensor than before. If the target's readouts (:mod:`ringspec.conformance.readout`) explain the
-original failure, they must explain the smaller one as well.
+Reductions are tried one by one (:mod:`ringspec.conformance.run.reductions`). A smaller call is accepted if only tensors
+are wrong that were wrong before, with the same kind of error. If readouts (:mod:`ringspec.conformance.readout`) explain
+the original failure, their explanation must hold for the smaller call as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Progress = Callable[[int, Explicit], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """A problem, its call, the target's results, and their comparison with the truth."""
+    """A problem, its call, the target's results, and the comparison of the results with the truth."""
 
     problem: Explicit
     call: Call
@@ -51,7 +51,7 @@ class Trial:
 
     @property
     def wrong(self) -> frozenset[tuple[str, str]]:
-        """The wrong tensors, each with the kind of its error."""
+        """The wrong tensors, each with its kind of error."""
         return frozenset((one.tensor, one.kind) for one in self.findings if one.kind != "ok")
 
     @property
@@ -65,8 +65,9 @@ class Trial:
 class Shrunk:
     """The failing call of case ``id`` (``first``) and the simplest call that fails in the same way (``last``).
 
-    ``steps``: the reductions from one to the other. ``trials``: the number of calls that were tried, in ``seconds``.
-    ``explanation``: sentences that explain both failures; may be empty. ``finished``: False if the time ran out.
+    ``steps``: the reductions from ``first`` to ``last``. ``trials``: the number of calls that were tried. ``seconds``:
+    how long the search took. ``explanation``: sentences that explain both failures; may be empty. ``finished``: False
+    if the time ran out.
     """
 
     id: str
@@ -120,10 +121,11 @@ class Shrunk:
 def shrink(
     target: Target, case: RunCase, seconds: float = SECONDS, progress: Progress | None = None
 ) -> Shrunk:
-    """Find the simplest call that a target fails in the same way as this case.
+    """Find the simplest call that a target fails in the same way as it fails a case.
 
     ``seconds``: time limit of the search, which begins after the readouts. Raises :class:`~ringspec.errors.OptionError`
-    for a case that passes, that merges partial results, or that fails other than by wrong numbers in one call.
+    for a case that passes, for a case that merges partial results, and for a failure other than wrong numbers in one
+    call.
 
     >>> from ringspec.conformance.cases.profiles import run_cases
     >>> from ringspec.conformance.targets.reference import reference_float32
@@ -190,7 +192,7 @@ def results(target: Target, call: Call) -> Outputs:
 def suspects(
     calls: Sequence[Call], outputs: Sequence[Outputs], findings: Sequence[Finding]
 ) -> Sequence[Call]:
-    """Return the calls with wrong findings; all calls if the findings cannot be assigned to calls."""
+    """Return the calls with wrong results; all calls if the findings cannot be assigned to calls."""
     counts = [sum(map(len, one.values())) for one in outputs]
     if sum(counts) != len(findings):
         return calls
@@ -203,7 +205,7 @@ def suspects(
 
 
 def tried(target: Target, problem: Explicit) -> Trial | None:
-    """Run a problem; return None if it cannot be made, is not claimed, or has no valid results."""
+    """Run a problem; return None if the problem cannot be made, is not claimed, or gives no valid results."""
     claims = target.capabilities
     try:
         case = case_of(problem, ID)
@@ -225,7 +227,7 @@ def claimed(claims: Capabilities, problem: Explicit) -> bool:
 
 
 def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
-    """Run readouts until together they explain this failure; return the explanation, empty if they never do."""
+    """Run readouts until together they explain a failure; return the explanation, or an empty one."""
     problems, _ = problems_for(target.capabilities)
     readings: list[Reading] = []
     for problem in problems:
@@ -241,7 +243,7 @@ def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
 
 
 def sentences(explanation: Told, call: Call) -> tuple[str, ...]:
-    """Return sentences for the faults in the passes of a call, without those about other readouts."""
+    """Return sentences for those faults of an explanation that concern the passes of a call."""
     return tuple(one.told() for one in explanation.faults if one.phase in call.passes)
 
 
@@ -275,7 +277,7 @@ class Search:
         self.seen = {first.problem.key()}
 
     def run(self) -> None:
-        """Repeat all reductions until none is accepted or the time runs out."""
+        """Repeat all reductions until none of them is accepted or the time runs out."""
         before = None
         while before is not self.best:
             before = self.best
@@ -314,7 +316,7 @@ class Search:
             return tried(self.target, problem)
 
     def same_failure(self, trial: Trial) -> bool:
-        """Tell whether only tensors are wrong that were wrong before, with the same kind of error and explanation."""
+        """Tell whether all wrong tensors were wrong before, with the same kind of error and explanation."""
         if not trial.wrong or not trial.wrong <= self.first.wrong:
             return False
         return not self.told.faults or explains(self.told, [trial.call], [trial.outputs])

@@ -1,4 +1,4 @@
-"""A run: every case once, each with one outcome, and all of them counted."""
+"""Run every case once, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
 @dataclass(frozen=True)
 class Summary:
-    """The ``records`` of a run. ``complete`` is False if Ctrl-C ended it; the remaining cases are 'not run'.
+    """The ``records`` of a run. ``complete`` is False if Ctrl-C ended the run; the remaining cases are then 'not run'.
 
     ``coverage``: claims of the target that no executed case used. ``recipe``: the target's claim ``recipe``.
     """
@@ -46,14 +46,15 @@ class Summary:
 
     @property
     def failures(self) -> tuple[Record, ...]:
-        """The records whose outcome is a failure."""
+        """The records of the cases whose outcome is a failure."""
         return tuple(record for record in self.records if record.outcome in FAILURES)
 
     @property
     def exit_code(self) -> int:
-        """0: every executed case passed or failed as expected. 1: some did not. 3: none was executed.
+        """The exit status of the run.
 
-        130: the run was interrupted. (2 is a wrong command line, before any run.)
+        0: every executed case passed or failed as expected. 1: a case did not. 3: no case was executed. 130: the run
+        was interrupted. (2 is the status of a wrong command line, before any run.)
         """
         if not self.complete:
             return INTERRUPTED
@@ -84,11 +85,11 @@ def run(
     record in the order of the cases, then ``progress(done, total, id)``. ``diagnose`` gets each mismatch
     (:class:`ringspec.conformance.diagnose.summary.Diagnoser`).
 
-    ``spec``: the text by which :func:`ringspec.conformance.run.load.load_target` finds the target. With it, a
-    call of more than ``timeout`` seconds is a 'timeout', and ``jobs`` processes work at the same time, each
-    with the target in another process. They find the cases by ``profile``, which several jobs require.
-    Records do not depend on ``jobs``. Without ``capture``, what a target in this process prints goes to
-    stdout, for a debugger. Ctrl-C ends the run; the remaining cases are 'not run'.
+    ``spec``: the text by which :func:`ringspec.conformance.run.load.load_target` finds the target. If ``spec`` is
+    given, a call of more than ``timeout`` seconds is a 'timeout', and ``jobs`` processes work at the same time; each of
+    them calls the target in another process. These processes find the cases by ``profile``, so ``jobs`` > 1 requires
+    it. Records do not depend on ``jobs``. Without ``capture``, what a target in this process prints goes to stdout, for
+    a debugger. Ctrl-C ends the run; the remaining cases are 'not run'.
 
     >>> from ringspec.conformance.cases.profiles import run_cases
     >>> from ringspec.conformance.targets.reference import reference_float64
@@ -126,7 +127,7 @@ def report(records: list[Record], total: int, progress: Progress | None, sink: S
 
 
 def remedy(pattern: str, ids: Sequence[str]) -> str:
-    """Suggest the pattern with a star if some id begins with it, else the nearest id.
+    """Suggest the pattern followed by a star if some id begins with the pattern, else the nearest id.
 
     >>> remedy("ring/a", ["ring/a-w2", "ring/a-w4"])
     "write 'ring/a*', which matches 2 cases"

@@ -1,8 +1,8 @@
-"""The program of a Python target's process: load the target, then answer one call after the other.
+"""The program of a Python target's process: load the target, then answer its calls.
 
-:class:`ringspec.conformance.run.process_target.ProcessTarget` starts it. It takes over standard input and output
-for the protocol of ``cmd:`` targets (docs/conform/protocol.md), with a different form of answers. What the target
-writes to these streams goes to the log.
+:class:`ringspec.conformance.run.process_target.ProcessTarget` starts it. It takes over standard input and output for
+the protocol of ``cmd:`` targets (docs/conform/protocol.md), but its answers have a different form. What the target
+prints goes to the log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def loaded(spec: str, protocol: int) -> tuple[Target | None, Message]:
-    """Return the target and the answer to hello; or None and the parts of an OptionError."""
+    """Return the target and the answer to hello; if loading fails, None and the parts of an OptionError."""
     try:
         target = load_target(spec)
         claims = {name: listed(value) for name, value in target.capabilities.as_dict().items()}

@@ -1,4 +1,4 @@
-"""The target protocol: the claims, calls and results of an implementation under test."""
+"""The target protocol: claims, calls and results of an implementation under test (a target)."""
 
 from ringspec.conformance.target.capabilities import Capabilities, capabilities_from, why_not
 from ringspec.conformance.target.protocol import (

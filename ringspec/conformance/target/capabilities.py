@@ -1,7 +1,8 @@
 """Capabilities: the claims of a target, as data that the suite compares with a case before running it.
 
-A claim is a tuple of names or numbers, or a single one; None claims everything. A case that requires something else
-is "not claimed", with the first reason. A claimed case that the target refuses is a failure.
+A claim is a tuple of names or numbers, or a single name or number; None claims everything. A case that requires
+anything that is not claimed does not run: its outcome is "not claimed", with the first such requirement as reason. If
+the target refuses a claimed case, that is a failure.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class Capabilities:
     Names, whose possible values are listed in this module: ``operations``, ``layouts``, ``circulations``
     (None: any), ``masks``, ``features``, ``formats``. ``only_causal``: a causal mask is required.
     Supported values (None: all): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``,
-    ``batch``, ``directions``. ``value_dim_equals_head_dim``: Dv = D is required. ``tokens_multiple``: the
-    number of tokens on each worker must be a multiple of it.
-    Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows`` is its value in rows
-    without visible keys; ``axes`` is the order of axes of q, k, v, dy, o and the gradients.
-    ``repeats_bitwise``: equal calls give equal bits.
-    ``recipe``: how the target rounds. It is the name of a recipe for all input formats, or a mapping from input
-    format to a name or to the rounding points and tiles that differ from the recipe ``base``. None: not declared;
-    the recipe of the input format is assumed. See :func:`ringspec.conformance.target.declared.declared_recipe`.
+    ``batch``, ``directions``. ``value_dim_equals_head_dim``: Dv = D is required. ``tokens_multiple``: a number of which
+    the number of tokens on each worker must be a multiple. Conventions: ``lse`` is natural, base2 or hidden (not
+    returned); ``lse_of_empty_rows`` is the value of lse in rows without visible keys; ``axes`` is the order of axes of
+    q, k, v, dy, o and the gradients. ``repeats_bitwise``: equal calls give equal bits. ``recipe``: where the target
+    rounds, and to which format. It is the name of a recipe for all input formats, or a mapping from input format to
+    such a name or to changes: rounding points and tiles that differ from those of the recipe ``base``. None: not
+    declared; the recipe of the input format is assumed. See
+    :func:`ringspec.conformance.target.declared.declared_recipe`.
 
     >>> ours = {"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}
     >>> Capabilities(formats=("bfloat16", "float32"), recipe=ours).recipe["bfloat16"]["tile_k"]
@@ -133,7 +134,7 @@ def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
 def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
     """Return the first requirement of a case that a target does not claim; None if it claims all.
 
-    ``needs`` are the capabilities of ``ringspec.vectors.format.requires``.
+    ``needs``: the requirements, as ``ringspec.vectors.format.requires`` makes them.
 
     >>> why_not(Capabilities(), {"operation": "ring", "passes": ("forward",), "layout": "zigzag"})
     'layout zigzag'

@@ -1,7 +1,7 @@
 """Convert arrays between the conventions that a target declares and those of the suite.
 
 The conventions are the order of axes, the base of the lse, the lse of an empty row, and the array library.
-Values do not change otherwise. dlse and dsinks always refer to the natural lse.
+Nothing else is changed. dlse and dsinks always refer to the natural lse.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ LSE_INPUTS = ("lse", "parts_lse")
 def as_seen(call: Call, claims: Capabilities) -> Call:
     """Convert a call to the target's conventions: axes of q, k, v, dy, o, and the base of an input lse.
 
-    lse, dlse and delta stay [B, H, n], without B if the target's order has none. The tensors of a merge and those
-    indexed by (query, key) keep their axes. An lse that is converted to base 2 is rounded again to its format.
+    lse, dlse and delta stay [B, H, n], or become [H, n] if the target's order of axes has no B. The tensors of a merge
+    and those indexed by (query, key) keep their axes. An lse that is converted to base 2 is rounded again to the format
+    that it had.
     """
     plain = claims.axes == "BHSD" and claims.lse != "base2"
     if plain and claims.lse_of_empty_rows == "minus-infinity":
@@ -101,9 +102,9 @@ def lse_out(x: NDArray, claims: Capabilities) -> NDArray:
 
 
 def lse_back(x: NDArray, claims: Capabilities) -> NDArray:
-    """Convert a returned lse to a natural one with -inf in empty rows; float64 if anything changed.
+    """Convert a returned lse to base e, with -inf in empty rows; the result is float64 if anything changed.
 
-    A finite value for empty rows is converted later, by :func:`settle_empty_rows`, which knows these rows.
+    A finite value for empty rows is converted later, by :func:`settle_empty_rows`, which knows which rows are empty.
     """
     if claims.lse == "natural" and claims.lse_of_empty_rows != "plus-infinity":
         return x
@@ -120,7 +121,7 @@ def lse_back(x: NDArray, claims: Capabilities) -> NDArray:
 def settle_empty_rows(got: NDArray, want: NDArray, claims: Capabilities) -> NDArray:
     """Write -inf into the empty rows of an lse if the target declares a finite value for them.
 
-    ``want`` is the true lse. NaN and infinities are left, so that the comparison reports them.
+    ``want`` is the true lse. NaN and infinities are not replaced, so that the comparison reports them.
     """
     if claims.lse_of_empty_rows != "finite":
         return got
@@ -164,7 +165,7 @@ def from_torch(x: Any) -> NDArray:
 
 
 def due_formats(name: str, due: Due, recipe: Any) -> tuple[str, ...]:
-    """List the formats that a result may have: that of the call and that of the declared recipe."""
+    """List the formats that a result may have: the format of the call and that of the declared recipe."""
     if recipe is None:
         return (due.format,)
     own = {"o": recipe.outputs, "lse": recipe.lse, "dsinks": recipe.lse}

@@ -1,8 +1,9 @@
 """The recipe that a target declares: none, one for all input formats, or one for each.
 
-A recipe is declared by its name, or by the rounding points and tiles that differ from those of a named
-recipe (``base``, by default that of the input format). A program in another language writes the same
-as JSON: ``{"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}``.
+A recipe says where a target rounds, and to which format. It is declared by its name, or by the rounding points and
+tiles that differ from those of a named recipe (``base``, by default the recipe of the input format). A program in
+another language declares it as JSON:
+``{"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Declared = str | Mapping[str, str | Mapping[str, Any]] | None
 
 
 def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
-    """Return the recipe declared for the input format ``inputs``; None if there is none.
+    """Return the recipe that is declared for the input format ``inputs``; None if none is declared.
 
     Raises :class:`~ringspec.errors.OptionError` for another type, and what
     :func:`ringspec.recipes.recipe` and :meth:`~ringspec.recipes.Recipe.replace` raise.
@@ -51,7 +52,7 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
 
 
 def base_recipe(declared: Declared, inputs: str) -> Recipe:
-    """Return the declared recipe if it reads ``inputs`` without rounding, else that of the input format.
+    """Return the declared recipe if it reads ``inputs`` without rounding, else the recipe of the input format.
 
     In the second case, if the declared recipe rounds partial results between ring steps, the variant of the
     input format's recipe that also does so is returned.

@@ -1,9 +1,9 @@
 """The target protocol: the calls that an implementation under test receives, and its results.
 
 A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It receives
-inputs, never expected values. Calls and results contain one array per worker for each tensor, in slot order; those of
-a call are read-only. The suite converts only the conventions that the capabilities declare, such as the order of axes
-and the base of the lse. docs/spec/index.md defines the symbols.
+inputs, never expected values. Calls and results contain one array per worker for each tensor, in slot order (the order
+of tokens on the worker). The arrays of a call are read-only. The suite converts only the conventions that the
+capabilities declare, such as the order of axes and the base of the lse. docs/spec/index.md defines the symbols.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ TABLES = ("index_q", "index_k", "position_q", "position_k")
 
 @dataclass(frozen=True)
 class Call:
-    """One evaluation for a target to compute; ``id`` is that of its case.
+    """One evaluation that a target computes; ``id`` is the id of the case that makes the call.
 
     ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge'
     ``passes``       ('forward',), ('forward', 'backward') or ('backward',)
     ``workers``      W; 1 for block and merge
-    ``layout``       its name; ``index_q``, ``index_k`` int64 [W, n]: token in each slot, -1 for padding;
-                     ``position_q``, ``position_k`` int64 [W, 1|B, n]: their global positions
+    ``layout``       the layout's name; ``index_q``, ``index_k`` int64 [W, n]: token in each slot, -1 for padding;
+                     ``position_q``, ``position_k`` int64 [W, 1|B, n]: the tokens' global positions
     ``circulation``, ``direction``    'kv', 'q' or 'gather'; 1 or -1
     ``terms``        plain values: ``scale`` in every ring and block; ``causal``, ``window`` (left,
                      right), ``softcap``, ``dropout_p``, ``dropout_seed``, ``q_offset``,
                      ``cu_seqlens``, ``cu_seqlens_k`` if they are not the default
     ``formats``      names of formats: ``inputs``, ``outputs``, ``statistics``
-    ``tensors``      name -> one array per worker, in storage dtypes. q [B, H, n, D], k [B, Hkv, n, D],
+    ``tensors``      maps each name to one array per worker, in storage dtypes. q [B, H, n, D], k [B, Hkv, n, D],
                      v [B, Hkv, n, Dv]; for a backward pass dy [B, H, n, Dv] and optionally dlse [B, H, n];
                      ``segments_q``, ``segments_k``, ``bound_min``, ``bound_max`` [1|B, n]; ``bias``,
                      ``mask``, ``keep`` [1|B, 1|H, n|1, Sk|1] (own rows, global keys); ``sinks``
@@ -85,7 +85,7 @@ class Result:
 
     o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D], dk [B, Hkv, n, D], dv [B, Hkv, n, Dv]; ``dsinks``
     [H, N] and ``dbias`` are each worker's sums over its query rows. Padding slots are not compared.
-    ``states``: any record that a target makes of each step; it is not compared.
+    ``states``: any data that a target records in each step; they are not compared.
     """
 
     o: Sequence[Any] | None = None
@@ -99,7 +99,7 @@ class Result:
 
 
 class Refused(Exception):
-    """Raised by a target for a call that it does not support; a failure if it claims the case."""
+    """Raised by a target for a call that it does not support; this is a failure if the target claims the case."""
 
 
 class Failed(Exception):
@@ -123,7 +123,7 @@ class TimedOut(Failed):
 
 
 class Mutated(Failed):
-    """The target changed its inputs, as its process reports."""
+    """The process of a target reports that the target changed its inputs."""
 
 
 class Garbage(Failed):
@@ -131,7 +131,7 @@ class Garbage(Failed):
 
 
 def ended(who: str, status: int | None, when: str = "") -> Failed:
-    """Make the Exited or Crashed error for a return code; a negative one is the number of a signal.
+    """Make the Exited or Crashed error for a return code; a negative code -n stands for signal n.
 
     >>> ended("the program", 3, " before it answered")
     Exited('the program ended with exit status 3 before it answered')
@@ -152,9 +152,9 @@ def ended(who: str, status: int | None, when: str = "") -> Failed:
 class Target(Protocol):
     """The interface of a target: ``name``, ``capabilities`` and ``run``, which computes one call at a time.
 
-    Optional: ``close()``, called once at the end; ``notes``, sentences for the report. A target that
-    computes in other processes may have ``printed``, their output during the last call, and ``installed``
-    (:class:`~ringspec.conformance.target.versions.Installed`), the versions of their packages.
+    Optional: ``close()``, called once at the end; ``notes``, sentences for the report. A target that computes in other
+    processes may have ``printed``, the output of these processes during the last call, and ``installed``
+    (:class:`~ringspec.conformance.target.versions.Installed`), the versions of the packages in them.
     """
 
     @property

@@ -27,8 +27,8 @@ def said_by(target: Any, spec: str) -> dict[str, Any]:
 def computed_with(target: Any, spec: str) -> Installed:
     """Return the versions and files of the packages under test in the process that computes.
 
-    A target with its own processes reports them in ``installed``. For a target that computes in this
-    process they are the top-level packages of its ``spec`` and of its ``function``.
+    A target with its own processes reports these packages in ``installed``. For a target that computes in this process,
+    they are the top-level packages of the target's ``spec`` and ``function``.
     """
     have = getattr(target, "installed", None)
     if isinstance(have, Installed):

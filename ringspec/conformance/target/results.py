@@ -47,7 +47,7 @@ def due_of(call: Call) -> dict[str, Due]:
 
 
 def frozen(arrays: Iterable[NDArray]) -> PerWorker:
-    """Copy arrays, one for each worker; the copies are read-only."""
+    """Return read-only copies of arrays, one for each worker."""
     return tuple(read_only(x) for x in arrays)
 
 
@@ -64,7 +64,7 @@ def dtype_of(storage: str) -> np.dtype:
 
 
 def fingerprint(call: Call) -> str:
-    """Return a SHA-256 over all arrays of a call, which shows whether a target changed them."""
+    """Return a SHA-256 digest of all arrays of a call; a different digest shows that a target changed them."""
     digest = hashlib.sha256()
     for name in sorted(call.tensors):
         for x in call.tensors[name]:

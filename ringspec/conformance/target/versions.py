@@ -1,7 +1,7 @@
 """Versions and files of the packages that computed the results, for a report.
 
-They are read in the process that computes, because a worker may have another interpreter, import path and
-environment than the suite.
+Versions are read in the process that computes, because its interpreter, import path and environment may differ from
+those of the suite.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LONGEST = 4096
 class Installed:
     """Packages by name: their ``versions``, and the ``files`` from which they are imported.
 
-    A package without a version or a file is missing in that mapping.
+    A package without a version is missing in ``versions``, and one without a file is missing in ``files``.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
     def merged(self, later: Installed) -> Installed:
-        """Merge with ``later``, which takes precedence for a package in both.
+        """Merge with ``later``, whose entries take precedence.
 
         >>> Installed({"a": "1"}, {"a": "/x"}).merged(Installed({"a": "2"}, {"a": "/y"})).files
         {'a': '/y'}
@@ -68,8 +68,8 @@ def under_test(packages: Iterable[str], function: str) -> tuple[str, ...]:
 def installed(packages: Iterable[str], *, imported: bool = False) -> Installed:
     """Return versions and files of Python, NumPy and ``packages`` (names of distributions) in this process.
 
-    A package that is not imported yet is looked up on the import path, without importing it; with ``imported``, it
-    is left out. Packages that are not installed are always left out.
+    A package that is not imported yet is looked up on the import path without importing it, or left out if ``imported``
+    is True. Packages that are not installed are always left out.
 
     >>> sorted(installed(("no-such-package",)).versions)
     ['numpy', 'python']
@@ -131,7 +131,7 @@ def file_of(name: str) -> str | None:
 def version_of(package: str, file: str | None, own: str) -> str:
     """Return the version of the distribution in the folder of a module's file, else the module's ``own`` version.
 
-    If there is neither, return that of a distribution of this name elsewhere on the import path.
+    If both are missing, return the version of a distribution of this name elsewhere on the import path.
     """
     if file is not None:
         place = Path(file)
@@ -164,7 +164,7 @@ def said_installed(message: Mapping[str, Any]) -> Installed:
 
 
 def agreed(workers: Sequence[Installed]) -> Installed:
-    """Merge the packages of all workers; raise Failed if two workers have different versions of a package.
+    """Merge the packages of all workers; raise Failed if two workers report different versions of a package.
 
     >>> agreed([Installed({"a": "1"}), Installed({"a": "2"}, {"a": "/y/a.py"})])
     Traceback (most recent call last):
@@ -184,8 +184,8 @@ def agreed(workers: Sequence[Installed]) -> Installed:
 def check_names(module: Any, names: Iterable[str], package: str, known: str) -> None:
     """Raise Refused if a module of the package under test lacks one of the names.
 
-    ``known``: the versions that have them. Targets that use private names of a package call this function, so that
-    a version without these names gives a clear message instead of a traceback.
+    ``known``: the versions that have these names. A target that uses private names of a package calls this function, so
+    that a version without these names gives a clear message instead of a traceback.
     """
     missing = [name for name in names if not hasattr(module, name)]
     if missing:
@@ -219,7 +219,7 @@ def unknown_version(what: str, package: str, known: str) -> Refused:
 def require(modules: tuple[str, ...], package: str, floor: str, command: str) -> None:
     """Raise MissingPackageError unless the modules can be imported and the distribution is recent enough.
 
-    ``floor``: its lowest version. ``command``: what installs it, for the error.
+    ``floor``: the lowest version. ``command``: the command that installs the distribution, for the error.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:

@@ -1,1 +1,1 @@
-"""The targets that ringspec includes. Their dependencies are optional, and imported when a target is used."""
+"""The targets that ringspec includes. Their dependencies are optional, and are imported only when a target is used."""

@@ -1,10 +1,10 @@
-"""Hugging Face diffusers' ring attention, in the installed version, from 0.39.0 on.
+"""The ring attention of Hugging Face diffusers, in the installed version (0.39.0 or later).
 
 ``TemplatedRingAttention`` is called as diffusers calls it, unmodified, through
 ``_templated_context_parallel_attention`` with its flash-attention operations. These operations call a forward and a
 backward CUDA kernel of the flash-attn package. On a CPU, :func:`kernel_forward` and :func:`kernel_backward` replace
-these kernels. They have the same signatures, compute in float64 and round once, so any error in a result is an error
-of the ring.
+these kernels. They have the same signatures, compute in float64 and round once, so any larger error in a result is an
+error of the ring.
 
 Results of 0.39.0 (issue 14265): o and lse are correct; dq, dk and dv are wrong for W >= 2. The operation reads q, k,
 v, o and lse from ``ctx.saved_tensors``, which were saved at step 0. Every step of the backward pass therefore
@@ -12,10 +12,11 @@ differentiates the worker's own block, with the lse and o of that block. dq is W
 dk and dv are the same on every worker: the sum of all workers' block gradients.
 
 Results of 0.42.1: dk and dv are wrong for W >= 3. At step i, worker r computes with the block of worker r + i, but
-sends its dk and dv to worker r + 1, which computes next with the block of r + i + 2. With W = 2 that is the same block.
+sends its dk and dv to worker r + 1, which computes next with the block of r + i + 2. With W = 2, both are the same
+block.
 
-The ring supports no causal mask and requires Hkv = H and Dv = D. Its configuration refuses one worker, but this target
-runs it with one worker as well: those gradients are correct, which confirms the two replacement functions.
+The ring supports no causal mask and requires Hkv = H and Dv = D. The ring's configuration refuses one worker, but this
+target runs it with one worker as well. The gradients are then correct, which confirms the two replacement functions.
 
 Source: diffusers/models/attention_dispatch.py and _modeling_parallel.py of diffusers 0.39.0 and 0.42.1;
 https://github.com/huggingface/diffusers/issues/14265.
@@ -138,7 +139,7 @@ def check_plain(
     softcap: float,
     alibi_slopes: Any,
 ) -> None:
-    """Raise NotImplementedError for features that the two functions do not compute."""
+    """Raise NotImplementedError for features that the functions in place of flash-attn's do not compute."""
     plain = (window_left, window_right, softcap, alibi_slopes) == (-1, -1, 0.0, None)
     if causal or not plain or dropout_p > NO_DROPOUT:
         raise NotImplementedError("a mask, soft cap or dropout inside the kernel")
@@ -146,7 +147,7 @@ def check_plain(
 
 @functools.cache
 def dispatch() -> Any:
-    """Return diffusers' module with the two functions in place of flash-attn's."""
+    """Return diffusers' module with :func:`kernel_forward` and :func:`kernel_backward` in place of flash-attn's."""
     from diffusers.models import attention_dispatch
 
     check_names(attention_dispatch, NAMES, PACKAGE, KNOWN)

@@ -1,11 +1,11 @@
-"""haoliuhl's ``ringattention``, from 0.1.2 on: the ring attention of the paper's authors, in JAX.
+"""haoliuhl's ``ringattention`` 0.1.2 or later: the ring attention of the paper's authors, in JAX.
 
 The function under test is ``ring_attention`` of ``ringattention/ringattention_jax.py``, the blockwise implementation
-for all platforms. The package itself cannot be imported if JAX lacks ``jax.lib.xla_bridge``, so this one file of the
-installed distribution is loaded by its path, unmodified. The function takes [B, n, H, D], masks by token index in a
-contiguous layout, always scales by 1/sqrt(D), requires Hkv = H and Dv = D, and returns no lse.
+for all platforms. The package cannot be imported if JAX lacks ``jax.lib.xla_bridge``. So this one file of the installed
+distribution is loaded by its path, unmodified. The function takes [B, n, H, D], masks by token index in a contiguous
+layout, always scales by 1/sqrt(D), requires Hkv = H and Dv = D, and returns no lse.
 
-How it is called here, and why:
+How the function is called here, and why:
 
 - It gets one query chunk and one key chunk per worker (``query_chunk_size``, ``key_chunk_size`` = n).
 - bfloat16 and float16 inputs are converted to float32, which is exact, and o and the gradients are rounded once. With
@@ -13,9 +13,12 @@ How it is called here, and why:
 - ``float32_logits`` is set, except in float64.
 - Packed documents are passed as ``segment_ids``.
 
-Not claimed: causal attention with one token per chunk, which skips the diagonal, so that the first row is NaN and
-other rows lack their own key (JAX 0.10.2); hence ``tokens_multiple=2``. The gradient of the bias, which it does not
-compute. Rows without visible keys, which its masks cannot express.
+The target does not claim:
+
+- Causal attention with one token per chunk. It skips the diagonal, so the first row is NaN and other rows lack
+  their own key (JAX 0.10.2). Hence ``tokens_multiple=2``.
+- The gradient of the bias, which the function does not compute.
+- Rows without visible keys, which its masks cannot express.
 
 Source: ringattention/ringattention_jax.py of ringattention 0.1.2, https://github.com/haoliuhl/ringattention.
 """

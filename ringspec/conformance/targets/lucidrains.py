@@ -1,9 +1,9 @@
-"""lucidrains' ring-attention-pytorch, from version 0.5.20 on: its ring in plain PyTorch, unmodified.
+"""The ring in plain PyTorch of lucidrains' ring-attention-pytorch 0.5.20 or later, unmodified.
 
 ``ring_flash_attn`` of ``ring_attention_pytorch.ring_flash_attention`` is called as its ``RingAttention`` module
-calls it on a CPU, with one bucket per worker. The layouts are contiguous and its striped order, in which slot t of
-worker r then holds token t * W + r. Its query head h uses key head h mod Hkv instead of h // (H / Hkv), so heads are
-permuted before and after the call, which changes no number.
+calls it on a CPU, with one bucket per worker. The layouts are contiguous and striped, in which slot t of worker r holds
+token t * W + r. Query head h of this ring uses key head h mod Hkv instead of h // (H / Hkv), so heads are permuted
+before and after the call, which changes no number.
 
 Source: https://github.com/lucidrains/ring-attention-pytorch.
 """

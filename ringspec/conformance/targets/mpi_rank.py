@@ -1,7 +1,7 @@
 """The program that ``reference_mpi`` starts on each rank.
 
-Rank 0 follows the protocol of ``cmd:`` programs (docs/conform/protocol.md) and broadcasts each call. All ranks read
-the inputs file of the call, and its first W ranks compute.
+Rank 0 follows the protocol of ``cmd:`` programs (docs/conform/protocol.md) and broadcasts each call. All ranks read the
+call's inputs file, and the first W ranks compute.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def passed_on(links: MpiLinks) -> dict[str, Any]:
-    """Return the next message on every rank; an empty one when standard input is closed."""
+    """Return the next message on every rank; an empty message when standard input is closed."""
     buffer = np.zeros(LINE_BYTES, np.uint8)
     if links.rank == 0:
         line = sys.stdin.readline().encode()[:LINE_BYTES]

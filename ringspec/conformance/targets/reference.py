@@ -1,7 +1,7 @@
-"""The specification's ring as correct targets, one for each recipe.
+"""The specification's ring as correct targets, one for each recipe (where a kernel rounds, and to which format).
 
-``reference_float64`` claims everything, for every input format. The others claim the input formats that their recipe
-reads without rounding. :data:`REFERENCES` contains all of them, by name of the recipe.
+``reference_float64`` claims everything, for every input format. Each other target claims the input formats that its
+recipe reads without rounding. :data:`REFERENCES` maps the name of each recipe to its target.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def given_forward(call: Call) -> list[WorkerResult]:
 
 
 def options_of(call: Call) -> dict[str, Any]:
-    """Return the keywords of ``ringspec.ring`` for a call, with explicit positions."""
+    """Return the keyword arguments of ``ringspec.ring`` for a call, with explicit positions."""
     assert call.index_q is not None and call.index_k is not None
     assert call.position_q is not None and call.position_k is not None
     options = {name: term for name, term in call.terms.items() if name not in NOT_TERMS}
@@ -159,7 +159,7 @@ def workers_of(results: list[WorkerResult]) -> Results:
 
 
 def block_results(call: Call, recipe: Recipe) -> Results:
-    """Compute o and lse of one block, or from given lse and delta the block's contribution to the gradients."""
+    """Compute o and lse of one block, or its contribution to the gradients from the given lse and delta."""
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(call))
     tile = Tile(problem.rows, problem.columns, problem.terms, recipe)

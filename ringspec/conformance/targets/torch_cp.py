@@ -1,6 +1,6 @@
 """PyTorch's context parallelism: ``torch.distributed.tensor.experimental``, unmodified.
 
-Every target runs torch's ring: its loop, its merge, its rotation of keys and values, its load balance. The targets
+Every target runs torch's ring: the loop, merge, rotation of keys and values, and load balance are torch's. The targets
 differ in how the ring is called:
 
 backend        device  how
@@ -12,11 +12,10 @@ backend        device  how
 ``sdpa-flash`` cuda    ``context_parallel`` and ``scaled_dot_product_attention``, which return no LSE
 ``sdpa-cudnn`` cuda    the same with the cuDNN kernel
 
-The layout ``contiguous`` is torch without load balance, ``zigzag`` with its head-tail load balance, which torch offers
-only for causal attention. A target is named layout_rotation_backend, without ``cpu``: ``zigzag_alltoall``,
+The layout ``contiguous`` is torch without load balance. ``zigzag`` is torch with head-tail load balance, which torch
+offers only for causal attention. A target is named layout_rotation_backend, without ``cpu``: ``zigzag_alltoall``,
 ``contiguous_allgather_16bit``, ``zigzag_alltoall_sdpa_flash``. Any version of torch is accepted; 2.13.0 is known to
-work.
-The names used from torch are not public and change between versions.
+work. The targets use names of torch that are not public and change between versions.
 
 Source: torch/distributed/tensor/experimental/_context_parallel/_attention.py, PyTorch 2.13.0.
 """
@@ -232,7 +231,7 @@ def sdpa_function() -> Any:
 
 
 def gpus() -> tuple[int, ...] | None:
-    """Return the W for which this machine has one GPU per process; None if torch is not installed."""
+    """Return the numbers of workers for which this machine has a GPU each; None if torch is not installed."""
     try:
         import torch
     except ImportError:
@@ -261,7 +260,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def claims(layout: str, rotation: str, backend: str) -> Capabilities:
-    """The claims of torch: Dv = D, no mask other than causal, no dlse."""
+    """Return the claims of a target of torch: Dv = D, no mask other than causal, no dlse."""
     widest = 128 if backend.endswith("cudnn") else 256
     on_cpu = backend in ON_CPU
     return Capabilities(

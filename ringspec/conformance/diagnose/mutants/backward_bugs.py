@@ -57,7 +57,7 @@ def no_delta(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:
 
 
 def delta_of_own_block(call: Call, recipe: Recipe) -> Hooks:
-    """Pieces that compute delta from the o of the first ring step."""
+    """Make the pieces of a ring that computes delta from the o of its first step."""
     o, _ = forward(blocks_of(call, recipe), recipe, Hooks(computes=lambda at: at.own))
 
     def early(worker: int, dy: Array, whole: Array, dlse: Array, recipe: Recipe) -> Array:
@@ -102,7 +102,7 @@ def heads_as_many_as_tokens(call: Call) -> bool:
 
 
 def times(dq: float = 0.0, dk: float = 0.0) -> Products:
-    """Tile products with dq and dk multiplied by these additional powers of the scale."""
+    """Make tile products whose dq and dk are multiplied by additional powers of the scale, ``dq`` and ``dk``."""
 
     def scaled(
         kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
@@ -156,7 +156,7 @@ def score_scaled_twice(
 
 
 def default_scale(call: Call, recipe: Recipe) -> Hooks:
-    """Pieces that use the scale 1 / sqrt(D), whatever the caller passes."""
+    """Make the pieces of a ring that uses the scale 1 / sqrt(D), whatever the caller passes."""
     scale = 1.0 / math.sqrt(call.worker("q", 0).shape[3])
     return Hooks(terms=lambda phase, terms: dataclasses.replace(terms, scale=scale))
 
@@ -167,7 +167,7 @@ def is_given(call: Call) -> bool:
 
 
 def scale_of_values(call: Call, recipe: Recipe) -> Hooks:
-    """Pieces whose scale has the factor 1 / sqrt(Dv) in place of 1 / sqrt(D)."""
+    """Make the pieces of a ring whose scale has the factor 1 / sqrt(Dv) in place of 1 / sqrt(D)."""
     ratio = math.sqrt(call.worker("q", 0).shape[3] / call.worker("v", 0).shape[3])
     return Hooks(terms=lambda phase, terms: dataclasses.replace(terms, scale=terms.scale * ratio))
 

@@ -1,4 +1,7 @@
-"""Predicates that say in which calls a bug can have an effect; :func:`when` combines them."""
+"""Predicates that say in which calls a bug can have an effect; :func:`when` combines them.
+
+Each docstring states the condition under which the predicate is true.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def forward(call: Call) -> bool:
 
 
 def in_parts(call: Call) -> bool:
-    """A block may hold only part of the keys: a ring of at least two workers, or a single block."""
+    """The keys of a block may be only a part of all keys: a ring of at least two workers, or a single block."""
     return call.operation == "block" or ring(2)(call)
 
 
@@ -62,7 +65,7 @@ def layout(*names: str) -> Condition:
 
 
 def term(*names: str) -> Condition:
-    """All of these terms are given and are neither None nor False."""
+    """The call has all of the terms ``names``, and none of them is None or False."""
     return lambda call: all(given(call, name) for name in names)
 
 
@@ -76,7 +79,7 @@ def given(call: Call, name: str) -> bool:
 
 
 def tensor(*names: str) -> Condition:
-    """All of these tensors are given."""
+    """The call has all of the tensors ``names``."""
     return lambda call: all(name in call.tensors for name in names)
 
 

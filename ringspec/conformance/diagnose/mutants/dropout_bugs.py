@@ -77,7 +77,7 @@ def dropped_p(p: Array, dp: Array, keep: Factor, delta: Array) -> Array:
 
 
 def seeded(call: Call) -> bool:
-    """Tell whether the call uses dropout and its mask is drawn from counters instead of passed by the caller."""
+    """Tell whether the call uses dropout with a mask that is drawn from counters, not passed by the caller."""
     return drops(call) and "keep" not in call.tensors
 
 

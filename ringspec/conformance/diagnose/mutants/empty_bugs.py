@@ -74,7 +74,7 @@ def plus_infinity(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 def infinity_takes_all(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge two states; one whose lse is +inf replaces the other."""
+    """Merge two states; a state whose lse is +inf replaces the other state."""
     result = merged(at, running, part, recipe)
     for one in (part, running):
         all_of_it = np.isposinf(one.m)

@@ -1,7 +1,8 @@
 """The replaceable pieces of a ring; each default does what the specification does.
 
-A bug replaces one or a few of these pieces. :mod:`~ringspec.conformance.diagnose.mutants.ring` is the loop that
-calls them; with all defaults its results are those of ``ringspec.ring``, bit for bit.
+A piece is a function that does one part of the computation. A bug replaces one or a few pieces.
+:mod:`~ringspec.conformance.diagnose.mutants.ring` is the loop that calls them; with all defaults its results are those
+of ``ringspec.ring``, bit for bit.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def score(
 
 
 def finite_bias(rows: Rows, columns: Columns) -> Array | float:
-    """Return the bias of a block, with 0 where it is -inf, because those pairs are masked anyway."""
+    """Return the bias of a block, with 0 in place of -inf; pairs with -inf are masked anyway."""
     if rows.bias is None:
         return 0.0
     bias: Array = columns_of(rows.bias, columns)
@@ -152,7 +153,7 @@ def finished(
 
 
 def hop(where: Hop, sides: Sequence[Side]) -> list[Side]:
-    """Give every worker the block that its neighbour had."""
+    """Give every worker the block of its neighbour."""
     return [sides[(r - where.direction) % where.workers] for r in range(where.workers)]
 
 
@@ -209,7 +210,7 @@ def add(at: At, name: str, total: Array, share: Array, format: str) -> Array:
 
 
 def reduced(owner: int, parts: Sequence[KeySide]) -> Sequence[KeySide]:
-    """Return the contributions to dk and dv that are summed for an owner if keys are gathered, in worker order."""
+    """Return the contributions to an owner's dk and dv, in worker order, if keys are gathered."""
     return parts
 
 
@@ -229,9 +230,9 @@ def same_recipe(recipe: Recipe) -> Recipe:
 class Hooks:
     """All pieces, in the order in which a pass calls them.
 
-    ``recipe``        rounding points that the program really uses
+    ``recipe``        the recipe under which the program really computes
     ``terms``         scale, masks, soft cap, sinks and dropout of a pass, 'forward' or 'backward'
-    ``queries``, ``keys``    a worker's blocks at the start of a pass; in the backward with dy, lse, delta
+    ``queries``, ``keys``    a worker's blocks at the start of a pass; in the backward pass with dy, lse, delta
     ``computes``      whether a pair of blocks is computed at all
     ``sees``          the blocks that the computation reads
     ``to_query_heads``    which key head a query head reads

@@ -1,6 +1,6 @@
-"""The case of the profile ``core`` or ``noise`` that detects each mutant, in the recipes bf16 and float32.
+"""For each known bug, a case of the profile ``core`` or ``noise`` that detects it, in the recipes bf16 and float32.
 
-If a case with a flag of the mutant detects it clearly, that case is listed. Noise cases, which use statistics over
+A case that is flagged for the bug is preferred, if it detects the bug clearly. Noise cases, which use statistics over
 whole tensors, are listed for rounding bugs that no bound on single values detects.
 """
 

@@ -64,18 +64,18 @@ def causal_on_first_step_alone(at: At, rows: Rows, columns: Columns, terms: Term
 
 
 def not_later_than_worker(at: At) -> bool:
-    """Test rank <= step, where the correct test is step <= rank."""
+    """Compute the block if rank <= step; the correct test is step <= rank."""
     return at.worker <= at.step
 
 
 def rank_not_above_step(at: At) -> bool:
-    """The same inverted test for any circulation and direction: rank of the queries <= step."""
+    """Compute the block if the queries' rank <= step, in any circulation and direction; step <= rank is correct."""
     step = at.direction * (at.query.owner - at.key.owner) % at.workers
     return at.query.owner <= step
 
 
 def mirrored(call: Call) -> Mask:
-    """Mask that places key block b, seen from queries of worker a, at the position of block 2a - b."""
+    """Make a mask that, for queries of worker a, places key block b at the position of block 2a - b."""
     assert call.index_k is not None
     n = call.index_k.shape[1]
 
@@ -96,7 +96,7 @@ def exclusive(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
 
 
 def shifted_diagonal(by: int, late_rows_alone: bool = False) -> Mask:
-    """Mask with the causal diagonal shifted by ``by`` keys to the right; all other terms are unchanged."""
+    """Make a mask whose causal diagonal is shifted by ``by`` keys to the right; other terms are unchanged."""
 
     def shifted(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
         assert at.query.rows is not None
@@ -128,13 +128,13 @@ def swapped_chunks(table: Integers) -> Integers:
 
 
 def chunks_in_order(table: Integers) -> Integers:
-    """Layout table in which worker r holds chunks r and W + r instead of r and 2W - 1 - r."""
+    """Make a layout table in which worker r holds chunks r and W + r instead of r and 2W - 1 - r."""
     half = table.shape[1] // 2
     return np.concatenate((table[:, :half], table[::-1, half:]), axis=1)
 
 
 def keys_in_order(call: Call) -> Mask:
-    """Mask gathered keys, which are in worker order, as if they were in token order."""
+    """Make a mask that treats gathered keys, which are in worker order, as if they were in token order."""
     assert call.index_k is not None
     on_k = positions_if(call, "k", dealt_in_order(call.index_k))
     return lambda at, rows, columns, terms: mask(
@@ -150,7 +150,7 @@ def offset_dropped(call: Call) -> Mask:
 
 
 def other_end(call: Call) -> Mask:
-    """Mask aligned at the end of the sequences instead of the start, or vice versa."""
+    """Make a mask that is aligned at the end of the sequences instead of the start, or vice versa."""
     by = tokens(call.index_k) - tokens(call.index_q)
     by = -by if call.terms.get("q_offset", 0) == by else by
     return lambda at, rows, columns, terms: mask(

@@ -1,4 +1,4 @@
-"""An lse in the wrong base, with the wrong order of axes, or incomplete, while o is correct."""
+"""An lse that is incomplete, in the wrong base or with the wrong order of axes, while o is correct."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lse_read_exchanged(phase: str, side: QuerySide) -> QuerySide:
 
 
 def lse_of_first_heads(call: Call, recipe: Recipe) -> Hooks:
-    """Pieces that write lse only for the first query head of each group, and 0 for the others."""
+    """Make the pieces of a ring that writes lse only for the first query head of each group, else 0."""
     group = call.worker("q", 0).shape[1] // call.worker("k", 0).shape[1]
 
     def first_heads(results: Results) -> Results:

@@ -51,7 +51,7 @@ def first_head_of_mask(at: At, rows: Rows, columns: Columns, terms: Terms) -> Bo
 
 
 def local_columns_of_mask(call: Call) -> Mask:
-    """Mask that reads columns 0 to n - 1 of the dense mask for every block of keys."""
+    """Make a mask that reads columns 0 to n - 1 of the dense mask for every block of keys."""
     on_k = slots(call.index_k)
 
     def at_slots(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -70,7 +70,7 @@ def bounds_inclusive(at: At, rows: Rows, columns: Columns, terms: Terms) -> Bool
 
 
 def window_is(sides: Callable[[Any, Any], Sides]) -> Callable[[str, Terms], Terms]:
-    """Terms with the window ``sides(left, right)`` in place of the (left, right) that the caller passes."""
+    """Make a function that replaces the window (left, right) of the terms by ``sides(left, right)``."""
 
     def changed(phase: str, terms: Terms) -> Terms:
         if terms.window is None:
@@ -89,7 +89,7 @@ def without_window(phase: str, terms: Terms) -> Terms:
 
 
 def window_per_block(call: Call) -> Mask:
-    """Mask that applies the window to slot numbers; the causal diagonal uses positions."""
+    """Make a mask that applies the window to slot numbers; the causal diagonal uses positions."""
     counted = local(call)
 
     def windowed(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -105,7 +105,7 @@ def without_others(rows: Rows, columns: Columns) -> tuple[Rows, Columns]:
 
 
 def empty_band(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Mask with the window (-1, 0), which is empty: from one key after the row to the row itself."""
+    """Compute a mask with the window (-1, 0), which is empty: it begins after the row and ends at the row."""
     band = masks.window(rows.position, columns.position, (-1, 0))[:, None]
     return mask(at, rows, columns, terms) & band
 

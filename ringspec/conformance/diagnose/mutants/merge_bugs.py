@@ -107,7 +107,7 @@ def equal_weights(
 def already_normal(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge the normalised o of the block as if it were the unnormalised sum that belongs to l."""
+    """Merge the normalised o of the block as if it were the sum that is still to be divided by l."""
     return merged(at, running, SoftmaxState(part.m, part.l, normal(part).o), recipe)
 
 

@@ -1,4 +1,4 @@
-"""Mutants: their definition, and how to run one on a call or as a target of the conformance suite."""
+"""Mutants (known bugs that can be run): their definition, and how to run one on a call or as a target."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Make = Callable[[Call, Recipe], Hooks]
 class Guise:
     """A variant of a bug to which the bug's title applies as well; ``words`` say what is different.
 
-    Kernels with the same bug differ in the pass that has it, in what unwritten memory holds, or in which results stay
-    correct. A diagnosis also tries the variants; the kill table counts only the bug itself.
+    Kernels with the same bug differ in the pass that has the bug, in the contents of unwritten memory, or in the
+    results that stay correct. A diagnosis also tries the variants; the kill table counts only the bug itself.
     """
 
     words: str
@@ -44,11 +44,11 @@ class Mutant:
 
     ``title``     the sentence by which a report names the bug
     ``what``      its cause, its effect and what hides it
-    ``links``     public reports; empty for a likely mistake of which no report is known
+    ``links``     public reports; empty for a likely mistake without a known report
     ``flags``     classes of :data:`ringspec.vectors.catalogue.flags.FLAGS`
     ``applies``   applies(call) is False if the bug cannot change a result of the call
     ``hooks``     hooks(call, recipe) makes the pieces
-    ``unseen``    the reason why no case can detect the bug in a recipe, by recipe
+    ``unseen``    for each recipe in which no case can detect the bug, the reason
     ``guises``    variants of the bug
     ``supposes``  supposes(call) is False if the call lacks something that the title takes for granted, for
                   example a mask: a diagnosis then prefers another bug that gives the same results
@@ -67,16 +67,16 @@ class Mutant:
 
     @property
     def kills(self) -> Mapping[str, str]:
-        """A case of the profile ``core`` or ``noise`` that fails with this bug, by recipe ('bf16', 'float32').
+        """For each recipe ('bf16', 'float32'), a case of the profile ``core`` or ``noise`` that fails with this bug.
 
-        A recipe is missing if no case detects the bug: see ``unseen``.
+        A recipe in which no case detects the bug is missing: see ``unseen``.
         """
         cases = zip(RECIPES, KILLS.get(self.id, ("", "")), strict=True)
         return {recipe: case for recipe, case in cases if case}
 
     @property
     def needs(self) -> str:
-        """'statistics' if in some recipe only statistics over whole tensors detect the bug, else 'bounds'."""
+        """'statistics' if a recipe exists in which only statistics of whole tensors detect the bug, else 'bounds'."""
         found = any(case.startswith("noise/") for case in self.kills.values())
         return "statistics" if found else "bounds"
 

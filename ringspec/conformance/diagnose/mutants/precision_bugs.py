@@ -36,12 +36,12 @@ def truncated(x: Array, format: str) -> Array:
 
 
 def narrow_of(recipe: Recipe) -> str:
-    """Return the 16-bit format that a kernel would use: that of its inputs, or bfloat16 if they are wider."""
+    """Return the 16-bit format that a kernel would use: the format of its inputs, or bfloat16 if that is wider."""
     return recipe.inputs if recipe.inputs in NARROW else "bfloat16"
 
 
 def rounding(*points: str) -> Callable[[Recipe], Recipe]:
-    """Change a recipe so that these rounding points round to 16 bits."""
+    """Make a function that changes a recipe so that the rounding ``points`` round to 16 bits."""
 
     def changed(recipe: Recipe) -> Recipe:
         return recipe.replace(**dict.fromkeys(points, narrow_of(recipe)))
@@ -72,7 +72,7 @@ def cut_p(
 def narrow_exponentials(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """Absorb one tile; exp(s - m) is rounded to 16 bits before it is summed, l and the rescaling are not."""
+    """Absorb one tile; exp(s - m) is rounded to 16 bits before it is summed, unlike l and the rescaling."""
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
     c = round_to(np.exp(state.m - shift), recipe.statistics)
@@ -95,9 +95,9 @@ def cut_operand(which: str) -> Callable[[str, Array, Recipe], Array]:
 
 
 def cut_results(names: tuple[str, ...], *points: str) -> Make:
-    """Pieces that truncate results to their format instead of rounding them.
+    """Return a function that makes the pieces of a ring that truncates results instead of rounding them.
 
-    The rounding ``points`` are widened first, so that nothing is rounded before.
+    The rounding ``points`` are widened, so that no result is rounded before it is truncated.
     """
 
     def hooks(call: Call, recipe: Recipe) -> Hooks:
@@ -136,7 +136,7 @@ def dq_in_bfloat16(results: Results) -> Results:
 
 
 def flushed(call: Call, recipe: Recipe) -> Hooks:
-    """Pieces that replace results below the smallest normal number of their format by 0."""
+    """Make the pieces of a ring that replaces results below the smallest normal number of their format by 0."""
     least = 2.0 ** format_of(call.formats["outputs"]).min_exponent
 
     def flush(results: Results) -> Results:

@@ -1,4 +1,4 @@
-"""A second program for the ring: one loop over steps and workers that calls replaceable pieces.
+"""A second implementation of the ring: one loop over steps and workers that calls replaceable pieces.
 
 The specification gives each worker its own state and messages; here lists hold the blocks of all workers, and a
 transfer makes a new list. With the default pieces every result equals that of ``ringspec.ring``, bit for bit, in
@@ -75,7 +75,7 @@ def blocks_of(call: Call, recipe: Recipe) -> Blocks:
 
 
 def ring_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
-    """Compute the results of a 'ring' call, by name, one array per worker."""
+    """Compute the results of a 'ring' call: for each name, a list of one array per worker."""
     recipe = way.recipe(hooks.recipe(recipe))
     blocks = blocks_of(call, recipe)
     results: Results = {}
@@ -174,7 +174,7 @@ def backward(
 def with_row_sums(
     side: QuerySide, o: Array, lse: Array, dlse: Array, recipe: Recipe, hooks: Hooks
 ) -> QuerySide:
-    """A block of queries with the dy, lse and delta that its backward pass needs, and zeroed accumulators."""
+    """Return a block of queries with dy, lse, delta and zeroed accumulators for its backward pass."""
     assert side.q is not None and side.dy is not None and side.rows is not None
     dy, dlse = hooks.seeds(side.dy, dlse)
     return dataclasses.replace(
@@ -193,7 +193,7 @@ def with_accumulators(side: KeySide) -> KeySide:
 
 
 def added(hooks: Hooks, at: At, share: BlockGradients, recipe: Recipe) -> tuple[QuerySide, KeySide]:
-    """Return the pair of blocks with its contributions added to their accumulators."""
+    """Return a pair of blocks; the contributions ``share`` are added to the accumulators of these blocks."""
     query, key = at.query, at.key
     assert query.dq is not None and key.dk is not None and key.dv is not None
     dq = hooks.add(at, "dq", query.dq, share.dq, recipe.carried_dq)
@@ -208,7 +208,7 @@ def added(hooks: Hooks, at: At, share: BlockGradients, recipe: Recipe) -> tuple[
 def gathered_after(
     hooks: Hooks, hop: Hop, lower: list[KeySide], gathered: list[list[KeySide]]
 ) -> list[KeySide]:
-    """Store each worker's contribution for the current owner, and make the next owner's keys current."""
+    """Store each worker's contribution to the current owner's dk and dv; the next owner's keys become current."""
     for side in lower:
         gathered[side.owner].append(side)
     moved: list[KeySide] = hooks.hop(hop, lower)
@@ -263,7 +263,7 @@ def block_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) ->
 
 
 def merge_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
-    """Compute the results of a 'merge' call, which merges normalised parts one after the other."""
+    """Compute the results of a 'merge' call, which merges normalised parts one by one."""
     recipe = way.recipe(hooks.recipe(recipe))
     states = []
     for o, lse in zip(

@@ -1,4 +1,4 @@
-"""Find mutants that give the same results for a call, so that a report must name them together."""
+"""Find known bugs that give the same results for a call, so that a report must name them together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LEAST, UNITS = 1e-9, 16.0
 
 
 def same_on(call: Call, mutants: Iterable[Mutant], recipe: Recipe) -> list[tuple[str, ...]]:
-    """Group mutants whose results for a call agree within the rounding of a recipe.
+    """Group mutants (known bugs that can be run) whose results for a call agree within the rounding of a recipe.
 
-    The first group begins with 'right', the program without a bug: its other members cannot be detected in this
-    call. Two values agree if they differ by at most 16 unit roundoffs of the recipe's coarsest format (at least
+    The first group begins with 'right', the program without a bug. The other members of this group cannot be detected
+    by the call. Two values agree if they differ by at most 16 unit roundoffs of the recipe's coarsest format (at least
     1e-9) times the sum of the row's largest magnitude and the mean magnitude of v or dy. Padding slots do not count.
 
     >>> from ringspec.conformance.cases.calls import call_of
@@ -70,7 +70,7 @@ def real_rows(call: Call, name: str, worker: int, x: NDArray) -> NDArray:
 
 
 def usual(call: Call, name: str) -> float:
-    """Return the mean magnitude of the summands of a result, v or dy; if they cancel, the error still has that scale."""
+    """Return the mean magnitude of v or dy, which a result sums; errors have this scale even if the sum cancels."""
     source = {"o": "parts_o" if call.operation == "merge" else "v", "lse": ""}.get(name, "dy")
     if source not in call.tensors:
         return 1.0

@@ -114,7 +114,7 @@ def first_share_twice(at: At, name: str, total: Array, share: Array, format: str
 
 
 def cloned_early(at: At, name: str, total: Array, share: Array, format: str) -> Array:
-    """Add a share, except the last step's share of dk in the last head."""
+    """Add a block's contribution, but omit the last step's contribution to dk in the last head."""
     after = add(at, name, total, share, format)
     if name == "dk" and at.step == at.workers - 1:
         after[:, -1] = total[:, -1]

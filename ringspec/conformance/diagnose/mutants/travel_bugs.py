@@ -24,7 +24,7 @@ INPUTS = {KeySide: ("k", "v"), QuerySide: ("q", "dy", "lse", "row_term")}
 
 
 def with_inputs_of(side: Side, other: Side, *names: str) -> Side:
-    """Replace tensors of a block by those of another; its owner is unchanged.
+    """Replace tensors of the block ``side`` by those of the block ``other``; the owner of ``side`` is unchanged.
 
     ``names`` are the tensors to replace; default: all inputs of that kind of block.
     """
@@ -48,7 +48,7 @@ def saved_keys_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def owner_of_other_direction(at: At) -> tuple[QuerySide, KeySide]:
-    """Mask the visiting block as the one that the opposite direction would bring."""
+    """Mask the visiting block as if it were the block that arrives in the opposite direction."""
     other = (at.worker + at.direction * at.step) % at.workers
     if at.key.owner == at.visitor(at.step):
         return at.query, with_inputs_of(at.key, at.all_keys[other], "columns")
@@ -68,7 +68,7 @@ def not_home(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def kept_when_idle(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
-    """Transfer blocks; a worker that skips the arriving keys (a later worker's) keeps the dk and dv it has sent."""
+    """Transfer blocks; a worker that skips the arriving keys of a later worker keeps the dk and dv it has sent."""
     arrived = hop(where, sides)
     if where.phase == "forward" or where.last:
         return arrived
@@ -90,7 +90,7 @@ def received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def keys_received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
-    """The same for keys and values only, with worker 0 sending first, then worker 1, and so on."""
+    """Transfer k and v into the buffers that are sent from; worker 0 sends first, then worker 1, and so on."""
     right, buffers = hop(where, sides), list(sides)
     if where.step == 0 or where.last or not isinstance(sides[0], KeySide):
         return right
@@ -128,8 +128,8 @@ def reread(x: Array | None) -> Array:
 def pair_misread(results: Results) -> Results:
     """Return dk + dv of each worker as its dk, and dk + dv of the next worker as its dv.
 
-    The ring returns (received, sent), each a stack of dk and dv; the caller reads that pair as (dk, dv), and
-    autograd sums each stack.
+    The ring returns the pair (received, sent), in which each entry is a stack of dk and dv. The caller reads the pair
+    as (dk, dv), and autograd sums each stack.
     """
     stacks = [dk + dv for dk, dv in zip(results["dk"], results["dv"], strict=True)]
     workers = len(stacks)

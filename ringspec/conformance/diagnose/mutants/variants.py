@@ -1,8 +1,8 @@
 """Implementation variants that the specification permits, in which one bug can give different results.
 
 The results of a correct program are the same in all variants, up to rounding. Bugs of merging, of empty rows and of
-accumulators can depend on the variant: one order of merging combines two empty parts and another does not, and
-a block that is skipped cannot affect a row.
+accumulators can depend on the variant: for example, only some orders of merging combine two empty parts, and a skipped
+block cannot affect a row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Way:
 
     ``skips``         pairs of blocks without a visible pair of tokens are not computed
     ``first_as_is``   the first part becomes the running state instead of being merged into an empty one
-    ``tree``          neighbouring parts are merged in pairs, then pairs of pairs; else one after the other
+    ``tree``          neighbouring parts are merged in pairs, then pairs of pairs; otherwise one by one
     ``normalised``    parts leave their block as (o, lse), whatever the recipe says
     ``masks_p``       the backward pass sets p of a masked pair to 0, whatever exp(s - lse) is
     ``tile_k``        keys per tile; None: as the recipe says
@@ -62,7 +62,7 @@ class Way:
         return dataclasses.replace(hooks, probabilities=probabilities)
 
     def told(self) -> str:
-        """Describe the variant for a report; empty for the usual one.
+        """Describe the variant for a report; '' for the usual variant.
 
         >>> Way(skips=True, tile_k=2).told()
         'fully masked blocks are skipped, tiles have 2 keys'
@@ -107,7 +107,7 @@ OF_BACKWARD = ("recipe", "add")
 def ways_of(hooks: Hooks, call: Call, forward_is_right: bool = False) -> list[Way]:
     """Return the variants other than the usual one in which a bug can give different results for a call.
 
-    ``forward_is_right``: consider only the replaced pieces that can leave o and lse correct.
+    ``forward_is_right``: consider only bugs in pieces that can leave o and lse correct.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> call = noise_call("example", "bf16", 2, mask="causal", tokens=16)

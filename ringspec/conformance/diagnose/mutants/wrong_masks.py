@@ -23,7 +23,7 @@ Make = Callable[[Call, Recipe], Hooks]
 
 
 def by_call(make: Callable[[Call], Mask]) -> Make:
-    """Hooks whose mask is made from the call."""
+    """Make hooks whose mask ``make`` makes from the call."""
     return lambda call, recipe: Hooks(mask=make(call))
 
 
@@ -95,7 +95,7 @@ def believing(call: Call, table_of: Callable[[Integers], Integers]) -> Mask:
 
 
 def local(call: Call) -> Callable[[Rows, Columns], tuple[Rows, Columns]]:
-    """A function that replaces the positions of a block's rows and columns by their slot numbers."""
+    """Make a function that replaces the positions of a block's rows and columns by their slot numbers."""
     on_q, on_k = slots(call.index_q), slots(call.index_k)
 
     def counted(rows: Rows, columns: Columns) -> tuple[Rows, Columns]:
@@ -108,7 +108,7 @@ def local(call: Call) -> Callable[[Rows, Columns], tuple[Rows, Columns]]:
 
 
 def only(terms: Terms, *names: str) -> Terms:
-    """Terms without ``causal`` and ``window``, except those in ``names``."""
+    """Return the terms without ``causal`` and ``window``; a term in ``names`` stays."""
     return dataclasses.replace(
         terms,
         causal=terms.causal and "causal" in names,
@@ -117,7 +117,7 @@ def only(terms: Terms, *names: str) -> Terms:
 
 
 def bare(rows: Rows) -> Rows:
-    """Rows without documents, bounds, dense mask, and -inf in the bias."""
+    """Return rows without documents, bounds and dense mask, and with 0 in place of -inf in the bias."""
     bias = None if rows.bias is None else np.where(np.isneginf(rows.bias), 0.0, rows.bias)
     return dataclasses.replace(
         rows, segment=None, bound_min=None, bound_max=None, mask=None, bias=bias
