@@ -1,4 +1,4 @@
-"""Ring attention kernels in AWS NKI, and a simulator that runs them, collectives included.
+"""Ring attention kernels in AWS NKI (Neuron Kernel Interface), and a simulator that runs them on several ranks.
 
 - ``nki_impl.kernels``: forward, backward and unpermute kernels, which use NKI through :mod:`nki_impl.lang`.
 - ``nki_impl.lang``: imports NKI from the simulator or from the official packages (RINGSPEC_NKI).
@@ -7,5 +7,5 @@
   :func:`nki_impl.sim.coverage.coverage` lists which of NKI's names it implements.
 - ``python -m nki_impl profile``: counts the work of a kernel and estimates its time on trn2.
 
-Kernels and simulator import nothing from ringspec.
+The kernels and the simulator import nothing from ringspec.
 """

@@ -1,4 +1,4 @@
-"""``python -m nki_impl profile``: run a kernel on the simulator and report what it did."""
+"""``python -m nki_impl profile``: run a kernel on the simulator, and report its counted work and estimated time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nki_impl.workloads import DTYPES, WORKLOADS, Shape, find_workload
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     options = _parser().parse_args(arguments)
     shape = Shape(
         options.world, options.lnc, options.batch, options.heads, options.rows, options.dim,
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def report_of(name: str, shape: Shape, outcome: Outcome, seconds: float) -> dict[str, Any]:
-    """Return the report as plain data: counts and estimate of the busiest rank, and the simulation's speed."""
+    """Return the report as plain data: counts and estimated time of the busiest rank, and the simulation's speed."""
     busiest = max(outcome.ranks, key=lambda counters: roofline(counters, shape.lnc).overlapped)
     return {
         "kernel": name,

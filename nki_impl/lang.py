@@ -3,13 +3,13 @@
 The environment variable RINGSPEC_NKI selects the backend at import:
 
 - ``simulator`` (the default): the simulator of this package, which runs collectives on any machine;
-- ``nki-simulate``: the official ``nki`` package, on whose ``nki.simulate`` kernels without collectives
-  run (it does not implement ``nki.collectives``);
+- ``nki-simulate``: the official ``nki`` package with its function ``nki.simulate``, which runs only kernels without
+  collectives, because it does not implement ``nki.collectives``;
 - ``device``: the official ``nki`` package and the compiler ``neuronx-cc``, for a Trainium instance.
 
-The official packages come from the vendor's package index. The public index has placeholders of both names, which
-fail on import or are empty. They are recognised by their version and by missing submodules, and the error says
-how to install the real packages.
+The official packages come from the vendor's package index. The public index has placeholders with the names of both
+packages, which fail on import or are empty. A placeholder is recognised by its version and by missing submodules; the
+error then says how to install the real packages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def chosen_backend() -> str:
 
 
 def check_package(distribution: str) -> None:
-    """Raise BackendError if a ``distribution``, 'nki' or 'neuronx-cc', is missing or a placeholder."""
+    """Raise BackendError if the package ``distribution``, 'nki' or 'neuronx-cc', is missing or a placeholder."""
     floor = FLOORS[distribution]
     wanted = f"{distribution}>={'.'.join(map(str, floor))}"
     command = f'pip install --upgrade "{wanted}" --extra-index-url {INDEX}'
@@ -73,7 +73,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _has_submodules(package: str, names: tuple[str, ...]) -> bool:
-    """Tell whether the package has these submodules; it is not imported."""
+    """Return whether the package has the submodules ``names``, without importing the package."""
     spec = importlib.util.find_spec(package)
     places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     return all(

@@ -1,9 +1,13 @@
 """The ring kernels as targets of the conformance suite: ``ringspec check nki_impl``.
 
 This is the only module of the package that imports ringspec. It converts the arrays of a call to the layout that the
-kernels require, and converts the results back. Values change in two cases only. With a causal mask the interface
-requires that q and dq are multiplied by the scale, which is exact for a power of two. And gradients, which the kernels
-return in float32, are rounded once if the call requests a narrower format.
+kernels require, and converts the results back. The conversion changes values in two cases only:
+
+- With a causal mask the kernels require that the caller multiplies q and dq by the scale. This is exact if the scale is
+  a power of two.
+- The kernels return gradients in float32. They are rounded once if the call requests a narrower format.
+
+The targets:
 
 ``nki_impl``       head dimensions whose default scale is a power of two, with or without a causal mask
 ``nki_impl_lnc2``  the same on ranks of two cores
@@ -54,7 +58,8 @@ SCALED = "under a causal mask q is multiplied by the scale, a power of two, befo
 class NkiImpl:
     """A target that runs both passes on ranks of ``lnc`` cores.
 
-    ``claims`` are added to the claims that all these targets share; ``name`` and ``notes`` are for the report.
+    ``claims`` are added to the claims that all targets of this module share; ``name`` and ``notes`` are printed in the
+    report.
     """
 
     def __init__(self, name: str, lnc: int = 1, notes: tuple[str, ...] = (), **claims: Any) -> None:
@@ -131,7 +136,7 @@ def backward(
 
 
 def scaled(call: Call, rank: int) -> Array:
-    """Return a rank's q, multiplied by the scale if the mask is causal."""
+    """Return q of one rank, multiplied by the scale if the mask is causal."""
     q = call.worker("q", rank)
     if not call.terms.get("causal", False):
         return q

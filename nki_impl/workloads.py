@@ -1,7 +1,7 @@
 """The kernels that ``python -m nki_impl profile`` runs, by name, with arguments for them.
 
-A workload is a function of a :class:`Shape` that returns a kernel and its arguments per rank. The ring
-attention kernels have names; any other is given as ``package.module:function``, and its module must have
+A workload is a function that takes a :class:`Shape` and returns a kernel and its arguments for each rank. The ring
+attention kernels have names. Any other kernel is given as ``package.module:function``, and its module must have
 a function ``workload(shape)``.
 """
 
@@ -53,7 +53,7 @@ def _kernel(name: str) -> Callable[..., Any]:
 
 
 def ring_attention_spmd_fwd(shape: Shape) -> tuple[Callable[..., Any], Arguments]:
-    """Forward pass of ring attention for training, contiguous or striped."""
+    """Return the forward kernel with ``training``, and random inputs for it, in contiguous or striped layout."""
     sizes = (shape.batch, shape.heads)
     scale = 1 / math.sqrt(shape.dim)
     arguments: Arguments = []
@@ -78,7 +78,10 @@ def ring_attention_spmd_fwd(shape: Shape) -> tuple[Callable[..., Any], Arguments
 
 
 def ring_attention_spmd_bwd(shape: Shape) -> tuple[Callable[..., Any], Arguments]:
-    """Backward pass of ring attention on random o, dy and lse: the work is real, the values are not."""
+    """Return the backward kernel, and inputs for it: random q, k, v, o and dy, and a constant lse.
+
+    The counted work is that of a real backward pass, but the gradients have no meaning.
+    """
     sizes = (shape.batch, shape.heads, shape.dim, shape.rows)
     arguments: Arguments = []
     for rank in range(shape.world):
@@ -100,7 +103,7 @@ def ring_attention_spmd_bwd(shape: Shape) -> tuple[Callable[..., Any], Arguments
 
 
 def ring_attention_unpermute(shape: Shape) -> tuple[Callable[..., Any], Arguments]:
-    """Convert striped rows to contiguous rows."""
+    """Return the kernel that converts striped rows to contiguous rows, and inputs for it."""
     items = shape.batch * shape.heads
     arguments: Arguments = [
         {

@@ -1,9 +1,9 @@
-"""The gradients of one stretch of queries against one stretch of keys.
+"""The gradients of one stretch (at most 2048 rows) of queries against one stretch of keys.
 
 P is recomputed from the scores and the lse of the forward pass; nothing is rescaled. All three gradients are stored
-by columns, [D, n], like the tensors that they belong to, so that every product is 512 wide. dV^T and dK^T of a key
-tile accumulate in PSUM over all query tiles, dQ^T of four query tiles over the chunks of a key tile. Of the
-score-shaped matrices only dS is transposed.
+by columns, [D, n], like q, k and v, so that every product is 512 wide. dV^T and dK^T of a key tile are accumulated in
+PSUM over all query tiles. dQ^T of four query tiles is accumulated in PSUM over the chunks of 128 keys of a key tile. Of
+the matrices [rows, keys] only dS is transposed.
 
 Source of the method: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 2.
 """
@@ -22,11 +22,11 @@ TILES = 4
 
 @dataclass
 class Queries(nl.NKIObject):  # type: ignore[name-defined]
-    """A stretch of query rows on chip; its first row is row ``first``.
+    """A stretch of query rows on chip, which starts at row ``first``.
 
-    ``q``, ``dy`` [D, n] and ``q_rows``, ``dy_rows`` [128, n / 128, D] in the input dtype; ``bias``
-    (-lse), ``delta`` (dy_o_sum), ``low``, ``high`` [128, n / 128] float32, the last two None without
-    a mask; ``dq`` [D, n] float32, the accumulator.
+    ``q``, ``dy`` [D, n] and ``q_rows``, ``dy_rows`` [128, n / 128, D] in the input dtype. ``bias`` (-lse), ``delta``
+    (dy_o_sum), ``low`` and ``high`` [128, n / 128] float32; a row sees the keys low <= j < high. ``low`` and ``high``
+    are None without a mask. ``dq`` [D, n] float32 is the accumulator.
     """
 
     first: int
@@ -43,10 +43,10 @@ class Queries(nl.NKIObject):  # type: ignore[name-defined]
 
 @dataclass
 class Keys(nl.NKIObject):  # type: ignore[name-defined]
-    """A stretch of keys on chip; its first key is key ``first``.
+    """A stretch of keys on chip, which starts at key ``first``.
 
-    ``k``, ``v`` [D, n] and ``k_rows`` [128, n / 128, D] in the input dtype; ``dk``, ``dv`` [D, n], the
-    accumulators, in their dtype.
+    ``k``, ``v`` [D, n] and ``k_rows`` [128, n / 128, D] in the input dtype. The accumulators ``dk`` and ``dv`` [D, n]
+    are float32, or the input dtype without mixed precision.
     """
 
     first: int
@@ -58,9 +58,10 @@ class Keys(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def block_backward(queries: Queries, keys: Keys, scale: float, is_triangle: bool) -> None:
-    """Add the gradients of these queries against these keys to ``queries.dq``, ``keys.dk`` and ``keys.dv``.
+    """Add the gradients of ``queries`` against ``keys`` to ``queries.dq``, ``keys.dk`` and ``keys.dv``.
 
-    With ``is_triangle`` no row attends to a key beyond its own index, and tiles with only such keys are left out.
+    ``is_triangle``: no row attends to a key with a larger index than its own. Tiles that have only such pairs are then
+    left out.
     """
     for start in range(0, keys.k.shape[1], KEYS):
         stop = min(start + KEYS, keys.k.shape[1])
@@ -72,7 +73,10 @@ def block_backward(queries: Queries, keys: Keys, scale: float, is_triangle: bool
 
 
 def key_tile(queries: Queries, keys: Keys, span: tuple[int, int], first: int, scale: float) -> None:
-    """Compute all query tiles from ``first`` on against one key tile; ``span`` is (start, stop) in the stretch."""
+    """Compute query tile ``first`` and all later ones against one key tile.
+
+    ``span``: (start, stop) of the key tile in its stretch.
+    """
     start, stop = span
     width = keys.k.shape[0]
     dk = nl.ndarray((width, stop - start), dtype=nl.float32, buffer=nl.psum)
@@ -109,7 +113,7 @@ def score_tile(
 ) -> tuple[Tensor, Tensor]:
     """Compute P and dS [128, keys] of one query tile in the input dtype, as operands of products.
 
-    P = exp(scale * q k - lse); dS = P * (dy v - delta), with the P that is not rounded yet.
+    P = exp(scale * q k - lse), and dS = P * (dy v - delta), computed with P before it is rounded.
     """
     start, stop = span
     tile = (ROWS, stop - start)
@@ -148,7 +152,7 @@ def score_tile(
 def hidden_scores(
     products: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
 ) -> Tensor:
-    """Compute scale * q k with masked keys at HIDDEN, float32 on chip.
+    """Compute scale * q k on chip in float32, with the value HIDDEN for masked keys.
 
     The scale is applied before the mask, so that a negative scale cannot change the sign of HIDDEN.
     """
@@ -164,7 +168,7 @@ def hidden_scores(
 def add_dq(
     queries: Queries, keys: Keys, start: int, turned: Tensor, begin: int, scale: float
 ) -> None:
-    """Add scale * K^T dS^T to dQ^T of the query tiles from ``begin`` on; ``turned`` is dS^T by chunks."""
+    """Add scale * K^T dS^T to dQ^T of query tile ``begin`` and later ones; ``turned`` is dS^T in chunks of 128 keys."""
     chunks, columns = turned.shape[1], turned.shape[2]
     product = nl.ndarray((keys.k.shape[0], columns), dtype=nl.float32, buffer=nl.psum)
     for c in range(chunks):

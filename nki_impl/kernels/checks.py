@@ -13,7 +13,7 @@ DTYPES = (nl.bfloat16, nl.float16, nl.float32)
 
 
 def check_tensors(tensors: tuple[Tensor, ...], shape: Any, dtype: DType) -> None:
-    """Require that all tensors have this shape and dtype, which must be one of the three supported ones."""
+    """Require that all tensors have ``shape`` and ``dtype``, which must be one of the three supported dtypes."""
     assert dtype in DTYPES, f"expected bfloat16, float16 or float32, got {dtype}"
     for tensor in tensors:
         assert tuple(tensor.shape) == shape, f"expected shape {shape}, got {tensor.shape}"
@@ -31,7 +31,7 @@ def check_sizes(heads: int, key_heads: int, length: int, width: int, workers: in
 def check_masks(
     causal: bool, striped: bool, bound_min: Tensor, bound_max: Tensor, shape: tuple[int, int]
 ) -> None:
-    """Require a causal mask for striped input, and for bounds both of these and both bounds."""
+    """Require a causal mask for striped input; for bounds require a causal mask, striped input, and both bounds."""
     assert causal or not striped, "striped input needs a causal mask"
     has_min, has_max = bound_min is not None, bound_max is not None
     assert has_min == has_max, "expected bound_min and bound_max together"
@@ -54,14 +54,14 @@ def check_groups(replica_groups: Any, num_workers: int) -> None:
 
 
 def given_scale(softmax_scale: float | None, width: int) -> float:
-    """Return the given scale, or 1/sqrt(d) for None or 0."""
+    """Return ``softmax_scale``, or 1/sqrt(width) if it is None or 0."""
     if softmax_scale is None or softmax_scale == 0:
         return 1.0 / width**0.5
     return float(softmax_scale)
 
 
 def forward_scale(softmax_scale: float | None, causal: bool, width: int) -> float:
-    """Return the scale of the forward pass: 1.0 with a causal mask, because q is already scaled; else as given."""
+    """Return the scale of the forward pass: 1.0 with a causal mask (q is pre-scaled), else :func:`given_scale`."""
     if not causal:
         return given_scale(softmax_scale, width)
     assert softmax_scale is None or softmax_scale == 1.0, (

@@ -1,12 +1,14 @@
-"""Masks as two numbers per query row: key j of the current block is visible if low <= j < high.
+"""Masks as two numbers per query row: key j of one rank is visible to the row if low <= j < high.
 
-``a`` is the ring position of the owner of query row t, ``b`` that of the keys' owner; cp_offset is 0 if a = b:
+Let t be the index of the row on its rank, ``a`` the ring position of that rank, and ``b`` the ring position of the rank
+that owns the keys. A causal mask requires j <= t + cp_offset:
 
-- contiguous: j <= t + cp_offset with cp_offset = (a - b) * s: all keys, the triangle, or none;
-- striped: j <= t + cp_offset with cp_offset = -1 if a < b, else 0;
-- packed documents: also bound_min[t] <= j < bound_max[t], local key indices, in both passes.
+- contiguous layout: cp_offset = (a - b) * s, so a row sees all keys, the keys up to its own index, or none;
+- striped layout: cp_offset = -1 if a < b, else 0.
 
-Masks are data, not branches, because all ranks run one program, and only the device knows a and b.
+Packed documents also require bound_min[t] <= j < bound_max[t], in both passes.
+
+Masks are data, not branches, because all ranks run the same program, and only the device knows a and b.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ FLOOR = HIDDEN / 2
 
 @dataclass
 class Mask(nl.NKIObject):  # type: ignore[name-defined]
-    """The mask terms: ``causal`` by position, in ``striped`` or contiguous layout, and bounds or None."""
+    """The terms of a mask: whether it is ``causal``, whether the layout is ``striped``, and the bounds or None."""
 
     causal: bool
     striped: bool
@@ -33,15 +35,15 @@ class Mask(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def is_triangle(mask: Mask, step: int) -> bool:
-    """Tell whether row t attends to no key beyond t, whatever the ranks are, so that tiles can be left out."""
+    """Return whether, on every rank, row t attends to no key j > t in this step, so that tiles can be left out."""
     return mask.causal and (mask.striped or step == 0)
 
 
 def row_limits(mask: Mask, rows: int, query_position: Tensor, key_position: Tensor) -> Tensor:
-    """Compute ``high`` [128, s / 128] of a step without bounds: key j is visible to row t if j < high.
+    """Compute ``high`` [128, s / 128] of a step from the causal mask alone: key j is visible to row t if j < high.
 
-    The positions are [128, 1] tiles of ring positions; one of them is None at step 0, when both
-    positions are the same and the offset is 0.
+    ``query_position`` and ``key_position`` are [128, 1] tiles with the ring positions of the owners. At step 0 one of
+    them is None, because the owners are the same rank and the offset is 0.
     """
     high = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=high, pattern=[[ROWS, rows // ROWS]], offset=1, channel_multiplier=1)
@@ -52,7 +54,7 @@ def row_limits(mask: Mask, rows: int, query_position: Tensor, key_position: Tens
 
 
 def cp_offset(mask: Mask, rows: int, query_position: Tensor, key_position: Tensor) -> Tensor:
-    """Compute [128, 1] float32: how many keys beyond its own index a row attends to; exact below 2^24 tokens."""
+    """Compute the largest visible j - t of key j and row t, [128, 1] float32; exact below 2^24 tokens."""
     offset = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
     op = nl.less if mask.striped else nl.subtract
     factor = -1.0 if mask.striped else float(rows)
@@ -62,14 +64,14 @@ def cp_offset(mask: Mask, rows: int, query_position: Tensor, key_position: Tenso
 
 
 def within_bounds(high: Tensor, bound_max: Tensor) -> Tensor:
-    """Compute min(high, bound_max), both [128, s / 128]: one past the last key visible under both."""
+    """Compute min(high, bound_max) [128, s / 128]: one past the last key that the mask and the bounds allow."""
     both = nl.ndarray(high.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=both, data1=high, data2=bound_max, op=nl.minimum)
     return both
 
 
 def no_lower_bound(rows: int) -> Tensor:
-    """Make ``low`` [128, s / 128] for rows without bounds: key 0."""
+    """Make ``low`` [128, s / 128] for rows without bounds: all 0."""
     low = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=low, value=0.0)
     return low

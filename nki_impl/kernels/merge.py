@@ -2,8 +2,8 @@
 
 A partial result over some keys is (``o``, ``l``, ``n``): the unnormalised sum of exp(s - m) v, the sum
 of exp(s - m), and n = -m, the negated row maximum, which is the bias operand of the exponential.
-Everything is float32. A row without visible keys so far has o = 0, l = 0, m = FLOOR. Merging such rows needs
-no special case, because exp(FLOOR - m) is 0 if m is a real maximum, and 1 if the other row is empty too.
+All numbers are float32. A row that has seen no visible key has o = 0, l = 0, m = FLOOR. Merging such a row needs
+no special case: exp(FLOOR - m) is 0 if the other side has a real maximum m, and 1 if the other side is empty too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Partial(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def merge(held: Partial, block: Partial) -> None:
-    """Merge ``block`` into ``held``, in place: each product and each sum is rounded to float32 once.
+    """Merge ``block`` into ``held`` in place; each product and each sum is rounded to float32 once.
 
     n = min(n_held, n_block); l and o are weighted with exp(n - n_held) and exp(n - n_block).
     """
@@ -56,7 +56,7 @@ def add_weighted(held: Tensor, c_held: Tensor, block: Tensor, c_block: Tensor) -
 
 
 def take(held: Partial, block: Partial) -> None:
-    """Copy ``block`` to ``held``: the first partial result of a row has nothing to merge with."""
+    """Copy ``block`` to ``held``; used for the first partial result of a row, which needs no merge."""
     nisa.tensor_copy(dst=held.o, src=block.o)
     nisa.tensor_copy(dst=held.l, src=block.l)
     nisa.tensor_copy(dst=held.n, src=block.n)
@@ -71,7 +71,7 @@ def finish(held: Partial, o: Tensor) -> None:
 
 
 def log_sum_exp(l: Tensor, n: Tensor, lse: Tensor) -> None:
-    """Write lse = m + log(l), natural, of whole tiles [128, tiles]; -inf for a row without keys."""
+    """Write lse = m + log(l) (natural), all three [128, tiles]; -inf for a row without visible keys."""
     least = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=least, data=l, op0=nl.maximum, operand0=LEAST_SUM)
     log = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -1,9 +1,9 @@
 """The ring as a kernel uses it: its cores, its travelling buffers, and the owner of the current data.
 
-A rank runs on one physical core or on two (LNC 2). Travelling data are in a pair of buffers: at
+A rank runs on one physical core or on two (LNC 2). Travelling data are in a pair of buffers. At
 step t the kernel computes with ``pair[t % 2]`` while the permute fills the other buffer from the
-predecessor. The permute is issued before the computation of the step. Both only read the shared buffer, so they may
-run at the same time.
+predecessor. The permute is issued before the computation of the step. The permute and the computation only read
+``pair[t % 2]``, so they may run at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass
 class Ring(nl.NKIObject):  # type: ignore[name-defined]
-    """The ring of a launch: ``workers`` ranks per group; this program is core ``core`` of the ``cores`` of its rank."""
+    """The ring of a launch: ``workers`` ranks per group, ``cores`` cores per rank; this program is core ``core``."""
 
     workers: int
     group: Any
@@ -29,7 +29,7 @@ class Ring(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def open_ring(replica_groups: Any, num_workers: int) -> Ring:
-    """Make the ring of ``replica_groups``, or of ranks 0 .. num_workers-1 if none are given."""
+    """Make the ring of ``replica_groups``; None: one ring of ranks 0 .. num_workers-1."""
     ranks = replica_groups
     if replica_groups is None or len(replica_groups) == 0:
         ranks = (tuple(range(num_workers)),)
@@ -40,14 +40,14 @@ def open_ring(replica_groups: Any, num_workers: int) -> Ring:
 
 
 def travelling_memory(ring: Ring) -> Any:
-    """The memory for operands of collectives, which both cores of a rank must be able to access."""
+    """Return the memory for operands of collectives, which all cores of a rank can access."""
     if ring.cores > 1:
         return nl.shared_hbm
     return nl.private_hbm
 
 
 def travelling_pair(ring: Ring, shape: Any, dtype: DType, name: str) -> Pair:
-    """Allocate two buffers between which a permute moves data; a rank's own data go into the first."""
+    """Allocate two buffers for travelling data; the first one receives the rank's own data."""
     memory = travelling_memory(ring)
     first = nl.ndarray(shape, dtype=dtype, buffer=memory, name=name + "_even")
     second = nl.ndarray(shape, dtype=dtype, buffer=memory, name=name + "_odd")
@@ -73,7 +73,7 @@ def pass_on(ring: Ring, pair: Pair, step: int) -> None:
 
 
 def wait_for_both_cores(ring: Ring, tensors: Any) -> None:
-    """Wait for both cores: what either did to these tensors is then complete for the other and for collectives."""
+    """Wait for both cores of the rank; afterwards each core and collectives see all earlier writes to ``tensors``."""
     if ring.cores > 1:
         for tensor in tensors:
             nisa.core_barrier(data=tensor, cores=(0, 1))
@@ -83,8 +83,8 @@ def position_table(ring: Ring) -> Tensor:
     """Make a table in HBM [ranks, 1]: the ring position of each rank id, in float32.
 
     The device gives the owner of the current data as a rank id in a register, and neither Python nor an
-    engine can compute with a register. Used as the index of a load from this table, it becomes a number in a tile.
-    With groups (0..n-1), (n..2n-1), ... the table also works if the id counts within the group.
+    engine can compute with a register. A load from this table, with the register as index, puts the ring position into
+    a tile. With groups (0..n-1), (n..2n-1), ... the table also works if the device gives the id within the group.
     """
     size = len(ring.ranks) * ring.workers
     row = nl.ndarray((1, size), dtype=nl.float32, buffer=nl.sbuf)
@@ -98,7 +98,7 @@ def position_table(ring: Ring) -> Tensor:
 
 
 def position_at(ring: Ring, table: Tensor, step: int) -> Tensor:
-    """Load [128, 1] float32: the ring position of the owner of this step's data; at step 0, this rank's own."""
+    """Load the ring position of the owner of this step's data as [128, 1] float32; at step 0 this rank is the owner."""
     owner = ncc.collective_permute_implicit_current_processing_rank_id(
         iteration_id=step, replica_group=ring.group
     )

@@ -1,9 +1,9 @@
 """Ring attention, backward: keys and values stay, and queries travel with their dQ.
 
-One item is a key head with the query heads that share it. At step t rank r holds the queries, dY and
-row data of the rank t places before it, and adds to its own dK and dV. The block's dQ is added to the sum
-that arrived with the queries, and the sum is sent to the successor; after W hops it is complete and back at its owner.
-Queries, dY and row data hop W - 1 times.
+One item is a key head with the query heads that share it. At step t, rank r holds the queries, dY and row data (lse,
+delta and bounds of each row) of the rank t places earlier in the ring. Rank r adds to its own dK and dV. It adds its
+contribution to dQ to the sum that arrived with the queries, and sends the sum to its successor. After W hops the sum is
+complete and back at the owner of the queries. Queries, dY and row data make W - 1 hops.
 
 Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-bwd.html
@@ -44,11 +44,12 @@ Item = tuple[int, int]
 
 @dataclass
 class Travellers(nl.NKIObject):  # type: ignore[name-defined]
-    """The pairs of travelling buffers; dimension 0 has one part for each core of the rank.
+    """The travelling buffers, two of each kind; dimension 0 has one part for each core of the rank.
 
-    ``q``, ``dy`` [cores, group, D, S]; ``planes`` [cores, planes, 128, S / 128]; ``dq`` [cores, group,
-    D, S] float32. ``dq_block``, of the same shape, holds the dq of the block of a step; it has two
-    buffers so that a block can be computed while that of the previous step is being sent.
+    ``q``, ``dy`` [cores, group, D, S]. ``planes`` [cores, planes, 128, S / 128]: the row data
+    (:mod:`nki_impl.kernels.row_data`). ``dq`` [cores, group, D, S] float32: the sum that travels. ``dq_block``, of the
+    same shape: the contribution of one step. It has two buffers so that a step can be computed while the contribution
+    of the previous step is being sent.
     """
 
     q: Pair
@@ -60,10 +61,10 @@ class Travellers(nl.NKIObject):  # type: ignore[name-defined]
 
 @dataclass
 class Backward(nl.NKIObject):  # type: ignore[name-defined]
-    """The constants of a backward pass: the tensors of this rank as given, and the buffers.
+    """The constants of a backward pass: the tensors of this rank, and the travelling buffers.
 
-    ``group`` query heads share a key head. ``narrow`` is the dtype of the accumulators of dk and dv,
-    and of bias and delta. ``positions`` is the table of ring positions, None if no mask needs it.
+    ``group``: number of query heads that share a key head. ``narrow``: the dtype of the accumulators of dk and dv, to
+    which -lse and delta are rounded as well. ``positions``: the table of ring positions; None if no mask needs it.
     """
 
     ring: Ring
@@ -85,8 +86,8 @@ class Backward(nl.NKIObject):  # type: ignore[name-defined]
 class Block(nl.NKIObject):  # type: ignore[name-defined]
     """The data of an item at one step, in HBM: q, dy [group, D, S], row data, and a buffer for dq.
 
-    ``high`` [128, S / 128] on chip: one past the last visible key of each row, without bounds; None without a mask.
-    ``is_triangle``: no row attends to a key beyond its own index.
+    ``high`` [128, S / 128] on chip: one past the last key that the causal mask shows to each row; None without a mask.
+    ``is_triangle``: no row attends to a key with a larger index than its own.
     """
 
     step: int
@@ -116,22 +117,22 @@ def ring_attention_spmd_bwd(
     bound_min: Tensor = None,
     bound_max: Tensor = None,
 ) -> Any:
-    """Compute dq [B, N, D, S], dk, dv [B, Nkv, D, S], float32.
+    """Compute dq [B, N, D, S] and dk, dv [B, Nkv, D, S], all in float32.
 
-    ``q_ref``, ``o_ref``, ``dy_ref``   [B, N, D, S]: q and o (by columns) of the forward pass, and dL/do;
+    ``q_ref``, ``o_ref``, ``dy_ref``   [B, N, D, S]: q and o of the forward pass, transposed, and dL/do;
                         bfloat16, float16 or float32; D <= 128, S divisible by 128
     ``k_ref``, ``v_ref``  [B, Nkv, D, S]; Nkv divides N, query head i uses key head i // (N / Nkv)
     ``lse_ref``         [B, N, 128, S // 128], natural, row t at [t % 128, t // 128], any float dtype;
                         a row with lse = -inf contributes to no gradient
     ``mixed_precision`` False: lse, dy_o_sum and its products, and the accumulators of dk and dv
                         are rounded to q's dtype
-    ``softmax_scale``   None or 0: 1/sqrt(D), also with a causal mask. After a causal forward pass, pass the
-                        scaled q and 1.0; dq is then the gradient of the scaled q
-    ``lnc_size``        physical cores per rank, as launched
+    ``softmax_scale``   None or 0: 1/sqrt(D), also with a causal mask. After a causal forward pass, pass 1.0 and
+                        the scaled q; dq is then the gradient with respect to the scaled q
+    ``lnc_size``        physical cores per rank; must be the number with which the kernel is launched
     ``bound_min``, ``bound_max``   [B, S], as in the forward kernel
 
-    ``use_causal_mask``, ``num_workers`` and ``replica_groups`` are as in the forward kernel, ``striped_attention`` is
-    its ``striped_input``. Invalid arguments raise AssertionError.
+    ``use_causal_mask``, ``num_workers`` and ``replica_groups`` are as in the forward kernel; ``striped_attention`` is
+    ``striped_input`` of the forward kernel. Invalid arguments raise AssertionError.
 
     In the example all weights over the 256 keys of two ranks are equal, so dv of a key is the mean of 256 rows of dy:
 
@@ -201,7 +202,7 @@ def make_travellers(ring: Ring, mask: Mask, group: int, q: Tensor) -> Travellers
 
 
 def one_item(backward: Backward, item: Item, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
-    """Run the whole ring for one item: dq [group, D, S] (None: dropped), dk, dv [D, S] in HBM."""
+    """Run the whole ring for one item, and write dq [group, D, S] and dk, dv [D, S] in HBM; dq None: discard it."""
     ring, travellers = backward.ring, backward.travellers
     fill(backward, item)
     mine, owner = None, None
@@ -239,7 +240,10 @@ def fill(backward: Backward, item: Item) -> None:
 
 
 def at_hand(backward: Backward, step: int, owner: Tensor, mine: Tensor) -> Block:
-    """Make the block of this step; ``owner`` and ``mine`` are the ring positions of its queries and keys."""
+    """Return the data of step ``step``.
+
+    ``owner``: the ring position of the rank that owns the queries. ``mine``: the ring position of this rank.
+    """
     core, travellers = backward.ring.core, backward.travellers
     high = None
     if backward.mask.causal:
@@ -256,7 +260,7 @@ def at_hand(backward: Backward, step: int, owner: Tensor, mine: Tensor) -> Block
 
 
 def pass_dq_on(backward: Backward, step: int) -> None:
-    """Send dq to the successor with the next hop of its queries: the sum so far plus this step's block."""
+    """Add this step's contribution to the travelling sum of dq, and send the sum to the successor."""
     ring, travellers = backward.ring, backward.travellers
     block, target = held(travellers.dq_block, step), held(travellers.dq, step)
     wait_for_both_cores(ring, (block,))
@@ -279,7 +283,7 @@ def pass_dq_on(backward: Backward, step: int) -> None:
 
 
 def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: Tensor) -> None:
-    """Compute one step: all queries of the block against this rank's keys, stretch by stretch."""
+    """Compute one step: all queries in ``block`` against this rank's keys, stretch by stretch."""
     i, head = item
     length, narrow, is_begun = backward.k.shape[3], backward.narrow, block.step > 0
     for start in range(0, length, STRETCH):
@@ -300,7 +304,7 @@ def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: T
 
 
 def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int, end: int) -> None:
-    """Compute rows first..end-1 of query head ``g`` against one stretch of keys, and add to their dq."""
+    """Compute rows first..end-1 of query head ``g`` against one stretch of keys, and add to the rows' dq, dk and dv."""
     q = load_columns(block.q[g], first, end)
     dy = load_columns(block.dy[g], first, end)
     bias = load_plane(block.planes, 2 * g, first, end)
@@ -314,7 +318,7 @@ def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int
 
 
 def limits(backward: Backward, block: Block, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """Load ``low``, ``high`` [128, n / 128] of rows first..end-1; None without a mask."""
+    """Load the ranges of visible keys (low, high), [128, n / 128], of rows first..end-1; None without a mask."""
     if block.high is None:
         return None, None
     high = block.high[:, first // ROWS : end // ROWS]
@@ -326,7 +330,7 @@ def limits(backward: Backward, block: Block, first: int, end: int) -> tuple[Tens
 
 
 def load_sum(head: Tensor, start: int, stop: int, dtype: DType, is_begun: bool) -> Tensor:
-    """Load columns start..stop-1 of a sum that is kept in HBM [D, S]; zeros if it is not begun."""
+    """Load columns start..stop-1 of an accumulator [D, S] in HBM; zeros unless ``is_begun``."""
     total = nl.ndarray((head.shape[0], stop - start), dtype=dtype, buffer=nl.sbuf)
     if is_begun:
         nisa.dma_copy(dst=total, src=head[:, start:stop])

@@ -1,9 +1,8 @@
 """Ring attention, forward: queries stay, keys and values travel.
 
-At step t rank r holds the keys and values of the rank t places before it. The queries of each head attend
-to them stretch by stretch (:mod:`block_forward`), and every partial result is merged into the
-running softmax of its query tile (:mod:`merge`), which is stored in HBM between steps. Keys and values
-hop W - 1 times.
+At step t, rank r holds the keys and values of the rank t places earlier in the ring. The queries of each head attend
+to these keys in stretches of at most 2048 (:mod:`block_forward`). Every partial result is merged into the running
+softmax of its query tile (:mod:`merge`), which is stored in HBM between steps. Keys and values make W - 1 hops.
 
 Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-fwd.html
@@ -59,8 +58,8 @@ from nki_impl.lang import nisa, nki, nl
 class Forward(nl.NKIObject):  # type: ignore[name-defined]
     """The constants of a forward pass: inputs, outputs and the buffers of every row's running softmax.
 
-    ``group`` query heads share a key head. ``o_held`` [b, h, 128, s / 128, D], ``l_held`` and
-    ``n_held`` [b, h, 128, s / 128] are float32 in HBM.
+    ``group``: number of query heads that share a key head. The running softmax is ``o_held`` [b, h, 128, s / 128, D],
+    ``l_held`` and ``n_held`` [b, h, 128, s / 128], float32 in HBM (see :mod:`merge`).
     """
 
     q: Tensor
@@ -88,10 +87,10 @@ class Rows(nl.NKIObject):  # type: ignore[name-defined]
 
 @dataclass
 class Block(nl.NKIObject):  # type: ignore[name-defined]
-    """The data of a head at one step: k [D, s] and v [s, D] in HBM, and the visible keys of its rows.
+    """The data of a head at one step: k [D, s] and v [s, D] in HBM, and the range of visible keys of each row.
 
-    ``low``, ``high`` [128, s / 128] on chip, or None without a mask. ``is_triangle``: no row attends to a
-    key beyond its own index, so tiles above the diagonal are left out.
+    ``low``, ``high`` [128, s / 128] on chip: a row sees the keys low <= j < high; None without a mask. ``is_triangle``:
+    no row attends to a key with a larger index than its own, so tiles above the diagonal are left out.
     """
 
     step: int
@@ -126,14 +125,14 @@ def ring_attention_spmd_fwd(
     ``k``               [b, hkv, s, d] with tp_k, else [b, hkv, d, s]; hkv divides h, and query head
                         i uses key head i // (h / hkv)
     ``v``               [b, hkv, s, d]
-    ``replica_groups``  tuples of rank ids, disjoint, num_workers each; None: one ring of all ranks
-    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` it must be 1.0, and q already scaled
-    ``striped_input``   ring position r holds tokens t * W + r, else r * s + t; needs a causal mask
-    ``lse_dtype``       lse is natural, row t at [t % 128, t // 128]
-    ``bound_min``, ``bound_max``   [b, s] float32 or int32: row t attends to the local keys
-                        bound_min[t] <= j < bound_max[t] of every rank; causal and striped only
+    ``replica_groups``  disjoint tuples of num_workers rank ids; each tuple is a ring. None: one ring of all ranks
+    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` pass None or 1.0; q must be scaled already
+    ``striped_input``   True: ring position r holds tokens t * W + r, which requires a causal mask. False: r * s + t
+    ``lse_dtype``       the dtype of lse, which is natural, with row t at [t % 128, t // 128]
+    ``bound_min``, ``bound_max``   [b, s] float32 or int32: of the keys of every rank, row t may attend only to
+                        local indices bound_min[t] <= j < bound_max[t]; requires a causal mask and striped input
 
-    A row without keys has o = 0 and lse = -inf. Invalid arguments raise AssertionError.
+    A row without visible keys has o = 0 and lse = -inf. Invalid arguments raise AssertionError.
 
     >>> import numpy as np
     >>> from nki_impl.sim.machine.launch import run_ranks
@@ -180,7 +179,7 @@ def ring_attention_spmd_fwd(
 
 
 def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values: Tensor) -> None:
-    """Copy this rank's k, by columns, and v into the travelling buffers; each core copies its own heads."""
+    """Copy this rank's k, stored as [D, s], and v into the travelling buffers; each core copies its own heads."""
     b, hkv, s, _ = v.shape
     for item in range(ring.core, b * hkv, ring.cores):
         i, j = item // hkv, item % hkv
@@ -196,9 +195,9 @@ def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values
 
 
 def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
-    """Return this core's share of the rows: whole heads, and half of the rows of an odd head.
+    """Return the rows that this core computes: whole heads, and half of the last head if their number is odd.
 
-    The cores can split a head, because no result of this computation enters a collective.
+    The cores can split a head, because no result of the forward pass is an operand of a collective.
     """
     shares = []
     whole = b * h - b * h % ring.cores
@@ -213,7 +212,7 @@ def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
 
 
 def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any) -> None:
-    """Run all W steps: send the current keys and values on, then attend to them."""
+    """Run all W steps: send the current keys and values to the successor, then attend to them."""
     table, mine, owner = None, None, None
     if forward.mask.causal and ring.workers > 1:
         table = position_table(ring)
@@ -246,7 +245,10 @@ def limits(forward: Forward, i: int, mine: Tensor, owner: Tensor) -> tuple[Tenso
 
 
 def attend(forward: Forward, rows: Rows, block: Block) -> None:
-    """Let at most STRETCH rows attend to the current keys, and merge; after the last step, write the results."""
+    """Let at most STRETCH rows attend to the current keys, and merge the results into the running softmax.
+
+    After the last step, write o and lse.
+    """
     q = load_queries(forward, rows)
     state = load_state(forward, rows, block.step)
     length = block.v.shape[0]
@@ -265,7 +267,7 @@ def attend(forward: Forward, rows: Rows, block: Block) -> None:
 def attend_stretch(
     forward: Forward, rows: Rows, block: Block, q: Tensor, state: Partial, start: int, stop: int
 ) -> None:
-    """Let all query tiles of these rows attend to the keys start..stop-1, and merge each into its state."""
+    """Let all query tiles of ``rows`` attend to the keys start..stop-1, and merge each result into ``state``."""
     k, v = load_columns(block.k, start, stop), load_rows(block.v, start, stop)
     for t in range((rows.end - rows.first) // ROWS):
         row = rows.first + t * ROWS
@@ -300,7 +302,7 @@ def tile_of(state: Partial, t: int) -> Partial:
 
 
 def load_queries(forward: Forward, rows: Rows) -> Tensor:
-    """Load columns [D, n] of these rows of q."""
+    """Load the queries ``rows`` as columns [D, n]."""
     head = forward.q[rows.i, rows.head]
     if forward.q_is_rows:
         return rows_to_columns(load_rows(head, rows.first, rows.end))
@@ -308,7 +310,7 @@ def load_queries(forward: Forward, rows: Rows) -> Tensor:
 
 
 def load_state(forward: Forward, rows: Rows, step: int) -> Partial:
-    """Load the running softmax: o [128, n / 128, D], l and n [128, n / 128]; unwritten tiles at step 0."""
+    """Load the running softmax: o [128, n / 128, D], l and n [128, n / 128]; at step 0 return unwritten tiles."""
     a, z = rows.first // ROWS, rows.end // ROWS
     state = Partial(
         nl.ndarray((ROWS, z - a, forward.o.shape[3]), dtype=nl.float32, buffer=nl.sbuf),

@@ -1,8 +1,8 @@
-"""The numbers per query row that the backward pass needs, and that travel with the rows.
+"""Row data: the numbers for each query row that the backward pass needs, and that travel with the queries.
 
-They are planes [128, s / 128] of float32, with row t at [t % 128, t // 128]. Each query head of an item has ``bias``
-(-lse) and ``delta`` (dy_o_sum). Packed documents add one ``bound_min`` and one ``bound_max``, which travel with the
-query rows that they belong to.
+They are stored as planes [128, s / 128] of float32, with row t at [t % 128, t // 128]. An item, which is a key head
+with its query heads, has two planes for each query head: ``bias`` (-lse) and ``delta`` (dy_o_sum). With packed
+documents it has two more planes: ``bound_min`` and ``bound_max``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def plane_count(group: int, mask: Mask) -> int:
 
 
 def fill_planes(planes: Tensor, o: Tensor, dy: Tensor, lse: Tensor, narrow: DType) -> None:
-    """Write bias and delta of each query head: o, dy [group, D, s], lse [group, 128, s / 128].
+    """Write bias and delta of each query head, from o, dy [group, D, s] and lse [group, 128, s / 128].
 
-    ``narrow`` is the dtype to which both, and the products dy * o, are rounded.
+    ``narrow`` is the dtype to which bias, delta and the products dy * o are rounded.
     """
     length = o.shape[2]
     for g in range(o.shape[0]):
@@ -34,13 +34,13 @@ def fill_planes(planes: Tensor, o: Tensor, dy: Tensor, lse: Tensor, narrow: DTyp
 
 
 def fill_bounds(planes: Tensor, bound_min: Tensor, bound_max: Tensor) -> None:
-    """Write the two planes of bounds [s] of a batch entry."""
+    """Write the planes of ``bound_min`` and ``bound_max`` [s] of one batch entry."""
     nisa.dma_copy(dst=planes[0], src=load_bound(bound_min))
     nisa.dma_copy(dst=planes[1], src=load_bound(bound_max))
 
 
 def bias_of(lse: Tensor, narrow: DType) -> Tensor:
-    """Compute -lse [128, s / 128]; where lse is -inf, a value for which exp(s + bias) is 0 for every score s."""
+    """Compute -lse [128, s / 128]; where lse is -inf, return a value with which exp(score + bias) is always 0."""
     tile = nl.ndarray(lse.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=lse)
     # For an empty row, bias = HIDDEN - FLOOR = FLOOR: so low that exp(s + FLOOR) is 0 for every s.
@@ -55,7 +55,7 @@ def bias_of(lse: Tensor, narrow: DType) -> Tensor:
 
 
 def delta_of(o: Tensor, dy: Tensor, start: int, stop: int, narrow: DType) -> Tensor:
-    """Compute dy_o_sum [128, n / 128] of rows start..stop-1, the sums over D of dy * o, by a product with ones."""
+    """Compute dy_o_sum, the sum over D of dy * o, [128, n / 128], of rows start..stop-1, by a product with ones."""
     o_tile, dy_tile = load_columns(o, start, stop), load_columns(dy, start, stop)
     width, length = o_tile.shape
     products = nl.ndarray((width, length), dtype=narrow, buffer=nl.sbuf)

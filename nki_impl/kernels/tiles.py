@@ -1,8 +1,8 @@
 """Tile sizes, loads of tiles from HBM, and transposes on the tensor engine.
 
-A tensor of one head is stored in HBM by columns, [D, S], or by rows, [S, D]. Products that contract over D need D on
-the partitions, that is, columns. On chip, columns are a tile [D, n], rows a tile [128, n / 128, D]: row ``c * 128 + p``
-of the head is at [p, c].
+A tensor of one head is stored in HBM by columns, [D, S], or by rows, [S, D]. Products that contract over D need
+columns, because the contracted dimension must be the partition dimension. On chip, columns are a tile [D, n], and rows
+are a tile [128, n / 128, D], in which row ``c * 128 + p`` of the head is at [p, c].
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def rows_to_columns(rows: Tensor) -> Tensor:
 def transpose_chunks(tile: Tensor) -> Tensor:
     """Transpose each chunk of 128 keys of a tile [128 rows, keys]; returns [128 keys, chunks, 128 rows].
 
-    There are at most 512 keys, so that all chunks fit one PSUM bank and leave it by one copy.
+    ``tile`` has at most 512 keys, so that all chunks fit one PSUM bank and a single copy moves them out.
     """
     chunks = tile.shape[1] // ROWS
     turned = nl.ndarray((ROWS, chunks, ROWS), dtype=tile.dtype, buffer=nl.psum)

@@ -1,9 +1,9 @@
 """Redistribute the rows of a striped sequence to the contiguous layout.
 
-Ring position r holds tokens t * W + r and must receive tokens r * s + j. Token r * s + j is on position
-j % W, among that rank's rows r * s / W .. (r + 1) * s / W - 1. So each rank cuts its rows into W
+Ring position r holds tokens t * W + r and must receive tokens r * s + j, for 0 <= t, j < s. Token r * s + j is on
+position j % W, among the rows r * s / W .. (r + 1) * s / W - 1 of that position. So each rank cuts its rows into W
 chunks and sends chunk r to position r, which interleaves the chunks that it receives. One all_to_all moves only the
-(W - 1) / W of a rank's rows that must move, and no rank needs to know its position.
+rows that must move, a fraction (W - 1) / W of all rows. No rank needs to know its position.
 
 The interface is that of
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-unpermute.html
@@ -21,10 +21,10 @@ from nki_impl.lang import ncc, nisa, nki, nl
 
 @nki.jit  # type: ignore[untyped-decorator]
 def ring_attention_unpermute(x: Tensor, replica_groups: Any = None, num_workers: int = 1) -> Tensor:
-    """Return the contiguous rows [bs, s, d] of striped x [bs, s, d], of any dtype, bit for bit.
+    """Return this rank's rows in the contiguous layout, [bs, s, d], from its rows x [bs, s, d] in the striped layout.
 
-    s, the length on this rank, must be divisible by num_workers. ``replica_groups`` as in the forward kernel.
-    Invalid arguments raise AssertionError.
+    x has any dtype; values are moved bit for bit. s, the length on this rank, must be divisible by num_workers.
+    ``replica_groups`` is as in the forward kernel. Invalid arguments raise AssertionError.
 
     >>> import numpy as np
     >>> from nki_impl.sim.machine.launch import run_ranks

@@ -1,13 +1,14 @@
 """``nki.collectives``: the operations by which ranks exchange data.
 
 In the simulator, each collective blocks until every core of every rank of the group has issued it
-(:mod:`nki_impl.sim.exchange.meeting`). On the device collectives run in parallel to the computation, and consumers
-wait for the data; accesses that the device would not order are reported (:mod:`nki_impl.sim.machine.races`).
-Reductions are computed in float32, in the order of the group's list, and rounded once to the destination's dtype;
-integers stay integers.
+(:mod:`nki_impl.sim.exchange.meeting`). On the device, a collective runs in parallel to the computation, and
+instructions that read the result wait for it. Accesses that the device would not order are reported
+(:mod:`nki_impl.sim.machine.races`). Reductions are computed in float32, in the order of the group's list, and rounded
+once to the destination's dtype; reductions of integers stay in their integer dtype.
 
-A ring follows the order of the group's list: each rank sends to the next entry and receives from the
-previous one. Traffic is counted as for a ring algorithm: the bytes that one rank sends, and hops.
+A ring follows the order of the group's list: each rank sends to the next entry of the list and receives from the
+previous entry. Traffic is counted as if every collective used a ring algorithm: the bytes that one rank sends, and
+hops.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.collectives.html
 """
@@ -58,7 +59,7 @@ def all_reduce(
 ) -> None:
     """Reduce src over all ranks with op (nl.add, nl.minimum or nl.maximum); every rank gets the result in dst.
 
-    Tensors are in HBM or SBUF; several at once only in HBM.
+    Tensors are in HBM or SBUF. One call may take several tensors only in HBM.
     """
     core, worker, machine = begin("all_reduce", priority)
     reads, writes = paired_lists(srcs, dsts)
@@ -91,7 +92,7 @@ def all_gather(
 ) -> None:
     """Concatenate the src of all ranks along ``collective_dim``; every rank gets the result in dst.
 
-    ``collective_dim`` is 0 in HBM; 0 or 1 for 2-D tensors in SBUF. Several tensors at once only in HBM.
+    ``collective_dim`` is 0 in HBM; 0 or 1 for 2-D tensors in SBUF. One call may take several tensors only in HBM.
     """
     core, worker, machine = begin("all_gather", priority)
     reads, writes = paired_lists(srcs, dsts)
@@ -218,8 +219,8 @@ def collective_permute(
 ) -> None:
     """Copy src of the source to dst of the target, for each (source, target) pair; the pairs must form cycles.
 
-    Each list has one tensor, in HBM. Every rank of the run must issue it; a rank in no pair sends nothing and keeps
-    its dst.
+    Each list has one tensor, in HBM. Every rank of the run must issue the operation. A rank that is in no pair sends
+    nothing, and its dst does not change.
     """
     core, worker, machine = begin("collective_permute", priority)
     reads, writes = tensors("srcs", srcs, 1), tensors("dsts", dsts, 1)
@@ -250,7 +251,7 @@ def collective_permute_implicit(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Copy each rank's src to dst of its successor in the ring, channel by channel. HBM or SBUF.
+    """Copy src of each rank to dst of the rank's successor in the ring, for each channel. Tensors are in HBM or SBUF.
 
     ``channel_ids`` is 0, 1, ... with one tensor in each channel's list. At most 4 channels are allowed if the
     group is the whole run (which represents a node), else 2.
@@ -288,7 +289,7 @@ def collective_permute_implicit_reduce(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Compute op_option(src0, src1) on each rank and copy it to dst of its successor."""
+    """Compute op(src0, src1) on each rank, and write the result to dst of the successor of the rank."""
     core, worker, machine = begin("collective_permute_implicit_reduce", priority)
     rings = rings_of(replica_group, machine.world)
     channels = channels_of(channel_ids, rings)
@@ -326,12 +327,12 @@ def collective_permute_implicit_reduce(
 def collective_permute_implicit_current_processing_rank_id(
     iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
-    """Return, in a register, the owner of the data after ``iteration_id`` permutes; after 0, this rank itself.
+    """Return, in a register, the owner of the data that this rank holds after ``iteration_id`` implicit permutes.
 
-    It is the entry ``iteration_id`` places before this rank in the group's list. The official
-    documentation does not say whether the register holds that rank's number in the run or its position in
-    the list. The two are equal for a group 0..n-1. By default it is the number;
-    ``run_ranks(..., ring_ids="position")`` gives the position.
+    The owner is the rank ``iteration_id`` places before this rank in the group's list; for 0 it is this rank itself.
+    The official documentation does not say whether the register holds the number of the owner in the run or its
+    position in the list; for a group 0..n-1 they are equal. The simulator gives the number, or the position with
+    ``run_ranks(..., ring_ids="position")``.
     """
     _, worker, machine = begin("collective_permute_implicit_current_processing_rank_id")
     ring = ring_of(rings_of(replica_group, machine.world), worker.rank)

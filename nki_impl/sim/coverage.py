@@ -1,6 +1,6 @@
 """Compare the simulator with the public names of NKI.
 
-``api_names.json`` lists these names by module, taken from the stubs of the public repository that it names.
+``api_names.json`` lists these names by module; they come from the stubs of the public repository that the file names.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ __all__ = ["Coverage", "coverage"]
 
 @dataclass(frozen=True)
 class Coverage:
-    """Names by module (``nki``, ``nki.language``...), and the ``version`` of NKI that has them.
+    """The public names of NKI ``version`` that the simulator has and lacks.
 
-    The simulator has the ``offered`` ones, but not the ``missing`` ones. ``str()`` gives a report.
+    ``offered``: the names that the simulator has, by module (``nki``, ``nki.language``...). ``missing``: the names that
+    it lacks, by module. ``str()`` gives a report.
     """
 
     version: str
@@ -49,7 +50,7 @@ def public_names() -> tuple[str, dict[str, tuple[str, ...]]]:
 
 
 def is_offered(module: ModuleType, name: str) -> bool:
-    """Tell whether ``module`` has ``name`` and models it (``not_modelled`` marks functions that only raise)."""
+    """Return whether ``module`` has ``name``, and ``name`` is not a function that only raises an error."""
     return hasattr(module, name) and not getattr(getattr(module, name), "not_modelled", False)
 
 

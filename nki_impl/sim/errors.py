@@ -15,7 +15,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
-    """Return the simulator's outermost frame that the kernel called, and the kernel's own frame."""
+    """Return the frame of the simulator's function that the kernel called, and the frame of the kernel."""
     frame: FrameType | None = sys._getframe(1)
     public: FrameType | None = None
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -26,7 +26,7 @@ def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
 
 
 def kernel_line() -> str:
-    """Return ``file:line`` of the innermost code outside the simulator that is running."""
+    """Return ``file:line`` of the line of the kernel that is running."""
     frame = _outer_frames()[1]
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -44,9 +44,9 @@ class NkiValidationError(Exception):
 class SimulatorError(NkiValidationError):
     """A kernel breaks a rule of the machine.
 
-    ``operand`` is the argument at fault ("dst", "stationary"...), ``limit`` the rule, ``got`` what
-    was given and ``fix`` what to do. ``operation`` is by default the simulator's function that the kernel
-    called. These five are attributes, and so is ``line``, the line of that call.
+    ``operand``: the argument at fault ("dst", "stationary"...). ``limit``: the rule. ``got``: what was passed.
+    ``fix``: what to do. ``operation``: the simulator's function that the kernel called, found by default from the call
+    stack. ``line``: the line of the kernel that called it.
 
     >>> try:
     ...     raise SimulatorError("dst", "at most 128 partitions", "130", "split it", "memset")
@@ -78,11 +78,11 @@ class PartitionError(ViewError):
 
 
 class MatmulError(SimulatorError):
-    """A limit of the tensor engine is exceeded: K, M, N, buffers, dtype pairing, PSUM bank, accumulation."""
+    """A rule of the tensor engine is broken: sizes K, M, N, memories, pairs of dtypes, PSUM bank, accumulation."""
 
 
 class ShapeError(SimulatorError):
-    """Operands whose partition counts or free sizes do not agree."""
+    """Operands have different partition counts or different free sizes."""
 
 
 class PlacementError(SimulatorError):
@@ -90,7 +90,7 @@ class PlacementError(SimulatorError):
 
 
 class DmaError(SimulatorError):
-    """A rule of the DMA engines is broken: PSUM operands, element counts, transposition rank or dtype."""
+    """A rule of the DMA engines is broken: operands in PSUM, element counts, rank or dtype of a transposition."""
 
 
 class DtypeError(SimulatorError):
@@ -138,7 +138,7 @@ class CollectiveError(SimulatorError):
 
 
 class DeadlockError(SimulatorError):
-    """No rank or core can continue; the message says which one waits for what."""
+    """No core of any rank can continue; the message says what each core waits for."""
 
 
 class RaceError(SimulatorError):

@@ -42,10 +42,10 @@ def kernel_modules() -> dict[str, ModuleType]:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Make ``import nki``, submodules included, import the simulator inside the with block.
+    """Make ``import nki`` and imports of its submodules import the simulator inside the with block.
 
-    Afterwards ``sys.modules`` has the same entries for ``nki`` as before: the real package or none. A kernel's module
-    that was imported inside the block keeps the simulator.
+    After the block, the entries of ``sys.modules`` for ``nki`` are those from before the block. The module of a kernel
+    that was imported inside the block continues to use the simulator.
     """
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_nki(name)}
     sys.modules.update(simulator_modules() | kernel_modules())

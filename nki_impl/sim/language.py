@@ -207,7 +207,10 @@ def _bound(value: object, operand: str) -> int:
 
 
 def dynamic_range(start: Any, stop: Any = None, step: Any = 1) -> Iterator[_VirtualRegister]:
-    """Yield frozen registers start, start + step, ... below stop; bounds are ints or registers."""
+    """Yield read-only registers with the values start, start + step, ... below stop.
+
+    The arguments are ints or registers.
+    """
     first, last = (0, start) if stop is None else (start, stop)
     for value in range(_bound(first, "start"), _bound(last, "stop"), _bound(step, "step")):
         yield _VirtualRegister(value, frozen=True)
@@ -222,7 +225,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any], None], step: Any
 
 
 def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
-    """Set r = init; while r is not 0, r = body_fun(r), with registers."""
+    """Set register r to ``init``; while r is not 0, set r to body_fun(r)."""
     register = init
     while True:
         if not isinstance(register, _VirtualRegister):
@@ -238,7 +241,7 @@ def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
 def ndarray(
     shape: Any, dtype: Any, buffer: Any = sbuf, name: str | None = "", address: Any = None
 ) -> NkiTensor:
-    """Allocate a tensor; nothing is written to it. ``address`` = (start partition, byte) places it.
+    """Allocate a tensor without writing to it; ``address`` = (start partition, byte) chooses the place.
 
     Raises :class:`~nki_impl.sim.errors.PartitionError` above 128 partitions on chip and
     :class:`~nki_impl.sim.errors.CapacityError` when SBUF or PSUM is full.

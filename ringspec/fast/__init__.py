@@ -1,8 +1,9 @@
 """Attention near the speed of this machine's matrix products; :mod:`ringspec.spec` remains the definition.
 
 The specification is written to be read; this package is for long sequences. It computes the same results
-in blocks, with NumPy and threads, in float64 or float32, and its memory grows linearly with S. Nothing in
-``ringspec.spec`` imports it. A ring takes its functions as arguments:
+in blocks, with NumPy and threads, in float64 or float32. The memory that it needs grows linearly with the
+sequence length S. Nothing in ``ringspec.spec`` imports this package; ``ringspec.ring`` accepts its functions as
+arguments:
 
 >>> import numpy as np, ringspec as rs
 >>> from ringspec import fast
@@ -11,8 +12,15 @@ in blocks, with NumPy and threads, in float64 or float32, and its memory grows l
 >>> bool(abs(run.dq - fast.attention_backward(q, k, v, v, causal=True).dq).max() < 1e-15)
 True
 
-In reading order: ``plan`` (classifies tiles), ``job``, ``forward``, ``backward``, ``passes`` (tasks),
-``dense``, ``blocks`` and ``merge`` (the public functions), ``team``, ``threads``, ``forks`` and ``kept``.
+Its modules, in reading order:
+
+``plan``                        classifies tiles by positions
+``job``                         a block prepared for tiling
+``forward``, ``backward``       the passes over one head
+``passes``                      splits a pass over all heads into tasks
+``dense``, ``blocks``, ``merge``   the public functions
+``team``, ``threads``, ``forks``   running tasks on threads
+``kept``                        a cache of values derived from read-only arrays
 """
 
 from ringspec.fast.blocks import block_backward, block_forward, blocks

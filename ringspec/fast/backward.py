@@ -1,11 +1,11 @@
 """The backward pass of one key head: a loop over chunks of keys, row blocks and tiles.
 
-Without soft cap, dropout and bias, -lse and -delta are one more column of the operands (q | -lse times k | 1,
-dy | -delta times v | 1). The elementwise work on a tile is then only exp and one multiplication. A product over 129
-columns costs less than 1 % more than one over 128.
+Without soft cap, dropout and bias, the operands of the products have one more column. The product of q | -lse and
+k | 1 is s - lse, and that of dy | -delta and v | 1 is dp - delta. The elementwise work on a tile is then only exp and
+one multiplication. A product over 129 columns costs less than 1 % more than one over 128.
 
-A task owns dk and dv of its keys. If several tasks share the rows, each has its own dq, and these are added
-in a fixed order. So no update is atomic, and no result depends on the number of threads.
+Each task adds to dk and dv of its own keys only. If several tasks add to dq of the same rows, each has its own copy of
+dq, and the copies are added in a fixed order. So no update is atomic, and no result depends on the number of threads.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithm 2).
 """
@@ -30,7 +30,10 @@ NEVER = 1e30
 
 @dataclass(frozen=True)
 class Seeds:
-    """dy [B, H, n_q, Dv] in any float type; lse and row_term = delta - dlse [B, H, n_q] in float64."""
+    """Inputs of the backward pass that come from the forward pass and the loss.
+
+    ``dy`` [B, H, n_q, Dv] in any float type; ``lse`` and ``row_term`` = delta - dlse, [B, H, n_q] in float64.
+    """
 
     dy: Floats
     lse: Array
@@ -41,8 +44,9 @@ class Seeds:
 class Shares:
     """The accumulators of the gradients.
 
-    One dq [B, H, n_q, D] for each part, without the factor scale; dk and dv in the shapes of k and v. These have the
-    job's type. dbias is float64, in the shape of the rows' bias.
+    ``dq``: one array [B, H, n_q, D] for each of the tasks that share the keys of a head, without the factor scale.
+    ``dk`` and ``dv`` have the shapes of k and v. dq, dk and dv have the job's type. ``dbias`` is float64, in the shape
+    of the bias.
     """
 
     dq: list[Floats]
@@ -55,8 +59,9 @@ class Shares:
 class Operands:
     """The operands of the products of one key head and its G query heads, in the job's type.
 
-    q times scale | -lse [G, n_q, D + 1], dy | -delta [G, n_q, Dv + 1], k | 1 [n_k, D + 1],
-    v | 1 [n_k, Dv + 1]. ``finite`` is False if k was searched for NaN and infinity and contains one.
+    ``x | c`` means x with one more column c. ``q_lse``: q times scale | -lse [G, n_q, D + 1]. ``dy_delta``: dy | -delta
+    [G, n_q, Dv + 1]. ``k_one``: k | 1 [n_k, D + 1]. ``v_one``: v | 1 [n_k, Dv + 1]. ``finite`` is False if k was
+    searched for NaN and infinity and contains either.
     """
 
     q_lse: Floats
@@ -67,7 +72,10 @@ class Operands:
 
 
 def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
-    """Build the operands once: each row block needs them for every chunk of keys, and in a ring for every worker's keys."""
+    """Build the operands of one key head.
+
+    They are built once and cached, because a ring uses the same queries with the keys of every worker.
+    """
     group, scale = job.terms.group, job.terms.scale
     heads = slice(key_head * group, (key_head + 1) * group)  # FWD-10
 
@@ -94,7 +102,7 @@ def operands_of(job: Job, seeds: Seeds, batch: int, key_head: int) -> Operands:
 
 
 def wide(x: Floats, column: Array | float, job: Job) -> Floats:
-    """Return x [..., D] with one more column, in the job's type."""
+    """Return x [..., D] with ``column`` appended, [..., D + 1], in the job's type."""
     made = np.empty((*x.shape[:-1], x.shape[-1] + 1), job.dtype)
     made[..., :-1] = x
     made[..., -1] = column
@@ -109,9 +117,10 @@ def chunks(job: Job) -> list[tuple[int, int]]:
 def backward_keys(
     job: Job, operands: Operands, shares: Shares, batch: int, key_head: int, part: int
 ) -> bool:
-    """Add all gradients of one key head's chunks part, part + parts, part + 2 parts, ...; return whether they are finite.
+    """Compute the gradients of chunks part, part + P, part + 2 P, ... of one head's keys; return if all are finite.
 
-    The task clears dq of its part, and dk and dv of its chunks, before it uses them.
+    P = ``len(shares.dq)`` tasks share the chunks of a head. Before it adds to them, a task sets to 0 the rows of its
+    head in ``shares.dq[part]``, and dk and dv of its chunks.
     """
     group = job.terms.group
     numbers = range(key_head * group, (key_head + 1) * group)
@@ -169,7 +178,10 @@ def bias_of(dbias: Array, head: Head) -> Array:
 def plain_tile(
     job: Job, q_lse: Floats, dy_delta: Floats, k_one: Floats, v_one: Floats, tile: Tile
 ) -> tuple[Floats, Floats]:
-    """Compute p and dz of a tile without soft cap, dropout and bias: two products, exp, one multiplication."""
+    """Compute P and the gradient dz of the scores of a tile without soft cap, dropout and bias.
+
+    This takes two products, exp and one multiplication.
+    """
     shape = (q_lse.shape[0], k_one.shape[0])
     p = SCRATCH.get("s", shape, job.dtype)
     np.matmul(q_lse, k_one.T, out=p)
@@ -185,7 +197,7 @@ def plain_tile(
 def featured_tile(
     job: Job, q_lse: Floats, dy_delta: Floats, k_one: Floats, v_one: Floats, tile: Tile
 ) -> tuple[Floats, Floats]:
-    """Compute p times keep, and dz, with soft cap, dropout and bias."""
+    """Compute P times the dropout factor, and the gradient dz of the scores, with soft cap, dropout and bias."""
     shape = (q_lse.shape[0], k_one.shape[0])
     p = SCRATCH.get("s", shape, job.dtype)
     np.matmul(q_lse[:, :-1], k_one[:, :-1].T, out=p)

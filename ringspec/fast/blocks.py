@@ -1,6 +1,6 @@
 """The block computation of a ring, for ``ringspec.ring(..., block_forward=, block_backward=)``.
 
-The signatures are those of ``spec.block``, with threads and tile sizes as further keywords.
+The signatures are those of ``spec.block``, plus the keywords ``threads``, ``sizes`` and ``kept``.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 
@@ -32,10 +32,10 @@ from ringspec.spec.online_softmax import SoftmaxState
 
 
 def computed_in(recipe: Recipe) -> str:
-    """Return the type, 'float64' or 'float32', that a recipe has at every rounding point.
+    """Return 'float64' or 'float32', the one type in which a recipe computes and stores everything.
 
     Any other recipe raises :class:`~ringspec.errors.OptionError` ('fast-recipe'), because BLAS products and elementwise
-    operations round to no other type.
+    operations cannot round to other types.
     """
     types = {getattr(recipe, point) for point in ROUNDING_POINTS}
     whole = recipe.tile_q is None and recipe.tile_k is None and recipe.merge_order == "state"
@@ -60,18 +60,18 @@ def block_forward(
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> SoftmaxState:
-    """Return the softmax state of queries q over only these keys k and values v; o is not normalised.
+    """Return the softmax state (m, l, o) of queries q over the keys k and values v of one block; o is not normalised.
 
     q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` is as in
-    :func:`ringspec.spec.block.block_forward`. Its recipe must have one type, float64 or float32, at every rounding
-    point; this is the type of the computation. ``threads`` and ``sizes`` are as in :func:`blocks`; ``kept`` is a cache of
-    values derived from read-only arrays.
+    :func:`ringspec.spec.block.block_forward`. ``tile.recipe`` must be float64 or float32 at every rounding point; the
+    block is computed in that type. ``threads`` and ``sizes`` are as in :func:`blocks`; ``kept`` is a cache of values
+    derived from read-only arrays.
 
-    Returns m and l [B, H, n_q] in float64, and o [B, H, n_q, Dv] in the type of the computation. m is a shift of the row's
-    scores, and not always their maximum: (m, l, o) represent the same softmax for any m, because l and o are sums
-    of exp(s - m) and exp(s - m) v.
+    Returns m and l [B, H, n_q] in float64, and o [B, H, n_q, Dv] in the type of the computation. m is the number that
+    was subtracted from the scores of a row, not always their maximum: (m, l, o) represent the same softmax for any m,
+    because l and o are the sums of exp(s - m) and of exp(s - m) v.
 
-    Raises :class:`~ringspec.errors.OptionError`, with the code 'fast-recipe' for another recipe.
+    Raises :class:`~ringspec.errors.OptionError`, with the code 'fast-recipe' if the recipe has another type.
     """
     dtype = computed_in(tile.recipe)
     job = make_job(q, k, v, tile.rows, tile.columns, tile.terms, dtype, sizes, kept=kept)
@@ -94,14 +94,15 @@ def block_backward(
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> BlockGradients:
-    """Compute the contribution of one block to every gradient, from lse and row_term of the whole rows (BWD-11).
+    """Compute the contribution of one block to every gradient (BWD-11).
 
-    dy [B, H, n_q, Dv]; lse (natural log) and row_term [B, H, n_q], float64, where ``row_term`` is
-    delta - dlse (RING-7). q, k, v, ``tile``, ``threads``, ``sizes`` and ``kept`` are as in :func:`block_forward`.
+    dy [B, H, n_q, Dv]; lse (natural log) and row_term [B, H, n_q] in float64. lse and ``row_term`` = delta - dlse
+    (RING-7) belong to whole rows, over all keys of the ring. q, k, v, ``tile``, ``threads``, ``sizes`` and ``kept`` are
+    as in :func:`block_forward`.
 
     Returns :class:`~ringspec.spec.block.BlockGradients`: dq, dk, dv in the type of the
     computation, dbias in float64. Raises :class:`~ringspec.errors.OptionError` as :func:`block_forward` does,
-    and NonFiniteError if a gradient in float64 overflows.
+    and NonFiniteError if a gradient overflows in float64.
     """
     dtype = computed_in(tile.recipe)
     job = make_job(
@@ -118,12 +119,12 @@ def blocks(
 ) -> tuple[BlockForward, BlockBackward]:
     """Return :func:`block_forward` and :func:`block_backward` with a fixed number of threads and fixed tile sizes.
 
-    ``threads``: None is one for each core that the process may use. ``sizes``: lengths of tiles, see
-    :class:`~ringspec.fast.TileSizes`; None: those measured as fastest for the type and the mask. Raises
+    ``threads``: number of threads; None: one for each core that the process may use. ``sizes``: lengths of tiles,
+    see :class:`~ringspec.fast.TileSizes`; None: those measured as fastest for the type and the mask. Raises
     OptionError if ``threads`` is not an integer >= 1.
 
-    Both functions cache what they derive from read-only arrays as long as these arrays live, because the workers of a
-    ring pass the same inputs to every block. Nothing is cached for writable arrays.
+    The workers of a ring pass the same inputs to every block. So the two functions cache values derived from read-only
+    arrays for as long as the arrays exist. Nothing is cached for writable arrays.
 
     >>> forward, backward = blocks(threads=2)
     """

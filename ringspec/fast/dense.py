@@ -123,7 +123,7 @@ def attention_backward(
 
 
 def dy_o_sum(dy: Floats, o: Floats) -> Array:
-    """BWD-1: <dy, o> [B, H, n] as float64."""
+    """Return delta = <dy, o> [B, H, n] in float64 (BWD-1)."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.vecdot(dy, o).astype(np.float64)
 
@@ -138,9 +138,10 @@ def prepared(
     threads: int = 1,
     backward: bool = False,
 ) -> tuple[Problem, Job]:
-    """Check the problem and build the job in the dtype of the computation.
+    """Check the problem and build the :class:`~ringspec.fast.job.Job` in the dtype of the computation.
 
-    In a forward pass a tensor that already has this dtype is searched for NaN and infinity by the threads that use it.
+    In a forward pass, a tensor that already has this dtype is not searched for NaN and infinity here: the threads of
+    the pass search it when they use it.
     """
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError("dtype 'float64' or 'float32'", shown(dtype), nearest(dtype, DTYPES))
@@ -157,8 +158,8 @@ def prepared(
 def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
     """Check the arguments like ``problem.options.check``, but without its float64 copy of every tensor.
 
-    At S = 4096 these copies took a fifth of a float32 forward pass. For arrays that already have the right form,
-    this function checks only shapes; :func:`admitted` or the pass checks their values.
+    At S = 4096 these copies took a fifth of the time of a float32 forward pass. For arrays that need no conversion,
+    this function checks only shapes; :func:`admitted` or the pass checks the values.
     """
     plain = is_plain(q) and is_plain(k) and is_plain(v)
     if not plain or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3] or 0 in q.shape:
@@ -177,7 +178,7 @@ def is_plain(x: Any) -> bool:
 
 
 def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Floats]:
-    """Round tensors once to the type of the computation; refuse a tensor that contains or becomes infinity."""
+    """Round tensors once to the type of the computation; refuse a tensor that is not finite before or after it."""
     if not all_finite(list(tensors.values()), threads):
         for name, x in tensors.items():
             float_array(x, name, rank=4)
@@ -190,7 +191,10 @@ def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Float
 
 
 def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
-    """Refuse gradients that overflowed; search dq, dk and dv only if the pass saw a non-finite value."""
+    """Refuse gradients that overflowed.
+
+    dq, dk and dv are searched only if the backward pass reported that they may not be finite.
+    """
     if not share.finite:
         check_results(dq=share.dq, dk=share.dk, dv=share.dv)
     check_results(dsinks=dsinks, dbias=share.dbias)
@@ -210,7 +214,7 @@ def admitted_seeds(
 
 
 def given(forward: Forward, problem: Problem, dtype: str) -> tuple[Floats, Array]:
-    """Return o and lse of a forward pass that the caller ran."""
+    """Check the result of a forward pass that the caller passed, and return o and lse."""
     o, lse = np.asarray(forward.o, dtype), np.asarray(forward.lse)
     want = (*problem.q.shape[:3], problem.v.shape[3])
     if o.shape != want or lse.shape != want[:3]:

@@ -1,7 +1,7 @@
-"""Let a fork wait until no thread of the fast path computes.
+"""Delay a fork of the process until no thread of ``ringspec.fast`` computes.
 
-The child of a fork has only the forking thread, and a copy of every lock in its current state. BLAS takes
-locks in products, so a child that copies a locked one would wait forever in its first product.
+The child of a fork has only the forking thread, and a copy of every lock in its current state. BLAS takes locks in
+products. So a child that copies a locked lock would wait forever in its first product.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ PATIENCE = 10.0
 
 
 class Gate:
-    """Track the threads that compute; let them wait between two tasks while another thread forks.
+    """Record which threads compute, and let them wait between two tasks while another thread forks.
 
-    Both sets contain thread ids, so leaving twice, or without having entered, has no effect.
+    Computing and forking threads are recorded as sets of thread ids. So leaving twice, or without having entered, has
+    no effect.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class Gate:
             self.change.notify_all()
 
     def let_forks_pass(self) -> None:
-        """Wait for a fork in progress; called between two tasks."""
+        """Wait until a fork in progress has ended; called between two tasks."""
         if self.forking:
             self.leave()
             self.enter()

@@ -1,12 +1,16 @@
-"""The forward pass of one row block of one head: a loop over its runs of keys.
+"""The forward pass of one row block of one head: a loop over the runs of keys that the row block computes.
 
-Softmax needs no maximum if no score can be so large or so small that its exp overflows or is subnormal. By Cauchy and
-Schwarz |s_ij| <= |q_i| max |k_j|. If that is at most :data:`BOUNDED`, a tile computes exp(s) without a shift: one pass over
-the scores instead of the usual three (maximum, difference, exp). If NumPy's exp2 is faster than its exp, scores are in
-units of log 2 (``Job.unit``). In other tiles the shift of a row is its maximum.
+A row block is an interval of queries, a run an interval of keys, a tile the pairs of both; :mod:`ringspec.fast.plan`
+chooses them.
 
-A row must not depend on keys hidden from it. So in a mixed tile the bound of each row covers only its visible keys,
-and rows within the bound keep the shift 0: subtracting 0 and multiplying by exp(0) change no bit.
+Softmax usually subtracts the row maximum from the scores, so that exp neither overflows nor becomes subnormal. By the
+Cauchy-Schwarz inequality, |s_ij| <= |q_i| max |k_j|. If this product is at most :data:`BOUNDED`, the tile computes
+exp(s) without subtraction: one pass over the scores instead of the usual three (maximum, difference, exp). Otherwise
+the row maximum is subtracted. If NumPy's exp2 is faster than its exp, scores are in units of log 2 (``Job.unit``).
+
+A row must not depend on keys hidden from it. So in a tile with hidden pairs, max |k_j| of each row covers only the keys
+that are visible to the row. Rows whose product is small keep m = 0: subtracting 0 and multiplying by exp(0) change no
+bit.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Dao, FlashAttention-2,
 https://arxiv.org/abs/2307.08691 (algorithm 1).
@@ -36,7 +40,7 @@ BOUNDED = {"float32": 40.0, "float64": 300.0}
 class State:
     """A row block's running softmax: ``m``, ``l`` [n] in float64, ``o`` [n, Dv] in the job's type.
 
-    ``at_zero``: every tile so far used exp(s) without a shift, so m is 0 in every row. ``finite`` is False if
+    ``at_zero``: every tile so far used exp(s) without subtraction, so m is 0 in every row. ``finite`` is False if
     a query's norm is not finite, or if k and v were searched and contain NaN or infinity.
     """
 
@@ -52,8 +56,8 @@ class State:
 class Keys:
     """All keys of one key head.
 
-    k [n, D] and v [n, Dv] in the job's type, every |k_j| [n], and the greatest |k_j| in each
-    granule (infinity if one is NaN). ``finite`` is False if k and v were searched and contain
+    k [n, D] and v [n, Dv] in the job's type, every norm |k_j| [n], and the greatest |k_j| in each granule
+    (``TileSizes.granule``); infinity if a norm is NaN. ``finite`` is False if k and v were searched and contain
     NaN or infinity.
     """
 
@@ -96,9 +100,9 @@ def typed(job: Job, x: Floats, at: tuple[int, int]) -> Floats:
 
 @dataclass(frozen=True)
 class Queries:
-    """A row block's queries times scale, in the job's unit of scores; every |q_i|, and the greatest one.
+    """The queries of a row block, multiplied by scale and ``Job.unit``; the norm |q_i| of each, and the greatest norm.
 
-    ``limit`` is :data:`BOUNDED` in that unit. ``ones`` is as long as the longest run of keys.
+    ``limit`` is :data:`BOUNDED` times ``Job.unit``. ``ones`` is as long as the longest run of keys.
     """
 
     q: Floats
@@ -175,10 +179,10 @@ def plain_rows(
     q1: int,
     runs: tuple[Run, ...],
 ) -> None:
-    """Compute all runs of a row block without features, whose scores need no shift before exp.
+    """Compute all runs of a row block, where :func:`is_plain` is true and exp needs no subtraction.
 
-    The products evict the interpreter from the caches, so each Python statement costs microseconds here. Fewer
-    statements saved a tenth of a float32 pass.
+    The matrix products evict the interpreter's data from the CPU caches, so each Python statement costs microseconds.
+    Reducing the number of statements saved a tenth of the time of a float32 pass.
     """
     q, k, v, ones = queries.q, keys.k, keys.v, queries.ones
     exponential = exponential_of(head.job)
@@ -204,7 +208,7 @@ def plain_rows(
 
 
 def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -> None:
-    """Absorb one tile into the state (SOFT-1)."""
+    """Absorb one tile into the running softmax of the row block (SOFT-1)."""
     job = head.job
     e = SCRATCH.get("s", (queries.q.shape[0], tile.stop - tile.start), job.dtype)
     np.matmul(queries.q, keys.k[tile.start : tile.stop].T, out=e)
@@ -233,9 +237,9 @@ def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -
 
 
 def bounded_rows(head: Head, queries: Queries, keys: Keys, tile: Tile) -> Booleans | None:
-    """Return which rows have visible scores so small that exp needs no shift.
+    """Return which rows have visible scores so small that exp(s) is safe without subtraction.
 
-    The result is bool [n], or [1] if all rows are alike; None if all rows are within the limit.
+    The result is bool [n], or [1] if one value holds for all rows; None means that all rows have small scores.
     """
     terms, limit = head.job.terms, queries.limit
     if terms.softcap is not None:  # the soft cap bounds the scores of every key, visible or hidden
@@ -259,10 +263,10 @@ def hide(x: Floats, tile: Tile, value: float) -> None:
 
 
 def shifted_exp(s: Floats, tile: Tile, bounded: Booleans, unit: float) -> Array:
-    """Replace s by exp(s - m), 0 at hidden pairs, and return m [n].
+    """Replace s by exp(s - m), which is 0 at hidden pairs, and return m [n].
 
-    m is 0 in bounded rows; in other rows it is the maximum over the visible keys. s is in units of ``unit``, m
-    is not.
+    m is 0 in the rows that ``bounded`` marks; in other rows m is the maximum over the visible keys. The scores s
+    contain the factor ``unit``; the returned m does not.
     """
     hide(s, tile, -np.inf)
     m = np.where(bounded, s.dtype.type(0), s.max(axis=1))
@@ -283,7 +287,7 @@ def shifted_exp(s: Floats, tile: Tile, bounded: Booleans, unit: float) -> Array:
 
 
 def exponential_of(job: Job) -> Callable[..., Floats]:
-    """Return the function that computes exp of scores in the job's unit."""
+    """Return the function that computes exp of scores that contain the factor ``Job.unit``: NumPy's exp or exp2."""
     return np.exp if job.unit == 1 else np.exp2
 
 

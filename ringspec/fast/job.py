@@ -27,12 +27,13 @@ MAX_PATTERNS = 64
 
 @dataclass(frozen=True)
 class Job:
-    """One block of queries and keys, and its tiles.
+    """One block of queries and keys, divided into tiles.
 
-    q [B, H, n_q, D]; k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv] in any float type, as given. ``dtype``:
-    the type of the computation. ``runs`` [P][row block] from :func:`~ringspec.fast.plan.plan`. ``look``: search k
-    and v for NaN and infinity before use. ``unit`` of the scores in the forward pass: log2(e) if it uses exp2, else 1.
-    ``kept``: values derived from read-only arrays. ``patterns``: the hidden pairs of some tiles, for all heads.
+    ``q`` [B, H, n_q, D], ``k`` [B, Hkv, n_k, D], ``v`` [B, Hkv, n_k, Dv]: any float type. ``dtype``: the type of
+    the computation. ``runs``: the result of :func:`~ringspec.fast.plan.plan`. ``look``: whether to search k and v
+    for NaN and infinity before use. ``unit``: the factor on the scores of the forward pass, log2(e) if the pass uses
+    exp2, else 1. ``kept``: a cache of values derived from read-only arrays. ``patterns``: a cache of the hidden pairs
+    of tiles, shared by all heads.
     """
 
     q: Floats
@@ -71,7 +72,11 @@ def make_job(
     *,
     backward: bool = False,
 ) -> Job:
-    """Prepare a block. ``look`` None: search k and v if keys can be hidden, because their NaN must not reach a result."""
+    """Prepare a block for tiling.
+
+    ``look`` None: search k and v for NaN and infinity if the mask can hide keys, because NaN in a hidden key must not
+    reach a result. ``sizes`` None: :func:`~ringspec.fast.plan.fastest`.
+    """
     sizes = fastest(dtype, terms, q.shape[2], backward) if sizes is None else sizes
     runs = plan(rows, columns, terms, sizes)
     dense = rows.mask is not None or rows.bias is not None
@@ -85,8 +90,9 @@ def make_job(
 def unit_of(dtype: str) -> float:
     """Return log2(e) if NumPy's exp2 has a special loop for AVX-512 (Intel's SVML, on Linux), else 1.
 
-    With this loop, exp2 takes 0.20 ns for a float32 number and exp 0.36, in float64 0.50 and 0.56; without it, exp2 takes
-    1.8 ns in float32. The choice uses no clock, because the bits of a run must not depend on the load of the machine.
+    With this loop, a float32 number takes 0.20 ns in exp2 and 0.36 ns in exp; a float64 number takes 0.50 and 0.56 ns.
+    Without the loop, exp2 takes 1.8 ns in float32. The choice uses no clock, because the bits of a run must not depend
+    on the load of the machine.
     """
     if sys.platform != "linux":
         return 1.0
@@ -97,19 +103,22 @@ def unit_of(dtype: str) -> float:
 
 
 def norms_of(x: Floats) -> Floats:
-    """Return |x_j| of each row; NaN or infinity if x contains one or its square overflows the type."""
+    """Return the norm |x_j| of each row; NaN or infinity if the row contains either or the sum of squares overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sqrt(np.vecdot(x, x))
 
 
 def is_finite(x: Floats) -> bool:
-    """Return whether x contains neither NaN nor infinity; its sum decides unless the sum overflows."""
+    """Return whether x contains neither NaN nor infinity.
+
+    A finite sum of x proves it; only if the sum is not finite are the elements tested one by one.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
 
 
 def all_finite(tensors: Sequence[Floats], threads: int) -> bool:
-    """Apply :func:`is_finite` to tensors [B, H, n, D], with their heads distributed over threads."""
+    """Return whether all tensors [B, H, n, D] are finite; their heads are distributed over threads."""
     found: list[bool] = []
 
     def look(x: Floats) -> None:
@@ -124,7 +133,7 @@ def all_finite(tensors: Sequence[Floats], threads: int) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """One query head of one batch: q [n, D], a view; its rows [1, n] and columns [1, n]."""
+    """One query head of one batch entry: a view of q [n, D], the rows [1, n] and the columns [1, n] of the mask."""
 
     job: Job
     batch: int
@@ -167,10 +176,11 @@ def one(x: Any, *where: int) -> Any:
 
 @dataclass(frozen=True)
 class Tile:
-    """Row block q0..q1-1 against a run of keys, with its masks, dropout factors and bias.
+    """Queries q0..q1-1 against a run of neighbouring keys, with masks, dropout factors and bias.
 
-    ``hidden`` [n, keys]: invisible pairs, None if there are none; all pairs before key ``first`` are visible. ``keep``: the
-    dropout factor; ``bias``: finite. Both are broadcastable to [n, keys], or None.
+    ``hidden`` [n, keys]: True for hidden pairs; None if all pairs are visible. All pairs with keys before key ``first``
+    are visible. ``keep``: the dropout factor. ``bias``: finite. ``keep`` and ``bias`` are broadcastable to [n, keys],
+    or None.
     """
 
     start: int
@@ -182,7 +192,7 @@ class Tile:
 
 
 def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
-    """Return the tile, or None if a dense mask or a bias hides all of it."""
+    """Return the tile, or None if a dense mask or a bias hides every pair of the tile."""
     terms, dtype = head.job.terms, head.job.dtype
     hidden, first = None, 0
     if not run.whole or head.rows.mask is not None or head.rows.bias is not None:
@@ -200,7 +210,10 @@ def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
 
 
 def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> Pattern:
-    """Return the pattern of a tile. Without a dense mask or a bias, all heads share it."""
+    """Return whether any pair of a tile is visible, its hidden pairs, and the first key with a hidden pair.
+
+    Without a dense mask or a bias, all heads share this result.
+    """
     job = head.job
     if head.rows.mask is not None or head.rows.bias is not None:
         return pattern_of(head, q0, q1, run)
@@ -230,7 +243,10 @@ def pattern_of(head: Head, q0: int, q1: int, run: Run) -> Pattern:
 
 
 def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pattern:
-    """Compute the pattern of a tile that has ``before`` more keys, all visible, before the given columns."""
+    """Compute the result of :func:`seen_and_hidden` for a tile.
+
+    The tile has ``before`` more keys before the given columns; these keys are visible to all rows.
+    """
     hidden = ~visible(rows, columns, terms)[0, 0]
     if not hidden.any():
         return True, None, 0
@@ -240,10 +256,11 @@ def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pat
 
 
 def likeness(rows: Rows, columns: Columns, terms: Terms) -> tuple[Any, ...]:
-    """Return the cache key of a tile's mask pattern.
+    """Return the key under which the hidden pairs of a tile are cached.
 
-    Two tiles have the same key if one is the other moved along the diagonal, because they hide the same pairs: all
-    diagonal tiles of a causal mask are alike. Computing a pattern took as long as the products of its tile.
+    Two tiles that differ only by a shift along the diagonal have the same key, because they hide the same pairs. For
+    example, all diagonal tiles of a causal mask share one key. Without the cache, computing the hidden pairs took as
+    long as the products of the tile.
     """
     base = columns.position[0, 0]
     from_base = rows.position, columns.position, rows.bound_min, rows.bound_max
@@ -278,8 +295,8 @@ def keep_of(head: Head, q0: int, q1: int, run: Run) -> Floats:
 def product(p: Floats, x: Floats, tile: Tile, finite: bool, out: Floats) -> Floats:
     """Compute p [n, keys] times x [keys, D], where p is 0 at hidden pairs.
 
-    0 times a hidden NaN would put NaN into a row that must not depend on it. So keys that are not finite are added row by
-    row, only where they are visible.
+    ``finite`` False: x may contain NaN or infinity. 0 times a hidden NaN would put NaN into a row that must not depend
+    on that key. So keys that are not finite are added row by row, only to rows that see them.
     """
     if finite or tile.hidden is None:
         return np.matmul(p, x, out=out)

@@ -1,10 +1,11 @@
 """A cache of values derived from immutable arrays, which a ring passes to one block after another.
 
-A worker's queries are computed with W blocks of keys, and its keys with W blocks of queries. Without the cache, each
-block of a float32 ring built its operands again: conversions, norms and extra columns took a tenth of a ring of W = 8.
+In a ring of W workers, each worker's queries meet W blocks of keys, and its keys W blocks of queries. Without the
+cache, every block converted its inputs and computed norms and extra columns again, which took a tenth of the time of a
+float32 ring with W = 8.
 
-Only arrays in immutable memory are cached, such as the inputs of a ring's worker
-(``rings.lockstep.read_only``). A read-only flag is not enough: the array may be a view of a writable one.
+Values are cached only for arrays in immutable memory, such as the inputs of a ring's worker
+(``rings.lockstep.read_only``). A read-only flag is not enough: the array may be a view of a writable array.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ def is_immutable(x: NDArray[Any]) -> bool:
 
 
 class Kept:
-    """Values, by the arrays from which they derive; a value is dropped when one of these arrays is.
+    """A cache of values by the arrays from which they derive; a value is dropped when one of its arrays is deleted.
 
-    ``patterns`` of tiles are derived from positions: see ``job.likeness``.
+    ``patterns`` holds the hidden pairs of tiles, by the key that ``job.likeness`` returns.
 
-    Every operation on ``made`` is one call, so threads need no lock. Two threads that need a value at the same time may
-    both compute it, with the same result.
+    Every operation on the dict ``made`` is a single call, so threads need no lock. Two threads that need a value at the
+    same time may both compute it, with the same result.
     """
 
     def __init__(self) -> None:
@@ -48,9 +49,9 @@ class Kept:
         self.patterns: dict[tuple[Any, ...], Any] = {}
 
     def get(self, arrays: tuple[NDArray[Any], ...], key: Any, make: Callable[[], Value]) -> Value:
-        """Return ``make()``, or its earlier result for the same immutable arrays and key.
+        """Return ``make()``, or the earlier result for the same immutable arrays and key.
 
-        The value must not contain one of the arrays or a view of it, which would keep the array alive.
+        The value must contain neither one of the arrays nor a view, which would keep the array alive.
         """
         if not all(map(is_immutable, arrays)):
             return make()

@@ -1,7 +1,7 @@
 """Merge a block's result into the running state, in slices of rows and with threads.
 
-The specification creates about eight arrays of the size of o for a merge, this file two. The rounding points are
-the same (NUM-3): in float32 the machine rounds a product and a sum of two float32 numbers once.
+For a merge, the specification creates about eight arrays of the size of o; this module creates two. The results are
+rounded at the same points (NUM-3): the machine rounds a float32 product, and a float32 sum, once.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Liu et al., Ring Attention,
 https://arxiv.org/abs/2310.01889.
@@ -36,16 +36,16 @@ TASK, SLICE = 1 << 20, 1 << 17
 def merge_states(
     running: SoftmaxState, part: SoftmaxState, recipe: Recipe, *, threads: int | None = None
 ) -> SoftmaxState:
-    """Merge two states into the state over the keys of both; usable as the ``merge`` argument of ``ringspec.ring``.
+    """Merge two softmax states into one over all their keys; usable as the ``merge`` argument of ``ringspec.ring``.
 
-    ``running`` is the state of the keys seen so far, ``part`` that of one block: m and l [B, H, n] in float64,
+    ``running`` is the state over the keys seen so far, ``part`` the state over one block: m and l [B, H, n] in float64,
     and o [B, H, n, Dv] in float64 or float32, not normalised. Results are those of ``spec.online_softmax.merge``
     (SOFT-1, SOFT-2, SOFT-4). The merged o has the type in which ``recipe`` computes. If ``running`` has seen no
-    key, ``part`` itself is returned. ``threads``: None is one for each core that the process may
-    use; the bits are the same for any number.
+    key, ``part`` itself is returned. ``threads``: number of threads; None: one for each core that the process may
+    use. The result is bit-identical for any number.
 
-    Raises :class:`~ringspec.errors.OptionError` ('fast-recipe') for a ``recipe`` that is not float64 or float32
-    throughout, and OptionError if ``threads`` is not an integer >= 1.
+    Raises :class:`~ringspec.errors.OptionError` ('fast-recipe') unless ``recipe`` is float64 or float32 at every
+    rounding point, and OptionError if ``threads`` is not an integer >= 1.
 
     >>> from ringspec.recipes import RECIPES
     >>> a = SoftmaxState(np.zeros((1, 1, 1)), np.ones((1, 1, 1)), np.ones((1, 1, 1, 1)))
@@ -71,9 +71,9 @@ def accumulate(
 ) -> Array:
     """Return ``total + share``, rounded to the format ``accumulator``; usable as ``accumulate`` of ``ringspec.ring``.
 
-    ``total`` and ``share``: float64 or float32 of one shape, [B, H, n, D] or that of a bias. Results are those of
-    ``spec.ring_backward.plus`` (NUM-2), in the type ``accumulator`` if that is float32 or float64. Raises
-    OptionError if ``threads`` is not an integer >= 1.
+    ``total`` and ``share``: float64 or float32 arrays of the same shape, [B, H, n, D] or the shape of a bias. Results
+    are those of ``spec.ring_backward.plus`` (NUM-2); if ``accumulator`` is float32 or float64, they have that type.
+    ``threads`` is as in :func:`merge_states`. Raises OptionError if ``threads`` is not an integer >= 1.
 
     >>> accumulate(np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1)), "float32").ravel().tolist()
     [2.0, 2.0]
@@ -89,7 +89,10 @@ def accumulate(
 def in_slices(
     work: Callable[..., None], columns: tuple[Array, ...], width: int, threads: int
 ) -> None:
-    """Call ``work`` on slices of all ``columns`` [n, ...]; a row has ``width`` elements."""
+    """Cut the n rows into slices, and call ``work`` with each slice of all ``columns`` [n, ...], on threads.
+
+    A row has ``width`` elements.
+    """
     size = max(SLICE // width, 1)
     several = TASK // SLICE * size
 
@@ -105,9 +108,9 @@ def in_slices(
 
 
 def add_numbers(total: Array, share: Array, result: Array) -> None:
-    """Add a slice of ``share`` to the same slice of ``total``, into ``result``.
+    """Write ``total + share`` to ``result``.
 
-    A float64 sum of two float32 numbers, rounded to float32, is their float32 sum:
+    A float64 sum of two float32 numbers, rounded to float32, equals their float32 sum, because
     53 >= 2 * 24 + 2 (Figueroa, https://doi.org/10.1145/221332.221334).
     """
     if result.dtype == total.dtype == share.dtype:
@@ -117,7 +120,7 @@ def add_numbers(total: Array, share: Array, result: Array) -> None:
 
 
 class Pieces(TypedDict):
-    """Keyword arguments for ``ringspec.ring``."""
+    """Functions of this package as keyword arguments for ``ringspec.ring``."""
 
     block_forward: BlockForward
     block_backward: BlockBackward
@@ -129,8 +132,8 @@ class Pieces(TypedDict):
 def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pieces:
     """Return all functions of this package that ``ringspec.ring`` accepts, as its keyword arguments.
 
-    ``threads``: None is one for each core that the process may use; ``sizes``: lengths of tiles. Raises
-    OptionError if ``threads`` is not an integer >= 1.
+    ``threads``: number of threads; None: one for each core that the process may use. ``sizes``: lengths of tiles; None:
+    those measured as fastest. Raises OptionError if ``threads`` is not an integer >= 1.
 
     >>> sorted(pieces(threads=2))
     ['accumulate', 'block_backward', 'block_forward', 'each', 'merge']
@@ -160,7 +163,7 @@ def merge_rows(
     l: Array,
     o: Array,
 ) -> None:
-    """Merge some rows: (m, l) of a and of b, and o of a and of b, into m, l, o."""
+    """Merge the states (m_a, l_a, o_a) and (m_b, l_b, o_b) of some rows into the arrays m, l and o."""
     np.maximum(m_a, m_b, out=m)
     shift = np.where(np.isneginf(m), 0.0, m)
     c_a, c_b = np.exp(m_a - shift), np.exp(m_b - shift)

@@ -1,4 +1,7 @@
-"""Both passes over a whole job: their tasks, the order of these, and the result arrays."""
+"""The forward and the backward pass over a whole block: the tasks, their order, and the result arrays.
+
+The block is a :class:`~ringspec.fast.job.Job`. A task is a function that :mod:`ringspec.fast.team` runs on a thread.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ LEAST_TASKS = 8
 
 
 def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
-    """Compute m, l [B, H, n_q] in float64 and o [B, H, n_q, Dv], unnormalised, in the job's type."""
+    """Compute the softmax state: m, l [B, H, n_q] in float64 and o [B, H, n_q, Dv], unnormalised, in the job's type."""
     m, l, o = results(job)
 
     def store(at: tuple[int, int, slice], state: State) -> None:
@@ -36,8 +39,8 @@ def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
 def forward_result(job: Job, threads: int) -> tuple[Floats, Array, bool]:
     """Compute the results of the forward pass of a job (FWD-4 to FWD-9).
 
-    Returns o [B, H, n_q, Dv] in the job's type, lse [B, H, n_q] in float64, and a bool: True if o and everything
-    that was searched is certainly finite.
+    Returns o [B, H, n_q, Dv] in the job's type, lse [B, H, n_q] in float64, and a bool. The bool is True only if
+    o, and k and v where they were searched, contain neither NaN nor infinity.
     """
     lse, _, o = results(job)
     finite: list[bool] = []
@@ -73,7 +76,7 @@ def results(job: Job) -> tuple[Array, Array, Floats]:
 
 
 def run_forward(job: Job, store: Store, threads: int) -> None:
-    """Run one task for each head and row block, those with most keys first."""
+    """Run one task for each head and row block; the tasks with the most pairs start first."""
     heads = job.q.shape[1]
     keys = Once(functools.partial(keys_of, job))
 
@@ -94,7 +97,10 @@ def run_forward(job: Job, store: Store, threads: int) -> None:
 
 @dataclass(frozen=True)
 class Backward:
-    """dq, dk, dv in the job's type, dbias in float64 (None without bias); ``finite``: whether dq, dk and dv are finite."""
+    """The result of a backward pass: dq, dk, dv in the job's type, and dbias in float64 (None without bias).
+
+    ``finite``: True if dq, dk and dv contain neither NaN nor infinity.
+    """
 
     dq: Floats
     dk: Floats
@@ -150,13 +156,13 @@ def backward_result(job: Job, seeds: Seeds, threads: int) -> Backward:
 
 
 def parts_of(job: Job) -> int:
-    """Return how many tasks share one key head's keys."""
+    """Return the number of tasks among which the keys of one head are divided."""
     heads = job.k.shape[0] * job.k.shape[1]
     return max(1, min(-(-LEAST_TASKS // heads), len(chunks(job))))
 
 
 def bias_threads(job: Job, parts: int, threads: int) -> int:
-    """Return 1 if tasks share entries of dbias, which is summed in place; else ``threads``."""
+    """Return 1 if several tasks add to the same entries of dbias, else ``threads``."""
     assert job.rows.bias is not None
     own = job.rows.bias.shape[:2] == job.q.shape[:2] and parts == 1
     return threads if own else 1

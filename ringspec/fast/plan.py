@@ -1,10 +1,10 @@
 """Classify tiles of a block as fully visible, fully masked or mixed, using only positions.
 
-Rows are cut into blocks and keys into granules. Each has the least and the greatest of its positions,
-segment ids and bounds. Comparing these decides most pairs of a block and a granule without looking at
-single pairs of tokens. An undecided pair counts as mixed, which is slower but never wrong.
+Rows are cut into blocks, and keys into short intervals, called granules. For each block and each granule, the least and
+the greatest position, segment id and bound are known. Comparing these extremes classifies most tiles (a row block and a
+granule) without looking at single pairs of tokens. An undecided tile counts as mixed, which is slower but never wrong.
 
-The values of q, k and v have no influence.
+A run is a sequence of neighbouring granules that a row block computes in one product.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ LARGE = np.int64(1) << np.int64(62)
 class TileSizes:
     """Lengths of tiles.
 
-    ``rows``: queries of a row block. ``keys``: the largest number of keys of a run. ``granule``: keys that are
-    classified together. ``chunk``: keys of one backward task.
+    ``rows``: number of queries in a row block. ``keys``: the largest number of keys in a run. ``granule``: number of
+    keys that are classified together. ``chunk``: number of keys in the unit by which backward tasks divide the keys.
 
-    All must be integers >= 1, ``keys`` a multiple of ``granule`` and ``chunk`` a multiple of ``keys``; else OptionError.
+    All must be integers >= 1, ``keys`` a multiple of ``granule`` and ``chunk`` a multiple of ``keys``; else
+    OptionError.
     """
 
     rows: int = 256
@@ -47,9 +48,9 @@ class TileSizes:
 def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
     """Return the sizes that were fastest on a core with a cache of 2 MiB; the choices differ by 3 to 8 %.
 
-    If positions hide keys, a row block of 512 computes more hidden pairs than one of 256. In float32, for a forward pass
-    over a long sequence, its longer products save more than that; in a backward pass they do not. In float64
-    longer runs of keys save more.
+    If positions hide keys, a row block of 512 computes more hidden pairs than one of 256, but in longer products, which
+    are faster. In a float32 forward pass over a long sequence the longer products win; in a backward pass they lose.
+    In float64 longer runs of keys are faster.
     """
     if terms.window is not None:
         return TileSizes()
@@ -70,13 +71,13 @@ class Run:
 
     @property
     def whole(self) -> bool:
-        """Tell whether all of the keys are visible to every query of the row block."""
+        """Whether all keys of the run are visible to every query of the row block."""
         return self.mixed == self.stop
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Least and greatest of a number over the real slots of each block, [P, blocks]."""
+    """Least and greatest value of a number, such as a position, in each block, [P, blocks]; padding is left out."""
 
     low: Integers
     high: Integers
@@ -87,7 +88,7 @@ def starts(length: int, size: int) -> Integers:
 
 
 def extent(x: Integers, real: Booleans, size: int) -> Extent:
-    """Return the extent of each block of x [P, n]; low > high in a block without a real slot."""
+    """Return the extent of each block of x [P, n]; low > high in a block that is all padding."""
     first = starts(x.shape[1], size)
     low = np.minimum.reduceat(np.where(real, x, LARGE), first, axis=1)
     high = np.maximum.reduceat(np.where(real, x, -LARGE), first, axis=1)
@@ -97,9 +98,9 @@ def extent(x: Integers, real: Booleans, size: int) -> Extent:
 def kinds(
     rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
 ) -> tuple[Booleans, Booleans]:
-    """Return which tiles have some visible pair, and in which every pair is visible.
+    """Return which tiles have a visible pair, and which tiles have only visible pairs.
 
-    Both arrays are [P, row blocks, granules]. P is B, or 1 if positions are the same for all batches.
+    Each array is bool [P, row blocks, granules]. P is B, or 1 if positions are the same for all batch entries.
     """
     real_q, real_k = rows.index >= 0, columns.index >= 0
     first_q, first_k = starts(real_q.size, sizes.rows), starts(real_k.size, sizes.granule)
@@ -140,7 +141,7 @@ def kinds(
 def plan(
     rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
 ) -> tuple[tuple[tuple[Run, ...], ...], ...]:
-    """Return the runs of keys that each row block computes: [P][row block][run], keys ascending.
+    """Return the runs of keys that each row block computes: [P][row block][run], keys ascending, P as in :func:`kinds`.
 
     >>> from ringspec.problem.options import check
     >>> p = check(*np.ones((3, 1, 1, 8, 1)), {"causal": True})
@@ -159,7 +160,7 @@ def plan(
 
 
 def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tuple[Run, ...]:
-    """Join neighbouring granules into runs of at most ``sizes.keys`` keys within one chunk."""
+    """Join neighbouring granules that are not hidden into runs of at most ``sizes.keys`` keys within one chunk."""
     runs: list[Run] = []
     for granule in np.flatnonzero(some).tolist():
         start = granule * sizes.granule

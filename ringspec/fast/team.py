@@ -1,10 +1,11 @@
-"""Run the tasks of a call on threads; a task may itself make such a call.
+"""Run the tasks of a call on threads; a task may itself call :func:`run_tasks`.
 
-A call from outside a task takes a crew of idle threads, gives it the tasks and waits. The calling thread computes
-nothing. So an interrupt (Ctrl-C arrives in the main thread) never arrives in the middle of a sum. After an interrupt
-the crew is dismissed, and the next call creates a new one. In a call from within a task, the calling thread works on the
-new tasks itself, and idle threads of the crew help. So the threads of a ring first compute whole workers, then tiles of
-each other's blocks.
+A task is a function without arguments. A call from outside a task takes a crew, which is a group of idle threads, gives
+it the tasks and waits. The calling thread computes nothing, so an interrupt (Ctrl-C arrives in the main thread) cannot
+stop a sum half-way. After an interrupt the crew is dismissed, and the next call creates a new one.
+
+In a call from within a task, the calling thread works on the new tasks itself, and idle threads of the crew help. So in
+a ring, each thread first computes whole workers; threads that become idle then help with the tiles of other workers.
 
 The arithmetic of a task does not depend on which thread runs it or when, and no two tasks write to the
 same memory. So results are bit-identical for any number of threads.
@@ -46,7 +47,7 @@ HERE = Here()
 
 
 class Round:
-    """The tasks of one call, which start in order, and in ``failed`` the number and error of those that raised."""
+    """The tasks of one call, which start in order; ``failed`` holds the number and the error of each that raised."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.waiting = deque(enumerate(tasks))
@@ -76,7 +77,7 @@ class Crew:
         self.dismissed = False
 
     def dismiss(self) -> None:
-        """Start no further task, and wait for the running tasks, each of which takes at most the time of one tile."""
+        """Start no further task, and wait for the running ones."""
         self.dismissed = True
         self.executor.shutdown(cancel_futures=True)
 
@@ -84,7 +85,7 @@ class Crew:
         return [self.executor.submit(self.help, one, ended) for _ in range(helpers)]
 
     def help(self, one: Round, ended: Callable[[], None]) -> None:
-        """Run tasks of a round in a thread of the crew, then call ``ended``."""
+        """Run tasks of the call ``one`` in a thread of the crew, then call ``ended``."""
         try:
             HERE.crew = self
             GATE.enter()
@@ -98,7 +99,7 @@ class Crew:
             ended()
 
     def work(self, one: Round) -> None:
-        """Run tasks of a round until none is waiting or the crew is dismissed."""
+        """Run tasks of the call ``one`` until none is waiting or the crew is dismissed."""
         while not self.dismissed:
             GATE.let_forks_pass()
             try:
@@ -111,7 +112,7 @@ class Crew:
                 one.fail(number, error)
 
     def run_within(self, tasks: Sequence[Task], threads: int) -> None:
-        """Run a call from within a task: this thread works on its tasks, and idle threads help."""
+        """Run the tasks of a call from within a task: this thread works on them, and idle threads of the crew help."""
         one = Round(tasks)
         helpers = self.begin(one, min(threads, len(tasks)) - 1, lambda: None)
         with np.errstate(all="ignore"):
@@ -134,10 +135,10 @@ IDLE: dict[int, list[Crew]] = {}
 def run_tasks(tasks: Sequence[Task], threads: int) -> None:
     """Run every task once on ``threads`` threads; each thread takes the next task when it is free.
 
-    Within a task of another call, the threads are those of the outermost call. If tasks fail, the error of the first one
-    is raised as soon as no thread works on these tasks any more. After an interrupt of the calling thread no further task
-    starts, and the interrupt is raised in the same way. NumPy's overflow warnings are off, because hidden pairs would
-    cause them; results are checked instead.
+    A call from within a task uses the threads of the outermost call. If tasks fail, the error of the first one
+    is raised when no thread works on the given tasks any more. If the calling thread is interrupted, no further task
+    starts, and the interrupt is raised when the running tasks have ended. NumPy's overflow warnings are off, because
+    hidden pairs would cause them; results are checked instead.
     """
     if HERE.crew is not None:
         HERE.crew.run_within(tasks, threads)
@@ -148,7 +149,8 @@ def run_tasks(tasks: Sequence[Task], threads: int) -> None:
 def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
     """Run the tasks on a crew and wait for them.
 
-    The wait is on a queue that is implemented in C, because an interrupt in ``Future.result`` could leave its lock held.
+    This function waits on a queue that is implemented in C, because an interrupt during ``Future.result`` could leave
+    the lock of the future held.
     """
     handled = sys.exception()
     one, ended = Round(tasks), queue.SimpleQueue[None]()
@@ -169,10 +171,11 @@ def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
 
 
 def first_before(error: BaseException, handled: BaseException | None) -> BaseException:
-    """Return the error that happened first in the context of ``error``, after the one that the caller was handling.
+    """Return the first error of the chain of contexts that ends with ``error``.
 
-    This finds the interrupt: in ``threading.Condition.wait``, which ``submit`` uses, an interrupt can lead to a later
-    error, "release unlocked lock".
+    The chain begins after ``handled``, the error that the caller was handling already. This finds an interrupt that led
+    to a second error: ``submit`` uses ``threading.Condition.wait``, in which an interrupt can cause "release unlocked
+    lock".
     """
     while error.__context__ is not None and error.__context__ is not handled:
         if isinstance(error.__context__, queue.Empty):  # the interrupt came while a wait timed out
@@ -182,7 +185,7 @@ def first_before(error: BaseException, handled: BaseException | None) -> BaseExc
 
 
 def wait_for_one(ended: queue.SimpleQueue[None]) -> None:
-    """Wait for one helper to end, in repeated short waits.
+    """Wait until one thread of the crew has ended its work, in repeated short waits.
 
     A wait without a timeout would ignore an interrupt on Windows, or if another thread received the signal.
     """

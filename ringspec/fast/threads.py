@@ -1,8 +1,8 @@
-"""State of threads: the limit of one BLAS thread, scratch memory, and values computed once for all threads.
+"""State of threads: a limit of one BLAS thread, scratch memory, and values computed once for all threads.
 
 NumPy releases the interpreter's lock in products and elementwise functions, so Python threads run in
-parallel. BLAS must then use one thread: at S = 4096, two threads with two BLAS threads each were
-slower than one thread, because OpenBLAS's threads wait for each other in a spin loop.
+parallel. Each of these threads must then use BLAS with a single thread: at S = 4096, two Python threads with two BLAS
+threads each were slower than one Python thread, because OpenBLAS's threads wait for each other in a spin loop.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ MAX_VIEWS = 1024
 
 
 class Scratch(threading.local):
-    """Arrays by name that belong to the calling thread; their contents are undefined."""
+    """Named arrays that belong to the calling thread; their contents are undefined."""
 
     def __init__(self) -> None:
         self.buffers: dict[str, NDArray[np.uint8]] = {}
         self.views: dict[tuple[Any, ...], NDArray[Any]] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return a contiguous array of that shape, valid until the same name is requested again."""
+        """Return a contiguous array of that shape and dtype, valid until the next request for the same name."""
         view = self.views.get((name, shape, dtype))
         return self.cut(name, shape, dtype) if view is None else view
 
     def cut(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return a cached view of the name's buffer: a new view for each tile took 2 % of a pass."""
+        """Return a cached view of the buffer called ``name``; creating a view for each tile took 2 % of a pass."""
         size = math.prod(shape) * dtype.itemsize
         if size > MAX_KEPT_BYTES:
             return np.empty(shape, dtype)
@@ -56,7 +56,10 @@ SCRATCH = Scratch()
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
-    """Return bytes aligned to 64: products and elementwise operations on them are 2 to 3 % faster."""
+    """Return ``size`` bytes at an address that is a multiple of 64.
+
+    Products and elementwise operations on aligned memory are 2 to 3 % faster.
+    """
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + size]
@@ -69,10 +72,10 @@ def controller() -> ThreadpoolController:
 
 
 class BlasLimit:
-    """Limit BLAS to one thread while any call needs it, and restore the limit afterwards.
+    """Limit BLAS to one thread while any call needs this, and restore the former limit afterwards.
 
-    The calling thread sets the limit: threadpoolctl ignores other threads if the calling thread has a limit.
-    An interrupt may arrive anywhere, so every step can be repeated.
+    The thread that makes the call sets the limit, because threadpoolctl ignores limits of other threads if the calling
+    thread has set one. An interrupt may arrive anywhere, so every step can be repeated.
     """
 
     def __init__(self) -> None:
@@ -108,7 +111,7 @@ class BlasLimit:
                 self.lock.release()
 
     def in_child(self) -> None:
-        """Reset in the child of a fork, which has no calls of the parent's other threads."""
+        """Reset the limit in the child of a fork, in which the calls of the parent's other threads do not exist."""
         before = self.before
         self.forget()
         if before is not None:
@@ -118,8 +121,8 @@ class BlasLimit:
 def give_up_control() -> None:
     """Stop this thread from controlling the number of BLAS threads.
 
-    In threadpoolctl (3.8), the thread that set a limit controls BLAS as long as it lives, or until it
-    leaves the context of a limit.
+    In threadpoolctl (3.8), a thread that has set a limit controls BLAS until it ends, or until it leaves the context of
+    a limit.
     """
     with controller().limit(limits=None):
         pass
@@ -132,10 +135,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class Once:
-    """Values by key, each computed by the first task that needs it, while other tasks that need it wait.
+    """Values by key; the first task that needs a value computes it, and other tasks that need the same value wait.
 
-    This avoids a separate round of tasks for the values. Threads are idle at the end of every round, which costs time in
-    rings of short blocks.
+    So the values need no separate call of ``run_tasks``. Threads are idle at the end of every such call, which costs
+    time in rings of short blocks.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:

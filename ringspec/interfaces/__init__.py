@@ -1,14 +1,13 @@
-"""Ring attention with the signatures and layouts of public systems, on top of :mod:`ringspec.spec`.
+"""Ring attention with the signatures and layouts of public systems, computed by :mod:`ringspec.spec`.
 
-1. ``ranks``     shared: ranks and rings, storage dtypes, a backward pass from given o and lse
+1. ``ranks``     code that both interfaces use
 2. ``nkilib``    ring attention of AWS's NKI library
 3. ``ejkernel``  ring flash attention and the flash attention backward of ejkernel
 
-The functions convert the arguments from the public layouts, call the specification, and convert the results back. They
-refuse what the modelled system refuses, with :class:`~ringspec.errors.RefusedError`. Ring functions
-take NumPy arrays with one leading axis of ranks on every tensor argument and result. Values are
-computed in float64 and rounded once to the dtype of the result. The keyword ``recipe=``, which
-the modelled systems do not have, selects a precision recipe instead.
+The functions convert the arguments from the public layouts, call the specification, and convert the results back.
+Arguments that the public system refuses raise :class:`~ringspec.errors.RefusedError`. In ring functions every tensor
+argument and result is a NumPy array whose first axis is the rank. Values are computed in float64 and rounded once to
+the dtype of the result. The keyword ``recipe=``, which the public systems do not have, selects another arithmetic.
 """
 
 from ringspec.interfaces import ejkernel, nkilib

@@ -1,16 +1,16 @@
-"""ejkernel: ring flash attention with its custom-gradient pair, and the flash attention backward.
+"""The interface of ejkernel: ring flash attention, its forward and backward rules, and the flash attention backward.
 
-Names, order and refusals are those of ``ejkernel.kernels._triton.ring_attention`` and
-``flash_attention``. Tensors are [batch, seq, heads, head_dim]; those of the ring functions have one
-more leading axis, of ranks, here written W. Values are computed in float64 and rounded
-once to the dtype of each result, unless ``recipe=`` is given.
+Argument names, their order, and refusals are those of ``ejkernel.kernels._triton.ring_attention`` and
+``flash_attention``. Tensors are [batch, seq, heads, head_dim]; tensors of the ring functions have one more leading axis
+of length W, the number of ranks. Values are computed in float64 and rounded once to the dtype of each result, unless
+``recipe=`` is given.
 
 Masks use global positions: rank r of a ring holds tokens r*n + t (contiguous layout). If query and key lengths
-differ, their ends are aligned: query i has position i + Sk - Sq. The public ring kernel instead masks each
-visiting block as if it were local, which is wrong for a causal or a windowed ring on more than one rank; its
-documentation says so and names a block-sparse successor. Dropout uses the keep mask of DROP-1, which depends only on
-global positions, head, batch and seed (the public backward kernel takes a dropout probability and drops nothing). A row
-without keys has o = 0, lse = -inf and no gradient.
+differ, their ends are aligned: query i has position i + Sk - Sq. The public ring kernel instead masks the keys of every
+rank as if they were local, which is wrong for a causal or a windowed ring on more than one rank; the documentation of
+ejkernel says so and names a block-sparse successor. Dropout uses the keep mask of DROP-1, which depends only on
+global positions, head, batch and seed; the public backward kernel takes a dropout probability but drops nothing. A row
+without visible keys has o = 0, lse = -inf and no gradient.
 
 Source: https://github.com/erfanzar/ejkernel (ejkernel/kernels/_triton/ring_attention and
 ejkernel/kernels/_triton/flash_attention/_triton_impl_bwd.py).
@@ -64,7 +64,7 @@ Gradients = tuple[NDArray, NDArray, NDArray]
 class RingFlashResiduals(NamedTuple):
     """The tensors that the forward pass keeps for the backward pass.
 
-    q, k, v, bias, attention_mask and dropout_seed are as given; ``o`` [W, b, s, h, d] is in q's
+    q, k, v, bias, attention_mask and dropout_seed are stored as the caller passed them. ``o`` [W, b, s, h, d] is in q's
     dtype; ``lse`` [W, b, h, s] is natural, float32.
     """
 
@@ -99,14 +99,14 @@ def ring_flash_attention_call(
     """Compute ring attention over W ranks: o [W, b, s, h, d] in query's dtype.
 
     ``query``           [W, b, s, h, d]; bfloat16, float16, float32 or float64
-    ``key``, ``value``  [W, b, sk, hkv, d] of the same dtypes; h a multiple of hkv; ends aligned if sk != s
-    ``attention_mask``  None or bool [W, b|1, h|1, s, W*sk], True = may attend: local rows, *global*
-                        keys. Refused together with bias
+    ``key``, ``value``  [W, b, sk, hkv, d] of the same dtypes; h must be a multiple of hkv
+    ``attention_mask``  None or bool [W, b|1, h|1, s, W*sk], True = may attend: rows of one rank, keys of *all*
+                        ranks. Refused together with bias
     ``bias``            None or float [W, b|1, h|1, s, W*sk], added before the soft cap; -inf masks
     ``softmax_scale``   None: 1/sqrt(d)
-    ``dropout_prob``, ``dropout_seed``   fraction of P to drop, in [0, 1), and the seed; None is 0
+    ``dropout_prob``, ``dropout_seed``   fraction of P to drop, in [0, 1), and the seed; a seed of None means 0
     ``causal``          True: keys with a later global position than the query's are hidden
-    ``fwd_params``, ``bwd_params``   block sizes of the kernels: anything, without effect on values
+    ``fwd_params``, ``bwd_params``   block sizes of the kernels; any value is accepted and has no effect
     ``sliding_window``  int w: (w, 0) if causal, else (w, w); or (left, right), both inclusive;
                         None, 0 and (0, 0) mean no window
     ``logits_soft_cap``  None, or c > 0: s = c * tanh(z / c)
@@ -163,7 +163,9 @@ def _ring_flash_attention_fwd(
     *,
     recipe: str | Recipe | None = None,
 ) -> tuple[NDArray, RingFlashResiduals]:
-    """Return o and the residuals for :func:`_ring_flash_attention_bwd`; arguments are those of the call.
+    """Return o and the residuals for :func:`_ring_flash_attention_bwd`.
+
+    Arguments are those of :func:`ring_flash_attention_call`.
 
     >>> q = k = v = np.zeros((2, 1, 1, 1, 2), np.float32)
     >>> rest = (None, None, None, 0.0, False, None, None, None, None, None, "ring")
@@ -213,12 +215,12 @@ def _ring_flash_attention_bwd(
     *,
     recipe: str | Recipe | None = None,
 ) -> tuple[NDArray, NDArray, NDArray, None, None]:
-    """Return dq, dk, dv in the shapes and dtypes of the residuals' q, k, v, and None for mask and bias.
+    """Return dq, dk, dv in the shapes and dtypes of q, k, v in the residuals, and None for mask and bias.
 
-    First come the arguments that jax.custom_vjp calls non-differentiable, in the order of the call,
-    then the residuals and ``do`` [W, b, s, h, d], the gradient of the loss with respect to o. The
-    residuals' o and lse are used as given; the seed is ``dropout_seed``, not that of the residuals. The
-    schedule is the KV ring: K, V, dK, dV travel.
+    The first arguments are those that jax.custom_vjp calls non-differentiable, in the order of
+    :func:`ring_flash_attention_call`. ``res`` holds the residuals, and ``do`` [W, b, s, h, d] is the gradient of the
+    loss with respect to o. o and lse of the residuals are used as given. The seed is ``dropout_seed``; the seed of the
+    residuals is ignored. The schedule is the KV ring: K, V, dK, dV travel.
     Source: https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention).
 
     >>> q = k = v = np.zeros((2, 1, 1, 1, 2), np.float32)
@@ -287,29 +289,30 @@ def flash_attention_bwd(
     *,
     recipe: str | Recipe | None = None,
 ) -> Gradients:
-    """Compute dq, dk, dv in the shapes and dtypes of q, k, v, on one device, without an axis of ranks.
+    """Compute dq, dk, dv in the shapes and dtypes of q, k, v, on one device; tensors have no axis of ranks.
 
     ``q``, ``dO``, ``o``    [b, sq, h, d]: queries, gradient of the loss with respect to o, and o
-    ``k``, ``v``            [b, sk, hkv, d]; h a multiple of hkv; dk and dv are sums over the group
+    ``k``, ``v``            [b, sk, hkv, d]; h must be a multiple of hkv; dk and dv are sums over the query heads
+                            that share a key head
     ``M``                   [b, h, sq rounded up to a multiple of 128]: lse to base **2**, that
                             is lse / ln 2; rows after sq - 1 are ignored. M and o are
-                            used as given; a row with M = -inf contributes no gradient
+                            not recomputed; a row with M = -inf contributes no gradient
     ``bias``                None or float, broadcastable to [b, h, sq, sk], added before the soft cap
     ``attention_mask``      None or bool, broadcastable to [b, h, sq, sk], True = may attend;
                             refused together with bias
     ``causal``, ``sliding_window``   as in :func:`ring_flash_attention_call`; if sq != sk the ends
                             are aligned: query i has position i + sk - sq
-    ``cum_seqlens_q``, ``cum_seqlens_k``   None or ints [b + 1], both or neither. Row i of the padded batch holds
-                            cum[i + 1] - cum[i] tokens at its start; the ends of queries and keys are aligned. Padding
-                            is ignored and its gradients are 0. Refused with segment
+    ``cum_seqlens_q``, ``cum_seqlens_k``   None or ints [b + 1], both or neither. Row i of the padded batch starts with
+                            cum[i + 1] - cum[i] tokens; the rest of the row is padding, which is ignored and has
+                            gradients of 0. The ends of queries and keys are aligned. Refused with segment
                             ids, bias or mask
-    ``softmax_aux``         sink logits [n] or [h, n]; checked, without effect, because M contains them
-    ``q_segment_ids``, ``kv_segment_ids``   ints [b, sq] and [b, sk], negative = padding; one alone
-                            is used for both
+    ``softmax_aux``         sink logits [n] or [h, n]; they are checked but have no effect, because M contains them
+    ``q_segment_ids``, ``kv_segment_ids``   ints [b, sq] and [b, sk], negative = padding; if only one is
+                            given, it is used for queries and keys
     ``dropout_prob``, ``dropout_seed``, ``softmax_scale``, ``logits_soft_cap``, ``fwd_params``,
     ``bwd_params``, ``recipe``   as in :func:`ring_flash_attention_call`
 
-    Raises the same errors. Source: https://github.com/erfanzar/ejkernel
+    Raises the errors of :func:`ring_flash_attention_call`. Source: https://github.com/erfanzar/ejkernel
     (kernels/_triton/flash_attention/_triton_impl_bwd.py, ``_bwd_attention_kernel_call``).
 
     >>> q = k = v = np.zeros((1, 2, 1, 2)); M = np.zeros((1, 1, 128)); M[..., 1] = 1.0

@@ -59,7 +59,7 @@ def options_of(
     sliding_window: Window,
     logits_soft_cap: float | None,
 ) -> Options:
-    """Return the arguments that all functions share, under the specification's names."""
+    """Return the arguments that all functions of the interface share, under the specification's names."""
     return {
         "scale": softmax_scale,
         "dropout_p": dropout_prob,
@@ -102,7 +102,10 @@ def ring_problems(
     options: Options,
     axis_name: str | None,
 ) -> list[RingProblem]:
-    """Return every ring that the ranks form, in global order: one, or without an axis name one for each rank."""
+    """Return the rings that the ranks form, each with tensors in global order.
+
+    With an axis name all ranks form one ring; without it, each rank is a ring of one.
+    """
     q, k, v = (
         tensor(x, name, RING_AXES) for x, name in ((query, "query"), (key, "key"), (value, "value"))
     )
@@ -154,12 +157,12 @@ def heads_first(x: NDArray, what: str) -> Array:
 
 
 def along_ring(x: NDArray, ranks: Ring) -> NDArray:
-    """Join [W, b, h, s, ...] of the ranks of a ring as [b, h, W*s, ...], rank after rank (LAYOUT-1)."""
+    """Join the parts [W, b, h, s, ...] of a ring's ranks to [b, h, W*s, ...], in the order of ranks (LAYOUT-1)."""
     return np.concatenate([x[rank] for rank in ranks], axis=2)
 
 
 def ring_pairs(x: NDArray, what: str, full: tuple[int, int, int, int, int]) -> NDArray:
-    """Validate pairs [W, b|1, h|1, s, keys of the whole ring], or raise ShapeError."""
+    """Validate a bias or a mask [W, b|1, h|1, s, keys of the whole ring], or raise ShapeError."""
     ranks, batch, heads, n_q, n_k = full
     fits = (
         x.ndim == 5
@@ -226,7 +229,10 @@ def check_flash_shapes(stored: dict[str, NDArray]) -> None:
 
 
 def check_sinks_only(softmax_aux: Any, heads: int) -> None:
-    """Validate sink logits [n] or [h, n], which must be finite; they have no other effect, because M contains them."""
+    """Validate sink logits [n] or [h, n], which must be finite.
+
+    They have no other effect, because the argument M already contains them.
+    """
     if softmax_aux is None:
         return
     values = float_array(softmax_aux, "softmax_aux")
@@ -241,7 +247,7 @@ def check_sinks_only(softmax_aux: Any, heads: int) -> None:
 def segment_ids(
     q_segment_ids: Any, kv_segment_ids: Any, batch: int, n_q: int, n_k: int
 ) -> tuple[NDArray, ...] | None:
-    """Return segment ids [b, sq] and [b, sk]; if only one is given, it is used for both."""
+    """Return segment ids [b, sq] and [b, sk]; if one argument is None, the other one is used for queries and keys."""
     if q_segment_ids is None and kv_segment_ids is None:
         return None
     for_q = kv_segment_ids if q_segment_ids is None else q_segment_ids
@@ -269,7 +275,7 @@ def lengths_of(for_q: Integers, for_k: Integers, n_q: int, n_k: int) -> Lengths:
 def packed_lengths(
     cum_seqlens_q: Any, cum_seqlens_k: Any, batch: int, n_q: int, n_k: int
 ) -> Lengths | None:
-    """Return row lengths from cumulative ones, or None without them."""
+    """Return the lengths of rows from cumulative lengths, or None if these are not given."""
     if cum_seqlens_q is None and cum_seqlens_k is None:
         return None
     if cum_seqlens_q is None or cum_seqlens_k is None:
@@ -322,7 +328,7 @@ def read(x: NDArray, what: str, inside: Booleans) -> Array:
 
 
 def natural_lse(M: ArrayLike, inside: Booleans, shape: tuple[int, int, int]) -> Array:
-    """Return lse [b, h, sq] of M [b, h, ceil128(sq)], which is to base 2."""
+    """Return the natural lse [b, h, sq] from M, the lse to base 2, [b, h, sq rounded up to a multiple of 128]."""
     batch, heads, length = shape
     stats = tensor(M, "M", "batch heads ceil128(seq)")
     padded = -(-length // M_MULTIPLE) * M_MULTIPLE

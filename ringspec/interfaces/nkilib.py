@@ -1,20 +1,19 @@
-"""Ring attention of AWS's NKI library: forward, backward, and the striped-to-contiguous unpermute.
+"""The interface of AWS's NKI library: ring attention forward, backward, and the striped-to-contiguous unpermute.
 
-Names, order, defaults, layouts and refusals are those of ``nkilib.experimental.attention``. Every
-tensor has one more leading axis, of ranks, here written W. Values are computed in float64 and
-rounded once, unless ``recipe=`` is given ("nki" is the recipe of the public kernels).
+Argument names, their order, defaults, layouts and refusals are those of ``nkilib.experimental.attention``. Every
+tensor has one more leading axis of length W, the number of ranks. Values are computed in float64 and rounded once,
+unless ``recipe=`` is given ("nki" is the recipe of the public kernels).
 
-The forward and the backward pass treat the scale differently. With a causal mask the forward uses the scale
-1.0, and the caller multiplies q by the scale beforehand. The backward's ``softmax_scale=None`` is
-1/sqrt(D), with and without a causal mask. So after a causal forward the caller must pass the same
-pre-scaled q and ``softmax_scale=1.0``. dq is then the gradient with respect to that q; the
-gradient with respect to the q before the scaling is dq times the scale. With the defaults in both passes, the
-scores are scaled twice, without an error.
+The forward and the backward pass treat the scale differently. With a causal mask the forward pass uses the scale 1.0,
+and the caller must multiply q by the scale beforehand. In the backward pass ``softmax_scale=None`` means 1/sqrt(D),
+with and without a causal mask. So after a causal forward pass the caller must pass the same pre-scaled q and
+``softmax_scale=1.0``. dq is then the gradient with respect to the pre-scaled q; multiply dq by the scale to obtain the
+gradient with respect to the original q. With the defaults in both passes, the scores are scaled twice, without an
+error.
 
-Where the definition and the public kernels differ, results follow the definition. A row without keys
-within its bounds has o = 0, lse = -inf and no gradient. ``bound_max`` is exclusive in both passes.
-Bounds belong to the query row, on whichever rank it is. With several replica groups, the unpermute's
-rank is the index within the group.
+Where the definition and the public kernels differ, results follow the definition. A row without visible keys has
+o = 0, lse = -inf and no gradient. ``bound_max`` is exclusive in both passes. The bounds of a query row apply on every
+rank that computes the row. With several replica groups, the rank in the unpermute is the index within the group.
 
 Sources: https://github.com/aws-neuron/nki-library (src/nkilib_src/nkilib/experimental/attention);
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-fwd.html,
@@ -90,19 +89,19 @@ def ring_attention_spmd_fwd(
                         or float64; d <= 128; s, the length on one rank, must be a multiple of 128
     ``k``               the same with tp_k; as many heads as q
     ``v``               [W, b, h, s, d]
-    ``replica_groups``  disjoint tuples of num_workers rank ids, one ring each; W is then the number of
-                        ranks of all groups. None: one ring of all ranks. A rank's ring position is
-                        its index within the group
+    ``replica_groups``  disjoint tuples of num_workers rank ids; each tuple is a ring, and W is the number of
+                        ranks in all tuples. None: one ring of all ranks. The ring position of a rank is
+                        its index within the tuple
     ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` q must be pre-scaled; the scale is then
                         1.0, and another value is refused (the kernel ignores it)
     ``striped_input``   True: ring position r holds tokens t*W + r, which requires a causal mask. False: r*s + t
     ``lse_dtype``       a dtype or its name; lse is natural, with row t at [t % 128, t // 128]
-    ``bound_min``, ``bound_max``   [W, b, s], integers in any integer or float dtype: on every rank, the keys with
-                        local index bound_min[t] <= j < bound_max[t] are visible to row t;
-                        causal and striped only, both or neither
+    ``bound_min``, ``bound_max``   [W, b, s], integers in any integer or float dtype: of the keys of every rank, row t
+                        may attend only to local indices bound_min[t] <= j < bound_max[t]. Both or neither;
+                        they require a causal mask and striped input
     ``recipe``          not an argument of nkilib: the arithmetic, a name or a :class:`~ringspec.recipes.Recipe`
 
-    A row without keys has o = 0 and lse = -inf. A refusal of the kernel raises
+    A row without visible keys has o = 0 and lse = -inf. Arguments that the public kernel refuses raise
     :class:`~ringspec.errors.RefusedError`; wrong shapes and dtypes raise ShapeError and DtypeError.
     Source: https://github.com/aws-neuron/nki-library (ring_attention_fwd.py).
 
@@ -170,12 +169,12 @@ def ring_attention_spmd_bwd(
     ``q_ref``, ``k_ref``, ``v_ref``, ``o_ref``, ``dy_ref``   [W, B, N, D, S]: the forward's inputs,
                         its o (which the forward returns as [W, b, h, s, d]) and the gradient of
                         the loss with respect to o; S must be a multiple of 128 and of min(512, S)
-    ``lse_ref``         [W, B, N, 128, S // 128], natural, with row t at [t % 128, t // 128]; o and lse
-                        are used as given; a row with lse = -inf contributes no gradient
+    ``lse_ref``         [W, B, N, 128, S // 128], natural, with row t at [t % 128, t // 128]. o and lse
+                        are not recomputed; a row with lse = -inf contributes no gradient
     ``mixed_precision`` False: :func:`low_precision_recipe`, with accumulators in the type of q_ref
-    ``softmax_scale``   None or 0: 1/sqrt(D), also with a causal mask. After a causal forward, pass
-                        the pre-scaled q and 1.0; dq is then with respect to that q
-    ``lnc_size``        1 or 2 cores; see :func:`deal`. It has no effect on the result
+    ``softmax_scale``   None or 0: 1/sqrt(D), also with a causal mask. After a causal forward pass, pass 1.0 and
+                        the pre-scaled q; dq is then the gradient with respect to the pre-scaled q
+    ``lnc_size``        number of cores of a rank, 1 or 2; no effect on the result (see :func:`deal`)
     ``num_workers``, ``replica_groups``, ``bound_min``, ``bound_max``   as in the forward pass
     ``striped_attention``   as ``striped_input`` in the forward pass
     ``recipe``          not an argument of nkilib: the arithmetic; if given, it replaces ``mixed_precision``
@@ -183,7 +182,8 @@ def ring_attention_spmd_bwd(
     Errors are those of the forward pass. Source: https://github.com/aws-neuron/nki-library
     (ring_attention_bwd.py). The schedule is the Q ring: Q, dY, LSE and dy_o_sum are sent, then dQ.
 
-    In this example the pre-scaled q gives the scores q k = 1; the second call scales them once more:
+    In this example q is pre-scaled, so that all scores are 1. The second call omits ``softmax_scale=1.0`` and scales
+    the scores once more:
 
     >>> q, k, v, dy = (np.full((1, 1, 1, 4, 128), x) for x in (0.5, 0.5, 0.0, 1.0))
     >>> o, lse = ring_attention_spmd_fwd(q, k, v.swapaxes(3, 4), use_causal_mask=True, training=True)
@@ -230,11 +230,11 @@ def ring_attention_spmd_bwd(
 def ring_attention_unpermute(
     x: ArrayLike, replica_groups: Any = None, num_workers: int = 1
 ) -> NDArray:
-    """Redistribute the local rows of a striped sequence into those of the contiguous layout (LAYOUT-6).
+    """Convert a sequence from the striped to the contiguous layout: move every row to its new rank (LAYOUT-6).
 
-    x [W, bs, s, d] of any dtype: ring position r of ``replica_groups`` holds tokens t*W + r; s, the length on one rank,
-    must be a multiple of num_workers. Returns the same shape and dtype: ring position r holds tokens
-    r*s + t. No value changes. Raises RefusedError and ShapeError.
+    x [W, bs, s, d] of any dtype: ring position r holds tokens t*W + r, where W is the number of ranks in the ring. s,
+    the length on one rank, must be a multiple of num_workers. In the result, of the same shape and dtype, ring position
+    r holds tokens r*s + t. No value changes. Raises RefusedError and ShapeError.
     Source: https://github.com/aws-neuron/nki-library (ring_attention_unpermute.py).
 
     >>> x = np.array([[0, 2], [1, 3]]).reshape(2, 1, 2, 1)
@@ -264,7 +264,10 @@ def ring_attention_unpermute(
 def item_backward(
     item: list[Array], options: Options, layout: Layout, recipe: Recipe
 ) -> list[WorkerResult]:
-    """Compute the Q ring of one batch x head item: q, k, v, o, dy [1, 1, S, D] and lse [1, 1, S]."""
+    """Compute the Q ring backward of one head of one batch entry.
+
+    ``item`` holds q, k, v, o, dy [1, 1, S, D] and lse [1, 1, S], in global order.
+    """
     q, k, v, o, dy, lse = item
     problem = check(q, k, v, dict(options))
     return backward_as_given(problem, dy, o, lse, layout, layout, "q", recipe)
@@ -272,10 +275,10 @@ def item_backward(
 
 @dataclass(frozen=True)
 class Turn:
-    """Core ``core`` computes batch x head item ``item`` in round ``round``.
+    """The work of core ``core`` in round ``round``: item number ``item``, which is one head of one batch entry.
 
-    ``is_duplicate``: there was no item left for this core. It repeats item 0, so that both cores
-    issue the same collective operations, and its results are discarded.
+    ``is_duplicate``: no item was left for this core. The core repeats item 0, so that both cores issue the same
+    collective operations, and the results of the repetition are discarded.
     """
 
     round: int
@@ -285,7 +288,7 @@ class Turn:
 
 
 def deal(items: int, lnc_size: int) -> list[Turn]:
-    """Return which core computes which of B*N items in which round: item round*lnc_size + core.
+    """Assign ``items`` = B*N items to cores and rounds: core c computes item round*lnc_size + c.
 
     >>> [(t.round, t.core, t.item, t.is_duplicate) for t in deal(3, 2)]
     [(0, 0, 0, False), (0, 1, 1, False), (1, 0, 2, False), (1, 1, 0, True)]
@@ -300,10 +303,10 @@ def deal(items: int, lnc_size: int) -> list[Turn]:
 
 
 def low_precision_recipe(input_format: str) -> Recipe:
-    """Return the recipe of ``mixed_precision=False`` for inputs of that format.
+    """Return the recipe of ``mixed_precision=False`` for inputs of the format ``input_format``.
 
-    It is "nki_low" with the format of the inputs in place of bfloat16: P, dS, the lse that the backward
-    reads and the accumulators of the gradients have that type; gradients are float32.
+    The recipe is "nki_low" with ``input_format`` in place of bfloat16. P, dS, the lse that the backward pass reads, and
+    the accumulators of the gradients have this format; gradients are float32.
 
     >>> low = low_precision_recipe("float16")
     >>> low.carried_dkv, low.backward_lse, low.gradients

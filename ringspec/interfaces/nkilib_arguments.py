@@ -23,19 +23,19 @@ Bounds = tuple[Integers, Integers] | None
 
 
 def rows_first(x: ArrayLike, what: str, is_rows_first: bool) -> NDArray:
-    """Return [W, b, h, s, d] of a tensor, which is [W, b, h, d, s] unless its tp flag is set."""
+    """Return a tensor as [W, b, h, s, d]; unless ``is_rows_first``, x is [W, b, h, d, s]."""
     if is_rows_first:
         return tensor(x, what, "W b h s d")
     return tensor(x, what, "W b h d s").swapaxes(3, 4)
 
 
 def layout_of(striped: bool, length: int, workers: int) -> Layout:
-    """Return the layout of a whole sequence whose ranks hold ``length`` tokens each."""
+    """Return the striped or contiguous layout of a sequence on ``workers`` ranks with ``length`` tokens each."""
     return make_layout("striped" if striped else "contiguous", length * workers, workers)
 
 
 def check_forward_shapes(q: NDArray, k: NDArray, v: NDArray) -> None:
-    """Check shapes [W, b, h, s, d] and the kernel's limits on them."""
+    """Check the shapes [W, b, h, s, d] of q, k and v, and the limits that the public kernel sets."""
     ranks, batch, heads, length, head_dim = q.shape
     if k.shape[2] != heads:
         raise RefusedError(
@@ -83,7 +83,7 @@ def check_length(length: int) -> None:
 
 
 def check_masks(causal: bool, striped: bool, bound_min: Any, bound_max: Any) -> None:
-    """Check which masks are combined, by the kernel's rules."""
+    """Refuse combinations of masks that the public kernels refuse."""
     if striped and not causal:
         raise RefusedError("a causal mask with striped input", "none", "pass use_causal_mask=True")
     if (bound_min is None) != (bound_max is None):
@@ -101,14 +101,14 @@ def check_masks(causal: bool, striped: bool, bound_min: Any, bound_max: Any) -> 
 
 
 def given_scale(softmax_scale: float | None, head_dim: int) -> float:
-    """Return the scale, or 1/sqrt(d) if none was given; the kernels treat 0 as not given."""
+    """Return ``softmax_scale``, or 1/sqrt(d) if it is None or 0; the public kernels treat 0 as None."""
     if softmax_scale is None or number(softmax_scale, "softmax_scale") == 0:
         return default_scale(head_dim)
     return number(softmax_scale, "softmax_scale")
 
 
 def forward_scale(softmax_scale: float | None, causal: bool, head_dim: int) -> float:
-    """Return 1.0 with a causal mask, where q is pre-scaled; else :func:`given_scale`."""
+    """Return the scale of the forward pass: 1.0 with a causal mask (q is pre-scaled), else :func:`given_scale`."""
     if not causal:
         return given_scale(softmax_scale, head_dim)
     if softmax_scale is not None and number(softmax_scale, "softmax_scale") != 1.0:
@@ -127,7 +127,7 @@ def check_lnc_size(lnc_size: Any) -> int:
 
 
 def local_bounds(bound_min: Any, bound_max: Any, shape: tuple[int, ...]) -> Bounds:
-    """Return both bounds as int64 [W, b, s] of local key indices, or None."""
+    """Return (bound_min, bound_max) as int64 [W, b, s], indices of local keys; None if there are no bounds."""
     if bound_min is None:
         return None
     ranks, batch, _, length, _ = shape
@@ -139,7 +139,7 @@ def local_bounds(bound_min: Any, bound_max: Any, shape: tuple[int, ...]) -> Boun
 
 
 def whole_numbers(x: Any, what: str, shape: tuple[int, int, int]) -> Integers:
-    """Return integers given in an integer or float dtype, limited to 0..s, the range of local key indices."""
+    """Return x as int64, clipped to 0..s; x must contain integers, in any integer or float dtype."""
     given = as_array(x, what)
     same_shape(what, given, shape, "W b s")
     values = given.astype(np.float64) if given.dtype.kind in "iu" else load(given, what)
@@ -156,7 +156,7 @@ def whole_numbers(x: Any, what: str, shape: tuple[int, int, int]) -> Integers:
 def global_bounds(
     bounds: Bounds, group: Ring, layout: Layout
 ) -> tuple[Integers | None, Integers | None]:
-    """Return bounds [b, S] on global key positions of the rows of a ring, in global order.
+    """Convert bounds on local key indices to bounds [b, S] on global key positions, with rows in global order.
 
     Local key j of ring position r is token j*W + r with r < W. So low <= j < high is equivalent to
     low*W <= j*W + r < high*W (LAYOUT-2).
@@ -168,7 +168,7 @@ def global_bounds(
 
 
 def lse_rows(lse_ref: Any, shape: tuple[int, int, int, int]) -> Array:
-    """Return lse [W, B, N, S] of tiles [W, B, N, 128, S // 128] (LAYOUT-7)."""
+    """Convert lse from the kernel's tiles [W, B, N, 128, S // 128] to [W, B, N, S] (LAYOUT-7)."""
     tiles = tensor(lse_ref, "lse_ref", "W B N 128 S//128")
     ranks, batch, heads, length = shape
     expected = (ranks, batch, heads, TILE_ROWS, length // TILE_ROWS)

@@ -1,4 +1,4 @@
-"""Shared by the interfaces: ranks and rings, storage dtypes, a backward pass from given o and lse."""
+"""Code that all interfaces use: ranks and rings, storage dtypes, and a backward pass from given o and lse."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def tensor(x: Any, what: str, axes: str) -> NDArray:
 
 
 def same_shape(what: str, x: NDArray, expected: tuple[int, ...], axes: str) -> None:
-    """Raise ShapeError unless x has that shape; ``axes`` names the axes."""
+    """Raise ShapeError unless x has the shape ``expected``; ``axes`` names the axes in the message."""
     if x.shape != expected:
         raise ShapeError(
             f"{what} of shape [{axes.replace(' ', ', ')}] = {expected}",
@@ -79,8 +79,8 @@ def same_shape(what: str, x: NDArray, expected: tuple[int, ...], axes: str) -> N
 def rings_of(replica_groups: Any, num_workers: Any, ranks: int) -> list[Ring]:
     """Return all rings, each a tuple of rank ids in the order of their ring positions.
 
-    None, or no group at all, is one ring of ranks 0..num_workers-1. Otherwise the groups must be
-    disjoint, each must have ``num_workers`` ranks, and together they must hold all ranks of the leading axis.
+    If ``replica_groups`` is None or empty, there is one ring of ranks 0..num_workers-1. Otherwise the groups must be
+    disjoint, each must have ``num_workers`` ranks, and together they must contain the ranks 0..ranks-1.
 
     >>> rings_of(((0, 2), (3, 1)), 2, 4)
     [(0, 2), (3, 1)]
@@ -128,12 +128,12 @@ def list_of_groups(replica_groups: Any) -> list[Ring]:
 
 
 def ring_array(x: NDArray, ring: Ring, layout: Layout, axis: int) -> NDArray:
-    """Join the local arrays of a ring's ranks in global order along a local axis."""
+    """Join the arrays of a ring's ranks along ``axis``, with tokens in global order."""
     return unshard([x[rank] for rank in ring], layout, axis)
 
 
 def rounded(x: Array, like: NDArray) -> NDArray:
-    """Round float64 values once to the dtype of another tensor."""
+    """Round float64 values once to the dtype of ``like``."""
     return store(x, format_name(like.dtype, "dtype"))
 
 
@@ -147,9 +147,9 @@ def backward_as_given(
     circulation: str,
     recipe: Recipe,
 ) -> list[WorkerResult]:
-    """Compute the ring backward from o [B, H, Sq, Dv] and lse [B, H, Sq] as given, never recomputed.
+    """Compute the ring backward from the given o [B, H, Sq, Dv] and lse [B, H, Sq], without recomputing them.
 
-    Arguments are in global order; the results are each worker's own (BWD-11, RING-13). A row with
+    Arguments are in global order; each result holds the gradients of one worker's tokens (BWD-11, RING-13). A row with
     lse = -inf contributes no gradient (BWD-10).
     """
     seeds = check_gradients(problem, dy, None)

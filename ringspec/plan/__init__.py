@@ -1,12 +1,14 @@
-"""The cost of a ring of any size on given hardware: counts in closed form, times, a recommendation.
+"""Estimate the cost of a ring of any size on given hardware, and recommend a layout and a circulation.
 
-``pairs``          visible pairs of every worker and step, in integers
+A layout assigns tokens to workers; a circulation says which tensors travel in the ring. Counts come from closed forms.
+
+``pairs``          number of visible (query, key) pairs of every worker in every step
 ``workload``       the attention layer to plan, and the checks of its arguments
-``traffic``        bytes sent after each step, bytes held
+``traffic``        bytes that each worker sends after each step, and bytes that it holds
 ``hardware``       rates with their sources; presets for H200 and trn2
 ``hardware_file``  rates from a TOML or JSON file
-``times``          one pass: computing, waiting, and transfers that are not hidden
-``options``        ``plan``: compares layouts and circulations
+``times``          time of one pass: computing, waiting, and transfers that are not hidden by computing
+``options``        the function ``plan``, which compares layouts and circulations
 ``advice``         the recommendation in words
 ``document``       the plan as plain data
 ``spans``          the timeline of a small ring, for a figure

@@ -45,7 +45,7 @@ def warning(planned: Plan) -> list[str]:
 
 
 def in_place(other: Plan, best: Option) -> str:
-    """Describe another plan and what it gains over ``best``."""
+    """Describe the plan ``other``: its workers, layout and circulation, and its advantage over ``best``."""
     one = other.best
     ring = f"a ring of {other.work.workers}, {one.layout} with {circulation_words(one)}"
     alone = "1 worker" if other.work.workers == 1 else ring
@@ -60,7 +60,7 @@ def circulation_words(one: Option) -> str:
 
 
 def limits(planned: Plan, best: Option) -> list[str]:
-    """Say whether the computation hides the transfers, and from how many tokens per worker on."""
+    """Say whether the computation hides the transfers, and how many tokens per worker that needs."""
     work, link = planned.work, planned.link
     if work.workers == 1:
         return ["A single worker sends nothing."]

@@ -13,7 +13,7 @@ MOST_STEPS = 16
 
 
 def plan_document(planned: Plan) -> dict[str, Any]:
-    """Return the plan ``planned`` as plain data: the workload, the hardware with its sources, all options, the advice."""
+    """Return ``planned`` as plain data: the workload, the hardware with its sources, all options and the advice."""
     return {
         "workload": workload_document(planned),
         "hardware": hardware_document(planned.hardware),
@@ -105,7 +105,10 @@ def pass_document(way: Pass) -> dict[str, Any]:
 
 
 def step_documents(way: Pass) -> list[dict[str, Any]]:
-    """Return all steps, or 16 evenly spaced ones including the first and the last; pairs are those of one head."""
+    """Return the steps of a pass as plain data: all of them, or 16 evenly spaced ones including the first and the last.
+
+    The number of pairs is that of one head.
+    """
     counted = way.counted
     count = counted.steps.most.size
     shown = range(count)

@@ -19,7 +19,11 @@ ASSUMED = "assumed: no figure is published"
 
 @dataclass(frozen=True)
 class Rate:
-    """A figure: its ``value``, the statement that it rests on (``says``), and its ``source``: an address, 'given' or 'assumed'."""
+    """A figure with its source.
+
+    ``value``: the number. ``says``: the statement from which the number follows. ``source``: the address of that
+    statement, or 'given' or 'assumed'.
+    """
 
     value: float
     says: str
@@ -30,7 +34,7 @@ class Rate:
 class Link:
     """A connection for rings of at most ``workers`` workers (None: any number); ``name``: label shown in output.
 
-    ``bytes_per_second``: from one worker to the next in one direction, while all others send as well.
+    ``bytes_per_second``: rate from one worker to the next in one direction, while all other workers send as well.
     ``latency``: seconds from the start of a transfer to its first byte, counted once for each ring step.
     """
 
@@ -42,9 +46,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device, called ``name``, and its ``links``, the fastest (and smallest) first.
+    """One device, called ``name``, and its ``links``, the fastest first.
 
-    ``flops_per_second``: peak rate of dense matrix products, by the number format of the operands.
+    ``flops_per_second``: peak rate of dense matrix products, for each number format of the operands.
     ``forward_efficiency`` and ``backward_efficiency``: the fraction of that peak that an attention
     kernel reaches over the visible pairs. ``memory``: bytes. ``memory_bytes_per_second``: its bandwidth.
     """
@@ -58,7 +62,7 @@ class Hardware:
     links: tuple[Link, ...]
 
     def peak(self, number_format: str) -> Rate:
-        """Return the rate of products of ``number_format``, or raise OptionError."""
+        """Return the peak rate of matrix products for operands of ``number_format``; OptionError if it is unknown."""
         if number_format not in self.flops_per_second:
             raise OptionError(
                 f"a rate of {self.name} for operands in {number_format}",
@@ -73,9 +77,9 @@ class Hardware:
         return self.backward_efficiency if backward else self.forward_efficiency
 
     def link(self, workers: int) -> Link:
-        """Return the slowest link in a ring of ``workers`` workers: the first link that connects all of them.
+        """Return the slowest link in a ring of ``workers`` workers: the first of ``links`` that connects so many.
 
-        Raises OptionError if no link does.
+        Raises OptionError if no link connects so many.
 
         >>> PRESETS["h200"].link(8).name, PRESETS["h200"].link(9).name
         ('NVLink', 'InfiniBand')
@@ -130,7 +134,7 @@ FORMATS_RATED = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "
 
 
 def given(x: Any, what: str, most: float = 1e30) -> Rate:
-    """Return a rate that the caller gives; it must be finite, above zero and at most ``most``."""
+    """Return a Rate with the source 'given'; x must be finite, above zero and at most ``most``."""
     return Rate(positive(x, what, most), what, "given")
 
 
@@ -139,7 +143,10 @@ def given_latency(x: Any) -> Rate:
 
 
 def positive(x: Any, what: str, most: float = 1e30, zero: bool = False) -> float:
-    """Validate a finite number above zero (or zero, if ``zero``) and return it as float; raise OptionError otherwise."""
+    """Validate a finite number above 0 and return it as float; raise OptionError otherwise.
+
+    With ``zero``, 0 is valid as well. The number must be at most ``most``.
+    """
     ok = isinstance(x, (int, float)) and not isinstance(x, bool)
     try:
         value = float(x) if ok else math.nan
@@ -157,7 +164,10 @@ def positive(x: Any, what: str, most: float = 1e30, zero: bool = False) -> float
 
 
 def hardware_named(which: Any) -> Hardware:
-    """Return the preset called ``which``, or the given Hardware itself; raise OptionError with the nearest name."""
+    """Return the preset called ``which``; if ``which`` is a Hardware, return it unchanged.
+
+    For an unknown name, raises OptionError, which suggests the nearest name.
+    """
     if isinstance(which, Hardware):
         return which
     if not isinstance(which, str) or which not in PRESETS:

@@ -1,6 +1,6 @@
-"""Read hardware from a TOML or JSON file, which is not trusted.
+"""Read hardware from a TOML or JSON file; a file of another form is refused.
 
-The keys, all rates in SI units (FLOP/s, bytes, bytes/s, seconds)::
+All rates are in SI units (FLOP/s, bytes, bytes/s, seconds). The keys are::
 
     name = "my cluster"
     [flops_per_second]            # one or more number formats of the operands
@@ -17,7 +17,7 @@ The keys, all rates in SI units (FLOP/s, bytes, bytes/s, seconds)::
     latency = 1.2e-5
     workers = 8
 
-A key ``source`` next to ``name`` says where the figures are from. Every key except ``source`` and ``workers`` is
+A key ``source`` at the top level says where the figures are from. Every key except ``source`` and ``workers`` is
 required; unknown keys are refused.
 """
 
@@ -60,7 +60,7 @@ def read_hardware(path: str | os.PathLike[str]) -> Hardware:
 
 
 def content(where: Path) -> str:
-    """Return the text of a plain file of at most 64 KiB."""
+    """Return the text of a regular file of at most 64 KiB; raise OptionError for any other file."""
     try:
         raw = read_plain_file(where, MAX_BYTES)
     except FileFormatError as cause:
@@ -81,7 +81,7 @@ def content(where: Path) -> str:
 
 
 def hardware_from(data: Any) -> Hardware:
-    """Return hardware from plain data with the keys of a file, or raise OptionError.
+    """Return hardware from plain data with the keys that the module describes, or raise OptionError.
 
     >>> rates = {"name": "toy", "flops_per_second": {"float64": 1e10},
     ...          "efficiency": {"forward": 1, "backward": 1},
@@ -126,7 +126,7 @@ def hardware_from(data: Any) -> Hardware:
 
 
 def link_from(data: Any, number: int, source: str) -> Link:
-    """Return one link of a file."""
+    """Return the link described by ``data``, entry ``number`` of the key ``links``."""
     what = f"links[{number}]"
     fields(data, ("name", "bytes_per_second", "latency"), ("workers",), what)
     workers = data.get("workers")
@@ -153,7 +153,10 @@ def table(data: Any, what: str) -> dict[str, Any]:
 def fields(
     data: Any, needed: tuple[str, ...], allowed: tuple[str, ...], what: str
 ) -> dict[str, Any]:
-    """Return the table if it has all ``needed`` keys and no others except ``allowed`` ones; else raise OptionError."""
+    """Return ``data`` if it is a table with all ``needed`` keys and at most the ``allowed`` ones besides.
+
+    Otherwise raise OptionError.
+    """
     for key in table(data, what):
         if key not in needed + allowed:
             raise OptionError(

@@ -16,12 +16,12 @@ EQUAL = 0.01
 
 @dataclass(frozen=True)
 class Option:
-    """One layout and circulation: its passes, and the totals over both.
+    """One layout and circulation: the forward and, if requested, the backward pass, and totals over the passes.
 
-    ``seconds``: of the forward and, if requested, the backward pass. ``memory``: bytes of one worker in the pass
-    that needs more. ``fits``: whether that is at most the whole memory of the device. ``hides_from``: tokens per
-    worker from which on both passes hide their transfers. ``hides_to``: the largest number of workers that hides
-    them with S tokens in all. The last two are None if no number does.
+    ``seconds``: the time of all passes. ``memory``: bytes that one worker holds in the pass that needs most. ``fits``:
+    whether ``memory`` is at most the whole memory of the device. ``hides_from``: the fewest tokens per worker with
+    which all passes hide their transfers. ``hides_to``: the largest number of workers with which all passes hide their
+    transfers, for S tokens in all. ``hides_from`` and ``hides_to`` are None if no number hides the transfers.
     """
 
     layout: str
@@ -42,7 +42,7 @@ class Option:
 
     @property
     def idle(self) -> float:
-        """The fraction of the time in which an average worker does not compute."""
+        """The fraction of ``seconds`` in which an average worker does not compute."""
         computing = sum(one.compute_seconds for one in self.passes)
         return 1.0 - computing / self.seconds if self.seconds else 0.0
 
@@ -55,10 +55,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned workload: ``options`` in the order of layouts and circulations, and ``best``, the recommended one.
+    """A planned workload: all ``options``, and ``best``, the recommended one.
 
-    ``work``: the workload. ``hardware``: the device. ``overlap``: whether transfers run during the computation.
-    ``link``: the slowest link of a ring of this size.
+    ``options``: one for each layout and circulation. ``work``: the workload. ``hardware``: the device. ``overlap``:
+    whether transfers run during the computation. ``link``: the slowest link of a ring of this size.
     """
 
     work: Workload
@@ -88,15 +88,15 @@ def plan(
     recipe: Any = "bf16",
     **shapes: Any,
 ) -> Plan:
-    """Estimate the cost of one layer's attention on a ring by closed forms, in O(W) operations for any length.
+    """Estimate the cost of one layer's attention on a ring, in O(W) operations for any length.
 
-    ``length`` S. ``workers`` W. ``hardware``: the name of a preset ('h200', 'trn2') or a
-    :class:`~ringspec.plan.Hardware`. ``layouts`` and ``circulations``: names to compare, None = all
-    that the lengths allow. ``backward``: include the backward pass. ``overlap``: transfers run during the
-    computation. ``recipe``: number formats. ``shapes``: batch, heads, kv_heads, head_dim, value_dim,
-    causal, window, as in :func:`~ringspec.plan.workload.workload`.
+    ``length``: number of tokens S. ``workers``: number of workers W. ``hardware``: the name of a preset ('h200',
+    'trn2') or a :class:`~ringspec.plan.Hardware`. ``layouts`` and ``circulations``: names to compare; None: all that
+    are possible for S and W. ``backward``: whether to include the backward pass. ``overlap``: whether transfers run
+    during the computation. ``recipe``: the name of a recipe, which determines the number formats. ``shapes``: batch,
+    heads, kv_heads, head_dim, value_dim, causal, window, as in :func:`~ringspec.plan.workload.workload`.
 
-    Raises the errors of ``workload``, and OptionError for hardware without a rate or a link.
+    Raises the errors of ``workload``, and OptionError if the hardware lacks a rate or a link that is needed.
 
     >>> planned = plan(1 << 20, 64, hardware="trn2", kv_heads=8)
     >>> planned.best.layout, planned.link.name
@@ -119,7 +119,7 @@ def compared(
     layouts: tuple[str, ...],
     circulations: tuple[str, ...],
 ) -> Plan:
-    """Plan a workload over these layouts and circulations."""
+    """Plan a workload with every combination of the given layouts and circulations, and choose the best."""
     options = tuple(
         option(layout, circulation, backward, work, device, overlap)
         for layout in layouts
@@ -129,9 +129,10 @@ def compared(
 
 
 def alternatives(planned: Plan) -> list[Plan]:
-    """Return the plans that fit of the same work on W, W/2, W/4, ... workers, with all layouts and circulations.
+    """Plan the same work on W, W/2, W/4, ... workers, with all layouts and circulations, and return the plans that fit.
 
-    Only numbers of workers that divide S are planned; the largest comes first.
+    Only numbers of workers that divide S are planned. The plan on most workers comes first. A plan fits if the best
+    option needs at most the whole memory of a device.
 
     >>> [one.work.workers for one in alternatives(plan(4096, 8))]
     [8, 4, 2, 1]
@@ -151,7 +152,7 @@ def alternatives(planned: Plan) -> list[Plan]:
 def option(
     layout: str, circulation: str, backward: bool, work: Workload, device: Hardware, overlap: bool
 ) -> Option:
-    """Plan one layout and circulation: one line of the comparison."""
+    """Plan one layout and one circulation."""
     passes = [
         plan_pass(layout, circulation, way, work, device, overlap)
         for way in ((False, True) if backward else (False,))
@@ -174,9 +175,10 @@ def option(
 
 
 def best_of(options: tuple[Option, ...]) -> Option:
-    """Return the fastest option that fits; among equally fast ones (1 %) the one that needs the least memory.
+    """Return the recommended option.
 
-    If none fits, return the one that needs the least memory.
+    Of the options that fit into the memory of the device, choose those within 1 % of the fastest, and return the one of
+    them that needs the least memory. If none fits, return the option that needs the least memory.
     """
     fitting = [one for one in options if one.fits]
     if not fitting:

@@ -6,16 +6,18 @@ query and j of the key (causal: lowest 0; a window (L, R): -R and L). Two facts 
 1. Take queries and keys in runs of n with equal strides. With F(x) = #{(s, t) : 0 <= s, t < n, s - t <= x}
    and T(u) = u (u + 1) / 2, F(x) = T(n + x) for -n <= x < 0 and n*n - T(n - 1 - x) for 0 <= x < n.
    The visible pairs of a block are a difference of two F.
-2. Let worker a own the queries and b the keys. In the contiguous layout i - j = (a - b) n + s - t; in the striped
-   one i - j = (s - t) W + a - b, so s - t lies between two quotients. Both depend only on a - b.
-   A zigzag worker holds the chunks a and 2W - 1 - a of n/2 tokens. Its block with another is four blocks of
-   chunks, whose distances are a - b, b - a, and plus and minus 2W - 1 - (a + b). Hence for all three
-   layouts pairs(a, b) = near[a - b] + far[2W - 1 - a - b], with far = 0 outside zigzag.
+2. Let worker a own the queries and worker b the keys, n tokens each. In the contiguous layout
+   i - j = (a - b) n + s - t. In the striped layout i - j = (s - t) W + a - b, so the band limits s - t to an interval.
+   In both layouts the count depends only on a - b. In the zigzag layout, worker a holds the chunks a and 2W - 1 - a, of
+   n/2 tokens each. The block of a and b consists of four blocks of chunks, at the distances a - b, b - a,
+   2W - 1 - (a + b) and -(2W - 1 - (a + b)). Hence for all three layouts
+   pairs(a, b) = near[a - b] + far[2W - 1 - a - b], where far is 0 except in zigzag.
 
-In step t of a ring, worker r computes with the block of owner (r - t) mod W. r - visitor is t for the W - t workers
-r >= t, and t - W for the t others. So near has two values in a step, and far has every second
-entry of two intervals. far never grows with the distance, because the band contains 0. The maximum, the minimum and
-the sum over workers follow from the ends of the intervals and from prefix sums: O(1) for a step, O(W) in all.
+In step t of a ring, worker r computes with the block of owner (r - t) mod W. r minus this owner is t for the W - t
+workers with r >= t, and t - W for the t other workers. So in one step ``near`` takes two values, and ``far`` takes
+every second entry of two intervals. ``far`` never increases with its index, because the band contains 0.
+Therefore the maximum, the minimum and the sum over workers follow from the ends of the intervals and from prefix sums:
+O(1) operations for a step, O(W) in all.
 
 Sources: contiguous ring, Liu et al., https://arxiv.org/abs/2310.01889; striped, Brandon et al.,
 https://arxiv.org/abs/2311.09431, section 3; zigzag, Llama 3, https://arxiv.org/abs/2407.21783, section
@@ -73,15 +75,19 @@ def below(n: int, x: Integers) -> Integers:
 
 
 def runs(n: int, distance: Integers, mask: Band) -> Integers:
-    """Count the visible pairs of n consecutive queries and n consecutive keys that start ``distance`` positions earlier."""
+    """Count the visible pairs of n consecutive queries and n consecutive keys.
+
+    The first key is ``distance`` positions before the first query.
+    """
     return below(n, mask.highest - distance) - below(n, mask.lowest - distance - 1)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Visible pairs of any block of one head: ``near[a - b + W - 1] + far[2W - 1 - a - b]``.
+    """Number of visible pairs of any block of one head: ``near[a - b + W - 1] + far[2W - 1 - a - b]``.
 
-    ``near`` int64 [2W - 1], ``far`` int64 [2W] (entry 0 is unused and 0).
+    Worker a owns the queries of the block, worker b the keys. ``near`` is int64 [2W - 1]; ``far`` is int64 [2W], whose
+    entry 0 is unused and 0.
     """
 
     workers: int
@@ -89,7 +95,7 @@ class Blocks:
     far: Integers
 
     def pairs(self, a: Integers, b: Integers) -> Integers:
-        """Return the visible pairs of queries of a and keys of b, int64 of the same shape as a and b."""
+        """Return the number of visible pairs of worker a's queries and worker b's keys, int64, in the shape of a."""
         total: Integers = (
             self.near[a - b + self.workers - 1] + self.far[2 * self.workers - 1 - a - b]
         )
@@ -119,7 +125,10 @@ def blocks(layout: str, workers: int, n: int, mask: Band) -> Blocks:
 
 @dataclass(frozen=True)
 class StepPairs:
-    """Visible pairs of one head by step, int64 [steps]: of the busiest worker, of the least busy one, and of all W."""
+    """Number of visible pairs of one head in each step, int64 [steps].
+
+    ``most``: of the busiest worker. ``least``: of the least busy worker. ``total``: of all W workers.
+    """
 
     most: Integers
     least: Integers
@@ -127,7 +136,7 @@ class StepPairs:
 
 
 def step_pairs(form: Blocks, moves: str) -> StepPairs:
-    """Count the pairs in the W steps of a ring in which 'keys' or 'queries' move (RING-1).
+    """Count the visible pairs in the W steps of a ring; ``moves`` says what travels, 'keys' or 'queries' (RING-1).
 
     >>> counted = step_pairs(blocks("contiguous", 4, 6, Band(0, 24)), "keys")
     >>> counted.most.tolist(), counted.least.tolist(), counted.total.tolist()

@@ -40,13 +40,14 @@ def ring_spans(
     hardware: Hardware,
     link: Link | None = None,
 ) -> tuple[Span, ...]:
-    """Return bars in seconds; after each step all workers wait for the slowest one.
+    """Return the bars of one pass: (worker, step, 'compute' or 'send', start, stop), with times in seconds.
 
-    ``layout``, ``circulation`` and ``backward`` select the pass; ``work`` says what is computed on which
-    ``hardware``. ``link`` replaces the link of the hardware for a ring of this size.
+    ``layout``, ``circulation`` and ``backward`` select the pass of the workload ``work``. ``link`` None: the link of
+    ``hardware`` for a ring of this size.
 
-    A transfer is drawn at its time in the model of :mod:`ringspec.plan.times`: inputs travel during
-    the step itself, accumulators during the next step, and those of the last step after it.
+    After each step all workers wait for the slowest one. Transfers follow ``seconds``, the second model of
+    :mod:`ringspec.plan.times`: inputs travel during the step itself, accumulators during the next step, and the
+    accumulators of the last step after it.
     """
     speed = Rates(rates(backward, work, hardware).pairs, link or hardware.link(work.workers))
     counted = counts(layout, circulation, backward, work)
@@ -70,7 +71,7 @@ def ring_spans(
 
 
 def travelling(counted: Counts, gathered: bool) -> tuple[Integers, Integers]:
-    """Return the bytes that travel during each step [steps], and after the last one [1]."""
+    """Return the bytes that travel during each step, int64 [steps], and after the last step, int64 [1]."""
     moved = counted.traffic
     if gathered:
         return moved.inputs, moved.accumulators[-1:]

@@ -1,14 +1,18 @@
-"""Times of one pass from counts and rates, in two models, and the sizes from which on transfers are hidden.
+"""Times of one pass from counts and rates, in two models, and the smallest sizes with which transfers are hidden.
 
-``timeline_seconds`` is the model of ``ringspec.rings.cost.timeline`` with a latency added: all workers
-wait for the slowest after each step, and everything that a step sends travels while the step computes.
-A real ring cannot do that, because a step cannot send sums that it has not finished.
+A transfer is hidden if the computation that runs at the same time takes at least as long. The two models:
 
-``seconds`` takes into account when data is ready. Inputs of the next step travel while a step computes. Accumulators
-leave after the step has added to them, so they travel during the next step's computation, on the same link
-as the inputs; they are needed only when that step has computed its contribution. After the last step
-they travel alone. A gather ends before the computation begins, and a reduction begins after it; both take
-W - 1 hops. In neither model does a transfer slow the computation down.
+``timeline_seconds`` follows ``ringspec.rings.cost.timeline``, with a latency added. All workers wait for the slowest
+after each step, and everything that a step sends travels while the step computes. A real ring cannot do that, because
+a step cannot send sums that it has not finished.
+
+``seconds`` takes into account when data is ready. While a step computes, the inputs of the next step travel.
+Accumulators are sent after the step has added to them. So they travel during the computation of the next step, on the
+same link as the inputs, and arrive in time if they arrive before the end of that computation. The accumulators of the
+last step travel when nothing is computed. A gather ends before the computation begins, and a reduction begins after the
+computation; each takes W - 1 hops.
+
+In neither model does a transfer slow the computation down.
 """
 
 from __future__ import annotations
@@ -29,7 +33,11 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Counts:
-    """Exact counts of one pass: pairs by step of one head (``steps``, see StepPairs) and by worker (``workers`` int64 [W])."""
+    """Exact counts of one pass.
+
+    ``steps``: visible pairs of one head in each step. ``workers``: visible pairs of one head by worker, int64 [W].
+    ``traffic``: bytes that each worker sends.
+    """
 
     steps: StepPairs
     workers: Integers
@@ -37,7 +45,7 @@ class Counts:
 
 
 def counts(layout: str, circulation: str, backward: bool, work: Workload) -> Counts:
-    """Count pairs by step and by worker, and bytes; with gathered keys, step 0 is the gathering."""
+    """Count visible pairs by step and by worker, and bytes; if keys are gathered, step 0 is the gather."""
     moves = movement(circulation, backward).moves
     form = blocks(layout, work.workers, work.tokens, work.mask)
     steps = step_pairs(form, moves)
@@ -50,21 +58,22 @@ def counts(layout: str, circulation: str, backward: bool, work: Workload) -> Cou
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one layout and circulation: counts over all B and H, times in seconds, bytes.
+    """One pass of one layout and circulation: counts over all batch entries and heads, times in seconds, bytes.
 
-    ``name``: that of the schedule. ``counted``: pairs and bytes by step, of one head. ``hops``: number of steps after
-    which something travels. ``step_compute`` and ``step_transfer`` float64 [steps]: times of the busiest worker, and of
-    what is sent after the step. ``pairs``: visible pairs of all workers. ``bytes_sent``: by one worker. ``working_steps``:
-    number of steps in which any pair is visible. ``imbalance`` and ``lockstep_imbalance``: as in ``ringspec.rings.cost``.
+    ``name``: the name of the schedule. ``counted``: pairs of one head, and bytes, in each step. ``hops``: number of
+    steps after which something is sent. ``step_compute`` float64 [steps]: computing time of the busiest worker.
+    ``step_transfer`` float64 [steps]: time of the transfers after the step. ``pairs``: visible pairs of all workers.
+    ``bytes_sent``: bytes that one worker sends. ``working_steps``: number of steps in which any pair is visible.
+    ``imbalance`` and ``lockstep_imbalance``: as in ``ringspec.rings.cost``.
 
-    ``compute_seconds``: computing time of the mean worker. ``waiting_seconds``: time that it waits for the busiest one of
-    each step. ``exposed_seconds``: time in which all wait for transfers. ``seconds``: their sum, the whole pass.
-    ``timeline_seconds``: the same by the simpler model. ``transfer_seconds``: all transfers one after another.
-    ``idle`` = 1 - compute_seconds / seconds.
+    ``compute_seconds``: mean computing time of the workers. ``waiting_seconds``: mean time for which a worker waits for
+    the busiest worker of each step. ``exposed_seconds``: time in which all workers wait for transfers. ``seconds``: the
+    sum of these three times, the duration of the pass. ``timeline_seconds``: the duration by the simpler model.
+    ``transfer_seconds``: the sum of the times of all transfers. ``idle``: 1 - compute_seconds / seconds.
 
-    ``hides_from``: tokens per worker from which on every transfer that can overlap is hidden in every step,
-    at this W; None if no number does. ``memory``: of one worker. ``streaming_bound``: True if reading and writing
-    a step's blocks once in the device's memory takes longer than the products of its busiest step.
+    ``hides_from``: the fewest tokens per worker, for this W, with which every transfer that can overlap is hidden in
+    every step; None if no number hides them. ``memory``: bytes that one worker holds. ``streaming_bound``: True if one
+    reading and writing of a step's blocks in the device's memory takes longer than the products of the busiest step.
     """
 
     name: str
@@ -94,7 +103,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a pass: pairs of one head per second, and the link."""
+    """The rates of a pass: visible pairs of one head per second, and the link between workers."""
 
     pairs: float
     link: Link
@@ -104,22 +113,22 @@ class Rates:
         return time
 
     def transfer(self, sent: Integers, hops: int = 1) -> Seconds:
-        """Return the seconds of each transfer; one that sends nothing takes none."""
+        """Return the time of each transfer in seconds; 0 where ``sent`` is 0 bytes."""
         time: Seconds = sent / self.link.bytes_per_second.value
         return np.where(sent > 0, time + hops * self.link.latency.value, 0.0)
 
 
 def rates(backward: bool, work: Workload, hardware: Hardware) -> Rates:
-    """Return the pairs per second of one device: peak of the operands' format, times the kernel's fraction of it.
+    """Return the rates of one device: pairs per second are the peak rate times the efficiency, by the work of one pair.
 
-    The format is that of P, the second operand of half of the products.
+    The peak rate is that of the number format of P, an operand of the product P V.
     """
     flops = hardware.peak(work.recipe.p).value * hardware.efficiency(backward).value
     return Rates(flops / work.flops(backward), hardware.link(work.workers))
 
 
 def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
-    """Return the seconds in which all workers wait for transfers, in the second model of the module."""
+    """Return the seconds in which all workers wait for transfers, in the model ``seconds`` of the module."""
     if gathered:
         hops = compute.size - 2  # W - 1: the first step computes nothing
         alone = speed.transfer(moved.inputs, hops) + speed.transfer(moved.accumulators, hops)
@@ -146,7 +155,7 @@ def plan_pass(
     hardware: Hardware,
     overlap: bool = True,
 ) -> Pass:
-    """Compute counts, times and memory of one pass."""
+    """Compute the counts, times and memory of one pass."""
     counted, speed = counts(layout, circulation, backward, work), rates(backward, work, hardware)
     gathered, copies = circulation == "gather", work.copies
     busiest = speed.compute(counted.steps.most, work)
@@ -200,11 +209,11 @@ def hides_from(
 ) -> int | None:
     """Return n*, the fewest tokens per worker with which all transfers are hidden; None if no number hides them.
 
-    Without a window, the busiest worker of a step computes n n, n(n + 1)/2 or n n/2 pairs and sends a
-    multiple of n bytes, so transfers that are hidden for n are hidden for more. All steps are like step 0, 1 or
-    the last, so it is enough to consider three workers. For no mask, a latency of 0 and as many
-    key heads as query heads, n* is the F / B of Liu et al., https://arxiv.org/abs/2310.01889, section 3.
-    With a window some steps may compute nothing, so the result is None.
+    Without a window, the busiest worker of a step computes n n, n(n + 1)/2 or n n/2 pairs and sends a multiple of n
+    bytes. So if transfers are hidden for n tokens, they are hidden for more. Every step behaves like the first, the
+    second or the last one, so a ring of three workers shows them all. Without a mask, with a latency of 0 and as many
+    key heads as query heads, n* is the ratio F / B of Liu et al., https://arxiv.org/abs/2310.01889, section 3. With a
+    window some steps may compute nothing, so the result is None.
     """
     if work.window is not None:
         return None
@@ -216,7 +225,10 @@ def hides_from(
 def fewest_tokens(
     layout: str, circulation: str, backward: bool, few: Workload, speed: Rates
 ) -> int | None:
-    """Find n* by bisection; ``few`` is the workload on at most three workers, of any length."""
+    """Find the result of :func:`hides_from` by bisection.
+
+    ``few`` is the workload on at most three workers; its number of tokens has no effect.
+    """
     unit = 2 if layout == "zigzag" else 1
 
     def hidden(units: int) -> bool:
@@ -237,8 +249,8 @@ def largest_ring(
 ) -> int | None:
     """Return W*, the largest number of workers with which every transfer is hidden for S tokens in all.
 
-    n* depends on the link, and the link on W. W need not divide S. The result is None for gathered keys, and if two
-    workers do not hide their transfers.
+    The fewest tokens per worker (:func:`hides_from`) depend on the link, and the link on W. W* need not divide S. The
+    result is None for gathered keys, and if not even two workers hide their transfers.
     """
     if circulation == "gather":
         return None

@@ -1,6 +1,6 @@
-"""Bytes that each worker sends after each step, and bytes that it holds, from the arrays that a pass carries.
+"""Count the bytes that each worker sends after each step, and the bytes that it holds.
 
-``ringspec.rings.cost`` counts the bytes of an array.
+The counts follow from the arrays that a pass sends; ``ringspec.rings.cost`` gives the bytes of each array.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from ringspec.spec.schedule import (
 
 @dataclass(frozen=True)
 class Movement:
-    """The data that a pass of a circulation moves: the schedule's name, the side that travels, the names of its arrays."""
+    """What travels in one pass of a circulation.
+
+    ``name``: the name of the schedule. ``moves``: the side that travels, 'keys' or 'queries'. ``inputs`` and
+    ``accumulators``: the names of the arrays that travel.
+    """
 
     name: str
     moves: str
@@ -49,13 +53,13 @@ def movement(circulation: str, backward: bool) -> Movement:
 
 
 def block_bytes(names: tuple[str, ...], work: Workload) -> int:
-    """Return the bytes of one worker's block of these arrays, over all batches and heads."""
+    """Return the bytes of one worker's block of the arrays ``names``, over all batch entries and heads."""
     return int(slot_bytes(names, work.resized(1, 1)) * work.tokens)
 
 
 @functools.lru_cache(maxsize=256)
 def slot_bytes(names: tuple[str, ...], single: Workload) -> float:
-    """Return the bytes of one token."""
+    """Return the bytes of one token in the arrays ``names``, over all batch entries and heads of ``single``."""
     one = single.one_token()
     return sum(token_bytes(name, one, single.recipe) for name in names)
 
@@ -64,8 +68,8 @@ def slot_bytes(names: tuple[str, ...], single: Workload) -> float:
 class Traffic:
     """Bytes that each worker sends after each step, int64 [steps]; the same for all workers.
 
-    The step does not change ``inputs``, so they can travel while it computes; ``accumulators`` contain
-    what the step adds. ``hops``: number of steps after which something travels.
+    ``inputs`` are not changed by the step, so they can travel while the step computes. ``accumulators`` contain what
+    the step adds, so they travel after it. ``hops``: number of steps after which something is sent.
     """
 
     inputs: Integers
@@ -79,7 +83,9 @@ class Traffic:
 
 
 def traffic(circulation: str, backward: bool, work: Workload) -> Traffic:
-    """Count the traffic: inputs make W - 1 hops, accumulators W (RING-4); a gather sends to W - 1 others at once.
+    """Count the traffic of one pass: inputs make W - 1 hops, accumulators W (RING-4).
+
+    With gathered keys, each worker sends its block to all W - 1 other workers at once.
 
     >>> from ringspec.plan.workload import workload
     >>> work = workload(24, 3, heads=1, head_dim=4, recipe_name="float64")
@@ -103,9 +109,10 @@ def traffic(circulation: str, backward: bool, work: Workload) -> Traffic:
 class Memory:
     """The largest number of bytes that one worker holds during a pass, in four parts.
 
-    ``inputs``: its own q, k, v, and in a backward pass dy, lse, dy_o_sum. ``accumulators``: m, l, o or
-    dq, dk, dv of its own blocks. ``buffers``: two copies of whatever travels, one in use and one
-    arriving. ``gathered``: with gathered keys all W blocks, in a backward pass with dk and dv of each.
+    ``inputs``: the worker's own q, k, v, and in a backward pass dy, lse, dy_o_sum. ``accumulators``: m, l, o in a
+    forward pass, dq, dk, dv in a backward pass, of the worker's own blocks. ``buffers``: two copies of each travelling
+    block, one in use and one arriving. ``gathered``: 0 unless keys are gathered; then k and v of all W workers, and in
+    a backward pass also their dk and dv.
     """
 
     inputs: int
@@ -120,7 +127,7 @@ class Memory:
 
 
 def memory(circulation: str, backward: bool, work: Workload) -> Memory:
-    """Count the bytes that one worker holds. Results replace the accumulators, so they are not counted."""
+    """Count the bytes that one worker holds in a pass; results are not counted, because they replace accumulators."""
     moved = movement(circulation, backward)
     held = block_bytes(("q", "k", "v"), work)
     own = softmax_state(work)
@@ -149,7 +156,7 @@ def softmax_state(work: Workload) -> int:
 def streamed_bytes(backward: bool, work: Workload) -> int:
     """Count the bytes that a kernel reads and writes in its memory in one ring step, with each block counted once.
 
-    The visiting inputs and the worker's own are read; the accumulators are read and written.
+    The worker's own inputs and those that travel are read; the accumulators are read and written.
     """
     if backward:
         inputs = block_bytes(("q", "dy", "lse", "row_term", "k", "v"), work)

@@ -29,8 +29,8 @@ class Workload:
     ``length`` S tokens on ``workers`` W; ``batch`` B, ``heads`` H, ``kv_heads`` Hkv, ``head_dim`` D,
     ``value_dim`` Dv; ``causal`` and ``window`` define the mask.
 
-    ``window`` is (left, right) as in ``ringspec.attention``. The recipe determines the bytes of a value in memory and
-    on the link.
+    ``window`` is (left, right) as in ``ringspec.attention``. The recipe determines how many bytes a value has in memory
+    and on the link.
     """
 
     length: int
@@ -56,28 +56,28 @@ class Workload:
 
     @property
     def mask(self) -> Band:
-        """The mask as a band of distances."""
+        """The mask as the range of visible distances from key to query position."""
         return band(self.length, self.causal, self.window)
 
     def resized(self, workers: int, tokens: int) -> Workload:
-        """Return the same layer on another number of workers with ``tokens`` tokens each."""
+        """Return the same layer on ``workers`` workers with ``tokens`` tokens each."""
         return Workload(
             workers * tokens, workers, self.batch, self.heads, self.kv_heads, self.head_dim,
             self.value_dim, self.causal, self.window, self.recipe,
         )  # fmt: skip
 
     def flops(self, backward: bool) -> int:
-        """Count the operations of the matrix products for one visible pair of one head, in the pass that ``backward`` selects.
+        """Count the operations of the matrix products for one visible pair of one head, in one pass.
 
-        Forward: Q K^T and P V, 2 D + 2 Dv. Backward: S again, dP, dV, dQ and dK, 6 D + 4 Dv. With
-        D = Dv these are the 4 D and 10 D of Dao, https://arxiv.org/abs/2307.08691, section 4.1.
+        Forward: 2 D + 2 Dv for Q K^T and P V. Backward: 6 D + 4 Dv for Q K^T again, dP, dV, dQ and dK. With D = Dv the
+        numbers are 4 D and 10 D, as in Dao, https://arxiv.org/abs/2307.08691, section 4.1.
         """
         if backward:
             return 6 * self.head_dim + 4 * self.value_dim
         return 2 * self.head_dim + 2 * self.value_dim
 
     def one_token(self) -> Problem:
-        """Return a problem of one token with these shapes, without memory for tensors, to count bytes."""
+        """Return a problem of one token in the shapes of this layer, to count bytes; its tensors take no memory."""
         shape = (self.batch, self.heads, 1, self.head_dim)
         keys = (self.batch, self.kv_heads, 1, self.head_dim)
         values = (self.batch, self.kv_heads, 1, self.value_dim)
@@ -153,14 +153,14 @@ def workload(
 
 
 def sized(x: Any, what: str, most: int = LARGEST_SHAPE) -> int:
-    """Validate a length or a number of heads and return it as int."""
+    """Validate a length or a number of heads, an integer from 1 to ``most``, and return it as int."""
     if not 1 <= integer(x, what) <= most:
         raise OptionError(f"{what} from 1 to {most}", shown(x), f"pass {what} in this range")
     return int(x)
 
 
 def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """Validate a choice of known names and return it in their order."""
+    """Validate a choice of names and return it in the order of ``known``."""
     chosen = (names,) if isinstance(names, str) else names
     if not isinstance(chosen, (tuple, list)) or not chosen:
         raise OptionError(
@@ -178,7 +178,7 @@ def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ..
 
 
 def check_layouts(names: Any, planned: Workload) -> tuple[str, ...]:
-    """Return the requested layouts; None: all that the lengths allow."""
+    """Validate the requested layouts and return them; None: all that are possible for the planned S and W."""
     even = planned.tokens % 2 == 0
     if names is None:
         return PLANNED_LAYOUTS if even else PLANNED_LAYOUTS[:2]
@@ -193,5 +193,5 @@ def check_layouts(names: Any, planned: Workload) -> tuple[str, ...]:
 
 
 def check_circulations(names: Any) -> tuple[str, ...]:
-    """Return the requested circulations; None: all of them."""
+    """Validate the requested circulations and return them; None: all circulations."""
     return CIRCULATIONS if names is None else check_choice(names, CIRCULATIONS, "circulations")

@@ -1,4 +1,7 @@
-"""Pictures and pages of results. This package reads report records as plain data and imports only errors from ringspec."""
+"""Pictures and HTML pages of results.
+
+This package reads the records of a report as plain data. From the rest of ringspec it imports only errors.
+"""
 
 from ringspec.render.page import page
 

@@ -1,7 +1,7 @@
-"""Pages from the Jinja2 templates in ``ringspec/render/templates``.
+"""Make HTML pages from the Jinja2 templates in ``ringspec/render/templates``.
 
-Every value is escaped. The exceptions are the style, the script and the embedded records of a page, which are
-marked ``|safe``. A name that is missing in a template raises an error.
+Every value is escaped, except the style, the script and the embedded records of a page, which are marked ``|safe``.
+A name that a template uses and that has no value raises an error.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ UNSEEN = re.compile(
 
 
 def filled_in(template: str, script: str, style: str, **values: Any) -> str:
-    """Return a whole page. Its security policy allows only this script and this style, by hash."""
+    """Return a whole page from ``template``, with ``values`` filled in.
+
+    The security policy of the page allows only ``script`` and ``style``, by hash.
+    """
     names = {"script": script, "style": style, "policy": policy(script, style)}
     return environment().get_template(template).render(values | names)
 
 
 @cache
 def environment() -> Environment:
-    """Return the templates with the settings that all pages share."""
+    """Return the Jinja2 environment: the templates, with the settings that all pages share."""
     # Imported here, because most commands write no page.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -67,7 +70,7 @@ def visible(value: object) -> object:
 
 
 def class_of(outcome: str) -> str:
-    """Return the CSS class of an outcome.
+    """Return the CSS class of the outcome of a case.
 
     >>> [class_of(one) for one in ("pass", "expected failure", "not claimed", "crash")]
     ['good', 'known', 'neutral', 'bad']
@@ -76,12 +79,12 @@ def class_of(outcome: str) -> str:
 
 
 def asset(name: str) -> str:
-    """Return a style or a script from the folder ``ringspec/render``."""
+    """Return the text of a style or a script from the folder ``ringspec/render``."""
     return files("ringspec.render").joinpath(name).read_text(encoding="utf-8")
 
 
 def policy(script: str, style: str) -> str:
-    """Return a content security policy: nothing is loaded, and only this script and style are used."""
+    """Return a content security policy that forbids loading anything and allows only ``script`` and ``style``."""
     script_hash, style_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (script, style)

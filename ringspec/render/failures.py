@@ -1,4 +1,4 @@
-"""One failure on the page: what went wrong, where, and a command that reproduces only this failure."""
+"""One failed case on the page of a report: what is wrong, where, and a command that reproduces only this failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AXES = ("b", "h", "slot", "d")
 
 @dataclass(frozen=True)
 class Wrong:
-    """One wrong tensor of one worker, as text. The first three fields are copied from the report."""
+    """One wrong tensor of one worker; ``tensor``, ``worker`` and ``kind`` are copied from the report."""
 
     tensor: Any
     worker: Any
@@ -40,7 +40,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The known bug that gives the same results, or where the results are wrong."""
+    """The diagnosis of a failure: the known bug that gives the same results, or a description of the wrong places."""
 
     title: str
     what: Any
@@ -52,8 +52,9 @@ class Diagnosis:
 class Failure:
     """The fields of one case in ``templates/failure.html``; an empty field is not shown.
 
-    ``more``: number of wrong tensors that are not in ``wrong``. ``has_picture``: whether the report has a picture;
-    ``picture`` is None if it cannot be drawn. ``opened``: whether the details are unfolded initially.
+    ``more``: number of wrong tensors that are not listed in ``wrong``. ``has_picture``: whether the report contains a
+    picture of the case. ``picture``: None if there is no picture or it cannot be drawn. ``opened``: whether the details
+    are unfolded initially.
     """
 
     id: str
@@ -101,7 +102,7 @@ def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Failure:
 
 
 def replay_command(case: Case, header: Mapping[str, Any]) -> str:
-    """Return the shell command that repeats a case.
+    """Return the shell command that runs only this case again.
 
     >>> replay_command({"id": "ring/a"}, {"target": {"spec": "my kernel.py:run"}, "profile": "full"})
     "ringspec replay 'my kernel.py:run' ring/a"

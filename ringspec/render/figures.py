@@ -1,14 +1,14 @@
 """The figures of the notebooks and the documentation, drawn with matplotlib from plain data.
 
-``attention_pattern``      which worker computes which pairs of a query and a key, by step
-``schedule_diagram``       which blocks are sent: one row per worker, one column per ring step
-``work_balance``           visible pairs by worker and step, for several layouts
-``row_state``              m, l and o of one row against the number of steps done
-``cost_timeline``          computing, sending, and their overlap
-``pattern_beside``         a recovered attention pattern next to the expected one
-``error_against_workers``  errors against W by recipe
-``error_by_row``           errors of single rows, and their limits by several rules
-``noise_scores``           errors in units of their noise, and the slope test
+``attention_pattern``      which worker computes which (query, key) pairs, one panel for each ring step
+``schedule_diagram``       which blocks are sent: one row for each worker, one column for each ring step
+``work_balance``           number of visible pairs by worker and step, for several layouts
+``row_state``              softmax state (m, l, o) of one query row after each step
+``cost_timeline``          when each worker computes and sends
+``pattern_beside``         the attention pattern that a probe recovered, next to the expected pattern
+``error_against_workers``  errors against the number of workers W, one line for each recipe
+``error_by_row``           error of every row, and the limits of several tolerance rules
+``noise_scores``           errors divided by their predicted noise, and whether they grow with the result
 
 Each function returns a matplotlib Figure; in a notebook ``matplotlib.pyplot.show()`` shows it. matplotlib is
 imported only when a figure is drawn; if it is missing, MissingPackageError says how to install it. Wrong shapes

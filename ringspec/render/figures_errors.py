@@ -1,6 +1,6 @@
-"""Figures of errors: a recovered attention pattern, errors against W and by row, noise scores.
+"""Figures of errors: attention patterns, errors against the number of workers, errors by row, noise scores.
 
-Each function takes arrays, float or bool, and returns a matplotlib Figure of pyplot. None writes a file.
+Each public function takes float or bool arrays and returns a matplotlib Figure of pyplot; no function writes a file.
 Errors are in units of the row scale (``ringspec.compare.row_scale``) or of the predicted noise (docs/conform/noise.md).
 """
 
@@ -37,11 +37,11 @@ BINS = 12
 def pattern_beside(
     expected: ArrayLike, got: ArrayLike, origin: tuple[int, int] = (0, 0), block: int | None = None
 ) -> Any:
-    """Draw the attention pattern that a probe recovered, next to the one that follows from the mask.
+    """Draw the attention pattern that a probe recovered, next to the pattern that the mask requires.
 
-    ``expected`` and ``got`` are bool [queries, keys] of one head. ``origin`` holds the numbers of the first
-    query and key. ``block``: draw a line after every ``block`` tokens. A pair that is visible but should be hidden
-    is crossed; a pair that is hidden but should be visible is an empty frame with a dot.
+    ``expected`` and ``got`` are bool [queries, keys] of one head. ``origin``: the numbers of the first query and the
+    first key. ``block``: draw a line after every ``block`` tokens; None: no lines. A pair that is visible but should be
+    hidden is crossed; a pair that is hidden but should be visible is an empty frame with a dot.
     """
     want, seen = np.asarray(expected, dtype=bool), np.asarray(got, dtype=bool)
     want_shape("got", seen.shape, want.shape)
@@ -86,7 +86,7 @@ def pattern_cell(axes: Any, i: int, j: int, want: bool, seen: bool) -> None:
 
 
 def frame(axes: Any, shape: tuple[int, ...], origin: tuple[int, int], block: int | None) -> None:
-    """Set the limits, the ticks and the edges of blocks."""
+    """Set the limits and the ticks of a panel, and draw lines between blocks."""
     (top, left), (rows, columns) = origin, shape
     axes.set(xlim=(left - 0.5, left + columns - 0.5), ylim=(top + rows - 0.5, top - 0.5))
     axes.set(aspect="equal", xticks=[left + n for n in ticks_of(columns, 8)])
@@ -105,8 +105,9 @@ def error_against_workers(
 ) -> Any:
     """Draw errors against the number of workers, one line for each recipe, with logarithmic axes.
 
-    ``workers`` [N] ascending. ``errors``: by the name of a recipe, float [N] > 0, else OptionError.
-    ``quantity`` is the axis label, with unit. Recipes are named at the ends of their lines.
+    ``workers`` [N]: ascending numbers of workers. ``errors``: for the name of each recipe, float [N]; raises
+    OptionError unless all are > 0. ``quantity``: the label of the error axis, with unit. Each line ends with the name
+    of its recipe.
     """
     with sheet(1, 1, 6.4, 3.8) as (figure, panels):
         axes = panels[0][0]
@@ -134,11 +135,11 @@ def error_by_row(
     limits: Mapping[str, ArrayLike],
     quantity: str = "largest error of the row (1)",
 ) -> Any:
-    """Draw the error of every row, and its limits by several rules, on a logarithmic axis.
+    """Draw the error of every row, and the limits of several tolerance rules, on a logarithmic axis.
 
-    ``errors``: by the name of a kernel, [rows] numbers >= 0, drawn as marks (a 0 is not drawn).
-    ``limits``: by the name of a rule, one number for all rows or [rows] numbers, drawn as lines.
-    ``quantity`` is the axis label, with unit. Later kernels are drawn over earlier ones.
+    ``errors``: for the name of each kernel, [rows] numbers >= 0, drawn as marks (a 0 is not drawn).
+    ``limits``: for the name of each rule, one number for all rows or [rows] numbers, drawn as lines.
+    ``quantity``: the label of the error axis, with unit. Later kernels are drawn over earlier ones.
     """
     with sheet(1, 1, 7.2, 3.8) as (figure, panels):
         axes = panels[0][0]
@@ -163,7 +164,7 @@ def error_by_row(
 
 
 def plain_numbers_within_a_decade(axes: Any, errors: Mapping[str, ArrayLike]) -> None:
-    """Use ticks such as 1.5 and 2 where powers of ten would leave an axis without numbers."""
+    """Use ticks such as 1.5 and 2 if all errors are within one decade, where powers of ten would leave few numbers."""
     values = np.concatenate([np.asarray(x, dtype=float) for x in errors.values()] or [np.ones(1)])
     if values.max() < 10 * values.min() and 0.1 < values.min() < 10:
         ticker = matplotlib_module("matplotlib.ticker")
@@ -176,7 +177,7 @@ SMALL_MARKERS = ("x", ".", "+", "1")
 
 
 def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
-    """Return numbers [rows] for a logarithmic axis; NaN, which is not drawn, replaces 0.
+    """Return numbers [rows] for a logarithmic axis, with 0 replaced by NaN, which is not drawn.
 
     >>> heights("right", [0.0, 2.0], 2).tolist()
     [nan, 2.0]
@@ -189,7 +190,7 @@ def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
 
 
 def line_colour(number: int) -> str:
-    """Return the colour of a line: dark grey instead of yellow, which is too pale.
+    """Return the colour of line ``number``; yellow is replaced by dark grey, because it is too pale.
 
     >>> line_colour(6)
     '#555555'
@@ -199,12 +200,12 @@ def line_colour(number: int) -> str:
 
 
 def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
-    """Draw errors in units of the predicted noise of each element, and whether they grow with the result.
+    """Draw errors in units of their predicted noise, and whether they grow with the result.
 
     ``z`` float [N]: error of each element divided by its predicted standard deviation. ``size`` [N]: the true
-    value divided by the same standard deviation. Left: the histogram of z with the standard normal density. Right:
-    z against size, with the mean of each of 12 bins (bars: two standard errors) and the line through
-    the origin z = slope * size. A scale that is wrong by 0.1 % has the slope 0.001, whatever the noise.
+    value divided by the same standard deviation. The left panel shows the histogram of z with the standard normal
+    density. The right panel shows z against size, the mean of z in each of 12 bins (bars: two standard errors), and the
+    fitted line z = slope * size. If all results are wrong by a factor of 1.001, the slope is 0.001, whatever the noise.
     """
     scores, sizes = np.asarray(z, dtype=float).ravel(), np.asarray(size, dtype=float).ravel()
     want_shape("size", sizes.shape, scores.shape)
@@ -238,7 +239,7 @@ def slope_of(z: NDArray[Any], size: NDArray[Any]) -> tuple[float, float]:
 
 
 def binned(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return mean x, mean y and standard error of y in bins of equally many elements, x ascending."""
+    """Sort elements by x, cut them into bins of equal size, and return mean x, mean y and standard error of y."""
     parts = [part for part in np.array_split(np.argsort(x, kind="stable"), BINS) if part.size > 1]
     centres = np.array([x[part].mean() for part in parts])
     means = np.array([y[part].mean() for part in parts])

@@ -1,6 +1,6 @@
-"""Figures of a ring: pairs by step, transfers, balance of work, the state of a row, time.
+"""Figures of a ring: computed pairs, transfers, balance of work, the softmax state of a row, and times.
 
-Each function takes arrays (float or int) and plain data, such as a notebook reads from a recorded run. It
+Each public function takes arrays (float or int) and plain data, such as a notebook reads from a recorded run. It
 returns a matplotlib Figure of pyplot and writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889;
 Brandon et al., https://arxiv.org/abs/2311.09431 (the balance of layouts).
 """
@@ -42,12 +42,12 @@ MOST_NUMBERED = 16
 def attention_pattern(
     visible: ArrayLike, table_q: ArrayLike, table_k: ArrayLike, steps: Meetings
 ) -> Any:
-    """Draw which worker computes which pairs of a query and a key, one panel for each step.
+    """Draw which worker computes which (query, key) pairs, one panel for each step.
 
-    ``visible`` bool [Sq, Sk]. ``table_q`` and ``table_k`` int [W, n]: the token in each slot, -1 for
-    padding. ``steps``: for each step the list of (worker, (owner of the queries, owner of the keys)),
-    as ``Schedule.pairs`` returns it. A coloured cell is a visible pair, with the number of the
-    worker that computes it (up to 16 tokens a side); a grey, hatched cell is computed but hidden.
+    ``visible`` bool [Sq, Sk]: the mask. ``table_q`` and ``table_k`` int [W, n]: the token in each slot of each worker,
+    -1 for padding. ``steps``: for each step the list of (worker, (owner of the queries, owner of the keys)),
+    as ``Schedule.pairs`` returns it. A coloured cell is a visible pair; up to 16 tokens a side, the cell shows the
+    number of the worker that computes it. A grey, hatched cell is a hidden pair that is computed.
     """
     seen = np.asarray(visible, dtype=bool)
     tokens_q, tokens_k = np.asarray(table_q), np.asarray(table_k)
@@ -70,7 +70,7 @@ def attention_pattern(
 
 
 def pair_cell(axes: Any, i: int, j: int, worker: int, seen: bool, numbered: bool) -> None:
-    """Draw the cell of query i and key j, computed by a worker."""
+    """Draw the cell of query i and key j, which ``worker`` computes."""
     if not seen:
         look = {"facecolor": HIDDEN, "edgecolor": "white", "hatch": "////", "linewidth": 0.4}
         rectangle(axes, j - 0.5, i - 0.5, 1, 1, gid=f"hidden {worker}", **look)
@@ -84,7 +84,7 @@ def pair_cell(axes: Any, i: int, j: int, worker: int, seen: bool, numbered: bool
 
 
 def worker_legend(figure: Any, workers: int, numbered: bool) -> None:
-    """Draw a legend of colours, hatches and white under the panels."""
+    """Draw a legend of the colours and hatches under the panels."""
     patches = matplotlib_module("matplotlib.patches")
     looks = [look_of(r) | ({"hatch": ""} if numbered else {}) for r in range(workers)]
     handles = [patches.Patch(label=f"worker {r}", **look) for r, look in enumerate(looks)]
@@ -102,11 +102,11 @@ def schedule_diagram(
 ) -> Any:
     """Draw whose block is at each worker in each step, and where blocks are sent.
 
-    ``uses`` [steps][W]: owner of the visiting block, None if a worker computes nothing. ``hops``
-    [steps]: the transfers after each step, as (what travels, pairs (source, target)). ``visitor``: the symbols
-    of the visiting block, such as "k" or "k dk". With ``home``, a symbol such as dk, a last
-    column shows the blocks that the transfers of the last step return to their owners; without it, these
-    transfers are not drawn.
+    The visiting block is the block that travels. ``uses`` [steps][W]: the owner of the block that visits each worker;
+    None if the worker computes nothing. ``hops`` [steps]: the transfers after each step, as (what travels, pairs
+    (source, target)). ``visitor``: the symbols of the visiting block, such as "k" or "k dk". ``home``: a symbol such as
+    "dk" of the blocks that the last step returns to their owners, which a last column shows; None: these transfers are
+    not drawn.
     """
     steps, workers = len(uses), len(uses[0])
     columns = steps + (home is not None)
@@ -130,7 +130,7 @@ def schedule_diagram(
 
 
 def held_block(axes: Any, t: int, worker: int, owner: int | None, symbol: str) -> None:
-    """Draw the box of one worker in one step: its visiting block, or a dash."""
+    """Draw the box of one worker in step ``t``: the visiting block, or a dash if there is none."""
     look = {"facecolor": PALE, "edgecolor": GREY, "linewidth": 0.8}
     words, ink = "–", "black"
     if owner is not None:
@@ -144,7 +144,10 @@ def held_block(axes: Any, t: int, worker: int, owner: int | None, symbol: str) -
 
 
 def arrow(axes: Any, t: int, source: int, target: int, workers: int, name: str) -> None:
-    """Draw an arrow from a worker in one step to a worker in the next; the hop from the last worker to the first is dashed."""
+    """Draw an arrow from worker ``source`` in step ``t`` to worker ``target`` in the next step.
+
+    The arrow from the last worker to the first is dashed.
+    """
     around = workers > 2 and abs(source - target) == workers - 1
     patches = matplotlib_module("matplotlib.patches")
     drawn = patches.FancyArrowPatch(
@@ -163,12 +166,12 @@ def arrow(axes: Any, t: int, source: int, target: int, workers: int, name: str) 
 
 
 def work_balance(pairs: Mapping[str, ArrayLike]) -> Any:
-    """Draw visible pairs by worker and step for each layout, and every worker's total.
+    """Draw the number of visible pairs by worker and step for each layout, and every worker's total.
 
-    ``pairs``: by the name of a layout, int [steps, W], as in ``Cost.pairs``. The upper panels show the
-    counts, darker for larger ones; a star marks the busiest worker of a step, for which all
-    others wait. The lower panels show the totals, with their mean dashed. imbalance = busiest / mean of the totals;
-    lockstep = the same if all workers wait for the busiest in each step.
+    ``pairs``: for the name of each layout, int [steps, W], as in ``Cost.pairs``. The upper panels show the counts; a
+    darker cell has more pairs. A star marks the busiest worker of a step, for which all other workers wait. The lower
+    panels show the totals; a dashed line shows the mean total. ``imbalance`` is the largest total divided by the mean
+    total. ``lockstep`` is the sum over steps of the largest count, divided by the mean total.
     """
     counts = {name: np.asarray(values) for name, values in pairs.items()}
     most = max(1, max(int(one.max()) for one in counts.values()))
@@ -226,11 +229,11 @@ def row_state(
     final_o: ArrayLike | None = None,
     counted: str = "steps done",
 ) -> Any:
-    """Draw the running softmax of one query row against the steps done: m, l, o, and the results from them.
+    """Draw the running softmax of one query row after each step: m, l, o, m + log l and o / l.
 
-    ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised. T = steps + 1: the empty state comes first, and its
-    m = -inf is not drawn. ``lse`` (nats) and ``final_o`` [Dv] are the final values of m + log l and
-    o / l, drawn as thin horizontal lines. ``counted`` says what the horizontal axis counts.
+    ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised, where T is the number of steps + 1. The empty state comes first;
+    its m = -inf is not drawn. ``lse`` (nats) and ``final_o`` [Dv]: the final values of m + log l and of o / l, drawn as
+    thin horizontal lines; None: no lines. ``counted``: the label of the horizontal axis.
     """
     m, l, o = (np.asarray(x, dtype=float) for x in (m, l, o))
     want_shape("l", l.shape, m.shape)
@@ -275,12 +278,12 @@ def goal(axes: Any, value: float, column: int) -> None:
 def cost_timeline(
     spans: Sequence[tuple[int, int, str, float, float]], unit: str = "s", until: float | None = None
 ) -> Any:
-    """Draw when each worker computes and when it sends, and which part of the sending is hidden by computing.
+    """Draw when each worker computes and when it sends, and whether it computes while it sends.
 
-    ``spans``: (worker, step, 'compute' or 'send', start, stop), with times in ``unit``, as ``timeline``
-    returns them. The upper bar of a worker is its computing. In the lower bar, sending is hatched while
-    the same worker computes (overlap) and crossed while it does not. White is waiting.
-    ``until`` is the end of the time axis; pass the same value for figures that are to be compared.
+    ``spans``: (worker, step, 'compute' or 'send', start, stop), with times in ``unit``, as
+    ``ringspec.rings.cost.timeline`` returns them. Each worker has two bars. The upper bar shows computing. The lower
+    bar shows sending: hatched while the same worker computes, crossed while it does not. White is waiting.
+    ``until``: the end of the time axis; pass the same value for figures that are to be compared.
     """
     workers = 1 + max(worker for worker, *_ in spans)
     end = max(stop for *_, stop in spans) if until is None else until
@@ -317,7 +320,7 @@ def cost_timeline(
 def split_send(
     worker: int, start: float, stop: float, spans: Sequence[tuple[int, int, str, float, float]]
 ) -> list[tuple[str, float, float]]:
-    """Split a transfer into the parts during which the same worker computes, and the other parts.
+    """Split a transfer into the parts during which the worker computes and the parts during which it does not.
 
     >>> split_send(0, 1.0, 4.0, [(0, 0, "compute", 0.0, 2.0), (1, 0, "compute", 0.0, 9.0)])
     [('send, overlapped', 1.0, 2.0), ('send, not overlapped', 2.0, 4.0)]

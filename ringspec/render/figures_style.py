@@ -39,7 +39,7 @@ STYLE = {
 
 
 def matplotlib_module(name: str) -> Any:
-    """Import a module of matplotlib, which only figures need; raise MissingPackageError without it."""
+    """Import a module of matplotlib; raise MissingPackageError if matplotlib is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -52,9 +52,9 @@ def matplotlib_module(name: str) -> Any:
 
 @contextmanager
 def sheet(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[Any]:
-    """Yield a new pyplot figure in the style, ``width`` x ``height`` inches, and its panels [rows, columns].
+    """Yield a new pyplot figure of ``width`` x ``height`` inches, and its panels [rows, columns], in the common style.
 
-    matplotlib has the style inside the ``with``; afterwards its settings are restored.
+    The style applies inside the ``with`` statement; afterwards the former settings of matplotlib are restored.
     """
     pyplot = matplotlib_module("matplotlib.pyplot")
     with pyplot.rc_context(STYLE):
@@ -71,13 +71,13 @@ def sheet(rows: int, columns: int, width: float, height: float, **options: Any) 
 def rectangle(
     axes: Any, left: float, bottom: float, width: float, height: float, **look: Any
 ) -> None:
-    """Draw one rectangle; ``gid`` among the keywords names it."""
+    """Draw one rectangle; the keyword ``gid`` names it."""
     patches = matplotlib_module("matplotlib.patches")
     axes.add_patch(patches.Rectangle((left, bottom), width, height, **look))
 
 
 def look_of(number: int) -> dict[str, Any]:
-    """Return face, edge and hatch of worker ``number``; they repeat after eight.
+    """Return the face colour, edge colour and hatch of worker ``number``; they repeat after eight workers.
 
     >>> look_of(1)["facecolor"], look_of(1)["hatch"], look_of(9) == look_of(1)
     ('#E69F00', '////', True)
@@ -101,7 +101,7 @@ def label(axes: Any, x: float, y: float, words: str, **look: Any) -> None:
 
 
 def ticks_of(count: int, most: int = 16) -> list[int]:
-    """Return at most about ``most`` whole numbers in 0..count - 1, evenly spaced.
+    """Return at most ``most`` whole numbers in 0..count - 1, evenly spaced from 0.
 
     >>> ticks_of(4), ticks_of(64)
     ([0, 1, 2, 3], [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60])

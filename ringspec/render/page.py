@@ -1,7 +1,7 @@
-"""One self-contained HTML page from the lines of a report.
+"""One self-contained HTML page from the lines of a conformance report.
 
-It refers to no other file and loads nothing. Its content security policy forbids that and allows only
-its own script and style, by their hashes. All text of a report is escaped.
+The page refers to no other file and loads nothing. The content security policy of the page forbids loading and allows
+only the page's own script and style, by their hashes. All text of the report is escaped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_UNFOLDED = 50  # cases; more are folded by the first part of their ids
 
 @dataclass(frozen=True)
 class Headline:
-    """The result of the whole run. ``incomplete``: why it did not finish, or None."""
+    """The result of the whole run. ``incomplete``: why the run did not finish, or None if it did."""
 
     words: Any
     colour: str
@@ -32,7 +32,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Limits:
-    """The table of the errors that the run could not have seen."""
+    """The table of errors that are too small for the run to detect."""
 
     heading: Any
     heads: list[Any]
@@ -41,7 +41,7 @@ class Limits:
 
 
 def page(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page of a report's lines: the header, the cases, and the footer if there is one.
+    """Return the page of a report; ``lines`` are the records of the report, such as the header and the cases.
 
     >>> header = {"kind": "header", "target": {"name": "<mine>"}, "profile": "core"}
     >>> cases = [{"kind": "case", "id": "ring/one", "outcome": "pass"}]
@@ -88,7 +88,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def evidence(verdict: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """Return the picture of the case that shows the verdict's explanation."""
+    """Return the picture of the case that the verdict names as evidence; None if there is none."""
     shown = [case for case in cases if case.get("id") == verdict.get("shown_by")]
     return picture(shown[0].get("picture")) if shown else None
 
@@ -118,7 +118,7 @@ def untested(coverage: Mapping[str, Any]) -> list[str]:
 
 
 def limits(line: Mapping[str, Any]) -> Limits | None:
-    """Return the table of the line 'limits', whose first row has the heads."""
+    """Return the table of the record 'limits', whose first row contains the column heads; None without a table."""
     rows = [listed(row) for row in listed(line.get("rows"))]
     if len(rows) < 2:
         return None
@@ -126,7 +126,7 @@ def limits(line: Mapping[str, Any]) -> Limits | None:
 
 
 def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:
-    """Return the outcomes of the cases as a bar of width 100: (class, x, width) of each part."""
+    """Return (CSS class, x, width) of each part of a bar of width 100 that shows how many cases have each outcome."""
     total = sum(counts.values()) or 1
     x, parts = 0.0, []
     for kind in ("good", "known", "bad", "neutral"):
@@ -140,7 +140,7 @@ def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:
 def run_details(
     header: Mapping[str, Any], footer: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """Return all fields of the header, and the versions in which the footer differs."""
+    """Return (name, text) of all fields of the header, and of the versions and files that the footer records."""
     rows = []
     later = {f"later {kind}": (footer or {}).get(kind) for kind in ("versions", "files")}
     said = {**header, **{name: value for name, value in later.items() if value}}

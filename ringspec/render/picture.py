@@ -1,8 +1,8 @@
 """An attention pattern that differs from the expected one, as an SVG picture.
 
-It has three panels: expected, got, difference. A cell is one query (row) and one key (column). The kind
-of a difference is shown by shape as well as by colour. A hollow square: the pair should be visible
-and is not. A full square: it should be hidden and is not. Half a square: it has a wrong weight.
+The picture has three panels: expected, got, difference. A cell is the pair of one query (row) and one key (column). The
+kind of a difference is shown by shape as well as by colour. Hollow square: the pair should be visible and is hidden.
+Full square: the pair should be hidden and is visible. Half a square: the pair has a wrong weight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Grid = list[list[float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One square field of cells: its size in cells and in pixels, and an outline for each kind of cell."""
+    """One panel: ``rows`` x ``columns`` cells, ``width`` x ``height`` pixels, and an SVG path for each kind of cell."""
 
     title: str
     rows: int
@@ -43,9 +43,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """The content that ``templates/picture.html`` draws. ``key`` is the legend: (kind, outline, words) of each sign.
+    """The content that ``templates/picture.html`` draws.
 
-    ``lines``: the outline of lines between blocks, in cells.
+    ``key``: the legend, with (kind, SVG path, meaning) of each sign. ``lines``: the SVG path of the lines between
+    blocks, in units of cells.
     """
 
     caption: str | None
@@ -56,9 +57,10 @@ class Picture:
 
 
 def picture(data: Any) -> Picture | None:
-    """Return the picture of {"expected": rows, "got": rows}; None for data of another form.
+    """Return the picture of {"expected": rows, "got": rows}; None if ``data`` has another form.
 
-    Optional: "caption", and "block", the number of cells between lines.
+    Optional keys: "caption"; "block", the number of cells between lines; "origin", the numbers of the first query and
+    key.
 
     >>> drawn = picture({"expected": [[1, 0], [1, 1]], "got": [[1, 1], [0, 1]]})
     >>> drawn.sentence
@@ -91,7 +93,10 @@ def picture(data: Any) -> Picture | None:
 
 
 def between_blocks(block: Any, rows: int, columns: int) -> str:
-    """Draw lines after every ``block`` cells; none if that is not a whole number or if a cell stands for several pairs."""
+    """Return the SVG path of lines after every ``block`` cells.
+
+    The path is empty if ``block`` is not a whole number, or if one cell stands for several pairs.
+    """
     if type(block) is not int or block < 1 or max(rows, columns) > MOST_DRAWN:
         return ""
     across = "".join(f"M0 {i}h{columns}" for i in range(block, rows, block))
@@ -99,7 +104,7 @@ def between_blocks(block: Any, rows: int, columns: int) -> str:
 
 
 def grid(rows: Any) -> Grid | None:
-    """Return nested lists of numbers, all rows of one length; None if ``rows`` has another form."""
+    """Return ``rows`` as lists of numbers of equal length; None if ``rows`` has another form."""
     if not isinstance(rows, list) or not 0 < len(rows) <= MOST:
         return None
     if any(not isinstance(row, list) or not 0 < len(row) <= MOST for row in rows):
@@ -129,7 +134,7 @@ def seen(x: float) -> bool:
 
 
 def kind_of(want: float, have: float) -> str:
-    """Return the kind of one pair: hidden, visible, or how it is wrong.
+    """Return the kind of a pair with the weights ``want`` and ``have``: hidden, seen, or the kind of difference.
 
     >>> [kind_of(1, 0), kind_of(0, 0.5), kind_of(0.5, 0.25), kind_of(0, 0), kind_of(1, float("nan"))]
     ['missing', 'extra', 'weight', 'hidden', 'nan']
@@ -150,7 +155,7 @@ def kinds(rows: Grid) -> list[list[str]]:
 
 
 def sentence(difference: list[list[str]], origin: Any = None) -> str:
-    """Say how many pairs are wrong, and which is the first; the first cell is of query and key ``origin``."""
+    """Say how many pairs are wrong, and which is the first; ``origin`` holds the numbers of the first query and key."""
     top, left = origin if is_pair(origin) else (0, 0)
     flat = [kind for row in difference for kind in row]
     counts = {kind: flat.count(kind) for kind in KINDS}
@@ -174,7 +179,7 @@ def sentence(difference: list[list[str]], origin: Any = None) -> str:
 
 
 def is_pair(value: Any) -> bool:
-    """Return whether ``value`` is two whole numbers >= 0."""
+    """Return whether ``value`` is a list of two whole numbers >= 0."""
     if not isinstance(value, list) or len(value) != 2:
         return False
     return all(type(x) is int and 0 <= x < 1 << 53 for x in value)
@@ -189,7 +194,10 @@ def panel(title: str, cells: Sequence[Sequence[str]]) -> Panel:
 
 
 def reduced(cells: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-    """Reduce to at most MOST_DRAWN cells a side: if a cell stands for several pairs, the most important kind is drawn."""
+    """Reduce a pattern to at most MOST_DRAWN cells a side.
+
+    If a cell stands for several pairs, it gets the most important kind of these pairs.
+    """
     step = -(-max(len(cells), len(cells[0])) // MOST_DRAWN)
     if step == 1:
         return cells

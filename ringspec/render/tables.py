@@ -1,4 +1,4 @@
-"""The tables of the page: features by capabilities, tensors by workers, all cases."""
+"""The tables of the page of a report: features by operation and format, errors by tensor and worker, and all cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS = ("operation", "layout", "circulation", "inputs", "workers")
 
 @dataclass(frozen=True)
 class Cell:
-    """The text of a cell, its classes for the style, and its tooltip."""
+    """A table cell: text, CSS classes and tooltip."""
 
     text: str
     kind: str
@@ -28,7 +28,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A table: groups with their numbers of columns; columns, and whether one begins a group; rows of cells."""
+    """The table of features by capabilities.
+
+    ``groups``: (name, number of columns) of each group of columns. ``columns``: (name, whether a group begins here).
+    ``rows``: (name, cells).
+    """
 
     groups: list[tuple[str, int]]
     columns: list[tuple[str, bool]]
@@ -37,7 +41,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class ErrorGrid:
-    """A row of cells for each tensor, with one cell for each worker."""
+    """The table of errors on a ring: a row for each tensor, a column for each worker."""
 
     workers: int
     rows: list[tuple[str, list[Cell]]]
@@ -56,7 +60,7 @@ class CaseRow:
 
 @dataclass(frozen=True)
 class CaseGroup:
-    """The cases whose ids have the same first part; ``counts`` says how many have each outcome."""
+    """The cases whose ids have the same first part; ``counts`` says how many cases have each outcome."""
 
     name: str
     counts: str
@@ -66,7 +70,8 @@ class CaseGroup:
 def matrix(cases: Sequence[Case]) -> Matrix:
     """Count cases in a table. Rows: what a case uses (masks, features). Columns: operation, layout, format, workers.
 
-    A cell counts the cases that have both; those not claimed or not run are counted separately.
+    A cell counts the cases that belong to the row and to the column; cases not claimed or not run are counted
+    separately.
     """
     cells: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     columns: dict[str, set[str]] = {group: set() for group in GROUPS}
@@ -119,7 +124,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def natural(value: str) -> tuple[bool, int, str]:
-    """Return a sort key: numbers by their size, before words."""
+    """Return a sort key that puts numbers, in ascending order, before words."""
     short = value.isascii() and value.isdigit() and len(value) < 10
     return (not short, int(value) if short else 0, value)
 
@@ -154,7 +159,7 @@ def number(value: Any) -> float:
 
 
 def worst_errors(cases: Sequence[Case]) -> list[tuple[str, ErrorGrid]]:
-    """Return a title and a grid for each ring size: tensors by workers, the largest error of all cases."""
+    """Return a title and a table for each number of workers: the largest error in all cases, by tensor and worker."""
     rings: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for case in cases:
         workers = workers_of(case)
@@ -172,20 +177,23 @@ def worst_errors(cases: Sequence[Case]) -> list[tuple[str, ErrorGrid]]:
 
 
 def workers_of(case: Case) -> int | None:
-    """Return W of a case; 0 if it has calls on rings of several sizes, None if it has no ring."""
+    """Return the number of workers that a case declares, or None if it is not valid.
+
+    Without a declared number, the result is 0 for a ring, whose size then varies from call to call, and 1 otherwise.
+    """
     needs = case.get("needs") or {}
     workers = needs.get("workers", 0 if needs.get("operation") == "ring" else 1)
     return workers if type(workers) is int and 0 <= workers <= MOST_WORKERS else None
 
 
 def number_of(finding: Mapping[str, Any]) -> int:
-    """Return the worker of a finding."""
+    """Return the worker of a finding, which is the result of one comparison."""
     worker = finding.get("worker", 0)
     return worker if type(worker) is int and 0 <= worker < MOST_WORKERS else 0
 
 
 def error_grid(findings: Sequence[Mapping[str, Any]], workers: int) -> ErrorGrid:
-    """Return a grid of tensors by workers: the largest error in units of its bound, or what is wrong."""
+    """Return the table of tensors by workers: the largest error in units of its tolerance, or what is wrong."""
     worst: dict[tuple[str, int], Mapping[str, Any]] = {}
     for finding in findings:
         key = str(finding.get("tensor")), number_of(finding)
@@ -216,7 +224,7 @@ def error_cell(finding: Mapping[str, Any] | None) -> Cell:
 
 
 def case_groups(cases: Sequence[Case]) -> list[CaseGroup]:
-    """Return all cases by the first part of their ids, in the order of the report.
+    """Return all cases, grouped by the first part of their ids, in the order of the report.
 
     >>> cases = [{"id": "ring/a", "outcome": "pass"}, {"id": "ring/b", "outcome": "not claimed"}]
     >>> [(group.name, group.counts, len(group.rows)) for group in case_groups(cases)]
@@ -257,7 +265,7 @@ def worst_text(case: Case) -> str:
 
 
 def reasons(cases: Sequence[Case]) -> list[tuple[str, int]]:
-    """Return the reasons why cases are not claimed, with the number of cases."""
+    """Return each reason why cases are not claimed, with the number of those cases."""
     counted = Counter(
         case.get("reason") or "no reason given"
         for case in cases

@@ -17,7 +17,7 @@ Rings = tuple[tuple[int, ...], ...]
 
 @dataclass
 class ReplicaGroup(NKIObject):
-    """Disjoint lists of ranks; each list is a separate group, and its order is the ring's order.
+    """Disjoint lists of ranks; each list is a separate group, and the order of the list is the order of the ring.
 
     Every rank of the run belongs to one list. ``ReplicaGroup(())``, without lists, is one group of
     all ranks in order.
@@ -30,9 +30,9 @@ class ReplicaGroup(NKIObject):
 
 
 def rings_of(group: object, world: int) -> Rings:
-    """Return the groups as tuples, checked against the ranks 0 .. world-1.
+    """Return the groups as tuples.
 
-    Raises :class:`CollectiveError`.
+    Raises :class:`CollectiveError` unless every rank 0 .. world-1 is in exactly one group.
 
     >>> rings_of(ReplicaGroup([[2, 0], [1]]), 3), rings_of(ReplicaGroup(()), 3)
     (((2, 0), (1,)), ((0, 1, 2),))
@@ -67,9 +67,9 @@ def ring_of(rings: Rings, rank: int) -> tuple[int, ...]:
 
 
 def targets_of(pairs: object, world: int) -> dict[int, int]:
-    """Return the target of each source of ``collective_permute``, by source; checks that the pairs form cycles.
+    """Return the target of each source of ``collective_permute``, by source.
 
-    Raises :class:`CollectiveError` for other patterns, which the device does not support.
+    Raises :class:`CollectiveError` unless the pairs form cycles; the device supports no other patterns.
 
     >>> targets_of([(0, 2), (2, 0)], 3)
     {0: 2, 2: 0}

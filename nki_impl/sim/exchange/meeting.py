@@ -1,12 +1,14 @@
-"""The execution of a collective: operands are checked, all cores meet, and the last to arrive moves the data.
+"""The execution of a collective: operands are checked, all cores meet, and the last core to arrive moves the data.
 
-A collective is a meeting of all cores of all ranks of its group. When all have arrived, the sources
-are copied, and then the destinations are written, so the order in which the ranks run does not matter. Collectives
-are counted separately for each group. The n-th one that a core issues is matched with the n-th one of every other
-core, and must be the same operation with the same number of operands, of the same shapes, dtypes and names.
+A collective is a meeting of all cores of all ranks of a group. When all cores have arrived, the sources are copied, and
+then the destinations are written, so the order in which the ranks run does not matter. Collectives are counted
+separately for each group. The n-th collective that a core issues is matched with the n-th collective of every other
+core of the group. Both must be the same operation with the same number of operands, of the same shapes, dtypes and
+names.
 
-With LNC 2 both cores issue every collective. Operands in shared HBM must be the same tensors on both cores,
-and are moved once. Operands in SBUF belong to each core, and move between cores with the same number.
+With LNC 2 both cores of a rank issue every collective. Operands in shared HBM must be the same tensors on both cores,
+and are moved once. Each core has its own operands in SBUF, which move between cores of different ranks with the same
+core number.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from nki_impl.sim.tensor.views import NkiTensor
 class Call:
     """One core's call of a collective: the tensors that it reads and writes, and what must agree in the group.
 
-    ``options`` are (name, value) pairs. ``move`` gets the calls of one group in the order of its ranks
-    and moves the data. This rank sends ``sent_bytes`` bytes in ``hops`` transfers, and computes ``flops``
-    additions or comparisons. ``who`` is the core.
+    ``options``: (name, value) pairs that must agree. ``move``: a function that takes the calls of one group, in the
+    order of ranks, and moves the data. ``sent_bytes``, ``hops`` and ``flops``: the bytes that this rank sends, the
+    number of transfers, and the number of additions or comparisons. ``who``: the core, as text.
     """
 
     who: str
@@ -47,15 +49,15 @@ class Call:
 
     @property
     def on_chip(self) -> bool:
-        """Tell whether the operands are in SBUF."""
+        """Whether the operands are in SBUF."""
         return self.reads[0].storage.on_chip
 
 
 def begin(operation: str, priority: int | None = None) -> tuple[Core, Worker, Machine]:
-    """Enter a collective: name it, let the scheduler switch, return the core, its worker and the machine.
+    """Begin the collective ``operation``, and return the current core, its worker and the machine.
 
-    Raises :class:`TargetError` for ``priority`` before NeuronCore-v4, :class:`LaunchError` outside a
-    launch.
+    The scheduler may switch to another core first. Raises :class:`TargetError` if ``priority`` is given before
+    NeuronCore-v4, and :class:`LaunchError` outside a launch.
     """
     core = current()
     core.begin(operation)
@@ -104,7 +106,10 @@ def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> None:
 
 
 def _move(meeting: Meeting, lnc: int, core: Core) -> None:
-    """Move the data of one group, core by core for operands in SBUF, and begin a new phase."""
+    """Move the data of one group, and begin a new phase of the race detector.
+
+    Operands in SBUF are moved separately for each core number.
+    """
     calls: list[Call] = [meeting.arrived[worker].payload for worker in meeting.members]
     lanes = range(lnc) if calls[0].on_chip else range(1)
     # Data of other ranks are written here, which are not accesses of this core.
@@ -120,7 +125,7 @@ def _move(meeting: Meeting, lnc: int, core: Core) -> None:
 
 
 def _check_memory(core: Core, call: Call) -> None:
-    """Refuse PSUM, a mix of memories, kernel inputs, and tensors that the compiler cannot place."""
+    """Refuse operands in PSUM or in different memories, kernel inputs, and tensors that the compiler cannot place."""
     everything = [("src", t) for t in call.reads] + [("dst", t) for t in call.writes]
     for operand, tensor in everything:
         storage = tensor.storage
@@ -176,7 +181,7 @@ def _check_alias(call: Call) -> None:
 
 
 def overlap(a: NkiTensor, b: NkiTensor) -> bool:
-    """Tell whether two static tensors share an element; exact for any strides."""
+    """Return whether two static tensors share an element; exact for any strides."""
     if a.storage is not b.storage:
         return False
     if a.whole or b.whole:
@@ -188,7 +193,7 @@ def overlap(a: NkiTensor, b: NkiTensor) -> bool:
 
 
 def _compare(worker: Worker, call: Call, meeting: Meeting) -> None:
-    """Refuse a call that differs from those of the other cores in the group."""
+    """Raise CollectiveError if ``call`` does not agree with the calls of the other cores in the group."""
     other, first = next(iter(meeting.arrived.items()))
     mine, theirs = _describe(call), _describe(first.payload)
     if mine != theirs:

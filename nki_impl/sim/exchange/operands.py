@@ -21,7 +21,7 @@ Apply = Callable[[Values, Values], Values]
 
 
 def tensors(operand: str, given: object, how_many: int | None = None) -> tuple[NkiTensor, ...]:
-    """Return a list operand as a tuple of tensors, ``how_many`` of them if that is fixed."""
+    """Return a list operand as a tuple of tensors; raise unless it has ``how_many`` tensors (None: any number)."""
     if not isinstance(given, (list, tuple)) or not all(isinstance(t, NkiTensor) for t in given):
         raise CollectiveError(operand, "a list of tensors", repr(given), "write [tensor]")
     if not given or (how_many is not None and len(given) != how_many):
@@ -52,7 +52,7 @@ def fit(operand: str, tensor: NkiTensor, shape: tuple[int, ...], why: str) -> No
 
 
 def paired_lists(srcs: object, dsts: object) -> tuple[tuple[NkiTensor, ...], tuple[NkiTensor, ...]]:
-    """Return both lists, paired off; several tensors at once only in HBM."""
+    """Return sources and destinations as tuples of equal length; more than one tensor each is allowed only in HBM."""
     reads, writes = tensors("srcs", srcs), tensors("dsts", dsts)
     agree(reads, writes)
     if len(reads) > 1:
@@ -70,7 +70,7 @@ def by_channel(operand: str, given: object, channels: tuple[int, ...]) -> tuple[
 
 
 def channels_of(channel_ids: object, rings: Rings) -> tuple[int, ...]:
-    """Check the channel ids: 0, 1, ... up to the number that the groups allow."""
+    """Check that the channel ids are 0, 1, ..., and that there are at most as many as the groups allow."""
     ids = tuple(channel_ids) if isinstance(channel_ids, (list, tuple)) else ()
     most = 4 if len(rings) == 1 else 2
     if not ids or ids != tuple(range(len(ids))) or len(ids) > most:
@@ -95,7 +95,7 @@ def check_dim(dim: object, reads: Sequence[NkiTensor], on_chip: tuple[int, ...])
 
 
 def check_split(src: NkiTensor, n: int) -> None:
-    """Refuse a source that does not divide among ``n`` ranks."""
+    """Refuse a source that cannot be divided evenly among ``n`` ranks."""
     if src.shape[0] % n:
         raise CollectiveError("srcs", f"a dimension 0 divisible by {n}", src.shape, "pad it")
 
@@ -109,7 +109,7 @@ def check_hbm(reads: Sequence[NkiTensor], why: str = "this collective works on H
 
 
 def reduction(op: object) -> Apply:
-    """Return the function of ``op``: nl.add, nl.minimum or nl.maximum."""
+    """Return the function that computes ``op``, which must be nl.add, nl.minimum or nl.maximum."""
     meaning = ops.find(op, "op", "arith")
     if meaning.name not in ("add", "minimum", "maximum"):
         raise CollectiveError(
@@ -124,7 +124,7 @@ def op_option(op: object) -> tuple[str, str]:
 
 
 def taken(who: str, tensor: NkiTensor) -> Values:
-    """Return a copy of a source of the core ``who``; raise :class:`UninitializedError` if it is not all written."""
+    """Return a copy of a source of the core ``who``; raise :class:`UninitializedError` if an element is unwritten."""
     if not is_written(tensor):
         raise UninitializedError(
             "src",

@@ -34,7 +34,7 @@ def flat(array: Array) -> Array:
 
 
 def same_size(first: NkiTensor, name: str, second: NkiTensor, other: str) -> None:
-    """Raise :class:`ShapeError` unless both have equal partition counts and free sizes."""
+    """Raise :class:`ShapeError` unless both tensors have the same partition count and the same free size."""
     a, b = first.array, second.array
     if a.shape != b.shape and (a.shape[0] != b.shape[0] or a.size != b.size):
         raise ShapeError(
@@ -46,7 +46,7 @@ def same_size(first: NkiTensor, name: str, second: NkiTensor, other: str) -> Non
 
 
 def one_per_partition(tensor: NkiTensor, operand: str, partitions: int) -> NkiTensor:
-    """Return ``tensor`` as a tile with one element for each of ``partitions``."""
+    """Return ``tensor`` as a tile that has ``partitions`` partitions with one element each."""
     tensor = tile(tensor, operand)
     if tensor.array.shape[0] != partitions or tensor.array.size != partitions:
         raise ShapeError(
@@ -56,9 +56,9 @@ def one_per_partition(tensor: NkiTensor, operand: str, partitions: int) -> NkiTe
 
 
 def scalar_operand(value: Any, operand: str, partitions: int, float32: bool = True) -> Any:
-    """Return an immediate as np.float32, or a (P,1) tile as a float32 column.
+    """Return a Python number as np.float32, or a (P,1) tile as a float32 column.
 
-    With ``float32`` the tile must be float32, as for the arithmetic of tensor_scalar.
+    ``float32``: whether the tile must be float32, as for the arithmetic of tensor_scalar.
     """
     if isinstance(value, NkiTensor):
         column = one_per_partition(value, operand, partitions)
@@ -90,7 +90,7 @@ def combine(op: Op, a: Any, b: Any, reverse: bool = False, out: Array | None = N
 
 
 def generation_op(op: Op, core: Core, operand: str) -> None:
-    """Raise :class:`~nki_impl.sim.errors.TargetError` for operators that the target does not have."""
+    """Raise :class:`~nki_impl.sim.errors.TargetError` if the target of the core does not have the operator ``op``."""
     if op.kind == "arith4" and core.generation < 4:
         from nki_impl.sim.errors import TargetError
 
@@ -117,7 +117,7 @@ def pick_engine(given: Engine, allowed: tuple[Engine, ...], default: Engine) -> 
 
 
 def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
-    """Raise :class:`PlacementError` when GpSimd is given a PSUM operand."""
+    """Raise :class:`PlacementError` if ``engine`` is GpSimd and an operand is in PSUM."""
     if engine != "gpsimd":
         return
     for tensor, name in operands:
@@ -142,7 +142,7 @@ def not_both_psum(a: NkiTensor, first: str, b: NkiTensor, second: str) -> None:
 
 
 def free_limit(tensor: NkiTensor, operand: str) -> None:
-    """Raise :class:`ShapeError` above 64K free elements (4K in PSUM)."""
+    """Raise :class:`ShapeError` if a partition has more than 64K elements (4K in PSUM)."""
     size = free_size(tensor)
     if size <= PSUM_FREE:
         return
@@ -152,7 +152,7 @@ def free_limit(tensor: NkiTensor, operand: str) -> None:
 
 
 def integer_tiles(*operands: tuple[NkiTensor, str]) -> None:
-    """Raise :class:`DtypeError` unless all tiles have integers, because bit operators do not cast."""
+    """Raise :class:`DtypeError` unless all tiles have an integer dtype, because bit operators do not cast."""
     for tensor, name in operands:
         if tensor.dtype.is_float:
             raise DtypeError(

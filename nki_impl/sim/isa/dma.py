@@ -1,7 +1,7 @@
 """The DMA engines: copies between HBM and SBUF, with dynamic addresses, and transposition.
 
-Element counts must agree, but shapes need not: both sides are traversed in row-major order. DMA can access any
-partition of SBUF, but not PSUM. Reading memory that was never written is an error.
+Source and destination must have the same number of elements, but may have different shapes: both are traversed in
+row-major order. DMA can access any partition of SBUF, but not PSUM. Reading memory that was never written is an error.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.dma_copy.html
 and nki.isa.dma_transpose.html.
@@ -63,9 +63,10 @@ def dma_copy(
 ) -> None:
     """Copy ``src`` to ``dst`` in row-major order of both; different dtypes are converted through float32.
 
-    A side made by ``ap(..., scalar_offset=)`` or ``select`` uses the index that the device has when the instruction
-    runs. A side made with ``vector_offset`` gathers or scatters one row per partition. An index outside the tensor
-    raises; with ``oob_mode.skip`` those elements are left unchanged.
+    If ``src`` or ``dst`` was made by ``ap(..., scalar_offset=)`` or ``select``, its index is read when the instruction
+    runs. A ``src`` made with ``vector_offset`` is gathered, and such a ``dst`` is scattered, one row per partition. An
+    index outside the tensor raises an error; with ``oob_mode.skip`` the elements of ``dst`` for that index do not
+    change.
     """
     core = current()
     dst, src = _operand(dst, "dst"), _operand(src, "src")
@@ -92,7 +93,7 @@ def dma_copy(
 def _rows(
     tensor: NkiTensor, operand: str, skip: bool
 ) -> tuple[NkiTensor, NDArray[np.int64], NDArray[np.bool_]]:
-    """Return a static tensor of all rows that an index can select, the indices, and which of them are inside."""
+    """Return a static tensor of all rows that an index can select, the indices, and whether each index is valid."""
     dynamic = tensor.dynamic
     assert dynamic is not None and isinstance(dynamic.source, NkiTensor)
     index = dynamic.source
@@ -130,7 +131,7 @@ def _rows(
 
 
 def _copy_rows(dst: NkiTensor, src: NkiTensor, skip: bool) -> None:
-    """Gather (index on src) or scatter (index on dst), one row for each index."""
+    """Gather rows of ``src`` or scatter to rows of ``dst``, whichever has the indices: one row for each index."""
     if dst.dynamic is not None and src.dynamic is not None:
         raise DmaError("src", "a dynamic index on one side", "one on each", "copy in two steps")
     gathered = src.dynamic is not None
@@ -160,10 +161,10 @@ def dma_transpose(
     oob_mode: Oob = Oob.error,
     name: str | None = None,
 ) -> None:
-    """Transpose with the axes (1, 0), (2, 1, 0) or (3, 1, 2, 0), by rank; dst in SBUF has exactly that shape.
+    """Transpose a tensor of rank 2, 3 or 4 with the axes (1, 0), (2, 1, 0) or (3, 1, 2, 0).
 
-    Both have one dtype of 2 or 4 bytes, and dst has at most 128 partitions. ``dge_mode=hwdge`` is refused, because
-    its further rules are not modelled.
+    A dst in SBUF must have exactly the transposed shape. src and dst have the same dtype, of 2 or 4 bytes, and dst has
+    at most 128 partitions. ``dge_mode=hwdge`` is refused, because its further rules are not modelled.
     """
     core = current()
     dst, src = _operand(dst, "dst"), _operand(src, "src")

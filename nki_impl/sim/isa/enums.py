@@ -22,7 +22,7 @@ class engine(Enum):
 
 
 class reduce_cmd(Enum):
-    """The use that an instruction makes of the reduce registers of its engine."""
+    """How an instruction uses the reduce registers of its engine: reset, continue, load or leave alone."""
 
     idle = 0
     reset = 1
@@ -56,7 +56,7 @@ class matmul_perf_mode(Enum):
 
 @functools.total_ordering
 class nc_version(Enum):
-    """Generation of the core: gen2 trn1, gen3 trn2, gen4 trn3. Later ones are greater.
+    """Generation of the core: gen2 (trn1), gen3 (trn2), gen4 (trn3). A later generation compares as greater.
 
     >>> nc_version.gen3 >= nc_version.gen2
     True

@@ -95,9 +95,10 @@ def affine_select(
     offset: Any = 0,
     name: str | None = None,
 ) -> None:
-    """Copy on_true_tile where cmp_op(offset + partition * channel_multiplier + sum(index_i * step_i), 0).
+    """Copy on_true_tile where cmp_op(x, 0), with x = offset + partition * channel_multiplier + sum(index_i * step_i).
 
-    Elsewhere dst gets ``on_false_value`` (float32, rounded to dst's dtype). Both tiles in SBUF.
+    Elsewhere dst gets ``on_false_value`` (float32, rounded to dst's dtype). ``pattern`` is as in :func:`iota`. dst and
+    on_true_tile are in SBUF.
     """
     dst, on_true = tile(dst, "dst", psum=False), tile(on_true_tile, "on_true_tile", psum=False)
     same_size(on_true, "on_true_tile", dst, "dst")

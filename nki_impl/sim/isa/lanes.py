@@ -34,8 +34,8 @@ def tensor_copy_predicated(
 ) -> None:
     """Copy ``src`` (a tile of dst's dtype, or a number) to ``dst`` where ``predicate`` is not 0.
 
-    ``predicate`` is uint8, uint16 or uint32; it and src are not both in PSUM. Other elements of dst
-    are unchanged, even if they were never written.
+    ``predicate`` is uint8, uint16 or uint32; predicate and src must not both be in PSUM. Other elements of dst do not
+    change, even if they were never written.
     """
     dst, predicate = tile(dst, "dst"), tile(predicate, "predicate")
     same_size(dst, "dst", predicate, "predicate")
@@ -66,8 +66,9 @@ def nc_stream_shuffle(
 ) -> None:
     """Copy partitions within each quadrant of 32: dst[q + i] = src[q + shuffle_mask[i]].
 
-    A mask entry of 255 leaves dst[q + i] unchanged. Both have the same dtype and free size; ``src`` may have fewer
-    partitions than ``dst`` if the mask names only existing ones. Only these are read. dst may be src.
+    A mask entry of 255 leaves dst[q + i] unchanged. ``dst`` and ``src`` have the same dtype and free size. ``src`` may
+    have fewer partitions than ``dst`` if the mask names only partitions that exist. Only the named partitions are read.
+    dst may be src.
     """
     dst, src = tile(dst, "dst"), tile(src, "src")
     if src.dtype is not dst.dtype:
@@ -107,7 +108,7 @@ def nc_stream_shuffle(
 
 @instruction
 def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
-    """Write the 8 largest of 8 to 16384 elements of each partition, in descending order."""
+    """Write the 8 largest elements of each partition, in descending order; ``src`` has 8 to 16384 per partition."""
     dst, src = tile(dst, "dst"), tile(src, "src")
     if not 8 <= free_size(src) <= 16384:
         raise ShapeError(

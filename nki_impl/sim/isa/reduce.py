@@ -1,9 +1,10 @@
 """The vector engine's reductions, and the instructions that use its reduce registers.
 
-There is one float32 register per partition. It keeps its value between instructions, and tensor_scalar_reduce,
-range_select, select_reduce and exponential share it. ``reset_reduce`` starts a new reduction, ``reduce`` continues
-one, ``load_reduce`` starts from ``reduce_init``, ``reset`` only resets. After ``idle`` its value is undefined: the
-simulator marks it, and continuing raises :class:`~nki_impl.sim.errors.UninitializedError`.
+There is one float32 register per partition. It keeps its value between instructions, and the instructions
+tensor_scalar_reduce, range_select, select_reduce and exponential share it. The argument ``reduce_cmd`` of an
+instruction says what happens to the register. ``reset_reduce`` starts a new reduction, ``reduce`` continues a
+reduction, ``load_reduce`` starts from ``reduce_init``, and ``reset`` only resets. After ``idle`` the value of the
+register is undefined; ``reduce`` then raises :class:`~nki_impl.sim.errors.UninitializedError`.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -47,7 +48,7 @@ _REDUCTIONS = {
 
 
 def reduction(op: object, operand: str, allowed: set[str]) -> Op:
-    """Return the meaning of a reduction operator; raises :class:`DtypeError` for others."""
+    """Return the Op of a reduction operator; raise :class:`DtypeError` unless its name is in ``allowed``."""
     meaning = find(op, operand, *ARITH, "bit")
     if meaning.name not in allowed:
         raise DtypeError(
@@ -69,7 +70,7 @@ def tensor_reduce(
     keepdims: bool = False,
     name: str | None = None,
 ) -> None:
-    """Reduce the trailing free dimensions ``axis`` of ``data``; dst has the remaining elements per partition.
+    """Reduce the trailing free dimensions ``axis`` of ``data``; the remaining elements of each partition go to dst.
 
     ``axis`` is an int or consecutive ints that end at the last dimension and exclude dimension 0. ``negate`` flips
     the sign of the result (arithmetic operators). ``keepdims`` keeps reduced dimensions with length 1 in the
@@ -223,7 +224,7 @@ def range_select(
     on_false_value: Any = ...,
     name: str | None = None,
 ) -> None:
-    """Copy element j of each partition where comp_op0(range_start + j, bound0) and comp_op1(.., bound1).
+    """Copy element j of each partition if comp_op0(range_start + j, bound0) and comp_op1(range_start + j, bound1).
 
     Elsewhere dst gets the most negative float32, the only fill value that the machine supports (-inf in
     bfloat16 and float16). Bounds are float32, one per partition; positions are compared in float32. The
@@ -310,7 +311,8 @@ def select_reduce(
     """Compute dst = on_true where predicate is not 0, else on_false (a number or a (P,1) tile).
 
     The maximum of each partition can be kept in the reduce registers and reduce_res. ``predicate`` is
-    int8, uint8, int16 or uint16; it and on_true are not both in PSUM. on_true must not be a 32-bit integer tile.
+    int8, uint8, int16 or uint16. predicate and on_true must not both be in PSUM. on_true must not be a 32-bit integer
+    tile.
     """
     core = current()
     dst, predicate, on_true = (

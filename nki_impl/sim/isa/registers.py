@@ -1,4 +1,4 @@
-"""Scalar registers: allocate, move, load, store; and the target's generation.
+"""Instructions that allocate, set, load and store scalar registers, and the query for the target's generation.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.register_alloc.html
 """
@@ -24,7 +24,7 @@ def get_nc_version() -> nc_version:
 
 
 def register_alloc(x: int | None = None) -> VirtualRegister:
-    """Return a register with the value ``x``; without a value yet if ``x`` is None."""
+    """Return a new register with the value ``x``; if ``x`` is None, the register has no value yet."""
     current().begin("register_alloc")
     return VirtualRegister(x)
 

@@ -1,6 +1,7 @@
 """The scalar engine: activation functions with scale, bias and a running sum.
 
-Its reduce registers hold one float32 per partition. Unlike on the vector engine, ``idle`` leaves them unchanged.
+The reduce registers of the engine hold one float32 per partition. Unlike on the vector engine, ``idle`` leaves them
+unchanged.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.activation.html
 """
@@ -47,8 +48,8 @@ def activation(
 ) -> None:
     """Compute dst = op(data * scale + bias) in float32, and optionally sum each partition.
 
-    ``scale`` is a number or a (P,1) float32 tile; ``bias`` None, a number (not on trn1) or a (P,1) tile
-    of any dtype but tfloat32. ``reduce_op`` is nl.add; the sum is taken over the float32 values before they
+    ``scale`` is a number or a (P,1) float32 tile. ``bias`` is None, a number (not on trn1) or a (P,1) tile
+    of any dtype except tfloat32. ``reduce_op`` is nl.add; the sum is taken over the float32 values before they
     are rounded to dst. Values outside the function's specified range cause an ActivationRangeWarning.
     """
     core = current()

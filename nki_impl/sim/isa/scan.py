@@ -43,9 +43,9 @@ def tensor_tensor_scan(
 ) -> None:
     """Compute r[i] = (data0[i] op0 r[i-1]) op1 data1[i] along each partition, r[-1] = ``initial``.
 
-    ``initial`` is a number or a (P,1) tile. The state r stays in float32; each value is rounded once when it is
-    written to dst. ``reverse0`` and ``reverse1`` swap the operands of their operator. data0 and data1
-    are not both in PSUM; their free dimensions are flattened.
+    ``initial`` is a number or a (P,1) tile. r stays in float32; each r[i] is rounded once when it is
+    written to dst. ``reverse0`` swaps the operands of op0, ``reverse1`` those of op1. data0 and data1
+    must not both be in PSUM; their free dimensions are flattened.
     """
     core = current()
     dst, data0, data1 = tile(dst, "dst"), tile(data0, "data0"), tile(data1, "data1")
@@ -80,9 +80,9 @@ def _moments(values: Any) -> tuple[Any, Any, Any]:
 
 @instruction
 def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
-    """Write count, mean and variance * count of the even elements of each partition, then of the odd.
+    """Write count, mean and variance * count of the even elements of each partition, then of the odd elements.
 
-    ``data`` has at most 512 elements per partition, dst has 6.
+    ``data`` has at most 512 elements per partition; dst has 6.
     """
     dst, data = tile(dst, "dst"), tile(data, "data")
     if free_size(data) > BN_STATS_FREE:

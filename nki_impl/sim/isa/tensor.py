@@ -50,10 +50,11 @@ def nc_matmul(
 
     The partition dimension K of both inputs is contracted; free dimensions are flattened.
     Inputs are in SBUF, dst in one bank of PSUM (2 KiB per partition); K <= 128, M <= 128, N <= 512.
-    A float32 input requires the other to be float32 as well. ``accumulate``: True adds; False overwrites; None
-    overwrites each element that no matmul has written since the tile was allocated or written by another
-    instruction, and adds to the others. True raises for an element that no matmul has started, unless
-    ``core.strict_matmul`` is False (the documentation leaves this undefined on trn1 and trn2).
+    If one input is float32, the other input must be float32 as well.
+
+    ``accumulate``: True adds, False overwrites. None adds to an element if the last write to it was by a matmul, and
+    overwrites it otherwise. True raises if the last write to an element was not by a matmul, unless
+    ``core.strict_matmul`` is False (the documentation leaves this case undefined on trn1 and trn2).
     """
     core = current()
     dst, stationary, moving = (
@@ -130,7 +131,7 @@ def _check_matmul(
 
 
 def _check_bank(dst: NkiTensor) -> None:
-    """Raise unless the elements of ``dst`` in a partition are all in one 2 KiB bank."""
+    """Raise :class:`MatmulError` unless all elements of ``dst`` in a partition are in one bank of 2 KiB."""
     storage = dst.storage
     if storage.partition_bytes <= PSUM_BANK_BYTES:
         return
@@ -166,7 +167,7 @@ def _check_tiling(position: tuple[int, ...], size: tuple[int, ...], k: int, m: i
 
 
 def _transpose_mode(dst: NkiTensor, moving: NkiTensor) -> None:
-    """Require an identity matrix as moving operand, as transpose mode does; its values are checked."""
+    """Require that ``moving`` is an identity matrix, as the transpose mode of nc_matmul does."""
     values = flat(read(moving, "moving"))
     if values.shape[0] != values.shape[1] or not np.array_equal(values, np.eye(len(values))):
         raise MatmulError(
@@ -210,8 +211,9 @@ def nc_transpose(
 ) -> None:
     """Transpose partitions and (flattened) free elements, bit for bit.
 
-    Tensor engine: SBUF to PSUM, up to 128 x 128. Vector engine: up to 32 x 32, SBUF or PSUM on either
-    side. ``dst`` has the dtype of ``data``. By default the engine is one that supports the operands.
+    The tensor engine transposes up to 128 x 128 elements from SBUF to PSUM. The vector engine transposes up to 32 x 32
+    elements; data and dst may each be in SBUF or PSUM. ``dst`` has the dtype of ``data``. By default an engine is
+    chosen that supports the operands.
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")

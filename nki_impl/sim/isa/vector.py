@@ -1,7 +1,7 @@
 """The vector engine: copies, element-wise arithmetic and reductions along the free dimensions.
 
 Every arithmetic instruction reads its tiles as float32, computes in float32 and rounds once when it
-writes. Nothing is broadcast implicitly: use a (P,1) tile as scalar operand, or a view of stride 0.
+writes. Nothing is broadcast implicitly: to repeat values, use a (P,1) tile as scalar operand, or a view of stride 0.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -52,8 +52,8 @@ def tensor_copy(
 ) -> None:
     """Copy ``src`` to ``dst`` on chip: bit exact between equal dtypes, else through float32.
 
-    Both have the same partition count and free size. Elements of ``src`` that were never written count as unwritten
-    in ``dst``, too: they may be copied, but not used in computations.
+    ``src`` and ``dst`` have the same partition count and free size. Elements that were never written in ``src`` count
+    as unwritten in ``dst``, too: they may be copied, but not used in computations.
     """
     core = current()
     dst, src = tile(dst, "dst"), tile(src, "src")
@@ -75,10 +75,10 @@ def tensor_copy(
 def memset(
     dst: NkiTensor, value: Any, engine: Engine = Engine.unknown, name: str | None = None
 ) -> None:
-    """Fill ``dst`` with a number known when the kernel is traced: an int for an integer tile.
+    """Fill ``dst`` with a Python number, which must be an int for an integer tile.
 
-    For a floating-point tile the number is a float, or an int that its dtype represents exactly (published kernels
-    pass 0).
+    For a floating-point tile the number is a float, or an int that the dtype of the tile represents exactly (published
+    kernels pass 0).
     """
     dst = tile(dst, "dst")
     chosen = pick_engine(engine, (Engine.vector, Engine.gpsimd), Engine.vector)
@@ -115,7 +115,7 @@ def tensor_tensor(
     engine: Engine = Engine.unknown,
     name: str | None = None,
 ) -> None:
-    """Compute dst = data1 op data2 element by element; at most one input in PSUM.
+    """Compute dst = data1 op data2 element by element; at most one of data1 and data2 may be in PSUM.
 
     int32 and uint32 tiles outside PSUM are computed on GpSimd, exactly (modulo 2**32); on the vector engine
     all arithmetic passes through float32. nl.power runs on GpSimd. Bit operators accept only integers.
@@ -171,7 +171,7 @@ def _bit_widths(*operands: tuple[NkiTensor, str]) -> None:
 def _scalar_step(
     values: Array, op: Op, operand: object, name: str, reverse: bool, float32: bool
 ) -> Array:
-    """Return ``values op operand`` (or reversed) with an immediate or a (P,1) tile."""
+    """Return ``values op operand``, or ``operand op values`` if ``reverse``; the operand is a number or (P,1) tile."""
     if op.kind in UNARY_KINDS:
         if operand is not None and (isinstance(operand, NkiTensor) or operand != 0):
             raise DtypeError(
@@ -212,9 +212,9 @@ def tensor_scalar(
     engine: Engine = Engine.unknown,
     name: str | None = None,
 ) -> None:
-    """Compute dst = (data op0 operand0) op1 operand1 with numbers or (P,1) float32 tiles.
+    """Compute dst = (data op0 operand0) op1 operand1, where the operands are numbers or (P,1) float32 tiles.
 
-    ``reverse0`` and ``reverse1`` swap the operands of their operator. Both operators are arithmetic
+    ``reverse0`` swaps the operands of op0, ``reverse1`` those of op1. Both operators are arithmetic
     (computed in float32), or both are bit operators (integers only, no cast).
     """
     core = current()
@@ -278,9 +278,9 @@ def scalar_tensor_tensor(
     reverse1: bool = False,
     name: str | None = None,
 ) -> None:
-    """Compute dst = (data op0 operand0) op1 operand1 with operand1 a tile of data's size.
+    """Compute dst = (data op0 operand0) op1 operand1, where operand1 is a tile of the same size as data.
 
-    Only arithmetic operators are supported. data and operand1 are not both in PSUM; dst may be one of them.
+    Only arithmetic operators are supported. data and operand1 must not both be in PSUM; dst may be data or operand1.
     """
     core = current()
     dst, data, operand1 = tile(dst, "dst"), tile(data, "data"), tile(operand1, "operand1")

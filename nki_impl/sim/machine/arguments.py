@@ -1,8 +1,8 @@
 """The arguments and results of a kernel: conversion between the caller's arrays and tensors in HBM.
 
-Arguments are NumPy arrays (with ml_dtypes.bfloat16), PyTorch tensors or arrays of other libraries, also inside
-tuples, lists and dicts. Any other argument is passed unchanged. Results are NumPy arrays, or PyTorch tensors if one
-was passed. Nothing here imports PyTorch.
+Arrays may be NumPy arrays (also of dtype ml_dtypes.bfloat16), PyTorch tensors or arrays of other libraries, and may be
+inside tuples, lists and dicts. Any other argument is passed unchanged. Results are NumPy arrays, or PyTorch tensors if
+a PyTorch tensor was passed. This module never imports PyTorch.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """One array of the caller and the kernel input that holds its copy."""
+    """An array of the caller, and the kernel input that holds a copy of it."""
 
     given: Any
     tensor: NkiTensor
 
 
 def is_torch(value: object) -> bool:
-    """Tell whether ``value`` is a PyTorch tensor; False if PyTorch is not loaded."""
+    """Return whether ``value`` is a PyTorch tensor; False if PyTorch is not imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
-    """Tell whether ``value`` is a NumPy array, a PyTorch tensor, or another array that NumPy can read (JAX)."""
+    """Return whether ``value`` is a NumPy array, a PyTorch tensor, or another array that NumPy can read (JAX)."""
     if isinstance(value, np.ndarray) or is_torch(value):
         return True
     return hasattr(value, "__array__") and not isinstance(value, (np.generic, NkiTensor, type))
@@ -63,7 +63,7 @@ def as_torch(array: Array) -> Any:
 
 
 def load(name: str, value: Any, rank: int, lnc: int, read_only: bool, inputs: list[Input]) -> Any:
-    """Return ``value`` with every array replaced by a kernel input, and append these to ``inputs``.
+    """Return ``value`` with every array replaced by a kernel input, and append the kernel inputs to ``inputs``.
 
     The inputs of a rank are in shared HBM with LNC 2, else in the private HBM of its core.
     """
@@ -85,7 +85,7 @@ def load(name: str, value: Any, rank: int, lnc: int, read_only: bool, inputs: li
 
 
 def write_back(inputs: list[Input]) -> None:
-    """Copy the kernel's changes of its inputs back to the caller's arrays."""
+    """Copy the kernel inputs, which the kernel may have changed, back to the caller's arrays."""
     for item in inputs:
         if not (isinstance(item.given, np.ndarray) or is_torch(item.given)):
             continue  # an array of a library whose arrays never change

@@ -3,10 +3,10 @@
 Every kernel runs with a current :class:`Core` (:func:`current`). Each operation of ``nki.isa`` is wrapped by
 :func:`instruction`, which counts it and calls the hooks:
 
-- ``core.on_instruction(core)`` before each instruction: a scheduler may switch to another core there.
-- ``core.on_access(core, tensor, is_write)`` before each read or write of HBM: for race detection.
+- ``core.on_instruction(core)`` before each instruction, so that a scheduler can switch to another core;
+- ``core.on_access(core, tensor, is_write)`` before each read or write of HBM, for race detection.
 
-Both are None unless the machine sets them.
+Both hooks are None unless the machine sets them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Tally:
 class Core:
     """The state of one physical core during a launch.
 
-    It is core ``core`` of the ``lnc`` cores of rank ``rank``, which is one of ``world`` ranks. ``grid`` is 0 if the
-    kernel was launched without ``[n]``, else n. ``tallies`` is keyed by (engine, operation). ``accumulators``
-    holds the reduce registers of the "scalar" and "vector" engines: float32 per partition, or None if their values are
-    undefined. ``worker`` is the core's worker in the machine of the launch. ``strict_matmul`` refuses accumulate=True
-    on PSUM that no matmul has started.
+    This is core ``core`` of the ``lnc`` cores of rank ``rank``; there are ``world`` ranks. ``grid``: n if the kernel
+    was launched as ``kernel[n]``, else 0. ``tallies``: counts by (engine, operation). ``accumulators``: the reduce
+    registers of the "scalar" and "vector" engines, one float32 per partition, or None if the values are undefined.
+    ``worker``: the worker of this core in the machine of the launch. ``strict_matmul``: whether to refuse
+    accumulate=True on PSUM elements that no matmul has written.
     """
 
     rank: int = 0
@@ -151,10 +151,7 @@ def generation() -> int:
 
 
 class NkiInstruction:
-    """The result of an operation; ``depends_on`` names instructions that must run before it.
-
-    The simulator runs in program order, so every producer has already finished.
-    """
+    """The return value of an operation of ``nki.isa``; kernels use it to name instructions that must run earlier."""
 
     __slots__ = ("handle",)
 
@@ -162,7 +159,7 @@ class NkiInstruction:
         self.handle = handle
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
-        """Return self: program order already satisfies every dependence."""
+        """Do nothing and return self; the simulator runs in program order, so ``producers`` have already finished."""
         return self
 
 

@@ -61,7 +61,7 @@ class Counters:
 
     @property
     def dma_bytes(self) -> int:
-        """Bytes that DMA transfers wrote, without those of collectives."""
+        """Bytes that DMA transfers wrote; collectives are not included."""
         return self.of_engine("dma").bytes
 
     @property

@@ -43,9 +43,9 @@ TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 
 
 class Kernel:
-    """The kernel that ``nki.jit`` makes of a function: call it to launch it, ``kernel[2]`` to use two cores.
+    """The kernel that ``nki.jit`` makes of a function. A call launches it; ``kernel[2](...)`` uses two cores.
 
-    ``grid`` is 0 without ``[n]``. Inside another kernel, calling it is an ordinary function call. ``options`` are
+    ``grid``: n of ``kernel[n]``, else 0. Inside another kernel, a call is an ordinary function call. ``options``:
     the keyword arguments of ``nki.jit``, of which the simulator uses only ``platform_target``.
     """
 
@@ -75,10 +75,10 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The outcome of a run of W ranks: the results of each, as NumPy arrays, and its counters.
+    """The outcome of a run of W ranks: the results and the counters of each rank.
 
-    ``results[rank]`` has the structure of the kernel's return value. ``ranks`` are the counters per
-    rank, ``total`` is their sum; ``switches`` is how often the simulator switched between cores.
+    ``results[rank]``: the kernel's return value, with NumPy arrays in place of tensors. ``ranks``: the counters of each
+    rank. ``total``: the sum of these counters. ``switches``: how often the simulator switched between cores.
     """
 
     results: tuple[Any, ...]
@@ -116,8 +116,8 @@ def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
 def simulate(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs ``kernel`` on the simulator; inputs that the kernel writes change in place.
 
-    It takes NumPy arrays or PyTorch tensors and returns the same kind. ``kernel`` may be a plain function,
-    a ``nki.jit`` kernel, or ``kernel[2]``.
+    The returned function takes NumPy arrays or PyTorch tensors and returns the same kind. ``kernel`` may be a plain
+    function, a ``nki.jit`` kernel, or ``kernel[2]``.
     """
     made = jit(kernel)
 
@@ -137,15 +137,15 @@ def run_ranks(
     ring_ids: Literal["rank", "position"] = "rank",
     update_inputs: bool = False,
 ) -> Outcome:
-    """Run ``kernel`` on as many ranks as there are ``arguments``, collectives included.
+    """Run ``kernel``, which may use collectives, on as many ranks as ``arguments`` has entries.
 
-    ``arguments[rank]`` are its positional arguments (a tuple or list) or keyword arguments (a dict).
-    ``lnc`` is the number of cores per rank, by default that of ``kernel[n]``, else 1. ``target`` is
-    "trn1", "trn2" or "trn3"; by default that of ``nki.jit(platform_target=...)``, of the environment
-    variable NEURON_PLATFORM_TARGET_OVERRIDE, or trn2. ``interleave`` is a seed: ranks and cores then
-    take turns at random instructions, which does not change the results of a correct kernel. ``ring_ids`` selects
-    what ``collective_permute_implicit_current_processing_rank_id`` returns. With ``update_inputs`` a
-    kernel may write its inputs, and the caller's arrays change.
+    ``arguments[rank]``: the positional arguments (a tuple or list) or keyword arguments (a dict) of one rank.
+    ``lnc``: the number of cores per rank; None: n of ``kernel[n]``, else 1. ``target``: "trn1", "trn2" or "trn3"; None:
+    the first that is set of ``nki.jit(platform_target=...)`` and the environment variable
+    NEURON_PLATFORM_TARGET_OVERRIDE, else trn2. ``interleave``: a seed with which ranks and cores take turns at random
+    instructions, which does not change the results of a correct kernel; None: fixed order. ``ring_ids``: what
+    ``collective_permute_implicit_current_processing_rank_id`` returns, the owner's number or position.
+    ``update_inputs``: whether a kernel may write its inputs, which changes the caller's arrays.
 
     Raises LaunchError for invalid arguments, another :class:`~nki_impl.sim.errors.SimulatorError` for a broken rule,
     or the exception that the kernel raised, with a note of the rank and core.
@@ -185,7 +185,7 @@ def run_ranks(
 
 
 def resolve_target(target: str | None = None, kernel: Kernel | None = None) -> str:
-    """Return "trn1", "trn2" or "trn3" from the argument, the kernel, the environment, or trn2."""
+    """Return the target given by the argument, else by the kernel, else by the environment; "trn2" if none is given."""
     chosen = target or (kernel.options if kernel else {}).get("platform_target")
     chosen = chosen or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE") or "trn2"
     name = TARGETS.get(str(chosen), str(chosen))
@@ -206,7 +206,7 @@ def _inside() -> bool:
 
 
 def _launch_one(kernel: Kernel, args: Any, kwargs: Mapping[str, Any], update_inputs: bool) -> Any:
-    """Launch on one rank; if a PyTorch tensor is passed, PyTorch tensors are returned."""
+    """Launch the kernel on one rank; return PyTorch tensors if one was passed, else NumPy arrays."""
     bound = _bound(kernel, args, kwargs)
     torch_given = any(map(is_torch, bound.arguments.values()))
     result = run_ranks(kernel, [bound], update_inputs=update_inputs).results[0]
@@ -236,7 +236,7 @@ def _with_torch(result: Any) -> Any:
 def _bind(
     kernel: Kernel, given: Arguments, rank: int, lnc: int, read_only: bool, inputs: list[Input]
 ) -> BoundArguments:
-    """Return the arguments of one rank by parameter, its arrays as kernel inputs."""
+    """Return the arguments of one rank by parameter, with arrays replaced by kernel inputs."""
     if isinstance(given, BoundArguments):
         bound = given
     elif isinstance(given, Mapping):
@@ -305,7 +305,7 @@ def _body(kernel: Kernel, core: Core, call: BoundArguments, inputs_too: bool) ->
 
 
 def _same_on_both(worker: Worker, result: Any) -> None:
-    """Refuse two cores of a rank that return different tensors."""
+    """Raise an error if the two cores of a rank return different tensors."""
     machine = worker.machine
     assert machine is not None
     partner = machine.cores_of([worker.rank])[1 - worker.core]

@@ -1,8 +1,8 @@
 """A roofline estimate of a run on trn2: counted work divided by published peak rates.
 
 The estimate is optimistic: it assumes no latency, no instruction overhead, no dependence between engines, and every
-transfer at the peak rate. It shows which engine a kernel uses most, not how long the kernel takes. The rates per chip
-are divided by its eight cores.
+transfer at the peak rate. It shows which engine a kernel uses most, not how long the kernel takes. Rates published for
+a chip are divided by 8, its number of cores.
 
 Sources:
 
@@ -60,10 +60,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The estimated bounds of one core, the longest first.
+    """The least times of the engines of one core, the longest first.
 
-    ``overlapped`` is the longest bound, for engines that all work in parallel. ``in_turn`` is their sum, for one
-    engine at a time. ``unrated`` are the engines that were used but have no published rate.
+    ``overlapped``: the longest of these times, if all engines work in parallel. ``in_turn``: the sum of these times, if
+    one engine works at a time. ``unrated``: engines that were used but have no published rate.
     """
 
     bounds: tuple[Bound, ...]
@@ -81,7 +81,7 @@ class Roofline:
 
 
 def roofline(counters: Counters, lnc: int = 1) -> Roofline:
-    """Return the bounds of one core, if the rank's work is shared evenly among its ``lnc`` cores."""
+    """Return the estimate for one core, which assumes that the ``lnc`` cores of the rank share the work evenly."""
     bounds = []
     for engine, rate in RATES.items():
         row = counters.of_engine(engine)

@@ -1,16 +1,15 @@
-"""Race detection: accesses to shared HBM that nothing orders.
+"""Race detection: find accesses of two cores to shared HBM whose order is undefined.
 
-Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. Their accesses are ordered
-by a meeting of both: a ``core_barrier``, whatever tensor it names, or a collective, at which all cores of all its
-ranks meet. ``sendrecv`` orders only the tiles that it moves. The time between two meetings is a *phase*. Both cores
-are always in the same phase, so
+Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. A meeting of both cores orders
+their accesses. A meeting is a ``core_barrier``, whatever tensor it names, or a collective, at which all cores of all
+ranks of a group meet. ``sendrecv`` orders only the tiles that it moves. The time between two meetings is a *phase*.
+Both cores are always in the same phase, so
 
 - two accesses of different cores in different phases are ordered;
 - two accesses of different cores in one phase are not ordered; they are a race if one of them writes.
 
-The verdict does not depend on which core ran first, nor on the values, with one exception: both
-cores may write the same bits to the same place (such as tables that each core sets up for
-itself), and each may then read what it wrote there.
+The verdict depends neither on which core ran first nor on the values, with one exception: both cores may write the same
+bits to the same place (such as a table that each core sets up), and each core may then read the bits that it wrote.
 
 A collective belongs to the phase before it: from the moment that a core issues it until it is
 complete, its sources are being read and its destinations written. In that phase, before or after the call,
@@ -20,8 +19,8 @@ complete, its sources are being read and its destinations written. In that phase
 
 Within one core the program order applies: instructions after a collective wait for its data.
 
-Each storage has one byte per element, with a bit for each (kind of access, core), which is reset when a
-phase begins. An access costs a few passes over its view, and nothing with LNC 1.
+For each storage the detector keeps one byte per element, with a bit for each (kind of access, core). The bits are reset
+when a phase begins. With LNC 1 nothing is checked.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Access:
 
 @dataclass(eq=False, slots=True)
 class Ledger:
-    """The accesses to one storage in one phase: ``marks`` per ``unit`` bytes, ``log`` in order."""
+    """The accesses to one storage in one phase: ``marks``, one for each ``unit`` bytes, and ``log``, in order."""
 
     phase: int
     unit: int
@@ -115,7 +114,7 @@ class Detector:
                     self._note(core, tensor, kind)
 
     def settle(self) -> None:
-        """Judge the last rewrite, now that its bytes are in place; raises :class:`RaceError`."""
+        """Check whether the last rewrite changed a bit, after its bytes were written; raises :class:`RaceError`."""
         rewrite = self._rewrite
         if rewrite is None:
             return
@@ -126,7 +125,7 @@ class Detector:
             self._refuse(rewrite.tensor, rewrite.access, clash, rewrite.ledger, WRITE)
 
     def _note(self, core: Core, tensor: NkiTensor, kind: int) -> None:
-        """Mark one access and compare it with those of the other core in this phase."""
+        """Mark one access, and compare it with the other core's accesses in this phase."""
         ledger = self._ledger(tensor)
         mine, other = core.core, 1 - core.core
         marks = over(tensor, ledger.marks, ledger.unit)
@@ -195,7 +194,7 @@ class Detector:
         ledger: Ledger,
         kinds: int,
     ) -> None:
-        """Raise for the elements in ``clash``, naming the other core's access of one of ``kinds``."""
+        """Raise RaceError for the elements in ``clash``, and name the other core's access of one of ``kinds``."""
         if not clash.any():
             return
         mine = np.zeros(ledger.marks.shape, np.bool_)
@@ -217,17 +216,17 @@ class Detector:
 
 
 def _watched(tensor: NkiTensor) -> bool:
-    """Tell whether both cores can access the tensor and at least one may write it."""
+    """Return whether both cores can access the tensor and at least one core may write it."""
     return tensor.storage.buffer is MemoryRegion.shared_hbm and not tensor.storage.read_only
 
 
 def _window(array: NDArray[np.bool_], access: Access) -> NDArray[np.bool_]:
-    """Return the part of an array, with one entry per unit of the storage, that ``access`` covers."""
+    """Return the part of ``array`` that ``access`` covers; ``array`` has one entry for each unit of the storage."""
     return np.ndarray(access.shape, np.bool_, array, access.start, access.strides)
 
 
 def _finer(access: Access, times: int) -> Access:
-    """Return ``access`` counted in units that are ``times`` smaller."""
+    """Return ``access`` in units that are smaller by the factor ``times``."""
     shape, strides = (*access.shape, times), (*(times * s for s in access.strides), 1)
     return Access(
         access.core,
@@ -241,7 +240,10 @@ def _finer(access: Access, times: int) -> Access:
 
 
 def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
-    """Return the tensor's bytes, with a last dimension for each element; bytes can be compared even for NaN."""
+    """Return the bytes of the tensor's elements, with the bytes of one element along an additional last dimension.
+
+    Unlike floating-point numbers, bytes can be compared even if an element is NaN.
+    """
     array = tensor.array
     strides = (*array.strides, 1)
     shape = (*array.shape, tensor.dtype.itemsize)
@@ -249,5 +251,5 @@ def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
 
 
 def _per_element(marks: NDArray[np.bool_], tensor: NkiTensor) -> NDArray[np.bool_]:
-    """Return one bool per element of ``tensor``, from marks that may be per smaller unit."""
+    """Return one bool for each element of ``tensor``, from ``marks``, of which an element may have several."""
     return np.asarray(marks.any(axis=-1)) if marks.ndim > tensor.ndim else marks

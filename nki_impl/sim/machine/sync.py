@@ -1,6 +1,6 @@
 """``nki.isa.core_barrier`` and ``nki.isa.sendrecv``, which synchronise the two cores of one rank.
 
-Both exist from NeuronCore-v3 on, and only in a kernel launched on two cores.
+Both operations require NeuronCore-v3 or later, and a kernel launched on two cores.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.core_barrier.html
 and nki.isa.sendrecv.html in the same folder.
@@ -30,8 +30,8 @@ def core_barrier(
     ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). All accesses of either
     core to *any* shared tensor before the barrier are ordered before all accesses after it.
 
-    Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` for data that
-    is not in shared HBM, :class:`CollectiveError` for other cores or when the cores name different tensors.
+    Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` if ``data`` is not in shared
+    HBM, and :class:`CollectiveError` if ``cores`` is not (0, 1) or the cores name different tensors.
     """
     core = current()
     worker, machine = _pair_of(core, "core_barrier")
@@ -51,7 +51,7 @@ def core_barrier(
 
 
 def _pass(meeting: Meeting) -> None:
-    """Let both cores through a barrier: a new phase begins."""
+    """Begin a new phase of the race detector when both cores have reached a barrier."""
     storages = [meeting.arrived[worker].payload for worker in meeting.members]
     if any(storage is not storages[0] for storage in storages):
         raise CollectiveError(
@@ -79,9 +79,9 @@ def sendrecv(
 ) -> None:
     """Send ``src`` to core ``send_to_rank`` and receive ``dst`` from core ``recv_from_rank``.
 
-    Both are tiles in SBUF of equal shape and dtype; the "ranks" are the core numbers 0 and 1 of this
-    rank. Exchanges with the same ``pipe_id`` are matched in program order. Only the two tiles are
-    ordered: accesses to shared HBM still need a ``core_barrier``.
+    ``src`` and ``dst`` are tiles in SBUF of equal shape and dtype. The "ranks" in the argument names are the core
+    numbers 0 and 1 of this rank. Exchanges with the same ``pipe_id`` are matched in program order. Only accesses to the
+    two tiles are ordered; accesses to shared HBM still need a ``core_barrier``.
 
     Raises :class:`LaunchError`, :class:`PlacementError`, :class:`ShapeError`, :class:`DtypeError`, and
     :class:`CollectiveError` when the two cores do not name each other.
@@ -155,7 +155,7 @@ def _pair_of(core: Core, operation: str) -> tuple[Worker, Machine]:
 
 
 def _both(meeting: Meeting, what: Sequence[str]) -> str:
-    """Describe what each member passed, with its line."""
+    """Describe what each core passed, and on which line of the kernel."""
     parts = zip(meeting.members, what, strict=True)
     return " but ".join(
         f"{worker}: {text} ({meeting.arrived[worker].line})" for worker, text in parts

@@ -1,8 +1,8 @@
-"""The scheduler: ranks and cores take turns, each in its own thread, and one baton.
+"""The scheduler: every core runs the kernel in its own thread, and one thread runs at a time.
 
-A run has W ranks with one or two physical cores each; every (rank, core) executes the kernel's
-function from its first line to its last. Each has its own thread, but only the thread that
-holds the baton runs, so a run is a deterministic function of the program and its inputs. The baton is passed on
+A run has W ranks with one or two physical cores each. For every (rank, core) there is a worker: a thread that executes
+the kernel's function from the first line to the last. The right to run is called the baton. Only the worker that holds
+the baton runs, so a run is a deterministic function of the program and its inputs. The baton is passed on
 
 - when a worker must wait for others (:meth:`Machine.meet`): barriers, exchanges, collectives;
 - with ``interleave=SEED``, also at random instructions (:meth:`Machine.step`), to a random worker.
@@ -10,7 +10,7 @@ holds the baton runs, so a run is a deterministic function of the program and it
 Without ``interleave`` the next worker is the next one in the order (rank, core) that can run. A
 correct kernel gives the same bits in every order.
 
-A run ends early for one of these reasons, always with one error, and never with a thread left running:
+A run ends early for one of the following reasons. It then raises one error, and no thread is left running:
 
 - an error in one worker: all others are stopped where they are;
 - no worker can run, and some wait: :class:`~nki_impl.sim.errors.DeadlockError` says which worker waits for which,
@@ -48,9 +48,10 @@ class Stopped(BaseException):
 class Worker:
     """One physical core of one rank, and the thread that runs its kernel.
 
-    ``races`` is the race detector of its rank (None with LNC 1). ``issued`` counts the meetings that it has
-    joined, by their members: the n-th of one core is the n-th of all. ``exchanged`` are the
-    HBM tensors that its collectives used, with the operation; ``hops`` counts its transfers.
+    ``races``: the race detector of the rank (None with LNC 1). ``issued``: for each group of members, the number of
+    meetings that this worker has joined; the n-th meeting of one member is matched with the n-th of all other members.
+    ``exchanged``: the HBM tensors that the worker's collectives used, with the operation. ``hops``: number of
+    transfers.
     """
 
     rank: int
@@ -71,7 +72,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Arrival:
-    """One worker's part in a meeting: the operation it called, the line in the kernel, and its payload."""
+    """One worker's part in a meeting: the operation that it called, the line of the kernel, and the data passed."""
 
     operation: str
     line: str
@@ -124,7 +125,7 @@ class Machine:
 
     @property
     def alone(self) -> bool:
-        """Tell whether the run has only one worker, which never waits and never switches."""
+        """Whether the run has only one worker, which never waits and never switches."""
         return len(self.workers) == 1
 
     def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -296,7 +297,7 @@ class Machine:
 
 
 def _named(error: BaseException, worker: Worker, machine: Machine) -> BaseException:
-    """Add a note to ``error`` with the rank and core on which it happened."""
+    """Return ``error`` with a note of the rank and core on which it happened."""
     if isinstance(error, SimulatorError):
         if not isinstance(error, DeadlockError):
             error.args = (f"[{worker}] {error}", *error.args[1:])

@@ -12,7 +12,7 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 
 def as_region(buffer: object) -> MemoryRegion:
-    """Return the memory region of ``buffer``: a member, its name, or None for SBUF."""
+    """Return the memory region that ``buffer`` means: a MemoryRegion, the name of one, or None for SBUF."""
     if isinstance(buffer, MemoryRegion):
         return buffer
     if buffer is None:

@@ -1,14 +1,15 @@
 """The memories of the device: storages, and the capacity of each physical core.
 
-A :class:`Storage` is one allocation. It keeps its bytes and, until every element has been written, a mask
-of the written ones. Unwritten memory holds the byte 0xFF (NaN in every float format), and
+A :class:`Storage` is one allocation. It holds the bytes and, until every element has been written, a mask of the
+written elements. Unwritten memory holds the byte 0xFF (NaN in every float format), and
 reading it for arithmetic is an error (see :mod:`nki_impl.sim.tensor.access`).
 
-Capacity: SBUF counts live bytes per partition. PSUM counts live bytes per bank of 2 KiB; a tile of at most
-one bank never straddles two. A storage is freed when the last Python reference to it (the tensor and
-its views) is dropped; with CPython's reference counts that moment depends only on the program.
-Tensors that the kernel places itself (``address=``) keep separate bytes even if they overlap, so they do not
-overwrite each other; they count as the highest byte that a live one reaches.
+The used capacity of SBUF is the number of allocated bytes per partition. PSUM is counted per bank of 2 KiB; a tile of
+at most one bank never straddles two. A storage is freed when the last Python reference to its tensor and views is
+dropped; with CPython's reference counts that moment depends only on the program.
+
+A kernel may place tensors itself (``address=``). Such tensors keep separate bytes even if their addresses overlap, so
+they do not overwrite each other. Together they use as many bytes as the highest address that one of them reaches.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory-hierarchy-overview.html
 """
@@ -48,10 +49,10 @@ class MemoryRegion(Enum):
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
-    ``raw`` holds the bytes. ``missing`` counts the elements that were never written; while it is between 0 and
-    ``size``, ``mask`` has a bool per ``unit`` bytes. ``started`` (PSUM) marks the elements whose last write was by a
-    matmul. ``owner`` is ``(rank, core)``, with core None for memory that both cores of a rank share. ``read_only``
-    storages (kernel inputs) cannot be written.
+    ``raw``: the bytes. ``missing``: the number of elements that were never written. ``mask``: a bool for each ``unit``
+    bytes, True if written; used while some elements are written and some are not. ``started`` (PSUM): the elements
+    whose last write was by a matmul. ``owner``: (rank, core), with core None for memory that both cores of a rank
+    share. ``read_only``: True for kernel inputs, which cannot be written.
     """
 
     __slots__ = (
@@ -108,7 +109,7 @@ class Storage:
         self.mask = None
 
     def split_mask(self, unit: int) -> None:
-        """Make the mask finer: one bool per ``unit`` bytes (a view with a smaller dtype needs it)."""
+        """Make the mask finer: one bool per ``unit`` bytes, which a view with a smaller dtype needs."""
         if self.mask is not None:
             self.mask = np.repeat(self.mask, self.unit // unit)
         self.missing *= self.unit // unit
@@ -120,10 +121,10 @@ class Storage:
 
 
 class CoreMemory:
-    """The on-chip allocations of one physical core, with high-water marks.
+    """The on-chip allocations of one physical core, and the largest use so far.
 
-    ``sbuf_high`` and ``psum_high`` are bytes per partition. The limit of SBUF is the usable size, unless
-    ``limit`` gives another; None means unlimited.
+    ``sbuf_high`` and ``psum_high``: the largest use so far, in bytes per partition. ``limit``: the capacity of SBUF in
+    bytes per partition, by default the usable size; None means unlimited.
     """
 
     def __init__(self, generation: int = 3, limit: int | None = 0) -> None:
@@ -135,9 +136,9 @@ class CoreMemory:
         self._placed: Counter[int] = Counter()
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
-        """Allocate space for ``storage``; ``address`` = (partition, byte) if the kernel places it itself.
+        """Allocate space for ``storage``; ``address`` = (partition, byte) if the kernel chooses the place.
 
-        Raises :class:`CapacityError` if there is not enough.
+        Raises :class:`CapacityError` if there is not enough space.
         """
         if storage.buffer is MemoryRegion.sbuf:
             self._charge_sbuf(storage, address)
@@ -217,10 +218,11 @@ class CoreMemory:
 
 
 class RankMemory:
-    """The shared HBM of one rank, whose two cores (LNC 2) get the same storages.
+    """The shared HBM of one rank; with LNC 2 the two cores get the same storages.
 
-    The n-th allocation of a name on one core is the same storage as the n-th allocation of that name on the other;
-    unnamed tensors are matched in the same way among themselves. ``hbm_live`` and ``hbm_high`` are bytes.
+    The n-th allocation of a name on one core is the same storage as the n-th allocation of that name on the other core.
+    Unnamed tensors are matched as if all had one name. ``hbm_live`` and ``hbm_high``: bytes in use now and at most so
+    far.
     """
 
     def __init__(self, lnc: int = 1) -> None:

@@ -1,1 +1,1 @@
-"""The operators of ``nki.language``, as arguments of instructions and as functions of tiles."""
+"""The operators of ``nki.language``, such as ``nl.add``, as arguments of instructions and as functions of tiles."""

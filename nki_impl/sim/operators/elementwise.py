@@ -1,6 +1,7 @@
 """Operators called on tiles, such as ``nl.add(x, y)``: allocate a tile, issue the instruction, return the tile.
 
-The result is in SBUF and has the requested dtype, else that of the tile with the widest number format.
+The result is in SBUF and has the requested dtype. If none is requested, it has the dtype of the tile with the widest
+number format.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 
 def promoted(*operands: object) -> DType:
-    """Return the dtype of the result: floats before integers, then the widest, then the first."""
+    """Return the widest dtype of the operands, or the widest float dtype if there is one; of equals the first."""
     kinds = [o.dtype for o in operands if isinstance(o, NkiTensor)]
     if not kinds:
         raise DtypeError(
@@ -95,10 +96,9 @@ def reduced(
 
 
 def broadcast_to(x: NkiTensor, shape: Any, dtype: Any = None) -> NkiTensor:
-    """Return a new tile of ``shape`` that repeats the dimensions of length 1 of ``x``, partitions too.
+    """Return a new tile of ``shape`` that repeats the dimensions of length 1 of ``x``, including partitions.
 
-    ``x`` and ``shape`` have the same rank. A tile that already has the shape and dtype is returned
-    itself.
+    ``x`` and ``shape`` have the same rank. If ``x`` already has the shape and dtype, ``x`` itself is returned.
     """
     x = tile(x, "x")
     kind = x.dtype if dtype is None else as_dtype(dtype)

@@ -28,8 +28,8 @@ F32 = np.float32
 class Op:
     """One operator: ``kind`` is "arith", "compare", "bit", "unary" or "activation".
 
-    ``apply(a, b)`` (or ``apply(a)``) computes it; ``reduce(array2d)`` reduces axis 1, None if the
-    operator cannot reduce; ``start`` is the result of an empty reduction.
+    ``apply(a, b)`` (or ``apply(a)``) computes the operator. ``reduce(array2d)`` reduces axis 1; None if the
+    operator cannot reduce. ``start``: the result of an empty reduction.
     """
 
     name: str
@@ -101,12 +101,12 @@ def _gelu_sigmoid_dx(x: Array) -> Array:
 
 
 def _larger(a: Array, b: Array) -> Array:
-    """Return the operand of larger magnitude, b if they are equal."""
+    """Return the operand of larger magnitude; b if the magnitudes are equal."""
     return np.asarray(np.where(np.abs(a) > np.abs(b), a, b))
 
 
 def _smaller(a: Array, b: Array) -> Array:
-    """Return the operand of smaller magnitude, b if they are equal."""
+    """Return the operand of smaller magnitude; b if the magnitudes are equal."""
     return np.asarray(np.where(np.abs(a) < np.abs(b), a, b))
 
 
@@ -186,9 +186,9 @@ UNARY_KINDS = ("unary", "activation", "bit1")
 
 
 def find(op: object, operand: str, *kinds: str) -> Op:
-    """Return the meaning of ``op``, which must be of one of ``kinds``.
+    """Return the Op that defines the operator ``op``.
 
-    Raises :class:`DtypeError` for anything else.
+    Raises :class:`DtypeError` if ``op`` is not an operator of one of ``kinds``.
     """
     meaning = OPS.get(op) if op.__hash__ is not None else None
     if meaning is None:

@@ -1,7 +1,7 @@
 """The operators of ``nki.language`` as functions: ``nl.add`` can be passed as an operator or called.
 
-As an argument of an instruction (``op=nl.add``) it selects its entry in :mod:`nki_impl.sim.operators.ops`.
-Called on tiles (``nl.add(x, y)``) it allocates a tile and issues the instruction that computes it.
+As an argument of an instruction (``op=nl.add``), an operator selects its entry in :mod:`nki_impl.sim.operators.ops`.
+Called on tiles (``nl.add(x, y)``), it allocates a tile and issues the instruction that computes the result.
 """
 
 from __future__ import annotations

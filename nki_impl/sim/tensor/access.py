@@ -3,7 +3,7 @@
 Reading checks that every element has been written. Writing rounds once to the dtype of the destination
 (:func:`nki_impl.sim.tensor.dtypes.round_once`) and marks the elements as written. Copies between equal dtypes are
 bit-exact. :func:`copy_bits` does not raise for unwritten elements but marks their copies as unwritten. So a tile with
-such elements may be moved as long as no instruction computes with them.
+unwritten elements may be moved as long as no instruction computes with these elements.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Array = NDArray
 def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     """Return ``tensor`` as an on-chip tile that a compute engine can address, with a dynamic scalar index resolved.
 
-    Raises :class:`DtypeError` if it is not a tensor, :class:`PlacementError` if it is in HBM, or in PSUM with
-    ``psum=False``, and :class:`PartitionError` if engines cannot address its first partition. They can address 0 for more
-    than 64 partitions, 0 and 64 for more than 32, otherwise multiples of 32.
+    Raises :class:`DtypeError` if ``tensor`` is not a tensor, :class:`PlacementError` if it is in HBM, or in PSUM with
+    ``psum=False``, and :class:`PartitionError` if engines cannot address its first partition. A tile of more than 64
+    partitions must start at partition 0, a tile of 33 to 64 at 0 or 64, and a smaller tile at a multiple of 32.
     """
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tile in SBUF or PSUM")
@@ -270,7 +270,7 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
-    """Return an array of the shape of ``tensor`` that is true where an element has not been written completely."""
+    """Return a bool array of the shape of ``tensor``: True where an element has not been written completely."""
     if tensor.storage.mask is None:
         return np.ones(tensor.shape, np.bool_)
     mask = _mask(tensor)

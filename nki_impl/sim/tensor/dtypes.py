@@ -57,12 +57,12 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Tell whether this is a floating-point format."""
+        """Whether this is a floating-point format."""
         return self.kind == "float"
 
     @property
     def is_integer(self) -> bool:
-        """Tell whether this is a signed or unsigned integer format or bool."""
+        """Whether this is a signed or unsigned integer format or bool."""
         return self.kind != "float"
 
 
@@ -91,7 +91,7 @@ _BY_STORAGE = {dtype.storage: dtype for dtype in ALL if dtype is not tfloat32}
 
 
 def as_dtype(given: Any, operand: str = "dtype") -> DType:
-    """Return the DType of a DType, its name, or a NumPy dtype.
+    """Return the DType that ``given`` means: a DType, the name of one, or a NumPy dtype.
 
     Raises :class:`DtypeError` for float64, int64 and all other formats that the device does not have.
 
@@ -114,7 +114,7 @@ def as_dtype(given: Any, operand: str = "dtype") -> DType:
 
 
 def to_float32(array: NDArray) -> NDArray[np.float32]:
-    """Return ``array`` as float32; the array itself if it already is.
+    """Return ``array`` as float32; if it already is float32, return the array itself.
 
     >>> to_float32(np.array([1.5], ml_dtypes.bfloat16))
     array([1.5], dtype=float32)

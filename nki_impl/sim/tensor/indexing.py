@@ -1,4 +1,4 @@
-"""Check indices and slices of tensors, and convert them to those of NumPy."""
+"""Check indices and slices of tensors, and convert them to NumPy indices."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _INTS = (int, np.integer)
 
 
 def numpy_key(shape: tuple[int, ...], on_chip: bool, key: Any) -> tuple[int | slice, ...]:
-    """Return the NumPy index for ``key``, with slices for ints whose dimension the machine keeps.
+    """Return the NumPy index for ``key``; an int whose dimension must be kept becomes a slice of length 1.
 
-    On chip, an int on dimension 0 keeps that dimension with length 1, and the rank is at least 2. In HBM the rank
-    is at least 1. If an int would reduce the rank below this, the last int keeps its dimension.
+    On chip, an int on dimension 0 keeps the dimension. The rank of the result is at least 2 on chip and at least 1 in
+    HBM; if the ints would reduce the rank below that, the last int keeps its dimension.
 
     >>> numpy_key((128, 64), True, (3, slice(0, 8)))
     (slice(3, 4, None), slice(0, 8, None))
@@ -62,7 +62,10 @@ def _refuse_index(dim: int, index: object) -> NoReturn:
 
 
 def checked_slice(size: int, on_chip: bool, dim: int, start: Any, stop: Any, step: Any) -> slice:
-    """Return the slice if 0 <= start < end <= size and, off the partition dimension, step >= 1."""
+    """Return the slice if 0 <= start < stop <= size and step >= 1; on the partition dimension step must be 1.
+
+    Otherwise raise :class:`ViewError` or one of its subclasses.
+    """
     first = 0 if start is None else start
     last = size if stop is None else stop
     for bound in (first, last):

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """An index that only the device knows: ``kind`` "scalar" (one for all) or "vector" (one per partition).
+    """An index that only the device knows; ``kind`` is "scalar" (one index) or "vector" (one index for each partition).
 
-    ``source`` holds the index, which must be in 0 <= index < ``limit``; ``stride`` is the number of elements that
-    an increment by 1 skips.
+    ``source``: the register or tile that holds the index, which must be in 0 <= index < ``limit``. ``stride``: the
+    number of elements by which an increment of the index by 1 moves the view.
     """
 
     kind: str
@@ -51,10 +51,10 @@ def strided(
     dtype: DType | None = None,
     check: bool = True,
 ) -> NDArray:
-    """Return the NumPy view of the storage of ``base`` with this offset and these strides, in bytes.
+    """Return the NumPy view of the storage of ``base`` with the given shape; offset and strides are in bytes.
 
-    With ``check=False`` the view may reach past the storage, because only its shape is used.
-    Raises :class:`OutOfBoundsError`.
+    Raises :class:`OutOfBoundsError` if the view reaches past the end of the storage, unless ``check`` is False. Callers
+    with ``check=False`` use only the shape of the view.
     """
     storage = base.storage
     kind = (dtype or base.dtype).storage
@@ -142,7 +142,7 @@ def parse_names(
     shape: tuple[int, ...],
     fixed: dict[str, int],
 ) -> tuple[list[str], list[int]]:
-    """Return the names in ``pattern`` and their lengths; one length per group may be inferred from the others.
+    """Return the names in ``pattern`` and the length of each; in each group, one length may follow from the others.
 
     >>> parse_names(("b", ("h", "d")), (2, 12), {"d": 4})
     (['b', 'h', 'd'], [2, 3, 4])

@@ -114,7 +114,7 @@ class NkiTensor(NKIObject):
 
     @property
     def buffer(self) -> MemoryRegion:
-        """The memory that contains it."""
+        """The memory that contains the tensor."""
         return self.storage.buffer
 
     @property
@@ -145,12 +145,12 @@ class NkiTensor(NKIObject):
         return out
 
     def is_contiguous(self) -> bool:
-        """Tell whether the elements are contiguous (on chip: within each partition)."""
+        """Whether the elements are contiguous (on chip: within each partition)."""
         array = self.array[0] if self.storage.on_chip else self.array
         return self.dynamic is None and bool(array.flags.c_contiguous)
 
     def is_indirect(self) -> bool:
-        """Tell whether an index that only the device knows selects the elements."""
+        """Whether an index that only the device knows selects the elements."""
         return self.dynamic is not None
 
     def get_pattern(self) -> list[list[int]]:
@@ -161,7 +161,7 @@ class NkiTensor(NKIObject):
         return self._view(self.array[numpy_key(self.array.shape, self.storage.on_chip, key)])
 
     def _free_dim(self, dim: int, what: str) -> int:
-        """Return ``dim`` counted from 0, refusing the partition dimension."""
+        """Return ``dim`` counted from 0 (a negative ``dim`` counts from the end); refuse the partition dimension."""
         if not -self.ndim <= dim < self.ndim:
             raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
         dim %= self.ndim
@@ -328,12 +328,13 @@ class NkiTensor(NKIObject):
     ) -> NkiTensor:
         """Return the view with the access pattern [[stride, count], ...] on the storage, in elements.
 
-        ``offset`` counts from the start of the storage and replaces the offset of this view. With None the offset of
-        this view is kept, as the API reference says. The programming guide says that the view's offset is ignored, so pass
-        ``offset`` explicitly.
+        ``offset`` counts from the start of the storage and replaces the offset of this view. None keeps the offset of
+        this view, as the API reference says. The programming guide says instead that the view's offset is ignored, so
+        pass ``offset`` explicitly.
+
         ``scalar_offset`` (a register or a (1,1) integer tile) and ``vector_offset`` (a (P,1) integer
-        tile, one row per partition) are multiplied by the product of the dimensions of this tensor
-        after ``indirect_dim``.
+        tile, one row per partition) are indices of dimension ``indirect_dim``: they are multiplied by the product of
+        the lengths of the later dimensions of this tensor.
         """
         return access_pattern(
             self, pattern, offset, scalar_offset, vector_offset, indirect_dim, dtype
@@ -356,7 +357,7 @@ class NkiTensor(NKIObject):
     reinterpret_cast = view
 
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
-        """Tensor indirection is not modelled: raises :class:`UnsupportedError`."""
+        """Not modelled: raises :class:`UnsupportedError`."""
         raise UnsupportedError(
             "index", "tensor indirection is not modelled", "indirect()", "use vector_select"
         )
